@@ -37,6 +37,9 @@ pub struct AnnouncedNode {
     /// The addresses of this machine.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<IpAddr>,
+    /// The network interface that leads to the other nodes, as `eth0`; `None` if it is unknown, or there is one node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
     /// What NCCL says on this node; `None` if nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nccl: Option<AnnouncedNccl>,

@@ -15,6 +15,7 @@ mod launched;
 mod meeting;
 pub mod nccl;
 mod nccl_names;
+mod network;
 mod parts;
 mod progress;
 mod ranks;

@@ -179,6 +179,8 @@ pub enum FindingKind {
     TwoJobs,
     /// Ranks have read addresses of an earlier run.
     StaleAddresses,
+    /// gloo listens at loopback in ranks that ranks of other hosts have to reach.
+    GlooLoopback,
     /// Ranks disagree about the world size.
     WorldSizeDiffers,
     /// Ranks make groups under different names.

@@ -10,6 +10,28 @@ use crate::index::{Index, Slot};
 use crate::job::Job;
 use crate::keys::Family;
 use crate::launched::Launched;
+use crate::network::{gloo_assignment, is_spread, nccl_assignment};
+
+/// How NCCL reports that a connection to another rank failed, or that it found no interface. In lower case.
+const NCCL_NETWORK_ERRORS: [&str; 6] = [
+    "socketpollconnect",
+    "socketstartconnect",
+    "call to connect returned",
+    "bootstrap : no socket interface found",
+    "net/socket : no interface found",
+    "net/socket : no usable listening interface found",
+];
+
+/// How gloo begins its report that it does not know an interface.
+const GLOO_INTERFACE_ERRORS: [&str; 2] = [
+    "Unable to find address for: ",
+    "Unable to find interface for: ",
+];
+
+/// How gloo begins its report that ranks could not connect to each other.
+const GLOO_CONNECT_ERROR: &str = "connectFullMesh failed";
+
+const INTERFACE_CHARS_MAX: usize = 64;
 
 /// The most bytes of a text that are read, and the most sentences of the answer.
 const TEXT_BYTES_MAX: usize = 64 * 1024;
@@ -28,7 +50,8 @@ pub fn translate(text: &str, snapshot: &Snapshot) -> Option<String> {
     let text = &text[..end.unwrap_or(0)];
     let addresses: BTreeSet<SocketAddr> = addresses(text).collect();
     let keys: BTreeSet<&str> = keys(text).collect();
-    if addresses.is_empty() && keys.is_empty() {
+    let chosen = Chosen::of(text);
+    if addresses.is_empty() && keys.is_empty() && chosen.is_none() {
         return None;
     }
     let index = Index::new(snapshot);
@@ -55,7 +78,9 @@ pub fn translate(text: &str, snapshot: &Snapshot) -> Option<String> {
                 job.meaning(key.as_bytes())
             )),
         });
-    let sentences: Vec<String> = of_addresses.chain(of_keys).take(SENTENCES_MAX).collect();
+    let of_network = chosen.and_then(|chosen| chosen.sentence(&launched));
+    let of_job = of_addresses.chain(of_keys).take(SENTENCES_MAX);
+    let sentences: Vec<String> = of_job.chain(of_network).collect();
     (!sentences.is_empty()).then(|| sentences.join("; "))
 }
 
@@ -98,6 +123,55 @@ fn published(job: &Job<'_>) -> HashMap<SocketAddr, Option<(usize, Option<Slot>)>
     published
 }
 
+/// A cause in a text that a variable for the network can cure.
+enum Chosen<'t> {
+    /// NCCL could not connect.
+    ByNccl,
+    /// gloo could not connect.
+    ByGloo,
+    /// gloo does not know the interface with this name.
+    Unknown(&'t str),
+}
+
+impl<'t> Chosen<'t> {
+    fn of(text: &'t str) -> Option<Self> {
+        let named = GLOO_INTERFACE_ERRORS.iter().find_map(|start| {
+            let (_, rest) = text.split_once(start)?;
+            rest.lines().next()
+        });
+        if let Some(name) = named {
+            return Some(Self::Unknown(name));
+        }
+        if text.contains(GLOO_CONNECT_ERROR) {
+            return Some(Self::ByGloo);
+        }
+        let text = text.to_ascii_lowercase();
+        let is_nccl = NCCL_NETWORK_ERRORS.iter().any(|error| text.contains(error));
+        is_nccl.then_some(Self::ByNccl)
+    }
+
+    /// The cause and the variable; `None` for a job of one node, whose ranks share the network.
+    fn sentence(&self, launched: &Launched) -> Option<String> {
+        if let Self::Unknown(name) = self {
+            return Some(format!(
+                "GLOO_SOCKET_IFNAME has {}, which is no interface of this host: gloo takes exact names. Set {}",
+                crate::text::shown_up_to(name.as_bytes(), INTERFACE_CHARS_MAX),
+                gloo_assignment(launched)
+            ));
+        }
+        if !is_spread(launched) {
+            return None;
+        }
+        let (library, assignment) = match self {
+            Self::ByNccl => ("NCCL", nccl_assignment(launched)),
+            Self::ByGloo | Self::Unknown(_) => ("gloo", gloo_assignment(launched)),
+        };
+        Some(format!(
+            "{library} could not connect: if it has chosen the wrong network, set {assignment}"
+        ))
+    }
+}
+
 /// The addresses in a text, written as `[127.0.0.1]:42420`.
 pub(crate) fn addresses(text: &str) -> impl Iterator<Item = SocketAddr> {
     text.match_indices("]:").filter_map(|(end, _)| {
@@ -127,6 +201,53 @@ pub(crate) fn keys(text: &str) -> impl Iterator<Item = &str> {
 mod tests {
     use super::*;
     use crate::sim::Script;
+
+    #[test]
+    fn a_failed_connection_names_the_variable_of_the_network() {
+        let mut script = Script::new();
+        let ranks = script.run_all(2);
+        let (launcher, mut node) = script.launch(&ranks);
+        let nccl = "ncclRemoteError: A call failed possibly due to a network error.\nLast error:\n\
+                    ncclOsSocketPollConnect: connect to 127.0.1.1<38011> returned Connection refused";
+        let gloo = "RuntimeError: Gloo connectFullMesh failed with [.../pair.h:311] Connect timeout [none]";
+        for text in [nccl, gloo] {
+            assert_eq!(
+                translate(text, &script.snapshot()),
+                None,
+                "a job of one node"
+            );
+        }
+        node.interface = Some("eth0".to_owned());
+        script.store.announce(launcher, &node);
+        let unknown =
+            "[enforce fail at device.cc:84] ifa != nullptr. Unable to find address for: ^lo\nnext";
+        for (text, parts) in [
+            (
+                nccl,
+                &["NCCL could not connect", "set NCCL_SOCKET_IFNAME==eth0"][..],
+            ),
+            (
+                gloo,
+                &["gloo could not connect", "set GLOO_SOCKET_IFNAME=eth0"],
+            ),
+            (
+                unknown,
+                &[
+                    "GLOO_SOCKET_IFNAME has ^lo, which",
+                    "GLOO_SOCKET_IFNAME=eth0",
+                ],
+            ),
+        ] {
+            let meaning = translate(text, &script.snapshot()).expect(text);
+            assert!(parts.iter().all(|part| meaning.contains(part)), "{meaning}");
+        }
+        node.interface = Some("a\nb".to_owned());
+        let (_, mut other) = script.launch(&ranks);
+        other.interface = Some("ib0".to_owned());
+        script.store.announce(launcher, &node);
+        let meaning = translate(nccl, &script.snapshot()).expect("a meaning");
+        assert!(!meaning.contains('\n'), "{meaning:?}");
+    }
 
     #[test]
     fn swapped_ports_are_translated_into_ranks() {

@@ -35,6 +35,7 @@ mod threads;
 mod watchdog;
 mod worker;
 mod worker_list;
+mod workers_network;
 
 pub use agent::{
     AgentEvent, AgentHandle, AgentListener, AgentOptions, ElasticAgent, Pulse, RoundRecord,
@@ -49,6 +50,7 @@ pub use failure::{
     local_time_text, write_error_file,
 };
 pub use health::HealthCheck;
+pub use job_end::EndNotice;
 #[cfg(feature = "launcher")]
 pub use launcher::{
     ExitLimits, Launcher, LauncherError, LauncherOptions, LauncherReport, Screen, StandardError,

@@ -219,6 +219,12 @@ impl Group {
             .unwrap_or_else(|error| panic!("{name} does not start: {error}"))
     }
 
+    /// Starts a process that joins the group by this name and rank, which another worker may have.
+    #[must_use]
+    pub fn start_double(&self, name: &str, rank: u32) -> ChildProcess {
+        start_worker(&self.program, name, rank, 0, self.address, 1)
+    }
+
     /// The process of a worker.
     ///
     /// # Panics

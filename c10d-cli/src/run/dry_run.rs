@@ -226,10 +226,12 @@ fn restart_rules(plan: &RunPlan) -> Vec<(&'static str, String)> {
         };
         format!("{} at least, {dead}", keep.members_min)
     });
+    let continues = !plan.launcher.agent().stops_on_job_failure();
     let budget = rules.budget;
     let budget = budget.map(|it| format!("{} in any {:?}", it.restarts, it.window));
     let without_progress = rules.max_without_progress.map(|max| max.to_string());
     let all = [
+        ("on job failure", continues.then(|| "continue".to_owned())),
         ("keep workers", keep),
         ("restart budget", budget),
         ("without progress", without_progress),

@@ -216,6 +216,7 @@ impl RunOptions {
             .with_role(self.nodes.role.value()?)
             .with_restart_rules(rules)
             .with_keep_workers(keep)
+            .with_stop_on_job_failure(self.restarts.stops_on_job_failure()?)
             .with_progress(self.restarts.progress(events_file.is_some())?)
             .with_shutdown_timeout(limits.shutdown_timeout)
             .with_logs(self.output.logs()?)

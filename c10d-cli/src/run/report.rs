@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use elastic_agent::{AgentOutcome, ExitKind, Failures, LauncherReport, ProcessFailure};
+use elastic_agent::{AgentOutcome, ExitKind, ExitRecord, Failures, LauncherReport, ProcessFailure};
 use serde_json::{Value, json};
 use signal_hook::low_level::signal_name;
 
@@ -45,8 +45,16 @@ fn json(report: &LauncherReport) -> Value {
     if let Some(why) = &report.why {
         json["why"] = json!({ "headline": why.headline, "findings": why.findings });
     }
+    if let Some(first) = &report.first_failure {
+        json["first_failure"] = of_exit(first);
+    }
     match &report.result {
-        Ok(AgentOutcome::Ended { reason, .. }) => json["reason"] = reason.as_str().into(),
+        Ok(AgentOutcome::Ended { reason, notice, .. }) => {
+            json["reason"] = reason.as_str().into();
+            if let Some(exit) = notice.as_ref().and_then(|it| it.exit.as_ref()) {
+                json["remote_failure"] = of_exit(exit);
+            }
+        }
         Ok(AgentOutcome::Signalled { signal, .. }) => {
             json["signal"] = name_of(*signal).into();
         }
@@ -54,6 +62,26 @@ fn json(report: &LauncherReport) -> Value {
         Err(error) => json["error"] = error.to_string().into(),
     }
     json
+}
+
+/// The exit of a worker on any node. `time` is in seconds since the epoch, with a fraction.
+fn of_exit(exit: &ExitRecord) -> Value {
+    json!({
+        "rank": exit.rank,
+        "host": exit.host,
+        "pid": exit.pid,
+        "exit_code": exit.exit.code(),
+        "signal": signal_of(exit.exit),
+        "time": exit.ended_unix_ms as f64 / 1000.0,
+        "last_line": exit.last_line,
+    })
+}
+
+fn signal_of(exit: ExitKind) -> Option<&'static str> {
+    match exit {
+        ExitKind::Signal { number, .. } => Some(name_of(number)),
+        _ => None,
+    }
 }
 
 fn name_of(signal: i32) -> &'static str {
@@ -74,17 +102,13 @@ fn of_failures(failures: &Failures) -> Vec<Value> {
 /// `cause` tells why it is the root cause although another worker failed first. `time` is in seconds since the
 /// epoch; `exit_code` is negative for a signal, as in PyTorch.
 fn of_failure(failure: &ProcessFailure, is_root_cause: bool, cause: Option<&str>) -> Value {
-    let signal = match failure.exit {
-        ExitKind::Signal { number, .. } => Some(name_of(number)),
-        _ => None,
-    };
     let error_file = failure.error_file.as_ref();
     json!({
         "rank": failure.rank,
         "local_rank": failure.local_rank,
         "pid": failure.pid,
         "exit_code": failure.exit.code(),
-        "signal": signal,
+        "signal": signal_of(failure.exit),
         "time": failure.timestamp,
         "error_file": error_file.map(|path| path.to_string_lossy().into_owned()),
         "message": failure.message,

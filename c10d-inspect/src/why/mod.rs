@@ -9,6 +9,7 @@ mod direct;
 mod draft;
 mod frozen;
 mod gave_up;
+mod gloo_loopback;
 mod groups;
 mod left;
 mod meeting;
@@ -44,6 +45,7 @@ pub(crate) fn find(job: &Job<'_>) -> (Vec<Finding>, bool) {
     stale::find(job, &mut drafts);
     conflict::find(job, &mut drafts);
     stopped::find(job, &mut drafts);
+    gloo_loopback::find(job, &mut drafts);
     nccl_ras::find(job, &mut drafts);
     meeting::find(job, &mut drafts);
     let is_stuck = drafts.iter().any(|draft| draft.is_stall);
@@ -56,7 +58,7 @@ fn class(kind: FindingKind) -> u8 {
     match kind {
         // The workers of the round before have been stopped.
         Kind::NodesMissing | Kind::TwoJobs | Kind::SameRank | Kind::WorldSizeDiffers => 0,
-        Kind::StaleAddresses => 1,
+        Kind::StaleAddresses | Kind::GlooLoopback => 1,
         Kind::NodeLost | Kind::Away => 2,
         Kind::WorkerEnded
         | Kind::WorkerStopped

@@ -10,6 +10,7 @@ use crate::job::Job;
 use crate::launched::{Node, Worker};
 use crate::nccl::{AnnouncedNccl, NcclMember, NcclProblem, ProblemKind};
 use crate::nccl_names::NcclNames;
+use crate::network::nccl_hint;
 use crate::report::FindingKind;
 use crate::text;
 
@@ -159,8 +160,13 @@ impl Answer<'_, '_> {
                 text::capitalized(&self.place("")),
             ),
         };
+        let network = match problem.kind {
+            ProblemKind::Apart | ProblemKind::Failed => nccl_hint(self.job.launched),
+            _ => None,
+        };
         format!(
-            "{what} (NCCL on {} said so {} ago.)",
+            "{what}{} (NCCL on {} said so {} ago.)",
+            network.unwrap_or_default(),
             shown_name(&self.node.announced.host),
             text::age(self.job.ago(self.answered)),
         )

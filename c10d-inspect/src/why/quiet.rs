@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use crate::job::Job;
 use crate::keys::Family;
 use crate::launched::Worker;
+use crate::network::nccl_hint;
 use crate::report::{Finding, FindingKind};
 use crate::text;
 
@@ -31,10 +32,18 @@ fn all_are_idle(job: &Job<'_>, size: usize) -> Option<String> {
         return None;
     }
     Some(format!(
-        "All {} are connected and idle; none waits on the store. If the job hangs it is not in the store: {}",
+        "All {} are connected and idle; none waits on the store. If the job hangs it is not in the store: {}{}",
         text::count(size, "rank"),
-        next_step(job)
+        next_step(job),
+        while_nccl_connects(job).unwrap_or_default(),
     ))
+}
+
+/// The variable that NCCL may need, in a job that uses it. NCCL connects the ranks without the store.
+fn while_nccl_connects(job: &Job<'_>) -> Option<String> {
+    let mut others = job.index.others.iter();
+    let has_id = others.any(|(family, _)| matches!(family, Family::NcclId { .. }));
+    nccl_hint(job.launched).filter(|_| has_id)
 }
 
 /// Where a hang outside of the store shows.

@@ -6,6 +6,7 @@
 //! [`AgentHandle`].
 
 mod event;
+mod first_failure;
 mod fitness;
 mod forking;
 mod group_link;
@@ -22,6 +23,7 @@ mod runtime;
 mod site;
 mod started;
 mod steps;
+mod told;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -37,7 +39,7 @@ pub use self::probes::Pulse;
 pub use self::record::RoundRecord;
 use self::runtime::Runtime;
 pub use self::started::{StartedWorker, StartedWorkers};
-use crate::failure::Failures;
+use crate::failure::{ExitRecord, Failures};
 use crate::round::{AgentError, AgentOutcome};
 
 /// Supervises the workers of one node.
@@ -107,6 +109,31 @@ impl ElasticAgent {
         node.forking.stop();
         node.logs.remove_empty();
         result
+    }
+
+    /// The first failure of a job that ended so, if workers were restarted after it.
+    #[cfg(feature = "launcher")]
+    pub(crate) fn first_failure(
+        &self,
+        result: &Result<AgentOutcome, AgentError>,
+    ) -> Option<&ExitRecord> {
+        let first = self.node.first_failure.as_ref()?;
+        let (failures, last) = match result {
+            Ok(AgentOutcome::Ended {
+                failures, notice, ..
+            }) => {
+                let last = notice.as_ref().and_then(|it| it.exit.as_ref());
+                (failures.as_ref(), last)
+            }
+            Ok(AgentOutcome::Failed(failures)) => (Some(failures), None),
+            _ => return None,
+        };
+        let own = failures.map_or(&[][..], Failures::all).iter();
+        let is_last = own
+            .map(|it| (it.rank, it.pid))
+            .any(|it| it == (first.rank, first.pid))
+            || last.is_some_and(|last| (last.rank, last.pid) == (first.rank, first.pid));
+        (!is_last).then_some(first)
     }
 
     /// The report on failures, as PyTorch's launcher writes it.

@@ -13,8 +13,11 @@ use super::event::Listeners;
 use super::forking::Forking;
 use super::handle::{Event, Shared};
 use super::options::AgentOptions;
+use super::rounds::Told;
+use crate::failure::ExitRecord;
 use crate::logs::LogDirectory;
 use crate::round::AgentError;
+use crate::workers_network::WorkersNetwork;
 
 #[derive(Debug)]
 pub(super) struct Node {
@@ -27,6 +30,12 @@ pub(super) struct Node {
     /// Where workers report their progress.
     pub(super) progress: Option<TempDir>,
     pub(super) forking: Forking,
+    /// The end of the job that nodes shall read before their store ends.
+    pub(super) told: Option<Told>,
+    /// The first failure of the job that this node knows, on any node.
+    pub(super) first_failure: Option<ExitRecord>,
+    /// Of the current round.
+    pub(super) network: WorkersNetwork,
     /// How often this agent has started workers.
     pub(super) generation: u64,
 }
@@ -62,6 +71,9 @@ impl Node {
             events,
             listeners: Listeners::default(),
             forking: Forking::default(),
+            told: None,
+            first_failure: None,
+            network: WorkersNetwork::default(),
             generation: 0,
         })
     }

@@ -50,6 +50,7 @@ pub struct AgentOptions {
     pub(crate) preload: Option<PreloadOptions>,
     pub(crate) health_check: Option<HealthCheck>,
     pub(crate) keep: Option<KeepOptions>,
+    pub(crate) stops_on_job_failure: bool,
     pub(crate) has_watchdog: bool,
     timer_file: Option<PathBuf>,
 }
@@ -80,6 +81,7 @@ impl AgentOptions {
             preload: None,
             health_check: None,
             keep: None,
+            stops_on_job_failure: true,
             has_watchdog: false,
             timer_file: None,
         }
@@ -215,6 +217,14 @@ impl AgentOptions {
         self
     }
 
+    /// Whether the workers of this node are stopped when workers of another one have failed without a restart left, and
+    /// whether the other nodes learn of such a failure on this one. On by default. Otherwise nodes whose workers run are left
+    /// alone, as with torchrun, but cannot restart them.
+    pub const fn with_stop_on_job_failure(mut self, stops: bool) -> Self {
+        self.stops_on_job_failure = stops;
+        self
+    }
+
     /// Whether a watchdog ends workers whose timers expire (`torch.distributed.elastic.timer` with `FileTimerClient`, in
     /// PyTorch `TORCHELASTIC_ENABLE_FILE_TIMER`). Workers find its pipe in `TORCHELASTIC_TIMER_FILE`. Off by default.
     pub const fn with_watchdog(mut self, has_watchdog: bool) -> Self {
@@ -289,6 +299,12 @@ impl AgentOptions {
     #[must_use]
     pub const fn health_check(&self) -> Option<&HealthCheck> {
         self.health_check.as_ref()
+    }
+
+    /// Whether the failure of a node stops the workers of the others.
+    #[must_use]
+    pub const fn stops_on_job_failure(&self) -> bool {
+        self.stops_on_job_failure
     }
 
     /// How the other workers are kept when one dies.

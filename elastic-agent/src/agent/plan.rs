@@ -89,7 +89,8 @@ impl Node {
             .with_error_file(logs.error_file.as_deref())
             .with_progress_file(progress_file.as_deref())
             .with_debug_socket(debug_socket.as_deref())
-            .with_timer_file(timer_file);
+            .with_timer_file(timer_file)
+            .with_gloo_interface(self.network.for_gloo());
             let prefix = LinePrefix {
                 role: &options.role,
                 local_rank,
@@ -171,6 +172,7 @@ impl Node {
             master: round.bootstrap.master.clone(),
             address: round.bootstrap.address(),
             relay,
+            interface: self.network.interface.clone(),
             credentials: round.bootstrap.credentials.clone(),
             is_agent_store: round.bootstrap.is_agent_store,
             are_preloaded: group.are_forked(),

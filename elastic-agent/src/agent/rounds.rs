@@ -5,7 +5,7 @@ use std::ops::Range;
 use elastic_rendezvous::{RendezvousHandler, RendezvousInfo, RoundBoard, end_entry, open_round};
 
 use crate::exit_barrier;
-use crate::job_end;
+use crate::job_end::{self, EndNotice};
 use crate::round::Facts;
 
 /// The current round and the one before, where another node may have left the reason for which it ended the job: it may do
@@ -14,10 +14,24 @@ use crate::round::Facts;
 pub(super) struct Rounds {
     current: Option<RendezvousInfo>,
     before: Option<RoundBoard>,
+    /// Whether this node is listed in these rounds among those that confirm that they have read why the job ends.
+    is_reader: [bool; 2],
+    /// Where the end of the job is told.
+    told: Option<Told>,
     /// The last round that this node has forgotten.
     forgotten: Option<i64>,
     /// The number of the last round with a relay, and the relay's port.
     relay_port: Option<(i64, u16)>,
+}
+
+/// Where the nodes of a round read why the job ends.
+#[derive(Debug, Clone)]
+pub(super) struct Told {
+    pub(super) board: RoundBoard,
+    /// Whether the other nodes confirm that when their workers have ended.
+    pub(super) is_at_exit: bool,
+    /// Whether this node has to confirm it.
+    is_reader: bool,
 }
 
 /// The most rounds that are forgotten at once. There are several if earlier nodes with group rank 0 were lost before they could
@@ -41,6 +55,20 @@ impl Rounds {
         let number = self.current.as_ref().map(|current| current.round);
         if let Some(last) = last.filter(|last| Some(last.round) != number) {
             self.before = Some(last.board());
+            self.is_reader = [false, self.is_reader[0]];
+        }
+    }
+
+    /// Lists this node among those that the host of the store waits for at the end of the job. A failure is logged: the host
+    /// then ends without this node.
+    pub(super) fn list_reader(&mut self) {
+        let is_new = !self.is_reader[0];
+        let others = self.current().is_some_and(|round| round.world_size > 1);
+        if let Some(board) = self.board().filter(|_| is_new && others) {
+            match job_end::list_reader(&board) {
+                Ok(()) => self.is_reader[0] = true,
+                Err(error) => log::debug!("cannot list this node as a reader: {error}"),
+            }
         }
     }
 
@@ -62,6 +90,11 @@ impl Rounds {
         self.current.as_ref()
     }
 
+    /// Whether this node was in a round before the current one.
+    pub(super) const fn is_later(&self) -> bool {
+        self.before.is_some()
+    }
+
     fn board(&self) -> Option<RoundBoard> {
         self.current().map(RendezvousInfo::board)
     }
@@ -78,10 +111,67 @@ impl Rounds {
         self.relay_port = Some((round, port));
     }
 
-    /// Why another node ended the job; `None` if none did.
-    pub(super) fn why_job_ended(&self) -> Option<String> {
-        let boards = [self.board(), self.before.clone()];
-        boards.iter().flatten().find_map(job_end::read)
+    /// Why a node ended the job; `None` if none did. `others`: boards of rounds in which this node may not have been.
+    pub(super) fn why_job_ended(
+        &mut self,
+        others: impl FnOnce() -> Vec<RoundBoard>,
+    ) -> Option<EndNotice> {
+        let own = [self.board(), self.before.clone()];
+        let mut own = own.into_iter().zip(self.is_reader);
+        let read = |board: Option<RoundBoard>, is_reader| {
+            let board = board?;
+            let notice = job_end::read(&board)?;
+            let is_at_exit = notice.is_at_exit;
+            let told = Told {
+                board,
+                is_at_exit,
+                is_reader,
+            };
+            Some((notice, told))
+        };
+        let found = own
+            .find_map(|(board, is_reader)| read(board, is_reader))
+            .or_else(|| {
+                let mut others = others().into_iter();
+                others.find_map(|board| read(Some(board), false))
+            });
+        let (notice, told) = found?;
+        self.told = Some(told);
+        Some(notice)
+    }
+
+    /// Confirms once that this node has read why the job ends.
+    pub(super) fn confirm(&mut self) {
+        if let Some(told) = &mut self.told
+            && std::mem::take(&mut told.is_reader)
+            && let Err(error) = job_end::confirm(&told.board)
+        {
+            log::debug!("cannot confirm that the end of the job is known: {error}");
+        }
+    }
+
+    pub(super) fn take_told(&mut self) -> Option<Told> {
+        self.told.take()
+    }
+
+    /// How many nodes have ended: they succeeded, or their workers failed at the end of their program. `None` if their store
+    /// does not answer.
+    pub(super) fn ended(&self, has_store_per_round: bool) -> Option<usize> {
+        let finished = self.finished()?;
+        let at_exit = match has_store_per_round {
+            true => job_end::counted_at_exit(&self.board()?).ok()?,
+            // Of any round; this node is one of them.
+            false => 1,
+        };
+        Some(finished + at_exit)
+    }
+
+    pub(super) fn count_at_exit(&self) {
+        if let Some(Err(error)) = self.board().as_ref().map(job_end::count_at_exit) {
+            log::warn!(
+                "cannot tell the other nodes that the workers of this one have ended: {error}"
+            );
+        }
     }
 
     /// How many nodes of the round have finished; `None` if its store does not answer.
@@ -102,10 +192,11 @@ impl Rounds {
         }
     }
 
-    pub(super) fn facts(&self, has_store_per_round: bool) -> Facts {
+    pub(super) fn facts(&mut self, has_store_per_round: bool) -> Facts {
+        let job_end = self.why_job_ended(Vec::new);
         let board = self.board().filter(|_| has_store_per_round);
         Facts {
-            job_end: self.why_job_ended(),
+            job_end: job_end.map(Box::new),
             is_any_stuck: board.is_some_and(|board| job_end::is_any_stuck(&board)),
             finished: self.finished().unwrap_or(0),
         }
@@ -122,13 +213,19 @@ impl Rounds {
         })
     }
 
-    pub(super) fn publish_end(&self, host: &str, reason: &str) {
+    pub(super) fn publish_end(&mut self, notice: &EndNotice) {
         let Some(board) = self.board() else {
             return;
         };
-        if let Err(error) = job_end::publish(&board, host, reason) {
-            log::warn!("cannot tell the other nodes why the job ends: {error}");
+        if let Err(error) = job_end::publish(&board, notice) {
+            return log::warn!("cannot tell the other nodes why the job ends: {error}");
         }
+        self.told = Some(Told {
+            board,
+            is_at_exit: notice.is_at_exit,
+            is_reader: self.is_reader[0],
+        });
+        self.confirm();
     }
 }
 

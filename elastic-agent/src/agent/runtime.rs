@@ -58,6 +58,7 @@ impl<'a> Runtime<'a> {
         let options = &self.node.options;
         let settings = Settings {
             restarts: options.restarts.clone(),
+            stops_on_failure: options.stops_on_job_failure,
             local_world_size: options.local_world_size,
             has_store_per_round: self.has_store_per_round,
             loss_wait: self
@@ -77,7 +78,10 @@ impl<'a> Runtime<'a> {
                 Some(effect) => match self.run_effect(effect) {
                     Done::Nothing => continue,
                     Done::Answer(input) => input,
-                    Done::Finished(result) => return result,
+                    Done::Finished(result) => {
+                        self.node.told = self.rounds.take_told();
+                        return result;
+                    }
                 },
             };
             effects.extend(round.step(self.epoch.elapsed(), input));
@@ -109,10 +113,12 @@ impl<'a> Runtime<'a> {
                 Err(error) => self.not_started(error),
             },
             Effect::ReadMembership => Input::Membership(self.membership()),
-            Effect::ReadJobEnd => Input::JobEnd(self.rounds.why_job_ended()),
+            Effect::ReadJobEnd => Input::JobEnd(self.why_job_ended()),
+            Effect::ReadCrash(exit) => self.read_crash(exit),
+            Effect::ReadEnded => Input::Ended(self.rounds.ended(self.has_store_per_round)),
             Effect::ReadFinished => Input::Finished(self.rounds.finished()),
             Effect::ReportStuck => Input::IsFirstStuck(self.rounds.report_stuck()),
-            Effect::ReadFacts => Input::Facts(self.rounds.facts(self.has_store_per_round)),
+            Effect::ReadFacts => Input::Facts(self.facts()),
             Effect::Stop(stop) => Input::Stopped(Box::new(self.stop(stop))),
             Effect::EnterBarrier(nodes) => self.at_barrier(|board| {
                 exit_barrier::check_in(board, nodes)?;
@@ -148,31 +154,39 @@ impl<'a> Runtime<'a> {
 
     /// The effects without an answer.
     fn tell(&mut self, effect: Effect) {
-        let node = &mut *self.node;
         match effect {
             Effect::TellStarted => self.tell_started(),
-            Effect::ForkAhead => node.forking.fork_ahead(),
-            Effect::PublishEnd(reason) => self.rounds.publish_end(&node.host, &reason),
+            Effect::ForkAhead => self.node.forking.fork_ahead(),
+            Effect::BeginStop(stop) => self.begin_stop(stop),
+            Effect::PublishEnd(end) => self.publish_end(end),
+            Effect::Confirm => self.confirm(),
+            Effect::CountAtExit => self.rounds.count_at_exit(),
+            Effect::ExpectExits(pause) => self.site.remind(Due::Exits, pause),
             Effect::Close => {
-                if let Err(error) = node.shared.handler.set_closed() {
+                if let Err(error) = self.node.shared.handler.set_closed() {
                     log::warn!("cannot close the rendezvous: {error}");
                 }
             }
             Effect::TellFailed(exit) => {
-                node.listeners.notify(&AgentEvent::WorkerFailed(&exit));
+                self.node.listeners.notify(&AgentEvent::WorkerFailed(&exit));
             }
             Effect::TellLost(exit) => {
-                node.listeners.notify(&AgentEvent::WorkerLost(&exit));
+                self.node.listeners.notify(&AgentEvent::WorkerLost(&exit));
             }
             Effect::TellStuck(stuck) => {
-                node.listeners.notify(&AgentEvent::WorkersStuck(&stuck));
+                self.node
+                    .listeners
+                    .notify(&AgentEvent::WorkersStuck(&stuck));
             }
             Effect::TellRestarting(why) => {
-                node.listeners.notify(&AgentEvent::Restarting { why: &why });
+                self.node
+                    .listeners
+                    .notify(&AgentEvent::Restarting { why: &why });
             }
             Effect::RoundEnded(summary) => {
                 let record = self.site.record(*summary, self.began_at);
-                node.listeners.notify(&AgentEvent::RoundEnded(&record));
+                self.note_first_failure(&record);
+                self.node.listeners.notify(&AgentEvent::RoundEnded(&record));
             }
             Effect::ReplaceAfter(local_rank, pause) => {
                 self.site.remind(Due::Replacement(local_rank), pause);
@@ -207,6 +221,7 @@ impl<'a> Runtime<'a> {
                         }
                         Due::Replacement(local_rank) => Input::ReplaceDue { local_rank },
                         Due::Members => Input::MembersDue,
+                        Due::Exits => Input::ExitsDue,
                     };
                 }
                 // The agent itself holds a sender.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 use super::group_link::GroupLink;
 use super::record::RoundRecord;
 use super::started::StartedWorkers;
+use crate::failure::ExitRecord;
 use crate::progress::{Poller, ProgressSeen};
 use crate::ranks::RankBlock;
 use crate::relay::NodeRelay;
@@ -44,6 +45,8 @@ pub(super) struct Running {
     pub(super) progress: Option<Poller>,
     pub(super) started: StartedWorkers,
     pub(super) started_at: Instant,
+    /// Whether the signal that begins the stop was sent.
+    pub(super) is_stopping: bool,
 }
 
 /// What is to be done later, while the workers run.
@@ -53,6 +56,8 @@ pub(super) enum Due {
     Replacement(usize),
     /// The service is asked whether the workers are members.
     Members,
+    /// Workers that run on although others have failed at the end of their program are stopped.
+    Exits,
     /// The wait for the news that another node was lost is over.
     Loss,
 }
@@ -92,6 +97,19 @@ impl Site {
         if let Self::Running(running) = self {
             running.due.push((Instant::now() + pause, due));
         }
+    }
+
+    /// A worker of this rank that has exited, as the other nodes are told of it.
+    pub(super) fn exit_record(&mut self, rank: usize, host: &str) -> Option<ExitRecord> {
+        let outcome = match self {
+            Self::Running(running) => running.workers.outcome_of(rank)?,
+            Self::Ended(ended) => {
+                let mut outcomes = ended.report.outcomes.iter();
+                outcomes.find(|it| it.rank == rank)?.clone()
+            }
+            Self::Empty | Self::Prepared(_) => return None,
+        };
+        Some(ExitRecord::of(&outcome, host))
     }
 
     /// What is to be done next, and when.

@@ -27,6 +27,9 @@ pub struct StartedWorkers {
     pub address: StoreAddress,
     /// The relay on this node through which the workers reach the store; `None` if they connect to it.
     pub relay: Option<HostPort>,
+    /// The network interface with this node's address between the nodes; `None` if there is one node, or the nodes meet
+    /// at loopback.
+    pub interface: Option<String>,
     /// What clients of the store must have, as in [`BootstrapInfo`](elastic_rendezvous::BootstrapInfo).
     pub credentials: Option<Credentials>,
     /// Whether an agent serves the workers' store; otherwise the worker with rank 0 will.
@@ -71,6 +74,7 @@ impl StartedWorkers {
             address: master.clone().into(),
             master,
             relay: None,
+            interface: None,
             credentials: None,
             is_agent_store: true,
             are_preloaded: false,

@@ -1,7 +1,7 @@
 //! The steps of a round that take time: join, prepare, start, stop, and wait at the exit barrier.
 
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use c10d_socket::Cancel;
 use elastic_rendezvous::{BoardError, Membership, RendezvousInfo, RoundBoard, clear_workers_store};
@@ -13,6 +13,7 @@ use super::handle::Shared;
 use super::plan::PlannedStart;
 use super::runtime::{LOG, Runtime};
 use super::site::{Ended, Prepared, Running, Site};
+use crate::environment::GLOO_SOCKET_IFNAME;
 use crate::exit_barrier;
 use crate::failure::ExitRecord;
 use crate::places::{self, Place};
@@ -24,6 +25,7 @@ use crate::signal_name::name_of;
 use crate::watchdog::Watchdog;
 use crate::worker::{WorkerOutcome, WorkerSlots};
 use crate::worker_list;
+use crate::workers_network::WorkersNetwork;
 
 impl Runtime<'_> {
     /// Joins a round, and returns its number of nodes.
@@ -48,9 +50,14 @@ impl Runtime<'_> {
         let Some(round) = self.rounds.current().cloned() else {
             return Ok(());
         };
+        self.rounds.list_reader();
+        self.carry_first_failure();
         let relay = self.relay_in(&round)?;
         let place = self.place_in(&round)?;
+        // All nodes have told theirs.
+        self.carry_first_failure();
         let ranks = place.ranks;
+        self.look_at_network(&round);
         let watchdog = self.node.options.watchdog(&self.node.shared)?;
         let workers = self.node.options.local_world_size;
         let members = match self.node.options.keep {
@@ -78,6 +85,23 @@ impl Runtime<'_> {
             members,
         }));
         Ok(())
+    }
+
+    /// Finds out which interface leads to the other nodes, and reports it if gloo has to be told.
+    fn look_at_network(&mut self, round: &RendezvousInfo) {
+        let network = WorkersNetwork::of(round);
+        let inherited = &self.node.options.environment;
+        let is_given = inherited.iter().any(|(name, _)| name == GLOO_SOCKET_IFNAME);
+        if let Some(interface) = network.for_gloo()
+            && !is_given
+            && network != self.node.network
+        {
+            log::info!(
+                target: LOG,
+                "set {GLOO_SOCKET_IFNAME}={interface} for the workers: the name of this host leads to loopback",
+            );
+        }
+        self.node.network = network;
     }
 
     /// Starts the relay of a round, if this agent has relays.
@@ -153,10 +177,11 @@ impl Runtime<'_> {
     /// was lost after it had joined.
     fn until_over(&self, round: &RendezvousInfo) -> Cancel {
         let board = round.board();
+        let stops_on_failure = self.node.options.stops_on_job_failure;
         self.until(move |shared| {
             let membership = shared.handler.membership();
             membership.is_ok_and(|it| match MembersChange::of(&it) {
-                MembersChange::None => false,
+                MembersChange::None => stops_on_failure && it.is_closed,
                 MembersChange::Certain(_) => true,
                 MembersChange::UnlessFinished { departed, .. } => {
                     departed > exit_barrier::checked_in(&board).unwrap_or(0)
@@ -214,6 +239,7 @@ impl Runtime<'_> {
             progress,
             started,
             started_at,
+            is_stopping: false,
         }));
         Ok(())
     }
@@ -253,23 +279,45 @@ impl Runtime<'_> {
         self.node.shared.probes().set_supervising(true);
     }
 
+    /// The signal that stops the workers, and how long they have to exit after it.
+    fn signal_and_grace(&self, stop: Stop) -> (Signal, Option<Duration>) {
+        let shutdown_timeout = self.node.options.shutdown_timeout;
+        match stop {
+            Stop::With(signal, grace) => (signal, Some(grace)),
+            Stop::Gently => (Signal::TERM, shutdown_timeout),
+            Stop::BySignal(signal) => {
+                let signal = Signal::from_named_raw(signal).unwrap_or(Signal::TERM);
+                (signal, shutdown_timeout)
+            }
+        }
+    }
+
+    /// Sends the signal that stops the workers.
+    pub(super) fn begin_stop(&mut self, stop: Stop) {
+        let (signal, _) = self.signal_and_grace(stop);
+        if let Site::Running(running) = &mut self.site
+            && !std::mem::replace(&mut running.is_stopping, true)
+        {
+            self.node.listeners.notify(&AgentEvent::Stopping);
+            running.workers.send_stop(signal);
+        }
+    }
+
     pub(super) fn stop(&mut self, stop: Stop) -> Stopped {
         self.node.shared.probes().set_supervising(false);
+        let text = match &mut self.site {
+            Site::Running(running) if matches!(stop, Stop::BySignal(_)) => {
+                Some(running.workers.running_text())
+            }
+            _ => None,
+        };
+        // The signal comes before anything that could take time.
+        self.begin_stop(stop);
+        let (signal, grace) = self.signal_and_grace(stop);
         let Site::Running(running) = std::mem::take(&mut self.site) else {
             return Stopped::default();
         };
-        let mut running = *running;
-        let text = matches!(stop, Stop::BySignal(_)).then(|| running.workers.running_text());
-        let (signal, grace) = match stop {
-            Stop::With(signal, grace) => (signal, Some(grace)),
-            Stop::BySignal(signal) => (
-                Signal::from_named_raw(signal).unwrap_or(Signal::TERM),
-                self.node.options.shutdown_timeout,
-            ),
-        };
-        // The signal comes before anything that could take time.
-        self.node.listeners.notify(&AgentEvent::Stopping);
-        running.workers.send_stop(signal);
+        let running = *running;
         if let (Stop::BySignal(signal), Some(text)) = (stop, text) {
             let kill = grace.map_or_else(String::new, |timeout| {
                 format!("after {} s, or ", timeout.as_secs())

@@ -30,10 +30,12 @@ const STORE_PORT: &str = "C10D_MASTER_PORT";
 const DCP_USE_PREFIX_STORE: &str = "DCP_USE_PREFIX_STORE";
 /// `1` for workers that survive others.
 const KEEP_WORKERS: &str = "C10D_KEEP_WORKERS";
+/// Names the interface at whose address gloo listens.
+pub(crate) const GLOO_SOCKET_IFNAME: &str = "GLOO_SOCKET_IFNAME";
 const NCCL_ASYNC_ERROR_HANDLING: &str = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
 
 /// The variables in which workers of a node differ, or those of two rounds: names, or prefixes with `*`.
-pub(crate) const VARYING: [&str; 14] = [
+pub(crate) const VARYING: [&str; 15] = [
     "RANK",
     "LOCAL_RANK",
     "GROUP_RANK",
@@ -48,6 +50,7 @@ pub(crate) const VARYING: [&str; 14] = [
     "TORCHELASTIC_*",
     "C10D_MASTER_*",
     "C10D_MEMBER*",
+    GLOO_SOCKET_IFNAME,
 ];
 
 /// What a worker learns from its environment.
@@ -78,6 +81,7 @@ pub struct WorkerEnvironment<'a> {
     debug_socket: Option<&'a Path>,
     progress_file: Option<&'a Path>,
     timer_file: Option<&'a Path>,
+    gloo_interface: Option<&'a str>,
     membership: Option<GroupMember<'a>>,
 }
 
@@ -113,6 +117,7 @@ impl<'a> WorkerEnvironment<'a> {
             debug_socket: None,
             progress_file: None,
             timer_file: None,
+            gloo_interface: None,
             membership: None,
         }
     }
@@ -169,6 +174,12 @@ impl<'a> WorkerEnvironment<'a> {
     /// is inherited.
     pub fn with_progress_file(mut self, path: impl Into<Option<&'a Path>>) -> Self {
         self.progress_file = path.into();
+        self
+    }
+
+    /// The network interface for gloo, as `GLOO_SOCKET_IFNAME` unless that is inherited. None by default.
+    pub fn with_gloo_interface(mut self, interface: impl Into<Option<&'a str>>) -> Self {
+        self.gloo_interface = interface.into();
         self
     }
 
@@ -275,6 +286,11 @@ impl<'a> WorkerEnvironment<'a> {
         variables
             .entry(NCCL_ASYNC_ERROR_HANDLING.into())
             .or_insert_with(|| "1".into());
+        if let Some(interface) = self.gloo_interface {
+            variables
+                .entry(GLOO_SOCKET_IFNAME.into())
+                .or_insert_with(|| interface.into());
+        }
         if self.virtual_local_rank {
             show_one_device(&mut variables, ranks.local_rank)?;
         } else {

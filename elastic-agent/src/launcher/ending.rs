@@ -12,41 +12,63 @@ use super::error::LauncherError;
 use super::feature::JobEnd;
 use super::leaving;
 use super::options::LauncherOptions;
+use super::stop::StopControl;
 use crate::agent::ElasticAgent;
-use crate::failure::{ErrorFileError, Failures, epoch_seconds, write_error_file};
+use crate::failure::{
+    ErrorFileError, ExitRecord, Failures, epoch_seconds, local_time_text, write_error_file,
+};
+use crate::job_end::exit_text;
 use crate::round::{AgentError, AgentOutcome};
 use crate::signal_name::name_of;
 
 /// Reports the outcome to the user, to the other nodes, and to the program that started this one.
 pub(super) fn conclude(
     options: &LauncherOptions,
+    stop: &StopControl,
     agent: &ElasticAgent,
     handler: &Arc<dyn RendezvousHandler>,
     end: &JobEnd,
 ) {
+    let grace_left = || stop.grace_left(options.exit_limits);
+    let shut_down = || {
+        agent.await_readers(grace_left);
+        handler.shutdown();
+    };
     if let Err(error) = &end.result {
-        return conclude_error(options, agent, handler, error, end.why.as_ref());
+        return conclude_error(options, agent, handler, shut_down, error, end.why.as_ref());
     }
     let failures = end.result.as_ref().ok().and_then(AgentOutcome::failures);
     if let Some(failures) = failures {
         show_failures(options, agent, failures, end.why.as_ref());
     }
+    if let Some(first) = &end.first_failure {
+        let time = local_time_text(epoch_seconds(first.ended_at()));
+        let text = exit_text(first);
+        log::error!("the first failure of the job, at {time}: {text}");
+    }
     match &end.result {
-        Ok(AgentOutcome::Succeeded) => drop(handler.shutdown()),
+        Ok(AgentOutcome::Succeeded) => shut_down(),
         Ok(AgentOutcome::NotNeeded) => {
             log::info!("the job ended; this node was a spare that was not needed");
         }
         Ok(AgentOutcome::Failed(failures)) => {
             leave_error_file(options, |path| failures.write_error_file(path));
-            handler.shutdown();
+            shut_down();
         }
-        Ok(AgentOutcome::Ended { reason, .. }) => {
-            log::error!("the job ends: {reason}");
+        Ok(AgentOutcome::Ended { reason, notice, .. }) => {
+            match notice {
+                Some(notice) => log::error!("root cause: {notice}"),
+                None => log::error!("the job ends: {reason}"),
+            }
             leave_error_file(options, |path| match failures {
                 Some(failures) => failures.write_error_file(path),
-                None => write_error_file(path, reason, reason, epoch_seconds(SystemTime::now())),
+                None => {
+                    let exit = notice.as_ref().and_then(|it| it.exit.as_ref());
+                    let at = exit.map_or_else(SystemTime::now, ExitRecord::ended_at);
+                    write_error_file(path, reason, reason, epoch_seconds(at))
+                }
             });
-            handler.shutdown();
+            shut_down();
         }
         Ok(AgentOutcome::Signalled {
             signal,
@@ -68,6 +90,7 @@ fn conclude_error(
     options: &LauncherOptions,
     agent: &ElasticAgent,
     handler: &Arc<dyn RendezvousHandler>,
+    shut_down: impl Fn(),
     error: &AgentError,
     why: Option<&Report>,
 ) {
@@ -80,7 +103,7 @@ fn conclude_error(
         AgentError::Rendezvous(_) => {}
         AgentError::Board(_) | AgentError::Relay(_) => leaving::leave(handler, None),
         // The job cannot run without this node.
-        _ => drop(handler.shutdown()),
+        _ => shut_down(),
     }
     if let Some(failures) = failures {
         show_failures(options, agent, failures, why);

@@ -6,7 +6,7 @@ use c10d_inspect::Report;
 use elastic_rendezvous::{Listener, RendezvousError};
 
 use crate::agent::{AgentHandle, AgentListener};
-use crate::failure::Failures;
+use crate::failure::{ExitRecord, Failures};
 use crate::round::{AgentError, AgentOutcome};
 
 /// Sees the events of the rendezvous and of the agent, and ends in two steps. What a step does not need is left out.
@@ -53,6 +53,8 @@ pub(super) struct JobEnd {
     pub(super) result: Result<AgentOutcome, AgentError>,
     /// What the workers waited for when the first of them failed, if that tells the cause.
     pub(super) why: Option<Report>,
+    /// The first failure of the job, on any node, if workers were restarted after it.
+    pub(super) first_failure: Option<ExitRecord>,
     /// How long the end waits for an output that accepts nothing.
     pub(super) stuck_max: Duration,
 }

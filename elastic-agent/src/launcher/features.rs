@@ -318,6 +318,7 @@ mod tests {
         let mut end = JobEnd {
             result: Ok(AgentOutcome::Succeeded),
             why: None,
+            first_failure: None,
             stuck_max: Duration::ZERO,
         };
         features.workers_ended(&mut end);

@@ -42,6 +42,7 @@ fn run_agent(
     stop.watch(agent.handle());
     let result = agent.run();
     let mut end = JobEnd {
+        first_failure: agent.first_failure(&result).cloned(),
         result,
         why: None,
         stuck_max: stop.stuck_max(),
@@ -60,13 +61,14 @@ fn run_agent(
             Err(error)
         }
         None => {
-            ending::conclude(options, &agent, &handler, &end);
+            ending::conclude(options, stop, &agent, &handler, &end);
             features.job_ended(&end);
             end.result.map_err(LauncherError::of_agent)
         }
     };
     Ok(LauncherReport {
         why: end.why,
+        first_failure: end.first_failure,
         log_directory: agent.log_directory(),
         ..LauncherReport::of(result)
     })

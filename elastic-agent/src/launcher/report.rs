@@ -6,7 +6,7 @@ use c10d_inspect::Report;
 
 use super::error::LauncherError;
 use super::stop::StopControl;
-use crate::failure::Failures;
+use crate::failure::{ExitRecord, Failures};
 use crate::round::{AgentError, AgentOutcome};
 
 /// How a job ended on this node.
@@ -17,6 +17,8 @@ pub struct LauncherReport {
     pub result: Result<AgentOutcome, LauncherError>,
     /// What the workers waited for when the first of them failed, if that tells the cause.
     pub why: Option<Report>,
+    /// The first failure of the job, on any node, if workers were restarted after it and the job has failed.
+    pub first_failure: Option<ExitRecord>,
     /// Where this node's workers have written their output, if they have written any to files.
     pub log_directory: Option<PathBuf>,
     pub(super) stop: Option<StopControl>,
@@ -27,6 +29,7 @@ impl LauncherReport {
         Self {
             result,
             why: None,
+            first_failure: None,
             log_directory: None,
             stop: None,
         }

@@ -88,6 +88,15 @@ impl RestartPolicy {
         limits.into_iter().flatten().min().unwrap_or_default()
     }
 
+    /// Whether the limits allow no further restart at `now`, whatever progress the round has made.
+    pub(crate) fn is_used_up(&self, now: Duration) -> bool {
+        let rules = &self.rules;
+        rules.restarts_max().is_some_and(|max| max <= self.used)
+            || rules
+                .budget
+                .is_some_and(|budget| self.spent.left(budget, now) == 0)
+    }
+
     /// Why the job must end although nothing is wrong with the restarts: a worker ended with a code that no
     /// restart may follow. Also applies to workers that failed while the agent was about to stop them.
     pub(crate) fn final_exit(&self, failed: &[FailedWorker]) -> Option<String> {

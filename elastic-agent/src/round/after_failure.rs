@@ -10,8 +10,9 @@ use super::error::AgentError;
 use super::input::{Effect, Effects, Facts, Joins, Stopped};
 use super::machine::{Round, finish, log};
 use super::outcome::AgentOutcome;
-use super::phase::{End, Failure, Phase, Stall};
+use super::phase::{End, Failure, First, Known, Phase, Stall};
 use crate::failure::Failures;
+use crate::job_end::{EndNotice, OwnEnd};
 use crate::restart_policy::{Decision, RestartPolicy};
 
 /// What follows from a failure.
@@ -19,9 +20,9 @@ use crate::restart_policy::{Decision, RestartPolicy};
 pub(super) enum Verdict {
     /// This node ends the job on all nodes, for this reason.
     EndJob(String),
-    /// Another node has ended it, for this reason.
-    Ended(String),
-    /// No restart is left. As in PyTorch, nodes that still run are left alone.
+    /// Another node has ended it.
+    Ended(Box<EndNotice>),
+    /// No restart is left: the job has failed.
     GiveUp,
     /// Nodes that have finished would be missing in another round.
     OthersFinished(usize),
@@ -40,16 +41,23 @@ impl Round {
         now: Duration,
         out: &mut Effects,
     ) -> Phase {
-        let stall = match end.clone() {
+        let is_given_up = end == End::GivenUp;
+        let is_at_exit = matches!(end, End::AtExit(_));
+        let (stall, known) = match end {
             End::Succeeded => {
                 self.report_round(RoundEnding::Succeeded, None, now, out);
                 return self.enter_barrier(nodes, now, out);
             }
-            End::JobEnded(reason) => {
+            End::JobEnded(notice) => {
+                let reason = notice.reason_text();
                 let ending = RoundEnding::JobEnded(reason.clone());
-                self.report_round(ending, Some(reason.clone()), now, out);
-                let failures = None;
-                return finish(Ok(AgentOutcome::Ended { reason, failures }), out);
+                self.report_round(ending, Some(reason), now, out);
+                if notice.is_at_exit {
+                    out.push(Effect::Confirm);
+                }
+                // Those that this node has stopped say nothing.
+                let failures = stopped.failures.filter(|_| stopped.has_own_failure);
+                return finish(Ok(AgentOutcome::ended_by(*notice, failures)), out);
             }
             End::Signalled(signal) => {
                 self.report_round(RoundEnding::Signalled, None, now, out);
@@ -71,10 +79,10 @@ impl Round {
                 };
                 return self.after_change(why, joins, stopped, now, out);
             }
-            End::Failed | End::GivenUp => None,
-            End::Stuck(stall) => Some(stall),
+            End::GivenUp => (None, Known::Nothing),
+            End::Failed(known) | End::AtExit(known) => (None, known),
+            End::Stuck(stall, known) => (Some(stall), known),
         };
-        let is_given_up = end == End::GivenUp;
         let mut failures = stopped.failures;
         let failed = failed_workers(failures.as_ref());
         if let (Some(stall), Some(failures)) = (stall, &mut failures) {
@@ -86,10 +94,15 @@ impl Round {
             failures,
             failed,
             has_abandoned: stopped.has_abandoned,
+            known,
             progress: stopped.progress.round,
         };
+        if is_at_exit {
+            return self.after_exits(nodes, failure, now, out);
+        }
         // The store is not asked about what is decided without it.
-        if failure.has_abandoned || self.policy.final_exit(&failure.failed).is_some() {
+        let is_certain = failure.known != Known::Nothing || failure.has_abandoned;
+        if is_certain || self.policy.final_exit(&failure.failed).is_some() {
             return self.judge(nodes, failure, Facts::default(), now, out);
         }
         out.push(Effect::ReadFacts);
@@ -110,9 +123,10 @@ impl Round {
         let ending = RoundEnding::MembersChanged(why.clone());
         let failures = stopped.failures.filter(|_| stopped.has_own_failure);
         if let Some(reason) = self.policy.final_exit(&failed_workers(failures.as_ref())) {
-            out.push(Effect::PublishEnd(reason.clone()));
+            let rank = first_of(failures.as_ref()).map(|(rank, _)| rank);
+            self.publish(OwnEnd::of(reason.clone(), rank), out);
             self.report_round(ending, Some(reason.clone()), now, out);
-            return finish(Ok(AgentOutcome::Ended { reason, failures }), out);
+            return finish(Ok(AgentOutcome::ended(reason, failures)), out);
         }
         self.report_round(ending, None, now, out);
         self.join_again(RoundCause::MembersChanged(why), None, joins, now, out)
@@ -130,15 +144,26 @@ impl Round {
             return self.await_loss(nodes, failure, out);
         }
         let verdict = verdict(&mut self.policy, &failure, facts, now);
-        if let Verdict::EndJob(reason) = &verdict {
-            out.push(Effect::PublishEnd(reason.clone()));
-        }
         let Failure {
             stall,
             is_given_up,
             failures,
+            known,
             ..
         } = failure;
+        let first = first_of(failures.as_ref());
+        match &verdict {
+            Verdict::EndJob(reason) => {
+                let rank = first.filter(|_| stall.is_none()).map(|(rank, _)| rank);
+                self.publish(OwnEnd::of(reason.clone(), rank), out);
+            }
+            Verdict::GiveUp | Verdict::OthersFinished(_)
+                if known == Known::Nothing && self.settings.stops_on_failure =>
+            {
+                self.publish(used_up(stall, first), out);
+            }
+            _ => {}
+        }
         let (ending, cause) = ending_of(stall);
         let (why, counted) = match stall {
             None => ("a worker failed", "a failure"),
@@ -175,20 +200,14 @@ impl Round {
                 self.report_round(ending, None, now, out);
                 return finish(Err(error.with_failures(failures)), out);
             }
-            Verdict::EndJob(reason) | Verdict::Ended(reason) => {
-                AgentOutcome::Ended { reason, failures }
+            Verdict::EndJob(reason) => AgentOutcome::ended(reason, failures),
+            Verdict::Ended(notice) => {
+                out.push(Effect::Confirm);
+                AgentOutcome::ended_by(*notice, failures)
             }
             Verdict::GiveUp => match (stall, failures) {
                 (None, Some(failures)) => AgentOutcome::Failed(failures),
-                (_, failures) => AgentOutcome::Ended {
-                    reason: match stall {
-                        None => "a worker failed, and no restart is left".to_owned(),
-                        Some(_) => {
-                            "the workers made no progress, and no restart is left".to_owned()
-                        }
-                    },
-                    failures,
-                },
+                (_, failures) => AgentOutcome::ended(used_up(stall, first).reason, failures),
             },
         };
         let reason = match &outcome {
@@ -215,6 +234,24 @@ impl Round {
     }
 }
 
+pub(super) fn first_of(failures: Option<&Failures>) -> Option<First> {
+    let first = failures?.first();
+    Some((first.rank, first.exit))
+}
+
+/// Why the job ends if no restart is left.
+pub(super) fn used_up(stall: Option<Stall>, first: Option<First>) -> OwnEnd {
+    let (what, rank) = match (stall, first) {
+        (Some(_), _) => ("the workers made no progress".to_owned(), None),
+        (None, None) => ("a worker failed".to_owned(), None),
+        (None, Some((rank, exit))) => (
+            format!("worker with rank {rank} ended with {exit}"),
+            Some(rank),
+        ),
+    };
+    OwnEnd::of(what + ", and no restart is left", rank)
+}
+
 /// Each row of the table is one `if` or arm, in its order. Counts the restart, if one follows.
 pub(super) fn verdict(
     policy: &mut RestartPolicy,
@@ -225,12 +262,14 @@ pub(super) fn verdict(
     if let Some(reason) = policy.final_exit(&failure.failed) {
         return Verdict::EndJob(reason);
     }
-    if failure.has_abandoned {
-        return Verdict::GiveUp;
+    match &failure.known {
+        Known::Nothing if !failure.has_abandoned => {}
+        Known::Ended(notice) => return Verdict::Ended(notice.clone()),
+        _ => return Verdict::GiveUp,
     }
     let is_counted_elsewhere = is_counted_elsewhere(failure, &facts);
-    if let Some(reason) = facts.job_end.filter(|_| policy.left(now) > 0) {
-        return Verdict::Ended(reason);
+    if let Some(notice) = facts.job_end {
+        return Verdict::Ended(notice);
     }
     if is_counted_elsewhere {
         policy.note_progress(failure.progress);

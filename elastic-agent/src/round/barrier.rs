@@ -12,7 +12,7 @@ use super::outcome::AgentOutcome;
 use super::phase::{Barrier, Phase};
 
 /// PyTorch's: enough for nodes that finish some minutes apart.
-const EXIT_BARRIER_TIMEOUT: Duration = Duration::from_secs(300);
+pub(crate) const EXIT_BARRIER_TIMEOUT: Duration = Duration::from_secs(300);
 
 impl Round {
     pub(super) fn enter_barrier(&self, nodes: usize, now: Duration, out: &mut Effects) -> Phase {
@@ -22,6 +22,7 @@ impl Round {
             nodes,
             since: now,
             is_late: false,
+            is_closing_known: false,
         })
     }
 
@@ -67,6 +68,30 @@ impl Round {
                     had_workers,
                 };
                 return finish(Ok(outcome), out);
+            }
+            // The node that closed it has written the reason before.
+            Input::BarrierClosed {
+                membership: Some(membership),
+                ..
+            } if membership.is_closed && !barrier.is_closing_known => {
+                out.push(Effect::ReadJobEnd);
+                return Phase::AtBarrier(Barrier {
+                    is_closing_known: true,
+                    ..barrier
+                });
+            }
+            Input::JobEnd(Some(notice)) => {
+                out.push(Effect::Confirm);
+                Some(format!(", but the job failed: {notice}"))
+            }
+            Input::JobEnd(None) => {
+                // At once, as the membership has been seen by then.
+                out.push(Effect::WaitAtBarrier {
+                    timeout: Duration::ZERO,
+                    enough: None,
+                    seen: None,
+                });
+                return Phase::AtBarrier(barrier);
             }
             Input::BarrierClosed { membership, .. } => {
                 let mut left = EXIT_BARRIER_TIMEOUT.saturating_sub(waited);

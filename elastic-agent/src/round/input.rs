@@ -10,7 +10,8 @@ use super::ending::{RoundCause, RoundEnding, RoundPhases};
 use super::error::AgentError;
 use super::outcome::AgentOutcome;
 use super::stuck::StuckWorkers;
-use crate::failure::Failures;
+use crate::failure::{ExitRecord, Failures};
+use crate::job_end::{EndNotice, OwnEnd};
 use crate::progress::ProgressSeen;
 use crate::restart_policy::RoundProgress;
 use crate::worker::WorkerExit;
@@ -47,6 +48,10 @@ pub(crate) enum Input {
     /// Answers the same, if there is no worker, with a text about that. A signal that has ended the attempt is an input
     /// of its own.
     NotReplaced(String),
+    /// Answers [`Effect::ReadCrash`].
+    Crash(Box<Crash>),
+    /// The time of [`Effect::ExpectExits`] is over.
+    ExitsDue,
     /// The members of the round may have changed.
     MembersChanged,
     /// The workers report no progress.
@@ -58,9 +63,11 @@ pub(crate) enum Input {
     /// Answers [`Effect::ReadMembership`]; `None` if the store does not answer.
     Membership(Option<Box<Membership>>),
     /// Answers [`Effect::ReadJobEnd`]: why another node ended the job.
-    JobEnd(Option<String>),
+    JobEnd(Option<Box<EndNotice>>),
     /// Answers [`Effect::ReadFinished`]: how many nodes have succeeded; `None` if the store does not answer.
     Finished(Option<usize>),
+    /// Answers [`Effect::ReadEnded`]: how many nodes have reached the end of their programs; `None` as above.
+    Ended(Option<usize>),
     /// Answers [`Effect::ReportStuck`].
     IsFirstStuck(bool),
     /// Answers [`Effect::Stop`].
@@ -112,9 +119,16 @@ pub(crate) enum Effect {
     },
     /// Tells the listeners that this worker runs in the place of one that died.
     TellReplaced(usize),
+    /// Reads what a worker left that a signal of its own has ended. Answered by [`Input::Crash`].
+    ReadCrash(WorkerExit),
+    /// Answered by [`Input::ExitsDue`] after this time, unless the workers are stopped before.
+    ExpectExits(Duration),
     ReadMembership,
     ReadJobEnd,
     ReadFinished,
+    /// Counts this node among those whose programs have reached their end although workers failed at their exit.
+    CountAtExit,
+    ReadEnded,
     /// Counts this node among those of the round whose workers are stuck.
     ReportStuck,
     ReadFacts,
@@ -122,6 +136,8 @@ pub(crate) enum Effect {
     AwaitLoss(Duration),
     /// Has workers of the next round prepared while those of this one are stopped.
     ForkAhead,
+    /// Sends the signal that begins a [`Effect::Stop`], and waits for nothing.
+    BeginStop(Stop),
     /// Stops the workers, and ends what they leave behind.
     Stop(Stop),
     /// Lets other nodes enter the round, once the workers of all its nodes run.
@@ -138,8 +154,10 @@ pub(crate) enum Effect {
         enough: Option<usize>,
         seen: Option<Box<Membership>>,
     },
-    /// Tells the other nodes why the job ends.
-    PublishEnd(String),
+    /// Tells the other nodes why the job ends, unless one has done so.
+    PublishEnd(OwnEnd),
+    /// Tells the node that hosts the store that this one needs it no longer: it knows why the job ends.
+    Confirm,
     /// Closes the rendezvous.
     Close,
     TellFailed(WorkerExit),
@@ -175,6 +193,8 @@ pub(crate) struct StartTimes {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stop {
     With(Signal, Duration),
+    /// Sends SIGTERM, with the shutdown timeout.
+    Gently,
     /// Passes this signal on, with the shutdown timeout.
     BySignal(i32),
 }
@@ -201,6 +221,15 @@ pub(crate) struct Death {
     pub(crate) group: GroupNews,
 }
 
+/// What is known about a worker that a signal of its own has ended.
+#[derive(Debug)]
+pub(crate) struct Crash {
+    pub(crate) exit: WorkerExit,
+    pub(crate) record: ExitRecord,
+    /// How many nodes have succeeded.
+    pub(crate) finished: usize,
+}
+
 /// What the membership service knows about the group of the workers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum GroupNews {
@@ -218,7 +247,7 @@ pub(crate) enum GroupNews {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
     /// Why another node ended the job.
-    pub(crate) job_end: Option<String>,
+    pub(crate) job_end: Option<Box<EndNotice>>,
     /// Whether the workers of a node were stuck.
     pub(crate) is_any_stuck: bool,
     /// How many nodes have succeeded.

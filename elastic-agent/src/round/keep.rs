@@ -45,8 +45,9 @@ impl Round {
         };
         let text = format!("--keep-workers does not keep the other workers: {why}");
         out.push(log(Level::Warn, text));
-        self.worker_failed(death.exit, out);
-        Some(End::Failed)
+        running.failed = Some((death.exit.rank, death.exit.exit));
+        let known = self.worker_failed(death.exit, out);
+        Some(End::Failed(known))
     }
 
     /// The workers have had time to become members.

@@ -11,7 +11,7 @@ use super::ending::RoundEnding;
 use super::input::{Effect, Effects, Facts, Input};
 use super::machine::{Round, finish, log};
 use super::outcome::AgentOutcome;
-use super::phase::{AwaitingLoss, Failure, Phase};
+use super::phase::{AwaitingLoss, Failure, Known, Phase};
 
 impl Round {
     /// Whether no restart is left, and another node that is not known to be lost yet may be the cause.
@@ -23,6 +23,7 @@ impl Round {
         now: Duration,
     ) -> bool {
         let is_decided = self.has_awaited_loss
+            || failure.known != Known::Nothing
             || failure.has_abandoned
             || facts.job_end.is_some()
             || facts.finished > 0

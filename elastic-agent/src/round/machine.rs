@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use elastic_rendezvous::Membership;
 use log::Level;
 
 use super::clock::RoundClock;
@@ -12,6 +13,7 @@ use super::keep_options::KeepOptions;
 use super::outcome::AgentOutcome;
 use super::phase::Phase;
 use crate::failure::Failures;
+use crate::job_end::OwnEnd;
 use crate::restart_policy::{RestartPolicy, RestartRules};
 
 /// How long workers have to exit when the members of the round change or one of them has failed, as in
@@ -28,6 +30,8 @@ pub(crate) struct Settings {
     /// What the workers run.
     pub(crate) name: String,
     pub(crate) restarts: RestartRules,
+    /// Whether a failure of this node without a restart left, or of another one, ends the job on all nodes.
+    pub(crate) stops_on_failure: bool,
     pub(crate) local_world_size: usize,
     /// Whether keys of an earlier round are out of sight.
     pub(crate) has_store_per_round: bool,
@@ -47,6 +51,8 @@ pub(crate) struct Round {
     cause: RoundCause,
     pub(super) clock: RoundClock,
     pub(super) has_had_workers: bool,
+    /// The members when this node asked last how many had ended.
+    pub(super) seen: Option<Box<Membership>>,
     /// The last restart was counted, which depends on the members of the next round.
     pub(super) is_count_open: bool,
     /// It has waited for the news that another node of the round was lost.
@@ -64,6 +70,7 @@ impl Round {
             cause: RoundCause::Start,
             clock: RoundClock::start(0, now),
             has_had_workers: false,
+            seen: None,
             is_count_open: false,
             has_awaited_loss: false,
             phase: Phase::Joining { failures: None },
@@ -89,6 +96,18 @@ impl Round {
         self.clock = RoundClock::start(self.policy.used(), now);
         out.push(Effect::Join(joins));
         Phase::Joining { failures }
+    }
+
+    /// Ends the job on all nodes.
+    pub(super) fn publish(&self, end: OwnEnd, out: &mut Effects) {
+        out.push(Effect::PublishEnd(end));
+        out.push(Effect::Close);
+    }
+
+    /// Whether a failure ends the job, whatever the workers have done until they have ended.
+    pub(super) fn ends_job_at_once(&self, nodes: usize, now: Duration) -> bool {
+        let may_be_loss = nodes > 1 && self.settings.loss_wait.is_some();
+        self.settings.stops_on_failure && !may_be_loss && self.policy.is_used_up(now)
     }
 
     pub(super) fn report_round(

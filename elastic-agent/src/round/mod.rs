@@ -5,6 +5,7 @@
 //! A question is the last effect of a step, and its answer is the next input.
 
 mod after_failure;
+mod at_exit;
 mod barrier;
 mod blame;
 mod clock;
@@ -25,10 +26,11 @@ mod stuck;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use self::barrier::EXIT_BARRIER_TIMEOUT;
 pub use self::ending::{RoundCause, RoundEnding, RoundPhases};
 pub use self::error::AgentError;
 pub(crate) use self::input::{
-    Death, Effect, Facts, GroupNews, Input, Joins, RoundSummary, StartTimes, Stop, Stopped,
+    Crash, Death, Effect, Facts, GroupNews, Input, Joins, RoundSummary, StartTimes, Stop, Stopped,
 };
 pub use self::keep_options::{KeepOptions, Replacement};
 pub(crate) use self::machine::{Round, Settings};

@@ -14,8 +14,9 @@ use super::input::{Effect, Effects, Facts, Input, Joins};
 use super::machine::{Round, finish, log};
 use super::members::why_members_changed;
 use super::outcome::AgentOutcome;
-use super::phase::{Failure, Phase};
+use super::phase::{Failure, Known, Phase};
 use crate::failure::Failures;
+use crate::job_end::OwnEnd;
 use crate::relay::NodeRelayError;
 use crate::restart_policy::RoundProgress;
 use crate::watchdog::WatchdogError;
@@ -38,7 +39,6 @@ impl Round {
         let ending = RoundEnding::NotStarted(error.to_string());
         self.report_round(ending, None, now, out);
         match kind {
-            Kind::NotNeeded => finish(Ok(AgentOutcome::NotNeeded), out),
             // Nothing but a change of the members cuts it short.
             Kind::Cut if signal.is_none() => {
                 out.push(Effect::ReadMembership);
@@ -55,11 +55,11 @@ impl Round {
                 }),
                 out,
             ),
-            Kind::Closed => {
+            Kind::Closed | Kind::NotNeeded => {
                 out.push(Effect::ReadJobEnd);
                 Phase::NotStarted { error, failures }
             }
-            Kind::System | Kind::Other => finish(Err(error.with_failures(failures)), out),
+            Kind::System | Kind::Other => self.cannot_start(error, failures, out),
         }
     }
 
@@ -78,13 +78,38 @@ impl Round {
                     .unwrap_or_else(|| "the members of the round changed".to_owned());
                 self.join_another(Level::Info, why, failures, now, out)
             }
-            Input::JobEnd(Some(reason)) => {
-                finish(Ok(AgentOutcome::Ended { reason, failures }), out)
+            Input::JobEnd(notice) if kind_of(&error) == Kind::NotNeeded => {
+                if let Some(notice) = notice {
+                    let text = format!("this node was a spare of a job that failed: {notice}");
+                    out.push(log(Level::Warn, text));
+                    out.push(Effect::Confirm);
+                }
+                finish(Ok(AgentOutcome::NotNeeded), out)
+            }
+            Input::JobEnd(Some(notice)) => {
+                out.push(Effect::Confirm);
+                finish(Ok(AgentOutcome::ended_by(*notice, failures)), out)
             }
             Input::Facts(facts) => self.after_failed_start(error, failures, facts, now, out),
             Input::JobEnd(None) => finish(Err(error.with_failures(failures)), out),
             _ => Phase::NotStarted { error, failures },
         }
+    }
+
+    /// The node ends, and with it the job if its other nodes cannot go on without it.
+    fn cannot_start(
+        &self,
+        error: Box<AgentError>,
+        failures: Option<Failures>,
+        out: &mut Effects,
+    ) -> Phase {
+        use AgentError::{Board, Relay, Rendezvous};
+        let is_alone = matches!(*error, Rendezvous(_) | Board(_) | Relay(_));
+        if !is_alone && self.settings.stops_on_failure {
+            let reason = format!("cannot start the workers: {error}");
+            self.publish(OwnEnd::of(reason, None), out);
+        }
+        finish(Err(error.with_failures(failures)), out)
     }
 
     fn join_another(
@@ -115,10 +140,11 @@ impl Round {
             failures: None,
             failed: Vec::new(),
             has_abandoned: false,
+            known: Known::Nothing,
             progress: RoundProgress::default(),
         };
         let ending = RoundEnding::NotStarted(error.to_string());
-        let reason = match verdict(&mut self.policy, &failure, facts, now) {
+        let outcome = match verdict(&mut self.policy, &failure, facts, now) {
             Verdict::Restart | Verdict::JoinUncounted => {
                 let left = self.policy.left(now);
                 let why = format!("cannot start the workers: {error}");
@@ -130,20 +156,27 @@ impl Round {
             }
             Verdict::GiveUp | Verdict::OthersFinished(_) => {
                 self.report_round(ending, None, now, out);
-                return finish(Err(error.with_failures(failures)), out);
+                return self.cannot_start(error, failures, out);
             }
             Verdict::EndJob(reason) => {
-                out.push(Effect::PublishEnd(reason.clone()));
-                reason
+                self.publish(OwnEnd::of(reason.clone(), None), out);
+                AgentOutcome::ended(reason, failures)
             }
-            Verdict::Ended(reason) => reason,
+            Verdict::Ended(notice) => {
+                out.push(Effect::Confirm);
+                AgentOutcome::ended_by(*notice, failures)
+            }
         };
         out.push(log(
             Level::Error,
             format!("cannot start the workers: {error}"),
         ));
-        self.report_round(ending, Some(reason.clone()), now, out);
-        finish(Ok(AgentOutcome::Ended { reason, failures }), out)
+        let reason = match &outcome {
+            AgentOutcome::Ended { reason, .. } => Some(reason.clone()),
+            _ => None,
+        };
+        self.report_round(ending, reason, now, out);
+        finish(Ok(outcome), out)
     }
 }
 

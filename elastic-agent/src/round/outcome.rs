@@ -1,6 +1,7 @@
 //! How the work of an agent ended.
 
 use crate::failure::Failures;
+use crate::job_end::EndNotice;
 
 /// How the work of an agent ended.
 #[derive(Debug)]
@@ -16,6 +17,8 @@ pub enum AgentOutcome {
         reason: String,
         /// The workers of this node that failed, if any did.
         failures: Option<Failures>,
+        /// What the other node has told, if it was one.
+        notice: Option<Box<EndNotice>>,
     },
     /// The job ended while this node was a spare.
     NotNeeded,
@@ -29,6 +32,24 @@ pub enum AgentOutcome {
 }
 
 impl AgentOutcome {
+    /// A rule of this node ended the job.
+    pub(super) const fn ended(reason: String, failures: Option<Failures>) -> Self {
+        Self::Ended {
+            reason,
+            failures,
+            notice: None,
+        }
+    }
+
+    /// Another node ended the job.
+    pub(super) fn ended_by(notice: EndNotice, failures: Option<Failures>) -> Self {
+        Self::Ended {
+            reason: notice.reason_text(),
+            failures,
+            notice: Some(Box::new(notice)),
+        }
+    }
+
     /// The failures of this node's workers; `None` if none is known to have failed.
     #[must_use]
     pub const fn failures(&self) -> Option<&Failures> {

@@ -5,7 +5,9 @@ use std::time::Duration;
 use super::error::AgentError;
 use super::stuck::StuckWorkers;
 use crate::failure::Failures;
+use crate::job_end::EndNotice;
 use crate::restart_policy::{FailedWorker, RoundProgress};
+use crate::worker::ExitKind;
 
 #[derive(Debug)]
 pub(super) enum Phase {
@@ -34,6 +36,12 @@ pub(super) enum Phase {
         failures: Option<Failures>,
     },
     Running(Running),
+    /// The workers are exiting, and it depends on what the store says whether this node ends the job.
+    Ending {
+        nodes: usize,
+        end: End,
+        first: Option<First>,
+    },
     /// The workers are being stopped.
     Stopping {
         nodes: usize,
@@ -44,12 +52,17 @@ pub(super) enum Phase {
         nodes: usize,
         failure: Box<Failure>,
     },
+    /// Workers of this node have failed when they had reached the end of their program.
+    AwaitingOthers(Box<AwaitingOthers>),
     /// Workers have failed or were stuck, and no restart is left unless another node of the round turns out to be lost.
     AwaitingLoss(AwaitingLoss),
     /// The workers of this node have succeeded.
     AtBarrier(Barrier),
     Over,
 }
+
+/// The worker that failed first: its rank, and how it ended.
+pub(super) type First = (usize, ExitKind);
 
 /// A round whose workers run.
 #[derive(Debug)]
@@ -61,6 +74,12 @@ pub(super) struct Running {
     pub(super) gone: usize,
     /// Whether it was asked why the rendezvous was closed.
     pub(super) is_closing_known: bool,
+    /// How many have failed at the end of their program, and the worker that failed first.
+    pub(super) at_exit: usize,
+    pub(super) failed: Option<First>,
+    pub(super) known: Known,
+    /// Why another node has ended the job, if the workers of this one shall end by themselves.
+    pub(super) ended: Option<Box<EndNotice>>,
     pub(super) waiting: Waiting,
 }
 
@@ -73,6 +92,8 @@ pub(super) enum Waiting {
         why: String,
         departed: usize,
     },
+    /// Whether a node has finished: otherwise the one that closed the rendezvous without a reason has failed.
+    Closed,
     /// Whether this node is the first of its round whose workers are stuck.
     IsFirst(Box<StuckWorkers>),
 }
@@ -81,15 +102,27 @@ pub(super) enum Waiting {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum End {
     Succeeded,
-    Failed,
+    Failed(Known),
+    /// Workers have failed, each at the end of its program; all others have succeeded.
+    AtExit(Known),
     /// The node gives its place in the round to a spare: a worker has failed, and those of other nodes go on.
     GivenUp,
-    Stuck(Stall),
+    Stuck(Stall, Known),
     MembersChanged(String),
     /// The others have removed this node, or it must assume that: another world may exist.
     Evicted(String),
-    JobEnded(String),
+    JobEnded(Box<EndNotice>),
     Signalled(i32),
+}
+
+/// What a node knows about the end of the job when it stops its workers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Known {
+    Nothing,
+    /// This node has ended it.
+    Published,
+    /// Another node has ended it.
+    Ended(Box<EndNotice>),
 }
 
 /// Workers of this node that made no progress.
@@ -109,7 +142,17 @@ pub(super) struct Failure {
     pub(super) failures: Option<Failures>,
     pub(super) failed: Vec<FailedWorker>,
     pub(super) has_abandoned: bool,
+    pub(super) known: Known,
     pub(super) progress: RoundProgress,
+}
+
+/// A node whose workers have failed at the end of their program. It waits for the end of the other nodes' programs before
+/// it decides about a restart.
+#[derive(Debug)]
+pub(super) struct AwaitingOthers {
+    pub(super) nodes: usize,
+    pub(super) since: Duration,
+    pub(super) failure: Failure,
 }
 
 /// A node without a restart left, which waits for the news that another one was lost.
@@ -129,4 +172,6 @@ pub(super) struct Barrier {
     pub(super) since: Duration,
     /// Whether it waited too long, and asks how many others have arrived.
     pub(super) is_late: bool,
+    /// Whether it was asked why the rendezvous was closed.
+    pub(super) is_closing_known: bool,
 }

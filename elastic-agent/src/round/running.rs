@@ -6,12 +6,16 @@ use elastic_rendezvous::Membership;
 use log::Level;
 use rustix::process::Signal;
 
+use super::after_failure::used_up;
+use super::at_exit::may_be_at_exit;
+use super::barrier::EXIT_BARRIER_TIMEOUT;
 use super::blame::failed_worker;
-use super::input::{Effect, Effects, Input, Stop};
+use super::input::{Effect, Effects, Facts, Input, Stop};
 use super::machine::{Round, STOP_GRACE, STUCK_GRACE, log};
 use super::members::MembersChange;
-use super::phase::{End, Phase, Running, Stall, Waiting};
+use super::phase::{End, First, Known, Phase, Running, Stall, Waiting};
 use super::stuck::StuckWorkers;
+use crate::job_end::{EndNotice, OwnEnd};
 use crate::worker::WorkerExit;
 
 impl Round {
@@ -22,7 +26,6 @@ impl Round {
         now: Duration,
         out: &mut Effects,
     ) -> Phase {
-        let nodes = running.nodes;
         let waiting = std::mem::replace(&mut running.waiting, Waiting::Nothing);
         let end = match (input, waiting) {
             (Input::WorkerExited(exit), _) if exit.exit.is_success() => {
@@ -30,18 +33,37 @@ impl Round {
                 if self.settings.keep.is_some() && running.succeeded == 1 {
                     out.push(Effect::EndEntry);
                 }
-                let ended = running.succeeded + running.gone;
-                (ended == self.settings.local_world_size).then_some(End::Succeeded)
+                running.end_of_all(self.settings.local_world_size)
             }
             (Input::WorkerExited(exit), _) if self.may_keep(&exit) => {
                 out.push(log(Level::Error, failure_text(&exit)));
                 out.push(Effect::ReadDeath(exit));
                 None
             }
+            (Input::WorkerExited(exit), _) if running.ended.is_some() => {
+                out.push(log(Level::Error, failure_text(&exit)));
+                running.at_exit += 1;
+                running.end_of_all(self.settings.local_world_size)
+            }
+            (Input::WorkerExited(exit), _) if self.asks_about(&exit) => {
+                out.push(log(Level::Error, failure_text(&exit)));
+                out.push(Effect::ReadCrash(exit));
+                None
+            }
             (Input::WorkerExited(exit), _) => {
                 out.push(log(Level::Error, failure_text(&exit)));
-                self.worker_failed(exit, out);
-                Some(End::Failed)
+                Some(self.failed(&mut running, exit, out))
+            }
+            (Input::Crash(crash), _) => {
+                match self.is_kept_to_its_end(&mut running, &crash, now, out) {
+                    true => running.end_of_all(self.settings.local_world_size),
+                    false => Some(self.failed(&mut running, crash.exit, out)),
+                }
+            }
+            (Input::ExitsDue, _) => {
+                let text = "stopping the workers that have not reached the end of their program";
+                out.push(log(Level::Warn, text));
+                Some(running.end_by_others())
             }
             (Input::Death(death), _) => self.worker_died(&mut running, *death, now, out),
             (Input::ReplaceDue { local_rank }, _) => {
@@ -66,8 +88,10 @@ impl Round {
             (Input::NotReplaced(why), _) => {
                 let text = format!("stopping the workers: one cannot be replaced: {why}");
                 out.push(log(Level::Error, text));
-                Some(End::Failed)
+                Some(End::Failed(Known::Nothing))
             }
+            // The job has ended, and its store may end with another node.
+            (Input::MembersChanged | Input::Membership(_), _) if running.ended.is_some() => None,
             (Input::MembersChanged, _) => {
                 out.push(Effect::ReadMembership);
                 None
@@ -80,11 +104,17 @@ impl Round {
                 running.nodes = members.filter(|_| keeps).unwrap_or(running.nodes);
                 membership.and_then(|it| running.members_may_have_changed(&it, keeps, out))
             }
-            (Input::JobEnd(Some(reason)), _) => {
-                out.push(log(Level::Warn, format!("stopping the workers: {reason}")));
-                Some(End::JobEnded(reason))
+            (Input::JobEnd(Some(notice)), _) => running.job_ended(notice, out),
+            (Input::JobEnd(None), _) if self.settings.stops_on_failure => {
+                out.push(Effect::ReadFinished);
+                running.waiting = Waiting::Closed;
+                None
             }
-            (Input::JobEnd(None), _) => {
+            // A node that has finished closes the rendezvous if others take more than the time of the exit barrier.
+            (Input::Finished(Some(0)), Waiting::Closed) => {
+                running.job_ended(Box::new(EndNotice::unknown()), out)
+            }
+            (Input::JobEnd(None), _) | (Input::Finished(_), Waiting::Closed) => {
                 out.push(log(
                     Level::Warn,
                     "another node closed the rendezvous: the workers keep running, but cannot be restarted",
@@ -115,25 +145,53 @@ impl Round {
             }
         };
         match end {
-            Some(end) => self.stop(nodes, end, now, out),
+            Some(end) => self.stop(&running, end, now, out),
             None => Phase::Running(running),
         }
     }
 
-    pub(super) fn worker_failed(&self, exit: WorkerExit, out: &mut Effects) {
-        out.push(Effect::TellFailed(exit));
-        // Ends the job on the other nodes already now: the workers of this node may take their time to stop.
-        if let Some(reason) = self.policy.final_exit(&[failed_worker(&exit)]) {
-            out.push(Effect::PublishEnd(reason));
-            out.push(Effect::Close);
+    /// Whether the last words of a worker say if the others may run on.
+    fn asks_about(&self, exit: &WorkerExit) -> bool {
+        self.settings.keep.is_none()
+            && may_be_at_exit(exit)
+            && self.policy.final_exit(&[failed_worker(exit)]).is_none()
+    }
+
+    fn failed(&self, running: &mut Running, exit: WorkerExit, out: &mut Effects) -> End {
+        let _ = running.failed.get_or_insert((exit.rank, exit.exit));
+        match self.worker_failed(exit, out) {
+            Known::Nothing => End::Failed(running.known.clone()),
+            known => End::Failed(known),
         }
     }
 
-    fn stop(&mut self, nodes: usize, end: End, now: Duration, out: &mut Effects) -> Phase {
+    pub(super) fn worker_failed(&self, exit: WorkerExit, out: &mut Effects) -> Known {
+        out.push(Effect::TellFailed(exit));
+        // Ends the job on the other nodes already now: the workers of this node may take their time to stop.
+        let Some(reason) = self.policy.final_exit(&[failed_worker(&exit)]) else {
+            return Known::Nothing;
+        };
+        self.publish(OwnEnd::of(reason, Some(exit.rank)), out);
+        Known::Published
+    }
+
+    fn stop(&mut self, running: &Running, end: End, now: Duration, out: &mut Effects) -> Phase {
+        let nodes = running.nodes;
         self.clock.end(now, |phases| &mut phases.run);
+        if let End::Failed(Known::Nothing) | End::Stuck(_, Known::Nothing) = &end
+            && self.ends_job_at_once(nodes, now)
+        {
+            // The same, if the store does not say that the failure follows from that of another node.
+            out.push(Effect::BeginStop(how_to_stop(&end)));
+            out.push(Effect::ReadFacts);
+            let first = running.failed;
+            return Phase::Ending { nodes, end, first };
+        }
         let is_restart_likely = match &end {
             End::MembersChanged(_) | End::Evicted(_) => true,
-            End::Failed | End::GivenUp | End::Stuck(_) => self.policy.left(now) > 0,
+            End::Failed(Known::Nothing) | End::GivenUp | End::Stuck(_, Known::Nothing) => {
+                self.policy.left(now) > 0
+            }
             _ => false,
         };
         if is_restart_likely {
@@ -143,18 +201,83 @@ impl Round {
             out.push(log(Level::Info, format!("restarting the workers: {why}")));
             out.push(Effect::TellRestarting(why.clone()));
         }
-        out.push(Effect::Stop(match end {
-            End::Signalled(signal) => Stop::BySignal(signal),
-            // Workers of a world that no longer exists must not write to what those of the next one use.
-            End::Stuck(_) | End::Evicted(_) => Stop::With(Signal::TERM, STUCK_GRACE),
-            // After a success, this ends the processes that workers left behind.
-            _ => Stop::With(Signal::TERM, STOP_GRACE),
-        }));
+        out.push(Effect::Stop(how_to_stop(&end)));
+        Phase::Stopping { nodes, end }
+    }
+
+    /// The workers of this node are being stopped, and what the store says is known.
+    pub(super) fn stop_knowing(
+        &self,
+        nodes: usize,
+        mut end: End,
+        first: Option<First>,
+        facts: Facts,
+        out: &mut Effects,
+    ) -> Phase {
+        let (stall, known) = match &mut end {
+            End::Failed(known) => (None, known),
+            End::Stuck(stall, known) => (Some(*stall), known),
+            _ => return Phase::Stopping { nodes, end },
+        };
+        let is_counted_elsewhere = stall.map_or(facts.is_any_stuck, |stall| !stall.is_first);
+        if let Some(notice) = facts.job_end {
+            *known = Known::Ended(notice);
+        } else if !is_counted_elsewhere {
+            self.publish(used_up(stall, first), out);
+            *known = Known::Published;
+        }
+        out.push(Effect::Stop(how_to_stop(&end)));
         Phase::Stopping { nodes, end }
     }
 }
 
+const fn how_to_stop(end: &End) -> Stop {
+    match end {
+        End::Signalled(signal) => Stop::BySignal(*signal),
+        // The scripts of other nodes may save what they have.
+        End::JobEnded(_) => Stop::Gently,
+        // Workers of a world that no longer exists must not write to what those of the next one use.
+        End::Stuck(..) | End::Evicted(_) => Stop::With(Signal::TERM, STUCK_GRACE),
+        // After a success, this ends the processes that workers left behind.
+        _ => Stop::With(Signal::TERM, STOP_GRACE),
+    }
+}
+
 impl Running {
+    /// How the round ends on this node, if none of its workers runs any more.
+    fn end_of_all(&self, local_world_size: usize) -> Option<End> {
+        let ended = self.succeeded + self.gone + self.at_exit;
+        let is_over = ended == local_world_size;
+        is_over.then(|| match (&self.ended, self.at_exit) {
+            (Some(notice), _) => End::JobEnded(notice.clone()),
+            (None, 0) => End::Succeeded,
+            (None, _) => End::AtExit(self.known.clone()),
+        })
+    }
+
+    /// How the round ends if workers run on for too long after others have failed at the end of their program.
+    fn end_by_others(&self) -> End {
+        match &self.ended {
+            Some(notice) => End::JobEnded(notice.clone()),
+            None => End::Failed(self.known.clone()),
+        }
+    }
+
+    /// Another node has ended the job. Returns how the workers end, unless they end by themselves.
+    fn job_ended(&mut self, notice: Box<EndNotice>, out: &mut Effects) -> Option<End> {
+        if notice.is_at_exit {
+            let text = format!("the job fails when the workers of this node have ended: {notice}");
+            out.push(log(Level::Warn, text));
+            out.push(Effect::ExpectExits(EXIT_BARRIER_TIMEOUT));
+            self.ended = Some(notice);
+            return None;
+        }
+        let why = notice.reason_text();
+        out.push(log(Level::Warn, format!("stopping the workers: {why}")));
+        out.push(Effect::Confirm);
+        Some(End::JobEnded(notice))
+    }
+
     /// Why the workers have to stop, mostly to restart in another round; `None` if they keep running, or if that
     /// depends on a question.
     fn members_may_have_changed(
@@ -199,5 +322,5 @@ fn are_stuck(stuck: Box<StuckWorkers>, is_first: bool, out: &mut Effects) -> End
         is_first,
     };
     out.push(Effect::TellStuck(stuck));
-    End::Stuck(stall)
+    End::Stuck(stall, Known::Nothing)
 }

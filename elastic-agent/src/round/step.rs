@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::input::{Effect, Effects, Input, StartTimes};
 use super::machine::Round;
-use super::phase::{Phase, Running, Waiting};
+use super::phase::{Known, Phase, Running, Waiting};
 use crate::failure::Failures;
 
 impl Round {
@@ -63,6 +63,10 @@ impl Round {
                     succeeded: 0,
                     gone: 0,
                     is_closing_known: false,
+                    at_exit: 0,
+                    failed: None,
+                    known: Known::Nothing,
+                    ended: None,
                     waiting: Waiting::Nothing,
                 })
             }
@@ -82,12 +86,18 @@ impl Round {
                 self.in_not_started(error, failures, input, now, out)
             }
             (Phase::Running(running), input) => self.in_running(running, input, now, out),
+            (Phase::Ending { nodes, end, first }, Input::Facts(facts)) => {
+                self.stop_knowing(nodes, end, first, facts, out)
+            }
             (Phase::Stopping { nodes, end }, Input::Stopped(stopped)) => {
                 self.clock.end(now, |phases| &mut phases.stop);
                 self.after_stop(nodes, end, *stopped, now, out)
             }
             (Phase::Judging { nodes, failure }, Input::Facts(facts)) => {
                 self.judge(nodes, *failure, facts, now, out)
+            }
+            (Phase::AwaitingOthers(awaiting), input) => {
+                self.awaiting_others(awaiting, input, now, out)
             }
             (Phase::AwaitingLoss(awaiting), input) => self.awaiting_loss(awaiting, input, now, out),
             (Phase::AtBarrier(barrier), input) => self.in_barrier(barrier, input, now, out),

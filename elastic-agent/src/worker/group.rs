@@ -20,6 +20,9 @@ use crate::output::Console;
 use crate::preload::ForkedWorkers;
 use crate::sys;
 
+/// How long to wait for the last bytes of a worker that has exited: its pipe is read within a moment.
+const STDERR_PATIENCE: Duration = Duration::from_millis(50);
+
 /// The worker processes of this node in one round.
 ///
 /// Each worker leads a session and a process group of its own. On Linux no worker outlives the agent, even
@@ -128,6 +131,18 @@ impl WorkerGroup {
     pub(crate) fn running_text(&mut self) -> String {
         self.note_ended();
         self.lifecycle.running_text()
+    }
+
+    /// The end of the worker with this global rank; `None` while it runs. A process that it has left behind may write more.
+    /// Waits for up to 50 ms for the thread that reads its standard error.
+    pub(crate) fn outcome_of(&mut self, rank: usize) -> Option<WorkerOutcome> {
+        self.note_ended();
+        let mut workers = self.processes.workers.iter();
+        let index = workers.position(|it| it.plan.rank == rank)?;
+        let exit = self.lifecycle.exit(index)?;
+        let worker = &self.processes.workers[index];
+        worker.stderr_end.await_bytes(STDERR_PATIENCE);
+        Some(outcome(worker, exit))
     }
 
     /// How many workers are running.

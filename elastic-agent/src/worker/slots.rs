@@ -56,6 +56,14 @@ impl WorkerSlots {
         self.groups().for_each(|group| group.signal(signal));
     }
 
+    /// As [`WorkerGroup::outcome_of`].
+    pub(crate) fn outcome_of(&mut self, rank: usize) -> Option<WorkerOutcome> {
+        self.slots.iter_mut().find_map(|slot| match slot {
+            Slot::Runs(group) => group.outcome_of(rank),
+            Slot::Ended(report) => report.outcomes.iter().find(|it| it.rank == rank).cloned(),
+        })
+    }
+
     /// Ends what the worker of this slot has left behind, as [`WorkerGroup::stop`].
     pub(crate) fn end(
         &mut self,

@@ -8,6 +8,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use c10d_socket::Deadline;
 
 use crate::logs::{Destination, FilteredLog};
 use crate::output::{
@@ -30,6 +33,18 @@ pub(super) enum StderrEnd {
 }
 
 impl StderrEnd {
+    /// Waits until something was read from the pipe of a process that has exited, for at most this long.
+    pub(super) fn await_bytes(&self, patience: Duration) {
+        const PAUSE: Duration = Duration::from_millis(2);
+        let deadline = Deadline::after(Instant::now(), patience);
+        while matches!(self, Self::Kept(_))
+            && self.bytes().is_empty()
+            && !deadline.has_passed(Instant::now())
+        {
+            std::thread::sleep(PAUSE);
+        }
+    }
+
     pub(super) fn bytes(&self) -> Vec<u8> {
         match self {
             Self::Terminal => Vec::new(),

@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::engine::apply::{apply, make_spares, remove_dead};
 use crate::engine::decide::step_of_action;
 use crate::engine::decide::{self, Action, Context, Decision, Entering, Rule};
+use crate::engine::identity::OwnHeartbeats;
 use crate::engine::last_round::{LastRound, REJOIN_GRACE};
 use crate::engine::links::Links;
 use crate::engine::observations::Observations;
@@ -95,6 +96,8 @@ enum Phase {
 #[derive(Debug)]
 pub(crate) struct Executor {
     me: NodeId,
+    /// `None` for an id that no other process can have.
+    own: Option<OwnHeartbeats>,
     settings: RendezvousSettings,
     state: RendezvousState,
     token: Option<Token>,
@@ -145,6 +148,7 @@ impl Executor {
     pub(crate) fn new(me: NodeId, settings: RendezvousSettings, now: Now) -> Self {
         Self {
             me,
+            own: Some(OwnHeartbeats::default()),
             settings,
             state: RendezvousState::default(),
             token: None,
@@ -177,6 +181,11 @@ impl Executor {
 
     pub(crate) fn me(&self) -> &NodeId {
         &self.me
+    }
+
+    /// No other process can have the id of this node.
+    pub(crate) fn keep_id(&mut self) {
+        self.own = None;
     }
 
     pub(crate) fn settings(&self) -> &RendezvousSettings {
@@ -700,6 +709,9 @@ impl Executor {
             self.deadline = now.monotonic.saturating_add(self.settings.join_timeout);
         }
         let time = self.observations.time_to_write(now);
+        if let Some(own) = &mut self.own {
+            own.tries(time);
+        }
         let was_complete = self.state.complete;
         let round = self.state.round;
         let before = self.last_round.ranks_for(&self.state);
@@ -720,6 +732,14 @@ impl Executor {
     }
 
     fn adopt(&mut self, state: RendezvousState, token: Option<Token>, now: Now) {
+        if !matches!(self.operation, Operation::KeepAlive | Operation::Close)
+            && let Some(other) = self
+                .own
+                .as_mut()
+                .and_then(|own| own.other_id(&self.me, &state))
+        {
+            self.me = other;
+        }
         self.note_departures(&state, now);
         let mut lost = self.overdue(&state, now);
         self.known_as_of = self.requested_at;

@@ -11,6 +11,7 @@ pub(crate) mod duty;
 mod executor;
 pub(crate) mod group;
 mod group_ranks;
+mod identity;
 mod last_round;
 mod links;
 mod observations;
@@ -36,6 +37,9 @@ use crate::values::stored::{Part, Token};
 
 /// Decides for one node what to ask of the store, operation by operation, and what a member does between them.
 pub(crate) trait Engine: Debug + Send {
+    /// The identity of the node. It changes while the node joins, if another process has the same one.
+    fn me(&self) -> &NodeId;
+
     /// Begins an operation that should end by `deadline`, in place of the one before. An operation of a member that
     /// leaves its round ends the membership at once.
     fn begin(&mut self, operation: Operation, deadline: Duration, now: Now);

@@ -94,6 +94,12 @@ impl Solo {
         }
     }
 
+    /// No other process can have the id of this node.
+    pub(crate) fn with_kept_id(mut self) -> Self {
+        self.executor.keep_id();
+        self
+    }
+
     fn start(&mut self, operation: Operation, deadline: Duration, now: Now) {
         self.operation = Some(operation);
         self.deadline = deadline;
@@ -274,6 +280,10 @@ impl Solo {
 }
 
 impl Engine for Solo {
+    fn me(&self) -> &NodeId {
+        self.executor.me()
+    }
+
     fn begin(&mut self, operation: Operation, deadline: Duration, now: Now) {
         if operation != Operation::Close {
             self.round = None;

@@ -394,6 +394,11 @@ impl Bootstrap {
             Some(store) => store,
             None => self.serve(round, &advertised)?,
         };
+        if round.nodes.len() != 1 {
+            // Other nodes tell it from the store of another job at the same port.
+            let marked = own.set(OWNER_KEY, round.run_id);
+            marked.map_err(|error| round.failed(error))?;
+        }
         let master = named(HostPort::new(advertised.host.as_str(), own.port()));
         self.own = Some(own);
         if self.own_published.replace(master.address.clone()).as_ref() != Some(&master.address) {
@@ -432,9 +437,6 @@ impl Bootstrap {
         if let (Some(hook), Some(server)) = (round.server_hook, store.server()) {
             hook.call(server);
         }
-        // By which other nodes tell it from the store of another job at the same port.
-        let marked = store.set(OWNER_KEY, round.run_id);
-        marked.map_err(|error| round.failed(error))?;
         Ok(Arc::new(store))
     }
 

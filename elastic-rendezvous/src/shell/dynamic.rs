@@ -82,7 +82,6 @@ pub struct DynamicRendezvous {
     settings: RendezvousSettings,
     options: DynamicRendezvousOptions,
     own_host: OwnHost,
-    node: NodeId,
     shared: Arc<Shared>,
     to_loop: Mailbox,
     /// The loop's, which may wait for it.
@@ -221,19 +220,24 @@ impl DynamicRendezvous {
             (None, Some(given)) if options.workers_host.is_none() => given,
             (None, _) => own_host.name(),
         };
-        let local_id = NEXT_LOCAL_ID.fetch_add(1, Ordering::Relaxed);
-        let node = NodeId::new(addr, i64::from(std::process::id()), local_id);
+        let access = Access::open(&*backend, &settings)?;
+        let (index, lease) = match &access {
+            Access::Group(_, index) => (Some(*index), None),
+            Access::Own { lease, .. } => (None, lease.clone()),
+        };
+        let (addr, pid): (Arc<str>, _) = (addr.into(), i64::from(std::process::id()));
+        let own_number = NEXT_LOCAL_ID.fetch_add(1, Ordering::Relaxed);
+        // A number in the group is that of one handler, whatever its host and process are called.
+        let id_of = move |index: Option<u32>| {
+            let local_id = index.map_or(own_number, i64::from);
+            NodeId::new(Arc::clone(&addr), pid, local_id)
+        };
         let clock = Clock::start();
         let notices = Notices::new(Arc::clone(&store), &settings.run_id);
-        let shared = Shared::new(notices);
-        let access = Access::open(&*backend, &settings)?;
-        let lease = match &access {
-            Access::Group(..) => None,
-            Access::Own { lease, .. } => lease.clone(),
-        };
-        let of_engine = (node.clone(), settings.clone());
+        let shared = Shared::new(notices, id_of(index));
+        let of_engine = settings.clone();
         let new_engine = move |index: Option<u32>, now| -> Box<dyn Engine> {
-            let ((me, settings), seed) = (of_engine.clone(), fastrand::u64(..));
+            let ((me, settings), seed) = ((id_of(index), of_engine.clone()), fastrand::u64(..));
             match index {
                 Some(index) => Box::new(GroupEngine::new(me, index, settings, seed, now)),
                 None => Box::new(Solo::new(me, settings, seed, now)),
@@ -242,7 +246,6 @@ impl DynamicRendezvous {
         let (to_loop, inbox) = open_mailbox();
         let handler_loop = HandlerLoop::new(Parts {
             clock,
-            me: node.clone(),
             settings: settings.clone(),
             new_engine: Box::new(new_engine),
             access,
@@ -268,7 +271,6 @@ impl DynamicRendezvous {
             )),
             options,
             own_host,
-            node,
             shared,
             to_loop,
             lease,
@@ -285,10 +287,11 @@ impl DynamicRendezvous {
         &self.settings
     }
 
-    /// The identity of this node.
+    /// The identity of this node. It changes while the node joins, if another process has the same host name and process
+    /// id, as two containers can.
     #[must_use]
-    pub fn node(&self) -> &NodeId {
-        &self.node
+    pub fn node(&self) -> NodeId {
+        self.shared.me()
     }
 
     /// Declares that this process hosts the rendezvous' store, through its client `store`.
@@ -350,7 +353,7 @@ impl DynamicRendezvous {
             let joined = answer.joined.ok_or_else(|| self.shut_down_error())?;
             log::debug!(
                 "node {} has joined round {} of run {:?} as rank {} in a world of size {}",
-                self.node.named(),
+                self.node().named(),
                 answer.round,
                 self.settings.run_id,
                 joined.rank,
@@ -545,7 +548,7 @@ impl RendezvousHandler for DynamicRendezvous {
 
     fn leave(&self) -> Result<(), RendezvousError> {
         // Before the state changes: nodes that see that also find the notice. Not to a store that has just failed.
-        let left = Notice::Left(self.node.clone());
+        let left = Notice::Left(self.node());
         if !matches!(self.shared.membership(), Some(Err(_)))
             && let Err(error) = self.shared.notices.write(&left)
         {
@@ -562,7 +565,7 @@ impl RendezvousHandler for DynamicRendezvous {
         let written = match why {
             None => self.shared.notices.withdraw(),
             Some(why) => {
-                let it = NotJoining::new(self.node.clone(), why);
+                let it = NotJoining::new(self.node(), why);
                 self.shared.notices.write(&Notice::NotJoining(it))
             }
         };
@@ -575,14 +578,31 @@ impl RendezvousHandler for DynamicRendezvous {
         forgotten.map_err(|error| RendezvousError::connection(run_id, error))
     }
 
+    fn last_boards(&self) -> Result<Vec<RoundBoard>, RendezvousError> {
+        let last = self.ask(Goal::Read)?.round;
+        let rounds = [last, last - 1].into_iter().filter(|round| *round >= 0);
+        let board = |round| RoundBoard::of(&self.store, &self.settings.run_id, round);
+        Ok(rounds.map(board).collect())
+    }
+
+    fn keeps_store_for(&self) -> Option<Duration> {
+        let server = self.hosted.as_ref()?.server()?;
+        server.is_running().then(|| self.settings.dead_after())
+    }
+
+    fn detach(&self) {
+        self.stop();
+    }
+
     fn run_id(&self) -> &str {
         &self.settings.run_id
     }
 
     fn shutdown(&self) -> bool {
         let closed = self.ask(Goal::Shutdown).map(drop);
+        let is_detached = matches!(&closed, Err(RendezvousError::ShutDown { .. }));
         if let Err(error) = &closed
-            && !matches!(error, RendezvousError::ShutDown { .. })
+            && !is_detached
         {
             log::warn!(
                 "cannot close the rendezvous {:?}: {error}",
@@ -590,7 +610,7 @@ impl RendezvousHandler for DynamicRendezvous {
             );
         }
         self.stop();
-        if closed.is_ok() {
+        if closed.is_ok() || is_detached {
             self.await_disconnects();
         }
         closed.is_ok()

@@ -131,6 +131,24 @@ pub trait RendezvousHandler: Debug + Send + Sync {
         Ok(())
     }
 
+    /// The boards of the last two rounds, for a node that is in none of them. Blocks for at most the store's timeout.
+    ///
+    /// # Errors
+    /// As [`is_closed`](Self::is_closed).
+    fn last_boards(&self) -> Result<Vec<RoundBoard>, RendezvousError> {
+        Ok(Vec::new())
+    }
+
+    /// How long this node shall keep the store that it hosts open for nodes that have not read why the job ends; `None` if
+    /// it hosts none.
+    fn keeps_store_for(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Makes no further request for this node, which knows that the job is over: neither heartbeats nor a wait for changes.
+    /// Then a store that ends with its host is no event. Blocks for at most the store's timeout.
+    fn detach(&self) {}
+
     /// Removes the values that the members of an earlier round have written for each other. A server of PyTorch keeps them. Blocks for at
     /// most the store's timeout, three times.
     ///

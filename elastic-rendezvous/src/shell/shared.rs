@@ -33,6 +33,7 @@ pub(crate) struct Shared {
     /// Set until the event that this process hosts the store is recorded.
     pub(crate) is_new_host: AtomicBool,
     pub(crate) notices: Notices,
+    me: Mutex<NodeId>,
 }
 
 #[derive(Default)]
@@ -45,7 +46,7 @@ impl std::fmt::Debug for Listeners {
 }
 
 impl Shared {
-    pub(crate) fn new(notices: Notices) -> Arc<Self> {
+    pub(crate) fn new(notices: Notices, me: NodeId) -> Arc<Self> {
         Arc::new_cyclic(|this: &Weak<Self>| Self {
             settling: Cancel::with_check({
                 let this = this.clone();
@@ -56,7 +57,20 @@ impl Shared {
             is_interrupted: AtomicBool::new(false),
             is_new_host: AtomicBool::new(false),
             notices,
+            me: Mutex::new(me),
         })
+    }
+
+    /// The identity of this node.
+    pub(crate) fn me(&self) -> NodeId {
+        let me = self.me.lock().unwrap_or_else(PoisonError::into_inner);
+        me.clone()
+    }
+
+    /// The node has this identity from now on. Returns the former one if it differs.
+    pub(crate) fn set_me(&self, me: &NodeId) -> Option<NodeId> {
+        let mut known = self.me.lock().unwrap_or_else(PoisonError::into_inner);
+        (*known != *me).then(|| std::mem::replace(&mut *known, me.clone()))
     }
 
     /// This and all later joins fail.

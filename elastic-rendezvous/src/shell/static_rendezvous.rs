@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, Deadline, HostPort, sleep};
@@ -42,6 +44,13 @@ pub const STATIC_TIMEOUT: Duration = Duration::from_secs(600);
 const PATIENCE: Duration = Duration::from_secs(15);
 
 const THREAD: &str = "rendezvous-static";
+const WATCH_THREAD: &str = "static-closed";
+
+/// The key that a node of ours sets to close the rendezvous, below the run id.
+const CLOSED: &str = "c10d/static/closed";
+
+/// The pause before a node waits for the closing again, after an error of the store.
+const WATCH_PAUSE: Duration = Duration::from_secs(1);
 
 /// How often listeners get a report and missing names are read.
 const EVENT_INTERVAL: Duration = Duration::from_secs(1);
@@ -90,7 +99,43 @@ pub struct StaticRendezvous {
     met: Mutex<Option<Met>>,
     /// Of this and all later joins.
     cancel: Cancel,
+    shared: Arc<Shared>,
+    watch: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What the handler shares with the thread that waits for the closing.
+#[derive(Debug)]
+struct Shared {
     listeners: Mutex<Listeners>,
+    is_closed: AtomicBool,
+    /// Ends the wait.
+    detached: Cancel,
+}
+
+impl Shared {
+    fn notify(&self, event: &RendezvousEvent<'_>) {
+        let listeners = self.listeners.lock();
+        let listeners = listeners.unwrap_or_else(PoisonError::into_inner).0.clone();
+        for listener in listeners {
+            listener(event);
+        }
+    }
+
+    /// Waits until a node closes the rendezvous.
+    fn watch(&self, store: &dyn Store) {
+        loop {
+            match store.wait_all(&[CLOSED], Some(Duration::MAX)) {
+                Ok(()) => break,
+                // The store may have ended with the job.
+                Err(error) => log::debug!("cannot wait until the rendezvous is closed: {error}"),
+            }
+            if sleep(WATCH_PAUSE, [&self.detached]).is_err() {
+                return;
+            }
+        }
+        self.is_closed.store(true, Ordering::Release);
+        self.notify(&RendezvousEvent::MembershipChanged);
+    }
 }
 
 /// The store at which all nodes have met.
@@ -100,7 +145,7 @@ struct Met {
     port: u16,
     route: StoreRoute,
     /// Keeps the server, if this process has it.
-    _hosted: Option<Arc<TcpStore>>,
+    hosted: Option<Arc<TcpStore>>,
 }
 
 #[derive(Default)]
@@ -320,7 +365,7 @@ impl Meeting {
                     store,
                     port,
                     route,
-                    _hosted: hosted,
+                    hosted,
                 }));
             }
             let now = Instant::now();
@@ -452,7 +497,12 @@ impl StaticRendezvous {
             listen_also_on: given_addresses(parameters),
             met: Mutex::default(),
             cancel: Cancel::new(),
-            listeners: Mutex::default(),
+            shared: Arc::new(Shared {
+                listeners: Mutex::default(),
+                is_closed: AtomicBool::new(false),
+                detached: Cancel::new(),
+            }),
+            watch: Mutex::default(),
         })
     }
 
@@ -586,14 +636,40 @@ impl StaticRendezvous {
             );
             reported.next_log_at = report.waited + report.waited.min(LOG_INTERVAL_MAX);
         }
-        self.notify(&RendezvousEvent::WaitingForRanks(report));
+        self.shared
+            .notify(&RendezvousEvent::WaitingForRanks(report));
     }
 
-    fn notify(&self, event: &RendezvousEvent<'_>) {
-        let listeners = self.listeners.lock();
-        let listeners = listeners.unwrap_or_else(PoisonError::into_inner).0.clone();
-        for listener in listeners {
-            listener(event);
+    /// The store below the run id.
+    fn board(&self) -> Option<Arc<dyn Store>> {
+        let store = Arc::clone(&self.met().as_ref()?.store);
+        Some(Arc::new(PrefixStore::new(self.run_id.clone(), store)))
+    }
+
+    /// Lets this node learn when another one closes the rendezvous.
+    fn watch_closing(&self) -> Result<(), RendezvousError> {
+        let Some(store) = self.board().filter(|_| self.world_size > 1) else {
+            return Ok(());
+        };
+        let shared = Arc::clone(&self.shared);
+        let store = store.with_cancel(&shared.detached);
+        let thread = std::thread::Builder::new()
+            .name(WATCH_THREAD.to_owned())
+            .spawn(move || shared.watch(&*store))
+            .map_err(|source| RendezvousError::Thread {
+                name: WATCH_THREAD,
+                source,
+            })?;
+        *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        Ok(())
+    }
+
+    fn stop_watch(&self) {
+        self.shared.detached.cancel();
+        let watch = self.watch.lock();
+        let thread = watch.unwrap_or_else(PoisonError::into_inner).take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            log::error!("the thread {WATCH_THREAD} panicked");
         }
     }
 }
@@ -631,7 +707,8 @@ impl RendezvousHandler for StaticRendezvous {
             None => {
                 let met = self.meet()?;
                 *self.met() = Some(met.clone());
-                self.notify(&RendezvousEvent::MembershipChanged);
+                self.watch_closing()?;
+                self.shared.notify(&RendezvousEvent::MembershipChanged);
                 met
             }
         };
@@ -650,19 +727,39 @@ impl RendezvousHandler for StaticRendezvous {
     }
 
     fn is_closed(&self) -> Result<bool, RendezvousError> {
-        Ok(false)
+        let Some(board) = self.board() else {
+            return Ok(false);
+        };
+        let closed = board.check(&[CLOSED]);
+        closed.map_err(|error| RendezvousError::connection(&self.run_id, error))
     }
 
+    /// Tells the nodes of this project, which then stop. The others run on.
     fn set_closed(&self) -> Result<(), RendezvousError> {
-        Ok(())
+        let Some(board) = self.board() else {
+            return Ok(());
+        };
+        let closed = board.set(CLOSED, b"1");
+        closed.map_err(|error| RendezvousError::connection(&self.run_id, error))
     }
 
     fn membership(&self) -> Result<Membership, RendezvousError> {
-        Ok(Membership::default())
+        Ok(Membership {
+            is_closed: self.shared.is_closed.load(Ordering::Acquire),
+            ..Membership::default()
+        })
+    }
+
+    fn keeps_store_for(&self) -> Option<Duration> {
+        self.met().as_ref()?.hosted.as_ref().map(|_| PATIENCE)
+    }
+
+    fn detach(&self) {
+        self.stop_watch();
     }
 
     fn add_listener(&self, listener: Listener) {
-        let listeners = self.listeners.lock();
+        let listeners = self.shared.listeners.lock();
         listeners
             .unwrap_or_else(PoisonError::into_inner)
             .0
@@ -681,8 +778,16 @@ impl RendezvousHandler for StaticRendezvous {
         &self.run_id
     }
 
+    /// Closes nothing: a node that has succeeded must not stop the others.
     fn shutdown(&self) -> bool {
+        self.stop_watch();
         true
+    }
+}
+
+impl Drop for StaticRendezvous {
+    fn drop(&mut self) {
+        self.stop_watch();
     }
 }
 

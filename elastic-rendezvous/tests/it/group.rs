@@ -240,7 +240,7 @@ fn a_node_that_leaves_a_group_is_noticed_and_the_rest_continue() {
     join_all(&nodes);
     let leaver = nodes.pop().expect("a node");
     leaver.leave().expect("to leave");
-    let left = [LeftNode::new(leaver.node().clone(), false)];
+    let left = [LeftNode::new(leaver.node(), false)];
     for node in &nodes {
         eventually("the node has left", || membership(node).left == left);
         assert!(!membership(node).is_evicted);
@@ -251,7 +251,7 @@ fn a_node_that_leaves_a_group_is_noticed_and_the_rest_continue() {
     let joining = join(&leaver);
     for node in &nodes {
         eventually("the node waits", || {
-            membership(node).waiting == [leaver.node().clone()]
+            membership(node).waiting == [leaver.node()]
         });
     }
     nodes.push(leaver);
@@ -288,16 +288,16 @@ fn a_holder_that_leaves_a_group_is_named_by_its_successor() {
     for _ in 0..2 {
         let leaver = nodes[holder(&*store, &nodes)].clone();
         leaver.leave().expect("to leave");
-        left.push(leaver.node().clone());
+        left.push(leaver.node());
         left.sort();
-        for node in nodes.iter().filter(|node| !left.contains(node.node())) {
+        for node in nodes.iter().filter(|node| !left.contains(&node.node())) {
             eventually("the holder is named", || {
                 let named = membership(node).left;
                 named.iter().map(|left| &left.node).eq(&left)
             });
         }
     }
-    nodes.retain(|node| !left.contains(node.node()));
+    nodes.retain(|node| !left.contains(&node.node()));
     assert_eq!(join_all(&nodes)[0].world_size, NODES - 2);
 }
 
@@ -315,7 +315,7 @@ fn a_node_of_a_group_that_dies_is_reported_lost() {
     }));
     join_all(&nodes);
     let dead = nodes.pop().expect("a node");
-    let name = dead.node().clone();
+    let name = dead.node();
     drop(dead);
     for node in &nodes {
         eventually("the node is lost", || {
@@ -418,7 +418,7 @@ fn nodes_with_and_without_a_group_share_a_rendezvous() {
     let rounds = join_all(&nodes);
     assert_eq!(rounds[0].round, 0);
     nodes[37].leave().expect("to leave");
-    let left = [LeftNode::new(nodes[37].node().clone(), false)];
+    let left = [LeftNode::new(nodes[37].node(), false)];
     for node in &nodes[..37] {
         eventually("the node has left", || membership(node).left == left);
     }

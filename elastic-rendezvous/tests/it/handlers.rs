@@ -74,7 +74,7 @@ fn membership(node: &DynamicRendezvous) -> Membership {
 
 /// Whether `node` sees that only `other` has left the round for good.
 fn has_left(node: &DynamicRendezvous, other: &DynamicRendezvous) -> bool {
-    membership(node).left == [LeftNode::new(other.node().clone(), false)]
+    membership(node).left == [LeftNode::new(other.node(), false)]
 }
 
 fn tcp() -> (TcpStore, Arc<dyn Store>) {
@@ -131,9 +131,7 @@ fn a_newcomer_makes_members_join_again_and_finds_the_same_workers_store() {
     let c = node(&store, 2, 3);
     let joining_c = join(&c);
     changes.recv_timeout(LONG).expect("an event");
-    eventually("one node waits", || {
-        membership(&a).waiting == [c.node().clone()]
-    });
+    eventually("one node waits", || membership(&a).waiting == [c.node()]);
     let (joining_a, joining_b) = (join(&a), join(&b));
     for round in [joined(joining_a), joined(joining_b), joined(joining_c)] {
         assert_eq!((round.round, round.world_size), (1, 3));
@@ -185,7 +183,7 @@ fn a_node_that_dies_is_reported_as_lost() {
             let _ = sender.send((*lost).clone());
         }
     }));
-    let dead = b.node().clone();
+    let dead = b.node();
     // The node ends without a write.
     drop(b);
     let lost = lost.recv_timeout(LONG).expect("an event");
@@ -729,7 +727,7 @@ fn a_waiting_node_reports_what_absent_nodes_say_about_themselves() {
     }));
     absent.set_not_joining(Some("no GPU")).expect("a notice");
     let joining = join(&waiting);
-    let expected = [NotJoining::new(absent.node().clone(), "no GPU")];
+    let expected = [NotJoining::new(absent.node(), "no GPU")];
     let next = || reports.recv_timeout(LONG).expect("a report");
     while next() != expected {}
     absent.set_not_joining(None).expect("to take it back");

@@ -2,6 +2,7 @@
 //!
 //! `tests/scale.rs` is a separate program because it raises the limit on open files.
 
+mod addresses;
 mod conform;
 mod debug_servers;
 mod doctor;
@@ -18,6 +19,7 @@ mod history;
 mod hosts;
 mod idle_waits;
 mod in_etcd;
+mod job_failure;
 mod kill_matrix;
 mod mixed;
 mod outages;

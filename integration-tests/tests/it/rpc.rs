@@ -1,11 +1,16 @@
 //! Calls and references between processes: workers are killed, stopped and restarted, and the store is killed.
 
+use std::net::{SocketAddr, TcpListener};
+use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use c10d_store::{StoreExt, TcpStore};
 use integration_tests::eventually::eventually;
+use integration_tests::process::ChildProcess;
 use integration_tests::rpc_group::{BLOCK, Group, List, Programs};
 use integration_tests::watchdog::Watchdog;
-use rpc_agent::{Outcome, RetryOptions, RpcError};
+use rpc_agent::{Agent, AgentOptions, Outcome, Registry, RetryOptions, RpcError};
 use rref::{RRef, RRefError};
 
 const LIMIT: Duration = Duration::from_secs(180);
@@ -264,4 +269,79 @@ fn only_calls_to_a_stopped_worker_time_out() {
     drop(held);
     group.until_empty();
     group.shutdown_clean();
+}
+
+/// Starts a worker of a group that meets in the store at `port`.
+fn start_worker(name: &str, rank: u32, world_size: u32, port: u16) -> ChildProcess {
+    let mut command = Command::new(PROGRAMS.worker);
+    let numbers = [rank, world_size, u32::from(port), 1];
+    command
+        .arg(name)
+        .args(numbers.map(|number| number.to_string()));
+    ChildProcess::start(format!("{name}, rank {rank}"), &mut command)
+}
+
+/// The others fail at once and name the worker, although a rank is missing and their own timeout is 30 s.
+#[test]
+fn a_worker_that_cannot_start_ends_the_start_of_the_others() {
+    let _watchdog = Watchdog::start("a_worker_that_cannot_start", LIMIT);
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let taken = taken.local_addr().expect("an address").port();
+    for is_double in [true, false] {
+        let mut store = ChildProcess::start("the store", Command::new(PROGRAMS.store).arg("serve"));
+        let address: SocketAddr = store.read_line().parse().expect("an address");
+        let client = TcpStore::connect("127.0.0.1", address.port()).expect("the store runs");
+        // Of four, rank 3 never comes.
+        let mut others = [0, 1].map(|rank| {
+            let name = format!("worker{rank}");
+            start_worker(&name, rank, 4, address.port())
+        });
+        client
+            .wait(&["names/_NAME/worker0", "names/_NAME/worker1"])
+            .expect("both workers have come");
+        let began = Instant::now();
+        let (name, port) = if is_double {
+            ("worker1", 0)
+        } else {
+            ("worker2", taken)
+        };
+        let options = AgentOptions::new(name, 2)
+            .with_host("127.0.0.1")
+            .with_port(port)
+            .with_world_size(4);
+        let error = Agent::start(options, Registry::new(), Arc::new(client)).expect_err("it fails");
+        let expected = if is_double {
+            "RPC worker name worker1 is not unique. Workers 1 and 2 share the same name."
+        } else {
+            "cannot listen for other workers"
+        };
+        assert!(error.to_string().contains(expected), "{error}");
+        for other in &mut others {
+            assert_eq!(other.wait(LIMIT).code(), Some(1), "{}", other.stderr());
+            let text = other.stderr();
+            assert!(text.contains(expected), "{text}");
+            assert!(
+                text.contains(&format!("name={name}")) && text.contains("id=2"),
+                "{text}"
+            );
+        }
+        let took = began.elapsed();
+        assert!(took < Duration::from_secs(5), "{took:?}");
+    }
+}
+
+/// In a group whose members come and go, the refused worker is none of them, and the others shut down without it.
+#[test]
+fn a_name_that_is_taken_delays_no_shutdown_of_a_dynamic_group() {
+    let _watchdog = Watchdog::start("a_name_that_is_taken", LIMIT);
+    let group = Group::dynamic(PROGRAMS, &["a", "b"]);
+    let mut double = group.start_double("b", 7);
+    assert_eq!(double.wait(LIMIT).code(), Some(1), "{}", double.stderr());
+    let text = double.stderr();
+    let expected = "RPC worker name b is not unique. Workers 2 and 7 share the same name.";
+    assert!(text.contains(expected), "{text}");
+    let began = Instant::now();
+    group.shutdown_clean();
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(5), "{took:?}");
 }

@@ -31,7 +31,8 @@ impl Agent {
     ///
     /// # Errors
     /// [`StartError`]. A duplicate name or rank is an error on every worker of a group of fixed size,
-    /// and names both claimants.
+    /// and names both claimants. If one of them cannot start, for example because its port is in use, the others fail
+    /// within a second, and name it.
     pub fn start(
         options: AgentOptions,
         registry: Registry,
@@ -46,7 +47,8 @@ impl Agent {
         // On failure the agent is dropped, which ends what was started.
         let agent = Self { handle };
         let started = agent.handle.runtime().start(Arc::new(service));
-        started.map_err(StartError::Thread)?;
+        let started = started.map_err(StartError::Thread);
+        started.inspect_err(|error| agent.handle.runtime().publish_failure(error))?;
         Ok(agent)
     }
 

@@ -7,6 +7,7 @@ use c10d_store::StoreError;
 use super::bounded_store::BoundedStore;
 use super::record::{Member, RecordError};
 use crate::shortlist::Shortlist;
+use crate::worker::WorkerInfo;
 
 /// Why a worker could not join its group, leave it, or find another member. Where PyTorch has a text for
 /// the error, the message begins with it.
@@ -66,6 +67,14 @@ pub enum DirectoryError {
         rank: u32,
         /// This worker's world size.
         world_size: u32,
+    },
+    /// Another worker of the group could not start, so the group cannot be complete.
+    #[error("{worker} of the group could not start: {why}")]
+    WorkerFailed {
+        /// The worker that failed.
+        worker: Box<WorkerInfo>,
+        /// The text of its error, at most 512 characters.
+        why: String,
     },
     /// Not all workers joined before the start timeout.
     #[error(

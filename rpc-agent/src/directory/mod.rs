@@ -8,6 +8,8 @@
 //! | `rpcIsStaticGroup` | `true` or `false`, written by the first worker |
 //! | `names/<rank>` | static group: a worker's name and [`Address`], claimed by compare-and-set |
 //! | `names/_REFUSED` | static group: a worker whose rank was taken |
+//! | `names/_NAME/<name>` | static group: the worker with this name, claimed by compare-and-set |
+//! | `names/_FAILED` | static group: the first worker that could not start, and why |
 //! | `names/_ALL_WORKER_INFOS` | dynamic group: all [`Members`], changed by compare-and-set |
 //!
 //! PyTorch keeps the address under a key of its own, `addrs/<name>`. Here it is part of the value, so
@@ -18,6 +20,7 @@
 mod bounded_store;
 mod dynamic_group;
 mod error;
+mod failed;
 mod members;
 mod record;
 mod static_group;
@@ -32,6 +35,7 @@ use c10d_store::{Store, StoreError};
 
 pub(crate) use bounded_store::BoundedStore;
 pub use error::DirectoryError;
+pub(crate) use failed::{publish_failure, read_failure};
 use members::Members;
 pub(crate) use record::Address;
 use record::Member;
@@ -128,6 +132,11 @@ impl Directory {
     /// Whether workers may join and leave at any time.
     pub(crate) fn is_dynamic(&self) -> bool {
         self.world_size.is_none()
+    }
+
+    /// The random number of this start of the worker.
+    pub(crate) const fn incarnation(&self) -> u64 {
+        self.me.address.incarnation
     }
 
     /// The members that are known locally, by id. Does not block.

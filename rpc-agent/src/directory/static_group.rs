@@ -7,6 +7,7 @@ use c10d_store::StoreExt;
 
 use super::bounded_store::BoundedStore;
 use super::error::DirectoryError;
+use super::failed::read_failure;
 use super::members::{Members, Taken};
 use super::record::Member;
 use crate::shortlist::Shortlist;
@@ -21,6 +22,12 @@ const SLICE: Duration = Duration::from_millis(500);
 /// The key with the name, address and incarnation of one worker.
 pub(super) fn claim_key(id: WorkerId) -> String {
     format!("names/{id}")
+}
+
+/// The key of the worker that has claimed this name: its id, a space, its name and address. Two workers of one name fail at
+/// once, and do not wait for all others first.
+fn name_key(me: &Member) -> String {
+    format!("names/_NAME/{}", me.info.name)
 }
 
 /// Claims the rank and reads all others. All workers check the same values, so either all of them start
@@ -39,6 +46,7 @@ pub(super) fn join(
         });
     }
     claim(store, me, by)?;
+    claim_name(store, me, by)?;
     let keys: Vec<String> = (0..world_size)
         .map(|rank| format!("names/{rank}"))
         .collect();
@@ -81,11 +89,26 @@ pub(super) fn read(
 
 /// Releases the rank, so that the worker can join again.
 pub(super) fn leave(store: &BoundedStore, me: &Member, by: Deadline) -> Result<(), DirectoryError> {
-    store
-        .by(by)
-        .delete_key(&claim_key(me.info.id))
-        .map_err(DirectoryError::store("leaving the group"))?;
+    for key in [name_key(me), claim_key(me.info.id)] {
+        store
+            .by(by)
+            .delete_key(&key)
+            .map_err(DirectoryError::store("leaving the group"))?;
+    }
     Ok(())
+}
+
+fn claim_name(store: &BoundedStore, me: &Member, by: Deadline) -> Result<(), DirectoryError> {
+    let claim = format!("{} {me}", me.info.id);
+    let claimed = store
+        .replace(&name_key(me), b"", claim.as_bytes(), by)
+        .map_err(DirectoryError::store("claiming this worker's name"))?;
+    match claimed.err().and_then(|present| with_id(&present)) {
+        Some(holder) if holder.info.id != me.info.id => {
+            Err(DirectoryError::name_taken(&holder, me))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn claim(store: &BoundedStore, me: &Member, by: Deadline) -> Result<(), DirectoryError> {
@@ -121,6 +144,11 @@ fn await_all(
             return Ok(());
         }
         check_none_refused(store, by)?;
+        let read = DirectoryError::store("checking whether a worker could not start");
+        if let Some((worker, why)) = read_failure(store, by).map_err(read)? {
+            let worker = Box::new(worker);
+            return Err(DirectoryError::WorkerFailed { worker, why });
+        }
         let now = Instant::now();
         if by.has_passed(now) {
             let (missing, is_complete) = store.missing(keys).map_err(failed)?;
@@ -149,15 +177,8 @@ fn check_none_refused(store: &BoundedStore, by: Deadline) -> Result<(), Director
     let Some(refused) = refused else {
         return Ok(());
     };
-    // The id, a space, and the refused worker's name and address.
-    let space = refused.iter().position(|byte| *byte == b' ');
-    let (id, rest) = refused.split_at(space.unwrap_or(0));
-    let refused = std::str::from_utf8(id)
-        .ok()
-        .and_then(|id| WorkerId::new(id.parse().ok()?).ok())
-        .and_then(|id| Member::parse(id, rest.get(1..)?).ok());
     // Ignore a value that no worker can have written: it must not fail the group.
-    let Some(refused) = refused else {
+    let Some(refused) = with_id(&refused) else {
         return Ok(());
     };
     let holder = read(store, refused.info.id, by)?;
@@ -165,4 +186,12 @@ fn check_none_refused(store: &BoundedStore, by: Deadline) -> Result<(), Director
         Some(holder) => Err(DirectoryError::id_taken(&holder, &refused)),
         None => Ok(()),
     }
+}
+
+/// A worker from its id, a space, and its name and address.
+fn with_id(value: &[u8]) -> Option<Member> {
+    let space = value.iter().position(|byte| *byte == b' ')?;
+    let (id, rest) = value.split_at(space);
+    let id = std::str::from_utf8(id).ok()?.parse().ok()?;
+    Member::parse(WorkerId::new(id).ok()?, rest.get(1..)?).ok()
 }

@@ -14,7 +14,7 @@ use super::lifecycle::Runtime;
 use super::poller::Poller;
 use super::retrier::Retrier;
 use crate::agent::StartError;
-use crate::directory::Directory;
+use crate::directory::{Directory, DirectoryError, publish_failure};
 use crate::options::AgentOptions;
 use crate::peer::{Config, Functions, IncomingLimits};
 use crate::registry_id::RegistryId;
@@ -29,8 +29,48 @@ impl Runtime {
         functions: &Functions,
         store: Arc<dyn Store>,
     ) -> Result<Arc<Self>, StartError> {
-        let deadline = Deadline::after(Instant::now(), options.start_timeout);
+        let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
+        // 0 stands for "any" where incarnations are compared.
+        let incarnation = fastrand::Rng::with_seed(seed ^ u64::from(options.rank)).u64(1..);
         let me = WorkerInfo::new(&options.name, options.rank)?;
+        let is_static = options.world_size.is_some();
+        let identity = (me.clone(), seed, incarnation);
+        let opened = Self::open_as(
+            identity,
+            options,
+            registry_id,
+            functions,
+            Arc::clone(&store),
+        );
+        opened.inspect_err(|error| {
+            if is_static && concerns_group(error) {
+                publish_failure(&store, &me, incarnation, &error.to_string());
+            }
+        })
+    }
+
+    /// Tells the others that this agent, which has joined the group, could not start.
+    pub(crate) fn publish_failure(&self, error: &StartError) {
+        let driver = &self.driver;
+        if !driver.directory.is_dynamic() {
+            let (store, me) = (&self._store, driver.me());
+            publish_failure(
+                store,
+                me,
+                driver.directory.incarnation(),
+                &error.to_string(),
+            );
+        }
+    }
+
+    fn open_as(
+        (me, seed, incarnation): (WorkerInfo, u64, u64),
+        options: AgentOptions,
+        registry_id: RegistryId,
+        functions: &Functions,
+        store: Arc<dyn Store>,
+    ) -> Result<Arc<Self>, StartError> {
+        let deadline = Deadline::after(Instant::now(), options.start_timeout);
         let tls_server = match &options.credentials {
             Some(credentials) => Some(credentials.server(Protocol::Rpc)?),
             None => None,
@@ -50,9 +90,6 @@ impl Runtime {
             .map_err(StartError::Socket)?
             .port();
         let address = HostPort::new(advertised_host(&options), port).to_string();
-        let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
-        // 0 stands for "any" where incarnations are compared.
-        let incarnation = fastrand::Rng::with_seed(seed ^ u64::from(options.rank)).u64(1..);
         let (poll, sockets) = Poller::open().map_err(StartError::Socket)?;
         let own_store = store.with_cancel(&options.cancel).clone_store();
         let own_store = own_store.map_err(StartError::Store)?;
@@ -103,6 +140,20 @@ impl Runtime {
             cancel: options.cancel,
             ended: Lock::default(),
         }))
+    }
+}
+
+/// Whether the group misses the worker that has failed, and does not know it. A store that has failed cannot tell the others.
+const fn concerns_group(error: &StartError) -> bool {
+    match error {
+        StartError::Store(_) => false,
+        StartError::Directory(error) => matches!(
+            **error,
+            DirectoryError::NameTaken { .. }
+                | DirectoryError::OwnAddress { .. }
+                | DirectoryError::WorkersMissing { .. }
+        ),
+        _ => true,
     }
 }
 

@@ -58,6 +58,14 @@ pub enum TerminationError {
         /// How long this worker had been waiting.
         elapsed: Duration,
     },
+    /// A worker of the group could not start, so it never arrives.
+    #[error("graceful shutdown: {worker} could not start: {why}")]
+    WorkerFailed {
+        /// The worker that failed.
+        worker: Box<WorkerInfo>,
+        /// The text of its error, at most 512 characters.
+        why: String,
+    },
     /// Another thread of this worker interrupted the shutdown, such as by `shutdown_now` or
     /// [`AgentOptions::with_cancel`](crate::AgentOptions::with_cancel).
     #[error("graceful shutdown: interrupted by this worker after {:.3}s, in round {round}", elapsed.as_secs_f64())]

@@ -53,7 +53,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::{Cancel, Deadline, printable};
 use c10d_store::{Store, StoreError, StoreExt};
 
-use crate::directory::BoundedStore;
+use crate::directory::{BoundedStore, read_failure};
 use crate::shortlist::Shortlist;
 use crate::sync::{WaitEnd, waker};
 use crate::worker::WorkerInfo;
@@ -62,6 +62,9 @@ pub use error::TerminationError;
 
 /// Interval at which a wait asks whether a worker whose connection was lost is dead.
 const LOST_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Interval at which a wait asks whether a worker could not start.
+const FAILED_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long the worker with the lowest id, which usually serves the store, waits for the others to read the
 /// last sum.
@@ -255,17 +258,22 @@ impl Termination {
                     });
                 }
             }
-            let until = if dead.is_any_lost {
-                Deadline::after(Instant::now(), LOST_INTERVAL).min(by)
+            let interval = if dead.is_any_lost {
+                LOST_INTERVAL
             } else {
-                by
+                FAILED_INTERVAL
             };
+            let until = Deadline::after(Instant::now(), interval).min(by);
             let has_sum = match self.store.with_cancel(&news).wait(&[&ready], until) {
                 Err(StoreError::Interrupted { .. }) => false,
                 waited => waited?,
             };
             if has_sum && let Some(sum) = self.store.by(by).try_get(&ready)? {
                 return self.parse_sum(&ready, &sum);
+            }
+            if let Some((worker, why)) = read_failure(&self.store, by)? {
+                let worker = Box::new(worker);
+                return Err(TerminationError::WorkerFailed { worker, why });
             }
             if by.has_passed(Instant::now()) {
                 let elapsed = started.elapsed();

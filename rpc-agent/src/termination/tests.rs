@@ -374,3 +374,27 @@ fn an_invalid_sum_is_an_error_with_its_key() {
                 \"many\"";
     assert_eq!(error, error_text);
 }
+
+#[test]
+fn a_worker_that_could_not_start_ends_the_shutdown_of_the_others() {
+    let (stores, _server) = stores();
+    for store in stores {
+        let workers = workers(3);
+        let why = "cannot start a thread";
+        crate::directory::publish_failure(&store, &workers[2], 1, why);
+        let began = Instant::now();
+        let error = termination(&store, &workers, 0)
+            .run(&Calls::default(), patience(), &Cancel::NEVER)
+            .unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("could not start: cannot start a thread") && text.contains("w2"),
+            "{text}"
+        );
+        assert!(
+            began.elapsed() < Duration::from_secs(5),
+            "{:?}",
+            began.elapsed()
+        );
+    }
+}

@@ -65,7 +65,8 @@ pub(super) struct NodeArgs {
     #[arg(hide_short_help = true, long, value_name = "PORT", allow_negative_numbers = true, value_parser = Read(master_port))]
     pub(super) master_port: Option<Parsed<u16>>,
 
-    /// The address of this node that other nodes get. [default: the full name of this machine]
+    /// Give other nodes this address of this node, or the address of this network interface, for example 10.0.0.7 or eth0.
+    /// [default: the address at which the nodes have met]
     #[arg(hide_short_help = true, long, value_name = "HOST", default_value = "", value_parser = Read(text))]
     pub(super) local_addr: Parsed<String>,
 

@@ -30,24 +30,27 @@ pub(super) fn warning(
         let port = port?;
         let range = surroundings.ephemeral_ports.range_with(port)?;
         Some(format!(
-            "port {port} ({option}) is one that the system gives to outgoing connections ({}-{}): it may be in use at the \
-             start; choose a port below, or add it to net.ipv4.ip_local_reserved_ports",
+            "port {port} ({option}) may be taken by a connection of any program ({}-{}): choose a port below",
             range.start(),
             range.end(),
         ))
     })
 }
 
-/// The port of the endpoint, if this node is known to serve it without a name lookup.
+/// The port of the endpoint, if this node is known to serve it without a name lookup. Not on a loopback address: a job of one
+/// machine shows at once that its port is taken.
 fn served_here(rendezvous: &RendezvousParameters, surroundings: &Surroundings<'_>) -> Option<u16> {
     let endpoint: Endpoint = rendezvous.endpoint().parse().ok()?;
     let host = endpoint.host();
+    if is_loopback_name(host) {
+        return None;
+    }
     let address = host.parse();
     let has_address = address.is_ok_and(|address| (surroundings.site.has_address)(address));
     let is_here = if rendezvous.backend() == STATIC_BACKEND {
         rendezvous.get("rank") == Some("0")
     } else {
-        is_loopback_name(host) || host == (surroundings.site.host_name)() || has_address
+        host == (surroundings.site.host_name)() || has_address
     };
     endpoint.port().filter(|_| is_here)
 }

@@ -51,6 +51,11 @@ pub(super) struct RestartArgs {
     #[arg(hide_short_help = true, long, value_name = "FILE", default_value = "", value_parser = Read(path))]
     progress_file: Parsed<Option<PathBuf>>,
 
+    /// Choose what this node does when the workers of another node have failed and no restart is left: stop its workers and
+    /// exit with 1 (stop), or let them run on, for loosely coupled workers (continue). [default: stop]
+    #[arg(hide_short_help = true, long, value_name = "stop|continue", default_value = "stop", value_parser = Read(stops))]
+    on_job_failure: Parsed<bool>,
+
     /// Workers that report no step for this long are stuck: they are stopped and restarted. Counted from the first step
     /// after each start. [default: never]
     #[arg(hide_short_help = true, long, value_name = "TIME", default_value = "never", value_parser = Read(time_or_never))]
@@ -70,6 +75,11 @@ impl RestartArgs {
         rules.budget = value_of(&self.restart_budget)?;
         rules.max_without_progress = value_of(&self.max_restarts_without_progress)?;
         Ok(rules)
+    }
+
+    /// Whether a failure of one node stops the workers of the others.
+    pub(super) fn stops_on_job_failure(&self) -> Result<bool, UsageError> {
+        self.on_job_failure.value()
     }
 
     /// `None` if nothing depends on the workers' progress.
@@ -92,6 +102,14 @@ fn exit_codes(text: &str) -> Result<BTreeSet<i32>, Refusal> {
     match codes.iter().all(is_code) {
         true => Ok(codes),
         false => Err(Refusal::IsNot(expected)),
+    }
+}
+
+fn stops(text: &str) -> Result<bool, Refusal> {
+    match text {
+        "stop" => Ok(true),
+        "continue" => Ok(false),
+        _ => Err(Refusal::IsNot("stop or continue")),
     }
 }
 

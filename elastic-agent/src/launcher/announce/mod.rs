@@ -67,7 +67,7 @@ struct Shared {
 #[derive(Debug)]
 enum Message {
     Meeting(MeetingReport),
-    Started(StartedWorkers),
+    Started(Box<StartedWorkers>),
     Replaced(StartedWorker),
     Exited(WorkerExit),
     Stopping,
@@ -157,7 +157,9 @@ impl Feature for Announcer {
         let messages = self.messages.clone();
         Some(Arc::new(move |event| {
             let message = match event {
-                AgentEvent::WorkersStarted(started) => Message::Started((*started).clone()),
+                AgentEvent::WorkersStarted(started) => {
+                    Message::Started(Box::new((*started).clone()))
+                }
                 AgentEvent::WorkerReplaced(_, worker) => Message::Replaced(**worker),
                 AgentEvent::WorkerExited(exit) => Message::Exited(**exit),
                 AgentEvent::Stopping => Message::Stopping,
@@ -269,7 +271,7 @@ impl Thread {
                 self.nccl = None;
                 self.link.aim(&started);
                 let early = std::mem::take(&mut self.early);
-                self.roster = Some(Roster::new(self.identity.clone(), started, early, now));
+                self.roster = Some(Roster::new(self.identity.clone(), *started, early, now));
             }
             Message::Replaced(worker) => {
                 let early = std::mem::take(&mut self.early);

@@ -268,6 +268,7 @@ impl Roster {
         node.pid = self.identity.pid;
         node.run_id.clone_from(&self.identity.run_id);
         node.node_rank = Some(self.started.node_rank);
+        node.interface.clone_from(&self.started.interface);
         node.nodes = Some(self.started.nodes);
         node.world_size = Some(self.started.world_size);
         node.restarts = self.started.restarts;

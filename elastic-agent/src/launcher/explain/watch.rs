@@ -127,6 +127,7 @@ const fn is_urgent(kind: FindingKind) -> bool {
             | FindingKind::SameRank
             | FindingKind::TwoJobs
             | FindingKind::StaleAddresses
+            | FindingKind::GlooLoopback
             | FindingKind::WorldSizeDiffers
     )
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use self::exit_deadline::ExitDeadline;
 use self::signals::Signals;
 use super::error::LauncherError;
-use super::options::LauncherOptions;
+use super::options::{ExitLimits, LauncherOptions};
 use crate::agent::AgentHandle;
 
 /// How long the end waits for an output that accepts nothing: after a signal, and without one, as for workers' output.
@@ -49,6 +49,12 @@ impl StopControl {
     #[must_use]
     pub fn stopped_by(&self) -> Option<i32> {
         self.signals.stopped_by()
+    }
+
+    /// How much of the grace period of these limits is left; `None` before a signal, and without limits.
+    pub(super) fn grace_left(&self, limits: Option<ExitLimits>) -> Option<Duration> {
+        let since = self.signals.stopped_at()?;
+        Some(limits?.exit.saturating_sub(since.elapsed()))
     }
 
     /// Does `work` on a thread of its own. Returns its result, or `None` if it takes more than `patience` after a

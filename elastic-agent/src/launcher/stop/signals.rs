@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::agent::AgentHandle;
 use crate::threads::{JoinedThread, lock};
@@ -33,6 +33,8 @@ pub(super) struct Signals {
 struct State {
     /// The first two signals that stop the launcher: all later ones are like the second.
     stops: Vec<i32>,
+    /// When the first of them arrived.
+    stopped_at: Option<Instant>,
     /// The agent to stop, once there is one.
     agent: Option<AgentHandle>,
     /// Called by the first signal that stops the launcher.
@@ -89,6 +91,11 @@ impl Signals {
         lock(&self.state).stops.first().copied()
     }
 
+    /// When that signal arrived.
+    pub(super) fn stopped_at(&self) -> Option<Instant> {
+        lock(&self.state).stopped_at
+    }
+
     /// Does `work` on a thread of its own. Returns its result, or `None` if it takes more than `patience` after a
     /// signal that stops the launcher. Its thread is left behind then: neither a connect nor a write can be cancelled.
     ///
@@ -137,6 +144,7 @@ impl Signals {
 
 fn stop(state: &Mutex<State>, signal: i32) {
     let mut state = lock(state);
+    state.stopped_at.get_or_insert_with(Instant::now);
     if state.stops.len() < 2 {
         state.stops.push(signal);
     }

@@ -15,6 +15,7 @@ use super::super::stuck::StuckWorkers;
 use super::workers::failure;
 use super::world::{FINAL, settings};
 use crate::failure::Failures;
+use crate::job_end::{EndNotice, OwnEnd};
 use crate::progress::ProgressSeen;
 use crate::worker::{ExitKind, StartError, WorkerExit};
 
@@ -49,6 +50,10 @@ fn exit(local_rank: usize, code: i32) -> Input {
     })
 }
 
+fn notice() -> EndNotice {
+    OwnEnd::of("why".to_owned(), None).notice("node1", None, None)
+}
+
 fn stuck() -> Input {
     Input::Stuck(Box::new(StuckWorkers {
         silent_for: Duration::from_secs(9),
@@ -63,9 +68,8 @@ fn a_final_exit_code_ends_the_job_elsewhere_before_the_workers_of_this_node_are_
     let effects = effects(&mut running(3), [exit(1, FINAL)]);
     let [
         Effect::TellFailed(_),
-        Effect::PublishEnd(reason),
+        Effect::PublishEnd(end),
         Effect::Close,
-        Effect::ForkAhead,
         Effect::Stop(_),
     ] = &effects[..]
     else {
@@ -73,7 +77,7 @@ fn a_final_exit_code_ends_the_job_elsewhere_before_the_workers_of_this_node_are_
     };
     let expected =
         "worker with rank 1 ended with exit code 93, after which the job is not to be restarted";
-    assert_eq!(reason, expected);
+    assert_eq!(end.reason, expected);
 }
 
 #[test]
@@ -85,7 +89,7 @@ fn workers_have_30_s_to_stop_or_5_if_they_are_stuck_or_their_node_is_removed() {
     closed.is_closed = true;
     let mut evicted = Membership::default();
     evicted.is_evicted = true;
-    let ended = Input::JobEnd(Some("node1 ended the job: why".to_owned()));
+    let ended = Input::JobEnd(Some(Box::new(notice())));
     let slow = Stop::With(Signal::TERM, Duration::from_secs(30));
     let quick = Stop::With(Signal::TERM, Duration::from_secs(5));
     let membership = |it| Input::Membership(Some(Box::new(it)));
@@ -95,7 +99,7 @@ fn workers_have_30_s_to_stop_or_5_if_they_are_stuck_or_their_node_is_removed() {
         (vec![exit(0, 0), exit(1, 0)], slow),
         (vec![exit(0, 0), exit(1, 1)], slow),
         (vec![membership(lost), Input::Finished(Some(0))], slow),
-        (vec![membership(closed), ended], slow),
+        (vec![membership(closed), ended], Stop::Gently),
         (vec![membership(evicted)], quick),
         (vec![stuck(), Input::IsFirstStuck(true)], quick),
         (vec![stuck(), Input::IsFirstStuck(false)], quick),
@@ -211,14 +215,17 @@ fn a_stall_without_a_restart_left_ends_with_the_rank_that_is_behind() {
         [
             stuck(),
             Input::IsFirstStuck(true),
-            Input::Stopped(Box::new(stopped)),
             Input::Facts(Facts::default()),
+            Input::Stopped(Box::new(stopped)),
         ],
     );
     let Some(Effect::Finish(outcome)) = effects.last() else {
         panic!("{effects:?}");
     };
-    let Ok(AgentOutcome::Ended { reason, failures }) = &**outcome else {
+    let Ok(AgentOutcome::Ended {
+        reason, failures, ..
+    }) = &**outcome
+    else {
         panic!("{outcome:?}");
     };
     assert_eq!(
@@ -237,14 +244,14 @@ fn a_stall_without_a_restart_left_ends_with_the_rank_that_is_behind() {
 #[test]
 fn a_node_whose_workers_fail_too_ends_for_the_reason_of_the_other_node() {
     let mut round = running(3);
-    let why = "node1 ended the job: worker with rank 0 ended with exit code 93";
+    let why = "node1 ended the job: why";
     let stopped = Stopped {
         failures: Failures::new(vec![failure(0, 0, 1, false)]),
         has_own_failure: true,
         ..Stopped::default()
     };
     let facts = Facts {
-        job_end: Some(why.to_owned()),
+        job_end: Some(Box::new(notice())),
         ..Facts::default()
     };
     let effects = effects(
@@ -259,9 +266,15 @@ fn a_node_whose_workers_fail_too_ends_for_the_reason_of_the_other_node() {
         panic!("{effects:?}");
     };
     assert_eq!(summary.restarts_left, 3);
-    let Ok(AgentOutcome::Ended { reason, failures }) = &**outcome else {
+    let Ok(AgentOutcome::Ended {
+        reason,
+        failures,
+        notice: told,
+    }) = &**outcome
+    else {
         panic!("{outcome:?}");
     };
+    assert_eq!(told.as_deref(), Some(&notice()));
     assert_eq!(reason, why);
     assert_eq!(failures.as_ref().unwrap().first().rank, 0);
 }

@@ -212,10 +212,7 @@ fn final_codes_and_fatal_errors_end_the_job_as_without_it() {
     let mut round = running(9, KeepOptions::new(1));
     let failed = failure(1, 1, FINAL, false);
     let stopped = death_of(&mut round, failed, GroupNews::GoesOn);
-    assert_eq!(
-        stopped,
-        ["TellFailed", "PublishEnd", "Close", "ForkAhead", "Stop"]
-    );
+    assert_eq!(stopped, ["TellFailed", "PublishEnd", "Close", "Stop"]);
 
     let mut round = running(9, KeepOptions::new(1));
     let text = "Traceback (most recent call last):\n  File \"/t/x.py\", line 1, in <module>\n    \

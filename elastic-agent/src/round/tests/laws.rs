@@ -4,7 +4,7 @@ use super::super::RoundEnding;
 use super::super::error::AgentError;
 use super::super::input::RoundSummary;
 use super::super::outcome::AgentOutcome;
-use super::world::{Doing, World};
+use super::world::{ABORT, Doing, World};
 
 impl World {
     pub(super) fn check_round(&mut self, index: usize, summary: &RoundSummary) {
@@ -54,10 +54,18 @@ impl World {
         node.doing = Doing::Over;
         match &outcome {
             Ok(AgentOutcome::Succeeded) => assert!(node.have_all_succeeded(), "node {index}"),
-            Ok(AgentOutcome::Failed(_)) => {
+            Ok(AgentOutcome::Failed(failures)) => {
                 assert!(node.faults > 0, "node {index}");
                 let left = node.round.policy.left(self.now);
-                assert_eq!(left, 0, "node {index} gives up with restarts left");
+                let at_exit = failures.all().iter().all(|it| it.exit.code() == ABORT);
+                assert!(
+                    left == 0 || at_exit,
+                    "node {index} gives up with restarts left"
+                );
+                assert!(
+                    self.meeting.job_end.is_some() || self.meeting.was_down,
+                    "node {index} has failed and tells no other node"
+                );
                 let is_elastic =
                     node.round.settings.loss_wait.is_some() && self.meeting.finished.is_empty();
                 let is_any_lost = self.meeting.lost.iter().any(|lost| *lost != index);
@@ -72,14 +80,26 @@ impl World {
             _ => {}
         }
         if self.meeting.job_end.is_some() && !self.is_store_down && self.is_member(index) {
-            // One whose own restarts are used up says so.
-            let knows = !matches!(outcome, Err(_) | Ok(AgentOutcome::NotNeeded));
+            // Some cannot start their workers, which is the reason.
+            let knows = match &outcome {
+                Err(AgentError::Rendezvous(_) | AgentError::Board(_))
+                | Ok(AgentOutcome::NotNeeded) => false,
+                _ => true,
+            };
             assert!(
                 knows,
                 "node {index} does not know why the job ended: {outcome:?}"
             );
         }
         let node = &mut self.nodes[index];
+        let exits_with_0 = matches!(
+            outcome,
+            Ok(AgentOutcome::Succeeded | AgentOutcome::NotNeeded)
+        );
+        assert!(
+            !(node.knows_of_failure && exits_with_0),
+            "node {index} succeeds although it knew that the job had failed"
+        );
         let is_signalled = matches!(outcome, Ok(AgentOutcome::Signalled { .. }));
         node.outcome = Some(outcome.map_err(|error| error.to_string()));
         // As launchers do.

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use crate::job_end::EndNotice;
+
 /// The round that all nodes are in, or the last one.
 #[derive(Debug, Default)]
 pub(super) struct Meeting {
@@ -15,7 +17,9 @@ pub(super) struct Meeting {
     pub(super) lost: BTreeSet<usize>,
     pub(super) left: BTreeSet<usize>,
     pub(super) finished: BTreeSet<usize>,
-    pub(super) job_end: Option<String>,
+    pub(super) job_end: Option<EndNotice>,
+    /// How many nodes' programs have reached their end although workers failed at their exit.
+    pub(super) at_exit: usize,
     pub(super) stuck: usize,
     /// Whether the nodes have exchanged their ranks.
     pub(super) has_ranks: bool,

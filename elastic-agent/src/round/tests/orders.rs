@@ -103,6 +103,7 @@ const TWO_NODES: Shape = Shape {
     keep: None,
     late: 0,
     nodes_max: 2,
+    has_aborts: false,
 };
 
 #[test]
@@ -240,6 +241,33 @@ fn a_node_that_enters_is_waited_for_at_the_end() {
     assert_eq!(world.now, Duration::ZERO);
 }
 
+/// A launcher whose workers run, or are about to, when it learns that the job has failed exits with 1: `laws.rs`.
+#[test]
+fn three_nodes_learn_of_a_failure_in_every_order() {
+    let shape = Shape {
+        nodes: 3,
+        nodes_max: 3,
+        ..TWO_NODES
+    };
+    let tried = explore(&[(3, 0), (3, 1), (1, 0)], 5, shape);
+    assert!(tried >= 20_000, "{tried}");
+}
+
+/// No node stops its workers because of one that has failed at the end of its program.
+#[test]
+fn workers_that_fail_at_the_end_of_their_program_in_every_order() {
+    let mut tried = 0;
+    for workers in [1, 2] {
+        let shape = Shape {
+            workers,
+            has_aborts: true,
+            ..TWO_NODES
+        };
+        tried += explore(&[(2, 0), (2, 1), (1, 1)], 5, shape);
+    }
+    assert!(tried >= 20_000, "{tried}");
+}
+
 /// A node does not join the next round, comes back into it or after it, or is stopped meanwhile.
 #[test]
 fn two_nodes_with_health_checks_in_every_order() {
@@ -294,6 +322,7 @@ fn random_history(seed: u64) {
         workers: random.usize(1..=3),
         has_health_checks: random.bool(),
         keep,
+        has_aborts: keep.is_none() && random.bool(),
     });
     for _ in 0..random.usize(1..60) {
         let events = world.events();

@@ -6,10 +6,11 @@ use super::super::Settings;
 use super::super::after_failure::{Verdict, verdict};
 use super::super::blame::failed_workers;
 use super::super::input::Facts;
-use super::super::phase::{Failure, Stall};
+use super::super::phase::{Failure, Known, Stall};
 use super::workers::failure;
 use super::world::FINAL;
 use crate::failure::Failures;
+use crate::job_end::{EndNotice, OwnEnd};
 use crate::progress::ProgressSeen;
 use crate::restart_policy::{RestartPolicy, RestartRules};
 
@@ -31,6 +32,7 @@ fn failed(code: i32) -> Failure {
         failed: failed_workers(failures.as_ref()),
         failures,
         has_abandoned: false,
+        known: Known::Nothing,
         progress: ProgressSeen::default().round,
     }
 }
@@ -57,10 +59,14 @@ fn abandoned(failure: Failure) -> Failure {
 
 fn facts(job_end: Option<&str>, is_any_stuck: bool, finished: usize) -> Facts {
     Facts {
-        job_end: job_end.map(str::to_owned),
+        job_end: job_end.map(|host| Box::new(notice(host))),
         is_any_stuck,
         finished,
     }
+}
+
+fn notice(host: &str) -> EndNotice {
+    OwnEnd::of("why".to_owned(), None).notice(host, None, None)
 }
 
 fn final_exit() -> Verdict {
@@ -72,8 +78,8 @@ fn final_exit() -> Verdict {
 
 #[test]
 fn each_row_of_the_table() {
-    let elsewhere = || Verdict::Ended("b ended the job: why".to_owned());
-    let job_end = Some("b ended the job: why");
+    let elsewhere = || Verdict::Ended(Box::new(notice("b")));
+    let job_end = Some("b");
     let row = |what, failure, facts, restarts, expected, left| Row {
         what,
         failure,
@@ -131,6 +137,28 @@ fn each_row_of_the_table() {
             "ended elsewhere, none left",
             failed(1),
             facts(job_end, false, 1),
+            0,
+            elsewhere(),
+            0,
+        ),
+        row(
+            "ended elsewhere, as known before",
+            Failure {
+                known: Known::Ended(Box::new(notice("b"))),
+                ..failed(1)
+            },
+            none(),
+            3,
+            elsewhere(),
+            3,
+        ),
+        row(
+            "ended by this node",
+            Failure {
+                known: Known::Published,
+                ..failed(1)
+            },
+            all(),
             0,
             Verdict::GiveUp,
             0,

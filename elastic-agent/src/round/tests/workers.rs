@@ -3,11 +3,22 @@
 use std::time::SystemTime;
 
 use super::super::Replacement;
-use super::super::input::{Death, GroupNews, Input, Stopped};
+use super::super::input::{Crash, Death, GroupNews, Input, Stopped};
 use super::super::phase::Phase;
 use super::world::{Doing, FINAL, World};
-use crate::failure::{Failures, ProcessFailure};
+use crate::failure::{ExitRecord, Failures, ProcessFailure};
 use crate::worker::{ExitKind, WorkerExit, WorkerOutcome};
+
+/// A negative code is a signal.
+fn kind(code: i32) -> ExitKind {
+    match code {
+        0.. => ExitKind::Code(code),
+        signal => ExitKind::Signal {
+            number: -signal,
+            has_dumped_core: false,
+        },
+    }
+}
 
 /// A worker that failed, or was stopped.
 pub(super) fn failure(
@@ -20,7 +31,7 @@ pub(super) fn failure(
         local_rank,
         rank,
         pid: 1,
-        exit: ExitKind::Code(code),
+        exit: kind(code),
         ended_at: SystemTime::UNIX_EPOCH,
         was_stopped,
         error_file: None,
@@ -46,7 +57,7 @@ impl World {
             local_rank: worker,
             rank: index * node.exits.len() + worker,
             pid: 1,
-            exit: ExitKind::Code(code),
+            exit: kind(code),
             ended_at: SystemTime::UNIX_EPOCH,
         };
         self.step(index, Input::WorkerExited(exit));
@@ -98,6 +109,25 @@ impl World {
                 1 => GroupNews::GoesOn,
                 _ => GroupNews::Ended("too few members".to_owned()),
             },
+        }))
+    }
+
+    /// A worker has left the message of a library at exit.
+    pub(super) fn crash(&self, exit: WorkerExit) -> Input {
+        let outcome = WorkerOutcome {
+            local_rank: exit.local_rank,
+            rank: exit.rank,
+            pid: exit.pid,
+            exit: exit.exit,
+            ended_at: exit.ended_at,
+            was_stopped: false,
+            error_file: None,
+            stderr_tail: b"terminate called without an active exception\n".to_vec(),
+        };
+        Input::Crash(Box::new(Crash {
+            exit,
+            record: ExitRecord::of(&outcome, "host"),
+            finished: 0,
         }))
     }
 

@@ -12,12 +12,16 @@ use super::super::outcome::AgentOutcome;
 use super::super::stuck::StuckWorkers;
 use super::super::{KeepOptions, Replacement, Settings};
 use super::meeting::Meeting;
+use crate::job_end::EndNotice;
 use crate::restart_policy::RestartRules;
 use crate::round::Round;
 use crate::worker::StartError;
 
 /// The exit code after which the job is not to be restarted.
 pub(super) const FINAL: i32 = 93;
+
+/// The code of a worker that SIGABRT ends.
+pub(super) const ABORT: i32 = -6;
 
 pub(super) fn settings(restarts: usize, workers: usize) -> Settings {
     Settings {
@@ -26,6 +30,7 @@ pub(super) fn settings(restarts: usize, workers: usize) -> Settings {
             final_exit_codes: BTreeSet::from([FINAL]),
             ..RestartRules::default()
         },
+        stops_on_failure: true,
         local_world_size: workers,
         has_store_per_round: true,
         loss_wait: None,
@@ -42,6 +47,8 @@ const LOSS_WAIT: Duration = Duration::from_secs(15);
 pub(super) enum Event {
     // Faults, and the end of a worker: of the first of a node that runs.
     Exit(usize, i32),
+    /// The first worker of a node that runs fails at the end of its program.
+    AbortAtExit(usize),
     Stall(usize),
     Signal(usize),
     Lose(usize),
@@ -57,6 +64,10 @@ pub(super) enum Event {
     Recover(usize),
     EndPreparation(usize),
     EndStop(usize),
+    /// A node asks again how many others have ended.
+    AskOthers(usize),
+    /// The time in which workers end by themselves is over.
+    EndExits(usize),
     TellMembers(usize),
     LookAtBarrier(usize),
     /// The wait for the news that another node was lost is over.
@@ -81,6 +92,8 @@ pub(super) enum Doing {
     Preparing,
     Running,
     Stopping,
+    /// Its workers have failed at the end of their program, and it waits for the others to end.
+    Awaiting,
     AwaitingLoss,
     AtBarrier,
     Over,
@@ -112,6 +125,10 @@ pub(super) struct Node {
     /// How many workers of this round were replaced.
     pub(super) replaced: usize,
     pub(super) outcome: Option<Result<AgentOutcome, String>>,
+    /// Whether it learned that the job had failed while its workers ran or were about to.
+    pub(super) knows_of_failure: bool,
+    /// Whether its workers have limited time to end by themselves.
+    pub(super) expects_exits: bool,
     /// How long it waits at the barrier, unless the membership changes from this.
     pub(super) wait: (Duration, Option<Box<Membership>>),
 }
@@ -130,6 +147,7 @@ impl Node {
         self.told.clear();
         self.pausing.clear();
         self.replaced = 0;
+        self.expects_exits = false;
     }
 
     pub(super) const fn joins(&self) -> bool {
@@ -156,6 +174,7 @@ pub(super) struct World {
     pub(super) is_store_down: bool,
     pub(super) has_health_checks: bool,
     pub(super) keep: Option<(Replacement, Duration)>,
+    pub(super) has_aborts: bool,
 }
 
 /// How a job begins.
@@ -170,6 +189,8 @@ pub(super) struct Shape {
     pub(super) has_health_checks: bool,
     /// Whether workers survive others: what replaces them, after which pause. All nodes of such a job enter a running round.
     pub(super) keep: Option<(Replacement, Duration)>,
+    /// Whether workers can fail at the end of their program.
+    pub(super) has_aborts: bool,
     /// How many of the nodes start later, by [`Event::Arrive`].
     pub(super) late: usize,
     /// How many make a full round.
@@ -209,6 +230,8 @@ impl World {
                 members: Default::default(),
                 replaced: 0,
                 outcome: None,
+                knows_of_failure: false,
+                expects_exits: false,
                 wait: (Duration::ZERO, None),
             }
         };
@@ -224,6 +247,7 @@ impl World {
             is_store_down: false,
             has_health_checks: shape.has_health_checks,
             keep: shape.keep,
+            has_aborts: shape.has_aborts,
         }
     }
 
@@ -237,6 +261,7 @@ impl World {
                 node.signal,
                 node.has_news,
                 node.round.policy.used(),
+                node.knows_of_failure,
                 &node.told,
                 &node.pausing,
             );
@@ -257,6 +282,9 @@ impl World {
             if node.runs_workers() {
                 events.extend([0, 1, FINAL].map(|code| Event::Exit(index, code)));
                 events.push(Event::Stall(index));
+                if self.has_aborts {
+                    events.push(Event::AbortAtExit(index));
+                }
             }
             // Before the signal that stops it.
             if node.doing == Doing::Stopping && node.exits.len() > 1 && node.exits.contains(&None) {
@@ -310,8 +338,12 @@ impl World {
                     events.push(Event::EndPreparation(index));
                 }
                 Doing::Running if node.has_news => events.push(Event::TellMembers(index)),
+                Doing::Running if node.expects_exits && node.runs_workers() => {
+                    events.push(Event::EndExits(index));
+                }
                 Doing::Running if !node.pausing.is_empty() => events.push(Event::EndPause(index)),
                 Doing::Stopping => events.push(Event::EndStop(index)),
+                Doing::Awaiting => events.push(Event::AskOthers(index)),
                 Doing::AwaitingLoss => {
                     if node.has_news {
                         events.push(Event::TellMembers(index));
@@ -334,7 +366,12 @@ impl World {
     pub(super) fn settle(&mut self) {
         let events = self.consequences();
         // Barriers last: they cost time.
-        let is_wait = |event: &&Event| matches!(event, Event::LookAtBarrier(_) | Event::EndWait(_));
+        let is_wait = |event: &&Event| {
+            matches!(
+                event,
+                Event::LookAtBarrier(_) | Event::AskOthers(_) | Event::EndWait(_)
+            )
+        };
         let ready = events.iter().find(|event| !is_wait(event)).copied();
         let running = self.nodes.iter();
         let running = running
@@ -353,6 +390,9 @@ impl World {
     pub(super) fn apply(&mut self, event: Event) {
         match event {
             Event::Exit(index, code) => self.exit(index, code),
+            Event::AbortAtExit(index) => self.exit(index, ABORT),
+            Event::EndExits(index) => self.step(index, Input::ExitsDue),
+            Event::AskOthers(index) => self.look_at_barrier(index),
             Event::Stall(index) => {
                 self.nodes[index].faults += 1;
                 let stuck = StuckWorkers {
@@ -439,7 +479,10 @@ impl World {
                     !is_kept || self.nodes[index].doing == Doing::Running,
                     "node {index} restarts because others are gone"
                 );
-                let is_told = self.is_closed_with_reason && !self.is_store_down;
+                let is_gentle = |notice: &EndNotice| notice.is_at_exit;
+                let is_told = self.is_closed_with_reason
+                    && !self.is_store_down
+                    && !self.meeting.job_end.as_ref().is_some_and(is_gentle);
                 assert!(
                     !is_told || self.nodes[index].doing != Doing::Running,
                     "the workers of node {index} run on after the end of the job"
@@ -457,6 +500,13 @@ impl World {
                 self.step(index, Input::ReplaceDue { local_rank });
             }
         }
+    }
+
+    /// A node reads why the job ended.
+    fn note_failure(&mut self, index: usize, has_failed: bool) {
+        let is_spare = self.is_spare(index);
+        let node = &mut self.nodes[index];
+        node.knows_of_failure |= has_failed && !is_spare && node.doing != Doing::AtBarrier;
     }
 
     fn fail(&mut self, index: usize, error: AgentError) {
@@ -572,22 +622,33 @@ impl World {
             }
             Effect::ReadMembership => return Some(Input::Membership(self.membership(index))),
             Effect::ReadJobEnd => {
-                let can_read = !is_down && self.meeting.members.contains(&index);
-                let job_end = self.meeting.job_end.clone().filter(|_| can_read);
-                return Some(Input::JobEnd(job_end));
+                let job_end = self.meeting.job_end.clone().filter(|_| !is_down);
+                self.note_failure(index, job_end.is_some());
+                return Some(Input::JobEnd(job_end.map(Box::new)));
             }
             Effect::ReadFinished => {
                 let finished = (!is_down).then_some(self.meeting.finished.len());
                 return Some(Input::Finished(finished));
             }
+            Effect::CountAtExit => {
+                self.meeting.at_exit += usize::from(!is_down);
+                self.nodes[index].doing = Doing::Awaiting;
+            }
+            Effect::ReadEnded => {
+                let ended = self.meeting.finished.len() + self.meeting.at_exit;
+                return Some(Input::Ended((!is_down).then_some(ended)));
+            }
+            Effect::ReadCrash(exit) => return Some(self.crash(exit)),
+            Effect::ExpectExits(_) => self.nodes[index].expects_exits = true,
             Effect::ReportStuck => {
                 self.meeting.stuck += usize::from(!is_down);
                 return Some(Input::IsFirstStuck(is_down || self.meeting.stuck == 1));
             }
             Effect::ReadFacts if is_down => return Some(Input::Facts(Facts::default())),
             Effect::ReadFacts => {
+                self.note_failure(index, self.meeting.job_end.is_some());
                 return Some(Input::Facts(Facts {
-                    job_end: self.meeting.job_end.clone(),
+                    job_end: self.meeting.job_end.clone().map(Box::new),
                     is_any_stuck: self.meeting.stuck > 0,
                     finished: self.meeting.finished.len(),
                 }));
@@ -613,8 +674,9 @@ impl World {
                 self.meeting.is_open |= is_enough && !is_down;
                 self.nodes[index].wait = (timeout, seen);
             }
-            Effect::PublishEnd(reason) if !is_down => {
-                self.meeting.job_end = Some(format!("node{index} ended the job: {reason}"));
+            Effect::PublishEnd(end) if !is_down => {
+                let notice = end.notice(&format!("node{index}"), None, None);
+                self.meeting.job_end.get_or_insert(notice);
             }
             Effect::Close if !is_down => self.close(),
             Effect::TellRestarting(why) => {

@@ -85,7 +85,7 @@ struct Joining {
 }
 
 impl GroupEngine {
-    /// The engine of the node `me`. `index` differs from that of all other handlers in this store, `seed` is of the
+    /// The engine of the node `me`, whose id no other process has. `index` differs from that of all other handlers in this store, `seed` is of the
     /// pauses after write conflicts.
     pub(crate) fn new(
         me: NodeId,
@@ -156,7 +156,7 @@ impl GroupEngine {
         };
         if result == Err(Ending::NoHolder) && !operation.is_join() {
             let (me, settings) = (self.station.me().clone(), self.station.settings().clone());
-            let mut alone = Solo::new(me, settings, self.seed, now);
+            let mut alone = Solo::new(me, settings, self.seed, now).with_kept_id();
             alone.begin(operation, deadline, now);
             self.alone = Some(alone);
             return self.step(now);
@@ -206,6 +206,10 @@ impl GroupEngine {
 }
 
 impl Engine for GroupEngine {
+    fn me(&self) -> &NodeId {
+        self.station.me()
+    }
+
     fn begin(&mut self, operation: Operation, deadline: Duration, now: Now) {
         if operation != Operation::Close {
             self.round = None;

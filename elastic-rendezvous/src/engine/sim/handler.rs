@@ -317,7 +317,7 @@ impl World {
         if token_before != token {
             node.short_waits = 0;
         }
-        node.engine_mut().on_reply(reply, now);
+        node.reply(reply, now);
         let lost = node.engine_mut().take_newly_lost(now).into_iter();
         node.lost.extend(lost.map(|lost| lost.node));
         // Only the stored round never decreases. In its own copy a node may drop the last member of a round, which
@@ -346,7 +346,7 @@ impl World {
         let node = &mut self.nodes[index];
         node.request_id += 1;
         let now = node.clock(self.now);
-        node.engine_mut().on_reply(reply, now);
+        node.reply(reply, now);
         self.turn(index);
     }
 

@@ -7,6 +7,7 @@
 mod entering;
 mod group;
 mod handler;
+mod identities;
 mod invariants;
 mod laws;
 mod newcomers;

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::torch::TorchNode;
-use crate::engine::Engine;
 use crate::engine::group::GroupEngine;
 use crate::engine::solo::Solo;
+use crate::engine::{Engine, Reply};
 use crate::values::clock::Now;
 use crate::values::goal::{Answer, Operation, OperationError};
 use crate::values::node::NodeId;
@@ -253,6 +253,12 @@ impl SimNode {
             Implementation::Group(engine) => &mut **engine,
             Implementation::Torch(engine) => &mut **engine,
         }
+    }
+
+    /// The engine may then have another id.
+    pub(super) fn reply(&mut self, reply: Reply, now: Now) {
+        self.engine_mut().on_reply(reply, now);
+        self.me = self.engine().me().clone();
     }
 
     /// The state as a node knows it that writes itself.

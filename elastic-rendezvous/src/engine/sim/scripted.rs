@@ -55,10 +55,12 @@ fn complete(nodes: &[(&str, i64)], heartbeat: Timestamp) -> RendezvousState {
     state
 }
 
-/// The executor of `me` in a job of 2 to 4 nodes that has begun `operation` at [`START`] and read `state`.
+/// The executor of `me` in a job of 2 to 4 nodes that has begun `operation` at [`START`] and read `state`, in which it may
+/// be listed itself.
 fn executor(operation: Operation, state: RendezvousState) -> Executor {
     let settings = RendezvousSettings::for_test(2, 4);
     let mut executor = Executor::new(node("me"), settings, START);
+    executor.keep_id();
     executor.begin(operation, START.monotonic + 600 * SECOND, START);
     assert_eq!(executor.step(START), Need::Read);
     executor.on_read(Some((state, token(1))), START);
@@ -161,6 +163,7 @@ fn the_last_call_is_over_when_more_than_its_time_has_passed() {
 fn a_join_wakes_at_its_deadline() {
     let settings = RendezvousSettings::for_test(2, 4);
     let mut executor = Executor::new(node("me"), settings, START);
+    executor.keep_id();
     let deadline = START.monotonic + 2 * SECOND;
     executor.begin(Operation::Join, deadline, START);
     assert_eq!(executor.step(START), Need::Read);
@@ -360,6 +363,7 @@ fn a_wait_for_a_suspect_after_the_last_call_is_not_a_busy_loop() {
     let mut settings = RendezvousSettings::for_test(2, 4);
     settings.last_call_timeout = SECOND;
     let mut executor = Executor::new(node("me"), settings, START);
+    executor.keep_id();
     executor.begin(Operation::Join, START.monotonic + 600 * SECOND, START);
     executor.step(START);
     executor.on_read(Some((state.clone(), token(1))), START);
@@ -410,6 +414,7 @@ fn a_participant_wakes_at_the_end_of_the_last_call() {
     let mut settings = RendezvousSettings::for_test(2, 4);
     settings.last_call_timeout = 2 * SECOND;
     let mut executor = Executor::new(node("me"), settings, START);
+    executor.keep_id();
     executor.begin(Operation::Join, START.monotonic + 600 * SECOND, START);
     executor.step(START);
     executor.on_read(Some((state, token(1))), START);
@@ -486,6 +491,7 @@ fn pauses_after_conflicts_double_up_to_a_share_of_the_time_until_the_drop() {
         ..RendezvousSettings::for_test(2, 4)
     };
     let mut executor = Executor::new(node("me"), settings, START);
+    executor.keep_id();
     executor.begin(Operation::Join, START.monotonic + 600 * SECOND, START);
     executor.step(START);
     executor.on_read(Some((state.clone(), token(1))), START);

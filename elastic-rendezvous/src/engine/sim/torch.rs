@@ -124,6 +124,7 @@ impl TorchNode {
                 is_same_world: false,
                 nodes,
                 has_entered: false,
+                has_lost_members: false,
             }
         });
         Answer {
@@ -184,6 +185,10 @@ impl TorchNode {
 }
 
 impl Engine for TorchNode {
+    fn me(&self) -> &NodeId {
+        &self.me
+    }
+
     fn begin(&mut self, operation: Operation, deadline: Duration, _: Now) {
         self.is_member &= operation == Operation::Close;
         self.joins_next = operation == Operation::Join;

@@ -29,7 +29,6 @@ use crate::values::clock::Now;
 use crate::values::error::RendezvousError;
 use crate::values::goal::{Answer, Goal, Operation, OperationError};
 use crate::values::membership::Membership;
-use crate::values::node::NodeId;
 use crate::values::recorded_event::step_of_result;
 use crate::values::report::WaitReport;
 use crate::values::settings::RendezvousSettings;
@@ -45,7 +44,6 @@ pub(crate) type NewEngine = Box<dyn Fn(Option<u32>, Now) -> Box<dyn Engine> + Se
 /// What the loop of a handler is made of.
 pub(crate) struct Parts {
     pub(crate) clock: Clock,
-    pub(crate) me: NodeId,
     pub(crate) settings: RendezvousSettings,
     pub(crate) new_engine: NewEngine,
     pub(crate) access: Access,
@@ -58,7 +56,6 @@ pub(crate) struct Parts {
 
 pub(crate) struct HandlerLoop {
     clock: Clock,
-    me: NodeId,
     settings: RendezvousSettings,
     engine: Box<dyn Engine>,
     new_engine: NewEngine,
@@ -107,7 +104,6 @@ impl HandlerLoop {
             store: parts.store,
             notices: NoticeBoard::new(parts.shared.notices.clone()),
             clock: parts.clock,
-            me: parts.me,
             settings: parts.settings,
             engine: (parts.new_engine)(index, parts.clock.now()),
             new_engine: parts.new_engine,
@@ -159,7 +155,7 @@ impl HandlerLoop {
             .as_mut()
             .filter(|_| !self.is_unknown && self.outage_since.is_none())
         {
-            marks.remove_own(&self.me);
+            marks.remove_own(self.engine.me());
         }
         for job in std::mem::take(&mut self.jobs) {
             let _ = job.reply.send(Err(self.shut_down_error()));
@@ -193,7 +189,7 @@ impl HandlerLoop {
             if let Err(error) = self.operate(Operation::Leave, limit) {
                 log::warn!(
                     "node {} cannot leave the rendezvous after an interrupted join: {error}",
-                    self.me.named()
+                    self.engine.me().named()
                 );
             }
         }
@@ -292,6 +288,12 @@ impl HandlerLoop {
                 Err(error)
             }
         };
+        if let Some(former) = self.shared.set_me(self.engine.me()) {
+            let (me, former) = (self.engine.me().local_id, former.named());
+            log::info!(
+                "another process is the node {former}: this one joins with the local id {me}"
+            );
+        }
         self.record_steps();
         for lost in self.engine.take_newly_lost(now) {
             log::warn!("lost node {lost}");
@@ -395,7 +397,7 @@ impl HandlerLoop {
         if !matches!(self.shared.membership(), Some(Ok(it)) if it.is_evicted) {
             log::warn!(
                 "the other nodes have heard nothing of node {} for {:.1} s, so its round is over: {error}",
-                self.me.named(),
+                self.engine.me().named(),
                 self.settings.dead_after().as_secs_f64(),
             );
         }
@@ -417,7 +419,7 @@ impl HandlerLoop {
         let now = self.clock.now();
         let has_lasted = |since: Duration| now.monotonic.saturating_sub(since);
         if has_lasted(self.began_at) >= NOTICES_AFTER {
-            self.notices.refresh(&self.me);
+            self.notices.refresh(self.engine.me());
         }
         let report = self.waiting();
         if has_lasted(self.logged_at) >= LOG_INTERVAL {
@@ -438,7 +440,7 @@ impl HandlerLoop {
         let operation = self.operation;
         let run_id = self.settings.run_id.clone();
         error_of(failure, operation, &run_id, waited, || {
-            self.notices.refresh(&self.me);
+            self.notices.refresh(self.engine.me());
             self.waiting()
         })
     }
@@ -454,7 +456,8 @@ impl HandlerLoop {
     }
 
     fn record(&self, steps: impl IntoIterator<Item = Step>) {
-        self.shared.record(&self.settings.run_id, &self.me, steps);
+        let me = self.engine.me();
+        self.shared.record(&self.settings.run_id, me, steps);
     }
 
     /// Records the engine's steps, each as an event of the node that it is about.

@@ -43,7 +43,7 @@ impl HandlerLoop {
                 return Ok(Reply::IsSame(is_same));
             }
             Ask::ReadNotices => {
-                self.notices.refresh(&self.me);
+                self.notices.refresh(self.engine.me());
                 return Ok(Reply::Gone(self.notices.gone()));
             }
             Ask::ReadEntry { round } => {
@@ -139,7 +139,7 @@ impl HandlerLoop {
         let Some(marks) = &mut self.marks else {
             return Ok(Reply::Marks(None));
         };
-        match request(marks, &self.me) {
+        match request(marks, self.engine.me()) {
             Ok(None) => Ok(Reply::Done),
             Ok(read) => Ok(Reply::Marks(read)),
             Err(StoreError::Unsupported { .. }) => {

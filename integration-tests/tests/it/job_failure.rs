@@ -1,0 +1,377 @@
+//! A job that has failed ends on every node: docs/reference/restarts.md, "When the job fails". The workers are shells.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use integration_tests::eventually::eventually;
+use integration_tests::launcher::{c10d, free_address};
+use integration_tests::process::ChildProcess;
+use integration_tests::torch::python;
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+const LIMIT: Duration = Duration::from_secs(100);
+
+/// Far longer than any of these jobs.
+const FOREVER: &str = "exec sleep 1000";
+
+/// Rank 1 fails when all workers run.
+const RANK_1_FAILS: &str = "\
+touch up.$RANK
+if [ $RANK = 1 ]; then
+    while [ $(ls up.* | wc -l) -lt $WORLD_SIZE ]; do sleep 0.01; done
+    echo bad shard 17 >&2
+    exit 7
+fi
+exec sleep 1000";
+
+/// The launchers of a job, whose workers run in one folder.
+struct Job {
+    folder: TempDir,
+    options: Vec<String>,
+}
+
+impl Job {
+    fn new(nodes: &str, options: &[&str]) -> Self {
+        let endpoint = free_address().to_string();
+        let mut all = vec![
+            "run",
+            "--no-scheduler",
+            "--nnodes",
+            nodes,
+            "--rdzv-endpoint",
+            &endpoint,
+            "--rdzv-id",
+            "5",
+        ];
+        all.extend(options);
+        Self {
+            folder: tempfile::tempdir().unwrap(),
+            options: all.into_iter().map(str::to_owned).collect(),
+        }
+    }
+
+    /// A node of the dynamic rendezvous. The first one hosts the store.
+    fn node(&self, index: usize, script: &str) -> ChildProcess {
+        let is_host = if index == 0 { "is_host=1" } else { "is_host=0" };
+        let conf = format!("{is_host},join_timeout=60,last_call_timeout=1");
+        self.launch(
+            index,
+            &["--rdzv-backend", "c10d", "--rdzv-conf", &conf],
+            script,
+        )
+    }
+
+    fn static_node(&self, index: usize, script: &str) -> ChildProcess {
+        let rank = index.to_string();
+        self.launch(
+            index,
+            &["--rdzv-backend", "static", "--node-rank", &rank],
+            script,
+        )
+    }
+
+    fn launch(&self, index: usize, options: &[&str], script: &str) -> ChildProcess {
+        let mut command = Command::new(c10d());
+        command
+            .args(&self.options)
+            .args(options)
+            .args(["--no-python", "sh", "-c", script])
+            .current_dir(&self.folder)
+            .env("OMP_NUM_THREADS", "1");
+        ChildProcess::start(format!("node {index}"), &mut command)
+    }
+
+    fn torchrun(&self, index: usize, options: &[&str], script: &str) -> ChildProcess {
+        let mut command = python();
+        command
+            .args(["-m", "torch.distributed.run", "--rdzv-backend", "c10d"])
+            .args(&self.options[2..])
+            .args(options)
+            .args(["--no-python", "sh", "-c", script])
+            .current_dir(&self.folder)
+            .env("OMP_NUM_THREADS", "1");
+        ChildProcess::start(format!("torchrun {index}"), &mut command)
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn await_file(&self, name: &str) {
+        eventually(name, || self.path().join(name).exists());
+    }
+}
+
+fn code(node: &mut ChildProcess) -> i32 {
+    let status = node.wait(LIMIT);
+    status
+        .code()
+        .unwrap_or_else(|| panic!("{}: {status}", node.what()))
+}
+
+/// The log lines of a launcher. Its workers write nothing.
+fn lines(node: &ChildProcess) -> Vec<String> {
+    node.stderr().lines().map(str::to_owned).collect()
+}
+
+fn count(node: &ChildProcess, text: &str) -> usize {
+    lines(node)
+        .iter()
+        .filter(|line| line.contains(text))
+        .count()
+}
+
+/// The other nodes stop their workers, and name the worker that failed.
+fn assert_stopped(node: &mut ChildProcess, cause: &str) {
+    assert_eq!(code(node), 1, "{}", node.stderr());
+    assert_eq!(
+        count(node, &format!("root cause: {cause}")),
+        1,
+        "{}",
+        node.stderr()
+    );
+    let stopping = format!(" ended the job: worker with {}", cause.replace(" on ", " "));
+    assert_eq!(count(node, &stopping), 1, "{}", node.stderr());
+    assert!(lines(node).len() <= 6, "{}", node.stderr());
+    for line in lines(node) {
+        assert!(line.chars().count() <= 160, "{line}");
+    }
+}
+
+#[test]
+fn a_failure_stops_the_workers_of_all_nodes() {
+    // The node that hosts the store has rank 0 or another one, as the nodes are sorted.
+    for (nodes, failing) in [(2, 0), (2, 1), (3, 0), (3, 2)] {
+        let job = Job::new(&nodes.to_string(), &[]);
+        let fails = "touch up.$RANK; while [ $(ls up.* | wc -l) -lt $WORLD_SIZE ]; do sleep 0.01; done\n\
+             echo bad shard 17 >&2; echo $RANK >failed; exit 7";
+        let runs = format!("touch up.$RANK; {FOREVER}");
+        let mut all: Vec<_> = (0..nodes)
+            .map(|index| job.node(index, if index == failing { fails } else { &runs }))
+            .collect();
+        let mut failed = all.remove(failing);
+        assert_eq!(code(&mut failed), 1, "{}", failed.stderr());
+        let rank = fs::read_to_string(job.path().join("failed")).unwrap();
+        let cause = format!("rank {} on ", rank.trim());
+        for node in &mut all {
+            assert_stopped(node, &cause);
+            let text = "ended with exit code 7: bad shard 17";
+            assert_eq!(count(node, text), 1, "{}", node.stderr());
+        }
+    }
+}
+
+#[test]
+fn static_nodes_end_together() {
+    for failing in [0, 1] {
+        let job = Job::new("2", &[]);
+        let script = RANK_1_FAILS.replace("$RANK = 1", &format!("$RANK = {failing}"));
+        let mut all: Vec<_> = (0..2)
+            .map(|index| job.static_node(index, &script))
+            .collect();
+        let mut failed = all.remove(failing);
+        assert_eq!(code(&mut failed), 1, "{}", failed.stderr());
+        assert_stopped(&mut all[0], &format!("rank {failing} on "));
+    }
+}
+
+#[test]
+fn a_failure_ends_the_job_when_the_restarts_are_used_up() {
+    let job = Job::new("2", &["--max-restarts", "1"]);
+    let script = RANK_1_FAILS.replace("up.", "up.$TORCHELASTIC_RESTART_COUNT.");
+    let script = script.replace("TORCHELASTIC_RESTART_COUNT", "GENERATION");
+    let script = format!(
+        "GENERATION=$(( $(ls gen.$RANK.* 2>/dev/null | wc -l) )); touch gen.$RANK.$GENERATION\n{script}"
+    );
+    let mut all: Vec<_> = (0..2).map(|index| job.node(index, &script)).collect();
+    let codes: Vec<i32> = all.iter_mut().map(code).collect();
+    assert_eq!(codes, [1, 1], "{}{}", all[0].stderr(), all[1].stderr());
+    let stopped = all
+        .iter()
+        .filter(|node| count(node, "root cause: rank 1 on ") == 1);
+    assert_eq!(stopped.count(), 1, "{}{}", all[0].stderr(), all[1].stderr());
+}
+
+/// A script can save what it has in the grace period of a signal.
+#[test]
+fn the_other_workers_have_the_grace_period_of_a_signal() {
+    let job = Job::new("2", &["--shutdown-timeout", "60"]);
+    let saves = "trap 'sleep 1; echo saved >saved; exit 0' TERM; touch up.$RANK; while :; do sleep 0.05; done";
+    let fails = "until [ -e up.0 ] || [ -e up.1 ]; do sleep 0.01; done; exit 7";
+    let mut all = [job.node(0, fails), job.node(1, saves)];
+    assert_eq!(all.each_mut().map(code), [1, 1], "{}", all[1].stderr());
+    job.await_file("saved");
+}
+
+#[test]
+fn nodes_that_have_succeeded_and_spares_exit_with_0_and_tell_the_failure() {
+    let job = Job::new("2", &[]);
+    let script =
+        "case $RANK in 0) exit 0;; esac; until [ -e spare ]; do sleep 0.01; done; sleep 1; exit 7";
+    let mut all = [job.node(0, script), job.node(1, script)];
+    eventually("both run", || {
+        all.iter().all(|it| count(it, "started rank") == 1)
+    });
+    let mut spare = job.node(2, script);
+    eventually("the spare waits", || {
+        count(&spare, "waiting for a place") == 1
+    });
+    fs::write(job.path().join("spare"), "").unwrap();
+    let mut codes = all.each_mut().map(code);
+    codes.sort_unstable();
+    assert_eq!(codes, [0, 1], "{}{}", all[0].stderr(), all[1].stderr());
+    assert_eq!(code(&mut spare), 0, "{}", spare.stderr());
+    let told = "ended with exit code 7";
+    let succeeded = all.iter().find(|it| count(it, "succeeded") > 0).unwrap();
+    assert_eq!(count(succeeded, told), 1, "{}", succeeded.stderr());
+    assert_eq!(count(&spare, told), 1, "{}", spare.stderr());
+}
+
+#[test]
+fn loosely_coupled_workers_run_on() {
+    let job = Job::new("2", &["--on-job-failure", "continue"]);
+    let script = "if [ $RANK = 1 ]; then touch failed; exit 7; fi\n\
+                  until [ -e end ]; do sleep 0.01; done; echo done >done";
+    let mut all = [job.node(0, script), job.node(1, script)];
+    job.await_file("failed");
+    let failed = all.iter_mut().position(|it| {
+        let mut is_over = false;
+        eventually("a launcher knows", || {
+            is_over = it.try_wait().is_some();
+            is_over || count(it, "the workers keep running") == 1
+        });
+        is_over
+    });
+    fs::write(job.path().join("end"), "").unwrap();
+    let codes = all.each_mut().map(code);
+    assert_eq!(
+        codes.map(|it| it == 1),
+        [failed == Some(0), failed == Some(1)]
+    );
+    assert!(job.path().join("done").exists());
+}
+
+/// The other nodes continue while the minimum remains.
+#[test]
+fn lost_and_stopped_nodes_are_no_failures_of_the_job() {
+    for signal in [Signal::KILL, Signal::TERM] {
+        let conf = "is_host=1,join_timeout=60,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2";
+        let job = Job::new("1:2", &[]);
+        let script = "touch up.$RANK.$WORLD_SIZE; until [ -e end ]; do sleep 0.01; done";
+        let options = |conf| ["--rdzv-backend", "c10d", "--rdzv-conf", conf];
+        let mut stays = job.launch(0, &options(conf), script);
+        let other = conf.replace("is_host=1", "is_host=0");
+        let mut leaves = job.launch(1, &options(&other), script);
+        job.await_file("up.0.2");
+        job.await_file("up.1.2");
+        leaves.signal(signal);
+        leaves.wait(LIMIT);
+        job.await_file("up.0.1");
+        fs::write(job.path().join("end"), "").unwrap();
+        assert_eq!(code(&mut stays), 0, "{}", stays.stderr());
+    }
+}
+
+/// gloo aborts when the interpreter has exited. Rank 0 writes its results meanwhile.
+#[test]
+fn a_failure_at_exit_stops_no_worker() {
+    let message = "terminate called without an active exception";
+    let script = format!(
+        "mktemp up.$RANK.XXXXXX >/dev/null
+if [ $RANK = 1 ]; then
+    until [ -e result ]; do sleep 0.01; done
+    touch aborted; echo {message} >&2; ulimit -c 0; sh -c 'kill -ABRT $PPID'
+fi
+trap 'echo stopped >>result' TERM
+for i in 1 2 3 4 5 6 7 8 9 10; do echo $i >>result; sleep 0.3; done"
+    );
+    for (restarts, workers) in [("0", "1"), ("2", "1"), ("2", "2")] {
+        let nodes = if workers == "1" { "2" } else { "1" };
+        let job = Job::new(
+            nodes,
+            &["--max-restarts", restarts, "--nproc-per-node", workers],
+        );
+        let count = nodes.parse().unwrap();
+        let mut all: Vec<_> = (0..count).map(|index| job.node(index, &script)).collect();
+        let codes: Vec<i32> = all.iter_mut().map(code).collect();
+        let texts: String = all.iter().map(ChildProcess::stderr).collect();
+        let result = fs::read_to_string(job.path().join("result")).unwrap();
+        assert_eq!(result, "1\n2\n3\n4\n5\n6\n7\n8\n9\n10\n", "{texts}");
+        let starts = fs::read_dir(job.path()).unwrap().flatten();
+        let starts = starts.filter(|it| it.file_name().to_string_lossy().starts_with("up."));
+        assert_eq!(starts.count(), 2, "{restarts}: {texts}");
+        match restarts {
+            "0" => assert_eq!(codes, vec![1; codes.len()], "{texts}"),
+            // The other node had succeeded when this one gave up.
+            _ => assert!(codes.contains(&1), "{codes:?}: {texts}"),
+        }
+    }
+}
+
+/// The node with the store waits for a launcher that is slow, and for no torchrun and no lost node.
+#[test]
+fn the_store_stays_open_until_all_nodes_have_read_the_reason() {
+    let job = Job::new("2", &[]);
+    let script = "touch up.$GROUP_RANK.$RANK; until [ -e go ]; do sleep 0.01; done; exit 7";
+    let mut host = job.node(0, script);
+    let mut slow = job.node(1, &format!("touch up.other; {FOREVER}"));
+    eventually("both run", || {
+        count(&host, "started") + count(&slow, "started") == 2
+    });
+    slow.pause();
+    fs::write(job.path().join("go"), "").unwrap();
+    eventually("the report", || host.stderr().contains("FAILED"));
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(host.try_wait().is_none(), "{}", host.stderr());
+    slow.resume();
+    assert_stopped(&mut slow, "rank ");
+    assert_eq!(code(&mut host), 1);
+
+    // A second signal ends the wait.
+    let job = Job::new("2", &[]);
+    let mut host = job.node(0, script);
+    let slow = job.node(1, &format!("touch up.other; {FOREVER}"));
+    eventually("both run", || {
+        count(&host, "started") + count(&slow, "started") == 2
+    });
+    slow.pause();
+    fs::write(job.path().join("go"), "").unwrap();
+    eventually("the report", || host.stderr().contains("FAILED"));
+    host.signal(Signal::TERM);
+    host.signal(Signal::INT);
+    let before = std::time::Instant::now();
+    assert_eq!(code(&mut host), 1);
+    assert!(before.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+#[ignore = "needs PyTorch, see CONTRIBUTING.md"]
+fn a_torchrun_node_that_fails_stops_the_other_nodes_and_is_not_waited_for() {
+    let fails = "until [ -e up ]; do sleep 0.01; done; exit 7";
+    let runs = format!("touch up; {FOREVER}");
+    let job = Job::new("2", &[]);
+    let conf = ["--rdzv-conf", "is_host=0,join_timeout=60"];
+    let mut ours = job.node(0, &runs);
+    let mut torchrun = job.torchrun(1, &conf, fails);
+    assert_eq!(code(&mut torchrun), 1);
+    assert_eq!(code(&mut ours), 1, "{}", ours.stderr());
+    assert_eq!(
+        count(&ours, "closed the rendezvous without a reason"),
+        2,
+        "{}",
+        ours.stderr()
+    );
+
+    let job = Job::new("2", &[]);
+    let mut ours = job.node(0, fails);
+    let mut torchrun = job.torchrun(1, &conf, "touch up; until [ -e end ]; do sleep 0.01; done");
+    let started = std::time::Instant::now();
+    assert_eq!(code(&mut ours), 1, "{}", ours.stderr());
+    assert!(torchrun.try_wait().is_none());
+    assert!(started.elapsed() < Duration::from_secs(60));
+    fs::write(job.path().join("end"), "").unwrap();
+    code(&mut torchrun);
+}
