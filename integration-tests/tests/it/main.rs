@@ -6,6 +6,7 @@ mod addresses;
 mod blame;
 mod conform;
 mod debug_servers;
+mod doctor;
 mod documents;
 mod durable;
 #[path = "../../../c10d-cli/tests/cli/etcd.rs"]
