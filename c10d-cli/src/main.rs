@@ -134,6 +134,8 @@ fn main() -> ExitCode {
         Command::Store(StoreCommand::Serve(_)) | Command::Relay(_) | Command::Run(_)
     );
     start_logging(default_level);
+    // Each connection of a store is an open file. Programs that this command starts get the previous limit.
+    c10d_socket::raise_file_limit();
     if has_dependents && let Err(error) = terminal::start_queue() {
         log::warn!("a standard error that accepts no output can stop this command: {error}");
     }

@@ -23,6 +23,7 @@
 
 mod address;
 mod barrier;
+mod brief;
 mod client;
 mod compare_set;
 mod decimal;
@@ -58,6 +59,7 @@ mod wire;
 
 // The types of other crates that this one's API takes and gives.
 pub use address::{Leader, Lookup, StoreAddress};
+pub use brief::in_brief;
 pub use c10d_socket::{
     BackoffOptions, ConnectError, ConnectOptions, Credentials, CredentialsError, KeepAlive,
     ListenError, SocketOptions,

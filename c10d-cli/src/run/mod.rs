@@ -4,6 +4,7 @@
 
 mod dry_run;
 mod headings;
+mod interpreter;
 pub(crate) mod options;
 mod report;
 mod screen;
@@ -56,6 +57,12 @@ fn dry_run(plan: &RunPlan) -> Result<(), Failure> {
 fn launch(plan: &RunPlan) -> Result<u8, Failure> {
     if let Some(line) = dry_run::line(plan) {
         log::info!("{line}");
+    }
+    if let Some(rank) = plan.debug_rank {
+        log::info!(
+            "rank {rank} has the terminal (--debug-rank); off: reports of a job without progress, and timeouts of progress, \
+             joins and exits"
+        );
     }
     let options = plan.launcher.clone().with_screen(Arc::new(Terminal));
     // Outlives the last output: until then a signal must not end this process before its workers, and must end it even

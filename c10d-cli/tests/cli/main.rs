@@ -12,6 +12,7 @@ mod completions;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod gloo;
+mod golden;
 #[cfg(feature = "journal")]
 mod journal;
 mod lease;

@@ -14,6 +14,9 @@ use super::phase::{Barrier, Phase};
 /// PyTorch's: enough for nodes that finish some minutes apart.
 pub(crate) const EXIT_BARRIER_TIMEOUT: Duration = Duration::from_secs(300);
 
+/// Without a limit: longer than any job.
+const NEVER: Duration = Duration::from_secs(365 * 86400);
+
 impl Round {
     pub(super) fn enter_barrier(&self, nodes: usize, now: Duration, out: &mut Effects) -> Phase {
         let is_fixed = self.settings.keep.is_none();
@@ -48,11 +51,11 @@ impl Round {
         let waited = now.saturating_sub(barrier.since);
         let ending = match input {
             Input::BarrierOpen => None,
-            Input::BarrierFailed(error) => Some(format!(
-                "; cannot wait for the other nodes to finish: {error}"
-            )),
+            Input::BarrierFailed(error) => {
+                Some(format!("; not waiting for the other nodes: {error}"))
+            }
             Input::Finished(arrived) if barrier.is_late => Some(format!(
-                "; after {} s, {} of {} nodes have reported success: exiting without the others",
+                "; after {} s, {} of {} nodes have reported success: not waiting for the others",
                 waited.as_secs(),
                 arrived.map_or("an unknown number".to_owned(), |arrived| arrived
                     .to_string()),
@@ -94,7 +97,11 @@ impl Round {
                 return Phase::AtBarrier(barrier);
             }
             Input::BarrierClosed { membership, .. } => {
-                let mut left = EXIT_BARRIER_TIMEOUT.saturating_sub(waited);
+                let limit = match self.settings.has_exit_limit {
+                    true => EXIT_BARRIER_TIMEOUT,
+                    false => NEVER,
+                };
+                let mut left = limit.saturating_sub(waited);
                 if left.is_zero() {
                     out.push(Effect::ReadFinished);
                     return Phase::AtBarrier(Barrier {
@@ -120,7 +127,7 @@ impl Round {
             _ => return Phase::AtBarrier(barrier),
         };
         if let Some(why) = ending {
-            let text = format!("the workers of this node succeeded{why}");
+            let text = format!("the workers succeeded{why}");
             out.push(log(Level::Warn, text));
         }
         finish(Ok(AgentOutcome::Succeeded), out)

@@ -35,11 +35,13 @@ pub(crate) struct Settings {
     pub(crate) local_world_size: usize,
     /// Whether keys of an earlier round are out of sight.
     pub(crate) has_store_per_round: bool,
-    /// How long a node without a restart left waits for the news that another one was lost; `None` if the others cannot
-    /// continue without that node.
+    /// How long a node without a restart left waits for the news of a lost node; `None` if the job cannot continue
+    /// without a node.
     pub(crate) loss_wait: Option<Duration>,
     /// Whether the others run on when a worker dies.
     pub(crate) keep: Option<KeepOptions>,
+    /// Whether the wait for the other nodes to finish is limited.
+    pub(crate) has_exit_limit: bool,
 }
 
 /// The rounds of one node. Times are counted from any moment.

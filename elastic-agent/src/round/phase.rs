@@ -155,7 +155,7 @@ pub(super) struct AwaitingOthers {
     pub(super) failure: Failure,
 }
 
-/// A node without a restart left, which waits for the news that another one was lost.
+/// A node without a restart left, which waits for the news of a lost node.
 #[derive(Debug)]
 pub(super) struct AwaitingLoss {
     pub(super) nodes: usize,

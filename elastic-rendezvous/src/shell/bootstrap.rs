@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::{Cancel, ConnectOptions, Deadline, HostPort, ListenOptions, printable, sleep};
 use c10d_store::{
     Credentials, ListenOn, ServerOptions, Store, StoreAddress, StoreError, StoreExt, TcpStore,
-    TcpStoreOptions,
+    TcpStoreOptions, in_brief,
 };
 
 use crate::engine::advertised::Advertised;
@@ -384,7 +384,8 @@ impl Bootstrap {
             match TcpStore::open(before.address.host(), before.address.port(), options) {
                 Ok(_) => return Ok(before),
                 Err(error) => log::info!(
-                    "starting a new workers' store, as the previous one does not answer: {error}"
+                    "starting a new workers' store, as the previous one does not answer: {}",
+                    in_brief(&error)
                 ),
             }
         }

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
-use c10d_store::{Credentials, Store, StoreAddress, TcpStore};
+use c10d_store::{Credentials, Store, StoreAddress, TcpStore, in_brief};
 
 use crate::engine::Engine;
 use crate::engine::group::GroupEngine;
@@ -371,8 +371,9 @@ impl DynamicRendezvous {
                     answer.round,
                 ),
                 Err(error) if error.is_outage() && self.backend.is_reconnecting() => log::warn!(
-                    "round {} has no workers' store: joining another round: {error}",
+                    "round {} has no workers' store, joining another round: {}",
                     answer.round,
+                    in_brief(&error),
                 ),
                 settled => return settled,
             }
@@ -416,7 +417,8 @@ impl DynamicRendezvous {
                 run_id: &self.settings.run_id,
                 first: &joined.first,
                 route: &route,
-                join_timeout: self.settings.join_timeout,
+                // The other nodes wait for this one for the store's timeout.
+                limit: self.settings.join_timeout.min(timeout - timeout / 4),
                 cancel,
             };
             let mut known = self.lock_reached().take();
@@ -604,10 +606,7 @@ impl RendezvousHandler for DynamicRendezvous {
         if let Err(error) = &closed
             && !is_detached
         {
-            log::warn!(
-                "cannot close the rendezvous {:?}: {error}",
-                self.settings.run_id
-            );
+            log::warn!("cannot close the rendezvous: {}", in_brief(error));
         }
         self.stop();
         if closed.is_ok() || is_detached {

@@ -12,7 +12,7 @@ use c10d_socket::{
     resolve,
 };
 use c10d_store::{
-    FileStore, Store, StoreAddress, StoreError, StoreHandle, TcpStore, TcpStoreOptions,
+    FileStore, Store, StoreAddress, StoreError, StoreHandle, TcpStore, TcpStoreOptions, in_brief,
 };
 
 use crate::shell::bootstrap::protected;
@@ -250,7 +250,8 @@ fn open_moving(
             return Err(error);
         }
         log::warn!(
-            "cannot connect to the rendezvous store, retrying for {:.0} s: {error}",
+            "{}; retrying for up to {:.0} s",
+            in_brief(&error),
             left.as_secs_f64(),
         );
         open(left)
@@ -330,8 +331,7 @@ fn connect(
                 if !was_unknown && is_unknown_host(&error) {
                     was_unknown = true;
                     log::warn!(
-                        "waiting for the host name {}, which has no address yet: a cluster can register the names of \
-                         its machines after their start",
+                        "waiting for the host name {}, which has no address yet (a cluster may register it late)",
                         target.host(),
                     );
                 }
@@ -340,13 +340,14 @@ fn connect(
                     match serve(parameters, target, left - slice) {
                         Ok(store) => return Ok(store),
                         Err(error @ StoreError::Journal(_)) => return Err(error),
-                        Err(error) => serving = format!("; nor can this node serve it: {error}"),
+                        Err(error) => serving = format!("; this node {} either", in_brief(&error)),
                     }
                 }
                 if logged_at.is_none_or(|at| at.elapsed() >= CONNECT_LOG_INTERVAL) {
                     logged_at = Some(Instant::now());
                     log::warn!(
-                        "cannot connect to the rendezvous store, retrying for {:.0} s: {error}{serving}",
+                        "{}{serving}; retrying for up to {:.0} s",
+                        in_brief(&error),
                         (left - slice).as_secs_f64(),
                     );
                 }

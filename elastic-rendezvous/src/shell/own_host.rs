@@ -125,7 +125,8 @@ impl OwnHost {
     pub(crate) fn advertised(&self, others: &[NodeId]) -> Advertised {
         let (name, of_name) = self.named();
         let is_file = self.route.remote.is_none();
-        let met = match self.is_one_host || self.given.is_some() {
+        // A server listens there too, even if the user has given an address. With a file, it would take lookups to know.
+        let met = match self.is_one_host || (self.given.is_some() && is_file) {
             true => Vec::new(),
             false => self.met(others),
         };

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Cancel, Deadline, HostPort, sleep};
+use c10d_socket::{Cancel, Deadline, HostPort, printable, sleep};
 use c10d_store::{
     Credentials, ErrorContext, Operation, PrefixStore, ServerOptions, Store, StoreError, StoreExt,
     TcpStore, TcpStoreOptions,
@@ -22,6 +22,7 @@ use crate::shell::handler::{
 };
 use crate::shell::open_store::given_addresses;
 use crate::shell::reconnecting::{ReconnectingStore, connect_to};
+use crate::shell::shared::WAIT_CHARS_MAX;
 use crate::shell::this_host;
 use crate::values::endpoint::Endpoint;
 use crate::values::error::{RendezvousError, is_outage};
@@ -535,9 +536,10 @@ impl StaticRendezvous {
         reported.next_event_at = report.waited + EVENT_INTERVAL;
         if report.waited >= reported.next_log_at {
             log::info!(
-                "waiting for other nodes since {} s, for at most {} s more: {report}",
+                "waiting for other nodes for {} s, up to {} s more: {}",
                 report.waited.as_secs(),
                 report.time_left.as_secs(),
+                printable(&report.to_string(), WAIT_CHARS_MAX),
             );
             reported.next_log_at = report.waited + report.waited.min(LOG_INTERVAL_MAX);
         }

@@ -54,11 +54,7 @@ impl ScriptArgs {
             (_, _, false) if is_python_file(&script) => Entrypoint::Script(script),
             _ => Entrypoint::Program(script),
         };
-        let interpreter = surroundings
-            .variable("PYTHON_EXEC")
-            .map(|given| given.value)
-            .filter(|path| !path.is_empty())
-            .unwrap_or_else(|| "python3".to_owned());
+        let interpreter = &surroundings.interpreter.program;
         let command = CommandLine::of(&entrypoint, interpreter, words);
         Ok((entrypoint, command))
     }

@@ -101,7 +101,10 @@ impl RootFinding {
         let is_first = record.rank == first.rank && record.pid == first.pid;
         let is_one = cause.culprits.len() == 1;
         let culprits = cause.culprits.iter().map(|&it| exits[it].rank);
-        let mut finding = Finding::new(FindingKind::WorkerEnded, sentence(&cause.text));
+        let cure = is_at_exit.then_some(CURE);
+        let text = [Some(cause.text.as_str()), cure].into_iter().flatten();
+        let text: Vec<String> = text.map(sentence).collect();
+        let mut finding = Finding::new(FindingKind::WorkerEnded, text.join(" "));
         finding.culprits.0.extend(culprits);
         let has_failed = |exit: &&Exit| exit.code != Some(0) && !exit.is_stopped;
         let victims = exits.iter().filter(has_failed).map(|exit| exit.rank);
@@ -114,7 +117,7 @@ impl RootFinding {
                 record: record.clone(),
                 is_certain: cause.is_certain,
                 text: cause.text,
-                cure: is_at_exit.then_some(CURE),
+                cure,
             },
             finding,
             is_telling: !is_first || is_at_exit || cause.has_victims || !is_one,
