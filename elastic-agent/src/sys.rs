@@ -56,7 +56,7 @@ pub(crate) fn give_foreground(group: Pid) -> io::Result<()> {
     let mut before = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: the sets are valid memory, and sigemptyset initializes `blocked`. A group in the background gets
     // SIGTTOU for the call, unless that is blocked in its thread.
-    let result = unsafe {
+    unsafe {
         libc::sigemptyset(blocked.as_mut_ptr());
         libc::sigaddset(blocked.as_mut_ptr(), libc::SIGTTOU);
         libc::pthread_sigmask(libc::SIG_BLOCK, blocked.as_ptr(), before.as_mut_ptr());
@@ -64,8 +64,7 @@ pub(crate) fn give_foreground(group: Pid) -> io::Result<()> {
         let error = io::Error::last_os_error();
         libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
         if result < 0 { Err(error) } else { Ok(()) }
-    };
-    result
+    }
 }
 
 /// What [`lead_own_session`] describes, with `place` to give the process its session and group: it makes system calls only.
