@@ -106,7 +106,9 @@ impl Exit {
             (None, None, None) => "exited".to_owned(),
         };
         match self.is_at_exit {
-            true => format!("{end} after its program had ended"),
+            true => format!(
+                "{end} at the end of its program, where threads of its process group still ran"
+            ),
             false => end,
         }
     }
@@ -349,7 +351,9 @@ impl Case<'_> {
                 format!(", at about the same time as {who} {what}")
             }
             () if gap_ms < 0 => format!("; {gap} before that was noticed, {who} {what}"),
-            () if victim.waits => format!(" {gap} ago, and {who} {what}"),
+            () if victim.waits => {
+                format!(" {gap} ago, and {who} {what}, which it may have been expected to write")
+            }
             () if is_late => {
                 format!(", {gap} before {who} failed because it had lost its connection to it")
             }
@@ -388,6 +392,19 @@ impl Case<'_> {
             0 => {}
             1 => named.push("1 more rank exited".to_owned()),
             more => named.push(format!("{more} more ranks exited")),
+        }
+        if let Some(victim) = victim.filter(|victim| victim.waits) {
+            let (named, who) = (text::joined(&named), victim.rank);
+            let text = format!(
+                "{named}, and rank {who} {}, which one of them may have been expected to write",
+                self.what(victim)
+            );
+            return RootCause {
+                culprits,
+                text,
+                is_certain: false,
+                has_victims: true,
+            };
         }
         let end = victim.map(|victim| {
             let what = match victim.symptom {

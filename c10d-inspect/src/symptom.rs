@@ -48,6 +48,13 @@ pub(crate) enum Symptom {
     Timeout,
 }
 
+/// Whether the last line of a failed worker tells of a cause that lies elsewhere: a lost connection, or a wait that took too
+/// long.
+#[must_use]
+pub fn is_symptom(line: &str) -> bool {
+    Symptom::of(line).is_some()
+}
+
 impl Symptom {
     /// `None` for a reason that lies in the worker itself, as far as the line tells.
     pub(crate) fn of(line: &str) -> Option<Self> {

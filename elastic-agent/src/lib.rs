@@ -8,6 +8,7 @@ mod command_line;
 pub mod devices;
 mod environment;
 mod exit_barrier;
+mod exit_exchange;
 mod failure;
 mod health;
 mod job_end;

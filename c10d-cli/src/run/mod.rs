@@ -20,6 +20,7 @@ use crate::output::print_line;
 use crate::terminal;
 use options::{RunOptions, RunPlan};
 use screen::Terminal;
+pub(crate) use surroundings::plan as plan_of;
 
 /// The default of RUST_LOG: warnings, and events of the whole job.
 pub(crate) const LOG_LEVELS: &str = "warn,c10d::run=info,c10d_relay=info,elastic_agent::agent=info,elastic_agent::launcher=info,elastic_agent::logs=info,elastic_rendezvous=info";

@@ -153,6 +153,15 @@ impl RunPlan {
 }
 
 impl RunOptions {
+    /// The same options with a script that need not exist.
+    pub(crate) fn without_script(self) -> Self {
+        Self {
+            how: script::ScriptArgs::of_file(),
+            script: Some(script::Script::Command(vec!["none.py".into()])),
+            ..self
+        }
+    }
+
     /// What the stores of the job ask for. Reads the file that the options or the environment name.
     pub(crate) fn credentials(&self) -> Result<Option<Credentials>, Failure> {
         self.security.secret.credentials()

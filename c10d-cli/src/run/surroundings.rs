@@ -27,7 +27,7 @@ use crate::failure::Failure;
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The plan of this node. May block for 2 s, to ask for names.
-pub(super) fn plan(options: RunOptions) -> Result<RunPlan, Failure> {
+pub(crate) fn plan(options: RunOptions) -> Result<RunPlan, Failure> {
     let credentials = options.credentials()?;
     let variable = |name: &str| std::env::var(name).ok();
     let surroundings = Surroundings {

@@ -206,7 +206,8 @@ fn a_wait_in_the_store_is_explained_by_a_rank_that_has_left() {
     let live = root_cause(&[exit(1, 0, 1000, "")], &wait, Some(3), &rank_at).unwrap();
     assert_eq!(
         live.text,
-        "rank 1 exited with code 0 30 s ago, and rank 2 waits for the key /default_pg/0//result/1"
+        "rank 1 exited with code 0 30 s ago, and rank 2 waits for the key /default_pg/0//result/1, which it may have been \
+         expected to write"
     );
     assert_eq!(root_cause(&[], &wait, Some(3), &rank_at), None);
     // A rank of another job.
@@ -256,7 +257,7 @@ fn an_abort_at_the_end_of_a_program_is_told_as_that() {
         &[aborted, exit(0, 0, 900, "")],
         &[1],
         true,
-        "rank 1 was ended by SIGABRT after its program had ended",
+        "rank 1 was ended by SIGABRT at the end of its program, where threads of its process group still ran",
     );
 }
 

@@ -194,7 +194,7 @@ impl TcpStoreOptions {
         self
     }
 
-    /// The longest value that the client accepts from the server, in bytes. Default 1 GiB, since APPEND
+    /// The longest value, and the longest list of keys, that the client accepts from the server, in bytes. Default 1 GiB, since APPEND
     /// can make a value longer than the limit for one request.
     pub const fn with_reply_bytes_max(mut self, bytes: usize) -> Self {
         self.reply_bytes_max = bytes;

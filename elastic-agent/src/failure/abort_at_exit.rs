@@ -89,7 +89,8 @@ mod tests {
             (ExitKind::Unknown, MESSAGE, [false; 4]),
         ] {
             let aborted = record(0, exit, stderr);
-            let is_at_exit = all.map(|other| is_abort_at_exit(&aborted, &[other.clone()]));
+            let is_at_exit =
+                all.map(|other| is_abort_at_exit(&aborted, std::slice::from_ref(other)));
             assert_eq!(is_at_exit, expected, "{exit}: {stderr}");
         }
     }

@@ -25,7 +25,6 @@ impl Round {
             nodes,
             since: now,
             is_late: false,
-            is_closing_known: false,
         })
     }
 
@@ -42,7 +41,7 @@ impl Round {
     }
 
     pub(super) fn in_barrier(
-        &self,
+        &mut self,
         barrier: Barrier,
         input: Input,
         now: Duration,
@@ -51,6 +50,9 @@ impl Round {
         let waited = now.saturating_sub(barrier.since);
         let ending = match input {
             Input::BarrierOpen => None,
+            Input::BarrierFailed(_) if self.is_closing_known => {
+                Some("; the store has ended with the job on another node".to_owned())
+            }
             Input::BarrierFailed(error) => {
                 Some(format!("; not waiting for the other nodes: {error}"))
             }
@@ -76,12 +78,10 @@ impl Round {
             Input::BarrierClosed {
                 membership: Some(membership),
                 ..
-            } if membership.is_closed && !barrier.is_closing_known => {
+            } if membership.is_closed && !self.is_closing_known => {
+                self.is_closing_known = true;
                 out.push(Effect::ReadJobEnd);
-                return Phase::AtBarrier(Barrier {
-                    is_closing_known: true,
-                    ..barrier
-                });
+                return Phase::AtBarrier(barrier);
             }
             Input::JobEnd(Some(notice)) => {
                 out.push(Effect::Confirm);

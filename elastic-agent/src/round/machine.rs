@@ -53,6 +53,8 @@ pub(crate) struct Round {
     cause: RoundCause,
     pub(super) clock: RoundClock,
     pub(super) has_had_workers: bool,
+    /// Whether it was asked why the rendezvous was closed.
+    pub(super) is_closing_known: bool,
     /// The members when this node asked last how many had ended.
     pub(super) seen: Option<Box<Membership>>,
     /// The last restart was counted, which depends on the members of the next round.
@@ -72,6 +74,7 @@ impl Round {
             cause: RoundCause::Start,
             clock: RoundClock::start(0, now),
             has_had_workers: false,
+            is_closing_known: false,
             seen: None,
             is_count_open: false,
             has_awaited_loss: false,

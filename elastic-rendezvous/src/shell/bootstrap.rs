@@ -522,7 +522,7 @@ pub fn clear_workers_store(round: &RendezvousInfo) -> Result<(), StoreError> {
 }
 
 /// Opens the first of these ports that no other process uses.
-fn first_free<T>(
+pub(crate) fn first_free<T>(
     ports: PortRange,
     open: impl Fn(u16) -> Result<T, StoreError>,
 ) -> Result<T, RendezvousError> {

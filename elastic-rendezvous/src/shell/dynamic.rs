@@ -601,10 +601,13 @@ impl RendezvousHandler for DynamicRendezvous {
     }
 
     fn shutdown(&self) -> bool {
+        // A store that ends after the closing ends with the job.
+        let is_closed = self.shared.was_closed.load(Ordering::Acquire);
         let closed = self.ask(Goal::Shutdown).map(drop);
         let is_detached = matches!(&closed, Err(RendezvousError::ShutDown { .. }));
         if let Err(error) = &closed
             && !is_detached
+            && !is_closed
         {
             log::warn!("cannot close the rendezvous: {}", in_brief(error));
         }

@@ -3,8 +3,10 @@
 //! `tests/scale.rs` is a separate program because it raises the limit on open files.
 
 mod addresses;
+mod blame;
 mod conform;
 mod debug_servers;
+mod doctor;
 mod documents;
 mod durable;
 #[path = "../../../c10d-cli/tests/cli/etcd.rs"]

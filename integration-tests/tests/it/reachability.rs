@@ -158,7 +158,7 @@ fn behind_a_gateway(ports: &[(u16, &str)]) -> Option<(Hosts, Vec<HostProcess>)> 
         .stdout(Stdio::null())
         .status();
     if !is_there.is_ok_and(|status| status.success()) {
-        println!("LEFT OUT: there is no python3 for the forwarder");
+        torch::print_skipped("python3 for the forwarder (LEFT OUT)");
         return None;
     }
     let hosts = Hosts::start([

@@ -36,6 +36,15 @@ pub(super) enum Script {
 }
 
 impl ScriptArgs {
+    /// The options of a script that is a file of Python.
+    pub(super) const fn of_file() -> Self {
+        Self {
+            module: false,
+            run_path: false,
+            no_python: false,
+        }
+    }
+
     pub(super) fn command(
         &self,
         script: Option<Script>,

@@ -92,7 +92,7 @@ fn has_python() -> bool {
         .status()
         .is_ok_and(|status| status.success());
     if !found {
-        eprintln!("LEFT OUT: no python3");
+        let _ = writeln!(std::io::stderr(), "LEFT OUT: no python3");
     }
     found
 }

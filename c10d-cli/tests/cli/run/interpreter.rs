@@ -1,5 +1,6 @@
 //! The interpreter of the workers, with environments of venv and commands that are called by their path.
 
+use std::io::Write as _;
 use std::os::unix::fs::symlink;
 use std::process::Stdio;
 
@@ -18,7 +19,10 @@ fn environment() -> Option<TempDir> {
         .stderr(Stdio::null())
         .status();
     if !made.is_ok_and(|made| made.success()) {
-        eprintln!("LEFT OUT: no python3 with the module venv");
+        let _ = writeln!(
+            std::io::stderr(),
+            "LEFT OUT: no python3 with the module venv"
+        );
         return None;
     }
     fs::write(folder.path().join("report.py"), REPORT).unwrap();

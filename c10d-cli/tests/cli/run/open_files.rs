@@ -27,10 +27,8 @@ fn is_served(port: u16) -> Option<TcpStream> {
     stream
         .set_read_timeout(Some(crate::process::PATIENCE))
         .ok()?;
-    let mut bytes = vec![0x00];
-    bytes.extend(0x3C85_F7CE_u32.to_le_bytes());
-    bytes.extend([0x0d, 1, 2, 3, 4]);
-    stream.write_all(&bytes).ok()?;
+    let (greeting, ping) = ([0x00, 0xce, 0xf7, 0x85, 0x3c], [0x0d, 1, 2, 3, 4]);
+    stream.write_all(&[greeting, ping].concat()).ok()?;
     let mut answer = [0; 4];
     stream.read_exact(&mut answer).ok()?;
     (answer == [1, 2, 3, 4]).then_some(stream)

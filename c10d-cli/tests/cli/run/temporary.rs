@@ -1,6 +1,7 @@
 //! Jobs whose folder for temporary files cannot be used. They need no file unless an option requests files.
 
 use super::*;
+use std::io::Write as _;
 
 #[test]
 fn a_job_runs_without_a_folder_for_temporary_files() {
@@ -74,7 +75,11 @@ fn a_full_folder_for_temporary_files_does_not_stop_a_job() {
         .env(FOLDER, job.path("").to_str().unwrap().trim_end_matches('/'));
     let ended = Running::start(crate::process::prepared(shell)).end();
     if ended.code != Some(0) && !ended.stderr.contains("c10d") && ended.stdout.is_empty() {
-        eprintln!("LEFT OUT: cannot mount a file system: {}", ended.stderr);
+        let _ = writeln!(
+            std::io::stderr(),
+            "LEFT OUT: cannot mount a file system: {}",
+            ended.stderr
+        );
         return;
     }
     assert_succeeded(&ended);

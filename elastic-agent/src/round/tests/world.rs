@@ -263,6 +263,7 @@ impl World {
                 node.has_news,
                 node.round.policy.used(),
                 node.knows_of_failure,
+                node.round.is_closing_known,
                 &node.told,
                 &node.pausing,
             );
