@@ -18,11 +18,11 @@ use crate::run_torch::STEP_LIMIT;
 
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// What a rank of gloo writes that has lost its connection.
+/// The last line of a rank of gloo that has lost its connection.
 const LOST: &str = "RuntimeError: [/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:49804. This is \
                     typically caused by a remote worker crashing.";
 
-/// What a job has told about its failure.
+/// The reports of a failed job.
 struct Told {
     text: String,
     json: Value,
@@ -149,7 +149,6 @@ fn an_abort_at_the_end_of_a_program_has_a_cure() {
     );
 }
 
-/// The workers are those of PyTorch's launchers too, for which an own reason comes first.
 #[test]
 fn a_rank_with_its_own_reason_stays_the_root_cause() {
     let _watchdog = Watchdog::start("a_rank_with_its_own_reason_stays_the_root_cause", LIMIT);
@@ -234,7 +233,7 @@ fn the_other_node_names_the_rank_with_its_host_code_and_last_line() {
     }
 }
 
-/// Runs three ranks of PyTorch of which rank 1 leaves in this way.
+/// Runs ranks of PyTorch. Rank 1 leaves in this way.
 fn told_by_torch(leaves: &str, workers: usize) -> Option<Told> {
     let folder = tempfile::tempdir().expect("a directory");
     let job = Job::new(folder.path())
