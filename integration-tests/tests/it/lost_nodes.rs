@@ -3,12 +3,14 @@
 #![expect(clippy::print_stdout, reason = "measured figures")]
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use integration_tests::eventually::eventually;
-use integration_tests::launcher::{Job, Kind, Launcher, free_address};
+use integration_tests::launcher::{Job, Kind, Launcher, c10d, free_address};
+use integration_tests::process::ChildProcess;
 use integration_tests::torch::{Feature, Release};
 use integration_tests::watchdog::Watchdog;
 use rustix::process::Signal;
@@ -204,6 +206,35 @@ fn a_launcher_that_stands_still_for_seconds_is_not_lost() {
     assert_eq!(second.wait(STEP_LIMIT), Some(0));
 }
 
+/// The store knows the launcher as a client of the relay's session, which outlives it.
+#[test]
+fn a_killed_launcher_behind_a_relay_is_noticed_as_soon() {
+    let _watchdog = Watchdog::start("a_killed_launcher_behind_a_relay", LIMIT);
+    let nodes = Nodes::new(&["--nnodes=1:2"]);
+    let mut first = nodes.start("first");
+    eventually("the store is there", || {
+        TcpStream::connect(nodes.address).is_ok()
+    });
+    let relay = free_address();
+    let mut command = Command::new(c10d());
+    command.args(["relay", "--upstream", &nodes.address.to_string()]);
+    command.args(["--listen", &relay.to_string()]);
+    let _relay = ChildProcess::start("relay", &mut command);
+    eventually("the relay is there", || TcpStream::connect(relay).is_ok());
+    let mut options = nodes.all_options(relay);
+    options.push("--rdzv-conf=is_host=0".into());
+    let second = nodes.job.start_ranks("second", "lost_peer.py", options);
+    nodes.await_world(2, 0);
+    thread::sleep(Duration::from_secs(1));
+    let killed = SystemTime::now();
+    second.signal(Signal::KILL);
+    let took = since(killed, &nodes.await_world(1, 0));
+    println!("behind a relay: alone after {took:?}");
+    assert!(took < NOTICED_BY_HEARTBEATS, "{took:?}");
+    nodes.stop();
+    assert_eq!(first.wait(STEP_LIMIT), Some(0));
+}
+
 /// The same with ranks of PyTorch that run collectives, and with a node of torchrun, which has no mark: it is lost by its
 /// heartbeats.
 #[test]
@@ -223,9 +254,7 @@ fn ranks_of_pytorch_go_on_without_a_killed_launcher() {
         let mut first = start("first", Kind::C10d);
         // Torchrun would take the place of the host.
         let address = nodes.address;
-        eventually("the store is there", || {
-            std::net::TcpStream::connect(address).is_ok()
-        });
+        eventually("the store is there", || TcpStream::connect(address).is_ok());
         let second = start("second", kind);
         let world = |size: u64| {
             let now = nodes.job.now();
