@@ -86,7 +86,7 @@ pub(crate) fn run(options: DoctorOptions) -> Result<(), Failure> {
         ));
     }
     let deadline = Deadline::after(Instant::now(), options.timeout);
-    let check = match open_check_store(&parameters, options.timeout) {
+    let check = match open_check_store(&parameters, deadline) {
         Ok(check) => check,
         Err(error) => return no_store(&error, plan.json),
     };

@@ -79,9 +79,9 @@ impl ListenerKind {
         kind_of(&heard)
     }
 
-    /// Whether it may be a store.
+    /// Whether it is a store, or may be a store with a secret.
     #[must_use]
-    pub const fn may_be_store(&self) -> bool {
+    pub const fn is_store_or_tls(&self) -> bool {
         matches!(self, Self::Store | Self::Tls)
     }
 

@@ -30,7 +30,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest value that a node of the check writes.
 const VALUE_BYTES_MAX: usize = 256 << 10;
 
-/// The store of a check.
+/// A connection to the store at which the nodes of a check meet, and its server on one of them.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct CheckStore {
@@ -96,14 +96,14 @@ impl CheckStore {
 
 /// Opens the store for a check of the machines of a job: serves it on the node that the endpoint names, by the rule of the
 /// launcher, and connects to it on other nodes. Does not write into a store that another program serves. Blocks for at most
-/// `timeout` and some seconds of name lookups and questions.
+/// the deadline and some seconds of name lookups and questions.
 ///
 /// # Errors
 /// [`RendezvousError::OtherListener`] if anything else answers at the endpoint, [`RendezvousError::Connection`] if this node can
 /// neither serve nor reach the store, and [`RendezvousError::Parameters`] for an endpoint that is not a host and a port.
 pub fn open_check_store(
     parameters: &RendezvousParameters,
-    timeout: Duration,
+    deadline: Deadline,
 ) -> Result<CheckStore, RendezvousError> {
     let endpoint: Endpoint = (parameters.endpoint().parse()).map_err(ParametersError::from)?;
     let target = endpoint.with_default_port(DEFAULT_PORT);
@@ -128,8 +128,8 @@ pub fn open_check_store(
             Err(error) => return Err(opening.failed(error)),
         }
     }
-    let patience = if is_host { ATTEMPT_TIMEOUT } else { timeout };
-    let store = opening.connect(Deadline::after(Instant::now(), patience))?;
+    let soon = Deadline::after(Instant::now(), ATTEMPT_TIMEOUT);
+    let store = opening.connect(if is_host { soon } else { deadline })?;
     Ok(opening.opened(store, false))
 }
 

@@ -36,7 +36,7 @@ pub fn find_listener(
     let deadline = Deadline::after(Instant::now(), ASK_TIMEOUT);
     let kind = ListenerKind::ask(target, deadline, cancel);
     let mut runs = Vec::new();
-    if kind.may_be_store() {
+    if kind.is_store_or_tls() {
         runs = runs_at(target, credentials, run_id, cancel);
     }
     // One of another machine may have the same port.
