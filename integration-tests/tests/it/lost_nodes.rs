@@ -114,7 +114,6 @@ fn a_killed_launcher_costs_the_other_node_seconds_and_no_restart() {
         second.signal(Signal::KILL);
         let alone = nodes.await_world(1, 0);
         let took = since(killed, &alone);
-        println!("{restarts}: alone {took:?} after the other launcher was killed");
         assert!(took < NOTICED_BY_HEARTBEATS, "{took:?}");
         assert_eq!(alone["restarts"], 0, "{alone}");
         nodes.stop();
@@ -141,7 +140,6 @@ fn a_failure_without_a_restart_left_ends_the_job_if_no_node_was_lost() {
     }
     // The keep-alive time, and the time to stop.
     let took = killed.elapsed();
-    println!("the job ended {took:?} after the failure");
     assert!(took < Duration::from_secs(35), "{took:?}");
     assert_eq!(nodes.attempt(1, 0), None);
 }
@@ -233,7 +231,6 @@ fn a_killed_launcher_behind_a_relay_is_noticed_as_soon() {
     let killed = SystemTime::now();
     second.signal(Signal::KILL);
     let took = since(killed, &nodes.await_world(1, 0));
-    println!("behind a relay: alone after {took:?}");
     assert!(took < NOTICED_BY_HEARTBEATS, "{took:?}");
     nodes.stop();
     assert_eq!(first.wait(STEP_LIMIT), Some(0));
@@ -280,7 +277,6 @@ fn ranks_of_pytorch_go_on_without_a_killed_launcher() {
         }
         within(1);
         let took = killed.elapsed();
-        println!("{kind:?}: alone after {took:?}");
         if kind == Kind::C10d {
             assert!(took < NOTICED_BY_HEARTBEATS, "{took:?}");
         }
