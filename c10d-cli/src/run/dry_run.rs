@@ -106,6 +106,10 @@ pub(super) fn text(plan: &RunPlan, is_host: bool) -> String {
     );
     lines.add_given("shutdown timeout", time(agent.shutdown_timeout()));
     lines.add_given("grace period", time(plan.grace_period));
+    lines.add_given("debug rank", plan.debug_rank);
+    for (name, time) in &plan.timeouts {
+        lines.add("timeout", format!("{time:?} ({name})"), None);
+    }
     for warning in &plan.warnings {
         lines.add("warning", warning, None);
     }
@@ -119,6 +123,8 @@ pub(super) fn json(plan: &RunPlan, is_host: bool) -> Value {
     let origins = origins.map(|origin| (origin.name.replace(' ', "_"), &*origin.from));
     let rules = restart_rules(plan).into_iter();
     let rules = rules.map(|(name, rule)| (name.replace(' ', "_"), rule));
+    let timeouts = plan.timeouts.iter();
+    let timeouts = timeouts.map(|(name, time)| (*name, time.as_secs_f64()));
     json!({
         "scheduler": plan.scheduler,
         "sources": origins.collect::<Value>(),
@@ -146,6 +152,8 @@ pub(super) fn json(plan: &RunPlan, is_host: bool) -> Value {
         "max_restarts": agent.restart_rules().restarts_max(),
         "shutdown_timeout": agent.shutdown_timeout().map(|timeout| timeout.as_secs_f64()),
         "grace_period": plan.grace_period.map(|period| period.as_secs_f64()),
+        "debug_rank": plan.debug_rank,
+        "timeouts": timeouts.collect::<Value>(),
         "warnings": plan.warning_texts(),
     })
 }

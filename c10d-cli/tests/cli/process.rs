@@ -128,6 +128,11 @@ impl Running {
         }
     }
 
+    /// Waits for the end, and returns the exit code; -1 if a signal ended it.
+    pub(crate) fn exit_code(&mut self) -> i32 {
+        self.exit_status().code().unwrap_or(-1)
+    }
+
     fn exit_status(&mut self) -> ExitStatus {
         let mut status = None;
         until("the process ends", || {

@@ -180,7 +180,7 @@ impl Script {
         }
     }
 
-    /// A launcher at this address, on a host with the same name as that of all others.
+    /// A launcher at this address. All hosts have one name.
     pub(crate) fn launch_at(&mut self, peer: SocketAddr, node_rank: usize, processes: &[Process]) {
         let node = AnnouncedNode {
             node_rank: Some(node_rank),

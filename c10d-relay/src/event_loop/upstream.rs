@@ -77,16 +77,16 @@ impl EventLoop {
                 .map_or(0.0, |at| at.elapsed().as_secs_f64());
             match closed {
                 Some(0) => log::info!(
-                    "the store at {server} was restarted with its journal; going on after {lost_for:.1} s, nothing is lost"
+                    "the store at {server} was restarted with its journal; continuing after {lost_for:.1} s, nothing is lost"
                 ),
                 Some(closed) => log::warn!(
-                    "the store at {server} was restarted with its journal; going on after {lost_for:.1} s, but the \
-                     connections of {closed} ranks are closed"
+                    "the store at {server} was restarted with its journal after {lost_for:.1} s; {closed} ranks lost their \
+                     connections"
                 ),
                 None if self.has_session => log::info!(
                     "connected to the store at {server} again after {lost_for:.1} s; nothing is lost"
                 ),
-                None => log::info!("connected to the store at {server}"),
+                None => log::debug!("connected to the store at {server}"),
             }
             self.has_session = true;
             self.link = Some(link);
@@ -185,16 +185,13 @@ impl EventLoop {
         match &self.target {
             StoreAddress::LookedUp(_) => log::log!(
                 level,
-                "the connection to {}, which serves the store {}, is lost ({reason}); trying for {resume_timeout:?} to go on \
-                 with it or its successor",
+                "lost the connection to {}, which serves the store {} ({reason}); reconnecting for up to {resume_timeout:?}",
                 self.server(),
                 self.target,
             ),
             StoreAddress::At(target) => log::log!(
                 level,
-                "the connection to the store {target} is lost ({reason}); trying to go on for {resume_timeout:?}, or {:?} if \
-                 its machine refuses connections",
-                self.options.refused_timeout()
+                "lost the connection to the store at {target} ({reason}); reconnecting for up to {resume_timeout:?}",
             ),
         }
         self.silent_at = None;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::record::RoundRecord;
 use super::started::{StartedWorker, StartedWorkers};
@@ -37,8 +38,26 @@ pub enum AgentEvent<'e> {
         /// Why, as text for a log.
         why: &'e str,
     },
+    /// Workers that were started again have written their first output or reported their first step, or neither in the
+    /// first minute.
+    Restarted(&'e RestartTimes),
     /// A round is over: its workers have ended, or could not be started.
     RoundEnded(&'e RoundRecord),
+}
+
+/// How long the parts of a restart took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct RestartTimes {
+    /// Until all processes of the round before had ended.
+    pub stopping: Duration,
+    /// Then, until the nodes had met and the ranks were known.
+    pub joining: Duration,
+    /// Then, from the start of the processes until the first output or step: mostly imports. `None` if this process has
+    /// seen neither.
+    pub first_sign: Option<Duration>,
+    /// Whether the workers were forked with [preloaded](crate::PreloadOptions) modules.
+    pub are_preloaded: bool,
 }
 
 /// The listeners of an agent.

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Backoff, sleep};
+use c10d_store::in_brief;
 use elastic_rendezvous::RendezvousError;
 
 use super::node::Node;
@@ -77,7 +78,8 @@ impl Node {
 
     fn announce(&self, why: Option<&str>) {
         if let Err(error) = self.shared.handler.set_not_joining(why) {
-            log::warn!("cannot tell the other nodes about the health check: {error}");
+            let why = in_brief(&error);
+            log::warn!("cannot tell the other nodes about the health check: {why}");
         }
     }
 

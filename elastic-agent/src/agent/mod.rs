@@ -6,6 +6,7 @@
 //! [`AgentHandle`].
 
 mod event;
+mod exits;
 mod first_failure;
 mod fitness;
 mod forking;
@@ -30,7 +31,7 @@ use std::sync::Arc;
 
 use elastic_rendezvous::{RendezvousEvent, RendezvousHandler};
 
-pub use self::event::{AgentEvent, AgentListener};
+pub use self::event::{AgentEvent, AgentListener, RestartTimes};
 pub use self::handle::AgentHandle;
 use self::handle::Event;
 use self::node::Node;

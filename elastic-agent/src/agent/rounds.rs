@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use c10d_store::in_brief;
 use elastic_rendezvous::{RendezvousHandler, RendezvousInfo, RoundBoard, end_entry, open_round};
 
 use crate::exit_barrier;
@@ -182,13 +183,16 @@ impl Rounds {
     /// Lets other nodes enter the round. A failure is logged: then nodes that come wait until all restart.
     pub(super) fn open(&self) {
         if let Some(Err(error)) = self.current().map(open_round) {
-            log::warn!("no other node can enter the round: {error}");
+            log::warn!("no other node can enter the round: {}", in_brief(&error));
         }
     }
 
     pub(super) fn end_entry(&self) {
         if let Some(Err(error)) = self.current().map(end_entry) {
-            log::warn!("cannot tell other nodes that the round is about to end: {error}");
+            log::warn!(
+                "cannot tell other nodes that the round is about to end: {}",
+                in_brief(&error)
+            );
         }
     }
 
@@ -208,7 +212,10 @@ impl Rounds {
             return true;
         };
         job_end::report_stuck(&board).unwrap_or_else(|error| {
-            log::warn!("cannot tell the other nodes that the workers are stuck: {error}");
+            log::warn!(
+                "cannot tell the other nodes that the workers are stuck: {}",
+                in_brief(&error)
+            );
             true
         })
     }
@@ -218,7 +225,8 @@ impl Rounds {
             return;
         };
         if let Err(error) = job_end::publish(&board, notice) {
-            return log::warn!("cannot tell the other nodes why the job ends: {error}");
+            let why = in_brief(&error);
+            return log::warn!("cannot tell the other nodes why the job ends: {why}");
         }
         self.told = Some(Told {
             board,

@@ -1,22 +1,30 @@
 //! Runs a [`Round`]: one loop, which does what it wants and tells it what happens.
 
 use std::collections::VecDeque;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
+use c10d_store::in_brief;
 use crossbeam_channel::RecvTimeoutError;
 use elastic_rendezvous::Membership;
 use rustix::process::Signal;
 
-use super::event::AgentEvent;
+use super::event::{AgentEvent, RestartTimes};
+use super::exits::ExitExchange;
 use super::handle::Event;
 use super::node::Node;
 use super::rounds::Rounds;
 use super::site::{Due, Site};
+use super::started::StartedWorkers;
 use crate::exit_barrier;
+use crate::exit_exchange::NodeExits;
 use crate::round::{AgentError, AgentOutcome, Effect, Input, Round, Settings};
 
 /// Where the log lines of a round are from, for those who choose by it.
 pub(super) const LOG: &str = "elastic_agent::agent";
+
+/// How often the first output or step after a restart is looked for, and for how long.
+const FIRST_SIGN_INTERVAL: Duration = Duration::from_millis(100);
+const FIRST_SIGN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The life of an agent.
 #[derive(Debug)]
@@ -28,7 +36,17 @@ pub(super) struct Runtime<'a> {
     epoch: Instant,
     /// When the current round began.
     pub(super) began_at: SystemTime,
+    /// When the nodes of the round had exchanged their ranks, at the same moment for all of them.
+    pub(super) met_at: Option<SystemTime>,
+    /// Runs from the first failure of a worker until the workers are stopped.
+    pub(super) exchange: Option<ExitExchange>,
+    /// The exits that no other node knows, of a node whose workers succeeded.
+    pub(super) untold: Option<NodeExits>,
     pub(super) has_store_per_round: bool,
+    /// How long the workers of the last round took to stop.
+    stopping: Duration,
+    /// A restart of which the listeners do not know yet.
+    restart: Option<RestartTimes>,
     /// Until when a node whose workers have failed waits for the news that another node was lost.
     loss_due: Option<Instant>,
 }
@@ -50,6 +68,11 @@ impl<'a> Runtime<'a> {
             site: Site::Empty,
             epoch: Instant::now(),
             began_at: SystemTime::now(),
+            stopping: Duration::ZERO,
+            restart: None,
+            met_at: None,
+            exchange: None,
+            untold: None,
             loss_due: None,
         }
     }
@@ -68,6 +91,8 @@ impl<'a> Runtime<'a> {
                 .loss_wait()
                 .filter(|_| options.keep.is_none()),
             keep: options.keep.clone(),
+            // A person may have stopped a worker of another node.
+            has_exit_limit: options.debug_rank.is_none(),
             name: options.name.clone(),
         };
         let (mut round, effects) = Round::begin(settings, self.epoch.elapsed());
@@ -164,10 +189,11 @@ impl<'a> Runtime<'a> {
             Effect::ExpectExits(pause) => self.site.remind(Due::Exits, pause),
             Effect::Close => {
                 if let Err(error) = self.node.shared.handler.set_closed() {
-                    log::warn!("cannot close the rendezvous: {error}");
+                    log::warn!("cannot close the rendezvous: {}", in_brief(&error));
                 }
             }
             Effect::TellFailed(exit) => {
+                self.exchange = self.start_exchange(&exit);
                 self.node.listeners.notify(&AgentEvent::WorkerFailed(&exit));
             }
             Effect::TellLost(exit) => {
@@ -184,7 +210,14 @@ impl<'a> Runtime<'a> {
                     .notify(&AgentEvent::Restarting { why: &why });
             }
             Effect::RoundEnded(summary) => {
+                self.stopping = summary.phases.stop;
                 let record = self.site.record(*summary, self.began_at);
+                let first = record.first_output.into_iter().chain(record.first_progress);
+                if let Some(restart) = self.restart.take()
+                    && let Some(first) = first.min()
+                {
+                    tell_restarted(self.node, restart, Some(first));
+                }
                 self.note_first_failure(&record);
                 self.node.listeners.notify(&AgentEvent::RoundEnded(&record));
             }
@@ -214,15 +247,17 @@ impl<'a> Runtime<'a> {
                 (Ok(event), _) => event,
                 (Err(RecvTimeoutError::Timeout), Some((_, due))) => {
                     self.site.remove_due(due);
-                    return match due {
+                    match due {
                         Due::Loss => {
                             self.loss_due = None;
-                            Input::LossDue
+                            return Input::LossDue;
                         }
-                        Due::Replacement(local_rank) => Input::ReplaceDue { local_rank },
-                        Due::Members => Input::MembersDue,
-                        Due::Exits => Input::ExitsDue,
-                    };
+                        Due::Replacement(local_rank) => return Input::ReplaceDue { local_rank },
+                        Due::Members => return Input::MembersDue,
+                        Due::Exits => return Input::ExitsDue,
+                        Due::FirstSign => self.look_for_first_sign(),
+                    }
+                    continue;
                 }
                 // The agent itself holds a sender.
                 (Err(_), _) => return self.signal(),
@@ -254,6 +289,32 @@ impl<'a> Runtime<'a> {
         }
     }
 
+    /// Tells the listeners of a restart when the workers have written or reported something.
+    pub(super) fn await_first_sign(&mut self, started: &StartedWorkers) {
+        if started.restarts > 0 {
+            self.restart = Some(RestartTimes {
+                stopping: std::mem::take(&mut self.stopping),
+                joining: started.rendezvous + started.ranks,
+                first_sign: None,
+                are_preloaded: started.are_preloaded,
+            });
+            self.site.remind(Due::FirstSign, FIRST_SIGN_INTERVAL);
+        }
+    }
+
+    fn look_for_first_sign(&mut self) {
+        let Site::Running(running) = &self.site else {
+            return;
+        };
+        let sign = running.first_sign();
+        if sign.is_none() && running.started_at.elapsed() < FIRST_SIGN_TIMEOUT {
+            return self.site.remind(Due::FirstSign, FIRST_SIGN_INTERVAL);
+        }
+        if let Some(restart) = self.restart.take() {
+            tell_restarted(self.node, restart, sign);
+        }
+    }
+
     pub(super) fn signal(&self) -> Input {
         Input::Signal(self.node.shared.stop_signal().unwrap_or_default())
     }
@@ -269,4 +330,12 @@ impl<'a> Runtime<'a> {
     pub(super) fn membership(&self) -> Option<Box<Membership>> {
         self.node.shared.handler.membership().ok().map(Box::new)
     }
+}
+
+fn tell_restarted(node: &Node, restart: RestartTimes, first_sign: Option<Duration>) {
+    let times = RestartTimes {
+        first_sign,
+        ..restart
+    };
+    node.listeners.notify(&AgentEvent::Restarted(&times));
 }

@@ -56,6 +56,8 @@ pub(super) enum Due {
     Replacement(usize),
     /// The service is asked whether the workers are members.
     Members,
+    /// Whether there is a first output or step after a restart.
+    FirstSign,
     /// Workers that run on although others have failed at the end of their program are stopped.
     Exits,
     /// The wait for the news that another node was lost is over.
@@ -74,6 +76,14 @@ pub(super) struct Ended {
 }
 
 impl Running {
+    /// How long after the start the first output or step was seen.
+    pub(super) fn first_sign(&self) -> Option<Duration> {
+        let output = self.workers.first_output();
+        let output = output.map(|at| at.saturating_duration_since(self.started_at));
+        let step = self.progress.as_ref().and_then(|it| it.seen().first);
+        output.into_iter().chain(step).min()
+    }
+
     /// The workers, which have made no progress for this long.
     pub(super) fn stuck(&self, silent_for: Duration) -> StuckWorkers {
         let seen = self.progress.as_ref().map(Poller::seen).unwrap_or_default();

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use c10d_socket::Cancel;
+use c10d_store::in_brief;
 use elastic_rendezvous::{BoardError, Membership, RendezvousInfo, RoundBoard, clear_workers_store};
 use rustix::process::Signal;
 
@@ -54,6 +55,12 @@ impl Runtime<'_> {
         self.carry_first_failure();
         let relay = self.relay_in(&round)?;
         let place = self.place_in(&round)?;
+        // Otherwise the nodes are not at the same place of the exchange, or there is none.
+        let is_met = !round.has_entered
+            && !self.node.options.are_nodes_identical
+            && (self.has_store_per_round || restarts.0 == 0);
+        self.met_at = is_met.then(SystemTime::now);
+        self.untold = None;
         // All nodes have told theirs.
         self.carry_first_failure();
         let ranks = place.ranks;
@@ -275,6 +282,8 @@ impl Runtime<'_> {
         self.node
             .listeners
             .notify(&AgentEvent::WorkersStarted(started));
+        let started = started.clone();
+        self.await_first_sign(&started);
         self.rounds.forget_old(&*self.node.shared.handler);
         self.node.shared.probes().set_supervising(true);
     }
@@ -305,12 +314,6 @@ impl Runtime<'_> {
 
     pub(super) fn stop(&mut self, stop: Stop) -> Stopped {
         self.node.shared.probes().set_supervising(false);
-        let text = match &mut self.site {
-            Site::Running(running) if matches!(stop, Stop::BySignal(_)) => {
-                Some(running.workers.running_text())
-            }
-            _ => None,
-        };
         // The signal comes before anything that could take time.
         self.begin_stop(stop);
         let (signal, grace) = self.signal_and_grace(stop);
@@ -318,14 +321,13 @@ impl Runtime<'_> {
             return Stopped::default();
         };
         let running = *running;
-        if let (Stop::BySignal(signal), Some(text)) = (stop, text) {
+        if let Stop::BySignal(signal) = stop {
             let kill = grace.map_or_else(String::new, |timeout| {
                 format!("after {} s, or ", timeout.as_secs())
             });
             log::info!(
                 target: LOG,
-                "received {}: passed it to the workers ({text}); SIGKILL follows {kill}at once when the launcher gets \
-                 a second signal",
+                "received {}: passed it to the workers; SIGKILL follows {kill}at once after a second signal",
                 name_of(signal),
             );
         }
@@ -350,8 +352,10 @@ impl Runtime<'_> {
         let exits = replaced.iter().chain(&report.outcomes);
         let exits: Vec<ExitRecord> = exits.map(|end| ExitRecord::of(end, host)).collect();
         let failures = report.failures();
+        let others = self.exchange_exits(&running.started, exits.clone());
+        let nodes = [exits].into_iter().chain(others).collect();
         let stopped = Stopped {
-            failures: failures.map(|failures| failures.with_exits(vec![exits])),
+            failures: failures.map(|failures| failures.with_exits(nodes)),
             has_own_failure: report.outcomes.iter().any(has_failed),
             has_abandoned: !report.abandoned.is_empty(),
             progress: seen.clone(),
@@ -373,7 +377,7 @@ impl Runtime<'_> {
 
     /// Returns whether the barrier is open, according to `ask`.
     pub(super) fn at_barrier(
-        &self,
+        &mut self,
         ask: impl FnOnce(&RoundBoard) -> Result<bool, BoardError>,
     ) -> Input {
         let Some(round) = self.rounds.current() else {
@@ -381,11 +385,14 @@ impl Runtime<'_> {
         };
         match ask(&round.board()) {
             Ok(true) => Input::BarrierOpen,
-            Ok(false) => Input::BarrierClosed {
-                signal: self.node.shared.stop_signal(),
-                membership: self.membership(),
-            },
-            Err(error) => Input::BarrierFailed(error.to_string()),
+            Ok(false) => {
+                self.tell_untold();
+                Input::BarrierClosed {
+                    signal: self.node.shared.stop_signal(),
+                    membership: self.membership(),
+                }
+            }
+            Err(error) => Input::BarrierFailed(in_brief(&error)),
         }
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use c10d_store::in_brief;
 use elastic_rendezvous::RendezvousHandler;
 
 const THREAD: &str = "leave";
@@ -12,7 +13,7 @@ const THREAD: &str = "leave";
 /// [`RendezvousHandler::leave`]. Logs a failure.
 pub(super) fn leave(handler: &Arc<dyn RendezvousHandler>, limit: Option<Duration>) {
     let result = match limit {
-        None => handler.leave().map_err(|error| error.to_string()),
+        None => handler.leave().map_err(|error| in_brief(&error)),
         Some(limit) => leave_within(handler, limit),
     };
     if let Err(why) = result {
@@ -27,7 +28,7 @@ fn leave_within(handler: &Arc<dyn RendezvousHandler>, limit: Duration) -> Result
     let thread = std::thread::Builder::new()
         .name(THREAD.to_owned())
         .spawn(move || {
-            let result = leaving.leave().map_err(|error| error.to_string());
+            let result = leaving.leave().map_err(|error| in_brief(&error));
             // The last handle of the handler waits for its thread: this thread must not be left with it.
             drop(leaving);
             // The caller may no longer wait.
@@ -41,8 +42,7 @@ fn leave_within(handler: &Arc<dyn RendezvousHandler>, limit: Duration) -> Result
             result
         }
         Err(_) => Err(format!(
-            "the store has not answered for {limit:?}; the other nodes notice that this one is gone when its \
-             heartbeats are missing"
+            "no answer from its store within {limit:?}; the other nodes notice it by missing heartbeats"
         )),
     }
 }

@@ -5,9 +5,9 @@ use std::ffi::OsString;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::agent::{AgentEvent, AgentListener, StartedWorkers};
+use crate::agent::{AgentEvent, AgentListener, RestartTimes, StartedWorkers};
 use crate::threads::lock;
-use c10d_socket::HostPort;
+use c10d_socket::{HostPort, printable};
 use elastic_rendezvous::{
     DEFAULT_PORT, Endpoint, Listener, NodeId, RanksReport, RendezvousEvent, RendezvousParameters,
     StartWarnings, WaitReport,
@@ -21,8 +21,14 @@ use super::status_page::Hosted;
 /// Nodes that have met within this time need no line.
 const QUIET: Duration = Duration::from_millis(500);
 
+/// Imports that take less time are not worth an option.
+const IMPORTS_MIN: Duration = Duration::from_secs(1);
+
 /// How many threads the libraries of one worker use for computations.
 const THREADS: &str = "OMP_NUM_THREADS";
+
+/// The most of the text about an interpreter: two long paths.
+const INTERPRETER_CHARS_MAX: usize = 300;
 
 /// The most nodes of each kind on the live line.
 const NODES_MAX: usize = 16;
@@ -38,8 +44,11 @@ pub(super) struct Spoken {
     meeting_point: String,
     /// Whether workers get a number of threads that the user has not chosen.
     has_default_threads: bool,
+    is_python: bool,
     /// Whether an option that is too late once the job hangs would tell more.
     can_have_debug_server: bool,
+    /// The interpreter, if users may expect a different interpreter.
+    interpreter: Option<String>,
 }
 
 impl Spoken {
@@ -58,7 +67,9 @@ impl Spoken {
             meeting_point: meeting_point(&options.rendezvous),
             has_default_threads: environment.iter().any(|(name, _)| is_set(name))
                 && std::env::var_os(THREADS).is_none(),
+            is_python: options.is_python(),
             can_have_debug_server: options.is_python() && !options.has_debug_servers,
+            interpreter: options.interpreter.clone(),
         }
     }
 }
@@ -108,14 +119,24 @@ impl Feature for Spoken {
     fn agent_listener(&self) -> Option<AgentListener> {
         let hosted = Arc::clone(&self.hosted);
         let warnings = self.warnings.clone();
+        let is_python = self.is_python;
         let has_default_threads = self.has_default_threads;
         let can_have_debug_server = self.can_have_debug_server;
+        let interpreter = self.interpreter.clone();
         let shown = Mutex::new(None::<HostPort>);
         Some(Arc::new(move |event| {
-            let AgentEvent::WorkersStarted(started) = event else {
-                return;
+            let started = match event {
+                AgentEvent::WorkersStarted(started) => started,
+                AgentEvent::Restarted(times) => {
+                    log::info!("{}", restarted_line(times, is_python));
+                    return;
+                }
+                _ => return,
             };
-            log::info!("{}", started_line(started, has_default_threads));
+            log::info!(
+                "{}",
+                started_line(started, interpreter.as_deref(), has_default_threads)
+            );
             let mut shown = lock(&shown);
             if shown.as_ref() != Some(&started.master) {
                 let store = hosted.on_port(started.master.port());
@@ -167,7 +188,11 @@ impl Said {
 }
 
 /// `started ranks 0-3 of 4: pid 17, 18, 19, 20`.
-fn started_line(started: &StartedWorkers, has_default_threads: bool) -> String {
+fn started_line(
+    started: &StartedWorkers,
+    interpreter: Option<&str>,
+    has_default_threads: bool,
+) -> String {
     let workers = &started.workers;
     let first = workers.first().map_or(0, |worker| worker.rank);
     let ranks = match workers.len() {
@@ -184,8 +209,40 @@ fn started_line(started: &StartedWorkers, has_default_threads: bool) -> String {
         line += &format!(" on node {} of 0-{}", started.node_rank, started.nodes - 1);
     }
     line += &format!(": pid {}", pids.join(", "));
+    if let Some(interpreter) = interpreter.filter(|_| started.restarts == 0) {
+        line += &format!(
+            "; Python is {}",
+            printable(interpreter, INTERPRETER_CHARS_MAX)
+        );
+    }
     if has_default_threads && started.restarts == 0 {
         line += "; OMP_NUM_THREADS is not set: each gets 1";
+    }
+    line
+}
+
+/// `restarted the workers in 14.3 s: stopping 0.3 s, joining 0.2 s, imports 13.8 s until the first output (--preload
+/// avoids most of them)`.
+fn restarted_line(times: &RestartTimes, is_python: bool) -> String {
+    let first_sign = times.first_sign.unwrap_or_default();
+    let total = times.stopping + times.joining + first_sign;
+    let seconds = |time: Duration| format!("{:.1} s", time.as_secs_f64());
+    let mut line = format!(
+        "restarted the workers in {}: stopping {}, joining {}",
+        seconds(total),
+        seconds(times.stopping),
+        seconds(times.joining),
+    );
+    match times.first_sign {
+        None => line += "; neither output nor a step seen so far",
+        Some(_) if is_python => {
+            line += &format!(", imports until the first output {}", seconds(first_sign));
+        }
+        Some(_) => line += &format!(", first output {}", seconds(first_sign)),
+    }
+    let is_most = first_sign * 2 > total && first_sign >= IMPORTS_MIN;
+    if is_python && is_most && !times.are_preloaded {
+        line += " (--preload avoids most of it)";
     }
     line
 }
@@ -317,20 +374,63 @@ mod tests {
     fn a_start_is_one_line() {
         let mut started = started(2);
         assert_eq!(
-            started_line(&started, true),
+            started_line(&started, None, true),
             "started ranks 4-5 of 8: pid 17, 18; OMP_NUM_THREADS is not set: each gets 1"
         );
         started.nodes = 2;
         started.node_rank = 1;
         started.restarts = 3;
         assert_eq!(
-            started_line(&started, true),
+            started_line(&started, Some("/v/bin/python3"), true),
             "started ranks 4-5 of 8 again on node 1 of 0-1: pid 17, 18"
         );
         assert_eq!(
-            started_line(&self::started(1), false),
-            "started rank 4 of 8: pid 17"
+            started_line(&self::started(1), Some("/v/bin/python3"), false),
+            "started rank 4 of 8: pid 17; Python is /v/bin/python3"
         );
+    }
+
+    #[test]
+    fn the_line_about_a_restart_shows_where_the_time_went() {
+        let times = |first_sign: Option<u64>, are_preloaded| RestartTimes {
+            stopping: Duration::from_millis(300),
+            joining: Duration::from_millis(200),
+            first_sign: first_sign.map(Duration::from_millis),
+            are_preloaded,
+        };
+        let start = "restarted the workers in";
+        for (times, is_python, expected) in [
+            (
+                times(Some(13_800), false),
+                true,
+                "14.3 s: stopping 0.3 s, joining 0.2 s, imports until the first output \
+              13.8 s (--preload avoids most of it)",
+            ),
+            (
+                times(Some(13_800), true),
+                true,
+                "14.3 s: stopping 0.3 s, joining 0.2 s, imports until the first output 13.8 s",
+            ),
+            (
+                times(Some(400), false),
+                true,
+                "0.9 s: stopping 0.3 s, joining 0.2 s, imports until the first output 0.4 s",
+            ),
+            (
+                times(Some(13_800), false),
+                false,
+                "14.3 s: stopping 0.3 s, joining 0.2 s, first output 13.8 s",
+            ),
+            (
+                times(None, false),
+                true,
+                "0.5 s: stopping 0.3 s, joining 0.2 s; neither output nor a step seen so far",
+            ),
+        ] {
+            let line = restarted_line(&times, is_python);
+            assert_eq!(line, format!("{start} {expected}"));
+            assert!(line.len() <= 130, "{line}");
+        }
     }
 
     #[test]

@@ -273,7 +273,7 @@ impl Keeper {
     /// Notes forked workers, and checks that they are children of this process.
     fn reply(&mut self, reply: Reply) -> Input {
         match &reply {
-            Reply::Ready(seconds) => log::info!(
+            Reply::Ready(seconds) => log::debug!(
                 "the modules are imported after {:.1} s: {}",
                 self.began.elapsed().as_secs_f64(),
                 seconds.join(", ")

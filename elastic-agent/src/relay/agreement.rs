@@ -7,6 +7,7 @@
 use std::io;
 use std::time::Duration;
 
+use c10d_store::in_brief;
 use elastic_rendezvous::{BoardError, RoundBoard, Wait};
 
 use super::error::NodeRelayError;
@@ -76,7 +77,8 @@ impl Member<'_> {
                 // This node refuses every other port: so all nodes fail at once.
                 Err(NodeRelayError::PortsDiffer { .. }) => {}
                 Err(error) => {
-                    log::warn!("refused the port that was proposed for the relays: {error}");
+                    let why = in_brief(&error);
+                    log::warn!("refused the port that was proposed for the relays: {why}");
                 }
             }
             refused = Some((port, refusals));

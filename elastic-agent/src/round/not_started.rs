@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::time::Duration;
 
-use c10d_store::StoreError;
+use c10d_store::{StoreError, in_brief};
 use elastic_rendezvous::{BoardError, RendezvousError};
 use log::Level;
 
@@ -45,7 +45,7 @@ impl Round {
                 Phase::NotStarted { error, failures }
             }
             Kind::Outage if signal.is_none() => {
-                let why = format!("the store of the rendezvous was out of reach: {error}");
+                let why = in_brief(&*error);
                 self.join_another(Level::Warn, why, failures, now, out)
             }
             Kind::Cut | Kind::Outage | Kind::Interrupted => finish(

@@ -44,11 +44,10 @@ impl WorkerSlots {
         groups.all(WorkerGroup::are_forked)
     }
 
-    /// As [`WorkerGroup::running_text`].
-    pub(crate) fn running_text(&mut self) -> String {
-        let texts = self.groups().map(WorkerGroup::running_text);
-        let texts: Vec<String> = texts.filter(|text| !text.is_empty()).collect();
-        texts.join(", ")
+    /// When the first output of a worker passed through this process.
+    pub(crate) fn first_output(&self) -> Option<Instant> {
+        let groups = self.slots.iter().filter_map(Slot::group);
+        groups.filter_map(WorkerGroup::first_output).min()
     }
 
     /// As [`WorkerGroup::signal`].

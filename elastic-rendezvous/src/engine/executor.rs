@@ -183,7 +183,7 @@ impl Executor {
         &self.me
     }
 
-    /// No other process can have the id of this node.
+    /// Keeps the id of this node, which other processes cannot have.
     pub(crate) fn keep_id(&mut self) {
         self.own = None;
     }

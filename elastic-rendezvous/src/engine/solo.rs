@@ -94,7 +94,7 @@ impl Solo {
         }
     }
 
-    /// No other process can have the id of this node.
+    /// Keeps the id of this node, which other processes cannot have.
     pub(crate) fn with_kept_id(mut self) -> Self {
         self.executor.keep_id();
         self

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::{Cancel, ConnectOptions, Deadline, HostPort, ListenOptions, printable, sleep};
 use c10d_store::{
     Credentials, ListenOn, ServerOptions, Store, StoreAddress, StoreError, StoreExt, TcpStore,
-    TcpStoreOptions,
+    TcpStoreOptions, in_brief,
 };
 
 use crate::engine::advertised::Advertised;
@@ -186,7 +186,7 @@ impl Round<'_> {
         self.master_of(number, &addr, &port).map(Some)
     }
 
-    /// The store at a published address, with the name that is published too.
+    /// The store at a published address, with its published name.
     fn master_of(&self, number: i64, addr: &[u8], port: &[u8]) -> Result<Master, RendezvousError> {
         let address = self.address_of(number, addr, port)?;
         let name = self.board(number).read(NAME_KEY);
@@ -303,7 +303,7 @@ impl Bootstrap {
         })
     }
 
-    /// What clients of the store need, with the names that its certificate may have.
+    /// The credentials of clients of the store, with the names that its certificate may have.
     fn credentials_for(&self, master: &Master, round: &Round<'_>) -> Option<Credentials> {
         let shared = match &self.shared {
             Some(StoreAddress::At(endpoint)) => Some(endpoint.host()),
@@ -384,7 +384,8 @@ impl Bootstrap {
             match TcpStore::open(before.address.host(), before.address.port(), options) {
                 Ok(_) => return Ok(before),
                 Err(error) => log::info!(
-                    "starting a new workers' store, as the previous one does not answer: {error}"
+                    "starting a new workers' store, as the previous one does not answer: {}",
+                    in_brief(&error)
                 ),
             }
         }
@@ -521,7 +522,7 @@ pub fn clear_workers_store(round: &RendezvousInfo) -> Result<(), StoreError> {
 }
 
 /// Opens the first of these ports that no other process uses.
-fn first_free<T>(
+pub(crate) fn first_free<T>(
     ports: PortRange,
     open: impl Fn(u16) -> Result<T, StoreError>,
 ) -> Result<T, RendezvousError> {
@@ -560,7 +561,7 @@ fn listens_at(store: &TcpStore, host: &str) -> bool {
     ips.any(|own| own == ip || own.is_unspecified())
 }
 
-/// What a node with rank 0 publishes, in the order in which it is written.
+/// The values of a node with rank 0, in the order in which they are written.
 fn values_of(master: &Master) -> Vec<(String, String)> {
     let name = master.name.iter().map(|name| (NAME_KEY, name.clone()));
     let address = [
@@ -571,7 +572,7 @@ fn values_of(master: &Master) -> Vec<(String, String)> {
     values.map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
-/// A published host name; `None` for what cannot be one.
+/// A published host name; `None` for other bytes.
 fn host_name(value: Vec<u8>) -> Option<String> {
     let is_name = (1..=NAME_BYTES_MAX).contains(&value.len()) && value.is_ascii();
     let is_name = is_name && value.iter().all(u8::is_ascii_graphic);

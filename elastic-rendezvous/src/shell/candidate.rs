@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::{
     Cancel, Deadline, HostPort, ListenError, ListenOptions, is_loopback_name, listen,
 };
-use c10d_store::{Leader, Lookup, ServerOptions, StoreError, TcpStoreServer};
+use c10d_store::{Leader, Lookup, ServerOptions, StoreError, TcpStoreServer, in_brief};
 
 use crate::engine::advertised::Advertised;
 use crate::engine::duty::Duty;
@@ -182,7 +182,8 @@ impl Servers {
             match self.stand_by() {
                 Ok(server) => self.attend(server),
                 Err(error) => {
-                    log::warn!("this process cannot stand by to serve the store: {error}");
+                    let why = in_brief(&error);
+                    log::warn!("this process cannot be a standby for the store: {why}");
                 }
             }
             drop(self.shared.wait(PAUSE, |orders| orders.ends.is_some()));

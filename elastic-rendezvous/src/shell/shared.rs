@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use c10d_socket::Cancel;
+use c10d_socket::{Cancel, printable};
+use c10d_store::in_brief;
 
 use crate::shell::handler::{Listener, RendezvousEvent};
 use crate::shell::notices::Notices;
@@ -30,6 +31,8 @@ pub(crate) struct Shared {
     /// Ends the agreement on the workers' store after an interrupt, and when a member was lost: it may be the one that
     /// would have served that.
     pub(crate) settling: Cancel,
+    /// Whether the rendezvous was closed when its state was read last.
+    pub(crate) was_closed: AtomicBool,
     /// Set until the event that this process hosts the store is recorded.
     pub(crate) is_new_host: AtomicBool,
     pub(crate) notices: Notices,
@@ -55,6 +58,7 @@ impl Shared {
             membership: Mutex::default(),
             listeners: Mutex::default(),
             is_interrupted: AtomicBool::new(false),
+            was_closed: AtomicBool::new(false),
             is_new_host: AtomicBool::new(false),
             notices,
             me: Mutex::new(me),
@@ -117,16 +121,27 @@ impl Shared {
     }
 
     pub(crate) fn publish(&self, membership: Membership) {
+        self.was_closed
+            .store(membership.is_closed, Ordering::Release);
         if self.set_membership(Some(Ok(membership))) {
             self.notify(RendezvousEvent::MembershipChanged);
         }
     }
 
-    pub(crate) fn publish_failure(&self, error: &RendezvousError) {
+    /// The state cannot be read. `left`: how long this may last before the other nodes drop this one; `None` if the job has
+    /// ended.
+    pub(crate) fn publish_failure(&self, error: &RendezvousError, left: Option<Duration>) {
         let text = error.to_string();
         let was_known = matches!(self.membership(), Some(Ok(_)));
-        if was_known {
-            log::warn!("cannot read the state of the rendezvous: {text}");
+        // A store that ends after the closing ends with the job.
+        let is_loss = was_known && !self.was_closed.load(Ordering::Acquire);
+        match left.filter(|_| is_loss) {
+            Some(left) => log::warn!(
+                "{}; reconnecting for up to {:.0} s",
+                in_brief(error),
+                left.as_secs_f64()
+            ),
+            None => log::debug!("cannot read the state of the rendezvous: {text}"),
         }
         if self.set_membership(Some(Err(text))) && was_known {
             self.notify(RendezvousEvent::MembershipChanged);
@@ -222,12 +237,16 @@ pub(crate) fn error_of(
     }
 }
 
+/// The most characters of the names of nodes in a line of the log.
+pub(crate) const WAIT_CHARS_MAX: usize = 80;
+
 /// Writes the line of a waiting join to the log.
 pub(crate) fn log_wait(report: &WaitReport, reason: Option<&str>) {
     log::info!(
-        "waiting for other nodes since {:.0} s, for at most {:.0} s more: {report}; this node: {}",
+        "waiting for other nodes for {:.0} s, up to {:.0} s more: {}",
         report.waited.as_secs_f64(),
         report.time_left.as_secs_f64(),
-        reason.unwrap_or("waiting"),
+        printable(&report.to_string(), WAIT_CHARS_MAX),
     );
+    log::debug!("{report}; this node: {}", reason.unwrap_or("waiting"));
 }

@@ -12,7 +12,7 @@ use integration_tests::torch::PYTHON_VARIABLE;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What the launcher with rank 0 reports if its name leads elsewhere.
+/// The report of the launcher with rank 0 if its name leads elsewhere.
 const REPORT: &str = "the workers' store is at ";
 
 /// Two hosts. Rank 0 is on the one called `a`.
@@ -66,10 +66,10 @@ fn meets_at(endpoint: &str, id: &str) -> Vec<String> {
     ]
 }
 
-/// Runs the job, in which each worker prints its MASTER_ADDR and asks the store. Returns the output of each launcher.
+/// Runs the job, in which each worker prints the address of the workers' store, also behind a relay, and asks the store. Returns the output of each launcher.
 fn run(hosts: &Hosts, job: &Job<'_>) -> [String; 2] {
     let script = format!(
-        "echo \"R=$RANK M=$MASTER_ADDR.\"; {} store ping --timeout 20s && echo reached",
+        "echo \"R=$RANK M=${{C10D_MASTER_ADDR:-$MASTER_ADDR}}.\"; {} store ping --timeout 20s && echo reached",
         c10d().display()
     );
     let started = [0, 1].map(|host| {
@@ -268,7 +268,7 @@ fn a_static_rendezvous_keeps_the_endpoint_as_it_was_given() {
     assert_eq!(master_of(&run(&hosts, &job)), "10.8.8.1");
 }
 
-/// docs/spec/rendezvous.md, BOOT 10.
+/// docs/spec/rendezvous.md, BOOT 10 and ADDR 4.
 #[test]
 fn the_store_of_the_rendezvous_is_the_workers_at_an_address() {
     let Some(hosts) = twins() else { return };
@@ -279,6 +279,55 @@ fn the_store_of_the_rendezvous_is_the_workers_at_an_address() {
         options
     });
     assert_eq!(master_of(&run(&hosts, &job)), "10.8.8.1");
+}
+
+/// docs/spec/rendezvous.md, ADDR 3. The certificate has the name of the host, and not its address.
+#[test]
+fn nodes_with_certificates_check_the_name_behind_the_address() {
+    let names = "127.0.0.1 localhost\n10.8.8.1 store.test\n";
+    let Some(hosts) = Hosts::start(["store.test", "z"].map(|name| HostSetup::new(name, names)))
+    else {
+        return;
+    };
+    let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("../c10d-socket/testdata/tls");
+    let job = Job::new(|_| {
+        let mut options = meets_at("store.test:29500", "1");
+        options.push("--relay".to_owned());
+        for (option, file) in [
+            ("--tls-cert", "node.pem"),
+            ("--tls-key", "node.key"),
+            ("--tls-ca", "authority.pem"),
+        ] {
+            options.push(format!("{option}={}", files.join(file).display()));
+        }
+        options
+    });
+    assert_eq!(master_of(&run(&hosts, &job)), "10.8.8.1");
+}
+
+/// Candidates list an address in etcd, and listen there.
+#[test]
+#[ignore = "needs etcd: run with C10D_ETCD=... -- --ignored"]
+fn a_store_in_etcd_is_listed_with_an_address() {
+    let Some(hosts) = twins() else { return };
+    let program = env::var_os("C10D_ETCD").expect("C10D_ETCD names the program etcd");
+    let mut command = hosts.command(1, program);
+    command
+        .arg("--data-dir")
+        .arg(hosts.folder().join("etcd"))
+        .args(["--log-level=error", "--unsafe-no-fsync"])
+        .args(["--listen-client-urls=http://10.8.8.2:2379"])
+        .args(["--advertise-client-urls=http://10.8.8.2:2379"]);
+    let _etcd = hosts.start_process("etcd", &mut command);
+    let job = Job::new(|_| {
+        vec![
+            "--rdzv-endpoint=etcd://10.8.8.2:2379/c10d/job".to_owned(),
+            "--rdzv-id=1".to_owned(),
+        ]
+    });
+    let outputs = run(&hosts, &job);
+    assert!(master_of(&outputs).starts_with("10.8.8."), "{outputs:?}");
+    assert!(!outputs.concat().contains("all interfaces"), "{outputs:?}");
 }
 
 /// Behind address translation each node has its own endpoint.
@@ -311,16 +360,16 @@ fn nodes_behind_a_forwarder_get_an_address_that_works() {
 
 /// Runs jobs beside other programs: with names that lead to their hosts, and with a name of our node that does not.
 fn beside(other: &Program<'_>) {
-    let right = "10.8.8.1 a\n10.8.8.2 b\n10.8.8.2 c\n";
-    for (ours, theirs, own_file) in [
-        ("b", "a", right),
-        ("b", "c", right),
-        // Ours has rank 0.
-        ("b", "c", "127.0.1.1 b\n10.8.8.2 c\n"),
+    // The one with the first name has rank 0.
+    for (ours, theirs, own_address) in [
+        ("b", "a", "10.8.8.1"),
+        ("b", "c", "10.8.8.1"),
+        ("b", "c", "127.0.1.1"),
     ] {
+        let file = format!("10.8.8.2 {theirs}\n{own_address} {ours}\n");
         let setups = [
-            HostSetup::new(ours, own_file),
-            HostSetup::new(theirs, right),
+            HostSetup::new(ours, &file),
+            HostSetup::new(theirs, &format!("10.8.8.2 {theirs}\n10.8.8.1 {ours}\n")),
         ];
         let Some(hosts) = Hosts::start(setups) else {
             return;
@@ -340,7 +389,7 @@ fn beside(other: &Program<'_>) {
             });
             job.programs[1] = other.again();
             let master = master_of(&run(&hosts, &job));
-            // The others publish their name.
+            // The other program publishes its name.
             assert!(["10.8.8.1", "a"].contains(&&*master), "{master}");
         }
         let mut job = Job::new(|host| {

@@ -1,7 +1,9 @@
 //! Whether a port that a server of this launcher is to use can be taken by a connection before.
 
 use c10d_socket::is_loopback_name;
-use elastic_rendezvous::{Endpoint, RendezvousParameters, STATIC_BACKEND};
+use elastic_rendezvous::{
+    Endpoint, RendezvousParameters, STATIC_BACKEND, StartWarning, WarningKind,
+};
 
 use super::given::Surroundings;
 
@@ -11,7 +13,7 @@ pub(super) fn warning(
     relay_port: Option<u16>,
     store_port: Option<u16>,
     surroundings: &Surroundings<'_>,
-) -> Option<String> {
+) -> Option<StartWarning> {
     let workers = rendezvous.workers_port().map(|range| range.ports());
     // Of a range, a port that is taken costs nothing as long as another one is free.
     let workers = workers.and_then(|mut ports| {
@@ -29,17 +31,21 @@ pub(super) fn warning(
     served.into_iter().find_map(|(option, port)| {
         let port = port?;
         let range = surroundings.ephemeral_ports.range_with(port)?;
-        Some(format!(
-            "port {port} ({option}) may be taken by a connection of any program ({}-{}): choose a port below",
+        let text = format!(
+            "port {port} ({option}) may be taken by an outgoing connection, because they have {}-{}; choose a lower port",
             range.start(),
             range.end(),
-        ))
+        );
+        Some(StartWarning::new(WarningKind::Port, text))
     })
 }
 
 /// The port of the endpoint, if this node is known to serve it without a name lookup. Not on a loopback address: a job of one
 /// machine shows at once that its port is taken.
 fn served_here(rendezvous: &RendezvousParameters, surroundings: &Surroundings<'_>) -> Option<u16> {
+    if rendezvous.get_as_bool("is_host") == Ok(Some(false)) {
+        return None;
+    }
     let endpoint: Endpoint = rendezvous.endpoint().parse().ok()?;
     let host = endpoint.host();
     if is_loopback_name(host) {

@@ -17,24 +17,49 @@ type Order = (Timeout, Timeout, &'static str);
 /// How long a node may be silent before the other nodes drop it, by the settings that are multiplied.
 const SILENCE: &str = "keep_alive_interval x keep_alive_max_attempt";
 
+/// Returns the timeouts that depend on each other, the shortest one first, with the options that set them.
+pub(super) fn table(
+    launcher: &LauncherOptions,
+    explain_after: Option<Duration>,
+) -> Vec<(&'static str, Duration)> {
+    let orders = orders(launcher, explain_after).into_iter();
+    let timeouts = orders.flat_map(|(first, second, _)| [first, second]);
+    let timeouts = timeouts.filter_map(|(name, time)| Some((name, time?)));
+    // The period of a budget is not a timeout.
+    let mut table: Vec<_> = timeouts
+        .filter(|(name, _)| !name.contains("--restart-budget"))
+        .collect();
+    table.sort_by_key(|(name, time)| (*time, *name));
+    table.dedup();
+    table
+}
+
 /// Returns a warning for each pair of timeouts in the wrong order. The defaults have none.
 pub(super) fn warnings(
     launcher: &LauncherOptions,
     explain_after: Option<Duration>,
 ) -> Vec<StartWarning> {
+    let wrong =
+        orders(launcher, explain_after)
+            .into_iter()
+            .filter_map(|(first, second, result)| {
+                let ((name, time), (other, limit)) = (first, second);
+                let (time, limit) = (time?, limit?);
+                (time > limit).then(|| {
+                    let text = format!(
+                        "{name} of {time:?} is longer than {other} of {limit:?}, so {result}"
+                    );
+                    StartWarning::new(WarningKind::Timeouts, text)
+                })
+            });
+    wrong.collect()
+}
+
+fn orders(launcher: &LauncherOptions, explain_after: Option<Duration>) -> Vec<Order> {
     // Starting a rendezvous whose settings cannot be read is an error.
     let mut orders = orders_of_meeting(launcher).unwrap_or_default();
     orders.extend(orders_of_progress(launcher, explain_after));
-    let wrong = orders.into_iter().filter_map(|(first, second, result)| {
-        let ((name, time), (other, limit)) = (first, second);
-        let (time, limit) = (time?, limit?);
-        (time > limit).then(|| {
-            let text =
-                format!("{name} of {time:?} is longer than {other} of {limit:?}, so {result}");
-            StartWarning::new(WarningKind::Timeouts, text)
-        })
-    });
-    wrong.collect()
+    orders
 }
 
 fn orders_of_meeting(launcher: &LauncherOptions) -> Result<Vec<Order>, ParametersError> {

@@ -110,6 +110,7 @@ fn a_dry_run_prints_the_plan_as_json() {
         "max_restarts": 0,
         "shutdown_timeout": 27.0,
         "grace_period": 30.0,
+        "debug_rank": null,
         "warnings": [],
     });
     assert_eq!(plan, expected);

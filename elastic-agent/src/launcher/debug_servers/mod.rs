@@ -142,7 +142,7 @@ impl Shared {
         match self.start_proxy(started) {
             Ok(proxy) => {
                 let address = proxy.address();
-                log::info!("stacks of this node's workers can be read at {address}");
+                log::debug!("stacks of this node's workers can be read at {address}");
                 *lock(&self.proxy) = Some(proxy);
             }
             Err(error) => {

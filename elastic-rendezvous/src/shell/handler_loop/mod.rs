@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
-use c10d_store::Store;
+use c10d_store::{Store, in_brief};
 
 use crate::engine::{Ask, Engine, Reply};
 use crate::shell::access::Access;
@@ -188,8 +188,8 @@ impl HandlerLoop {
             let limit = self.settings.heartbeat_timeout;
             if let Err(error) = self.operate(Operation::Leave, limit) {
                 log::warn!(
-                    "node {} cannot leave the rendezvous after an interrupted join: {error}",
-                    self.engine.me().named()
+                    "cannot leave the rendezvous after an interrupted join: {}",
+                    in_brief(&error)
                 );
             }
         }
@@ -272,7 +272,7 @@ impl HandlerLoop {
                     && let Some(since) = self.outage_since.take()
                 {
                     let time = now.monotonic.saturating_sub(since).as_secs_f64();
-                    log::info!("the store of the rendezvous answers again, after {time:.1} s");
+                    log::info!("the store of the rendezvous answers again after {time:.1} s");
                 }
                 self.is_unknown &= matches!(reply, Reply::Nothing);
                 self.engine.on_reply(reply, now);
@@ -340,8 +340,14 @@ impl HandlerLoop {
         };
         if is_new && now < until {
             let left = until.saturating_sub(now).as_secs_f64();
-            log::warn!(
-                "the store of the rendezvous is out of reach, trying for {left:.0} s: {error}"
+            let level = match self.operation {
+                Operation::Close | Operation::Leave => log::Level::Debug,
+                _ => log::Level::Warn,
+            };
+            log::log!(
+                level,
+                "{}; reconnecting for up to {left:.0} s",
+                in_brief(error)
             );
         }
         now < until
@@ -363,8 +369,7 @@ impl HandlerLoop {
             // It cannot tell, and had nothing to lose.
             None if !self.is_member => {}
             None => log::warn!(
-                "the {} has lost the data of the group: was its server restarted? The nodes that use it begin another \
-                 round",
+                "the {} has lost the data of the group (was it restarted?); its nodes begin another round",
                 self.states.backend().label()
             ),
         }
@@ -389,16 +394,19 @@ impl HandlerLoop {
     /// heard nothing of it for so long that they have dropped it, or will.
     fn publish_unknown(&self, error: &RendezvousError) {
         let now = self.clock.now().monotonic;
-        let is_kept = self.engine.is_kept_until().is_some_and(|until| now < until);
+        let until = self.engine.is_kept_until();
+        let left = until.and_then(|until| until.checked_sub(now));
         let known = self.engine.membership().unwrap_or_default();
-        if is_kept || known.is_closed {
-            return self.shared.publish_failure(error);
+        if known.is_closed || left.is_some_and(|left| !left.is_zero()) {
+            // After the end of the job its store ends, too.
+            let left = left.filter(|_| !known.is_closed);
+            return self.shared.publish_failure(error, left);
         }
         if !matches!(self.shared.membership(), Some(Ok(it)) if it.is_evicted) {
             log::warn!(
-                "the other nodes have heard nothing of node {} for {:.1} s, so its round is over: {error}",
-                self.engine.me().named(),
+                "no heartbeat of this node for {:.0} s, so its round is over: {}",
                 self.settings.dead_after().as_secs_f64(),
+                in_brief(error),
             );
         }
         let is_evicted = true;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use c10d_socket::Cancel;
-use c10d_store::StoreError;
+use c10d_store::{StoreError, in_brief};
 
 use super::HandlerLoop;
 use crate::engine::group::Ask as GroupAsk;
@@ -124,7 +124,8 @@ impl HandlerLoop {
             Err(error) if self.states.backend().is_reconnecting() => Err(error),
             Err(error) => {
                 // The watch would probably fail again at once. If the store itself fails, the next read reports it.
-                log::warn!("cannot watch the rendezvous, polling once a second instead: {error}");
+                let why = in_brief(&error);
+                log::warn!("cannot watch the rendezvous, polling once a second instead: {why}");
                 self.watch = None;
                 Ok(Reply::Nothing)
             }
