@@ -1,7 +1,5 @@
 //! Nodes whose launchers are killed, or whose connections are cut: the other nodes continue without them, or do not notice.
 
-#![expect(clippy::print_stdout, reason = "measured figures")]
-
 use std::ffi::OsString;
 use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
