@@ -51,7 +51,7 @@ pub struct AnnouncedNode {
     pub cause: Option<AnnouncedCause>,
 }
 
-/// The root cause of a failure, as a launcher has found it from the exits of all nodes.
+/// The root cause of a failure, which a launcher has found from the exits of all nodes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]

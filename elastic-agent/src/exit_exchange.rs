@@ -23,7 +23,7 @@ const VALUE_BYTES_MAX: usize = 64 << 10;
 /// How often values that may be incomplete are read again.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// An exit that happened so long before the workers of this node were started is of an earlier round: the `static`
+/// An exit that happened this long before the workers of this node were started is of an earlier round: the `static`
 /// rendezvous has one board for all rounds.
 const OLD_MS: u64 = 5000;
 
@@ -38,7 +38,7 @@ pub(crate) struct NodeExits {
     pub(crate) is_complete: bool,
 }
 
-/// What a node needs to know to read the values of other nodes.
+/// The facts that a node needs to read the values of other nodes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reader {
     pub(crate) world_size: usize,
@@ -48,8 +48,8 @@ pub(crate) struct Reader {
 }
 
 impl NodeExits {
-    /// Whether this node has a worker that exited for no reason of another one, as far as its last line tells, and it is
-    /// known how.
+    /// Whether this node has a worker whose exit, as far as its last line shows, does not follow from another exit, and whose
+    /// reason is known.
     pub(crate) fn explains_others(&self) -> bool {
         let mut exits = self.exits.iter();
         exits.any(|exit| {
@@ -98,20 +98,20 @@ impl NodeExits {
     }
 }
 
-/// Whether a worker failed because it had lost another one, or had waited for it.
+/// Whether a worker failed because it had lost another rank, or had waited for it.
 #[cfg(feature = "launcher")]
 pub(crate) fn is_victim(exit: &ExitRecord) -> bool {
     let line = exit.last_line.as_deref();
     !exit.exit.is_success() && line.is_some_and(c10d_inspect::is_symptom)
 }
 
-/// Without a launcher nobody asks for the root cause.
+/// Without a launcher, the root cause is not asked for.
 #[cfg(not(feature = "launcher"))]
 pub(crate) const fn is_victim(_: &ExitRecord) -> bool {
     false
 }
 
-/// Takes the number under which this node publishes its exits, from 1.
+/// Takes the number for the exits of this node, from 1.
 pub(crate) fn take_number(board: &RoundBoard) -> Result<u64, StoreError> {
     board.take_numbers(COUNT, 1)
 }
@@ -274,7 +274,7 @@ mod tests {
         let json = old.to_json().to_string();
         let old = NodeExits::from_json(json.as_bytes(), 4).unwrap();
         assert!(old.seen_by(&reader(None)).exits.is_empty());
-        // A counter that is no number.
+        // The counter is not a number.
         board.put(COUNT, "many").unwrap();
         let found = collect(&board, None, &reader(None), zero, |_| false).unwrap();
         assert!(found.is_empty());

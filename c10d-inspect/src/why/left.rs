@@ -208,7 +208,7 @@ fn later(
     Some(draft)
 }
 
-/// The root cause that a launcher reports: it knows the last lines of the workers, and the exits on other nodes.
+/// The root cause that a launcher reports: it has the last lines of the workers, and the exits on other nodes.
 fn announced(job: &Job<'_>) -> Option<Draft> {
     let exists = |rank: &usize| job.world_size.is_none_or(|size| *rank < size);
     let ranks = |ranks: &RankSet| ranks.0.iter().copied().filter(exists).collect::<Vec<_>>();

@@ -16,14 +16,13 @@ use crate::worker::WorkerExit;
 
 const THREAD: &str = "exits";
 
-/// How long a node waits for the exits of other nodes when those of its own workers do not explain each other. A node has
-/// published its own before the connections of its workers close.
+/// How long a node waits for the exits of other nodes when the exits of this node do not explain each other.
 const PATIENCE: Duration = Duration::from_millis(700);
 
 /// How long the store may take to answer beyond that.
 const STORE_PATIENCE: Duration = Duration::from_millis(800);
 
-/// An exchange of exits. Dropping it ends the thread.
+/// An exchange of exits. Dropping it joins the thread.
 #[derive(Debug)]
 pub(super) struct ExitExchange {
     own: Sender<Own>,
@@ -36,12 +35,12 @@ pub(super) struct ExitExchange {
 #[derive(Debug)]
 struct Own {
     exits: NodeExits,
-    /// How long to wait for those of other nodes.
+    /// How long to wait for the exits of other nodes.
     patience: Duration,
 }
 
 impl ExitExchange {
-    /// Publishes these exits. Does not block. `None` if the system has no thread left: then this node tells nothing.
+    /// Publishes these exits. Does not block. `None` if the system has no thread left: then this node publishes nothing.
     pub(super) fn start(board: &RoundBoard, reader: Reader, first: NodeExits) -> Option<Self> {
         let cancel = Cancel::new();
         let board = board.with_cancel(&cancel);
@@ -66,7 +65,7 @@ impl ExitExchange {
         })
     }
 
-    /// Publishes all exits of this node, and returns those of other nodes, with the times of this node's clock. Waits for
+    /// Publishes all exits of this node, and returns the exits of other nodes, with the times of this node's clock. Waits for
     /// them for 0.7 s at most, and for the store for 1.5 s.
     pub(super) fn finish(self, exits: NodeExits, is_explained: bool) -> Vec<NodeExits> {
         let patience = match is_explained {

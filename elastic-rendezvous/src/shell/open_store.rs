@@ -230,7 +230,7 @@ fn open_moving(
         let credentials = parameters.credentials();
         if parameters.local_addr().is_none()
             && !is_one_host
-            && credentials.is_some_and(Credentials::check_names)
+            && credentials.is_some_and(Credentials::has_certificates)
         {
             // The directory has no place for the name that certificates have.
             own_host.name().clone_into(&mut advertised.host);

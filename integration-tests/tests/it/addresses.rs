@@ -268,7 +268,7 @@ fn a_static_rendezvous_keeps_the_endpoint_as_it_was_given() {
     assert_eq!(master_of(&run(&hosts, &job)), "10.8.8.1");
 }
 
-/// docs/spec/rendezvous.md, BOOT 10.
+/// docs/spec/rendezvous.md, BOOT 10 and ADDR 4.
 #[test]
 fn the_store_of_the_rendezvous_is_the_workers_at_an_address() {
     let Some(hosts) = twins() else { return };

@@ -1,14 +1,14 @@
 //! Nodes whose launchers are killed, or whose connections are cut: the other nodes continue without them, or do not notice.
 
-#![expect(clippy::print_stdout, reason = "measured figures")]
-
 use std::ffi::OsString;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use integration_tests::eventually::eventually;
-use integration_tests::launcher::{Job, Kind, Launcher, free_address};
+use integration_tests::launcher::{Job, Kind, Launcher, c10d, free_address};
+use integration_tests::process::ChildProcess;
 use integration_tests::torch::{Feature, Release};
 use integration_tests::watchdog::Watchdog;
 use rustix::process::Signal;
@@ -60,6 +60,15 @@ impl Nodes {
         self.start_at(name, self.address)
     }
 
+    /// Starts the node that hosts the store, and waits for the store.
+    fn start_host(&self) -> Launcher {
+        let host = self.start("first");
+        eventually("the store is there", || {
+            TcpStream::connect(self.address).is_ok()
+        });
+        host
+    }
+
     /// The latest attempt of the worker with rank 0 in a world of this size, if there are more than `after`.
     fn attempt(&self, world_size: u64, after: usize) -> Option<Value> {
         let mut attempts: Vec<Value> = self.job.attempts();
@@ -96,7 +105,7 @@ fn a_killed_launcher_costs_the_other_node_seconds_and_no_restart() {
     for restarts in ["--max-restarts=3", "--max-restarts=0"] {
         let conf = "--rdzv-conf=last_call_timeout=60";
         let nodes = Nodes::new(&["--nnodes=1:2", restarts, conf]);
-        let mut first = nodes.start("first");
+        let mut first = nodes.start_host();
         let second = nodes.start("second");
         nodes.await_world(2, 0);
         // Both nodes have seen the mark of the other node.
@@ -105,7 +114,6 @@ fn a_killed_launcher_costs_the_other_node_seconds_and_no_restart() {
         second.signal(Signal::KILL);
         let alone = nodes.await_world(1, 0);
         let took = since(killed, &alone);
-        println!("{restarts}: alone {took:?} after the other launcher was killed");
         assert!(took < NOTICED_BY_HEARTBEATS, "{took:?}");
         assert_eq!(alone["restarts"], 0, "{alone}");
         nodes.stop();
@@ -118,7 +126,7 @@ fn a_killed_launcher_costs_the_other_node_seconds_and_no_restart() {
 fn a_failure_without_a_restart_left_ends_the_job_if_no_node_was_lost() {
     let _watchdog = Watchdog::start("a_failure_without_a_restart_left", LIMIT);
     let nodes = Nodes::new(&["--nnodes=1:2"]);
-    let mut first = nodes.start("first");
+    let mut first = nodes.start_host();
     let mut second = nodes.start("second");
     let attempt = nodes.await_world(2, 0);
     let pid = attempt["pid"]
@@ -132,7 +140,6 @@ fn a_failure_without_a_restart_left_ends_the_job_if_no_node_was_lost() {
     }
     // The keep-alive time, and the time to stop.
     let took = killed.elapsed();
-    println!("the job ended {took:?} after the failure");
     assert!(took < Duration::from_secs(35), "{took:?}");
     assert_eq!(nodes.attempt(1, 0), None);
 }
@@ -142,7 +149,7 @@ fn nodes_that_are_lost_and_replaced_use_up_no_restart() {
     let _watchdog = Watchdog::start("nodes_that_are_lost_and_replaced", LIMIT);
     let conf = "--rdzv-conf=last_call_timeout=1";
     let nodes = Nodes::new(&["--nnodes=1:2", "--max-restarts=1", conf]);
-    let mut first = nodes.start("first");
+    let mut first = nodes.start_host();
     for count in 0..3 {
         let other = nodes.start(&format!("other{count}"));
         let attempt = nodes.await_world(2, count);
@@ -161,7 +168,7 @@ fn nodes_that_are_lost_and_replaced_use_up_no_restart() {
 fn connections_that_are_cut_and_return_cost_no_restart() {
     let _watchdog = Watchdog::start("connections_that_are_cut", LIMIT);
     let nodes = Nodes::new(&["--nnodes=1:2", "--max-restarts=3"]);
-    let mut first = nodes.start("first");
+    let mut first = nodes.start_host();
     let proxy = Proxy::to(nodes.address);
     let through = SocketAddr::from(([127, 0, 0, 1], proxy.port()));
     let mut options = nodes.all_options(through);
@@ -190,7 +197,7 @@ fn connections_that_are_cut_and_return_cost_no_restart() {
 fn a_launcher_that_stands_still_for_seconds_is_not_lost() {
     let _watchdog = Watchdog::start("a_launcher_that_stands_still", LIMIT);
     let nodes = Nodes::new(&["--nnodes=1:2", "--max-restarts=3"]);
-    let mut first = nodes.start("first");
+    let mut first = nodes.start_host();
     let mut second = nodes.start("second");
     nodes.await_world(2, 0);
     thread::sleep(Duration::from_secs(1));
@@ -202,6 +209,31 @@ fn a_launcher_that_stands_still_for_seconds_is_not_lost() {
     nodes.stop();
     assert_eq!(first.wait(STEP_LIMIT), Some(0));
     assert_eq!(second.wait(STEP_LIMIT), Some(0));
+}
+
+/// The launcher is a client of the relay's session, which remains open when the launcher is killed.
+#[test]
+fn a_killed_launcher_behind_a_relay_is_noticed_as_soon() {
+    let _watchdog = Watchdog::start("a_killed_launcher_behind_a_relay", LIMIT);
+    let nodes = Nodes::new(&["--nnodes=1:2"]);
+    let mut first = nodes.start_host();
+    let relay = free_address();
+    let mut command = Command::new(c10d());
+    command.args(["relay", "--upstream", &nodes.address.to_string()]);
+    command.args(["--listen", &relay.to_string()]);
+    let _relay = ChildProcess::start("relay", &mut command);
+    eventually("the relay is there", || TcpStream::connect(relay).is_ok());
+    let mut options = nodes.all_options(relay);
+    options.push("--rdzv-conf=is_host=0".into());
+    let second = nodes.job.start_ranks("second", "lost_peer.py", options);
+    nodes.await_world(2, 0);
+    thread::sleep(Duration::from_secs(1));
+    let killed = SystemTime::now();
+    second.signal(Signal::KILL);
+    let took = since(killed, &nodes.await_world(1, 0));
+    assert!(took < NOTICED_BY_HEARTBEATS, "{took:?}");
+    nodes.stop();
+    assert_eq!(first.wait(STEP_LIMIT), Some(0));
 }
 
 /// The same with ranks of PyTorch that run collectives, and with a node of torchrun, which has no mark: it is lost by its
@@ -223,9 +255,7 @@ fn ranks_of_pytorch_go_on_without_a_killed_launcher() {
         let mut first = start("first", Kind::C10d);
         // Torchrun would take the place of the host.
         let address = nodes.address;
-        eventually("the store is there", || {
-            std::net::TcpStream::connect(address).is_ok()
-        });
+        eventually("the store is there", || TcpStream::connect(address).is_ok());
         let second = start("second", kind);
         let world = |size: u64| {
             let now = nodes.job.now();
@@ -247,7 +277,6 @@ fn ranks_of_pytorch_go_on_without_a_killed_launcher() {
         }
         within(1);
         let took = killed.elapsed();
-        println!("{kind:?}: alone after {took:?}");
         if kind == Kind::C10d {
             assert!(took < NOTICED_BY_HEARTBEATS, "{took:?}");
         }

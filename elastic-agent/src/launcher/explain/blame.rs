@@ -206,7 +206,7 @@ const fn is_end(finding: &Finding) -> bool {
 fn led_by(report: &Report, cause: &Finding) -> Report {
     let mut led = report.clone();
     led.headline.clone_from(&cause.text);
-    // What the store has seen of the same exit is said by the cause.
+    // The cause has more about the same exit than the store has seen.
     let is_same = |finding: &Finding| finding != cause && finding.culprits == cause.culprits;
     led.findings
         .retain(|finding| !is_end(finding) || !is_same(finding));
@@ -373,7 +373,7 @@ mod tests {
         let other = vec![ExitRecord::of(&failed, "node1")];
         let all = vec![ProcessFailure::of(&lost)];
         let mut failures = Failures::new(all).unwrap().with_exits(vec![own, other]);
-        // What the store has seen of it: the same exit, and that of its victim.
+        // The store has seen the same exit, and the exit of its victim.
         let now = report(&[
             (FindingKind::LostLater, &[1]),
             (FindingKind::WorkerEnded, &[0]),
