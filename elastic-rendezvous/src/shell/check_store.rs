@@ -95,8 +95,8 @@ impl CheckStore {
 }
 
 /// Opens the store for a check of the machines of a job: serves it on the node that the endpoint names, by the rule of the
-/// launcher, and connects to it on other nodes. Does not write into a store that another program serves. Blocks for at most
-/// the deadline and some seconds of name lookups and questions.
+/// launcher, and connects to it on other nodes. Does not write into a store that another program serves. Blocks until
+/// the deadline at most, and for some seconds of name lookups and questions.
 ///
 /// # Errors
 /// [`RendezvousError::OtherListener`] if anything else answers at the endpoint, [`RendezvousError::Connection`] if this node can
