@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use c10d_socket::{Cancel, wait_for_input};
+use c10d_socket::{Cancel, is_signal_ignored, wait_for_input};
 use elastic_agent::Signal;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -23,7 +23,7 @@ pub(crate) struct EndSignals {
 }
 
 impl EndSignals {
-    /// From now on these signals do not end the process. `with_parent` makes the system send SIGTERM when the parent of
+    /// From now on these signals do not end the process. An ignored signal stays ignored. `with_parent` makes the system send SIGTERM when the parent of
     /// this process ends (Linux).
     pub(crate) fn catch(with_parent: bool) -> Result<Self, Failure> {
         if with_parent {
@@ -37,7 +37,9 @@ impl EndSignals {
         woken.set_nonblocking(true)?;
         waker.set_nonblocking(true)?;
         let signal = Arc::new(AtomicUsize::new(0));
-        for number in [SIGINT, SIGTERM] {
+        // As for a command that nohup(1) has started, or a shell in the background.
+        let handled = [SIGINT, SIGTERM].into_iter();
+        for number in handled.filter(|number| !is_signal_ignored(*number)) {
             let value = usize::try_from(number).expect("signals have positive numbers");
             // Actions run in the order of their registration: the number is set before the pipe is readable.
             signal_hook::flag::register_usize(number, Arc::clone(&signal), value)?;

@@ -37,6 +37,11 @@ impl EphemeralPorts {
         }
     }
 
+    /// The first and the last port.
+    pub(crate) fn range(&self) -> Option<(u16, u16)> {
+        (!self.range.is_empty()).then(|| (*self.range.start(), *self.range.end()))
+    }
+
     /// Returns the range, and whether the system may give this port to an outgoing connection.
     pub(crate) fn range_with(&self, port: u16) -> Option<&RangeInclusive<u16>> {
         let is_reserved = self.reserved.iter().any(|ports| ports.contains(&port));

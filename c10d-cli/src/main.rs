@@ -3,6 +3,7 @@
 
 mod client;
 mod completions;
+mod doctor;
 mod end_signals;
 mod ephemeral_ports;
 #[cfg(feature = "etcd")]
@@ -65,6 +66,11 @@ enum Command {
     Store(StoreCommand),
     /// Launches the workers of this node, as torchrun does.
     Run(Box<run::options::RunOptions>),
+    /// Checks the machines of a job before it occupies them: run it on all of them at the same time.
+    ///
+    /// The node that the endpoint names serves a store for the check. Each node reports its limits, clock, version and names,
+    /// and tries to reach the other nodes. Every problem is one sentence, with what to do about it.
+    Doctor(Box<doctor::DoctorOptions>),
     /// Connects the ranks of this machine to a store over one connection, which has the secret and survives failures.
     Relay(relay::RelayArgs),
     /// Says who the job waits for: the missing ranks, where they are, and what they do instead.
@@ -122,6 +128,7 @@ fn main() -> ExitCode {
     let default_level = match cli.command {
         Command::Store(StoreCommand::Serve(_)) | Command::Relay(_) => "info",
         Command::Run(_) => run::LOG_LEVELS,
+        Command::Doctor(_) => "warn,c10d::doctor=info",
         // Also logs that a connection is retried.
         Command::Store(StoreCommand::Client(_)) => "warn,c10d_socket::connect=info",
         // A log line would be written across the screen.
@@ -134,6 +141,8 @@ fn main() -> ExitCode {
         Command::Store(StoreCommand::Serve(_)) | Command::Relay(_) | Command::Run(_)
     );
     start_logging(default_level);
+    // Each connection of a store is an open file. Programs that this command starts get the previous limit.
+    c10d_socket::raise_file_limit();
     if has_dependents && let Err(error) = terminal::start_queue() {
         log::warn!("a standard error that accepts no output can stop this command: {error}");
     }
@@ -143,6 +152,7 @@ fn main() -> ExitCode {
         #[cfg(feature = "journal")]
         Command::Store(StoreCommand::Journal(command)) => journal::run(&command),
         Command::Run(options) => return run::run(*options),
+        Command::Doctor(options) => doctor::run(*options),
         Command::Relay(args) => relay::run(&args),
         Command::Why(args) => why::run(&args),
         #[cfg(feature = "top")]
@@ -164,7 +174,7 @@ fn main() -> ExitCode {
 
 fn parse() -> Result<Cli, clap::Error> {
     let mut command = Cli::command().mut_subcommands(|command| match command.get_name() {
-        "run" => run::options::with_variables(command, &|name| std::env::var(name).ok()),
+        "run" | "doctor" => run::options::with_variables(command, &|name| std::env::var(name).ok()),
         _ => command,
     });
     let matches = command.try_get_matches_from_mut(std::env::args_os())?;

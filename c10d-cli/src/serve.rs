@@ -218,7 +218,7 @@ fn defaults() -> ServerOptions {
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     // Before the address is printed: a signal right after that must not be missed.
     let signals = EndSignals::catch(args.end_with_parent)?;
-    log_capacity(args, open_files::raise_limit());
+    log_capacity(args, open_files::left());
 
     let credentials = args.secret.credentials()?;
     let options = args.options(credentials.as_ref());

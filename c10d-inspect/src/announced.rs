@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::nccl::AnnouncedNccl;
+use crate::report::RankSet;
 
 /// The workers of one node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +46,22 @@ pub struct AnnouncedNode {
     pub nccl: Option<AnnouncedNccl>,
     /// The nodes' meeting that this launcher waits in; `None` while it waits in none.
     pub meeting: Option<AnnouncedMeeting>,
+    /// The root cause of the failure of the workers, as the launcher reports it; `None` before a failure.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cause: Option<AnnouncedCause>,
+}
+
+/// The root cause of a failure, which a launcher has found from the exits of all nodes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct AnnouncedCause {
+    /// One or two sentences.
+    pub text: String,
+    /// The ranks that are the cause.
+    pub ranks: RankSet,
+    /// The ranks that failed because of them.
+    pub victims: RankSet,
 }
 
 /// A round of a rendezvous that is not complete, as one of its nodes sees it.

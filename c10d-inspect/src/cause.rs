@@ -1,7 +1,7 @@
 //! The root cause of a failure: which worker exited first, and which others failed because of that. Pure.
 //!
 //! The inputs are exits with their times, also with code 0, lost connections and waits, which are read from the workers' last
-//! lines, and what ranks wait for in the store. A wrong name is worse than none: what is not certain is said to be
+//! lines, and the keys for which ranks wait in the store. A wrong name is worse than none: if it is not certain, the text has
 //! "the first of these", or only how the first worker failed.
 
 use std::collections::BTreeSet;
@@ -49,7 +49,7 @@ pub struct Exit {
     pub is_at_exit: bool,
     /// Whether standard error has a Python traceback.
     pub has_traceback: bool,
-    /// The line of standard error that tells most.
+    /// The most informative line of standard error.
     pub last_line: Option<String>,
 }
 
@@ -106,7 +106,9 @@ impl Exit {
             (None, None, None) => "exited".to_owned(),
         };
         match self.is_at_exit {
-            true => format!("{end} after its program had ended"),
+            true => format!(
+                "{end} at the end of its program, where threads of its process group still ran"
+            ),
             false => end,
         }
     }
@@ -119,7 +121,7 @@ impl Exit {
     }
 }
 
-/// A rank that failed, or waits, because of another one.
+/// A rank that failed, or waits, because of another rank.
 #[derive(Debug)]
 struct Victim {
     rank: usize,
@@ -133,7 +135,7 @@ struct Victim {
 /// Returns the root cause of the failures among `exits`, or of `waits` if no worker failed. `rank_at` returns the rank that
 /// has published an address. Ranks that are not below `world_size` do not exist.
 ///
-/// Returns `None` if no worker has exited by itself, or none of those that wait can wait for one that has exited.
+/// Returns `None` if all workers were stopped, or no waiting rank can wait for a rank that has exited.
 #[must_use]
 pub fn root_cause(
     exits: &[Exit],
@@ -182,7 +184,7 @@ struct Case<'e> {
 }
 
 impl Case<'_> {
-    /// The workers that exited by themselves.
+    /// The exits of workers that were not stopped.
     fn own(&self) -> impl Iterator<Item = usize> {
         let order = self.order.iter().copied();
         order.filter(|&it| !self.exits[it].is_stopped)
@@ -238,8 +240,8 @@ impl Case<'_> {
             .filter(|it| is_early(it) && self.exits[*it].at_ms <= first.at_ms)
             .collect();
         let before = |it: &usize| !left.is_empty() && self.exits[*it].at_ms > first.at_ms;
-        // A failure that was noticed before the victim explains it. Of a later one, and of workers that have only left, it is
-        // not known which came first.
+        // A failure that was noticed before the victim explains it. The order of a later failure and of workers that have only
+        // left is not known.
         match (&failed[..], &left[..]) {
             ([], []) => None,
             ([], [culprit]) => Some(self.cause(*culprit, first, true)),
@@ -262,8 +264,8 @@ impl Case<'_> {
         }
     }
 
-    /// The exit that a chain of victims leads to, each of which names the next. `None` if a rank still ran, or if the chain
-    /// ends with one that names nobody.
+    /// The exit at the end of a chain of victims, where each victim names the next rank. `None` if a rank still ran, or if the
+    /// last victim names no rank.
     fn followed(&self, first: &Victim) -> Option<usize> {
         let mut seen = BTreeSet::from([first.rank]);
         let mut rank = self.named(first)?;
@@ -274,7 +276,7 @@ impl Case<'_> {
                 return None;
             }
             let Some(symptom) = exit.symptom() else {
-                // One that was about to exit for its own reason when its launcher stopped it.
+                // The worker was about to exit for its own reason when its launcher stopped it.
                 let is_own = !exit.is_stopped
                     || (exit.has_traceback && exit.has_failed() && exit.last_line.is_some());
                 return is_own.then_some(it);
@@ -349,7 +351,9 @@ impl Case<'_> {
                 format!(", at about the same time as {who} {what}")
             }
             () if gap_ms < 0 => format!("; {gap} before that was noticed, {who} {what}"),
-            () if victim.waits => format!(" {gap} ago, and {who} {what}"),
+            () if victim.waits => {
+                format!(" {gap} ago, and {who} {what}, which it may have been expected to write")
+            }
             () if is_late => {
                 format!(", {gap} before {who} failed because it had lost its connection to it")
             }
@@ -388,6 +392,19 @@ impl Case<'_> {
             0 => {}
             1 => named.push("1 more rank exited".to_owned()),
             more => named.push(format!("{more} more ranks exited")),
+        }
+        if let Some(victim) = victim.filter(|victim| victim.waits) {
+            let (named, who) = (text::joined(&named), victim.rank);
+            let text = format!(
+                "{named}, and rank {who} {}, which one of them may have been expected to write",
+                self.what(victim)
+            );
+            return RootCause {
+                culprits,
+                text,
+                is_certain: false,
+                has_victims: true,
+            };
         }
         let end = victim.map(|victim| {
             let what = match victim.symptom {

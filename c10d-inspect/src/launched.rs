@@ -66,6 +66,7 @@ impl Launched {
                 })
             })
             .collect();
+        tell_hosts_apart(&mut nodes, index);
         // Later announcements replace earlier ones, and those of connected launchers all others.
         nodes.sort_by_key(|node| (node.closed.is_none(), node.at));
         let mut launched = Self {
@@ -233,6 +234,24 @@ impl Tables {
     }
 }
 
+/// Adds the address to the names of hosts that have one name, as containers and hosts that are called localhost.
+fn tell_hosts_apart(nodes: &mut [Node], index: &Index<'_>) {
+    let ip_of = |node: &Node| Some(index.connections[node.connection?].peer.ip().to_canonical());
+    let mut ips: HashMap<String, BTreeSet<IpAddr>> = HashMap::new();
+    for node in nodes.iter().filter(|node| node.closed.is_none()) {
+        let of_name = ips.entry(node.announced.host.clone()).or_default();
+        of_name.extend(ip_of(node));
+    }
+    ips.retain(|_, ips| ips.len() > 1);
+    for node in nodes {
+        if ips.contains_key(&node.announced.host)
+            && let Some(ip) = ip_of(node)
+        {
+            node.announced.host = format!("{} ({ip})", node.announced.host);
+        }
+    }
+}
+
 /// How far the ages in an announcement are off.
 const CLOCK_STEP: Duration = Duration::from_millis(1500);
 
@@ -362,5 +381,32 @@ impl Worker<'_> {
     /// Whether the launcher's connection closed while the worker ran.
     pub(crate) fn is_node_lost(&self) -> bool {
         self.node.closed.is_some() && self.worker.end.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use crate::sim::Script;
+
+    #[test]
+    fn hosts_with_one_name_are_shown_with_their_addresses() {
+        let hosts_of = |ips: [[u8; 4]; 2]| {
+            let mut script = Script::new();
+            let processes = script.processes(2);
+            for (rank, ip) in ips.into_iter().enumerate() {
+                script.launch_at(
+                    SocketAddr::from((ip, 40_000)),
+                    rank,
+                    &processes[rank..=rank],
+                );
+            }
+            let nodes = script.report().nodes.into_iter();
+            nodes.map(|node| node.host).collect::<Vec<_>>()
+        };
+        let (one, other) = ([10, 8, 8, 1], [10, 8, 8, 2]);
+        assert_eq!(hosts_of([one, other]), ["vm (10.8.8.1)", "vm (10.8.8.2)"]);
+        assert_eq!(hosts_of([one, one]), ["vm", "vm"]);
     }
 }

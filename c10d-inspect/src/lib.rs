@@ -34,7 +34,7 @@ pub mod workers;
 mod workers_stores;
 
 pub use announced::{
-    AnnouncedMeeting, AnnouncedNode, AnnouncedProcess, AnnouncedWorker, WorkerEnd,
+    AnnouncedCause, AnnouncedMeeting, AnnouncedNode, AnnouncedProcess, AnnouncedWorker, WorkerEnd,
 };
 pub use cause::{Exit, KeyWait, RootCause, root_cause};
 pub use explain::explain;
@@ -42,4 +42,5 @@ pub use report::{
     Finding, FindingKind, Group, MembershipReport, NodeReport, Process, RankReport, RankSet,
     RankState, Report, Sureness, WaitFor, WorkersStore,
 };
+pub use symptom::is_symptom;
 pub use translate::{published_ranks, translate};

@@ -1,4 +1,4 @@
-//! What the last line of a failed worker tells of a cause that lies elsewhere. Pure.
+//! Recognizes, in the last line of a failed worker, that the cause lies elsewhere. Pure.
 
 use std::net::SocketAddr;
 
@@ -36,7 +36,7 @@ const TIMEOUT: [&str; 6] = [
     "NCCL communicator was aborted",
 ];
 
-/// Why a worker failed that waited for another one.
+/// The reason of a worker that failed while it waited for another rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Symptom {
     /// It lost its connection to the rank behind this address, as gloo prints it.
@@ -48,8 +48,15 @@ pub(crate) enum Symptom {
     Timeout,
 }
 
+/// Whether the last line of a failed worker tells of a cause that lies elsewhere: a lost connection, or a wait that took too
+/// long.
+#[must_use]
+pub fn is_symptom(line: &str) -> bool {
+    Symptom::of(line).is_some()
+}
+
 impl Symptom {
-    /// `None` for a reason that lies in the worker itself, as far as the line tells.
+    /// `None` for a reason that lies in the worker itself, as far as the line shows.
     pub(crate) fn of(line: &str) -> Option<Self> {
         let has = |texts: &[&str]| texts.iter().any(|text| line.contains(text));
         if let Some(key) = keys(line).next().filter(|_| line.contains("timeout")) {

@@ -85,7 +85,7 @@ pub fn translate(text: &str, snapshot: &Snapshot) -> Option<String> {
 }
 
 /// The ranks by the addresses that gloo prints for them in errors: those on which they listen, with the bytes of the port
-/// swapped. An address that two ranks have published is left out, and so are ranks that the job does not have.
+/// swapped. Without addresses that two ranks have published, and without ranks that the job does not have.
 #[must_use]
 pub fn published_ranks(snapshot: &Snapshot) -> HashMap<SocketAddr, usize> {
     let index = Index::new(snapshot);

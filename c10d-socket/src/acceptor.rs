@@ -5,6 +5,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use crate::open_files::file_limit;
 use crate::refusal_log::RefusalLog;
 use crate::strangers::Strangers;
 
@@ -77,7 +78,14 @@ impl fmt::Display for Refusal {
         match self {
             Self::Limit(limit) => write!(f, "the limit of {limit} connections is reached"),
             Self::NoDescriptor(error) => {
-                write!(f, "this process has no file descriptor left: {error}")
+                write!(f, "this process has no file descriptor left: {error}")?;
+                if let Some(limit) = file_limit() {
+                    write!(
+                        f,
+                        " (its limit is {limit}: raise ulimit -n where it starts)"
+                    )?;
+                }
+                f.write_str("; later refusals for this reason are not logged")
             }
             Self::MakesRoom => f.write_str(
                 "its place is needed, and it is the oldest that has not completed the handshake",
@@ -325,6 +333,11 @@ impl<K: Copy> Acceptor<K> {
     ) -> Option<String> {
         self.refused += 1;
         self.line(peer.ip(), &format_args!("refused {peer}: {reason}"), now)
+    }
+
+    /// Counts a refused peer, without a line.
+    pub(crate) const fn on_refused_silently(&mut self) {
+        self.refused += 1;
     }
 
     /// The number of refused peers.

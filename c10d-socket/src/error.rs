@@ -97,6 +97,14 @@ impl ConnectError {
         self
     }
 
+    /// Replaces the elapsed time and the time limit. For a caller that connects in several attempts, and reports them as one.
+    #[must_use]
+    pub fn with_total(mut self, elapsed: Duration, limit: Duration) -> Self {
+        self.0.elapsed = elapsed;
+        self.0.limit = Some(limit);
+        self
+    }
+
     /// The number of rounds; a round is a name lookup and an attempt on each address.
     #[must_use]
     pub fn rounds(&self) -> u64 {

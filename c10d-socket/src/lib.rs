@@ -15,7 +15,9 @@ mod host_name;
 mod interfaces;
 mod listen;
 mod listeners;
+mod listening_process;
 mod loopback_user;
+mod open_files;
 mod options;
 mod own_sockets;
 mod printable;
@@ -42,7 +44,9 @@ pub use host_name::host_name;
 pub use interfaces::{interface_addresses, own_address_towards};
 pub use listen::{ListenOptions, adopt_listener, adopt_listener_raw, listen, resolve_local};
 pub use listeners::{Listeners, Step};
+pub use listening_process::ListeningProcess;
 pub use loopback_user::{check_own_user, loopback_user, own_user};
+pub use open_files::{file_limit, raise_file_limit, restore_file_limit};
 pub use options::{KeepAlive, SocketOptions, configure_accepted};
 pub use own_sockets::OwnConnections;
 pub use printable::{Printable, is_printable, printable};
@@ -50,7 +54,7 @@ pub use process_bound::{OtherProcess, ProcessBound};
 pub use process_stat::ProcessStat;
 pub use resolve::resolve;
 pub use send::send_vectored;
-pub use sys::{recv_into_spare, release_freed_memory};
+pub use sys::{is_signal_ignored, recv_into_spare, release_freed_memory};
 #[cfg(feature = "tls")]
 pub use tls::{CertificateFiles, Secret};
 pub use tls::{

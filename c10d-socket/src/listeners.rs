@@ -16,7 +16,7 @@ pub enum Step<K, S> {
     Close(K),
     /// Serve this connection, and pass its key to [`Acceptor::admitted`].
     Admit(S, SocketAddr),
-    /// A connection of this peer was closed at once.
+    /// A connection of this peer was closed at once. Of those for which no descriptor was left, only the first.
     Refused(SocketAddr, Refusal),
     /// A listener fails, and is tried again at [`Acceptor::next_deadline`]: log it.
     Failed(io::Error),
@@ -32,6 +32,9 @@ pub struct Listeners<L, S> {
     spare: SpareDescriptor,
     /// The connection that was accepted last, until it is decided on.
     accepted: Option<(S, SocketAddr)>,
+    /// Whether a refusal was returned because no descriptor was left: once is enough, because the limit of a
+    /// running process hardly ever changes.
+    has_reported_limit: bool,
 }
 
 impl<L, S> Listeners<L, S> {
@@ -56,6 +59,7 @@ impl<L, S> Listeners<L, S> {
             accept,
             spare: SpareDescriptor::new(),
             accepted: None,
+            has_reported_limit: false,
         })
     }
 
@@ -92,6 +96,12 @@ impl<L, S> Listeners<L, S> {
                 }
                 Decision::Refuse(reason) => {
                     if let Some((_, peer)) = self.accepted.take() {
+                        if let Refusal::NoDescriptor(_) = &reason
+                            && std::mem::replace(&mut self.has_reported_limit, true)
+                        {
+                            acceptor.on_refused_silently();
+                            continue;
+                        }
                         return Step::Refused(peer, reason);
                     }
                 }

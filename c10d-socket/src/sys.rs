@@ -1,15 +1,21 @@
 //! The system calls that need `unsafe`, each behind a safe function.
 #![expect(
     unsafe_code,
-    reason = "receiving into unset memory, duplicating a descriptor known by its number and listing the \
-              interfaces have no safe form; nothing else in the crate is allowed any"
+    reason = "receiving into unset memory, duplicating a descriptor known by its number, listing the \
+              interfaces, reading the disposition of a signal and code between fork and exec have no safe \
+              form; nothing else in the crate is allowed any"
 )]
 
 use std::ffi::CStr;
 use std::io;
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::ptr;
 
+use rustix::process::{Resource, Rlimit, setrlimit};
 use socket2::SockRef;
 
 /// Makes one receive into the spare capacity of `buf`, of at most `max` bytes, and returns the number
@@ -71,6 +77,34 @@ pub fn release_freed_memory() {
     }
 }
 
+/// Returns whether this process ignores the signal with this number, as it ignores SIGHUP when nohup(1) has started it.
+/// A number that is not a signal is not ignored.
+///
+/// ```
+/// assert!(!c10d_socket::is_signal_ignored(15));
+/// ```
+#[must_use]
+pub fn is_signal_ignored(signal: i32) -> bool {
+    let mut present = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: a null new action changes nothing; the present one is written to valid memory.
+    let result = unsafe { libc::sigaction(signal, ptr::null(), present.as_mut_ptr()) };
+    // SAFETY: the call has filled it, or has left the zeroes, which are valid.
+    let action = unsafe { present.assume_init() };
+    result == 0 && action.sa_sigaction == libc::SIG_IGN
+}
+
+/// Makes the process that `command` starts set this limit on open files before it executes its program.
+pub(crate) fn set_file_limit(command: &mut Command, limit: Rlimit) {
+    // A program that gets a higher limit than its caller had is better than none.
+    let prepare = move || {
+        let _ = setrlimit(Resource::Nofile, limit);
+        Ok(())
+    };
+    // SAFETY: between fork and exec of a process with threads only async-signal-safe calls are allowed. The closure
+    // makes one system call (prlimit) with a copied value; it takes no lock and neither allocates nor frees.
+    unsafe { command.pre_exec(prepare) };
+}
+
 /// A close-on-exec duplicate of `fd`, which stays unchanged.
 ///
 /// # Errors
@@ -91,7 +125,7 @@ pub(crate) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
 /// # Errors
 /// The error of getifaddrs(3).
 pub(crate) fn for_each_interface_address(mut visit: impl FnMut(&[u8], IpAddr)) -> io::Result<()> {
-    let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
+    let mut first: *mut libc::ifaddrs = ptr::null_mut();
     // SAFETY: getifaddrs(3) writes one pointer to `first`, which is valid for that.
     if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
         return Err(io::Error::last_os_error());

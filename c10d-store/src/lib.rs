@@ -8,6 +8,7 @@
 //!   [`rendezvous()`] opens one by URL, with [`RendezvousOptions`].
 //! - **Errors**: [`StoreError`], with [`ErrorContext`], [`Operation`] and [`Outcome`]; [`UrlError`] of URLs.
 //! - **Connect**: [`ConnectOptions`], [`BackoffOptions`], [`SocketOptions`], [`KeepAlive`]; [`ConnectError`].
+//!   [`ListenerKind`] finds what else listens at an address.
 //! - **Protect**: [`Credentials`], made of a `Secret` or `CertificateFiles` (feature `tls`); [`CredentialsError`].
 //! - **Serve**: [`TcpStoreServer`] with [`ServerOptions`] and [`WireLimits`]; [`ListenOn`] of a master, [`ListenError`].
 //!   [`recommended_memory_max()`] of this machine.
@@ -66,7 +67,7 @@ pub use c10d_socket::{
 };
 #[cfg(feature = "tls")]
 pub use c10d_socket::{CertificateFiles, Secret};
-pub use client::{ConnectionEnds, ListenOn, SessionError, TcpStore, TcpStoreOptions};
+pub use client::{ConnectionEnds, ListenOn, ListenerKind, SessionError, TcpStore, TcpStoreOptions};
 pub use compare_set::CompareSet;
 pub use error::{ErrorContext, Operation, Outcome, StoreError};
 pub use file_store::{FileStore, FileStoreOptions};

@@ -107,6 +107,26 @@ impl CommandLine {
         }
     }
 
+    /// The command of a Python worker, as [`of`](Self::of) makes it, under the debugger that these words start: pydevd, which
+    /// gets a script as `--file SCRIPT` and a module as `--module --file MODULE`.
+    pub(crate) fn under_debugger(&self, words: &[OsString]) -> Self {
+        let rest = self.arguments.get(1..).unwrap_or_default();
+        let (options, rest): (&[&str], _) = match rest {
+            [option, rest @ ..] if option == "-m" => (&["--module", "--file"], rest),
+            // The code that runs a path.
+            [option, _, rest @ ..] if option == "-c" => (&["--file"], rest),
+            rest => (&["--file"], rest),
+        };
+        let mut arguments = vec!["-u".into()];
+        arguments.extend_from_slice(words);
+        arguments.extend(options.iter().map(OsString::from));
+        arguments.extend_from_slice(rest);
+        Self {
+            program: self.program.clone(),
+            arguments,
+        }
+    }
+
     /// The program, by its path or its name.
     #[must_use]
     pub fn program(&self) -> &OsStr {
@@ -147,6 +167,24 @@ mod tests {
         for (entrypoint, expected) in table {
             let command = CommandLine::of(&entrypoint, "py", ["-x", "1"]);
             assert_eq!(command.to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn a_debugger_comes_before_what_python_runs() {
+        let words = ["pydevd.py".into(), "--port".into(), "1".into()];
+        let file = "py -u pydevd.py --port 1 --file a.py -x";
+        let table = [
+            (Entrypoint::Script("a.py".into()), file),
+            (Entrypoint::RunPath("a.py".into()), file),
+            (
+                Entrypoint::Module("a.b".into()),
+                "py -u pydevd.py --port 1 --module --file a.b -x",
+            ),
+        ];
+        for (entrypoint, expected) in table {
+            let command = CommandLine::of(&entrypoint, "py", ["-x"]);
+            assert_eq!(command.under_debugger(&words).to_string(), expected);
         }
     }
 

@@ -3,14 +3,18 @@
 //! Reads only the file system and the environment, and loads no vendor library. So a device that is listed
 //! but broken counts.
 
+mod cpus;
+
 use std::fs;
 use std::io;
 use std::path::Path;
 
+pub use cpus::Cpus;
+
 /// The kinds of devices that `--nproc-per-node` can count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {
-    /// Processors on which this process may run.
+    /// Processors on which this process may run, up to the quota of its control group.
     Cpu,
     /// GPUs of NVIDIA, or else of AMD.
     Gpu,
@@ -79,7 +83,7 @@ pub fn count(
         names.filter(|name| variable(name).is_some()).collect()
     };
     match kind {
-        DeviceKind::Cpu => cpus().map_err(DevicesError::Cpu),
+        DeviceKind::Cpu => cpus(root),
         DeviceKind::Gpu => match gpus(root, variable) {
             0 => Err(DevicesError::NoGpu {
                 variables: set(&[CUDA, HIP, ROCR]),
@@ -93,25 +97,15 @@ pub fn count(
             number => Ok(number),
         },
         DeviceKind::Auto => match gpus(root, variable) {
-            0 => cpus().map_err(DevicesError::Cpu),
+            0 => cpus(root),
             number => Ok(number),
         },
     }
 }
 
-#[cfg(target_os = "linux")]
-fn cpus() -> io::Result<usize> {
-    // Unlike `available_parallelism` this ignores CPU quotas, as PyTorch does. It fails on a machine with
-    // more processors than the set can hold.
-    match rustix::thread::sched_getaffinity(None) {
-        Ok(allowed) => Ok(allowed.count() as usize),
-        Err(_) => std::thread::available_parallelism().map(usize::from),
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn cpus() -> io::Result<usize> {
-    std::thread::available_parallelism().map(usize::from)
+fn cpus(root: &Path) -> Result<usize, DevicesError> {
+    let here = Cpus::here(root).map_err(DevicesError::Cpu)?;
+    Ok(here.usable())
 }
 
 fn gpus(root: &Path, variable: &dyn Fn(&str) -> Option<String>) -> usize {
@@ -266,6 +260,19 @@ mod tests {
         let cpus = count_on(&nothing, DeviceKind::Cpu, &[]).unwrap();
         assert!(cpus >= 1);
         assert_eq!(count_on(&nothing, DeviceKind::Auto, &[]), Ok(cpus));
+    }
+
+    #[test]
+    fn processors_are_no_more_than_the_quota_of_the_control_group() {
+        let mounts = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+        let limited = machine(&[
+            ("proc/self/cgroup", "0::/\n"),
+            ("proc/self/mountinfo", mounts),
+            ("sys/fs/cgroup/cpu.max", "100000 100000"),
+        ]);
+        for kind in [DeviceKind::Cpu, DeviceKind::Auto] {
+            assert_eq!(count_on(&limited, kind, &[]), Ok(1));
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod command_line;
 pub mod devices;
 mod environment;
 mod exit_barrier;
+mod exit_exchange;
 mod failure;
 mod health;
 mod job_end;
@@ -75,6 +76,6 @@ pub use round::{
 pub use rustix::process::Signal;
 pub use watchdog::WatchdogError;
 pub use worker::{
-    AbandonedWorker, ExitKind, GroupPlan, KillSwitch, StartError, StopReport, WorkerExit,
-    WorkerGroup, WorkerOutcome, WorkerPlan,
+    AbandonedWorker, ExitKind, GroupPlan, KillSwitch, SignalTarget, StartError, StopReport,
+    WorkerExit, WorkerGroup, WorkerOutcome, WorkerPlan,
 };

@@ -23,9 +23,59 @@ use rustix::process::{Pid, getpid, getppid, setsid};
 /// `agent` is the process that will start it. The child writes its group's id as a line to `names` before
 /// it executes the program, so before the group can have a second process. The pipe must be non-blocking,
 /// and must have a reader until then, as SIGPIPE would kill the child. A line that does not fit is lost.
+///
+/// The child gets the limit on open files that this process had at its start.
 pub(crate) fn lead_own_session(command: &mut Command, agent: Pid, names: Option<Arc<PipeWriter>>) {
+    lead(command, agent, names, || setsid().map(drop));
+}
+
+/// As [`lead_own_session`], but the process stays in this session, and its group gets the foreground of the terminal that is
+/// its standard input: Ctrl-C reaches this group only. It ignores Ctrl-Z, as no shell could continue it.
+pub(crate) fn lead_foreground_group(
+    command: &mut Command,
+    agent: Pid,
+    names: Option<Arc<PipeWriter>>,
+) {
+    lead(command, agent, names, || {
+        rustix::process::setpgid(None, None)?;
+        // SAFETY: it sets the default way to ignore a signal, in a process that has one thread.
+        unsafe { libc::signal(libc::SIGTSTP, libc::SIG_IGN) };
+        // A worker without the foreground is better than none.
+        let _ = give_foreground(getpid());
+        Ok(())
+    });
+}
+
+/// Gives the foreground of the terminal that is standard input to a process group of this session, whatever group has it.
+/// Takes no lock and does not allocate.
+///
+/// # Errors
+/// Those of tcsetpgrp(3): standard input is not the terminal of this session.
+pub(crate) fn give_foreground(group: Pid) -> io::Result<()> {
+    let mut blocked = MaybeUninit::<libc::sigset_t>::uninit();
+    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the sets are valid memory, and sigemptyset initializes `blocked`. A group in the background gets
+    // SIGTTOU for the call, unless that is blocked in its thread.
+    unsafe {
+        libc::sigemptyset(blocked.as_mut_ptr());
+        libc::sigaddset(blocked.as_mut_ptr(), libc::SIGTTOU);
+        libc::pthread_sigmask(libc::SIG_BLOCK, blocked.as_ptr(), before.as_mut_ptr());
+        let result = libc::tcsetpgrp(libc::STDIN_FILENO, group.as_raw_nonzero().get());
+        let error = io::Error::last_os_error();
+        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
+        if result < 0 { Err(error) } else { Ok(()) }
+    }
+}
+
+/// What [`lead_own_session`] describes, with `place` to give the process its session and group: it makes system calls only.
+fn lead(
+    command: &mut Command,
+    agent: Pid,
+    names: Option<Arc<PipeWriter>>,
+    place: impl Fn() -> rustix::io::Result<()> + Send + Sync + 'static,
+) {
     let prepare = move || {
-        setsid()?;
+        place()?;
         #[cfg(target_os = "linux")]
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
         // An agent that died before the line above no longer causes a signal.
@@ -39,8 +89,9 @@ pub(crate) fn lead_own_session(command: &mut Command, agent: Pid, names: Option<
         }
         Ok(())
     };
+    c10d_socket::restore_file_limit(command);
     // SAFETY: between fork and exec of a process with threads only async-signal-safe calls are
-    // allowed. The closure makes system calls (setsid, prctl, getppid, getpid, write), takes no lock and
+    // allowed. The closure makes system calls (in `place`, and prctl, getppid, getpid, write), takes no lock and
     // neither allocates nor frees: the line is on the stack, and the pipe is only borrowed. Errors are
     // plain numbers.
     unsafe { command.pre_exec(prepare) };

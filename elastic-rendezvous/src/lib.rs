@@ -10,11 +10,13 @@ pub use shell::board::{BoardError, RoundBoard, Wait};
 pub use shell::bootstrap::clear_workers_store;
 pub use shell::built_in::{C10D_SETTINGS, create_c10d, create_handler, start_warnings};
 pub use shell::c10d_backend::{C10D_BACKEND, C10dBackend, Traffic};
+pub use shell::check_store::{CheckServer, CheckStore, open_check_store};
 pub use shell::dynamic::{DynamicRendezvous, DynamicRendezvousOptions};
 pub use shell::group_store::GroupStore;
 pub use shell::handler::{
     BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo, StoreRoute,
 };
+pub use shell::listener_watch::find_listener;
 pub use shell::marks::MarkBoard;
 pub use shell::open_store::READ_TIMEOUT;
 pub use shell::reachable::{ReachOptions, Reached, find_reachable};
@@ -25,6 +27,7 @@ pub use shell::write_lease::WriteLease;
 pub use values::codec;
 pub use values::endpoint::Endpoint;
 pub use values::error::RendezvousError;
+pub use values::found_listener::FoundListener;
 pub use values::membership::Membership;
 pub use values::node::{NamedNode, NodeId};
 pub use values::parameters::{RendezvousParameters, parse_config};

@@ -1,7 +1,9 @@
 """The wheel brings the command c10d, a program that needs no interpreter."""
 
+import os
 import subprocess
 import sys
+import tempfile
 import unittest
 from importlib.metadata import version
 from pathlib import Path
@@ -42,6 +44,16 @@ class Command(unittest.TestCase):
         run = subprocess.run([command(), *arguments], capture_output=True, text=True, timeout=60)
         self.assertEqual(run.returncode, 0, run.stderr)
         self.assertEqual(sorted(run.stdout.split("\n")), ["", "rank 0", "rank 1"])
+
+    def test_its_workers_run_in_the_environment_of_the_interpreter_that_starts_it(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            script = Path(folder, "report.py")
+            script.write_text("import os, sys; print(sys.prefix, 'C10D_PYTHON' in os.environ)")
+            arguments = [sys.executable, "-m", "c10d_rs", "run", "--standalone", str(script)]
+            environment = {**os.environ, "PATH": "/usr/bin:/bin", "TMPDIR": folder}
+            environment.pop("PYTHON_EXEC", None)
+            run = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=60)
+        self.assertEqual(run.stdout, f"{sys.prefix} False\n", run.stderr)
 
 
 if __name__ == "__main__":

@@ -106,6 +106,7 @@ pub(super) fn text(plan: &RunPlan, is_host: bool) -> String {
     );
     lines.add_given("shutdown timeout", time(agent.shutdown_timeout()));
     lines.add_given("grace period", time(plan.grace_period));
+    lines.add_given("debug rank", plan.debug_rank);
     for (name, time) in &plan.timeouts {
         lines.add("timeout", format!("{time:?} ({name})"), None);
     }
@@ -151,6 +152,7 @@ pub(super) fn json(plan: &RunPlan, is_host: bool) -> Value {
         "max_restarts": agent.restart_rules().restarts_max(),
         "shutdown_timeout": agent.shutdown_timeout().map(|timeout| timeout.as_secs_f64()),
         "grace_period": plan.grace_period.map(|period| period.as_secs_f64()),
+        "debug_rank": plan.debug_rank,
         "timeouts": timeouts.collect::<Value>(),
         "warnings": plan.warning_texts(),
     })

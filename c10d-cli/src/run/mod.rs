@@ -4,6 +4,7 @@
 
 mod dry_run;
 mod headings;
+mod interpreter;
 pub(crate) mod options;
 mod report;
 mod screen;
@@ -19,6 +20,7 @@ use crate::output::print_line;
 use crate::terminal;
 use options::{RunOptions, RunPlan};
 use screen::Terminal;
+pub(crate) use surroundings::plan as plan_of;
 
 /// The default of RUST_LOG: warnings, and events of the whole job.
 pub(crate) const LOG_LEVELS: &str = "warn,c10d::run=info,c10d_relay=info,elastic_agent::agent=info,elastic_agent::launcher=info,elastic_agent::logs=info,elastic_rendezvous=info";
@@ -56,6 +58,12 @@ fn dry_run(plan: &RunPlan) -> Result<(), Failure> {
 fn launch(plan: &RunPlan) -> Result<u8, Failure> {
     if let Some(line) = dry_run::line(plan) {
         log::info!("{line}");
+    }
+    if let Some(rank) = plan.debug_rank {
+        log::info!(
+            "rank {rank} has the terminal (--debug-rank); off: reports of a job without progress, and timeouts of progress, \
+             joins and exits"
+        );
     }
     let options = plan.launcher.clone().with_screen(Arc::new(Terminal));
     // Outlives the last output: until then a signal must not end this process before its workers, and must end it even

@@ -3,6 +3,7 @@
 //! Pure: [`Surroundings`] provides the environment, the number of devices and randomness. The modules of the options
 //! declare each of them [once](given).
 
+mod debugging;
 mod error;
 mod given;
 mod hangs;
@@ -29,7 +30,7 @@ use std::time::Duration;
 use c10d_socket::Credentials;
 use clap::{Arg, Args, Command};
 use elastic_agent::scheduler;
-use elastic_agent::{AgentOptions, LauncherOptions};
+use elastic_agent::{AgentOptions, Entrypoint, LauncherOptions};
 use elastic_rendezvous::{StartWarning, start_warnings};
 
 use super::headings::{AFTER_HELP, AFTER_SHORT_HELP};
@@ -37,6 +38,7 @@ use super::headings::{AFTER_HELP, AFTER_SHORT_HELP};
 use crate::etcd::{EtcdAccessArgs, EtcdCandidateArgs};
 use crate::failure::Failure;
 use crate::store_place::is_in_etcd;
+pub(crate) use debugging::DEBUGGER;
 use error::UsageError;
 pub(crate) use given::{Surroundings, with_variables};
 pub(crate) use origin::Origin;
@@ -85,6 +87,9 @@ pub(crate) struct RunOptions {
     hangs: hangs::HangArgs,
 
     #[command(flatten)]
+    debugging: debugging::DebugArgs,
+
+    #[command(flatten)]
     stopping: stopping::StoppingArgs,
 
     #[command(flatten)]
@@ -128,6 +133,8 @@ pub(crate) struct RunPlan {
     pub(crate) environment: Vec<(&'static str, String)>,
     /// The time between SIGTERM and SIGKILL, if it is limited.
     pub(crate) grace_period: Option<Duration>,
+    /// The rank that a person debugs.
+    pub(crate) debug_rank: Option<usize>,
     /// Whether to print the plan only.
     pub(crate) dry_run: bool,
     /// Whether to print the plan or the report as JSON.
@@ -146,6 +153,15 @@ impl RunPlan {
 }
 
 impl RunOptions {
+    /// The same options with a script that need not exist.
+    pub(crate) fn without_script(self) -> Self {
+        Self {
+            how: script::ScriptArgs::of_file(),
+            script: Some(script::Script::Command(vec!["none.py".into()])),
+            ..self
+        }
+    }
+
     /// What the stores of the job ask for. Reads the file that the options or the environment name.
     pub(crate) fn credentials(&self) -> Result<Option<Credentials>, Failure> {
         self.security.secret.credentials()
@@ -181,11 +197,19 @@ impl RunOptions {
         let relay_port = self.security.relay_port(has_relay, &mut warnings)?;
         let store_candidates = self.stores.candidates(is_in_etcd, &mut warnings)?;
         let store_port = self.stores.port(is_in_etcd, &mut warnings)?;
+        let (worker_count, workers_origin) =
+            self.nodes
+                .worker_count(surroundings, found, &mut warnings)?;
+        origins.extend(workers_origin);
+        let world_size = (chosen.parameters.max_nodes() == 1).then_some(worker_count);
+        let debug_rank = self.debugging.rank(world_size)?;
         let preload = self.preload.options(&entrypoint, &mut warnings)?;
+        let preload = match &debug_rank {
+            Some(_) => debugging::without_preload(preload, &mut warnings),
+            None => preload,
+        };
         let health_port = health_port(surroundings, &mut warnings);
         let health_check = self.nodes.health_check(&mut warnings)?;
-        let (worker_count, workers_origin) = self.nodes.worker_count(surroundings, found)?;
-        origins.extend(workers_origin);
         let usual = found.and_then(|found| found.grace_period);
         let limits = self.stopping.limits(surroundings, usual, &mut warnings)?;
         let signals = &self.stopping.signals_to_handle;
@@ -210,8 +234,14 @@ impl RunOptions {
             .with_restart_rules(rules)
             .with_keep_workers(keep)
             .with_stop_on_job_failure(self.restarts.stops_on_job_failure()?)
-            .with_progress(self.restarts.progress(events_file.is_some())?)
+            .with_progress(
+                self.restarts
+                    .progress(events_file.is_some(), debug_rank.is_some())?,
+            )
+            .with_debug_rank(debug_rank)
+            .with_debugger(debugging::debugger(&entrypoint, surroundings))
             .with_shutdown_timeout(limits.shutdown_timeout)
+            .with_signal_target(self.stopping.signal_target(&entrypoint)?)
             .with_logs(self.output.logs()?)
             .with_virtual_local_rank(self.nodes.virtual_local_rank)
             .with_identical_nodes(surroundings.is_on(IDENTICAL_WORKERS))
@@ -219,7 +249,9 @@ impl RunOptions {
             .with_relay_port(relay_port)
             .with_preload(preload)
             .with_health_check(health_check)
-            .with_watchdog(surroundings.is_on("TORCHELASTIC_ENABLE_FILE_TIMER"))
+            .with_watchdog(
+                debug_rank.is_none() && surroundings.is_on("TORCHELASTIC_ENABLE_FILE_TIMER"),
+            )
             .with_timer_file((surroundings.variable)("TORCHELASTIC_TIMER_FILE").map(PathBuf::from))
             .with_environment(inherited.chain(added).collect::<BTreeMap<_, _>>());
         if let Some(template) = self.output.line_prefix_template(surroundings)? {
@@ -229,13 +261,24 @@ impl RunOptions {
             .stores
             .apply(chosen.parameters, is_in_etcd, &mut warnings)?;
         let mut rendezvous = rendezvous.with_relays(has_relay);
+        if debug_rank.is_some() {
+            let given = self.nodes.rdzv_conf.value()?;
+            let is_given = |key: &str| given.contains_key(key);
+            rendezvous = debugging::without_join_timeout(rendezvous, is_given);
+        }
         if let Some(credentials) = &surroundings.credentials {
             rendezvous = rendezvous.with_credentials(credentials.clone());
         }
+        let interpreter = match entrypoint {
+            Entrypoint::Program(_) => None,
+            _ => surroundings.interpreter.remark.clone(),
+        };
         let explain_after = self.hangs.explain_after.value()?;
+        let explain_after = explain_after.filter(|_| debug_rank.is_none());
         let doubt = ports::warning(&rendezvous, relay_port, store_port, surroundings);
         warnings.extend(doubt);
         let launcher = LauncherOptions::new(agent, rendezvous)
+            .with_interpreter(interpreter)
             .with_entrypoint(entrypoint)
             .with_signals(signals.value()?)
             .with_exit_limits(limits.grace.map(|(_, limits)| limits))
@@ -260,6 +303,7 @@ impl RunOptions {
             store_port,
             environment,
             grace_period: limits.grace.map(|(grace, _)| grace),
+            debug_rank,
             dry_run: self.nodes.dry_run,
             json: self.output.json,
             timeouts,

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use elastic_agent::{AgentOutcome, ExitKind, ExitRecord, Failures, LauncherReport, ProcessFailure};
+use elastic_agent::{
+    AgentOutcome, ExitKind, ExitRecord, Failures, LauncherReport, ProcessFailure, RootExit,
+};
 use serde_json::{Value, json};
 use signal_hook::low_level::signal_name;
 
@@ -42,6 +44,9 @@ fn json(report: &LauncherReport) -> Value {
         "log_directory": report.log_directory.as_ref().map(|path| path.to_string_lossy()),
         "failures": failures.map_or_else(Vec::new, of_failures),
     });
+    if let Some(root) = failures.and_then(Failures::root_exit) {
+        json["root_cause"] = of_root(root);
+    }
     if let Some(why) = &report.why {
         json["why"] = json!({ "headline": why.headline, "findings": why.findings });
     }
@@ -92,11 +97,20 @@ fn of_failures(failures: &Failures) -> Vec<Value> {
     let root = failures.first();
     let all = failures.all().iter();
     all.map(|failure| {
-        let is_root = std::ptr::eq(failure, root);
+        let is_root = std::ptr::eq(failure, root) && !failures.is_root_elsewhere();
         let cause = failures.blame_reason().filter(|_| is_root);
         of_failure(failure, is_root, cause)
     })
     .collect()
+}
+
+/// The exit that is the root cause, perhaps on another node or with code 0.
+fn of_root(root: &RootExit) -> Value {
+    let mut json = of_exit(&root.record);
+    json["cause"] = root.text.as_str().into();
+    json["is_certain"] = root.is_certain.into();
+    json["cure"] = root.cure.into();
+    json
 }
 
 /// `cause` tells why it is the root cause although another worker failed first. `time` is in seconds since the

@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 #[cfg(feature = "etcd")]
 use c10d_journal::{EtcdAddressError, EtcdDirectory, EtcdJournal};
 use c10d_socket::{Deadline, host_name};
-use elastic_agent::devices;
+use elastic_agent::devices::{self, Cpus};
 use elastic_agent::scheduler::Site;
 #[cfg(feature = "etcd")]
 use elastic_rendezvous::StoreDirectory;
 use elastic_rendezvous::this_host::{self, Resolver, SystemResolver};
 
-use super::options::{RunOptions, RunPlan, Surroundings};
+use super::interpreter;
+use super::options::{DEBUGGER, RunOptions, RunPlan, Surroundings};
 use crate::ephemeral_ports::EphemeralPorts;
 #[cfg(feature = "etcd")]
 use crate::etcd::{EtcdAccessArgs, EtcdCandidateArgs};
@@ -26,15 +27,21 @@ use crate::failure::Failure;
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The plan of this node. May block for 2 s, to ask for names.
-pub(super) fn plan(options: RunOptions) -> Result<RunPlan, Failure> {
+pub(crate) fn plan(options: RunOptions) -> Result<RunPlan, Failure> {
     let credentials = options.credentials()?;
     let variable = |name: &str| std::env::var(name).ok();
     let surroundings = Surroundings {
         variable: &variable,
-        environment: std::env::vars_os().collect(),
+        environment: std::env::vars_os()
+            .filter(|(name, _)| name != interpreter::OWN && name != DEBUGGER)
+            .collect(),
+        interpreter: interpreter::find(interpreter::called_command().as_deref(), &|name| {
+            std::env::var_os(name)
+        }),
         credentials,
         ephemeral_ports: EphemeralPorts::of_this_system(),
         count_devices: &|kind| devices::count(kind, Path::new("/"), &variable),
+        count_cpus: &|| Cpus::here(Path::new("/")).ok(),
         seed: fastrand::u64(..),
         site: &Site {
             host_name: &host_name,

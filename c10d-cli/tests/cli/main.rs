@@ -9,6 +9,7 @@ mod certificates;
 mod client;
 mod command;
 mod completions;
+mod doctor;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod gloo;
@@ -39,6 +40,7 @@ mod run_keep;
 mod run_keep_in_etcd;
 mod run_nccl;
 mod run_options;
+mod run_other_listener;
 mod run_outages;
 mod run_restarts;
 mod run_spares;

@@ -3,12 +3,18 @@
 //! `integration-tests` runs real PyTorch workers.
 
 #[cfg(target_os = "linux")]
+mod debug_rank;
+#[cfg(target_os = "linux")]
 mod early_signal;
 mod full_console;
 #[cfg(target_os = "linux")]
 mod full_logs;
 mod grace_period;
+mod interpreter;
+mod open_files;
 mod scheduler;
+mod stop_signals;
+mod temporary;
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;

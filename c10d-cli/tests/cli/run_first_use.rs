@@ -155,7 +155,7 @@ fn what_keeps_workers_from_starting_is_noticed_before_the_join() {
     assert_eq!(entries(&folder), ["file"]);
 
     let mut command = launcher(&folder, common);
-    command.arg("true").env("TMPDIR", "/nonexistent");
+    command.args(["-t3", "true"]).env("TMPDIR", "/nonexistent");
     let ended = Running::start(command).end();
     ended.assert_fails(
         1,

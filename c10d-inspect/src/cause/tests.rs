@@ -1,4 +1,4 @@
-//! Exits and what they tell. The last lines are those of gloo scripts of PyTorch 2.15, if nothing else is stated.
+//! Exits and their root causes. The last lines are those of gloo scripts of PyTorch 2.15, if nothing else is stated.
 
 use super::*;
 
@@ -85,7 +85,7 @@ fn a_rank_that_left_with_0_is_the_cause_of_lost_connections() {
     let unknown = CLOSED.replace("49804", "1");
     let all = [left.clone(), exit(0, 1, 1150, &unknown), stopped(2, 1200)];
     is_told(&all, &[1], true, expected);
-    // The same with both victims, one of which lost the other.
+    // The same with both victims: the second lost its connection to the first.
     let all = [left.clone(), victim.clone(), exit(2, 1, 1160, &unknown)];
     is_told(&all, &[1], true, expected);
     // A victim of the first victim was noticed first.
@@ -122,7 +122,7 @@ fn several_ranks_that_have_left_are_the_first_of_these() {
         "the first of these: rank 1 exited with code 0 and rank 2 exited with code 0; rank 0 lost its connection to one of \
          them",
     );
-    // One that left after the victim is not its cause.
+    // A rank that left after the victim is not its cause.
     let all = [
         exit(1, 0, 1000, ""),
         exit(2, 0, 1200, ""),
@@ -139,7 +139,7 @@ fn a_rank_that_failed_for_its_own_reason_is_the_cause() {
         let all = [failed.clone(), exit(0, 1, 1200, &line), stopped(2, 1300)];
         is_told(&all, &[1], true, expected);
     }
-    // Its end was noticed after that of its victim, or its launcher stopped it while it ended.
+    // Its end was noticed after the end of its victim, or its launcher stopped it while it ended.
     let traceback = exit(1, 1, 1400, "ValueError: bad shard 17");
     let late = "rank 1 exited with code 1; 0.2 s before that was noticed, rank 0 lost its connection to it";
     for is_stopped in [false, true] {
@@ -206,7 +206,8 @@ fn a_wait_in_the_store_is_explained_by_a_rank_that_has_left() {
     let live = root_cause(&[exit(1, 0, 1000, "")], &wait, Some(3), &rank_at).unwrap();
     assert_eq!(
         live.text,
-        "rank 1 exited with code 0 30 s ago, and rank 2 waits for the key /default_pg/0//result/1"
+        "rank 1 exited with code 0 30 s ago, and rank 2 waits for the key /default_pg/0//result/1, which it may have been \
+         expected to write"
     );
     assert_eq!(root_cause(&[], &wait, Some(3), &rank_at), None);
     // A rank of another job.
@@ -256,7 +257,7 @@ fn an_abort_at_the_end_of_a_program_is_told_as_that() {
         &[aborted, exit(0, 0, 900, "")],
         &[1],
         true,
-        "rank 1 was ended by SIGABRT after its program had ended",
+        "rank 1 was ended by SIGABRT at the end of its program, where threads of its process group still ran",
     );
 }
 

@@ -214,7 +214,7 @@ fn in_group<'a>(key: &'a [u8], path: &'a [u8]) -> Option<Family<'a>> {
             maker: Maker::Rpc,
         }
     } else {
-        // gloo counts its contexts, below "pg_wrapper:0" or at the top: another name is that of a program, such as "batch/7".
+        // gloo counts its contexts, below "pg_wrapper:0" or at the top: another name belongs to a program, such as "batch/7".
         let number = after_last(context, b'/');
         decimal(number)?;
         if number != context && !context.contains(&b':') {

@@ -294,7 +294,7 @@ fn a_programs_own_key_is_about_no_rank() {
     }
 }
 
-/// A number that no rank of the job has is not shown as one, whatever the key looks like.
+/// A number that no rank of the job has is not shown as one, whatever the form of the key.
 #[test]
 fn no_rank_is_named_that_cannot_exist() {
     for (shape, rank, other) in KEY_SHAPES

@@ -21,7 +21,7 @@ struct Tally {
     blamed: usize,
 }
 
-fn check_names(seed: u64, world: &World, snapshot: &Snapshot, tally: &mut Tally) {
+fn has_certificates(seed: u64, world: &World, snapshot: &Snapshot, tally: &mut Tally) {
     let index = Index::new(snapshot);
     let launched = Launched::new(&index);
     let who = Identities::new(&index, &launched);
@@ -120,13 +120,13 @@ fn no_rank_is_ever_named_wrongly() {
             world.tick(tick, &mut random);
             if random.u8(..10) == 0 {
                 let snapshot = world.store.snapshot();
-                check_names(seed, &world, &snapshot, &mut tally);
+                has_certificates(seed, &world, &snapshot, &mut tally);
             }
             check_victims(seed, &world, &world.store.snapshot());
         }
         world.settle(40, &mut random);
         let snapshot = world.store.snapshot();
-        check_names(seed, &world, &snapshot, &mut tally);
+        has_certificates(seed, &world, &snapshot, &mut tally);
         check_culprits(seed, &world, &snapshot, &mut tally);
     }
     #[expect(clippy::print_stderr, reason = "a measurement")]

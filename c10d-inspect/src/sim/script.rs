@@ -160,7 +160,15 @@ impl Script {
 
     /// The processes' launcher: connects and announces them.
     pub(crate) fn launch(&mut self, processes: &[Process]) -> (ConnectionId, AnnouncedNode) {
-        let node = AnnouncedNode {
+        let node = Self::launched(processes);
+        let address = self.address();
+        let connection = self.store.connect(address, 0xC10D_0000);
+        self.store.announce(connection, &node);
+        (connection, node)
+    }
+
+    fn launched(processes: &[Process]) -> AnnouncedNode {
+        AnnouncedNode {
             host: "vm".to_owned(),
             node_rank: Some(0),
             nodes: Some(1),
@@ -169,11 +177,17 @@ impl Script {
             run_id: "run".to_owned(),
             workers: processes.iter().map(worker).collect(),
             ..AnnouncedNode::default()
+        }
+    }
+
+    /// A launcher at this address. All hosts have one name.
+    pub(crate) fn launch_at(&mut self, peer: SocketAddr, node_rank: usize, processes: &[Process]) {
+        let node = AnnouncedNode {
+            node_rank: Some(node_rank),
+            ..Self::launched(processes)
         };
-        let address = self.address();
-        let connection = self.store.connect(address, 0xC10D_0000);
+        let connection = self.store.connect(peer, 0xC10D_0000);
         self.store.announce(connection, &node);
-        (connection, node)
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {

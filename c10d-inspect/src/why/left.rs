@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use super::absence::ended;
 use super::draft::Draft;
+use super::other_keys;
+use crate::cause::{Exit, KeyWait, root_cause};
 use crate::identity::shown_name;
 use crate::job::{GroupState, Job};
 use crate::progress::Progress;
-use crate::report::FindingKind;
+use crate::report::{FindingKind, RankSet};
 use crate::text;
 
 /// How long after the first rank of a complete group the other ranks may leave.
@@ -19,7 +21,9 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
         .iter()
         .flat_map(|draft| draft.finding.culprits.0.iter().copied())
         .collect();
-    let ended = worker_ended(job, &reported);
+    let ended = announced(job)
+        .or_else(|| worker_ended(job, &reported))
+        .or_else(|| awaited(job));
     let newest = job.mains().max_by_key(|state| {
         state
             .members
@@ -41,6 +45,9 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
     drafts.extend(left.filter(|left| !is_same(left)));
     drafts.extend(ended);
 }
+
+/// The longest text of a launcher that is shown, in characters.
+const CAUSE_CHARS_MAX: usize = 600;
 
 /// A connection of a member that closed.
 struct Departure {
@@ -199,6 +206,72 @@ fn later(
     // When most have left, the job is ending and the rest is slow.
     draft.is_stall = open.len() * 2 > members;
     Some(draft)
+}
+
+/// The root cause that a launcher reports: it has the last lines of the workers, and the exits on other nodes.
+fn announced(job: &Job<'_>) -> Option<Draft> {
+    let exists = |rank: &usize| job.world_size.is_none_or(|size| *rank < size);
+    let ranks = |ranks: &RankSet| ranks.0.iter().copied().filter(exists).collect::<Vec<_>>();
+    // A launcher that is still connected knows of the last failure.
+    let nodes = job.launched.nodes.iter().rev();
+    let (node, cause) = nodes
+        .filter_map(|node| Some((node, node.announced.cause.as_ref()?)))
+        .find(|(_, cause)| !ranks(&cause.ranks).is_empty())?;
+    let text = text::shown_up_to(cause.text.as_bytes(), CAUSE_CHARS_MAX);
+    let mut draft = Draft::new(FindingKind::WorkerEnded, text, node.at);
+    draft.is_stall = job.who.seen().any(|rank| job.is_connected(rank));
+    let victims = ranks(&cause.victims);
+    Some(draft.caused_by(ranks(&cause.ranks)).waited_by(victims))
+}
+
+/// Workers that have left with code 0 while other ranks wait for keys that those may have been expected to write.
+fn awaited(job: &Job<'_>) -> Option<Draft> {
+    let millis = |at: Duration| i64::try_from(at.as_millis()).unwrap_or(i64::MAX);
+    let exits: Vec<Exit> = job
+        .launched
+        .workers()
+        .filter_map(|worker| {
+            let (end, at) = worker.end()?;
+            Some(Exit {
+                rank: worker.worker.rank,
+                code: end.exit_code,
+                signal: end.signal,
+                at_ms: millis(at),
+                is_stopped: end.by_launcher,
+                ..Exit::default()
+            })
+        })
+        .collect();
+    if exits.is_empty() {
+        return None;
+    }
+    let mut waits: Vec<KeyWait> = Vec::new();
+    let mut since = job.index.snapshot.now;
+    for (key, waiting) in other_keys::unexplained(job) {
+        let key = String::from_utf8_lossy(key);
+        since = since.min(waiting.since);
+        let ranks = waiting.slots.iter().filter_map(|&slot| job.who.rank(slot));
+        waits.extend(ranks.map(|rank| {
+            KeyWait::new(
+                rank,
+                key.clone().into_owned(),
+                millis(job.index.snapshot.now),
+            )
+        }));
+    }
+    let has_left = |exit: &Exit| waits.iter().all(|wait| wait.rank != exit.rank);
+    if !exits.iter().all(has_left) {
+        return None;
+    }
+    let cause = root_cause(&exits, &waits, job.world_size, &|_| None)?;
+    let culprits: Vec<usize> = cause.culprits.iter().map(|&it| exits[it].rank).collect();
+    let text = format!("{}.", text::capitalized(&cause.text));
+    let draft = Draft::new(FindingKind::WorkerEnded, text, since);
+    Some(
+        draft
+            .caused_by(culprits)
+            .waited_by(waits.iter().map(|wait| wait.rank)),
+    )
 }
 
 /// Workers that failed and that no other finding is about.

@@ -4,23 +4,17 @@ use std::collections::BTreeSet;
 
 use super::draft::{DRAFTS_MAX, Draft};
 use super::nccl::waiters;
-use crate::job::{Job, WAIT_GRACE};
+use crate::job::{Job, WAIT_GRACE, Waiting};
 use crate::keys::{Family, family};
 use crate::report::FindingKind;
 use crate::text;
 
 pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
-    let mut waits: Vec<_> = job.waits.iter().collect();
-    waits.sort_by_key(|(_, waiting)| waiting.since);
-    for (&key, waiting) in waits {
+    for (key, waiting) in unexplained(job) {
         if drafts.len() > DRAFTS_MAX {
             return;
         }
         let family = job.family(key);
-        let is_due = job.ago(waiting.since) >= WAIT_GRACE;
-        if !is_due || waiting.barrier.is_some() || has_finding_of_its_own(job, key) {
-            continue;
-        }
         let ranks: BTreeSet<usize> = waiting
             .slots
             .iter()
@@ -44,6 +38,18 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
         draft.is_stall = !matches!(family, Family::DebugServer { .. });
         drafts.push(draft);
     }
+}
+
+/// The keys that are waited for and that no other finding is about, the longest wait first.
+pub(super) fn unexplained<'j>(job: &'j Job<'_>) -> Vec<(&'j [u8], &'j Waiting)> {
+    let mut waits: Vec<(&[u8], &Waiting)> =
+        job.waits.iter().map(|(key, wait)| (*key, wait)).collect();
+    waits.retain(|(key, waiting)| {
+        let is_due = job.ago(waiting.since) >= WAIT_GRACE;
+        is_due && waiting.barrier.is_none() && !has_finding_of_its_own(job, key)
+    });
+    waits.sort_by_key(|(_, waiting)| waiting.since);
+    waits
 }
 
 fn has_finding_of_its_own(job: &Job<'_>, key: &[u8]) -> bool {

@@ -103,6 +103,68 @@ fn a_launcher_says_what_an_absent_rank_does() {
     );
 }
 
+/// Ranks of a complete group: rank 1 returns, and rank 2 waits for what it should have written.
+#[test]
+fn a_rank_that_left_with_0_may_be_why_another_waits_in_the_store() {
+    let mut script = Script::new();
+    let ranks = script.run_all(4);
+    let (launcher, mut node) = script.launch(&ranks);
+    script.pass(10.0);
+    script.close(&ranks[1]);
+    let connection = ranks[2].connection.unwrap();
+    assert!(
+        !script
+            .store
+            .wait(connection, &["/default_pg/0//result/1".to_owned()])
+    );
+    script.pass(30.0);
+    node.workers[1].end = Some(WorkerEnd {
+        exit_code: Some(0),
+        ago_ms: 30_000,
+        ..WorkerEnd::default()
+    });
+    node.workers[1].processes.clear();
+    script.store.announce(launcher, &node);
+    let cause = script.cause();
+    assert_cause(&cause, FindingKind::WorkerEnded, &[1], &[2]);
+    assert_eq!(
+        cause.text,
+        "Rank 1 exited with code 0 30 s ago, and rank 2 waits for the key /default_pg/0//result/1, which it may have been \
+         expected to write."
+    );
+    let report = script.report();
+    assert_eq!(report.headline, cause.text);
+    assert!(
+        report.findings[1..].iter().all(|it| it.is_consequence),
+        "{:#?}",
+        report.findings
+    );
+    // When ranks have failed, the launchers find the root cause.
+    node.workers[0].end = Some(WorkerEnd {
+        exit_code: Some(1),
+        ..WorkerEnd::default()
+    });
+    let text = "Rank 1 exited with code 0, 0.1 s before rank 0 lost its connection to it.";
+    node.cause = Some(crate::AnnouncedCause {
+        text: text.to_owned(),
+        ranks: set(&[1]),
+        victims: set(&[0]),
+    });
+    script.store.announce(launcher, &node);
+    let cause = script.cause();
+    assert_cause(&cause, FindingKind::WorkerEnded, &[1], &[0]);
+    assert_eq!(cause.text, text);
+    // Nobody is to blame who does not exist.
+    node.cause = node.cause.map(|cause| crate::AnnouncedCause {
+        text: "\u{1b}[2J".to_owned(),
+        ranks: set(&[9]),
+        ..cause
+    });
+    script.store.announce(launcher, &node);
+    let cause = script.cause();
+    assert_cause(&cause, FindingKind::WorkerEnded, &[0], &[2, 3]);
+}
+
 #[test]
 fn a_launcher_says_that_a_rank_is_stopped_though_none_waits_for_it() {
     let mut script = Script::new();

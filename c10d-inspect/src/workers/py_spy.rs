@@ -38,6 +38,7 @@ pub(super) fn dump(
         // It would wait for the process to stop, which has happened already.
         command.arg("--nonblocking");
     }
+    c10d_socket::restore_file_limit(&mut command);
     let spawned = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

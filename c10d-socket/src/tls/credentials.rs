@@ -34,7 +34,7 @@ enum Kind {
     Secrets(Vec<Secret>),
     Certificates {
         files: Arc<Certificates>,
-        /// By which clients know the server too.
+        /// Further names that the certificate of a server may have.
         names: Arc<[ServerName<'static>]>,
     },
 }
@@ -164,7 +164,7 @@ impl Credentials {
 
     /// Whether clients check the name of a server: with certificates, not with a secret.
     #[must_use]
-    pub const fn check_names(&self) -> bool {
+    pub const fn has_certificates(&self) -> bool {
         matches!(self.0, Kind::Certificates { .. })
     }
 

@@ -1,4 +1,4 @@
-//! Checks the certificate of a server that a client knows by several names.
+//! Checks the certificate of a server that has several names.
 
 use std::sync::Arc;
 

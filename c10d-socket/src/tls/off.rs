@@ -37,7 +37,7 @@ impl Credentials {
         match self.0 {}
     }
 
-    pub const fn check_names(&self) -> bool {
+    pub const fn has_certificates(&self) -> bool {
         match self.0 {}
     }
 

@@ -11,6 +11,7 @@ use c10d_socket::{Cancel, Deadline};
 
 use super::channel::Channel;
 use super::ends::ConnectionEnds;
+use super::listener_kind::ListenerKind;
 use super::stream::is_closed_by_peer;
 use crate::wire::{
     CAPABILITY_ANNOUNCE, CAPABILITY_COMPARE_EXCHANGE, CAPABILITY_DELETE_PREFIX,
@@ -157,11 +158,13 @@ impl Connection {
                     request.opcode(Opcode::Ping).u32(CAPABILITY_NONCE);
                 }
                 connection.send(&request, deadline)?;
-                let answer = connection.read_u32(deadline)?;
+                let bytes = connection.read_array(deadline)?;
+                let answer = read_u32(bytes);
                 if answer & !CAPABILITY_MASK != CAPABILITY_NONCE {
                     return Err(Failure::Protocol(format!(
                         "the peer does not speak the TCPStore protocol: its reply to PING was \
-                         0x{answer:08x} instead of 0x{CAPABILITY_NONCE:08x}"
+                         0x{answer:08x} instead of 0x{CAPABILITY_NONCE:08x}, like the reply of {}",
+                        ListenerKind::of_answer(&bytes),
                     )));
                 }
                 connection.capabilities = answer & CAPABILITY_MASK;
@@ -509,11 +512,6 @@ impl Connection {
         Ok(byte)
     }
 
-    /// Reads a nonce.
-    pub(super) fn read_u32(&mut self, deadline: Deadline) -> Result<u32, Failure> {
-        Ok(read_u32(self.read_array(deadline)?))
-    }
-
     /// Reads a number.
     pub(super) fn read_i64(&mut self, deadline: Deadline) -> Result<i64, Failure> {
         Ok(read_i64(self.read_array(deadline)?))
@@ -541,6 +539,26 @@ impl Connection {
                 .map_err(read_failure)?;
         }
         Ok(blob)
+    }
+
+    /// Reads `count` length-prefixed values which together have at most the bytes of one value.
+    pub(super) fn read_blobs_within_limit(
+        &mut self,
+        count: usize,
+        deadline: Deadline,
+    ) -> Result<Vec<Vec<u8>>, Failure> {
+        let mut blobs: Vec<Vec<u8>> = Vec::new();
+        let mut left = self.reply_bytes_max;
+        for _ in 0..count {
+            let blob = self.read_blob(deadline)?;
+            // Also an empty one takes memory.
+            left = (left.checked_sub(blob.len().max(1))).ok_or_else(|| {
+                let limit = self.reply_bytes_max;
+                Failure::Protocol(format!("a list has more than {limit} bytes, the limit"))
+            })?;
+            blobs.push(blob);
+        }
+        Ok(blobs)
     }
 
     /// Reads `count` length-prefixed values.

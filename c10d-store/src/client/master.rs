@@ -120,7 +120,9 @@ fn listen_for(
                 let port = port.map_err(|source| no_address(ip, target.port(), source))?;
                 match listen_on_each(&[ip], port.port()) {
                     Ok(more) => listeners.extend(more),
-                    Err(error) => log::debug!("not listening for {target} there too: {error}"),
+                    Err(error) => {
+                        log::debug!("not listening at a further address of {target}: {error}")
+                    }
                 }
             }
             Ok(listeners)
@@ -137,7 +139,7 @@ fn listen_for(
 
 #[derive(Debug, PartialEq, Eq)]
 enum Choice {
-    /// All of the first ones, not empty, and those of the others that can be used.
+    /// All addresses of the first list, which is not empty, and the usable addresses of the second list.
     These {
         first: Vec<IpAddr>,
         further: Vec<IpAddr>,
@@ -145,7 +147,7 @@ enum Choice {
     AllInterfaces(&'static str),
 }
 
-/// Decides where to listen, given the addresses of a name that this machine has, and those where it is to listen too.
+/// Decides where to listen, given the addresses of a name that this machine has, and the further addresses of the options.
 fn choose_addresses(local: &[IpAddr], also: &[IpAddr]) -> Choice {
     let reachable = |ips: &[IpAddr]| -> Vec<IpAddr> {
         let ips = ips.iter().copied();

@@ -166,7 +166,7 @@ impl Store for TcpStore {
             |connection, deadline| {
                 let count = connection.read_i64(deadline)?;
                 let count = usize::try_from(count).map_err(|_| negative_count(count))?;
-                connection.read_blobs(count, deadline)
+                connection.read_blobs_within_limit(count, deadline)
             },
         )?;
         // docs/spec/wire.md, 4.1: only users' keys start with the slash.

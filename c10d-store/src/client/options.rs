@@ -167,8 +167,8 @@ impl TcpStoreOptions {
         self
     }
 
-    /// Further addresses of this machine on which a master listens with [`ListenOn::Host`]. One that cannot be used is left
-    /// out. With an address here that other machines can reach, a host name that leads to loopback is no reason to listen
+    /// Further addresses of this machine on which a master listens with [`ListenOn::Host`]. An address that cannot be used is
+    /// skipped. With an address here that other machines can reach, a host name that leads to loopback is no reason to listen
     /// on all interfaces. Default: none.
     pub fn with_listen_also_on(mut self, addresses: Vec<IpAddr>) -> Self {
         self.listen_also_on = addresses;
@@ -194,7 +194,7 @@ impl TcpStoreOptions {
         self
     }
 
-    /// The longest value that the client accepts from the server, in bytes. Default 1 GiB, since APPEND
+    /// The longest value, and the longest list of keys, that the client accepts from the server, in bytes. Default 1 GiB, since APPEND
     /// can make a value longer than the limit for one request.
     pub const fn with_reply_bytes_max(mut self, bytes: usize) -> Self {
         self.reply_bytes_max = bytes;

@@ -6,6 +6,7 @@
 //! [`AgentHandle`].
 
 mod event;
+mod exits;
 mod first_failure;
 mod fitness;
 mod forking;

@@ -14,6 +14,7 @@ use crate::progress::ProgressOptions;
 use crate::restart_policy::RestartRules;
 use crate::round::{AgentError, KeepOptions};
 use crate::watchdog::{Watchdog, WatchdogError};
+use crate::worker::SignalTarget;
 
 /// The options of an [`ElasticAgent`](crate::ElasticAgent). Values that no agent can use are reported by
 /// [`ElasticAgent::new`](crate::ElasticAgent::new).
@@ -50,6 +51,9 @@ pub struct AgentOptions {
     pub(crate) preload: Option<PreloadOptions>,
     pub(crate) health_check: Option<HealthCheck>,
     pub(crate) keep: Option<KeepOptions>,
+    pub(crate) signal_target: SignalTarget,
+    pub(crate) debug_rank: Option<usize>,
+    pub(crate) debugger: Vec<OsString>,
     pub(crate) stops_on_job_failure: bool,
     pub(crate) has_watchdog: bool,
     timer_file: Option<PathBuf>,
@@ -81,6 +85,9 @@ impl AgentOptions {
             preload: None,
             health_check: None,
             keep: None,
+            signal_target: SignalTarget::default(),
+            debug_rank: None,
+            debugger: Vec::new(),
             stops_on_job_failure: true,
             has_watchdog: false,
             timer_file: None,
@@ -124,6 +131,29 @@ impl AgentOptions {
     /// [`DEFAULT_SHUTDOWN_TIMEOUT`](Self::DEFAULT_SHUTDOWN_TIMEOUT).
     pub fn with_shutdown_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.shutdown_timeout = timeout.into();
+        self
+    }
+
+    /// Which processes get the signals of a stop, and those that are only passed on. By default the process groups of
+    /// the workers.
+    pub const fn with_signal_target(mut self, target: SignalTarget) -> Self {
+        self.signal_target = target;
+        self
+    }
+
+    /// The rank that a person debugs: it alone reads this process's standard input, has the foreground of a terminal, and
+    /// writes to the console whatever the [logs](Self::with_logs) say. In the other workers `breakpoint()` has no effect, and
+    /// the node waits for other nodes at its end without a limit. None by default.
+    pub fn with_debug_rank(mut self, rank: impl Into<Option<usize>>) -> Self {
+        self.debug_rank = rank.into();
+        self
+    }
+
+    /// The words that start pydevd in Python workers, before `--file`, so that they connect to a debugger: all of them, or
+    /// the [debug rank](Self::with_debug_rank) alone. The command must be one of Python, as [`CommandLine::of`] makes it. None
+    /// by default.
+    pub fn with_debugger(mut self, words: Vec<OsString>) -> Self {
+        self.debugger = words;
         self
     }
 

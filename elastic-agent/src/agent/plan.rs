@@ -16,7 +16,7 @@ use crate::logs::LinePrefix;
 use crate::progress::{Poller, ProgressOptions};
 use crate::ranks::RankBlock;
 use crate::round::{AgentError, StartTimes};
-use crate::worker::{GroupPlan, Remains, StartError, WorkerPlan, WorkerSlots};
+use crate::worker::{GroupPlan, Remains, StartError, WorkerInput, WorkerPlan, WorkerSlots};
 
 /// Which start of a round's workers is planned.
 #[derive(Debug, Clone, Copy)]
@@ -97,9 +97,22 @@ impl Node {
                 rank: assignment.rank,
                 host: short_host,
             };
-            let command = options.command.for_local_rank(local_rank);
+            let is_debugged = options.debug_rank.map(|rank| rank == assignment.rank);
+            let mut command = options.command.for_local_rank(local_rank);
+            if is_debugged != Some(false) && !options.debugger.is_empty() {
+                command = command.under_debugger(&options.debugger);
+            }
+            let environment = environment
+                .with_breakpoints(is_debugged != Some(false))
+                .variables(options.environment.iter().cloned())?;
+            let (input, logs) = match is_debugged {
+                None => (WorkerInput::Shared, logs),
+                Some(true) => (WorkerInput::Alone, logs.on_console()),
+                Some(false) => (WorkerInput::Empty, logs),
+            };
             let worker = WorkerPlan::new(assignment.rank, local_rank, command)
-                .with_environment(environment.variables(options.environment.iter().cloned())?)
+                .with_environment(environment)
+                .with_input(input)
                 .with_logs(logs)
                 .with_line_prefix(prefix.text(options.line_prefix_template.as_deref()));
             workers.push(worker);
@@ -109,6 +122,7 @@ impl Node {
         Ok(GroupPlan::new(workers)
             .with_filtered_stdout(logs.filtered_stdout)
             .with_filtered_stderr(logs.filtered_stderr)
+            .with_signal_target(options.signal_target)
             .with_remains(Remains {
                 temporary: temporary
                     .into_iter()

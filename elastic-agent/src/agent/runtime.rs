@@ -9,12 +9,14 @@ use elastic_rendezvous::Membership;
 use rustix::process::Signal;
 
 use super::event::{AgentEvent, RestartTimes};
+use super::exits::ExitExchange;
 use super::handle::Event;
 use super::node::Node;
 use super::rounds::Rounds;
 use super::site::{Due, Site};
 use super::started::StartedWorkers;
 use crate::exit_barrier;
+use crate::exit_exchange::NodeExits;
 use crate::round::{AgentError, AgentOutcome, Effect, Input, Round, Settings};
 
 /// Where the log lines of a round are from, for those who choose by it.
@@ -34,6 +36,12 @@ pub(super) struct Runtime<'a> {
     epoch: Instant,
     /// When the current round began.
     pub(super) began_at: SystemTime,
+    /// When the nodes of the round had exchanged their ranks, at the same moment for all of them.
+    pub(super) met_at: Option<SystemTime>,
+    /// Runs from the first failure of a worker until the workers are stopped.
+    pub(super) exchange: Option<ExitExchange>,
+    /// The exits that no other node knows, of a node whose workers succeeded.
+    pub(super) untold: Option<NodeExits>,
     pub(super) has_store_per_round: bool,
     /// How long the workers of the last round took to stop.
     stopping: Duration,
@@ -62,6 +70,9 @@ impl<'a> Runtime<'a> {
             began_at: SystemTime::now(),
             stopping: Duration::ZERO,
             restart: None,
+            met_at: None,
+            exchange: None,
+            untold: None,
             loss_due: None,
         }
     }
@@ -80,6 +91,8 @@ impl<'a> Runtime<'a> {
                 .loss_wait()
                 .filter(|_| options.keep.is_none()),
             keep: options.keep.clone(),
+            // A person may have stopped a worker of another node.
+            has_exit_limit: options.debug_rank.is_none(),
             name: options.name.clone(),
         };
         let (mut round, effects) = Round::begin(settings, self.epoch.elapsed());
@@ -180,6 +193,7 @@ impl<'a> Runtime<'a> {
                 }
             }
             Effect::TellFailed(exit) => {
+                self.exchange = self.start_exchange(&exit);
                 self.node.listeners.notify(&AgentEvent::WorkerFailed(&exit));
             }
             Effect::TellLost(exit) => {

@@ -55,6 +55,12 @@ impl Runtime<'_> {
         self.carry_first_failure();
         let relay = self.relay_in(&round)?;
         let place = self.place_in(&round)?;
+        // Otherwise the nodes are not at the same place of the exchange, or there is none.
+        let is_met = !round.has_entered
+            && !self.node.options.are_nodes_identical
+            && (self.has_store_per_round || restarts.0 == 0);
+        self.met_at = is_met.then(SystemTime::now);
+        self.untold = None;
         // All nodes have told theirs.
         self.carry_first_failure();
         let ranks = place.ranks;
@@ -346,8 +352,10 @@ impl Runtime<'_> {
         let exits = replaced.iter().chain(&report.outcomes);
         let exits: Vec<ExitRecord> = exits.map(|end| ExitRecord::of(end, host)).collect();
         let failures = report.failures();
+        let others = self.exchange_exits(&running.started, exits.clone());
+        let nodes = [exits].into_iter().chain(others).collect();
         let stopped = Stopped {
-            failures: failures.map(|failures| failures.with_exits(vec![exits])),
+            failures: failures.map(|failures| failures.with_exits(nodes)),
             has_own_failure: report.outcomes.iter().any(has_failed),
             has_abandoned: !report.abandoned.is_empty(),
             progress: seen.clone(),
@@ -369,7 +377,7 @@ impl Runtime<'_> {
 
     /// Returns whether the barrier is open, according to `ask`.
     pub(super) fn at_barrier(
-        &self,
+        &mut self,
         ask: impl FnOnce(&RoundBoard) -> Result<bool, BoardError>,
     ) -> Input {
         let Some(round) = self.rounds.current() else {
@@ -377,10 +385,13 @@ impl Runtime<'_> {
         };
         match ask(&round.board()) {
             Ok(true) => Input::BarrierOpen,
-            Ok(false) => Input::BarrierClosed {
-                signal: self.node.shared.stop_signal(),
-                membership: self.membership(),
-            },
+            Ok(false) => {
+                self.tell_untold();
+                Input::BarrierClosed {
+                    signal: self.node.shared.stop_signal(),
+                    membership: self.membership(),
+                }
+            }
             Err(error) => Input::BarrierFailed(in_brief(&error)),
         }
     }

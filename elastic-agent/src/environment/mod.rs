@@ -83,6 +83,7 @@ pub struct WorkerEnvironment<'a> {
     timer_file: Option<&'a Path>,
     gloo_interface: Option<&'a str>,
     membership: Option<GroupMember<'a>>,
+    has_breakpoints: bool,
 }
 
 /// What a worker is in the membership group, whose survivors go on when another worker dies.
@@ -119,6 +120,7 @@ impl<'a> WorkerEnvironment<'a> {
             timer_file: None,
             gloo_interface: None,
             membership: None,
+            has_breakpoints: true,
         }
     }
 
@@ -186,6 +188,12 @@ impl<'a> WorkerEnvironment<'a> {
     /// The pipe of the watchdog, as `TORCHELASTIC_TIMER_FILE`. None by default: then the variable is inherited.
     pub fn with_timer_file(mut self, path: impl Into<Option<&'a Path>>) -> Self {
         self.timer_file = path.into();
+        self
+    }
+
+    /// Whether Python's `breakpoint()` has an effect. True by default. Otherwise PYTHONBREAKPOINT is 0, unless it is inherited.
+    pub(crate) const fn with_breakpoints(mut self, has_breakpoints: bool) -> Self {
+        self.has_breakpoints = has_breakpoints;
         self
     }
 
@@ -286,6 +294,11 @@ impl<'a> WorkerEnvironment<'a> {
         variables
             .entry(NCCL_ASYNC_ERROR_HANDLING.into())
             .or_insert_with(|| "1".into());
+        if !self.has_breakpoints {
+            variables
+                .entry("PYTHONBREAKPOINT".into())
+                .or_insert_with(|| "0".into());
+        }
         if let Some(interface) = self.gloo_interface {
             variables
                 .entry(GLOO_SOCKET_IFNAME.into())

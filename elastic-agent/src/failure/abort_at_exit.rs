@@ -6,7 +6,7 @@
 use super::exit_record::ExitRecord;
 use crate::worker::ExitKind;
 
-/// What prevents the abort, for a report.
+/// The cure for the abort, for a report.
 pub(crate) const CURE: &str =
     "call torch.distributed.destroy_process_group() at the end of the program";
 
@@ -20,7 +20,7 @@ pub(crate) fn is_abort_at_exit(record: &ExitRecord, others: &[ExitRecord]) -> bo
     let ExitKind::Signal { number, .. } = record.exit else {
         return false;
     };
-    // A worker that was stopped can exit with 0 long before the end of its program.
+    // A stopped worker can exit with 0 long before the end of its program.
     let has_finished = |other: &ExitRecord| {
         other.rank != record.rank && other.exit.is_success() && !other.was_stopped
     };
@@ -71,7 +71,7 @@ mod tests {
         let itself = record(0, ExitKind::Code(0), "");
         let all = [&finished, &stopped, &failed, &itself];
         for (exit, stderr, expected) in [
-            // After another worker has finished, and after the others.
+            // With a finished worker beside it, and with each of the other workers.
             (signal(libc::SIGABRT), MESSAGE, [true; 4]),
             (signal(libc::SIGABRT), "", [true, false, false, false]),
             (
@@ -89,7 +89,8 @@ mod tests {
             (ExitKind::Unknown, MESSAGE, [false; 4]),
         ] {
             let aborted = record(0, exit, stderr);
-            let is_at_exit = all.map(|other| is_abort_at_exit(&aborted, &[other.clone()]));
+            let is_at_exit =
+                all.map(|other| is_abort_at_exit(&aborted, std::slice::from_ref(other)));
             assert_eq!(is_at_exit, expected, "{exit}: {stderr}");
         }
     }

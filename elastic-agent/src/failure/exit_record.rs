@@ -34,7 +34,7 @@ pub struct ExitRecord {
     pub exit: ExitKind,
     /// When the launcher of that host noticed, in milliseconds since 1970 by the clock of the host.
     pub ended_unix_ms: u64,
-    /// The line of standard error that tells most about the exit: the exception of a traceback, otherwise the last line.
+    /// The most informative line of standard error: the exception of a traceback, otherwise the last line.
     /// At most 400 printable characters; `None` if standard error was empty, or a terminal.
     pub last_line: Option<String>,
     /// Whether standard error ends with places in a Python program: of a traceback, or of a dump by `faulthandler`.
@@ -68,7 +68,7 @@ impl ExitRecord {
         UNIX_EPOCH.checked_add(since).unwrap_or(UNIX_EPOCH)
     }
 
-    /// The record as JSON, as other nodes read it.
+    /// The record as the JSON that other nodes read.
     pub(crate) fn to_json(&self) -> Value {
         let mut json = json!({
             "rank": self.rank,
@@ -136,7 +136,7 @@ impl ExitRecord {
         })
     }
 
-    /// Returns the records of one node as JSON: those of workers that exited by themselves first, 64 at most.
+    /// Returns the records of one node as JSON: first the workers that were not stopped, 64 at most.
     pub(crate) fn all_to_json(records: &[Self]) -> Value {
         let mut first: Vec<&Self> = records.iter().collect();
         first.sort_by_key(|record| (record.was_stopped, record.ended_unix_ms, record.rank));

@@ -1,4 +1,4 @@
-//! The line of a worker's standard error that tells most about its exit. Pure.
+//! Finds the most informative line of a worker's standard error. Pure.
 
 use crate::restart_policy::without_rank;
 
@@ -8,7 +8,7 @@ pub(super) const TRACEBACK_START: &str = "Traceback (most recent call last):";
 /// The line in which the C++ runtime shows the message of an exception that nothing caught.
 const WHAT: &str = "  what():  ";
 
-/// What a worker wrote last.
+/// The last words of a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct LastWords {
     /// Without the prefix of PyTorch, and without spaces around it; not shortened.
@@ -26,7 +26,7 @@ impl LastWords {
             .filter(|line| !line.is_empty())
             .collect();
         let last_place = lines.iter().rposition(|line| is_place(line));
-        // What follows the last place and the text of its line is the exception. Libraries write more while they are unloaded.
+        // The exception follows the last place and the text of its line. Libraries write more while they are unloaded.
         let exception = last_place.and_then(|place| {
             let mut after = lines[place + 1..].iter();
             after.find(|line| !line.starts_with(' '))

@@ -6,7 +6,6 @@
 
 mod abort_at_exit;
 mod error_file;
-#[allow(dead_code)]
 mod exit_record;
 mod last_words;
 mod local_time;
@@ -14,7 +13,8 @@ mod process_failure;
 mod summary;
 
 #[cfg(feature = "launcher")]
-pub(crate) use self::abort_at_exit::{CURE, is_abort_at_exit};
+pub(crate) use self::abort_at_exit::CURE;
+pub(crate) use self::abort_at_exit::is_abort_at_exit;
 pub use self::error_file::{ErrorFileError, write_error_file};
 pub use self::exit_record::ExitRecord;
 #[cfg(feature = "launcher")]

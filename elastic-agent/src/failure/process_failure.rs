@@ -181,14 +181,14 @@ pub struct Failures {
     all: Vec<ProcessFailure>,
     /// The root cause, if it is known to be another than the failure that was observed first.
     blamed: Option<Blamed>,
-    /// The exits of the round by node, those of this node first.
+    /// The exits of the round by node, this node first.
     exits: Vec<Vec<ExitRecord>>,
 }
 
-/// What was blamed, and why.
+/// The blamed worker or exit, and the reason.
 #[derive(Debug, Clone, PartialEq)]
 enum Blamed {
-    /// A worker of this node that was stopped while it was running, by its position, with a clause about it.
+    /// A worker of this node that its launcher stopped while it was running: its position, and a clause about it.
     Stopped(usize, String),
     Exit(Box<RootExit>),
 }
@@ -204,7 +204,7 @@ pub struct RootExit {
     pub text: String,
     /// Whether it is the cause beyond doubt, as far as the exits tell.
     pub is_certain: bool,
-    /// What prevents it, as an imperative, if that is known.
+    /// The cure as an imperative, if it is known.
     pub cure: Option<&'static str>,
 }
 
@@ -219,15 +219,14 @@ impl Failures {
         })
     }
 
-    /// The same failures, with the exits of the round by node, those of this node first.
+    /// The same failures, with the exits of the round by node, this node first.
     #[must_use]
     pub(crate) fn with_exits(mut self, exits: Vec<Vec<ExitRecord>>) -> Self {
         self.exits = exits;
         self
     }
 
-    /// The exits of the round by node, those of this node first: of its other workers and other nodes as far as they are
-    /// known, also with exit code 0.
+    /// The exits of the round by node, this node first: of all workers as far as they are known, also with exit code 0.
     #[must_use]
     pub fn exits(&self) -> &[Vec<ExitRecord>] {
         &self.exits
@@ -277,7 +276,7 @@ impl Failures {
         }
     }
 
-    /// Makes an exit the root cause: of a worker of this node or another one, also with exit code 0.
+    /// Makes an exit the root cause: of a worker of this node or another node, also with exit code 0.
     pub(crate) fn blame_exit(&mut self, root: RootExit) {
         self.blamed = Some(Blamed::Exit(Box::new(root)));
     }

@@ -56,9 +56,10 @@ pub(super) fn conclude(
             shut_down();
         }
         Ok(AgentOutcome::Ended { reason, notice, .. }) => {
-            match notice {
-                Some(notice) => log::error!("root cause: {notice}"),
-                None => log::error!("the job ends: {reason}"),
+            match (failures.and_then(Failures::root_exit), notice) {
+                (Some(root), _) => log::error!("root cause: {}", root.text),
+                (None, Some(notice)) => log::error!("root cause: {notice}"),
+                (None, None) => log::error!("the job ends: {reason}"),
             }
             leave_error_file(options, |path| match failures {
                 Some(failures) => failures.write_error_file(path),

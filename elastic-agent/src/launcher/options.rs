@@ -23,6 +23,7 @@ pub struct LauncherOptions {
     pub(super) agent: AgentOptions,
     pub(super) rendezvous: RendezvousParameters,
     pub(super) entrypoint: Option<Entrypoint>,
+    pub(super) interpreter: Option<String>,
     /// `None` if no signal is handled.
     pub(super) signals: Option<Vec<String>>,
     pub(super) exit_limits: Option<ExitLimits>,
@@ -66,6 +67,7 @@ impl LauncherOptions {
             agent,
             rendezvous,
             entrypoint: None,
+            interpreter: None,
             signals: None,
             exit_limits: None,
             explain_after: Some(Self::DEFAULT_EXPLAIN_AFTER),
@@ -84,6 +86,13 @@ impl LauncherOptions {
     /// By default nothing is known about it.
     pub fn with_entrypoint(mut self, entrypoint: impl Into<Option<Entrypoint>>) -> Self {
         self.entrypoint = entrypoint.into();
+        self
+    }
+
+    /// The interpreter of the workers, for the line about their start, if users may expect a different
+    /// interpreter. By default the line does not name it.
+    pub fn with_interpreter(mut self, interpreter: impl Into<Option<String>>) -> Self {
+        self.interpreter = interpreter.into();
         self
     }
 

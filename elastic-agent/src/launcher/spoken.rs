@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::agent::{AgentEvent, AgentListener, RestartTimes, StartedWorkers};
 use crate::threads::lock;
-use c10d_socket::HostPort;
+use c10d_socket::{HostPort, printable};
 use elastic_rendezvous::{
     DEFAULT_PORT, Endpoint, Listener, NodeId, RanksReport, RendezvousEvent, RendezvousParameters,
     StartWarnings, WaitReport,
@@ -27,6 +27,9 @@ const IMPORTS_MIN: Duration = Duration::from_secs(1);
 /// How many threads the libraries of one worker use for computations.
 const THREADS: &str = "OMP_NUM_THREADS";
 
+/// The most of the text about an interpreter: two long paths.
+const INTERPRETER_CHARS_MAX: usize = 300;
+
 /// The most nodes of each kind on the live line.
 const NODES_MAX: usize = 16;
 
@@ -44,6 +47,8 @@ pub(super) struct Spoken {
     is_python: bool,
     /// Whether an option that is too late once the job hangs would tell more.
     can_have_debug_server: bool,
+    /// The interpreter, if users may expect a different interpreter.
+    interpreter: Option<String>,
 }
 
 impl Spoken {
@@ -64,6 +69,7 @@ impl Spoken {
                 && std::env::var_os(THREADS).is_none(),
             is_python: options.is_python(),
             can_have_debug_server: options.is_python() && !options.has_debug_servers,
+            interpreter: options.interpreter.clone(),
         }
     }
 }
@@ -116,6 +122,7 @@ impl Feature for Spoken {
         let is_python = self.is_python;
         let has_default_threads = self.has_default_threads;
         let can_have_debug_server = self.can_have_debug_server;
+        let interpreter = self.interpreter.clone();
         let shown = Mutex::new(None::<HostPort>);
         Some(Arc::new(move |event| {
             let started = match event {
@@ -126,7 +133,10 @@ impl Feature for Spoken {
                 }
                 _ => return,
             };
-            log::info!("{}", started_line(started, has_default_threads));
+            log::info!(
+                "{}",
+                started_line(started, interpreter.as_deref(), has_default_threads)
+            );
             let mut shown = lock(&shown);
             if shown.as_ref() != Some(&started.master) {
                 let store = hosted.on_port(started.master.port());
@@ -178,7 +188,11 @@ impl Said {
 }
 
 /// `started ranks 0-3 of 4: pid 17, 18, 19, 20`.
-fn started_line(started: &StartedWorkers, has_default_threads: bool) -> String {
+fn started_line(
+    started: &StartedWorkers,
+    interpreter: Option<&str>,
+    has_default_threads: bool,
+) -> String {
     let workers = &started.workers;
     let first = workers.first().map_or(0, |worker| worker.rank);
     let ranks = match workers.len() {
@@ -195,6 +209,12 @@ fn started_line(started: &StartedWorkers, has_default_threads: bool) -> String {
         line += &format!(" on node {} of 0-{}", started.node_rank, started.nodes - 1);
     }
     line += &format!(": pid {}", pids.join(", "));
+    if let Some(interpreter) = interpreter.filter(|_| started.restarts == 0) {
+        line += &format!(
+            "; Python is {}",
+            printable(interpreter, INTERPRETER_CHARS_MAX)
+        );
+    }
     if has_default_threads && started.restarts == 0 {
         line += "; OMP_NUM_THREADS is not set: each gets 1";
     }
@@ -354,19 +374,19 @@ mod tests {
     fn a_start_is_one_line() {
         let mut started = started(2);
         assert_eq!(
-            started_line(&started, true),
+            started_line(&started, None, true),
             "started ranks 4-5 of 8: pid 17, 18; OMP_NUM_THREADS is not set: each gets 1"
         );
         started.nodes = 2;
         started.node_rank = 1;
         started.restarts = 3;
         assert_eq!(
-            started_line(&started, true),
+            started_line(&started, Some("/v/bin/python3"), true),
             "started ranks 4-5 of 8 again on node 1 of 0-1: pid 17, 18"
         );
         assert_eq!(
-            started_line(&self::started(1), false),
-            "started rank 4 of 8: pid 17"
+            started_line(&self::started(1), Some("/v/bin/python3"), false),
+            "started rank 4 of 8: pid 17; Python is /v/bin/python3"
         );
     }
 

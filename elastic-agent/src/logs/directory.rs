@@ -47,6 +47,8 @@ pub struct LogDirectory {
     path: Option<PathBuf>,
     /// Those of the workers, by local rank.
     workers: Vec<PathBuf>,
+    /// Whether no file is written, because the options do not require files and their directory could not be created.
+    is_abandoned: bool,
 }
 
 /// Where the output of one round's workers goes.
@@ -92,6 +94,7 @@ impl LogDirectory {
             run_id: file_name(run_id),
             path: None,
             workers: Vec::new(),
+            is_abandoned: false,
         }
     }
 
@@ -111,12 +114,13 @@ impl LogDirectory {
     }
 
     /// Creates a directory where those of a job would be, and removes it, to find out before the nodes meet that this
-    /// is impossible. Creates the directory that the options name, unless it exists. Blocks while the file system does.
+    /// is impossible. Creates the directory that the options name, unless it exists. Does nothing if the job can do
+    /// without files. Blocks while the file system does.
     ///
     /// # Errors
     /// [`LogDirectoryError`].
     pub fn check(options: &LogOptions) -> Result<(), LogDirectoryError> {
-        if is_off(options) {
+        if is_off(options) || !is_required(options) {
             return Ok(());
         }
         let parent = match options.log_dir() {
@@ -175,13 +179,29 @@ impl LogDirectory {
         self.start_workers(restart_count, local_rank..local_rank + 1)
     }
 
-    /// The logs of these workers only.
+    /// The logs of these workers only. If the options do not require files and the directory cannot be created,
+    /// there are no files.
     fn start_workers(
         &mut self,
         restart_count: usize,
         local_ranks: Range<usize>,
     ) -> Result<RoundLogs, LogDirectoryError> {
-        let directory = if is_off(&self.options) {
+        match self.create(restart_count, local_ranks.clone()) {
+            Err(error) if !is_required(&self.options) => {
+                log::warn!("{error}; reports have no Python exceptions: set TMPDIR or --log-dir");
+                self.is_abandoned = true;
+                self.create(restart_count, local_ranks)
+            }
+            created => created,
+        }
+    }
+
+    fn create(
+        &mut self,
+        restart_count: usize,
+        local_ranks: Range<usize>,
+    ) -> Result<RoundLogs, LogDirectoryError> {
+        let directory = if self.is_abandoned || is_off(&self.options) {
             None
         } else {
             Some(make_round(self.job_directory()?, restart_count)?)
@@ -237,6 +257,11 @@ impl LogDirectory {
 
 fn is_off(options: &LogOptions) -> bool {
     options.log_dir() == Some(Path::new("/dev/null"))
+}
+
+/// Whether the options require files.
+fn is_required(options: &LogOptions) -> bool {
+    options.log_dir().is_some() || options.has_output()
 }
 
 fn directories_in(path: &Path) -> impl Iterator<Item = PathBuf> {

@@ -42,6 +42,14 @@ impl WorkerLogs {
         stderr: Destination::Console,
         error_file: None,
     };
+
+    /// The same with both streams on the console.
+    pub(crate) fn on_console(self) -> Self {
+        Self {
+            error_file: self.error_file,
+            ..Self::CONSOLE
+        }
+    }
 }
 
 /// Where the output of a job's workers goes: the launcher's options.

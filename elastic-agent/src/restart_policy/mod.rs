@@ -138,7 +138,7 @@ impl RestartPolicy {
         Decision::Restart
     }
 
-    /// The last restart does not count, because the workers failed without a fault of their own.
+    /// The last restart does not count, because a lost node has caused it.
     pub(crate) fn take_back(&mut self) {
         self.used = self.used.saturating_sub(1);
         self.without_progress = self.without_progress.saturating_sub(1);

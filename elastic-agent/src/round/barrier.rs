@@ -14,6 +14,9 @@ use super::phase::{Barrier, Phase};
 /// PyTorch's: enough for nodes that finish some minutes apart.
 pub(crate) const EXIT_BARRIER_TIMEOUT: Duration = Duration::from_secs(300);
 
+/// Without a limit: longer than any job.
+const NEVER: Duration = Duration::from_secs(365 * 86400);
+
 impl Round {
     pub(super) fn enter_barrier(&self, nodes: usize, now: Duration, out: &mut Effects) -> Phase {
         let is_fixed = self.settings.keep.is_none();
@@ -22,7 +25,6 @@ impl Round {
             nodes,
             since: now,
             is_late: false,
-            is_closing_known: false,
         })
     }
 
@@ -39,7 +41,7 @@ impl Round {
     }
 
     pub(super) fn in_barrier(
-        &self,
+        &mut self,
         barrier: Barrier,
         input: Input,
         now: Duration,
@@ -48,6 +50,9 @@ impl Round {
         let waited = now.saturating_sub(barrier.since);
         let ending = match input {
             Input::BarrierOpen => None,
+            Input::BarrierFailed(_) if self.is_closing_known => {
+                Some("; the store has ended with the job on another node".to_owned())
+            }
             Input::BarrierFailed(error) => {
                 Some(format!("; not waiting for the other nodes: {error}"))
             }
@@ -73,12 +78,10 @@ impl Round {
             Input::BarrierClosed {
                 membership: Some(membership),
                 ..
-            } if membership.is_closed && !barrier.is_closing_known => {
+            } if membership.is_closed && !self.is_closing_known => {
+                self.is_closing_known = true;
                 out.push(Effect::ReadJobEnd);
-                return Phase::AtBarrier(Barrier {
-                    is_closing_known: true,
-                    ..barrier
-                });
+                return Phase::AtBarrier(barrier);
             }
             Input::JobEnd(Some(notice)) => {
                 out.push(Effect::Confirm);
@@ -94,7 +97,11 @@ impl Round {
                 return Phase::AtBarrier(barrier);
             }
             Input::BarrierClosed { membership, .. } => {
-                let mut left = EXIT_BARRIER_TIMEOUT.saturating_sub(waited);
+                let limit = match self.settings.has_exit_limit {
+                    true => EXIT_BARRIER_TIMEOUT,
+                    false => NEVER,
+                };
+                let mut left = limit.saturating_sub(waited);
                 if left.is_zero() {
                     out.push(Effect::ReadFinished);
                     return Phase::AtBarrier(Barrier {

@@ -1,4 +1,4 @@
-//! A round whose workers failed because another node was lost, where the others can continue without that node. Such a restart
+//! A round whose workers failed because another node was lost, where the job can continue without that node. Such a restart
 //! does not count; whether it was one, is known when the next round completes, or when the loss is noticed.
 
 use std::time::Duration;
@@ -110,7 +110,7 @@ impl Round {
     }
 }
 
-/// Whether a member was lost. One that has left may be about to join again, and counts only at the end of the wait.
+/// Whether a member was lost. A member that has left may be about to join again, and counts only at the end of the wait.
 fn is_any_lost(membership: &Membership, is_late: bool) -> bool {
     let has_left = membership.left.iter().any(|node| !node.is_joining);
     !membership.is_closed

@@ -35,11 +35,13 @@ pub(crate) struct Settings {
     pub(crate) local_world_size: usize,
     /// Whether keys of an earlier round are out of sight.
     pub(crate) has_store_per_round: bool,
-    /// How long a node without a restart left waits for the news that another one was lost; `None` if the others cannot
-    /// continue without that node.
+    /// How long a node without a restart left waits for the news of a lost node; `None` if the job cannot continue
+    /// without a node.
     pub(crate) loss_wait: Option<Duration>,
     /// Whether the others run on when a worker dies.
     pub(crate) keep: Option<KeepOptions>,
+    /// Whether the wait for the other nodes to finish is limited.
+    pub(crate) has_exit_limit: bool,
 }
 
 /// The rounds of one node. Times are counted from any moment.
@@ -51,6 +53,8 @@ pub(crate) struct Round {
     cause: RoundCause,
     pub(super) clock: RoundClock,
     pub(super) has_had_workers: bool,
+    /// Whether it was asked why the rendezvous was closed.
+    pub(super) is_closing_known: bool,
     /// The members when this node asked last how many had ended.
     pub(super) seen: Option<Box<Membership>>,
     /// The last restart was counted, which depends on the members of the next round.
@@ -70,6 +74,7 @@ impl Round {
             cause: RoundCause::Start,
             clock: RoundClock::start(0, now),
             has_had_workers: false,
+            is_closing_known: false,
             seen: None,
             is_count_open: false,
             has_awaited_loss: false,

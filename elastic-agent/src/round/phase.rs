@@ -72,8 +72,6 @@ pub(super) struct Running {
     pub(super) succeeded: usize,
     /// How many have died and are not replaced.
     pub(super) gone: usize,
-    /// Whether it was asked why the rendezvous was closed.
-    pub(super) is_closing_known: bool,
     /// How many have failed at the end of their program, and the worker that failed first.
     pub(super) at_exit: usize,
     pub(super) failed: Option<First>,
@@ -155,7 +153,7 @@ pub(super) struct AwaitingOthers {
     pub(super) failure: Failure,
 }
 
-/// A node without a restart left, which waits for the news that another one was lost.
+/// A node without a restart left, which waits for the news of a lost node.
 #[derive(Debug)]
 pub(super) struct AwaitingLoss {
     pub(super) nodes: usize,
@@ -172,6 +170,4 @@ pub(super) struct Barrier {
     pub(super) since: Duration,
     /// Whether it waited too long, and asks how many others have arrived.
     pub(super) is_late: bool,
-    /// Whether it was asked why the rendezvous was closed.
-    pub(super) is_closing_known: bool,
 }

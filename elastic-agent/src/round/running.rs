@@ -102,7 +102,7 @@ impl Round {
                 let keeps = self.settings.keep.is_some();
                 let members = membership.as_ref().and_then(|it| it.members);
                 running.nodes = members.filter(|_| keeps).unwrap_or(running.nodes);
-                membership.and_then(|it| running.members_may_have_changed(&it, keeps, out))
+                membership.and_then(|it| self.members_may_have_changed(&mut running, &it, out))
             }
             (Input::JobEnd(Some(notice)), _) => running.job_ended(notice, out),
             (Input::JobEnd(None), _) if self.settings.stops_on_failure => {
@@ -147,6 +147,36 @@ impl Round {
         match end {
             Some(end) => self.stop(&running, end, now, out),
             None => Phase::Running(running),
+        }
+    }
+
+    /// Why the workers have to stop, mostly to restart in another round; `None` if they keep running, or if that
+    /// depends on a question.
+    fn members_may_have_changed(
+        &mut self,
+        running: &mut Running,
+        membership: &Membership,
+        out: &mut Effects,
+    ) -> Option<End> {
+        if membership.is_closed {
+            if !self.is_closing_known {
+                self.is_closing_known = true;
+                // Written before the closing.
+                out.push(Effect::ReadJobEnd);
+            }
+            return None;
+        }
+        match MembersChange::of(membership) {
+            MembersChange::None => None,
+            MembersChange::Certain(why) if membership.is_evicted => Some(End::Evicted(why)),
+            MembersChange::Certain(why) => Some(End::MembersChanged(why)),
+            // No node comes in the place of those that are gone, and the service knows whether enough workers are left.
+            MembersChange::UnlessFinished { .. } if self.settings.keep.is_some() => None,
+            MembersChange::UnlessFinished { why, departed } => {
+                out.push(Effect::ReadFinished);
+                running.waiting = Waiting::Finished { why, departed };
+                None
+            }
         }
     }
 
@@ -276,36 +306,6 @@ impl Running {
         out.push(log(Level::Warn, format!("stopping the workers: {why}")));
         out.push(Effect::Confirm);
         Some(End::JobEnded(notice))
-    }
-
-    /// Why the workers have to stop, mostly to restart in another round; `None` if they keep running, or if that
-    /// depends on a question.
-    fn members_may_have_changed(
-        &mut self,
-        membership: &Membership,
-        keeps: bool,
-        out: &mut Effects,
-    ) -> Option<End> {
-        if membership.is_closed {
-            if !self.is_closing_known {
-                self.is_closing_known = true;
-                // Written before the closing.
-                out.push(Effect::ReadJobEnd);
-            }
-            return None;
-        }
-        match MembersChange::of(membership) {
-            MembersChange::None => None,
-            MembersChange::Certain(why) if membership.is_evicted => Some(End::Evicted(why)),
-            MembersChange::Certain(why) => Some(End::MembersChanged(why)),
-            // No node comes in the place of those that are gone, and the service knows whether enough workers are left.
-            MembersChange::UnlessFinished { .. } if keeps => None,
-            MembersChange::UnlessFinished { why, departed } => {
-                out.push(Effect::ReadFinished);
-                self.waiting = Waiting::Finished { why, departed };
-                None
-            }
-        }
     }
 }
 

@@ -62,7 +62,6 @@ impl Round {
                     nodes,
                     succeeded: 0,
                     gone: 0,
-                    is_closing_known: false,
                     at_exit: 0,
                     failed: None,
                     known: Known::Nothing,

@@ -96,6 +96,7 @@ impl WorkerGroup {
                 "SIGCHLD was ignored, which hides exit codes of workers: restored its default"
             );
         }
+        let target = plan.signal_target;
         let (processes, failure) =
             Processes::start(forked, is_forked_only, &kill_switch, plan, console)?;
         let on_exit: OnExit = match failure {
@@ -104,7 +105,7 @@ impl WorkerGroup {
         };
         processes.report_exits(&on_exit);
         let workers = processes.workers.iter();
-        let lifecycle = Lifecycle::new(workers.map(|it| (it.plan.local_rank, it.pid())));
+        let lifecycle = Lifecycle::new(workers.map(|it| (it.plan.local_rank, it.pid())), target);
         let group = Self {
             processes,
             lifecycle,
@@ -151,12 +152,13 @@ impl WorkerGroup {
         self.lifecycle.running()
     }
 
-    /// Sends a signal to the process group of every running worker. Does not block.
+    /// Sends a signal to every running worker, and to its process group if that is the
+    /// [target](GroupPlan::with_signal_target). Does not block.
     pub fn signal(&mut self, signal: Signal) {
         self.note_ended();
-        for (index, worker) in self.processes.workers.iter().enumerate() {
+        for index in 0..self.processes.workers.len() {
             if self.lifecycle.exit(index).is_none() {
-                process_group::signal(worker.pid, signal);
+                self.send(&self.lifecycle.signal(index, signal));
             }
         }
     }
@@ -164,7 +166,8 @@ impl WorkerGroup {
     /// Ends the group: running workers, processes that exited workers left behind, and threads. Call it
     /// also when all workers have exited.
     ///
-    /// Running workers get `signal`, processes left by others get SIGTERM. Processes that still run after
+    /// Running workers get `signal`, with or without the other processes of their groups as the
+    /// [plan](GroupPlan::with_signal_target) says; processes left by others get SIGTERM. Processes that still run after
     /// `grace`, or when `kill_switch` is triggered, are killed. `None` waits indefinitely, zero kills at
     /// once. All output of workers has been shown when this returns.
     ///
@@ -274,9 +277,7 @@ impl WorkerGroup {
         while let Some(input) = next.take() {
             for effect in self.lifecycle.step(Instant::now(), input) {
                 match effect {
-                    Effect::Signal(worker, signal) => {
-                        process_group::signal(self.processes.workers[worker].pid, signal);
-                    }
+                    Effect::Signal(..) | Effect::SignalAlone(..) => self.send(&effect),
                     Effect::Release(worker) => {
                         self.covered_by.release(self.processes.workers[worker].pid);
                     }
@@ -286,6 +287,18 @@ impl WorkerGroup {
                     Effect::Log(level, text) => log::log!(level, "{text}"),
                 }
             }
+        }
+    }
+
+    /// Sends the signal of this effect.
+    fn send(&self, effect: &Effect) {
+        let pid = |worker: usize| self.processes.workers[worker].pid;
+        match *effect {
+            Effect::Signal(worker, signal) => process_group::signal(pid(worker), signal),
+            Effect::SignalAlone(worker, signal) => {
+                process_group::signal_leader(pid(worker), signal)
+            }
+            _ => {}
         }
     }
 

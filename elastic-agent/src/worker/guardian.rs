@@ -85,6 +85,7 @@ impl Guardian {
             .stdin(reader.try_clone()?)
             .stdout(Stdio::null())
             .stderr(Stdio::null());
+        c10d_socket::restore_file_limit(&mut command);
         Ok(Self {
             shell: command.spawn()?,
             names: Arc::new(names),

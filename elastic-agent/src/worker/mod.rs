@@ -4,6 +4,7 @@
 
 mod error;
 mod exit_code;
+mod foreground;
 mod group;
 mod guardian;
 mod kill_switch;
@@ -24,7 +25,8 @@ pub use group::WorkerGroup;
 pub(crate) use guardian::{Guardian, Remains};
 pub use kill_switch::KillSwitch;
 pub use outcome::{WorkerExit, WorkerOutcome};
-pub use plan::{GroupPlan, WorkerPlan};
+pub(crate) use plan::WorkerInput;
+pub use plan::{GroupPlan, SignalTarget, WorkerPlan};
 pub use report::{AbandonedWorker, StopReport};
 pub(crate) use slots::WorkerSlots;
 pub(crate) use waiter::wait_for_exit;

@@ -16,6 +16,18 @@ pub struct WorkerPlan {
     pub(super) environment: Vec<(OsString, OsString)>,
     pub(super) logs: WorkerLogs,
     pub(super) line_prefix: String,
+    pub(super) input: WorkerInput,
+}
+
+/// The standard input of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WorkerInput {
+    /// The standard input of this process, which all workers share. PyTorch does the same.
+    Shared,
+    /// The standard input of this process, for this worker alone. If it is a terminal, the worker gets its foreground.
+    Alone,
+    /// Nothing.
+    Empty,
 }
 
 impl WorkerPlan {
@@ -29,6 +41,7 @@ impl WorkerPlan {
             environment: Vec::new(),
             logs: WorkerLogs::CONSOLE,
             line_prefix: String::new(),
+            input: WorkerInput::Shared,
         }
     }
 
@@ -54,6 +67,12 @@ impl WorkerPlan {
         self
     }
 
+    /// The worker's standard input. By default all workers share this process's.
+    pub(crate) const fn with_input(mut self, input: WorkerInput) -> Self {
+        self.input = input;
+        self
+    }
+
     /// The worker's rank on this node.
     #[must_use]
     pub const fn local_rank(&self) -> usize {
@@ -67,6 +86,18 @@ impl WorkerPlan {
     }
 }
 
+/// Which processes get a signal that is meant for a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SignalTarget {
+    /// The worker alone. When the worker exits after the signal of a [stop](crate::WorkerGroup::stop), the remaining
+    /// processes of its group get the same signal. For programs that handle signals and stop their own children, for example
+    /// Python with the processes of a data loader.
+    Worker,
+    /// All processes of the worker's group. For shells and other programs that pass no signal on.
+    #[default]
+    Group,
+}
+
 /// The workers of one node in one round.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
@@ -75,6 +106,7 @@ pub struct GroupPlan {
     pub(super) filtered_stdout: Option<FilteredLog>,
     pub(super) filtered_stderr: Option<FilteredLog>,
     pub(super) remains: Remains,
+    pub(super) signal_target: SignalTarget,
 }
 
 impl GroupPlan {
@@ -85,7 +117,14 @@ impl GroupPlan {
             filtered_stdout: None,
             filtered_stderr: None,
             remains: Remains::NONE,
+            signal_target: SignalTarget::Group,
         }
+    }
+
+    /// Which processes get signals for the workers. By default all of their process groups. SIGKILL always reaches all.
+    pub const fn with_signal_target(mut self, target: SignalTarget) -> Self {
+        self.signal_target = target;
+        self
     }
 
     /// The file that also gets matching lines of standard output which is both shown and written to files.
@@ -115,6 +154,7 @@ impl GroupPlan {
             filtered_stdout: self.filtered_stdout.clone(),
             filtered_stderr: self.filtered_stderr.clone(),
             remains: self.remains.clone(),
+            signal_target: self.signal_target,
         });
         each.collect()
     }

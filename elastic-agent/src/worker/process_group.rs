@@ -8,7 +8,9 @@ use std::fs;
 #[cfg(target_os = "linux")]
 use c10d_socket::ProcessStat;
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid,
+};
 
 use crate::signal_name::name_of;
 
@@ -29,6 +31,18 @@ pub(super) struct NotSent {
 pub(crate) fn signal(group: Pid, signal: Signal) {
     if let Err(error) = send(group, signal) {
         log::warn!("{error}");
+    }
+}
+
+/// Sends a signal to the leader of a group alone, and logs a failure. A leader that has exited is not an error.
+pub(super) fn signal_leader(leader: Pid, signal: Signal) {
+    match kill_process(leader, signal) {
+        Ok(()) | Err(Errno::SRCH) => {}
+        Err(source) => log::warn!(
+            "cannot send {} to process {}: {source}",
+            name_of(signal.as_raw()),
+            leader.as_raw_nonzero()
+        ),
     }
 }
 

@@ -10,9 +10,10 @@ use crossbeam_channel::{Receiver, unbounded};
 use rustix::process::{Pid, getpid};
 
 use super::error::StartError;
+use super::foreground::Foreground;
 use super::guardian::{Guardian, Remains};
 use super::kill_switch::KillSwitch;
-use super::plan::{GroupPlan, WorkerPlan};
+use super::plan::{GroupPlan, WorkerInput, WorkerPlan};
 use super::spawner::Spawner;
 use super::streams::{GroupSources, OwnStreams, StderrEnd, WorkerStreams};
 use super::waiter::{Assigned, Ended, OnExit, Waiter};
@@ -30,6 +31,8 @@ pub(super) struct Processes {
     pub(super) guardian: Option<Guardian>,
     pub(super) spawner: Option<Spawner>,
     pub(super) are_forked: bool,
+    /// The terminal of the worker that has the input alone.
+    foreground: Option<Foreground>,
 }
 
 #[derive(Debug)]
@@ -93,6 +96,12 @@ impl Processes {
             guardian,
             spawner: Some(spawner),
             are_forked: !pids.is_empty(),
+            foreground: plan
+                .workers
+                .iter()
+                .any(|worker| worker.input == WorkerInput::Alone)
+                .then(Foreground::here)
+                .flatten(),
         };
         let mut pids = pids.into_iter();
         let mut failure = None;
@@ -142,9 +151,24 @@ impl Processes {
                     pid: worker.pid,
                     local_rank: worker.plan.local_rank,
                     rank: worker.plan.rank,
-                    on_exit: Arc::clone(on_exit),
+                    on_exit: self.on_exit_of(worker, on_exit),
                 });
             }
+        }
+    }
+
+    /// A worker that has the terminal gives it back when it exits, before its exit is reported.
+    fn on_exit_of(&self, worker: &Worker, on_exit: &OnExit) -> OnExit {
+        let on_exit = Arc::clone(on_exit);
+        match &self.foreground {
+            Some(foreground) if worker.plan.input == WorkerInput::Alone => {
+                let foreground = foreground.clone();
+                Arc::new(move |exit| {
+                    foreground.take_back();
+                    on_exit(exit);
+                })
+            }
+            _ => on_exit,
         }
     }
 
@@ -155,7 +179,11 @@ impl Processes {
         let mut command = prepare(plan);
         streams.apply_to(&mut command);
         let names = self.guardian.as_ref().map(Guardian::names);
-        sys::lead_own_session(&mut command, getpid(), names);
+        let lead = match &self.foreground {
+            Some(_) if plan.input == WorkerInput::Alone => sys::lead_foreground_group,
+            _ => sys::lead_own_session,
+        };
+        lead(&mut command, getpid(), names);
         let child = spawner.spawn(command)?;
         Ok(Pid::from_child(&child))
     }

@@ -19,7 +19,7 @@ use crate::output::{
 use crate::regular_file;
 
 use super::error::StartError;
-use super::plan::{GroupPlan, WorkerPlan};
+use super::plan::{GroupPlan, WorkerInput, WorkerPlan};
 
 /// Where to find the last bytes of a worker's standard error.
 #[derive(Debug)]
@@ -67,11 +67,15 @@ impl StderrEnd {
 pub(super) struct WorkerStreams {
     stdout: Option<OwnedFd>,
     stderr: Option<OwnedFd>,
+    has_no_input: bool,
 }
 
 impl WorkerStreams {
-    /// Sets the streams of a worker that is a program. Standard input is the agent's own, as in PyTorch.
+    /// Sets the streams of a worker that is a program.
     pub(super) fn apply_to(self, command: &mut Command) {
+        if self.has_no_input {
+            command.stdin(Stdio::null());
+        }
         if let Some(stdout) = self.stdout {
             command.stdout(Stdio::from(stdout));
         }
@@ -80,7 +84,7 @@ impl WorkerStreams {
         }
     }
 
-    /// The streams of a worker that inherits nothing: input, output and error.
+    /// The streams of a worker that inherits nothing: input, output and error. All of them share the agent's input.
     pub(super) fn all<'s>(&'s self, own: &'s OwnStreams) -> [BorrowedFd<'s>; 3] {
         let [stdin, stdout, stderr] = &own.0;
         [
@@ -139,7 +143,10 @@ impl GroupSources {
         stderr_is_terminal: bool,
     ) -> Result<(WorkerStreams, StderrEnd), StartError> {
         let prefix = &worker.line_prefix;
-        let mut streams = WorkerStreams::default();
+        let mut streams = WorkerStreams {
+            has_no_input: worker.input == WorkerInput::Empty,
+            ..WorkerStreams::default()
+        };
         match &worker.logs.stdout {
             Destination::Console => {}
             Destination::Discard => {

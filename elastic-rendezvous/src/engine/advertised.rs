@@ -2,12 +2,12 @@
 
 use std::net::IpAddr;
 
-/// What a node knows about its addresses.
+/// The known addresses of a node.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Facts<'f> {
     /// The address that the user has given.
     pub(crate) given: Option<&'f str>,
-    /// Whether all nodes are on this host: a job of one node, or one that meets at a loopback address.
+    /// Whether all nodes are on this host: a job of one node, or nodes that meet at a loopback address.
     pub(crate) is_one_host: bool,
     pub(crate) name: &'f str,
     /// The addresses of the name that this host has.
@@ -94,7 +94,7 @@ mod tests {
         other: None,
     };
 
-    /// A description, the addresses of the name, those where other nodes have met this one, another one, and the result.
+    /// A description, the addresses of the name, the addresses where nodes have met, another address, and the result.
     type Case = (
         &'static str,
         &'static [&'static str],

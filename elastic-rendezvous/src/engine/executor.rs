@@ -26,7 +26,7 @@ use crate::values::stored::{Token, Written};
 /// How many dropped nodes are remembered for reports.
 const DROPPED_MAX: usize = 256;
 
-/// How many names of a state a node looks up, so that a state with many does not cost many requests.
+/// How many nodes of a state have their marks read, so that a state with many does not cost many requests.
 const LINKED_MAX: usize = 256;
 
 /// How often a node checks whether a suspect has written, because heartbeats wake nobody.
@@ -183,7 +183,7 @@ impl Executor {
         &self.me
     }
 
-    /// No other process can have the id of this node.
+    /// Keeps the id of this node, which other processes cannot have.
     pub(crate) fn keep_id(&mut self) {
         self.own = None;
     }

@@ -1,4 +1,4 @@
-//! Tells whether an id in the state is that of this node, or of another process with the same host name and process id.
+//! Tells whether an id in the state belongs to this node, or to another process with the same host name and process id.
 
 use std::collections::VecDeque;
 
@@ -9,12 +9,12 @@ use crate::values::timestamp::Timestamp;
 /// How many writes are remembered whose outcome may be unknown. A node reads the state between two of them.
 const WRITES_MAX: usize = 64;
 
-/// The heartbeats that this node has tried to write. No other node writes one for it, so any other heartbeat under its id is
-/// that of another process: containers can have the same host name and the same process id.
+/// The heartbeats that this node has tried to write. Only the node itself writes its heartbeats, so any other heartbeat
+/// under its id belongs to another process: containers can have the same host name and the same process id.
 #[derive(Debug, Default)]
 pub(crate) struct OwnHeartbeats {
     tried: VecDeque<Timestamp>,
-    /// The last one that was found in the state.
+    /// The heartbeat that was found in the state last.
     found: Option<Timestamp>,
 }
 
@@ -27,8 +27,8 @@ impl OwnHeartbeats {
         self.tried.push_back(heartbeat);
     }
 
-    /// The id under which this node goes on, if another process has its id in `state`: the next free one
-    /// (docs/spec/rendezvous.md, IDENTITY 1).
+    /// Returns the next free id for this node if another process has its id in `state` (docs/spec/rendezvous.md,
+    /// IDENTITY 1).
     pub(crate) fn other_id(&mut self, me: &NodeId, state: &RendezvousState) -> Option<NodeId> {
         let heartbeat = *state.last_heartbeats.get(me)?;
         if self.found == Some(heartbeat) {

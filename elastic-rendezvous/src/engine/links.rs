@@ -16,10 +16,10 @@ pub(crate) const RETURN_GRACE: Duration = Duration::from_millis(2500);
 /// How soon a node tries again to reach the store, so that it returns within [`RETURN_GRACE`].
 pub(crate) const RETURN_PAUSE: Duration = Duration::from_millis(250);
 
-/// What this node has seen of the marks of all nodes, with times of its monotonic clock.
+/// The marks of all nodes, as this node has seen them, with times of its monotonic clock.
 #[derive(Debug)]
 pub(crate) struct Links {
-    /// Whether the store can have marks, as far as this node knows.
+    /// False after the store has refused a mark.
     is_supported: bool,
     read_due_at: Duration,
     /// Whether the mark of this node must be set.
@@ -27,7 +27,7 @@ pub(crate) struct Links {
     peers: BTreeMap<NodeId, Link>,
 }
 
-/// The mark of a node, as this node knows it.
+/// The state of another node's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Link {
     Missing,

@@ -94,7 +94,7 @@ impl Solo {
         }
     }
 
-    /// No other process can have the id of this node.
+    /// Keeps the id of this node, which other processes cannot have.
     pub(crate) fn with_kept_id(mut self) -> Self {
         self.executor.keep_id();
         self
@@ -182,7 +182,7 @@ impl Solo {
         }
     }
 
-    /// What is due of the marks. Otherwise reduces `until` to when something will be.
+    /// The request that is due for the marks. Otherwise reduces `until` to the time of the next one.
     fn ask_for_marks(&mut self, until: &mut Duration, now: Now) -> Option<Ask> {
         if self.executor.settings().max_nodes < 2 {
             return None;

@@ -184,6 +184,15 @@ impl RoundBoard {
         self.store.try_get(name)
     }
 
+    /// The values of those names that have one, in the order of the names. One request reads all of them if all have one.
+    ///
+    /// # Errors
+    /// An error of the store.
+    pub fn read_all(&self, names: &[impl AsRef<str>]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
+        let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+        read_present(&*self.store, &names)
+    }
+
     /// Whether a name has a value.
     ///
     /// # Errors

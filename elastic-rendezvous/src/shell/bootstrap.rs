@@ -186,7 +186,7 @@ impl Round<'_> {
         self.master_of(number, &addr, &port).map(Some)
     }
 
-    /// The store at a published address, with the name that is published too.
+    /// The store at a published address, with its published name.
     fn master_of(&self, number: i64, addr: &[u8], port: &[u8]) -> Result<Master, RendezvousError> {
         let address = self.address_of(number, addr, port)?;
         let name = self.board(number).read(NAME_KEY);
@@ -303,7 +303,7 @@ impl Bootstrap {
         })
     }
 
-    /// What clients of the store need, with the names that its certificate may have.
+    /// The credentials of clients of the store, with the names that its certificate may have.
     fn credentials_for(&self, master: &Master, round: &Round<'_>) -> Option<Credentials> {
         let shared = match &self.shared {
             Some(StoreAddress::At(endpoint)) => Some(endpoint.host()),
@@ -395,6 +395,11 @@ impl Bootstrap {
             Some(store) => store,
             None => self.serve(round, &advertised)?,
         };
+        if round.nodes.len() != 1 {
+            // Other nodes tell it from the store of another job at the same port.
+            let marked = own.set(OWNER_KEY, round.run_id);
+            marked.map_err(|error| round.failed(error))?;
+        }
         let master = named(HostPort::new(advertised.host.as_str(), own.port()));
         self.own = Some(own);
         if self.own_published.replace(master.address.clone()).as_ref() != Some(&master.address) {
@@ -433,9 +438,6 @@ impl Bootstrap {
         if let (Some(hook), Some(server)) = (round.server_hook, store.server()) {
             hook.call(server);
         }
-        // By which other nodes tell it from the store of another job at the same port.
-        let marked = store.set(OWNER_KEY, round.run_id);
-        marked.map_err(|error| round.failed(error))?;
         Ok(Arc::new(store))
     }
 
@@ -520,7 +522,7 @@ pub fn clear_workers_store(round: &RendezvousInfo) -> Result<(), StoreError> {
 }
 
 /// Opens the first of these ports that no other process uses.
-fn first_free<T>(
+pub(crate) fn first_free<T>(
     ports: PortRange,
     open: impl Fn(u16) -> Result<T, StoreError>,
 ) -> Result<T, RendezvousError> {
@@ -559,7 +561,7 @@ fn listens_at(store: &TcpStore, host: &str) -> bool {
     ips.any(|own| own == ip || own.is_unspecified())
 }
 
-/// What a node with rank 0 publishes, in the order in which it is written.
+/// The values of a node with rank 0, in the order in which they are written.
 fn values_of(master: &Master) -> Vec<(String, String)> {
     let name = master.name.iter().map(|name| (NAME_KEY, name.clone()));
     let address = [
@@ -570,7 +572,7 @@ fn values_of(master: &Master) -> Vec<(String, String)> {
     values.map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
-/// A published host name; `None` for what cannot be one.
+/// A published host name; `None` for other bytes.
 fn host_name(value: Vec<u8>) -> Option<String> {
     let is_name = (1..=NAME_BYTES_MAX).contains(&value.len()) && value.is_ascii();
     let is_name = is_name && value.iter().all(u8::is_ascii_graphic);

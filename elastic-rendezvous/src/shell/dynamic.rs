@@ -179,7 +179,7 @@ impl DynamicRendezvousOptions {
         self
     }
 
-    /// What this node knows about its addresses, in place of those of the other options.
+    /// The known addresses of this node, instead of the addresses in the other options.
     pub(crate) fn with_own_host(mut self, own_host: OwnHost) -> Self {
         self.own_host = Some(own_host);
         self
@@ -227,7 +227,7 @@ impl DynamicRendezvous {
         };
         let (addr, pid): (Arc<str>, _) = (addr.into(), i64::from(std::process::id()));
         let own_number = NEXT_LOCAL_ID.fetch_add(1, Ordering::Relaxed);
-        // A number in the group is that of one handler, whatever its host and process are called.
+        // A number in the group belongs to one handler, whatever its host and process are called.
         let id_of = move |index: Option<u32>| {
             let local_id = index.map_or(own_number, i64::from);
             NodeId::new(Arc::clone(&addr), pid, local_id)
@@ -417,7 +417,8 @@ impl DynamicRendezvous {
                 run_id: &self.settings.run_id,
                 first: &joined.first,
                 route: &route,
-                join_timeout: self.settings.join_timeout,
+                // The other nodes wait for this one for the store's timeout.
+                limit: self.settings.join_timeout.min(timeout - timeout / 4),
                 cancel,
             };
             let mut known = self.lock_reached().take();
@@ -600,10 +601,13 @@ impl RendezvousHandler for DynamicRendezvous {
     }
 
     fn shutdown(&self) -> bool {
+        // A store that ends after the closing ends with the job.
+        let is_closed = self.shared.was_closed.load(Ordering::Acquire);
         let closed = self.ask(Goal::Shutdown).map(drop);
         let is_detached = matches!(&closed, Err(RendezvousError::ShutDown { .. }));
         if let Err(error) = &closed
             && !is_detached
+            && !is_closed
         {
             log::warn!("cannot close the rendezvous: {}", in_brief(error));
         }

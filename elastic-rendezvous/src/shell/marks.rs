@@ -1,4 +1,4 @@
-//! The keys with which nodes mark themselves as connected (docs/spec/rendezvous.md, section 10.3).
+//! The marks of connected nodes, as keys of the store (docs/spec/rendezvous.md, section 10.3).
 //!
 //! The store itself changes the mark of a node whose connection closes. PyTorch's nodes do not know these keys.
 
@@ -66,7 +66,7 @@ impl MarkBoard {
     /// Reads the marks of these nodes: one request while no mark of any node changes. Blocks for at most the store's timeout,
     /// for each request.
     pub(crate) fn read(&mut self, nodes: Vec<NodeId>) -> Result<Marks, StoreError> {
-        // Before the marks: one that changes meanwhile is read again.
+        // Before the marks, so that a change in between is noticed by the next call.
         let bell = self.store.try_get(&self.prefix)?;
         if let Some(known) = &self.known
             && (&known.bell, &known.nodes) == (&bell, &nodes)
@@ -91,8 +91,8 @@ impl MarkBoard {
         Ok(marks)
     }
 
-    /// Marks this node as connected, by a connection that ends with the process. A mark of an earlier connection, of which
-    /// the store may not know yet that it has closed, is replaced. Blocks for at most the store's timeout, five times.
+    /// Marks this node as connected, by a connection that the process keeps. Replaces the mark of an earlier connection, even if
+    /// the store has not noticed that the connection has closed. Blocks for at most the store's timeout, five times.
     pub(crate) fn set_own(&mut self, me: &NodeId) -> Result<(), StoreError> {
         let (key, bell_key) = (self.key(me), self.bell_key(me));
         self.store.delete_key(&key)?;
@@ -107,7 +107,7 @@ impl MarkBoard {
         store.set(&self.prefix, connected)
     }
 
-    /// Says goodbye: the end of the connection is no loss then. A failure is logged only, because the process ends.
+    /// Says goodbye, so that this node does not count as lost. A failure is only logged, because the process exits.
     pub(crate) fn remove_own(&mut self, me: &NodeId) {
         if !std::mem::take(&mut self.has_own) {
             return;

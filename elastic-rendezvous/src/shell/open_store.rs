@@ -18,6 +18,7 @@ use c10d_store::{
 use crate::shell::bootstrap::protected;
 use crate::shell::candidate::Candidate;
 use crate::shell::handler::StoreRoute;
+use crate::shell::listener_watch::ListenerWatch;
 use crate::shell::own_host::{OwnHost, address_of_interface};
 use crate::shell::this_host::{SystemResolver, is_this_host};
 use crate::values::endpoint::Endpoint;
@@ -52,7 +53,7 @@ pub(crate) struct OpenStore {
     pub(crate) address: Option<StoreAddress>,
     /// The same store, if this process serves it.
     pub(crate) hosted: Option<Arc<TcpStore>>,
-    /// What this node knows about its own addresses.
+    /// The known addresses of this node.
     pub(crate) own_host: OwnHost,
     /// The server that this process has ready for a store that moves.
     pub(crate) candidate: Option<Candidate>,
@@ -153,11 +154,12 @@ fn open_tcp(
         None => is_this_host(endpoint.host(), &SystemResolver::new(lookup())),
     };
     let host_patience = read_timeout.min(settings.join_timeout);
+    let failed = |error| RendezvousError::connection(&settings.run_id, error);
     let store = match is_given {
-        Some(true) => serve(parameters, &target, host_patience),
+        Some(true) => serve(parameters, &target, host_patience).map_err(failed),
         None if is_host => serve(parameters, &target, host_patience).or_else(|error| {
             let mode = match &error {
-                StoreError::Journal(_) => return Err(error),
+                StoreError::Journal(_) => return Err(failed(error)),
                 StoreError::Listen(error) if error.is_address_in_use() => Mode::ConnectOrServe,
                 _ => Mode::Connect,
             };
@@ -166,8 +168,7 @@ fn open_tcp(
         }),
         _ => connect(parameters, &target, settings.join_timeout, Mode::Connect),
     };
-    let store = store.map_err(|error| RendezvousError::connection(&settings.run_id, error))?;
-    let store = store.with_cancel(&Cancel::NEVER);
+    let store = store?.with_cancel(&Cancel::NEVER);
     store.set_timeout(Some(read_timeout));
     // Nodes that meet at a loopback address are on one machine.
     let is_one_host = settings.max_nodes == 1 || is_loopback_name(target.host());
@@ -177,7 +178,7 @@ fn open_tcp(
     let hosted = store.server().is_some().then(|| Arc::clone(&store));
     let remote = route.remote.map(|remote| remote.ip());
     let own_host = own_host(parameters, is_one_host, remote).with_route(route, hosted.clone());
-    // Rank 0 needs it, and looks it up while the others join.
+    // Rank 0 needs it, and looks it up while the other nodes join.
     own_host.look_up();
     Ok(OpenStore {
         own_host,
@@ -189,7 +190,7 @@ fn open_tcp(
 }
 
 /// The own addresses of this node, which reaches the rendezvous' store at `remote`.
-fn own_host(
+pub(crate) fn own_host(
     parameters: &RendezvousParameters,
     is_one_host: bool,
     remote: Option<IpAddr>,
@@ -229,7 +230,7 @@ fn open_moving(
         let credentials = parameters.credentials();
         if parameters.local_addr().is_none()
             && !is_one_host
-            && credentials.is_some_and(Credentials::check_names)
+            && credentials.is_some_and(Credentials::has_certificates)
         {
             // The directory has no place for the name that certificates have.
             own_host.name().clone_into(&mut advertised.host);
@@ -317,8 +318,12 @@ fn connect(
     target: &HostPort,
     patience: Duration,
     mode: Mode,
-) -> Result<TcpStore, StoreError> {
+) -> Result<TcpStore, RendezvousError> {
     let deadline = Deadline::after(Instant::now(), patience);
+    let credentials = parameters.credentials();
+    let cancel = parameters.cancel();
+    let mut watch = ListenerWatch::new(target, credentials, parameters.run_id(), cancel);
+    let failed = |error| RendezvousError::connection(parameters.run_id(), error);
     let mut slice = FIRST_CONNECT_SLICE;
     let mut logged_at: Option<Instant> = None;
     let mut was_unknown = false;
@@ -339,7 +344,7 @@ fn connect(
                 if mode == Mode::ConnectOrServe {
                     match serve(parameters, target, left - slice) {
                         Ok(store) => return Ok(store),
-                        Err(error @ StoreError::Journal(_)) => return Err(error),
+                        Err(error @ StoreError::Journal(_)) => return Err(failed(error)),
                         Err(error) => serving = format!("; this node {} either", in_brief(&error)),
                     }
                 }
@@ -351,9 +356,13 @@ fn connect(
                         (left - slice).as_secs_f64(),
                     );
                 }
+                watch.on_failure(deadline);
                 slice = CONNECT_SLICE;
             }
-            Err(error) => return Err(error),
+            Err(error @ (StoreError::Connect { .. } | StoreError::Protocol { .. })) => {
+                return Err(watch.error(failed(error)));
+            }
+            Err(error) => return Err(failed(error)),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What this node knows about its own addresses.
+//! The known addresses of this node.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::{Arc, OnceLock};
@@ -66,7 +66,7 @@ impl OwnHost {
         &self.named().0
     }
 
-    /// The name, and those of its addresses that this host has; none if all nodes are on it. The first call blocks for at
+    /// The name, and its addresses on this host; no addresses if all nodes are on it. The first call blocks for at
     /// most 4 s.
     fn named(&self) -> &(String, Vec<IpAddr>) {
         self.name.get_or_init(|| {
@@ -125,7 +125,8 @@ impl OwnHost {
     pub(crate) fn advertised(&self, others: &[NodeId]) -> Advertised {
         let (name, of_name) = self.named();
         let is_file = self.route.remote.is_none();
-        let met = match self.is_one_host || self.given.is_some() {
+        // A server listens there too, even if the user has given an address. With a file, it would take lookups to know.
+        let met = match self.is_one_host || (self.given.is_some() && is_file) {
             true => Vec::new(),
             false => self.met(others),
         };
@@ -168,7 +169,7 @@ fn route_to_one(others: &[NodeId], own_name: &str) -> Option<IpAddr> {
     routes.into_iter().find(|ip| is_usable(*ip))
 }
 
-/// An address of this host, best that of its default route.
+/// An address of this host, best the source address of its default route.
 fn some_address() -> Option<IpAddr> {
     // It belongs to no host (RFC 5737), and nothing is sent to it.
     let elsewhere = SocketAddr::new(Ipv4Addr::new(198, 51, 100, 1).into(), 1);
@@ -182,8 +183,7 @@ fn some_address() -> Option<IpAddr> {
     })
 }
 
-/// The address that `--local-addr` means: that of the interface with this name, best of the kind of `remote`, or the same
-/// text.
+/// The address of the interface that `--local-addr` names, best of the kind of `remote`; `None` for other text.
 pub(crate) fn address_of_interface(text: &str, remote: Option<IpAddr>) -> Option<String> {
     if text.parse::<IpAddr>().is_ok() {
         return None;
@@ -197,8 +197,8 @@ pub(crate) fn address_of_interface(text: &str, remote: Option<IpAddr>) -> Option
     ips.first().map(IpAddr::to_string)
 }
 
-/// Opens sockets on these addresses, all with one port. Those after the first are left out if they cannot be used. On all
-/// interfaces without an address.
+/// Opens sockets on these addresses, all with one port. All addresses but the first are skipped if they cannot be used.
+/// Without addresses, listens on all interfaces.
 pub(crate) fn listen_at(ips: &[IpAddr], port: u16) -> Result<Vec<TcpListener>, ListenError> {
     let on = ListenOptions::default().with_port(port);
     let Some((first, further)) = ips.split_first() else {
@@ -210,7 +210,7 @@ pub(crate) fn listen_at(ips: &[IpAddr], port: u16) -> Result<Vec<TcpListener>, L
         let on = ListenOptions::default().with_port(port);
         match listen(&on.with_host(ip.to_string())) {
             Ok(more) => listeners.extend(more),
-            Err(error) => log::debug!("not listening there too: {error}"),
+            Err(error) => log::debug!("not listening at a further address: {error}"),
         }
     }
     Ok(listeners)

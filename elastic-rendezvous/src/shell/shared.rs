@@ -31,6 +31,8 @@ pub(crate) struct Shared {
     /// Ends the agreement on the workers' store after an interrupt, and when a member was lost: it may be the one that
     /// would have served that.
     pub(crate) settling: Cancel,
+    /// Whether the rendezvous was closed when its state was read last.
+    pub(crate) was_closed: AtomicBool,
     /// Set until the event that this process hosts the store is recorded.
     pub(crate) is_new_host: AtomicBool,
     pub(crate) notices: Notices,
@@ -56,6 +58,7 @@ impl Shared {
             membership: Mutex::default(),
             listeners: Mutex::default(),
             is_interrupted: AtomicBool::new(false),
+            was_closed: AtomicBool::new(false),
             is_new_host: AtomicBool::new(false),
             notices,
             me: Mutex::new(me),
@@ -118,6 +121,8 @@ impl Shared {
     }
 
     pub(crate) fn publish(&self, membership: Membership) {
+        self.was_closed
+            .store(membership.is_closed, Ordering::Release);
         if self.set_membership(Some(Ok(membership))) {
             self.notify(RendezvousEvent::MembershipChanged);
         }
@@ -128,7 +133,9 @@ impl Shared {
     pub(crate) fn publish_failure(&self, error: &RendezvousError, left: Option<Duration>) {
         let text = error.to_string();
         let was_known = matches!(self.membership(), Some(Ok(_)));
-        match left.filter(|_| was_known) {
+        // A store that ends after the closing ends with the job.
+        let is_loss = was_known && !self.was_closed.load(Ordering::Acquire);
+        match left.filter(|_| is_loss) {
             Some(left) => log::warn!(
                 "{}; reconnecting for up to {:.0} s",
                 in_brief(error),

@@ -13,17 +13,19 @@ use std::time::{Duration, Instant};
 use c10d_socket::{Cancel, Deadline, HostPort, printable, sleep};
 use c10d_store::{
     Credentials, ErrorContext, Operation, PrefixStore, ServerOptions, Store, StoreError, StoreExt,
-    TcpStore, TcpStoreOptions,
+    StoreHandle as _, TcpStore, TcpStoreOptions,
 };
 
 use crate::shell::bootstrap::protected;
 use crate::shell::handler::{
     BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo, StoreRoute,
 };
+use crate::shell::listener_watch::{ListenerWatch, runs_at};
 use crate::shell::open_store::given_addresses;
 use crate::shell::reconnecting::{ReconnectingStore, connect_to};
 use crate::shell::shared::WAIT_CHARS_MAX;
 use crate::shell::this_host;
+use crate::shell::workers_keys::STATIC_NAMES;
 use crate::values::endpoint::Endpoint;
 use crate::values::error::{RendezvousError, is_outage};
 use crate::values::membership::Membership;
@@ -71,8 +73,13 @@ const NAMES_ASKED_MAX: usize = 64;
 const NAMED_WORLD_MAX: usize = 64;
 const NAME_BYTES_MAX: usize = 1024;
 
-/// How long a store that is being opened may exceed the timeout to report its own error.
-const GRACE: Duration = Duration::from_secs(2);
+/// How long one attempt to open the store may take, and the time between two. A store that refuses connections is tried more often.
+const FIRST_ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
+const ATTEMPT_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How long a store that is being opened may exceed the timeout to report its own error, which includes questions to the listener.
+const GRACE: Duration = Duration::from_secs(10);
 
 /// A node of a rendezvous in which each node is given its rank.
 ///
@@ -180,7 +187,7 @@ enum Progress {
         named: BTreeMap<usize, NodeId>,
     },
     AllJoined(Met),
-    Failed(StoreError),
+    Failed(RendezvousError),
 }
 
 /// The join of one node, on its own thread.
@@ -204,7 +211,9 @@ struct Meeting {
 
 impl Meeting {
     fn run(mut self) {
-        let end = match self.meet() {
+        let run_id = self.run_id.clone();
+        let failed = |error| RendezvousError::connection(&run_id, error);
+        let end = match (self.open()).and_then(|store| self.meet(store).map_err(failed)) {
             Ok(Some(met)) => Progress::AllJoined(met),
             Ok(None) => return,
             Err(error) => Progress::Failed(error),
@@ -213,8 +222,42 @@ impl Meeting {
         let _ = self.to_owner.send(end);
     }
 
-    /// Returns `None` if the join was interrupted, or the owner no longer waits.
-    fn meet(&mut self) -> Result<Option<Met>, StoreError> {
+    /// Serves the store, or connects to it, as soon as nothing else listens at the endpoint.
+    fn open(&self) -> Result<TcpStore, RendezvousError> {
+        let started = Instant::now();
+        let deadline = Deadline::after(started, self.timeout);
+        let credentials = self.credentials.as_ref();
+        let mut watch = ListenerWatch::new(&self.target, credentials, &self.run_id, &self.cancel);
+        let mut attempt_timeout = FIRST_ATTEMPT_TIMEOUT;
+        loop {
+            let left = deadline.remaining(Instant::now()).unwrap_or(Duration::MAX);
+            let error = match self.try_open(left.min(attempt_timeout)) {
+                Ok(store) if !self.is_foreign(&store) => return Ok(store),
+                Ok(_) => self.no_reply(started.elapsed()),
+                Err(error) => error,
+            };
+            let left = deadline.remaining(Instant::now()).unwrap_or(Duration::MAX);
+            if left.is_zero() || !self.may_become_free(&error) {
+                let error = match error {
+                    StoreError::Connect { context, source } => StoreError::Connect {
+                        context,
+                        source: source.with_total(started.elapsed(), self.timeout),
+                    },
+                    error => error,
+                };
+                return Err(watch.error(RendezvousError::connection(&self.run_id, error)));
+            }
+            watch.on_failure(deadline);
+            attempt_timeout = ATTEMPT_TIMEOUT;
+            if sleep(left.min(ATTEMPT_INTERVAL), [&self.cancel]).is_err() {
+                return Err(RendezvousError::Interrupted {
+                    run_id: self.run_id.clone(),
+                });
+            }
+        }
+    }
+
+    fn try_open(&self, timeout: Duration) -> Result<TcpStore, StoreError> {
         let mut options = TcpStoreOptions::default();
         if let Some(credentials) = &self.credentials {
             options = options.with_credentials(credentials.clone());
@@ -226,9 +269,60 @@ impl Meeting {
             .with_master(self.rank == 0)
             .with_multi_tenant(true)
             .with_listen_also_on(self.listen_also_on.clone())
-            .with_timeout(self.timeout)
+            .with_timeout(timeout)
             .with_cancel(self.cancel.clone());
-        let connection = TcpStore::open(self.target.host(), self.target.port(), options)?;
+        let store = TcpStore::open(self.target.host(), self.target.port(), options)?;
+        store.set_timeout(Some(self.timeout));
+        Ok(store)
+    }
+
+    /// Whether a later attempt may succeed after this failure: the store may start later, and what else listens at the endpoint
+    /// may end. The only node of a job waits for no other node.
+    fn may_become_free(&self, error: &StoreError) -> bool {
+        match error {
+            StoreError::Listen(error) => error.is_address_in_use() && self.world_size > 1,
+            StoreError::Protocol { .. } => self.credentials.is_none(),
+            error => is_outage(error),
+        }
+    }
+
+    /// Whether the store belongs to another job or to an earlier start of this job: another process has this node's rank there, or node rank 0 has not
+    /// come there, but nodes of another job have, or all nodes.
+    fn is_foreign(&self, store: &TcpStore) -> bool {
+        if self.rank == 0 {
+            return false;
+        }
+        let names = PrefixStore::new(
+            self.run_id.clone(),
+            Arc::new(store.with_cancel(&self.cancel)),
+        );
+        match names.try_get(&name_key(self.rank)) {
+            Ok(Some(name)) => return name != self.name().as_bytes(),
+            Ok(None) => {}
+            // The next request fails for the same reason.
+            Err(_) => return false,
+        }
+        if names.check(&[&name_key(0)]).unwrap_or(true) {
+            return false;
+        }
+        let credentials = self.credentials.as_ref();
+        let runs = runs_at(&self.target, credentials, &self.run_id, &self.cancel);
+        // PyTorch's nodes write no names.
+        let is_full = |joined: i64| usize::try_from(joined).is_ok_and(|it| it >= self.world_size);
+        runs.iter().any(|run| *run != self.run_id) || store.worker_count().is_ok_and(is_full)
+    }
+
+    fn no_reply(&self, elapsed: Duration) -> StoreError {
+        no_reply(&self.target, elapsed, self.timeout)
+    }
+
+    /// The value of the key of this node's name.
+    fn name(&self) -> String {
+        format!("{} {}", std::process::id(), this_host::full_name())
+    }
+
+    /// Returns `None` if the join was interrupted, or the owner no longer waits.
+    fn meet(&mut self, connection: TcpStore) -> Result<Option<Met>, StoreError> {
         let port = connection.port();
         let endpoint = HostPort::new(self.target.host(), port);
         let route = StoreRoute::new(endpoint, connection.connection_ends());
@@ -243,7 +337,7 @@ impl Meeting {
             .server()
             .map(|_| Arc::new(connection.with_cancel(&Cancel::NEVER)));
         let first = Arc::new(connection.with_cancel(&self.cancel));
-        let name = format!("{} {}", std::process::id(), this_host::full_name());
+        let name = self.name();
         PrefixStore::new(self.run_id.clone(), first).set(&name_key(self.rank), name.as_bytes())?;
         // As PyTorch's nodes do; the host waits for this count.
         connection.count_worker()?;
@@ -358,7 +452,8 @@ const fn reads_names(rank: usize, world_size: usize) -> bool {
 
 /// The key of a node's name, below the run id. PyTorch's nodes neither write nor read it.
 fn name_key(rank: usize) -> String {
-    format!("c10d/static/{rank}")
+    // Below the run id, without the separator.
+    format!("{}{rank}", &STATIC_NAMES[1..])
 }
 
 impl StaticRendezvous {
@@ -456,7 +551,6 @@ impl StaticRendezvous {
         progress: &Receiver<Progress>,
         started: Instant,
     ) -> Result<Met, RendezvousError> {
-        let failed = |error: StoreError| RendezvousError::connection(&self.run_id, error);
         let deadline = Deadline::after(started, self.timeout);
         let mut report = self.first_report();
         let mut reported = Reported::default();
@@ -477,7 +571,7 @@ impl StaticRendezvous {
             }
             match received {
                 Ok(Progress::AllJoined(met)) => return Ok(met),
-                Ok(Progress::Failed(error)) => return Err(failed(error)),
+                Ok(Progress::Failed(error)) => return Err(error),
                 Ok(Progress::Joined {
                     port,
                     joined,
@@ -505,7 +599,8 @@ impl StaticRendezvous {
             }
             if report.waited >= self.timeout.saturating_add(GRACE) {
                 // The server accepted the connection and then stopped answering.
-                return Err(failed(self.no_reply(report.waited)));
+                let error = no_reply(&self.target, report.waited, self.timeout);
+                return Err(RendezvousError::connection(&self.run_id, error));
             }
             self.report(&report, &mut reported);
         }
@@ -579,13 +674,13 @@ impl StaticRendezvous {
             log::error!("the thread {WATCH_THREAD} panicked");
         }
     }
+}
 
-    fn no_reply(&self, elapsed: Duration) -> StoreError {
-        let label = format!("TCP store {}", self.target);
-        StoreError::NoReply {
-            context: ErrorContext::new(Operation::Open, [], label, elapsed),
-            timeout: self.timeout,
-        }
+fn no_reply(target: &HostPort, elapsed: Duration, timeout: Duration) -> StoreError {
+    let label = format!("TCP store {target}");
+    StoreError::NoReply {
+        context: ErrorContext::new(Operation::Open, [], label, elapsed),
+        timeout,
     }
 }
 

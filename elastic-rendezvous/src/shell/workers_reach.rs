@@ -25,7 +25,8 @@ pub(crate) struct Search<'s> {
     /// The node with rank 0.
     pub(crate) first: &'s NodeId,
     pub(crate) route: &'s StoreRoute,
-    pub(crate) join_timeout: Duration,
+    /// The longest search, unless that is 30 s.
+    pub(crate) limit: Duration,
     pub(crate) cancel: &'s Cancel,
 }
 
@@ -40,7 +41,7 @@ pub(crate) struct Known {
 /// an earlier round has found, and is used again if the world has not changed.
 ///
 /// Does nothing for a store that this process serves or follows, and for one that a worker will serve. Blocks for at most
-/// the join timeout or 30 s.
+/// the limit of the search or 30 s.
 pub(crate) fn verify(
     bootstrap: BootstrapInfo,
     known: &mut Option<Known>,
@@ -104,7 +105,7 @@ fn search_for(
             .with_credentials(bootstrap.credentials.clone())
             .with_cancel(search.cancel.clone())
     };
-    let limit = LIMIT.min(search.join_timeout);
+    let limit = LIMIT.min(search.limit);
     let first = find_reachable(addresses, &options(limit.min(SILENT)));
     let (error, left) = match first {
         Err(error) if !error.is_cancelled && limit > SILENT => (error, limit - SILENT),
@@ -221,13 +222,13 @@ mod tests {
         bootstrap: BootstrapInfo,
         route: &StoreRoute,
         known: &mut Option<Known>,
-        join_timeout: Duration,
+        limit: Duration,
     ) -> Result<HostPort, NotFound> {
         let search = Search {
             run_id: "job",
             first: &NodeId::new("node0", 7, 0),
             route,
-            join_timeout,
+            limit,
             cancel: &Cancel::NEVER,
         };
         verify(bootstrap, known, true, &search).map(|bootstrap| bootstrap.master)

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use c10d_socket::HostPort;
 use c10d_store::StoreError;
 
 use crate::values::codec::CorruptState;
+use crate::values::found_listener::FoundListener;
 use crate::values::parameters_error::ParametersError;
 use crate::values::port_range::PortRange;
 use crate::values::ranks_report::RanksReport;
@@ -69,6 +71,23 @@ pub enum RendezvousError {
         run_id: String,
         /// The error of the store.
         source: Box<StoreError>,
+    },
+
+    /// Something else than this job's store listens at the endpoint.
+    #[error(
+        "cannot meet the nodes of run {run_id:?}: no store of this job, but {found} listens at {endpoint}, for {:.1} s; \
+         stop it, or use another port in --rdzv-endpoint (or --master-port)",
+        waited.as_secs_f64()
+    )]
+    OtherListener {
+        /// The job's name, the same on all nodes.
+        run_id: String,
+        /// Where the store was expected.
+        endpoint: HostPort,
+        /// The program that listens there.
+        found: Box<FoundListener>,
+        /// How long this node waited for the store.
+        waited: Duration,
     },
 
     /// The state has disappeared from the store, as after a restart of its server.

@@ -4,6 +4,7 @@ pub(crate) mod clock;
 pub mod codec;
 pub(crate) mod endpoint;
 pub(crate) mod error;
+pub(crate) mod found_listener;
 pub(crate) mod goal;
 pub(crate) mod link;
 pub(crate) mod membership;

@@ -102,6 +102,12 @@ impl RendezvousParameters {
         self
     }
 
+    /// Replaces one setting.
+    pub fn with_setting(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.config.insert(key.into(), value.into());
+        self
+    }
+
     /// A callback for the store servers that this process hosts. Default: none.
     pub fn with_server_hook(mut self, hook: ServerHook) -> Self {
         self.server_hook = Some(hook);

@@ -577,3 +577,13 @@ fn members_of_a_group_keep_their_places_and_ranks_before_a_spare() {
     let third = one_world(joining);
     assert_eq!(ranks(&third), ranks(&first));
 }
+
+/// docs/spec/rendezvous.md, IDENTITY 3.
+#[test]
+fn handlers_of_a_group_are_numbered_by_the_group() {
+    let server = server();
+    let settings = settings(NODES, NODES);
+    let nodes = [(); 3].map(|()| node_with(&server, &settings, true));
+    let numbers = nodes.map(|node| node.node().local_id);
+    assert_eq!(numbers, [1, 2, 3]);
+}

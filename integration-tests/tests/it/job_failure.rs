@@ -195,6 +195,52 @@ fn a_failure_ends_the_job_when_the_restarts_are_used_up() {
     assert_eq!(stopped.count(), 1, "{}{}", all[0].stderr(), all[1].stderr());
 }
 
+/// What fails after a restart is often a consequence, and on another node.
+#[test]
+fn the_first_failure_stays_in_the_reports_of_all_nodes() {
+    let job = Job::new("2", &["--max-restarts", "1", "--json"]);
+    let script = "\
+touch up.$RANK.$TORCHELASTIC_RESTART_COUNT.$WORLD_SIZE
+if mkdir first 2>/dev/null; then
+    until [ $(ls up.* | wc -l) = 2 ]; do sleep 0.01; done
+    echo bad shard 17 >&2; echo $RANK >first/rank; exit 3
+fi
+until [ $(ls again.* 2>/dev/null | wc -l) = 2 ]; do
+    [ -e first/rank ] && [ $(ls up.* | wc -l) -ge 3 ] && touch again.$RANK; sleep 0.01
+done
+[ $RANK = 0 ] && exit 4
+exec sleep 1000";
+    let mut all = [job.node(0, script), job.node(1, script)];
+    assert_eq!(
+        all.each_mut().map(code),
+        [1, 1],
+        "{}{}",
+        all[0].stderr(),
+        all[1].stderr()
+    );
+    let rank = fs::read_to_string(job.path().join("first/rank")).unwrap();
+    let rank: u64 = rank.trim().parse().unwrap();
+    for node in &mut all {
+        let text = format!(": rank {rank} on ");
+        let first = lines(node)
+            .into_iter()
+            .find(|line| line.contains("the first failure of the job"));
+        let first = first.unwrap_or_else(|| panic!("{}", node.stderr()));
+        assert!(first.contains(&text), "{first}");
+        assert!(
+            first.ends_with("ended with exit code 3: bad shard 17"),
+            "{first}"
+        );
+        let json = node.read_json();
+        let failure = &json["first_failure"];
+        assert_eq!(failure["rank"], rank, "{json}");
+        assert_eq!(failure["exit_code"], 3, "{json}");
+        assert_eq!(failure["last_line"], "bad shard 17", "{json}");
+        assert!(failure["time"].as_f64().unwrap() > 1e9, "{json}");
+        assert!(failure["host"].is_string(), "{json}");
+    }
+}
+
 /// A script can save what it has in the grace period of a signal.
 #[test]
 fn the_other_workers_have_the_grace_period_of_a_signal() {
@@ -330,21 +376,22 @@ fn the_store_stays_open_until_all_nodes_have_read_the_reason() {
     assert_stopped(&mut slow, "rank ");
     assert_eq!(code(&mut host), 1);
 
-    // A second signal ends the wait.
-    let job = Job::new("2", &[]);
-    let mut host = job.node(0, script);
-    let slow = job.node(1, &format!("touch up.other; {FOREVER}"));
-    eventually("both run", || {
-        count(&host, "started") + count(&slow, "started") == 2
-    });
-    slow.pause();
-    fs::write(job.path().join("go"), "").unwrap();
-    eventually("the report", || host.stderr().contains("FAILED"));
-    host.signal(Signal::TERM);
-    host.signal(Signal::INT);
-    let before = std::time::Instant::now();
-    assert_eq!(code(&mut host), 1);
-    assert!(before.elapsed() < Duration::from_secs(10));
+    // A second signal ends the wait, and a first one shortens it to half of the grace period.
+    let conf = "is_host=1,join_timeout=60,keep_alive_interval=30,keep_alive_max_attempt=10";
+    for signals in [&[Signal::TERM, Signal::INT][..], &[Signal::TERM]] {
+        let job = Job::new("2", &["--grace-period", "20s"]);
+        let mut host = job.launch(0, &["--rdzv-backend", "c10d", "--rdzv-conf", conf], script);
+        let slow = job.node(1, &format!("touch up.other; {FOREVER}"));
+        eventually("both run", || {
+            count(&host, "started") + count(&slow, "started") == 2
+        });
+        slow.pause();
+        fs::write(job.path().join("go"), "").unwrap();
+        eventually("the report", || host.stderr().contains("FAILED"));
+        signals.iter().for_each(|signal| host.signal(*signal));
+        // Without a signal it would wait for 300 s.
+        assert_eq!(code(&mut host), 1, "{}", host.stderr());
+    }
 }
 
 #[test]

@@ -2,8 +2,11 @@
 //!
 //! `tests/scale.rs` is a separate program because it raises the limit on open files.
 
+mod addresses;
+mod blame;
 mod conform;
 mod debug_servers;
+mod doctor;
 mod documents;
 mod durable;
 #[path = "../../../c10d-cli/tests/cli/etcd.rs"]
@@ -19,6 +22,7 @@ mod idle_waits;
 mod in_etcd;
 mod job_failure;
 mod kill_matrix;
+mod lost_nodes;
 mod mixed;
 mod outages;
 mod preload;
@@ -28,6 +32,7 @@ mod processes;
 #[path = "../../../c10d-relay/tests/it/proxy.rs"]
 mod proxy;
 mod public_rules;
+mod reachability;
 mod relays;
 mod rendezvous_backend;
 mod rendezvous_codec;
@@ -37,6 +42,7 @@ mod rpc;
 mod rules;
 mod run_torch;
 mod setups;
+mod stop_signals;
 mod store_kills;
 mod strangers_text;
 mod torch_client;

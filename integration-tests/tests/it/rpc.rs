@@ -281,7 +281,7 @@ fn start_worker(name: &str, rank: u32, world_size: u32, port: u16) -> ChildProce
     ChildProcess::start(format!("{name}, rank {rank}"), &mut command)
 }
 
-/// The others fail at once and name the worker, although a rank is missing and their own timeout is 30 s.
+/// All other workers fail at once and name the worker, although a rank is missing and their own timeout is 30 s.
 #[test]
 fn a_worker_that_cannot_start_ends_the_start_of_the_others() {
     let _watchdog = Watchdog::start("a_worker_that_cannot_start", LIMIT);
@@ -330,7 +330,7 @@ fn a_worker_that_cannot_start_ends_the_start_of_the_others() {
     }
 }
 
-/// In a group whose members come and go, the refused worker is none of them, and the others shut down without it.
+/// In a group whose members come and go, the refused worker is not a member, and all members shut down without it.
 #[test]
 fn a_name_that_is_taken_delays_no_shutdown_of_a_dynamic_group() {
     let _watchdog = Watchdog::start("a_name_that_is_taken", LIMIT);

@@ -3,6 +3,11 @@
 //! In each setup the nodes start their job, and each worker reaches the store at its `MASTER_ADDR`, or one sentence of a
 //! launcher explains why they cannot. An ignored test runs torchrun in the same setups, for the table in the manual.
 
+#![expect(
+    clippy::print_stdout,
+    reason = "measured figures, and tables for the manual"
+)]
+
 use std::fmt::Write as _;
 use std::process::Command;
 use std::sync::Mutex;

@@ -31,7 +31,7 @@ impl Agent {
     ///
     /// # Errors
     /// [`StartError`]. A duplicate name or rank is an error on every worker of a group of fixed size,
-    /// and names both claimants. If one of them cannot start, for example because its port is in use, the others fail
+    /// and names both claimants. If one of them cannot start, for example because its port is in use, all other workers fail
     /// within a second, and name it.
     pub fn start(
         options: AgentOptions,

@@ -1,4 +1,4 @@
-//! The first worker of a static group that could not start. Without it the group cannot be complete, so the others do not wait
+//! The first worker of a static group that could not start. Without it the group cannot be complete, so no worker waits
 //! for it, neither when they start nor when they shut down.
 
 use std::sync::Arc;
@@ -18,7 +18,7 @@ const FAILED_KEY: &str = "names/_FAILED";
 const WHY_CHARS_MAX: usize = 512;
 const VALUE_BYTES_MAX: usize = 4096;
 
-/// How long a worker that fails tries to tell the others.
+/// How long a failed worker tries to report that.
 const PUBLISH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Tells the other workers of a static group that `me` could not start, and why, unless another worker failed before, or

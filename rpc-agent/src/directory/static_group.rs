@@ -25,7 +25,7 @@ pub(super) fn claim_key(id: WorkerId) -> String {
 }
 
 /// The key of the worker that has claimed this name: its id, a space, its name and address. Two workers of one name fail at
-/// once, and do not wait for all others first.
+/// once, and do not wait for the whole group first.
 fn name_key(me: &Member) -> String {
     format!("names/_NAME/{}", me.info.name)
 }

@@ -49,7 +49,7 @@ impl Runtime {
         })
     }
 
-    /// Tells the others that this agent, which has joined the group, could not start.
+    /// Reports to the group that this agent, which has joined it, could not start.
     pub(crate) fn publish_failure(&self, error: &StartError) {
         let driver = &self.driver;
         if !driver.directory.is_dynamic() {
@@ -143,15 +143,13 @@ impl Runtime {
     }
 }
 
-/// Whether the group misses the worker that has failed, and does not know it. A store that has failed cannot tell the others.
+/// Whether the group misses the worker that has failed, and does not know it. A failed store cannot report it.
 const fn concerns_group(error: &StartError) -> bool {
     match error {
         StartError::Store(_) => false,
         StartError::Directory(error) => matches!(
             **error,
-            DirectoryError::NameTaken { .. }
-                | DirectoryError::OwnAddress { .. }
-                | DirectoryError::WorkersMissing { .. }
+            DirectoryError::NameTaken { .. } | DirectoryError::OwnAddress { .. }
         ),
         _ => true,
     }

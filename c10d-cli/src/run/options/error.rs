@@ -32,6 +32,15 @@ pub(crate) enum UsageError {
         /// The option that gives the value.
         option: &'static str,
     },
+    #[error("{name} is {rank}, but the job has {world_size} ranks, from 0")]
+    DebugRank {
+        /// The option or the variable.
+        name: String,
+        /// As given.
+        rank: usize,
+        /// The number of ranks.
+        world_size: usize,
+    },
     #[error("--module and --no-python cannot be combined")]
     ModuleWithoutPython,
     #[error("{name} is not supported: {why}")]

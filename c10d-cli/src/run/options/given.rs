@@ -15,7 +15,8 @@ use clap::{Arg, Command, Error};
 
 use super::error::{Given, Refusal, UsageError};
 use crate::ephemeral_ports::EphemeralPorts;
-use elastic_agent::devices::{DeviceKind, DevicesError};
+use crate::run::interpreter::Interpreter;
+use elastic_agent::devices::{Cpus, DeviceKind, DevicesError};
 use elastic_agent::scheduler::Site;
 use elastic_rendezvous::StartWarning;
 
@@ -25,10 +26,14 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) variable: Variables<'a>,
     /// All variables, which workers inherit.
     pub(crate) environment: Vec<(OsString, OsString)>,
+    /// The Python interpreter of scripts and modules.
+    pub(crate) interpreter: Interpreter,
     /// What the stores of the job ask for.
     pub(crate) credentials: Option<Credentials>,
     /// Counts devices, at least one.
     pub(crate) count_devices: &'a dyn Fn(DeviceKind) -> Result<usize, DevicesError>,
+    /// The processors that this process may use; `None` if they cannot be counted.
+    pub(crate) count_cpus: &'a dyn Fn() -> Option<Cpus>,
     /// The ports that the system gives to outgoing connections.
     pub(crate) ephemeral_ports: EphemeralPorts,
     /// A random number, for the id of a standalone run.

@@ -6,9 +6,9 @@ use std::time::Duration;
 use c10d_store::recommended_memory_max;
 use clap::Args;
 use elastic_agent::HealthCheck;
-use elastic_rendezvous::{StartWarning, parse_config};
+use elastic_rendezvous::{StartWarning, WarningKind, parse_config};
 
-use super::error::{Refusal, UsageError};
+use super::error::{Given, Refusal, UsageError};
 use super::given::{Parsed, Read, Surroundings, value_of};
 use super::origin::Origin;
 use super::values::{bytes, number, positive_time, text, time, whole_number};
@@ -65,7 +65,8 @@ pub(super) struct NodeArgs {
     #[arg(hide_short_help = true, long, value_name = "PORT", allow_negative_numbers = true, value_parser = Read(master_port))]
     pub(super) master_port: Option<Parsed<u16>>,
 
-    /// The address of this node that other nodes get. [default: the full name of this machine]
+    /// Give other nodes this address of this node, or the address of this network interface, for example 10.0.0.7 or eth0.
+    /// [default: the address at which the nodes have met]
     #[arg(hide_short_help = true, long, value_name = "HOST", default_value = "", value_parser = Read(text))]
     pub(super) local_addr: Parsed<String>,
 
@@ -134,6 +135,7 @@ impl NodeArgs {
         &self,
         surroundings: &Surroundings<'_>,
         found: Option<&Found>,
+        warnings: &mut Vec<StartWarning>,
     ) -> Result<(usize, Option<Origin>), UsageError> {
         let (number, from) = match &self.nproc_per_node {
             Some(option) => {
@@ -145,7 +147,10 @@ impl NodeArgs {
                     let refusal = Refusal::But(error.to_string());
                     option.given.refused(refusal)
                 });
-                (number?, option.given.name.clone())
+                let number = number?;
+                let warning = quota_warning(option, number, surroundings);
+                warnings.extend(warning.map(|text| StartWarning::new(WarningKind::Quota, text)));
+                (number, option.given.name.clone())
             }
             None => match found.and_then(|found| allotted_gpus(surroundings, found)) {
                 Some(gpus) => (gpus.value, gpus.from),
@@ -176,6 +181,48 @@ impl NodeArgs {
             None => check,
             Some(timeout) => check.with_timeout(timeout.value()?),
         }))
+    }
+}
+
+/// More workers than this for each processor of a quota are worth a warning: training on GPUs does with less than one, and
+/// workers that compute on processors are slower then than fewer ones would be.
+const WORKERS_PER_PROCESSOR: usize = 2;
+
+/// Says that the control group limits the processors, where that limits the workers or should.
+fn quota_warning(
+    option: &Parsed<Workers>,
+    number: usize,
+    surroundings: &Surroundings<'_>,
+) -> Option<String> {
+    let Given { name, value } = &option.given;
+    let cpus = || {
+        let cpus = (surroundings.count_cpus)()?;
+        Some((cpus.allowed, cpus.quota?))
+    };
+    match option.value().ok()? {
+        Workers::Number(1) => None,
+        Workers::Number(_) => {
+            let (_, quota) = cpus()?;
+            (number > quota.saturating_mul(WORKERS_PER_PROCESSOR)).then(|| {
+                format!(
+                    "{name} is {number}, but the control group's CPU quota is {quota}: the workers will wait for processors"
+                )
+            })
+        }
+        Workers::OneForEach(DeviceKind::Gpu | DeviceKind::Xpu) => None,
+        Workers::OneForEach(DeviceKind::Auto)
+            if (surroundings.count_devices)(DeviceKind::Gpu).is_ok() =>
+        {
+            None
+        }
+        Workers::OneForEach(DeviceKind::Cpu | DeviceKind::Auto) => {
+            let (allowed, quota) = cpus()?;
+            (number == quota && quota < allowed).then(|| {
+                format!(
+                    "{name} is {value:?}: {quota} for the control group's CPU quota, although {allowed} processors are visible"
+                )
+            })
+        }
     }
 }
 

@@ -40,19 +40,23 @@ pub(super) fn warning(
     })
 }
 
-/// The port of the endpoint, if this node is known to serve it without a name lookup.
+/// The port of the endpoint, if this node is known to serve it without a name lookup. Not on a loopback address: a job of one
+/// machine shows at once that its port is taken.
 fn served_here(rendezvous: &RendezvousParameters, surroundings: &Surroundings<'_>) -> Option<u16> {
     if rendezvous.get_as_bool("is_host") == Ok(Some(false)) {
         return None;
     }
     let endpoint: Endpoint = rendezvous.endpoint().parse().ok()?;
     let host = endpoint.host();
+    if is_loopback_name(host) {
+        return None;
+    }
     let address = host.parse();
     let has_address = address.is_ok_and(|address| (surroundings.site.has_address)(address));
     let is_here = if rendezvous.backend() == STATIC_BACKEND {
         rendezvous.get("rank") == Some("0")
     } else {
-        is_loopback_name(host) || host == (surroundings.site.host_name)() || has_address
+        host == (surroundings.site.host_name)() || has_address
     };
     endpoint.port().filter(|_| is_here)
 }

@@ -82,12 +82,17 @@ impl RestartArgs {
         self.on_job_failure.value()
     }
 
-    /// `None` if nothing depends on the workers' progress.
-    pub(super) fn progress(&self, has_events: bool) -> Result<Option<ProgressOptions>, UsageError> {
+    /// `None` if nothing depends on the workers' progress. While a person debugs a worker, workers are never stuck.
+    pub(super) fn progress(
+        &self,
+        has_events: bool,
+        is_debugged: bool,
+    ) -> Result<Option<ProgressOptions>, UsageError> {
         let mut progress = ProgressOptions::default();
         progress.file = self.progress_file.value()?;
-        progress.timeout = self.progress_timeout.value()?;
-        progress.first_timeout = self.first_progress_timeout.value()?;
+        let limit = |timeout: Option<Duration>| timeout.filter(|_| !is_debugged);
+        progress.timeout = limit(self.progress_timeout.value()?);
+        progress.first_timeout = limit(self.first_progress_timeout.value()?);
         let is_watched = progress != ProgressOptions::default()
             || self.max_restarts_without_progress.is_some()
             || has_events;

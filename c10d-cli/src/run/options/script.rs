@@ -36,6 +36,15 @@ pub(super) enum Script {
 }
 
 impl ScriptArgs {
+    /// The options of a script that is a file of Python.
+    pub(super) const fn of_file() -> Self {
+        Self {
+            module: false,
+            run_path: false,
+            no_python: false,
+        }
+    }
+
     pub(super) fn command(
         &self,
         script: Option<Script>,
@@ -54,11 +63,7 @@ impl ScriptArgs {
             (_, _, false) if is_python_file(&script) => Entrypoint::Script(script),
             _ => Entrypoint::Program(script),
         };
-        let interpreter = surroundings
-            .variable("PYTHON_EXEC")
-            .map(|given| given.value)
-            .filter(|path| !path.is_empty())
-            .unwrap_or_else(|| "python3".to_owned());
+        let interpreter = &surroundings.interpreter.program;
         let command = CommandLine::of(&entrypoint, interpreter, words);
         Ok((entrypoint, command))
     }

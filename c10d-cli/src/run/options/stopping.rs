@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use elastic_agent::{AgentOptions, ExitLimits};
+use elastic_agent::{AgentOptions, Entrypoint, ExitLimits, SignalTarget};
 use elastic_rendezvous::{StartWarning, WarningKind};
 
 use super::error::{Refusal, UsageError};
@@ -41,6 +41,14 @@ pub(super) struct StoppingArgs {
     /// [default: $TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30]
     #[arg(hide_short_help = true, long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = Read(seconds))]
     shutdown_timeout: Option<Parsed<Duration>>,
+
+    /// Send stop signals, SIGUSR1 and SIGUSR2 to each worker alone (`worker`), or to its whole process group (`group`).
+    ///
+    /// A worker alone can finish its step and stop its own children, for example the processes of a data loader. When it
+    /// exits, the remaining processes of its group get the same signal. [default: worker if the launcher starts Python,
+    /// otherwise group]
+    #[arg(hide_short_help = true, long, value_name = "worker|group", value_parser = Read(signal_target))]
+    stop_signal_to: Option<Parsed<SignalTarget>>,
 }
 
 /// How a job ends by a signal.
@@ -68,6 +76,20 @@ impl StoppingArgs {
             given.map(|given| given.read(seconds))
         });
         limits(shutdown, value_of(&self.grace_period)?, usual, warnings)
+    }
+
+    /// Python handles signals and stops its children; shells do not forward signals.
+    pub(super) fn signal_target(
+        &self,
+        entrypoint: &Entrypoint,
+    ) -> Result<SignalTarget, UsageError> {
+        let usual = match entrypoint {
+            Entrypoint::Program(_) => SignalTarget::Group,
+            Entrypoint::Script(_) | Entrypoint::Module(_) | Entrypoint::RunPath(_) => {
+                SignalTarget::Worker
+            }
+        };
+        Ok(value_of(&self.stop_signal_to)?.unwrap_or(usual))
     }
 }
 
@@ -110,6 +132,14 @@ fn reserve(grace_period: Duration) -> Duration {
     let tenth = grace_period / 10;
     let least = RESERVE_MIN.min(grace_period / 2);
     tenth.clamp(least, RESERVE_MAX)
+}
+
+fn signal_target(text: &str) -> Result<SignalTarget, Refusal> {
+    match text {
+        "worker" => Ok(SignalTarget::Worker),
+        "group" => Ok(SignalTarget::Group),
+        _ => Err(Refusal::IsNot("worker or group")),
+    }
 }
 
 fn grace_period(text: &str) -> Result<Duration, Refusal> {

@@ -10,13 +10,14 @@ mod under_scheduler;
 use std::ffi::OsString;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
-use elastic_agent::devices::{DeviceKind, DevicesError};
+use elastic_agent::devices::{Cpus, DeviceKind, DevicesError};
 use elastic_agent::scheduler::Site;
 use elastic_rendezvous::parse_config;
 
 use super::rendezvous::random_id;
 use super::*;
 use crate::ephemeral_ports::EphemeralPorts;
+use crate::run::interpreter;
 
 #[derive(Debug, Parser)]
 #[command(name = "run", mut_args = crate::with_underscore)]
@@ -54,7 +55,12 @@ fn plan_of<'a>(
                 variables: Vec::new(),
             }),
         },
+        count_cpus: &|| {
+            let quota = variable("TEST_CPU_QUOTA")?.parse().ok();
+            Some(Cpus { allowed: 64, quota })
+        },
         environment: Vec::new(),
+        interpreter: interpreter::find(None, &|name| variable(name).map(Into::into)),
         credentials: None,
         ephemeral_ports: EphemeralPorts::parse("32768\t60999\n", "40000-40009,50000\n"),
         seed: 1,

@@ -125,6 +125,7 @@ fn a_dry_run_prints_the_plan_as_json() {
             "read_timeout": 60.0,
             "join_timeout": 600.0,
         },
+        "debug_rank": null,
         "warnings": [],
     });
     assert_eq!(plan, expected);

@@ -56,3 +56,54 @@ fn an_object_that_a_rank_of_vllm_broadcasts_is_named() {
     );
     assert!(finding.culprits.0.is_empty());
 }
+
+/// The number of a key of a program is no rank.
+#[test]
+fn a_key_of_a_program_is_shown_as_it_is() {
+    let report = waiting_for(&[(0, "/default_pg/0//batch/7")]);
+    let finding = only(&report);
+    assert!(
+        finding.text.starts_with(
+            "Rank 0 (pid 4100 on vm) waits for the key /default_pg/0//batch/7 for 20 s."
+        ),
+        "{}",
+        finding.text
+    );
+    assert_eq!(report.waits[0].meaning, "the key /default_pg/0//batch/7");
+}
+
+/// Whatever ranks wait for, a report names no rank that the job does not have.
+#[test]
+fn no_report_names_a_rank_that_cannot_exist() {
+    let keys = [
+        "/default_pg/0//cpu//0/{}",
+        "/default_pg/0//{}",
+        "/default_pg/0//x/{}",
+        "/default_pg/0//1//cpu//0/{}",
+        "/default_pg/debug_server/rank{}",
+        "/default_pg/0//cuda//0:{}",
+        "/send_to/{}/3",
+        "/rpc_prefix_0/names/{}",
+        "/_inprocess_0/state_{}",
+    ];
+    for (place, key) in keys.iter().enumerate() {
+        for rank in [4, 7, 99, 4095, 70_000] {
+            let key = key.replace("{}", &rank.to_string());
+            let report = waiting_for(&[(place % 4, &key)]);
+            let json = serde_json::to_string(&report).unwrap();
+            // A key is shown as it is, and is no name of a rank.
+            let rest = json.replace(&key, "");
+            let named = [
+                format!("rank {rank}"),
+                format!("member {rank}"),
+                format!("worker {rank}"),
+            ];
+            assert!(named.iter().all(|it| !rest.contains(it)), "{key}: {json}");
+            for finding in &report.findings {
+                let mut ranks = finding.culprits.0.iter().chain(&finding.waiting.0);
+                assert!(ranks.all(|rank| *rank < 4), "{key}: {finding:?}");
+            }
+            assert_eq!(report.ranks.len(), 4, "{key}");
+        }
+    }
+}

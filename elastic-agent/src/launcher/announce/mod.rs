@@ -18,13 +18,13 @@ use std::time::{Duration, Instant};
 use crate::agent::{AgentEvent, AgentListener, StartedWorker, StartedWorkers};
 use crate::threads::{JoinedThread, lock};
 use crate::worker::WorkerExit;
-use c10d_inspect::AnnouncedNode;
 use c10d_inspect::nccl::AnnouncedNccl;
+use c10d_inspect::{AnnouncedCause, AnnouncedNode, FindingKind};
 use c10d_socket::{Cancel, Credentials, HostPort};
 use elastic_rendezvous::Listener;
 
 use super::debug_servers::ProxyAddress;
-use super::feature::Feature;
+use super::feature::{Feature, JobEnd};
 use super::nccl::NcclAsker;
 use super::processes::{Scanner, StoreAddress};
 use link::Link;
@@ -71,6 +71,7 @@ enum Message {
     Replaced(StartedWorker),
     Exited(WorkerExit),
     Stopping,
+    Cause(AnnouncedCause),
     /// What the workers' NCCL says, if anything.
     Nccl(Option<AnnouncedNccl>),
     /// Asks for an answer when all earlier messages are announced.
@@ -168,6 +169,19 @@ impl Feature for Announcer {
             // Fails when the announcer is dropped.
             let _ = messages.send(message);
         }))
+    }
+
+    /// Announces the root cause of a failure, so that the pages and `c10d why` have the same answer.
+    fn workers_ended(&mut self, end: &mut JobEnd) {
+        let finding = end.why.as_ref().and_then(|why| why.findings.first());
+        if let Some(finding) = finding.filter(|it| it.kind == FindingKind::WorkerEnded) {
+            let mut cause = AnnouncedCause::default();
+            cause.text.clone_from(&finding.text);
+            cause.ranks.clone_from(&finding.culprits);
+            cause.victims.clone_from(&finding.waiting);
+            // Fails when the thread has panicked.
+            let _ = self.messages.send(Message::Cause(cause));
+        }
     }
 
     /// Its end announces how the workers ended.
@@ -292,6 +306,11 @@ impl Thread {
                 self.early = EarlyExits::default();
                 if let Some(roster) = &mut self.roster {
                     roster.note_stopping();
+                }
+            }
+            Message::Cause(cause) => {
+                if let Some(roster) = &mut self.roster {
+                    roster.note_cause(cause);
                 }
             }
             Message::Nccl(said) => {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::agent::{AgentOptions, StartedWorker, StartedWorkers};
 use crate::worker::{ExitKind, WorkerExit};
-use c10d_inspect::{AnnouncedNode, AnnouncedProcess, AnnouncedWorker, WorkerEnd};
+use c10d_inspect::{AnnouncedCause, AnnouncedNode, AnnouncedProcess, AnnouncedWorker, WorkerEnd};
 
 /// How often the host is looked at while workers start, and later.
 const LOOK_INTERVAL_STARTING: Duration = Duration::from_secs(1);
@@ -61,6 +61,8 @@ pub(super) struct Roster {
     started: StartedWorkers,
     workers: Vec<Worker>,
     is_stopping: bool,
+    /// The root cause of the failure of these workers, when it has been found.
+    cause: Option<AnnouncedCause>,
     has_news: bool,
     next_look: Instant,
     next_glance: Instant,
@@ -111,6 +113,7 @@ impl Roster {
             workers: workers.collect(),
             started,
             is_stopping: false,
+            cause: None,
             has_news: false,
             next_look: now,
             next_glance: now + GLANCE_INTERVAL,
@@ -146,6 +149,12 @@ impl Roster {
 
     /// Notes that there is something to announce besides the workers.
     pub(super) fn note_news(&mut self) {
+        self.has_news = true;
+    }
+
+    /// Notes why the workers failed.
+    pub(super) fn note_cause(&mut self, cause: AnnouncedCause) {
+        self.cause = Some(cause);
         self.has_news = true;
     }
 
@@ -272,6 +281,7 @@ impl Roster {
         node.nodes = Some(self.started.nodes);
         node.world_size = Some(self.started.world_size);
         node.restarts = self.started.restarts;
+        node.cause.clone_from(&self.cause);
         node.looked_ago_ms = millis(now, self.looked);
         let workers = self.workers.iter().map(|worker| {
             let mut announced = worker.announced(now);

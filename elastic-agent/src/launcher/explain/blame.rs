@@ -101,7 +101,10 @@ impl RootFinding {
         let is_first = record.rank == first.rank && record.pid == first.pid;
         let is_one = cause.culprits.len() == 1;
         let culprits = cause.culprits.iter().map(|&it| exits[it].rank);
-        let mut finding = Finding::new(FindingKind::WorkerEnded, sentence(&cause.text));
+        let cure = is_at_exit.then_some(CURE);
+        let text = [Some(cause.text.as_str()), cure].into_iter().flatten();
+        let text: Vec<String> = text.map(sentence).collect();
+        let mut finding = Finding::new(FindingKind::WorkerEnded, text.join(" "));
         finding.culprits.0.extend(culprits);
         let has_failed = |exit: &&Exit| exit.code != Some(0) && !exit.is_stopped;
         let victims = exits.iter().filter(has_failed).map(|exit| exit.rank);
@@ -114,7 +117,7 @@ impl RootFinding {
                 record: record.clone(),
                 is_certain: cause.is_certain,
                 text: cause.text,
-                cure: is_at_exit.then_some(CURE),
+                cure,
             },
             finding,
             is_telling: !is_first || is_at_exit || cause.has_victims || !is_one,
@@ -203,10 +206,10 @@ const fn is_end(finding: &Finding) -> bool {
 fn led_by(report: &Report, cause: &Finding) -> Report {
     let mut led = report.clone();
     led.headline.clone_from(&cause.text);
-    // What the store has seen of the same exit is said by the cause.
+    // The cause has more about the same exit than the store has seen.
     let is_same = |finding: &Finding| finding != cause && finding.culprits == cause.culprits;
     led.findings
-        .retain(|finding| finding.kind != FindingKind::WorkerEnded || !is_same(finding));
+        .retain(|finding| !is_end(finding) || !is_same(finding));
     for finding in &mut led.findings {
         finding.is_consequence |= finding != cause && follows_from(finding, cause);
     }
@@ -344,6 +347,53 @@ mod tests {
         let now = report(&[(FindingKind::NeverConnected, &[7])]);
         let shown = Some(FindingKind::NeverConnected);
         assert_eq!(blamed(&reports(now, None)), (1, shown));
+    }
+
+    /// The report of node 0, whose rank 0 lost its connection, with the exits of node 1.
+    #[test]
+    fn an_exit_on_another_node_is_the_root_cause() {
+        let outcome = |rank: usize, code: i32, ms: u64, stderr: &str| WorkerOutcome {
+            local_rank: 0,
+            rank,
+            pid: 100,
+            exit: ExitKind::Code(code),
+            ended_at: UNIX_EPOCH + Duration::from_millis(ms),
+            was_stopped: false,
+            error_file: None,
+            stderr_tail: stderr.as_bytes().to_vec(),
+        };
+        let lost = outcome(
+            0,
+            1,
+            50_400,
+            "Error: Connection closed by peer [10.0.0.2]:4711",
+        );
+        let failed = outcome(1, 3, 50_000, "bad shard 17");
+        let own = vec![ExitRecord::of(&lost, "node0")];
+        let other = vec![ExitRecord::of(&failed, "node1")];
+        let all = vec![ProcessFailure::of(&lost)];
+        let mut failures = Failures::new(all).unwrap().with_exits(vec![own, other]);
+        // The store has seen the same exit, and the exit of its victim.
+        let now = report(&[
+            (FindingKind::LostLater, &[1]),
+            (FindingKind::WorkerEnded, &[0]),
+        ]);
+        let shown = explain(&reports(now, None), Some(&mut failures)).unwrap();
+        let text =
+            "rank 1 on node1 exited with code 3, 0.4 s before rank 0 lost its connection to it";
+        assert_eq!(shown.headline, format!("R{}.", &text[1..]));
+        assert_eq!(shown.findings.len(), 2, "{:#?}", shown.findings);
+        assert!(shown.findings[1].is_consequence);
+        let root = failures.root_exit().unwrap();
+        assert_eq!((root.text.as_str(), root.is_certain), (text, true));
+        assert!(failures.is_root_elsewhere());
+        let summary = failures.summary("f.py", "node0", |seconds| seconds.to_string());
+        let end = format!(
+            "Root Cause (the first observed failure is that of rank 0):\n[1]:\n  time      : 50\n  host      : node1\n  \
+             rank      : 1\n  exitcode  : 3 (pid: 100) \n  error_file: <N/A>\n  traceback : <N/A>\n  \
+             cause     : {text}\n  stderr    : the last line\n    bad shard 17\n"
+        );
+        assert!(summary.contains(&end), "{summary}");
     }
 
     #[test]

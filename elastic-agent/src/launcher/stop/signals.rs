@@ -5,6 +5,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use c10d_socket::is_signal_ignored;
+
 use crate::agent::AgentHandle;
 use crate::threads::{JoinedThread, lock};
 use signal_hook::consts::{FORBIDDEN, SIGUSR1, SIGUSR2};
@@ -43,7 +45,9 @@ struct State {
 
 impl Signals {
     /// From now on these signals do not end the process: those of these names stop the launcher, SIGUSR1 and SIGUSR2 go
-    /// to its workers. Without names none is handled. A signal that stops the launcher first starts the timer.
+    /// to its workers. Without names none is handled. A signal that this process ignores stays ignored, by
+    /// this process and by its workers, because nohup(1) or a shell has started it so. A signal that
+    /// stops the launcher first starts the timer.
     ///
     /// # Errors
     /// Those of the system.
@@ -54,6 +58,7 @@ impl Signals {
         if names.is_some() {
             numbers.extend(FORWARDED);
         }
+        numbers.retain(|number| !is_signal_ignored(*number));
         numbers.sort_unstable();
         numbers.dedup();
         let mut signals = Iterator::new(numbers)?;

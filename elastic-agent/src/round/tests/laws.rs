@@ -81,11 +81,10 @@ impl World {
         }
         if self.meeting.job_end.is_some() && !self.is_store_down && self.is_member(index) {
             // Some cannot start their workers, which is the reason.
-            let knows = match &outcome {
-                Err(AgentError::Rendezvous(_) | AgentError::Board(_))
-                | Ok(AgentOutcome::NotNeeded) => false,
-                _ => true,
-            };
+            let knows = !matches!(
+                outcome,
+                Err(AgentError::Rendezvous(_) | AgentError::Board(_)) | Ok(AgentOutcome::NotNeeded)
+            );
             assert!(
                 knows,
                 "node {index} does not know why the job ended: {outcome:?}"

@@ -35,6 +35,7 @@ pub(super) fn settings(restarts: usize, workers: usize) -> Settings {
         has_store_per_round: true,
         loss_wait: None,
         keep: None,
+        has_exit_limit: true,
         name: "train.py".to_owned(),
     }
 }
@@ -262,6 +263,7 @@ impl World {
                 node.has_news,
                 node.round.policy.used(),
                 node.knows_of_failure,
+                node.round.is_closing_known,
                 &node.told,
                 &node.pausing,
             );

@@ -14,6 +14,7 @@ use log::Level;
 use rustix::process::Signal;
 
 use super::exit_code::ExitKind;
+use super::plan::SignalTarget;
 use crate::signal_name::name_of;
 use crate::worker_list;
 
@@ -70,6 +71,8 @@ pub(super) enum Leftover {
 pub(super) enum Effect {
     /// Send the signal to the process group of this worker.
     Signal(usize, Signal),
+    /// Send the signal to this worker alone.
+    SignalAlone(usize, Signal),
     /// The kill switch must not kill the group of this worker any more: its id may belong to another.
     Release(usize),
     /// End the guardian: all processes have ended or are killed, and the system may soon reuse a group's id. That of
@@ -100,6 +103,8 @@ pub(super) struct Lifecycle {
     /// The last signal sent to the workers; `None` until the group is stopped.
     stopped_by: Option<Signal>,
     phase: Phase,
+    /// Who gets the signal that begins a stop.
+    target: SignalTarget,
 }
 
 #[derive(Debug)]
@@ -150,7 +155,10 @@ impl Checks {
 
 impl Lifecycle {
     /// Workers that run: their local ranks and process ids.
-    pub(super) fn new(workers: impl IntoIterator<Item = (usize, u32)>) -> Self {
+    pub(super) fn new(
+        workers: impl IntoIterator<Item = (usize, u32)>,
+        target: SignalTarget,
+    ) -> Self {
         let members = workers.into_iter().map(|(local_rank, pid)| Member {
             local_rank,
             pid,
@@ -162,6 +170,15 @@ impl Lifecycle {
             order: Vec::new(),
             stopped_by: None,
             phase: Phase::Running,
+            target,
+        }
+    }
+
+    /// How this worker gets a signal while it runs.
+    pub(super) const fn signal(&self, worker: usize, signal: Signal) -> Effect {
+        match self.target {
+            SignalTarget::Worker => Effect::SignalAlone(worker, signal),
+            SignalTarget::Group => Effect::Signal(worker, signal),
         }
     }
 
@@ -279,12 +296,17 @@ impl Lifecycle {
             was_stopped: self.stopped_by.is_some(),
         });
         self.order.push(worker);
-        // Its children may have ignored a signal that was meant for the worker.
-        let is_told = matches!(self.stopped_by, None | Some(Signal::TERM | Signal::KILL));
+        // The signal for the processes that it leaves behind in its group.
+        let for_others = match (self.stopped_by, self.target) {
+            (None | Some(Signal::KILL), _) | (Some(Signal::TERM), SignalTarget::Group) => None,
+            (Some(signal), SignalTarget::Worker) => Some(signal),
+            // They may have ignored a signal that was meant for the worker.
+            (Some(_), SignalTarget::Group) => Some(Signal::TERM),
+        };
         if !member.has_group() {
             out.push(Effect::Release(worker));
-        } else if !is_told {
-            out.push(Effect::Signal(worker, Signal::TERM));
+        } else if let Some(signal) = for_others {
+            out.push(Effect::Signal(worker, signal));
         }
         out.push(Effect::Log(Level::Info, format!("{member} exited: {kind}")));
     }
@@ -296,7 +318,7 @@ impl Lifecycle {
         self.stopped_by = Some(signal);
         for (worker, member) in self.members.iter().enumerate() {
             if member.exit.is_none() {
-                out.push(Effect::Signal(worker, signal));
+                out.push(self.signal(worker, signal));
             } else if member.has_group() {
                 out.push(Effect::Signal(worker, Signal::TERM));
             }

@@ -22,10 +22,14 @@ struct Story {
 }
 
 impl Story {
-    /// Workers with local ranks from 0 and process ids from 100.
+    /// Workers with local ranks from 0 and process ids from 100, whose groups get signals.
     fn of(workers: u32) -> Self {
+        Self::with_target(workers, SignalTarget::Group)
+    }
+
+    fn with_target(workers: u32, target: SignalTarget) -> Self {
         Self {
-            lifecycle: Lifecycle::new((0_usize..).zip(100..100 + workers)),
+            lifecycle: Lifecycle::new((0_usize..).zip(100..100 + workers), target),
             now: Instant::now(),
             leftover: Leftover::Nothing,
         }
@@ -102,6 +106,35 @@ fn running_workers_get_the_signal_and_what_others_left_behind_gets_sigterm() {
         .map(|(worker, exit)| (worker, exit.was_stopped))
         .collect();
     assert_eq!(exits, [(1, false), (0, true), (2, true)]);
+}
+
+#[test]
+fn a_worker_alone_gets_the_signal_and_the_others_of_its_group_get_the_same_one_when_it_exits() {
+    for signal in [Signal::TERM, Signal::INT, Signal::USR1] {
+        let mut story = Story::with_target(3, SignalTarget::Worker);
+        assert_eq!(story.exit(2, FAILED), []);
+        let expected = [
+            Effect::SignalAlone(0, signal),
+            Effect::SignalAlone(1, signal),
+            Effect::Signal(2, Signal::TERM),
+        ];
+        assert_eq!(story.stop(signal, GRACE), expected);
+        story.leftover = Leftover::Processes;
+        let told = [Effect::Signal(1, signal)];
+        assert_eq!(story.exit(1, ExitKind::Code(0)), told);
+        assert_eq!(story.exit(0, FAILED), [Effect::Signal(0, signal)]);
+        // Those that ignore it are killed when the grace period ends, and not earlier.
+        let killed = (0..3).map(|worker| Effect::Signal(worker, Signal::KILL));
+        let killed: Vec<_> = killed.chain([Effect::EndGuardian]).collect();
+        assert_eq!(story.wait(), (GRACE, killed));
+    }
+}
+
+#[test]
+fn a_worker_whose_group_got_the_signal_leaves_processes_that_do_not_get_it_twice() {
+    let mut story = Story::of(1);
+    story.stop(Signal::TERM, GRACE);
+    assert_eq!(story.exit(0, FAILED), [Effect::EndGuardian]);
 }
 
 #[test]
@@ -304,8 +337,10 @@ proptest! {
     #[test]
     fn each_group_ends(
         inputs in proptest::collection::vec((any_input(), 0_u64..20, any::<bool>()), 0..30),
+        is_alone in any::<bool>(),
     ) {
-        let mut story = Story::of(3);
+        let target = if is_alone { SignalTarget::Worker } else { SignalTarget::Group };
+        let mut story = Story::with_target(3, target);
         let last = [(Input::Kill, 0, true)];
         let mut exited = std::collections::BTreeMap::new();
         for (input, seconds, is_anything_left) in inputs.into_iter().chain(last) {
@@ -314,7 +349,7 @@ proptest! {
                 story.leftover = Leftover::Processes;
             }
             for effect in story.step(input) {
-                if let Effect::Signal(worker, _) = effect {
+                if let Effect::Signal(worker, _) | Effect::SignalAlone(worker, _) = effect {
                     prop_assert!(exited.get(&worker) != Some(&ExitKind::Unknown), "{effect:?}");
                 }
             }

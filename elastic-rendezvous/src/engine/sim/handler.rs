@@ -37,7 +37,7 @@ impl World {
         let node = &mut self.nodes[index];
         node.request_id += 1;
         // The next request makes another connection.
-        // Where answers are late, or the node stands still, it may return late.
+        // If answers are late, or the process was stopped, it may return late.
         node.was_long_gone |= node.was_paused || self.network != Network::CALM;
         let (closed_at, closed) = (node.cut_until.max(self.now), node.connection);
         node.connection += 1;
@@ -374,7 +374,7 @@ impl World {
         match command {
             Command::Cut { time, is_silent } => {
                 node.was_cut = true;
-                // Others may not have seen a return that was short.
+                // A short return may not be seen.
                 if node.cut_until + READ_INTERVAL * 2 < self.now {
                     node.cut_since = self.now;
                 }

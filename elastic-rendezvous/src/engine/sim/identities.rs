@@ -106,7 +106,7 @@ fn a_node_knows_its_own_write_whose_answer_was_lost() {
 }
 
 /// docs/spec/rendezvous.md, IDENTITY 1 and 2. Nodes that restart often, whose answers are lost and whose writes are
-/// refused. None is ever listed twice.
+/// refused. A node is never listed twice.
 #[test]
 fn processes_with_one_id_join_as_one_node_each() {
     for_seeds(100, |seed| {

@@ -550,7 +550,7 @@ impl World {
     }
 }
 
-/// Whether this node was without a connection for so long that others may have taken it for lost.
+/// Whether this node was without a connection for longer than 2 s, so that it may count as lost.
 fn is_long_gone(nodes: &[SimNode], node: &NodeId) -> bool {
     let mut nodes = nodes.iter();
     nodes.any(|it| it.me == *node && it.was_long_gone)

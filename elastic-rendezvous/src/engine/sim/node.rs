@@ -149,7 +149,7 @@ pub(super) struct SimNode {
     pub(super) was_cut: bool,
     /// When the last time without a connection began.
     pub(super) cut_since: Duration,
-    /// Whether it was once without a connection for so long that others may have taken it for lost.
+    /// Whether it was once without a connection for longer than 2 s, so that it may count as lost.
     pub(super) was_long_gone: bool,
     /// The number of its connection.
     pub(super) connection: u32,

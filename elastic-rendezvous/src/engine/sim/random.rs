@@ -292,6 +292,69 @@ fn outages(seed: u64) {
     settle(&mut world, limit + 30 * SECOND);
 }
 
+/// Starts some nodes that all have a place, and runs until they have joined and have seen each other's marks.
+fn connected(seed: u64) -> (World, fastrand::Rng) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let count = random.usize(2..=6);
+    let settings = RendezvousSettings::for_test(1, count);
+    let (mut world, random) = world(seed, settings, count);
+    for node in 0..count {
+        world.command(node, Command::Start);
+    }
+    settle(&mut world, 10 * SECOND);
+    (world, random)
+}
+
+/// docs/spec/rendezvous.md, LINK 3.
+#[test]
+fn connections_that_return_within_two_seconds_cost_no_restart() {
+    for_seeds(100, |seed| {
+        let (mut world, mut random) = connected(seed);
+        for _ in 0..10 {
+            let node = random.usize(0..world.nodes.len());
+            let time = Duration::from_millis(random_millis(&mut random, 0..=2_000));
+            let is_silent = false;
+            world.command(node, Command::Cut { time, is_silent });
+            world.run_for(time + Duration::from_millis(random_millis(&mut random, 1_500..=9_000)));
+        }
+        assert!(world.is_settled(), "{}", world.describe());
+        assert!(world.nodes.iter().all(|node| node.joins.len() == 1));
+    });
+}
+
+/// docs/spec/rendezvous.md, LINK 3 and 5: the restart of a store closes all connections, and no node is lost.
+#[test]
+fn a_store_that_restarts_costs_no_restart() {
+    for_seeds(50, |seed| {
+        let (mut world, mut random) = connected(seed);
+        for _ in 0..5 {
+            let time = Duration::from_millis(random_millis(&mut random, 0..=8_000));
+            world.restart_store(time, false);
+            world.run_for(time + 10 * SECOND);
+        }
+        assert!(world.is_settled(), "{}", world.describe());
+        assert!(world.nodes.iter().all(|node| node.joins.len() == 1));
+    });
+}
+
+/// docs/spec/rendezvous.md, LINK 3.
+#[test]
+fn a_killed_node_is_replaced_by_a_round_of_the_others_within_seconds() {
+    for_seeds(50, |seed| {
+        let (mut world, mut random) = connected(seed);
+        let killed = random.usize(0..world.nodes.len());
+        world.command(killed, Command::Crash);
+        world.run_for(SECOND / 10);
+        // 3 s until it is noticed, 2 s to stop the workers, 1 s for each poll of a node that does not watch.
+        let end = world.now + 9 * SECOND;
+        assert!(
+            world.run_until(end, World::is_settled),
+            "{}",
+            world.describe()
+        );
+    });
+}
+
 #[test]
 fn forty_nodes_survive_the_same_faults() {
     for_seeds(2, |seed| faults(seed, 40));

@@ -4,7 +4,7 @@ use c10d_inspect::http::StatusOptions;
 use c10d_store::recommended_memory_max;
 use elastic_agent::{
     Entrypoint, ExitLimits, HealthCheck, KeepOptions, LogOptions, PreloadOptions, ProgressOptions,
-    RestartBudget, RestartRules, StreamMap, Streams,
+    RestartBudget, RestartRules, SignalTarget, StreamMap, Streams,
 };
 use elastic_rendezvous::RendezvousParameters;
 
@@ -24,6 +24,7 @@ fn agent() -> AgentOptions {
     let signals = (SIGNALS.into(), "SIGTERM,SIGINT,SIGHUP,SIGQUIT".into());
     AgentOptions::new(command, 1)
         .with_name("s.py")
+        .with_signal_target(SignalTarget::Worker)
         .with_environment([signals])
 }
 
@@ -72,6 +73,7 @@ fn other_options_are_parsed_as_by_torchrun() {
         .with_name("s.py")
         .with_environment([signals])
         .with_role("eval")
+        .with_signal_target(SignalTarget::Worker)
         .with_restart_rules(rules)
         .with_logs(logs)
         .with_line_prefix_template("[${rank}]")
@@ -397,4 +399,96 @@ fn workers_are_kept_as_the_options_say() {
     }
     let silent = "--keep-workers --replace=none s.py";
     assert_eq!(plan(silent, &[]).warning_texts(), Vec::<String>::new());
+}
+
+#[test]
+fn a_cpu_quota_limits_counted_workers_and_leaves_a_given_number_with_a_warning() {
+    let at = |quota: &str, line: &str| {
+        let plan = plan(line, &[("TEST_CPU_QUOTA", quota), ("OMP_NUM_THREADS", "1")]);
+        (
+            plan.launcher.agent().local_world_size(),
+            plan.warning_texts(),
+        )
+    };
+    let counted = |value| {
+        format!(
+            "--nproc-per-node is {value:?}: 6 for the control group's CPU quota, although 64 processors are visible"
+        )
+    };
+    let given = |number| {
+        format!(
+            "--nproc-per-node is {number}, but the control group's CPU quota is 2: the workers will wait for processors"
+        )
+    };
+    for (quota, value, workers, warning) in [
+        ("6", "cpu", 6, Some(counted("cpu"))),
+        ("6", "auto", 6, Some(counted("auto"))),
+        ("none", "cpu", 6, None),
+        ("64", "cpu", 6, None),
+        ("2", "64", 64, Some(given(64))),
+        ("2", "5", 5, Some(given(5))),
+        // Training on GPUs does with less than a processor for each.
+        ("2", "4", 4, None),
+        ("1", "1", 1, None),
+        ("none", "64", 64, None),
+    ] {
+        let found = at(quota, &format!("--nproc-per-node={value} s.py"));
+        assert_eq!(
+            found,
+            (workers, warning.into_iter().collect()),
+            "{quota} {value}"
+        );
+    }
+}
+
+#[test]
+fn signals_go_to_python_workers_alone_and_to_the_groups_of_programs() {
+    for (line, expected) in [
+        ("s.py", SignalTarget::Worker),
+        ("-m s", SignalTarget::Worker),
+        ("--run-path s", SignalTarget::Worker),
+        ("--preload=json s.py", SignalTarget::Worker),
+        ("--no-python s.py", SignalTarget::Group),
+        ("s.sh", SignalTarget::Group),
+        ("--stop-signal-to=group s.py", SignalTarget::Group),
+        ("--stop-signal-to=worker s.sh", SignalTarget::Worker),
+    ] {
+        let plan = plan(line, &[]);
+        let shown = format!("{:?}", plan.launcher.agent());
+        let wanted = format!("signal_target: {expected:?},");
+        assert!(shown.contains(&wanted), "{line}: {shown}");
+    }
+}
+
+#[test]
+fn a_rank_that_a_person_debugs_turns_off_what_would_end_the_job() {
+    let line = "--debug-rank=1 --nproc-per-node=2 --preload=json --progress-timeout=5s --explain-after=5s s.py";
+    let timers = ("TORCHELASTIC_ENABLE_FILE_TIMER", "1");
+    let debugged = plan(line, &[timers, ("OMP_NUM_THREADS", "1")]);
+    assert_eq!(debugged.debug_rank, Some(1));
+    assert_eq!(
+        debugged.warning_texts(),
+        ["--preload has no effect with --debug-rank"]
+    );
+    let (launcher, agent) = (&debugged.launcher, debugged.launcher.agent());
+    assert!(agent.preload().is_none() && agent.progress().is_none());
+    assert_eq!(launcher.rendezvous().get("timeout"), Some("900"));
+    let shown = format!("{launcher:?}");
+    for off in [
+        "explain_after: None",
+        "has_watchdog: false",
+        "debug_rank: Some(1)",
+    ] {
+        assert!(shown.contains(off), "{off}: {shown}");
+    }
+    // A given timeout stays.
+    let nodes = "--debug-rank=9 --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=h";
+    for (options, expected) in [("", "31536000"), ("--rdzv-conf=join_timeout=7", "7")] {
+        let line = format!("{nodes} {options} s.py").replace("  ", " ");
+        let plan = plan(&line, &[]);
+        assert_eq!(
+            plan.launcher.rendezvous().get("join_timeout"),
+            Some(expected)
+        );
+    }
 }

@@ -188,6 +188,43 @@ fn a_store_that_is_kept_is_the_workers_too() {
     assert!(warnings.iter().any(|it| it.contains(why)), "{warnings:?}");
 }
 
+#[test]
+fn the_port_of_the_workers_store_is_given_where_a_launcher_serves_it() {
+    let port = |line: &str| {
+        let plan = plan(line, &[]);
+        let ports = plan.launcher.rendezvous().workers_port();
+        (ports.map(|it| it.to_string()), plan.warning_texts())
+    };
+    for (options, expected) in [
+        (
+            "--rdzv-backend=c10d --rdzv-endpoint=a:1",
+            Some("29600-29609"),
+        ),
+        ("--standalone", Some("29600-29609")),
+        (
+            "--rdzv-backend=c10d --rdzv-endpoint=a:1 --workers-store=rendezvous",
+            None,
+        ),
+        ("--nnodes=2 --rdzv-endpoint=a:1", None),
+    ] {
+        let (found, warnings) = port(&format!("{options} --workers-port=29600-29609 s.py"));
+        assert_eq!(found.as_deref(), expected, "{options}");
+        let says_so = warnings.iter().any(|it| it.contains("--workers-port is"));
+        assert_eq!(says_so, expected.is_none(), "{options}: {warnings:?}");
+    }
+    for (ports, is_ephemeral) in [
+        ("29600", false),
+        ("40000", false),
+        ("40010", true),
+        ("39999-40009", false),
+        ("50001-50003", true),
+    ] {
+        let (_, warnings) = port(&format!("--standalone --workers-port={ports} s.py"));
+        let warns = warnings.iter().any(|it| it.contains("(--workers-port)"));
+        assert_eq!(warns, is_ephemeral, "{ports}: {warnings:?}");
+    }
+}
+
 #[cfg(feature = "journal")]
 #[test]
 fn a_directory_has_the_store_of_the_rendezvous() {

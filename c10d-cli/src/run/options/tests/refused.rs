@@ -95,6 +95,10 @@ fn an_invalid_value_is_named_with_its_option() {
             "--workers-store is \"worker\", which is not agent or rendezvous",
         ),
         (
+            "--workers-port=9-8 s.py",
+            "--workers-port is \"9-8\", which is not a port, 1 to 65535, or a range of ports, as in 29600-29609",
+        ),
+        (
             "--workers-store=rendezvous --rdzv-conf=share_store=0 s.py",
             "--workers-store: the rendezvous setting workers_store is \"rendezvous\", which is not agent, ",
         ),

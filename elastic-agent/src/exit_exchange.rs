@@ -1,0 +1,331 @@
+//! Nodes whose workers failed tell each other the exits of their workers, so that each of them can name the root cause.
+//!
+//! A round that ends well makes no request. A node takes a number when one of its workers has failed: the store's order is the
+//! order in which launchers noticed. The records of the first nodes are read, because they tell the cause.
+
+use std::time::{Duration, Instant};
+
+use c10d_socket::Deadline;
+use c10d_store::StoreError;
+use elastic_rendezvous::{BoardError, RoundBoard, Wait};
+use serde_json::{Value, json};
+
+use crate::failure::ExitRecord;
+
+const COUNT: &str = "c10d/exits";
+
+/// The most nodes that publish their exits, and that are read.
+const NODES_MAX: usize = 16;
+
+/// The longest value that is parsed.
+const VALUE_BYTES_MAX: usize = 64 << 10;
+
+/// How often values that may be incomplete are read again.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// An exit that happened this long before the workers of this node were started is of an earlier round: the `static`
+/// rendezvous has one board for all rounds.
+const OLD_MS: u64 = 5000;
+
+/// The exits of the workers of one node.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct NodeExits {
+    /// When the nodes had exchanged their ranks, in milliseconds since 1970 by the clock of this node. All nodes learn of it
+    /// at the same moment, so the difference of two such times is that of two clocks.
+    pub(crate) met_unix_ms: Option<u64>,
+    pub(crate) exits: Vec<ExitRecord>,
+    /// Whether all workers of the node have exited.
+    pub(crate) is_complete: bool,
+}
+
+/// The facts that a node needs to read the values of other nodes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reader {
+    pub(crate) world_size: usize,
+    /// When this node began to start its workers, in milliseconds since 1970.
+    pub(crate) started_unix_ms: u64,
+    pub(crate) met_unix_ms: Option<u64>,
+}
+
+impl NodeExits {
+    /// Whether this node has a worker whose exit, as far as its last line shows, does not follow from another exit, and whose
+    /// reason is known.
+    pub(crate) fn explains_others(&self) -> bool {
+        let mut exits = self.exits.iter();
+        exits.any(|exit| {
+            let is_own = !exit.was_stopped && !is_victim(exit);
+            is_own && (exit.exit.is_success() || exit.last_line.is_some() || self.is_complete)
+        })
+    }
+
+    /// Whether a worker exited before it was stopped.
+    pub(crate) fn has_own_exit(&self) -> bool {
+        self.exits.iter().any(|exit| !exit.was_stopped)
+    }
+
+    fn to_json(&self) -> Value {
+        json!({
+            "met_unix_ms": self.met_unix_ms,
+            "complete": self.is_complete,
+            "exits": ExitRecord::all_to_json(&self.exits),
+        })
+    }
+
+    fn from_json(value: &[u8], world_size: usize) -> Result<Self, &'static str> {
+        let short = Some(value).filter(|value| value.len() <= VALUE_BYTES_MAX);
+        let json: Option<Value> = short.and_then(|value| serde_json::from_slice(value).ok());
+        let json = json.ok_or("it is not JSON of at most 64 KiB")?;
+        Ok(Self {
+            met_unix_ms: json.get("met_unix_ms").and_then(Value::as_u64),
+            exits: ExitRecord::all_from_json(
+                json.get("exits").ok_or("it has no exits")?,
+                world_size,
+            )?,
+            is_complete: json.get("complete").and_then(Value::as_bool) == Some(true),
+        })
+    }
+
+    /// The same with the times of `reader`'s clock, and without the exits of earlier rounds.
+    fn seen_by(mut self, reader: &Reader) -> Self {
+        if let (Some(own), Some(other)) = (reader.met_unix_ms, self.met_unix_ms) {
+            for exit in &mut self.exits {
+                exit.ended_unix_ms = (exit.ended_unix_ms.saturating_add(own)).saturating_sub(other);
+            }
+        }
+        let oldest = reader.started_unix_ms.saturating_sub(OLD_MS);
+        self.exits.retain(|exit| exit.ended_unix_ms >= oldest);
+        self
+    }
+}
+
+/// Whether a worker failed because it had lost another rank, or had waited for it.
+#[cfg(feature = "launcher")]
+pub(crate) fn is_victim(exit: &ExitRecord) -> bool {
+    let line = exit.last_line.as_deref();
+    !exit.exit.is_success() && line.is_some_and(c10d_inspect::is_symptom)
+}
+
+/// Without a launcher, the root cause is not asked for.
+#[cfg(not(feature = "launcher"))]
+pub(crate) const fn is_victim(_: &ExitRecord) -> bool {
+    false
+}
+
+/// Takes the number for the exits of this node, from 1.
+pub(crate) fn take_number(board: &RoundBoard) -> Result<u64, StoreError> {
+    board.take_numbers(COUNT, 1)
+}
+
+/// Publishes the exits of this node, or replaces them. A node with a high number has nothing that others read.
+pub(crate) fn publish(
+    board: &RoundBoard,
+    number: u64,
+    exits: &NodeExits,
+) -> Result<(), StoreError> {
+    match usize::try_from(number) {
+        Ok(number) if number <= NODES_MAX => board.put(&name(number), exits.to_json().to_string()),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a node of the round has published exits.
+pub(crate) fn is_any_published(board: &RoundBoard) -> Result<bool, StoreError> {
+    Ok(board.counted(COUNT)? > 0)
+}
+
+/// Reads the exits of the other nodes of the round, with the times of this node's clock. Waits until `is_enough` of them are
+/// known, or until `deadline`.
+pub(crate) fn collect(
+    board: &RoundBoard,
+    own: Option<u64>,
+    reader: &Reader,
+    deadline: Deadline,
+    is_enough: impl Fn(&[NodeExits]) -> bool,
+) -> Result<Vec<NodeExits>, BoardError> {
+    let own = own.and_then(|own| usize::try_from(own).ok());
+    loop {
+        let count = board.counted(COUNT)?.min(NODES_MAX);
+        let names: Vec<String> = (1..=count)
+            .filter(|it| Some(*it) != own)
+            .map(name)
+            .collect();
+        let values = board.read_all(&names)?;
+        let parsed = names
+            .iter()
+            .zip(values.iter().flatten())
+            .filter_map(|(name, value)| {
+                NodeExits::from_json(value, reader.world_size)
+                    .inspect_err(|why| log::debug!("cannot use the exits in {name}: {why}"))
+                    .ok()
+            });
+        let nodes: Vec<NodeExits> = parsed.map(|it| it.seen_by(reader)).collect();
+        let left = deadline.remaining(Instant::now());
+        if is_enough(&nodes) || left.is_none_or(|left| left.is_zero()) {
+            return Ok(nodes);
+        }
+        let pause = left.unwrap_or_default().min(PAUSE);
+        match board.await_one(&name(count + 1), "exit", Wait::new(pause)) {
+            Ok(_) | Err(BoardError::Missing { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn name(number: usize) -> String {
+    format!("{COUNT}/{number}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::UNIX_EPOCH;
+
+    use c10d_store::HashStore;
+
+    use super::*;
+    use crate::worker::{ExitKind, WorkerOutcome};
+
+    fn board() -> RoundBoard {
+        RoundBoard::new(Arc::new(HashStore::new()))
+    }
+
+    fn record(rank: usize, code: i32, ended_unix_ms: u64, stderr: &str) -> ExitRecord {
+        let outcome = WorkerOutcome {
+            local_rank: 0,
+            rank,
+            pid: 17,
+            exit: ExitKind::Code(code),
+            ended_at: UNIX_EPOCH + Duration::from_millis(ended_unix_ms),
+            was_stopped: false,
+            error_file: None,
+            stderr_tail: stderr.as_bytes().to_vec(),
+        };
+        ExitRecord::of(&outcome, "node1")
+    }
+
+    const fn reader(met_unix_ms: Option<u64>) -> Reader {
+        Reader {
+            world_size: 4,
+            started_unix_ms: 100_000,
+            met_unix_ms,
+        }
+    }
+
+    fn node(met_unix_ms: Option<u64>, exits: Vec<ExitRecord>) -> NodeExits {
+        NodeExits {
+            met_unix_ms,
+            exits,
+            is_complete: true,
+        }
+    }
+
+    fn within(patience: Duration) -> Deadline {
+        Deadline::after(Instant::now(), patience)
+    }
+
+    /// docs/spec/rendezvous.md, EXITS 3.
+    #[test]
+    fn times_of_another_clock_are_corrected_by_the_common_moment() {
+        let board = board();
+        assert!(!is_any_published(&board).unwrap());
+        let number = take_number(&board).unwrap();
+        // The clock of that node is 30 s ahead.
+        let other = node(Some(130_000), vec![record(1, 3, 131_500, "bad shard 17")]);
+        publish(&board, number, &other).unwrap();
+        assert!(is_any_published(&board).unwrap());
+        let own = take_number(&board).unwrap();
+        for (met, expected) in [(Some(100_000), 101_500), (None, 131_500)] {
+            let zero = within(Duration::ZERO);
+            let found = collect(&board, Some(own), &reader(met), zero, |_| false).unwrap();
+            assert_eq!(found.len(), 1);
+            assert_eq!(found[0].exits[0].ended_unix_ms, expected);
+            assert_eq!(found[0].exits[0].last_line.as_deref(), Some("bad shard 17"));
+        }
+    }
+
+    /// docs/spec/rendezvous.md, EXITS 4.
+    #[test]
+    fn values_of_strangers_are_ignored() {
+        let board = board();
+        let valid = node(None, vec![record(3, 1, 100_000, "")])
+            .to_json()
+            .to_string();
+        let values = [
+            valid.clone(),
+            // The rank does not exist.
+            node(None, vec![record(4, 1, 100_000, "")])
+                .to_json()
+                .to_string(),
+            "x".repeat(VALUE_BYTES_MAX + 1),
+            "\u{0}".to_owned(),
+            "{}".to_owned(),
+            "[]".to_owned(),
+            valid.replace("100000", "-1"),
+        ];
+        for value in &values {
+            let number = usize::try_from(take_number(&board).unwrap()).unwrap();
+            board.put(&name(number), value).unwrap();
+        }
+        let zero = within(Duration::ZERO);
+        let found = collect(&board, None, &reader(None), zero, |_| false).unwrap();
+        assert_eq!(found.len(), 1);
+        // Of an earlier round.
+        let old = node(None, vec![record(3, 1, 94_000, "")]);
+        let json = old.to_json().to_string();
+        let old = NodeExits::from_json(json.as_bytes(), 4).unwrap();
+        assert!(old.seen_by(&reader(None)).exits.is_empty());
+        // The counter is not a number.
+        board.put(COUNT, "many").unwrap();
+        let found = collect(&board, None, &reader(None), zero, |_| false).unwrap();
+        assert!(found.is_empty());
+    }
+
+    #[test]
+    fn a_node_waits_for_the_exits_that_explain_its_own() {
+        let board = board();
+        let own = take_number(&board).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let number = take_number(&board).unwrap();
+                publish(&board, number, &node(None, vec![record(1, 0, 100_000, "")])).unwrap();
+            });
+            let long = within(Duration::from_secs(60));
+            let enough = |nodes: &[NodeExits]| nodes.iter().any(NodeExits::explains_others);
+            let found = collect(&board, Some(own), &reader(None), long, enough).unwrap();
+            assert_eq!(found[0].exits[0].rank, 1);
+        });
+    }
+
+    /// docs/spec/rendezvous.md, EXITS 1.
+    #[test]
+    fn only_the_first_nodes_publish() {
+        let board = board();
+        for place in 0..NODES_MAX + 4 {
+            let number = take_number(&board).unwrap();
+            publish(
+                &board,
+                number,
+                &node(None, vec![record(place % 4, 0, 100_000, "")]),
+            )
+            .unwrap();
+        }
+        let zero = within(Duration::ZERO);
+        let found = collect(&board, None, &reader(None), zero, |_| false).unwrap();
+        assert_eq!(found.len(), NODES_MAX);
+        assert!(!board.has(&name(NODES_MAX + 1)).unwrap());
+    }
+
+    #[cfg(feature = "launcher")]
+    #[test]
+    fn a_lost_connection_does_not_explain_others() {
+        let lost = "RuntimeError: [pair.cc:561] Connection closed by peer [127.0.0.1]:4711";
+        let explains = |record| node(None, vec![record]).explains_others();
+        assert!(!explains(record(1, 1, 0, lost)));
+        assert!(explains(record(1, 1, 0, "ValueError: bad shard")));
+        assert!(explains(record(1, 0, 0, lost)));
+        let mut stopped = record(1, 1, 0, "");
+        assert!(explains(stopped.clone()));
+        stopped.was_stopped = true;
+        assert!(!explains(stopped));
+    }
+}

@@ -1,0 +1,93 @@
+//! A program at the endpoint that is not the store of this job.
+
+use std::fmt;
+
+use c10d_socket::{ListeningProcess, printable};
+use c10d_store::ListenerKind;
+
+/// How much of the name of a run is shown.
+const RUN_CHARS_MAX: usize = 40;
+
+/// A program that listens at the endpoint of a rendezvous.
+///
+/// `Display` is a noun phrase with the known facts, such as ``an HTTP server (process 17, `python3 -m http.server`)``.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FoundListener {
+    /// The kind of program.
+    pub kind: ListenerKind,
+    /// If it is a store that this node can read: the runs which have met there, at most 3.
+    pub runs: Vec<String>,
+    /// Its process, if it runs on this machine and this process may see it.
+    pub process: Option<ListeningProcess>,
+    /// The run id of this node.
+    pub run_id: String,
+}
+
+impl FoundListener {
+    /// Whether anything listens there.
+    #[must_use]
+    pub const fn is_there(&self) -> bool {
+        !matches!(self.kind, ListenerKind::Nothing(_))
+    }
+}
+
+impl fmt::Display for FoundListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut others = self.runs.iter().filter(|run| **run != self.run_id);
+        match others.next() {
+            _ if self.runs.contains(&self.run_id) => {
+                f.write_str("a store of an earlier start of this job")?;
+            }
+            Some(run) => {
+                write!(
+                    f,
+                    "a store of another job, \"{}\"",
+                    printable(run, RUN_CHARS_MAX)
+                )?;
+                match others.count() {
+                    0 => {}
+                    more => write!(f, " and {more} more")?,
+                }
+            }
+            None => write!(f, "{}", self.kind)?,
+        }
+        match &self.process {
+            Some(process) => write!(f, " ({process})"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_is_named_by_the_runs_that_have_met_there() {
+        let found = |kind: ListenerKind, runs: &[&str]| {
+            let found = FoundListener {
+                kind,
+                runs: runs.iter().map(|run| (*run).to_owned()).collect(),
+                process: None,
+                run_id: "job".to_owned(),
+            };
+            found.to_string()
+        };
+        let store = || ListenerKind::Store;
+        assert_eq!(found(store(), &[]), "a store");
+        assert_eq!(
+            found(store(), &["x\x1b"]),
+            "a store of another job, \"x\\u{1b}\""
+        );
+        assert_eq!(
+            found(store(), &["a", "b", "c"]),
+            "a store of another job, \"a\" and 2 more"
+        );
+        assert_eq!(
+            found(store(), &["a", "job"]),
+            "a store of an earlier start of this job"
+        );
+        assert_eq!(found(ListenerKind::Http, &[]), "an HTTP server");
+    }
+}

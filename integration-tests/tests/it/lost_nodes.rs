@@ -1,0 +1,290 @@
+//! Nodes whose launchers are killed, or whose connections are cut: the other nodes continue without them, or do not notice.
+
+#![expect(clippy::print_stdout, reason = "measured figures")]
+
+use std::ffi::OsString;
+use std::net::{SocketAddr, TcpStream};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use integration_tests::eventually::eventually;
+use integration_tests::launcher::{Job, Kind, Launcher, c10d, free_address};
+use integration_tests::process::ChildProcess;
+use integration_tests::torch::{Feature, Release};
+use integration_tests::watchdog::Watchdog;
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::proxy::Proxy;
+
+const LIMIT: Duration = Duration::from_secs(180);
+const STEP_LIMIT: Duration = Duration::from_secs(60);
+
+/// A lost node was noticed by its heartbeats after 15 s, and by its connection after about 3 s.
+const NOTICED_BY_HEARTBEATS: Duration = Duration::from_secs(14);
+
+/// A job whose first node hosts the store.
+struct Nodes {
+    _folder: TempDir,
+    job: Job,
+    address: SocketAddr,
+    options: Vec<OsString>,
+}
+
+impl Nodes {
+    fn new(options: &[&str]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let job = Job::new(folder.path()).with_variable("C10D_TEST_FOLDER", folder.path());
+        Self {
+            job,
+            _folder: folder,
+            address: free_address(),
+            options: options.iter().map(OsString::from).collect(),
+        }
+    }
+
+    fn all_options(&self, address: SocketAddr) -> Vec<OsString> {
+        let endpoint = format!("--rdzv-endpoint={address}");
+        let own = ["--rdzv-backend=c10d", "--rdzv-id=job", &endpoint];
+        let own = own.iter().map(OsString::from);
+        own.chain(self.options.iter().cloned()).collect()
+    }
+
+    /// Starts a node that reaches the store at `address`.
+    fn start_at(&self, name: &str, address: SocketAddr) -> Launcher {
+        let options = self.all_options(address);
+        self.job.start_ranks(name, "lost_peer.py", options)
+    }
+
+    fn start(&self, name: &str) -> Launcher {
+        self.start_at(name, self.address)
+    }
+
+    /// Starts the node that hosts the store, and waits for the store.
+    fn start_host(&self) -> Launcher {
+        let host = self.start("first");
+        eventually("the store is there", || {
+            TcpStream::connect(self.address).is_ok()
+        });
+        host
+    }
+
+    /// The latest attempt of the worker with rank 0 in a world of this size, if there are more than `after`.
+    fn attempt(&self, world_size: u64, after: usize) -> Option<Value> {
+        let mut attempts: Vec<Value> = self.job.attempts();
+        attempts.retain(|it| it["rank"] == 0 && it["world_size"] == world_size);
+        (attempts.len() > after).then(|| {
+            let at = |it: &&Value| it["at"].as_f64().expect("a time").to_bits();
+            attempts.iter().max_by_key(at).expect("an attempt").clone()
+        })
+    }
+
+    /// Waits for the next attempt in a world of this size.
+    fn await_world(&self, world_size: u64, after: usize) -> Value {
+        let what = format!("a world of {world_size}, after {after} others");
+        eventually(&what, || self.attempt(world_size, after).is_some());
+        self.attempt(world_size, after).expect("an attempt")
+    }
+
+    fn stop(&self) {
+        self.job.stop();
+    }
+}
+
+/// The time from `then` until the attempt began.
+fn since(then: SystemTime, attempt: &Value) -> Duration {
+    let at = Duration::from_secs_f64(attempt["at"].as_f64().expect("a time"));
+    let then = then.duration_since(SystemTime::UNIX_EPOCH).expect("a time");
+    at.saturating_sub(then)
+}
+
+/// With restarts and without: the failure of workers that have lost their peers does not count.
+#[test]
+fn a_killed_launcher_costs_the_other_node_seconds_and_no_restart() {
+    let _watchdog = Watchdog::start("a_killed_launcher_costs_seconds", LIMIT);
+    for restarts in ["--max-restarts=3", "--max-restarts=0"] {
+        let conf = "--rdzv-conf=last_call_timeout=60";
+        let nodes = Nodes::new(&["--nnodes=1:2", restarts, conf]);
+        let mut first = nodes.start_host();
+        let second = nodes.start("second");
+        nodes.await_world(2, 0);
+        // Both nodes have seen the mark of the other node.
+        thread::sleep(Duration::from_secs(1));
+        let killed = SystemTime::now();
+        second.signal(Signal::KILL);
+        let alone = nodes.await_world(1, 0);
+        let took = since(killed, &alone);
+        assert!(took < NOTICED_BY_HEARTBEATS, "{took:?}");
+        assert_eq!(alone["restarts"], 0, "{alone}");
+        nodes.stop();
+        assert_eq!(first.wait(STEP_LIMIT), Some(0));
+    }
+}
+
+/// The workers fail although all nodes are connected, so the job fails.
+#[test]
+fn a_failure_without_a_restart_left_ends_the_job_if_no_node_was_lost() {
+    let _watchdog = Watchdog::start("a_failure_without_a_restart_left", LIMIT);
+    let nodes = Nodes::new(&["--nnodes=1:2"]);
+    let mut first = nodes.start_host();
+    let mut second = nodes.start("second");
+    let attempt = nodes.await_world(2, 0);
+    let pid = attempt["pid"]
+        .as_i64()
+        .and_then(|pid| i32::try_from(pid).ok());
+    let pid = pid.and_then(rustix::process::Pid::from_raw).expect("a pid");
+    let killed = Instant::now();
+    rustix::process::kill_process(pid, Signal::KILL).expect("the worker runs");
+    for launcher in [&mut first, &mut second] {
+        assert_eq!(launcher.wait(STEP_LIMIT), Some(1));
+    }
+    // The keep-alive time, and the time to stop.
+    let took = killed.elapsed();
+    assert!(took < Duration::from_secs(35), "{took:?}");
+    assert_eq!(nodes.attempt(1, 0), None);
+}
+
+#[test]
+fn nodes_that_are_lost_and_replaced_use_up_no_restart() {
+    let _watchdog = Watchdog::start("nodes_that_are_lost_and_replaced", LIMIT);
+    let conf = "--rdzv-conf=last_call_timeout=1";
+    let nodes = Nodes::new(&["--nnodes=1:2", "--max-restarts=1", conf]);
+    let mut first = nodes.start_host();
+    for count in 0..3 {
+        let other = nodes.start(&format!("other{count}"));
+        let attempt = nodes.await_world(2, count);
+        assert_eq!(attempt["restarts"], 0, "{attempt}");
+        thread::sleep(Duration::from_secs(1));
+        other.signal(Signal::KILL);
+        let before = nodes.job.attempts().len();
+        eventually("the node is alone", || nodes.job.attempts().len() > before);
+    }
+    nodes.stop();
+    assert_eq!(first.wait(STEP_LIMIT), Some(0));
+}
+
+/// docs/spec/rendezvous.md, LINK 3.
+#[test]
+fn connections_that_are_cut_and_return_cost_no_restart() {
+    let _watchdog = Watchdog::start("connections_that_are_cut", LIMIT);
+    let nodes = Nodes::new(&["--nnodes=1:2", "--max-restarts=3"]);
+    let mut first = nodes.start_host();
+    let proxy = Proxy::to(nodes.address);
+    let through = SocketAddr::from(([127, 0, 0, 1], proxy.port()));
+    let mut options = nodes.all_options(through);
+    // The proxy is no store of this node.
+    options.push("--rdzv-conf=is_host=0".into());
+    let mut second = nodes.job.start_ranks("second", "lost_peer.py", options);
+    nodes.await_world(2, 0);
+    thread::sleep(Duration::from_secs(1));
+    for refused in [0, 500, 1500] {
+        let accepted = proxy.accepted();
+        proxy.cut(true);
+        thread::sleep(Duration::from_millis(refused));
+        proxy.mend();
+        eventually("the node is back", || proxy.accepted() > accepted);
+        // Within this time a lost node is dropped.
+        thread::sleep(Duration::from_secs(5));
+        assert_eq!(nodes.job.attempts().len(), 2, "refused for {refused} ms");
+    }
+    nodes.stop();
+    assert_eq!(first.wait(STEP_LIMIT), Some(0));
+    assert_eq!(second.wait(STEP_LIMIT), Some(0));
+}
+
+/// A stopped process keeps its connection, and is lost only after the keep-alive time.
+#[test]
+fn a_launcher_that_stands_still_for_seconds_is_not_lost() {
+    let _watchdog = Watchdog::start("a_launcher_that_stands_still", LIMIT);
+    let nodes = Nodes::new(&["--nnodes=1:2", "--max-restarts=3"]);
+    let mut first = nodes.start_host();
+    let mut second = nodes.start("second");
+    nodes.await_world(2, 0);
+    thread::sleep(Duration::from_secs(1));
+    second.process().pause();
+    thread::sleep(Duration::from_secs(6));
+    second.process().resume();
+    thread::sleep(Duration::from_secs(2));
+    assert_eq!(nodes.job.attempts().len(), 2);
+    nodes.stop();
+    assert_eq!(first.wait(STEP_LIMIT), Some(0));
+    assert_eq!(second.wait(STEP_LIMIT), Some(0));
+}
+
+/// The launcher is a client of the relay's session, which remains open when the launcher is killed.
+#[test]
+fn a_killed_launcher_behind_a_relay_is_noticed_as_soon() {
+    let _watchdog = Watchdog::start("a_killed_launcher_behind_a_relay", LIMIT);
+    let nodes = Nodes::new(&["--nnodes=1:2"]);
+    let mut first = nodes.start_host();
+    let relay = free_address();
+    let mut command = Command::new(c10d());
+    command.args(["relay", "--upstream", &nodes.address.to_string()]);
+    command.args(["--listen", &relay.to_string()]);
+    let _relay = ChildProcess::start("relay", &mut command);
+    eventually("the relay is there", || TcpStream::connect(relay).is_ok());
+    let mut options = nodes.all_options(relay);
+    options.push("--rdzv-conf=is_host=0".into());
+    let second = nodes.job.start_ranks("second", "lost_peer.py", options);
+    nodes.await_world(2, 0);
+    thread::sleep(Duration::from_secs(1));
+    let killed = SystemTime::now();
+    second.signal(Signal::KILL);
+    let took = since(killed, &nodes.await_world(1, 0));
+    assert!(took < NOTICED_BY_HEARTBEATS, "{took:?}");
+    nodes.stop();
+    assert_eq!(first.wait(STEP_LIMIT), Some(0));
+}
+
+/// The same with ranks of PyTorch that run collectives, and with a node of torchrun, which has no mark: it is lost by its
+/// heartbeats.
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn ranks_of_pytorch_go_on_without_a_killed_launcher() {
+    let _watchdog = Watchdog::start("ranks_of_pytorch_go_on", LIMIT * 2);
+    if !Release::tested().allows(Feature::ElasticJobs) {
+        return;
+    }
+    for kind in [Kind::C10d, Kind::Torchrun] {
+        let nodes = Nodes::new(&["--nnodes=1:2", "--max-restarts=3"]);
+        let start = |name: &str, kind| {
+            let mut options = nodes.all_options(nodes.address);
+            options.push("--rdzv-conf=last_call_timeout=30".into());
+            nodes.job.start(kind, name, options, &["loop"])
+        };
+        let mut first = start("first", Kind::C10d);
+        // Torchrun would take the place of the host.
+        let address = nodes.address;
+        eventually("the store is there", || TcpStream::connect(address).is_ok());
+        let second = start("second", kind);
+        let world = |size: u64| {
+            let now = nodes.job.now();
+            now.len() == size as usize && now.iter().all(|it| it["world_size"] == size)
+        };
+        let within = |size| {
+            let deadline = Instant::now() + STEP_LIMIT;
+            while !world(size) {
+                assert!(Instant::now() < deadline, "{:?}", nodes.job.now());
+                thread::sleep(Duration::from_millis(20));
+            }
+        };
+        within(2);
+        thread::sleep(Duration::from_secs(1));
+        let killed = Instant::now();
+        for pid in second.processes() {
+            let pid = rustix::process::Pid::from_raw(pid).expect("a pid");
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
+        within(1);
+        let took = killed.elapsed();
+        if kind == Kind::C10d {
+            assert!(took < NOTICED_BY_HEARTBEATS, "{took:?}");
+        }
+        let restarts = nodes.job.now()[0]["restart_count"].clone();
+        assert_eq!(restarts, 0, "a lost node uses up no restart");
+        nodes.stop();
+        assert_eq!(first.wait(STEP_LIMIT), Some(0));
+    }
+}
