@@ -63,7 +63,7 @@ fn an_unreachable_store_is_logged_long_before_the_join_times_out() {
         line = fs::read_to_string(&log).unwrap_or_default();
         line.ends_with('\n')
     });
-    for text in ["WARN", endpoint, "refused", "trying for 59"] {
+    for text in ["WARN", endpoint, "refused", "retrying for up to 59"] {
         assert!(line.contains(text), "no {text:?} in {line}");
     }
     assert_eq!(line.matches('\n').count(), 1, "{line}");

@@ -21,8 +21,10 @@ use crate::signal_name::name_of;
 pub(super) fn run(options: &LauncherOptions, stop: StopControl) -> LauncherReport {
     let warnings = StartWarnings::collecting(options.start_warnings.clone());
     let ended = run_agent(options, &stop, &warnings).unwrap_or_else(LauncherReport::of_error);
-    // If no workers have started.
-    warnings.report();
+    // If no workers have started. The error of a wrong option says enough.
+    if ended.exit_code() != 2 {
+        warnings.report();
+    }
     ended.with_stop_control(stop)
 }
 

@@ -128,8 +128,8 @@ impl Shared {
         }
     }
 
-    /// The state cannot be read. `left`: how long this may last before the other nodes drop this one; `None` if the job has
-    /// ended.
+    /// The state cannot be read. `left`: how long this may last before the other nodes drop this one; `None` if the log
+    /// needs no line about it.
     pub(crate) fn publish_failure(&self, error: &RendezvousError, left: Option<Duration>) {
         let text = error.to_string();
         let was_known = matches!(self.membership(), Some(Ok(_)));

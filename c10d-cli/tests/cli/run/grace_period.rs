@@ -128,7 +128,7 @@ fn a_store_that_does_not_answer_does_not_delay_the_end() {
     assert!(start.elapsed() < WITHOUT_THE_DEFAULT, "{ended:?}");
     assert_eq!(ended.code, Some(1), "{ended:?}");
     let is_late = [
-        "the store has not answered for ",
+        "no answer from its store within ",
         "ending 2.75s after the signal",
     ];
     assert!(

@@ -56,6 +56,12 @@ environment       TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT
 max restarts      3
 shutdown timeout  27s
 grace period      30s
+timeout           5s (heartbeat_timeout)
+timeout           15s (--spare-wait)
+timeout           15s (keep_alive_interval x keep_alive_max_attempt)
+timeout           30s (--explain-after)
+timeout           60s (read_timeout)
+timeout           600s (join_timeout)
 ",
     );
 }
@@ -110,6 +116,15 @@ fn a_dry_run_prints_the_plan_as_json() {
         "max_restarts": 0,
         "shutdown_timeout": 27.0,
         "grace_period": 30.0,
+        "timeouts": {
+            "heartbeat_timeout": 5.0,
+            "--spare-wait": 15.0,
+            "keep_alive_interval x keep_alive_max_attempt": 15.0,
+            "--explain-after": 30.0,
+            "last_call_timeout": 30.0,
+            "read_timeout": 60.0,
+            "join_timeout": 600.0,
+        },
         "debug_rank": null,
         "warnings": [],
     });

@@ -77,6 +77,8 @@ pub(crate) struct HandlerLoop {
     logged_at: Duration,
     /// Since when the store has not answered.
     outage_since: Option<Duration>,
+    /// Whether the log has a line about it.
+    is_outage_logged: bool,
     is_member: bool,
     /// The last request has failed, so what the engine knows may be outdated.
     is_unknown: bool,
@@ -118,6 +120,7 @@ impl HandlerLoop {
             began_at: Duration::ZERO,
             deadline: Duration::ZERO,
             outage_since: None,
+            is_outage_logged: false,
             logged_at: Duration::ZERO,
             is_member: false,
             is_unknown: false,
@@ -271,6 +274,7 @@ impl HandlerLoop {
                 if !matches!(reply, Reply::Nothing)
                     && let Some(since) = self.outage_since.take()
                 {
+                    self.is_outage_logged = false;
                     let time = now.monotonic.saturating_sub(since).as_secs_f64();
                     log::info!("the store of the rendezvous answers again after {time:.1} s");
                 }
@@ -338,7 +342,7 @@ impl HandlerLoop {
                 self.deadline.min(since.saturating_add(attempt))
             }
         };
-        if is_new && now < until {
+        if is_new && now < until && !std::mem::replace(&mut self.is_outage_logged, true) {
             let left = until.saturating_sub(now).as_secs_f64();
             let level = match self.operation {
                 Operation::Close | Operation::Leave => log::Level::Debug,
@@ -392,14 +396,15 @@ impl HandlerLoop {
 
     /// Publishes that a member does not know the state of its round, or that the round is over for it: the others have
     /// heard nothing of it for so long that they have dropped it, or will.
-    fn publish_unknown(&self, error: &RendezvousError) {
+    fn publish_unknown(&mut self, error: &RendezvousError) {
         let now = self.clock.now().monotonic;
         let until = self.engine.is_kept_until();
         let left = until.and_then(|until| until.checked_sub(now));
         let known = self.engine.membership().unwrap_or_default();
         if known.is_closed || left.is_some_and(|left| !left.is_zero()) {
             // After the end of the job its store ends, too.
-            let left = left.filter(|_| !known.is_closed);
+            let is_logged = std::mem::replace(&mut self.is_outage_logged, true);
+            let left = left.filter(|_| !known.is_closed && !is_logged);
             return self.shared.publish_failure(error, left);
         }
         if !matches!(self.shared.membership(), Some(Ok(it)) if it.is_evicted) {
