@@ -21,7 +21,7 @@ use crate::signal_name::name_of;
 pub(super) fn run(options: &LauncherOptions, stop: StopControl) -> LauncherReport {
     let warnings = StartWarnings::collecting(options.start_warnings.clone());
     let ended = run_agent(options, &stop, &warnings).unwrap_or_else(LauncherReport::of_error);
-    // If no workers have started. The error of a wrong option says enough.
+    // If no workers have started. The error about a wrong option is enough.
     if ended.exit_code() != 2 {
         warnings.report();
     }
