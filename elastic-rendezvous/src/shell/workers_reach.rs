@@ -6,10 +6,11 @@ use std::time::Duration;
 use c10d_socket::{Cancel, HostPort};
 
 use crate::shell::bootstrap::NotFound;
-use crate::shell::handler::{BootstrapInfo, StoreRoute};
+use crate::shell::handler::BootstrapInfo;
 use crate::shell::reachable::{ReachOptions, Reached, find_reachable};
 use crate::values::error::RendezvousError;
 use crate::values::node::NodeId;
+use crate::values::store_route::StoreRoute;
 use crate::values::unreachable::Unreachable;
 
 /// The longest search for an address that works.
