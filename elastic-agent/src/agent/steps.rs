@@ -103,7 +103,7 @@ impl Runtime<'_> {
             && !is_given
             && network != self.node.network
         {
-            log::info!(
+            log::debug!(
                 target: LOG,
                 "set {GLOO_SOCKET_IFNAME}={interface} for the workers: the name of this host leads to loopback",
             );
