@@ -91,6 +91,8 @@ impl NodeFacts {
         let ephemeral = EphemeralPorts::of_this_system();
         let workers = parameters.workers_port();
         let workers = workers.and_then(|range| range.ports().next());
+        // A job of one node shows at once that its port is taken, and --standalone lets the system choose it.
+        let served_port = served_port.filter(|_| parameters.max_nodes() > 1);
         let given = [
             ("--rdzv-endpoint", served_port),
             ("--workers-port", workers),

@@ -103,7 +103,7 @@ impl Runtime<'_> {
             && !is_given
             && network != self.node.network
         {
-            log::info!(
+            log::debug!(
                 target: LOG,
                 "set {GLOO_SOCKET_IFNAME}={interface} for the workers: the name of this host leads to loopback",
             );
@@ -349,7 +349,8 @@ impl Runtime<'_> {
         let seen = running.progress.map(Poller::finish).unwrap_or_default();
         let has_failed = |end: &WorkerOutcome| !end.exit.is_success() && !end.was_stopped;
         let host = &self.node.host;
-        let exits = replaced.iter().chain(&report.outcomes);
+        // A worker that was replaced is no failure of the job.
+        let exits = report.outcomes.iter();
         let exits: Vec<ExitRecord> = exits.map(|end| ExitRecord::of(end, host)).collect();
         let failures = report.failures();
         let others = self.exchange_exits(&running.started, exits.clone());

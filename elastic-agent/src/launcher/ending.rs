@@ -56,10 +56,11 @@ pub(super) fn conclude(
             shut_down();
         }
         Ok(AgentOutcome::Ended { reason, notice, .. }) => {
-            match (failures.and_then(Failures::root_exit), notice) {
-                (Some(root), _) => log::error!("root cause: {}", root.text),
-                (None, Some(notice)) => log::error!("root cause: {notice}"),
-                (None, None) => log::error!("the job ends: {reason}"),
+            match (notice, failures.and_then(Failures::root_exit)) {
+                (Some(_), Some(root)) => log::error!("root cause: {}", root.text),
+                (Some(notice), None) => log::error!("root cause: {notice}"),
+                // The report has the root cause.
+                (None, _) => log::error!("the job ends: {reason}"),
             }
             leave_error_file(options, |path| match failures {
                 Some(failures) => failures.write_error_file(path),

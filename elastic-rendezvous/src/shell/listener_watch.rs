@@ -144,19 +144,22 @@ impl<'a> ListenerWatch<'a> {
         self.found = found.is_there().then_some(found);
     }
 
-    /// The error after the last attempt: this one, unless something else listens at the endpoint.
+    /// The error after the last attempt: this one, unless something else listens at the endpoint. The client itself says which
+    /// secret a server with TLS asks for.
     pub(crate) fn error(mut self, otherwise: RendezvousError) -> RendezvousError {
         let is_interrupted = self.cancel.is_cancelled();
         if self.found.is_none() && !is_interrupted {
             self.ask();
         }
         match self.found {
-            Some(found) if !is_interrupted => RendezvousError::OtherListener {
-                run_id: self.run_id.to_owned(),
-                endpoint: self.target.clone(),
-                found: Box::new(found),
-                waited: self.started.elapsed(),
-            },
+            Some(found) if !is_interrupted && found.kind != ListenerKind::Tls => {
+                RendezvousError::OtherListener {
+                    run_id: self.run_id.to_owned(),
+                    endpoint: self.target.clone(),
+                    found: Box::new(found),
+                    waited: self.started.elapsed(),
+                }
+            }
             _ => otherwise,
         }
     }
