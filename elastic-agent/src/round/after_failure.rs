@@ -20,9 +20,9 @@ use crate::restart_policy::{Decision, RestartPolicy};
 pub(super) enum Verdict {
     /// This node ends the job on all nodes, for this reason.
     EndJob(String),
-    /// Another node has ended it.
+    /// Another node has ended the job.
     Ended(Box<EndNotice>),
-    /// No restart is left: the job has failed.
+    /// The job has failed, because no restart is left.
     GiveUp,
     /// Nodes that have finished would be missing in another round.
     OthersFinished(usize),
@@ -55,7 +55,7 @@ impl Round {
                 if notice.is_at_exit {
                     out.push(Effect::Confirm);
                 }
-                // Those that this node has stopped say nothing.
+                // The exits of workers that this node has stopped explain nothing.
                 let failures = stopped.failures.filter(|_| stopped.has_own_failure);
                 return finish(Ok(AgentOutcome::ended_by(*notice, failures)), out);
             }
@@ -72,7 +72,7 @@ impl Round {
                 return self.after_change(why, Joins::Next, stopped, now, out);
             }
             End::Evicted(why) => {
-                // The others may have gone on.
+                // The other nodes may have continued.
                 let joins = match self.settings.keep {
                     Some(_) => Joins::Running,
                     None => Joins::Next,
@@ -239,7 +239,7 @@ pub(super) fn first_of(failures: Option<&Failures>) -> Option<First> {
     Some((first.rank, first.exit))
 }
 
-/// Why the job ends if no restart is left.
+/// Returns why the job is over if no restart is left.
 pub(super) fn used_up(stall: Option<Stall>, first: Option<First>) -> OwnEnd {
     let (what, rank) = match (stall, first) {
         (Some(_), _) => ("the workers made no progress".to_owned(), None),

@@ -39,7 +39,7 @@ impl Round {
         let ending = RoundEnding::NotStarted(error.to_string());
         self.report_round(ending, None, now, out);
         match kind {
-            // Nothing but a change of the members cuts it short.
+            // Only a change of the members cuts the wait short.
             Kind::Cut if signal.is_none() => {
                 out.push(Effect::ReadMembership);
                 Phase::NotStarted { error, failures }
@@ -96,7 +96,7 @@ impl Round {
         }
     }
 
-    /// The node ends, and with it the job if its other nodes cannot go on without it.
+    /// The node exits. The job fails with it if the other nodes cannot continue without this node.
     fn cannot_start(
         &self,
         error: Box<AgentError>,
@@ -216,7 +216,7 @@ fn kind_of(error: &AgentError) -> Kind {
             StartError::LogFile { .. } | StartError::Forked { .. } | StartError::System { .. },
         )
         | AgentError::Watchdog(WatchdogError::Thread(_)) => Kind::System,
-        // Not one that does not exist.
+        // A missing program is not such an error.
         AgentError::Start(StartError::Program { source, .. })
             if matches!(
                 source.kind(),

@@ -139,14 +139,15 @@ pub trait RendezvousHandler: Debug + Send + Sync {
         Ok(Vec::new())
     }
 
-    /// How long this node shall keep the store that it hosts open for nodes that have not read why the job ends; `None` if
-    /// it hosts none.
+    /// Returns how long this node keeps the store that it hosts open for nodes that have not read yet why the job is
+    /// over;
+    /// `None` if it hosts no store.
     fn keeps_store_for(&self) -> Option<Duration> {
         None
     }
 
-    /// Makes no further request for this node, which knows that the job is over: neither heartbeats nor a wait for changes.
-    /// Then a store that ends with its host is no event. Blocks for at most the store's timeout.
+    /// Stops all requests of this node, heartbeats and waits for changes included, because the job is over. Afterwards
+    /// the loss of the store is not reported. Blocks for at most the store's timeout.
     fn detach(&self) {}
 
     /// Removes the values that the members of an earlier round have written for each other. A server of PyTorch keeps them. Blocks for at
@@ -318,7 +319,7 @@ pub struct BootstrapInfo {
     /// release.
     pub master: HostPort,
     /// The host name of the node with rank 0, which its certificate has; `None` if that node has published none, as
-    /// nodes of PyTorch and of earlier releases.
+    /// is the case with nodes of PyTorch and of earlier releases.
     pub master_name: Option<String>,
     /// Whether the rendezvous' store is the workers' too, so that this node reaches it as [`StoreRoute`] says.
     pub is_rendezvous_store: bool,
