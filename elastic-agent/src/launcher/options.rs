@@ -166,7 +166,7 @@ impl LauncherOptions {
     }
 
     /// The warnings about this start. When the workers start, or earlier if the start takes long or fails, one line of
-    /// the log has the most severe warning, either one of these or one that the launcher has found. None by default.
+    /// the log has the most severe of these warnings and of the launcher's own warnings. None by default.
     pub fn with_start_warnings(mut self, warnings: Vec<StartWarning>) -> Self {
         self.start_warnings = warnings;
         self
