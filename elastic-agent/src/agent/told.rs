@@ -11,8 +11,8 @@ use crate::job_end::{self, EndNotice, OwnEnd};
 use crate::round::{Crash, EXIT_BARRIER_TIMEOUT, Facts, Input};
 use crate::worker::{WorkerExit, WorkerOutcome};
 
-/// The interval between two checks of the store's host whether all nodes have read the reason. Its store is in this
-/// process.
+/// The interval in which the host of the store checks whether all nodes have read the reason. The store is in the
+/// process of the host.
 const ASK_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Runtime<'_> {
@@ -86,8 +86,7 @@ impl ElasticAgent {
     /// Waits until the other nodes have read why the job is over, if this node hosts their store.
     ///
     /// It waits for at most the time in which a node counts as live. After a signal it waits for at most half of the
-    /// time that
-    /// `grace_left` returns, and after a second signal it returns at once.
+    /// time that `grace_left` returns, and after a second signal it returns at once.
     pub(crate) fn await_readers(&self, grace_left: impl Fn() -> Option<Duration>) {
         let shared = &self.node.shared;
         let (Some(told), Some(limit)) = (&self.node.told, shared.handler.keeps_store_for()) else {

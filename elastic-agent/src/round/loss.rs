@@ -100,7 +100,7 @@ impl Round {
         Phase::AwaitingLoss(awaiting)
     }
 
-    /// The restart that led to the current round does not count.
+    /// Records that the restart that led to the current round does not count.
     pub(super) fn do_not_count(&mut self, now: Duration, out: &mut Effects) {
         self.policy.take_back();
         let left = self.policy.left(now);

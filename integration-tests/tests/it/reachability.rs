@@ -300,7 +300,7 @@ fn a_worker_that_serves_the_store_gets_the_given_port() {
     assert_has(&output, &[&format!("M={}", taken + 1)]);
 }
 
-/// Two hosts with the name `localhost`, as containers without a name have.
+/// Two hosts with the name `localhost`, like containers without a name.
 fn nameless_hosts() -> Option<Hosts> {
     let setup = || HostSetup::new("localhost", "127.0.0.1 localhost\n");
     Hosts::start([setup(), setup()])
