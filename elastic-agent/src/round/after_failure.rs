@@ -1,4 +1,5 @@
-//! What follows when the workers of a round have ended: the table of docs/reference/restarts.md, "When to restart".
+//! Decides the next step when the workers of a round have exited: the table of docs/reference/restarts.md, "When to
+//! restart".
 
 use std::time::Duration;
 
@@ -15,10 +16,10 @@ use crate::failure::Failures;
 use crate::job_end::{EndNotice, OwnEnd};
 use crate::restart_policy::{Decision, RestartPolicy};
 
-/// What follows from a failure.
+/// The consequence of a failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// This node ends the job on all nodes, for this reason.
+    /// This node stops the job on all nodes, for this reason.
     EndJob(String),
     /// Another node has ended the job.
     Ended(Box<EndNotice>),
@@ -100,7 +101,7 @@ impl Round {
         if is_at_exit {
             return self.after_exits(nodes, failure, now, out);
         }
-        // The store is not asked about what is decided without it.
+        // If the decision does not depend on the store, this node does not read the store.
         let is_certain = failure.known != Known::Nothing || failure.has_abandoned;
         if is_certain || self.policy.final_exit(&failure.failed).is_some() {
             return self.judge(nodes, failure, Facts::default(), now, out);

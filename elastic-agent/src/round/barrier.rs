@@ -34,7 +34,7 @@ impl Round {
             return nodes;
         };
         match membership.members {
-            // Others may have entered it.
+            // Other nodes may have entered the round.
             Some(members) if self.settings.keep.is_some() => members,
             _ => nodes.saturating_sub(membership.departed()),
         }

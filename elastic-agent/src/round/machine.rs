@@ -1,4 +1,4 @@
-//! The rounds of one node: what they own, and what all phases do.
+//! The rounds of one node: their data, and the steps that all phases share.
 
 use std::time::Duration;
 

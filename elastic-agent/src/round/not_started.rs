@@ -180,14 +180,15 @@ impl Round {
     }
 }
 
-/// What an error means for the node.
+/// The consequence of an error for the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// The job ended while this node was a spare.
     NotNeeded,
     /// A wait for the other nodes of a complete round was cut short.
     Cut,
-    /// The store did not answer in time. What this node has written in the round is unknown, so it joins another one.
+    /// The store did not answer in time. The node joins another round, because it is unknown which of its writes in
+    /// this round have succeeded.
     Outage,
     /// A signal ended a wait for anything else.
     Interrupted,

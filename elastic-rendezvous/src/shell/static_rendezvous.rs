@@ -83,8 +83,8 @@ const GRACE: Duration = Duration::from_secs(10);
 
 /// A node of a rendezvous in which each node is given its rank.
 ///
-/// Rank 0 hosts the store at the endpoint, the others connect, and all wait until every node has joined.
-/// The number of nodes is the parameters' maximum. In PyTorch: `StaticTCPRendezvous`
+/// Rank 0 hosts the store at the endpoint, the other nodes connect to it, and all nodes wait until every node has
+/// joined. The number of nodes is the parameters' maximum. In PyTorch: `StaticTCPRendezvous`
 /// (`torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py`).
 #[derive(Debug)]
 pub struct StaticRendezvous {
@@ -158,7 +158,7 @@ impl fmt::Debug for Listeners {
     }
 }
 
-/// What was last reported to the listeners and the log.
+/// The last report to the listeners and the log.
 #[derive(Debug)]
 struct Reported {
     /// The numbers of joined and named nodes.
@@ -393,7 +393,7 @@ impl Meeting {
     }
 
     fn read_names(&mut self, names: &dyn Store) -> Result<(), StoreError> {
-        // A rank that is missing for long does not hide the ranks above it.
+        // A long-missing rank does not hide the ranks above it.
         let from = self.next_name;
         let ranks = (from..self.world_size).chain(0..from);
         let unknown: Vec<usize> = ranks

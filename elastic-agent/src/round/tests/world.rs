@@ -113,7 +113,7 @@ pub(super) struct Node {
     pub(super) signal: Option<i32>,
     /// Whether the members have changed, and the node was not told yet.
     pub(super) has_news: bool,
-    /// The workers of which the service was told that they are dead, and those whose replacement waits.
+    /// The workers that were reported to the service as dead, and the workers whose replacement waits.
     pub(super) told: BTreeSet<usize>,
     pub(super) pausing: BTreeSet<usize>,
     /// How many of its workers failed or were stuck, and how often it has counted a restart.
@@ -135,7 +135,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Whether all that were not given up have.
+    /// Whether all workers have succeeded, except the abandoned ones.
     pub(super) fn have_all_succeeded(&self) -> bool {
         let gone = |worker| self.told.contains(&worker) && !self.pausing.contains(&worker);
         let mut exits = self.exits.iter().enumerate();
@@ -314,7 +314,7 @@ impl World {
         events
     }
 
-    /// What happens if nothing else does.
+    /// The events that happen if no other event does.
     fn consequences(&self) -> Vec<Event> {
         let mut events = Vec::new();
         if self.can_meet() {
@@ -364,7 +364,7 @@ impl World {
         nodes.all(|node| matches!(node.doing, Doing::Absent | Doing::Over | Doing::Lost))
     }
 
-    /// What happens next if nothing goes wrong any more; the store may stay away.
+    /// The next event if no further fault occurs; the store may stay out of reach.
     pub(super) fn settle(&mut self) {
         let events = self.consequences();
         // Barriers last: they cost time.
@@ -552,7 +552,7 @@ impl World {
         }
     }
 
-    /// Steps the machine of a node, and does what it wants, up to something that takes time.
+    /// Steps the machine of a node, and runs its effects up to the first effect that takes time.
     pub(super) fn step(&mut self, index: usize, input: Input) {
         let mut next = Some(input);
         while let Some(input) = next.take() {
