@@ -19,7 +19,7 @@ const THREAD: &str = "exits";
 /// How long a node waits for the exits of other nodes when the exits of this node do not explain each other.
 const PATIENCE: Duration = Duration::from_millis(700);
 
-/// How long the store may take to answer beyond that.
+/// How long the store may take to answer after that time.
 const STORE_PATIENCE: Duration = Duration::from_millis(800);
 
 /// An exchange of exits. Dropping it joins the thread.
@@ -40,7 +40,8 @@ struct Own {
 }
 
 impl ExitExchange {
-    /// Publishes these exits. Does not block. `None` if the system has no thread left: then this node publishes nothing.
+    /// Publishes these exits on a new thread, and does not block. If the system has no thread left, returns `None`, and
+    /// this node publishes nothing.
     pub(super) fn start(board: &RoundBoard, reader: Reader, first: NodeExits) -> Option<Self> {
         let cancel = Cancel::new();
         let board = board.with_cancel(&cancel);
@@ -88,7 +89,7 @@ impl Drop for ExitExchange {
 }
 
 impl Runtime<'_> {
-    /// Tells the other nodes about the failure of this worker, if there are other nodes.
+    /// Reports the failure of this worker to the other nodes, if there are other nodes.
     pub(super) fn start_exchange(&mut self, exit: &WorkerExit) -> Option<ExitExchange> {
         let round = self.rounds.current().filter(|round| round.world_size > 1)?;
         let exits = self
@@ -119,7 +120,7 @@ impl Runtime<'_> {
             is_complete: true,
         };
         let Some(exchange) = self.exchange.take() else {
-            // Some of them may be the cause of a failure on another node.
+            // Some of these exits may be the cause of a failure on another node.
             self.untold = Some(own).filter(|own| started.nodes > 1 && own.has_own_exit());
             return Vec::new();
         };

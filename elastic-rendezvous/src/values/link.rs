@@ -1,4 +1,4 @@
-//! The mark of a node that it is connected to the store.
+//! The mark that shows whether a node is connected to the store.
 
 use std::collections::BTreeMap;
 
@@ -7,12 +7,12 @@ use crate::values::node::NodeId;
 /// Whether a node is connected, as the store records it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// The node has said goodbye, or never sets a mark, as nodes of PyTorch.
+    /// The node has removed its mark at its exit, or never sets a mark, like nodes of PyTorch.
     Missing,
     Connected,
-    /// Its connection has closed without a goodbye.
+    /// The connection of the node has closed before the node removed its mark.
     Closed,
 }
 
-/// The marks of the nodes that were asked for.
+/// The marks of the requested nodes.
 pub(crate) type Marks = BTreeMap<NodeId, Mark>;
