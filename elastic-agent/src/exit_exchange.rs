@@ -281,6 +281,7 @@ mod tests {
         assert!(found.is_empty());
     }
 
+    /// docs/spec/rendezvous.md, EXITS 5.
     #[test]
     fn a_node_waits_for_the_exits_that_explain_its_own() {
         let board = board();

@@ -268,6 +268,7 @@ mod tests {
         ExitRecord::from_json(&serde_json::from_str(json).unwrap()).unwrap()
     }
 
+    /// docs/spec/rendezvous.md, END 3.
     #[test]
     fn the_other_nodes_learn_the_worker_or_the_reason() {
         let board = board();
@@ -284,6 +285,7 @@ mod tests {
         assert_eq!(sent.to_string(), text);
     }
 
+    /// docs/spec/rendezvous.md, END 3.
     #[test]
     fn a_reason_survives_its_json_and_earlier_nodes_read_it() {
         let mut sent = notice();
@@ -298,6 +300,7 @@ mod tests {
         assert_eq!(json["reason"], sent.reason);
     }
 
+    /// docs/spec/rendezvous.md, END 3.
     #[test]
     fn a_strange_value_is_shown_shortened_and_printable() {
         for (value, text) in [
@@ -320,6 +323,7 @@ mod tests {
         }
     }
 
+    /// docs/spec/rendezvous.md, END 6.
     #[test]
     fn a_node_that_is_lost_is_not_waited_for() {
         let board = board();
@@ -333,6 +337,7 @@ mod tests {
         }
     }
 
+    /// docs/spec/rendezvous.md, END 8.
     #[test]
     fn the_earliest_failure_remains() {
         let board = board();

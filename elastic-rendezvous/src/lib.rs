@@ -14,7 +14,7 @@ pub use shell::check_store::{CheckServer, CheckStore, open_check_store};
 pub use shell::dynamic::{DynamicRendezvous, DynamicRendezvousOptions};
 pub use shell::group_store::GroupStore;
 pub use shell::handler::{
-    BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo, StoreRoute,
+    BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo,
 };
 pub use shell::listener_watch::find_listener;
 pub use shell::marks::MarkBoard;
@@ -41,6 +41,7 @@ pub use values::settings::RendezvousSettings;
 pub use values::start_warnings::{StartWarning, StartWarnings, WarningKind};
 pub use values::state::{DatetimeStyle, RendezvousState};
 pub use values::store_directory::StoreDirectory;
+pub use values::store_route::StoreRoute;
 pub use values::stored::{Part, SetState, Stored, Token, Watched};
 pub use values::timestamp::Timestamp;
 pub use values::unreachable::Unreachable;

@@ -234,7 +234,7 @@ fn restart_rules(plan: &RunPlan) -> Vec<(&'static str, String)> {
         };
         format!("{} at least, {dead}", keep.members_min)
     });
-    let continues = !plan.launcher.agent().stops_on_job_failure();
+    let continues = !plan.launcher.agent().has_stop_on_job_failure();
     let budget = rules.budget;
     let budget = budget.map(|it| format!("{} in any {:?}", it.restarts, it.window));
     let without_progress = rules.max_without_progress.map(|max| max.to_string());

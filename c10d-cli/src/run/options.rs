@@ -146,7 +146,7 @@ pub(crate) struct RunPlan {
 }
 
 impl RunPlan {
-    /// The texts of the warnings.
+    /// What the run logs about its options before it starts, one line each.
     pub(crate) fn warning_texts(&self) -> Vec<String> {
         self.warnings.iter().map(ToString::to_string).collect()
     }

@@ -6,6 +6,7 @@
 //! [`AgentHandle`].
 
 mod event;
+mod exchange;
 mod exits;
 mod first_failure;
 mod fitness;

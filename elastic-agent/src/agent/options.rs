@@ -333,7 +333,7 @@ impl AgentOptions {
 
     /// Whether the failure of a node stops the workers of the other nodes.
     #[must_use]
-    pub const fn stops_on_job_failure(&self) -> bool {
+    pub const fn has_stop_on_job_failure(&self) -> bool {
         self.stops_on_job_failure
     }
 

@@ -9,7 +9,7 @@ use elastic_rendezvous::Membership;
 use rustix::process::Signal;
 
 use super::event::{AgentEvent, RestartTimes};
-use super::exits::ExitExchange;
+use super::exchange::ExitExchange;
 use super::handle::Event;
 use super::node::Node;
 use super::rounds::Rounds;

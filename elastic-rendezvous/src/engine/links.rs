@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::values::link::{Mark, Marks};
 use crate::values::node::NodeId;
 
 /// How often a node reads the marks.
@@ -15,6 +14,19 @@ pub(crate) const RETURN_GRACE: Duration = Duration::from_millis(2500);
 
 /// How soon a node tries again to reach the store, so that it returns within [`RETURN_GRACE`].
 pub(crate) const RETURN_PAUSE: Duration = Duration::from_millis(250);
+
+/// Whether a node is connected, as the store records it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mark {
+    /// The node has left with a goodbye, or never sets a mark, like the nodes of PyTorch.
+    Missing,
+    Connected,
+    /// Its connection has closed without a goodbye.
+    Closed,
+}
+
+/// The marks of the nodes that were asked for.
+pub(crate) type Marks = BTreeMap<NodeId, Mark>;
 
 /// The marks of all nodes that this node has read, with times of its monotonic clock.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ pub(crate) mod group;
 mod group_ranks;
 mod identity;
 mod last_round;
-mod links;
+pub(crate) mod links;
 mod observations;
 pub(crate) mod reach;
 #[cfg(test)]

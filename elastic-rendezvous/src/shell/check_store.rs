@@ -7,15 +7,16 @@ use c10d_socket::{Cancel, Deadline, DialStage, HostPort, is_loopback_name, sleep
 use c10d_store::{StoreError, StoreExt, StoreHandle as _, TcpStore, TcpStoreOptions};
 
 use crate::shell::bootstrap::first_free;
-use crate::shell::handler::StoreRoute;
 use crate::shell::listener_watch::find_listener;
-use crate::shell::open_store::{given_addresses, own_host};
+use crate::shell::open_store::own_host;
+use crate::shell::own_host::given_addresses;
 use crate::shell::static_rendezvous::STATIC_BACKEND;
 use crate::shell::this_host::{SystemResolver, is_this_host};
 use crate::values::endpoint::Endpoint;
 use crate::values::error::RendezvousError;
 use crate::values::parameters::RendezvousParameters;
 use crate::values::parameters_error::{DEFAULT_PORT, ParametersError};
+use crate::values::store_route::StoreRoute;
 
 /// How long one attempt to connect may take, and the time between two.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);

@@ -2,12 +2,11 @@
 
 use std::fmt;
 use std::fmt::Debug;
-use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use c10d_socket::HostPort;
-use c10d_store::{ConnectionEnds, Credentials, Store, StoreAddress};
+use c10d_store::{Credentials, Store, StoreAddress};
 
 use crate::shell::board::RoundBoard;
 use crate::values::error::RendezvousError;
@@ -15,6 +14,7 @@ use crate::values::membership::Membership;
 use crate::values::ranks_report::RanksReport;
 use crate::values::recorded_event::RecordedEvent;
 use crate::values::report::{LostNode, WaitReport};
+use crate::values::store_route::StoreRoute;
 
 /// One node of a rendezvous.
 ///
@@ -285,30 +285,6 @@ impl RendezvousInfo {
     #[must_use]
     pub fn board(&self) -> RoundBoard {
         RoundBoard::new(Arc::clone(&self.store))
-    }
-}
-
-/// How a node reaches the store of its rendezvous.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct StoreRoute {
-    /// The endpoint that this node was given, with its port; `None` for a store in a file or in a directory. Behind
-    /// address translation it differs from node to node.
-    pub endpoint: Option<HostPort>,
-    /// The address of this node on the network that leads to the store. On the node that serves the store, the address at
-    /// which the first node of another host has reached it, if there is one. `None` for a store in a file.
-    pub local: Option<IpAddr>,
-    /// The other end of the node's connection to the store: its server, or what forwards to it.
-    pub remote: Option<SocketAddr>,
-}
-
-impl StoreRoute {
-    pub(crate) fn new(endpoint: impl Into<Option<HostPort>>, ends: Option<ConnectionEnds>) -> Self {
-        Self {
-            endpoint: endpoint.into(),
-            local: ends.map(|ends| ends.local.ip().to_canonical()),
-            remote: ends.map(|ends| ends.remote),
-        }
     }
 }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use c10d_store::{Store, StoreError, StoreExt};
 
+use crate::engine::links::{Mark, Marks};
 use crate::shell::many_keys::read_present;
-use crate::values::link::{Mark, Marks};
 use crate::values::node::NodeId;
 
 const CONNECTED: &[u8] = b"connected";

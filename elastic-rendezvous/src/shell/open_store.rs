@@ -17,9 +17,8 @@ use c10d_store::{
 
 use crate::shell::bootstrap::protected;
 use crate::shell::candidate::Candidate;
-use crate::shell::handler::StoreRoute;
 use crate::shell::listener_watch::ListenerWatch;
-use crate::shell::own_host::{OwnHost, address_of_interface};
+use crate::shell::own_host::{OwnHost, address_of_interface, given_addresses};
 use crate::shell::this_host::{SystemResolver, is_this_host};
 use crate::values::endpoint::Endpoint;
 use crate::values::error::RendezvousError;
@@ -27,6 +26,7 @@ use crate::values::parameters::RendezvousParameters;
 use crate::values::parameters_error::{DEFAULT_PORT, ParametersError};
 use crate::values::settings::RendezvousSettings;
 use crate::values::store_directory::StoreDirectory;
+use crate::values::store_route::StoreRoute;
 
 /// How long one store call may take without a `read_timeout` setting, as in PyTorch.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(60);
@@ -376,16 +376,6 @@ fn is_unknown_host(error: &StoreError) -> bool {
         }
         _ => false,
     }
-}
-
-/// The addresses that the user has given for this node.
-pub(crate) fn given_addresses(parameters: &RendezvousParameters) -> Vec<IpAddr> {
-    let given = parameters.local_addr();
-    let ip = given.and_then(|text| {
-        let of_interface = address_of_interface(text, None);
-        of_interface.as_deref().unwrap_or(text).parse().ok()
-    });
-    ip.into_iter().collect()
 }
 
 #[cfg(all(test, unix))]

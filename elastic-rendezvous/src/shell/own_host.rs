@@ -11,9 +11,10 @@ use c10d_socket::{
 use c10d_store::TcpStore;
 
 use crate::engine::advertised::{Advertised, Facts, advertised, is_usable};
-use crate::shell::handler::StoreRoute;
 use crate::shell::this_host;
 use crate::values::node::NodeId;
+use crate::values::parameters::RendezvousParameters;
+use crate::values::store_route::StoreRoute;
 
 /// The limit for looking up names.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
@@ -196,6 +197,16 @@ pub(crate) fn address_of_interface(text: &str, remote: Option<IpAddr>) -> Option
     let is_v6 = remote.is_some_and(|ip| ip.to_canonical().is_ipv6());
     ips.sort_by_key(|ip| ip.is_ipv6() != is_v6);
     ips.first().map(IpAddr::to_string)
+}
+
+/// The addresses that the user has given for this node.
+pub(crate) fn given_addresses(parameters: &RendezvousParameters) -> Vec<IpAddr> {
+    let given = parameters.local_addr();
+    let ip = given.and_then(|text| {
+        let of_interface = address_of_interface(text, None);
+        of_interface.as_deref().unwrap_or(text).parse().ok()
+    });
+    ip.into_iter().collect()
 }
 
 /// Opens sockets on these addresses, all with one port. All addresses but the first are skipped if they cannot be used.

@@ -18,10 +18,10 @@ use c10d_store::{
 
 use crate::shell::bootstrap::protected;
 use crate::shell::handler::{
-    BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo, StoreRoute,
+    BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo,
 };
 use crate::shell::listener_watch::{ListenerWatch, runs_at};
-use crate::shell::open_store::given_addresses;
+use crate::shell::own_host::given_addresses;
 use crate::shell::reconnecting::{ReconnectingStore, connect_to};
 use crate::shell::shared::WAIT_CHARS_MAX;
 use crate::shell::this_host;
@@ -34,6 +34,7 @@ use crate::values::parameters::RendezvousParameters;
 use crate::values::parameters_error::ParametersError;
 use crate::values::ranks_report::RanksReport;
 use crate::values::server_hook::ServerHook;
+use crate::values::store_route::StoreRoute;
 
 /// The name under which this rendezvous is registered.
 pub const STATIC_BACKEND: &str = "static";

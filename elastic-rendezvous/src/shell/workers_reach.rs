@@ -6,10 +6,11 @@ use std::time::Duration;
 use c10d_socket::{Cancel, HostPort};
 
 use crate::shell::bootstrap::NotFound;
-use crate::shell::handler::{BootstrapInfo, StoreRoute};
+use crate::shell::handler::BootstrapInfo;
 use crate::shell::reachable::{ReachOptions, Reached, find_reachable};
 use crate::values::error::RendezvousError;
 use crate::values::node::NodeId;
+use crate::values::store_route::StoreRoute;
 use crate::values::unreachable::Unreachable;
 
 /// The longest search for an address that works.
@@ -180,6 +181,7 @@ mod tests {
         candidates.iter().map(HostPort::to_string).collect()
     }
 
+    /// docs/spec/rendezvous.md, BOOT 15.
     #[test]
     fn the_candidates_are_each_named_once_in_the_order_of_preference() {
         let bootstrap = BootstrapInfo {
@@ -205,6 +207,7 @@ mod tests {
         assert_eq!(texts(&found), ["10.8.8.1:4000"]);
     }
 
+    /// docs/spec/rendezvous.md, BOOT 15.
     #[test]
     fn a_shared_store_is_also_reached_at_the_port_of_the_endpoint() {
         let bootstrap = BootstrapInfo {
@@ -239,6 +242,7 @@ mod tests {
         TcpStore::open("127.0.0.1", 0, options).unwrap()
     }
 
+    /// docs/spec/rendezvous.md, BOOT 15 and 16.
     #[test]
     fn an_address_that_does_not_work_is_replaced_and_the_answer_is_kept() {
         let store = server();
@@ -253,6 +257,7 @@ mod tests {
         assert_eq!(verified(bootstrap, &route, &mut known, long).unwrap(), here);
     }
 
+    /// docs/spec/rendezvous.md, BOOT 17.
     #[test]
     fn the_store_of_another_job_does_not_count() {
         let store = server();
@@ -275,6 +280,7 @@ mod tests {
         verified(at("127.0.0.1", store.port()), &route, &mut None, limit).unwrap();
     }
 
+    /// docs/spec/rendezvous.md, BOOT 15.
     #[test]
     fn a_store_that_needs_no_proof_is_not_asked() {
         let own: Arc<dyn Store> = Arc::new(server());

@@ -210,6 +210,7 @@ fn a_given_workers_port_that_the_gateway_forwards_is_used() {
     assert_has(&second, &["M=10.8.8.3:29501"]);
 }
 
+/// docs/spec/rendezvous.md, BOOT 16.
 #[test]
 fn a_node_that_reaches_no_address_fails_before_workers_start() {
     let Some((hosts, _forwarders)) = behind_a_gateway(&[(30678, "10.8.8.1:29500")]) else {
@@ -266,6 +267,7 @@ fn taken_port() -> (TcpListener, u16) {
     }
 }
 
+/// docs/spec/rendezvous.md, BOOT 18.
 #[test]
 fn the_first_free_port_of_a_range_is_taken() {
     let (_listener, taken) = taken_port();
@@ -290,6 +292,7 @@ fn the_first_free_port_of_a_range_is_taken() {
     }
 }
 
+/// docs/spec/rendezvous.md, BOOT 18.
 #[test]
 fn a_worker_that_serves_the_store_gets_the_given_port() {
     let (_listener, taken) = taken_port();

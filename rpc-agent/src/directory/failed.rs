@@ -8,8 +8,7 @@ use c10d_socket::{Deadline, printable};
 use c10d_store::{Store, StoreError};
 
 use super::bounded_store::BoundedStore;
-use super::record::Member;
-use super::static_group::claim_key;
+use super::record::{Member, claim_key};
 use crate::worker::{WorkerId, WorkerInfo};
 
 const FAILED_KEY: &str = "names/_FAILED";

@@ -17,6 +17,11 @@ const INCARNATION_DIGITS: usize = 16;
 
 const SCHEME: &str = "tcp://";
 
+/// The key with the name, address and incarnation of one worker of a static group.
+pub(super) fn claim_key(id: WorkerId) -> String {
+    format!("names/{id}")
+}
+
 /// Where a worker listens, and its incarnation: a random number for each start of the worker.
 ///
 /// A dialer names the incarnation that it expects, so that it does not talk to another process that has

@@ -9,7 +9,7 @@ use super::bounded_store::BoundedStore;
 use super::error::DirectoryError;
 use super::failed::read_failure;
 use super::members::{Members, Taken};
-use super::record::Member;
+use super::record::{Member, claim_key};
 use crate::shortlist::Shortlist;
 use crate::worker::{WORKER_ID_MAX, WorkerId};
 
@@ -18,11 +18,6 @@ const REFUSED_KEY: &str = "names/_REFUSED";
 
 /// Interval at which waiting workers read [`REFUSED_KEY`].
 const SLICE: Duration = Duration::from_millis(500);
-
-/// The key with the name, address and incarnation of one worker.
-pub(super) fn claim_key(id: WorkerId) -> String {
-    format!("names/{id}")
-}
 
 /// The key of the worker that has claimed this name: its id, a space, its name and address. Two workers of one name fail at
 /// once, and do not wait for the whole group first.

@@ -114,6 +114,27 @@ fn workers_have_30_s_to_stop_or_5_if_they_are_stuck_or_their_node_is_removed() {
     }
 }
 
+/// docs/spec/rendezvous.md, END 4. A node of PyTorch that has failed closes the rendezvous, and so does one that has finished.
+#[test]
+fn a_close_without_a_reason_stops_the_workers_unless_a_node_has_finished() {
+    let mut closed = Membership::default();
+    closed.is_closed = true;
+    for (finished, is_stopped) in [(Some(0), true), (Some(1), false), (None, false)] {
+        let inputs = [
+            Input::Membership(Some(Box::new(closed.clone()))),
+            Input::JobEnd(None),
+            Input::Finished(finished),
+        ];
+        let effects = effects(&mut running(1), inputs);
+        let stops = |it: &Effect| matches!(it, Effect::Stop(Stop::Gently));
+        assert_eq!(
+            effects.iter().any(stops),
+            is_stopped,
+            "{finished:?}: {effects:?}"
+        );
+    }
+}
+
 /// docs/spec/rendezvous.md, section 7.2.
 #[test]
 fn a_node_that_cannot_exchange_ranks_in_an_outage_joins_another_round() {

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::message::Place;
+use crate::engine::links::Marks;
 use crate::values::goal::Entry;
-use crate::values::link::Marks;
 use crate::values::node::NodeId;
 use crate::values::state::RendezvousState;
 use crate::values::stored::Token;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::engine::decide::Rule;
 use crate::engine::executor::{Executor, Need};
+use crate::engine::links::{Mark, Marks};
 use crate::values::clock::Now;
 use crate::values::goal::{Operation, OperationError};
 use crate::values::node::NodeId;
@@ -462,6 +463,32 @@ fn heartbeats_distinguish_members_that_left_from_lost_ones() {
     // Both are members again.
     read_again(&mut executor, &members, at(11 * SECOND));
     assert_eq!(names(&executor), [""; 0]);
+}
+
+/// docs/spec/rendezvous.md, LINK 6.
+#[test]
+fn a_closed_connection_tells_a_lost_member_from_one_that_left() {
+    let members = complete(&[("a", 0), ("b", 1), ("me", 2)], START.wall);
+    let mut executor = executor(Operation::Join, members.clone());
+    assert_eq!(executor.step(START), Need::Done(Ok(())));
+    executor.begin(Operation::KeepAlive, START.monotonic, START);
+    let closed_at = at(SECOND);
+    for (mark, now) in [(Mark::Connected, START), (Mark::Closed, closed_at)] {
+        let marks = Marks::from([(node("a"), Mark::Connected), (node("b"), mark)]);
+        executor.on_marks(Some(&marks), now.monotonic, now);
+    }
+    // Another node has removed both, b long before its last heartbeat was old.
+    let mut state = members;
+    for name in ["a", "b"] {
+        state.participants.shift_remove(&node(name));
+        state.last_heartbeats.shift_remove(&node(name));
+    }
+    read_again(&mut executor, &state, at(3 * SECOND));
+    let (lost, left) = executor.departed();
+    assert_eq!(lost.len(), 1, "{lost:?}");
+    assert_eq!(lost[0].node, node("b"));
+    assert_eq!(left.len(), 1, "{left:?}");
+    assert_eq!(left[0].to_string(), "a (pid 1) left the round");
 }
 
 /// docs/spec/rendezvous.md, LOOP 3.

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use crate::engine::Reply;
 use crate::engine::group::Ask as GroupAsk;
+use crate::engine::links::{Mark, Marks};
 use crate::values::codec::{self, CodecLimits, WatchRanges};
-use crate::values::link::{Mark, Marks};
 use crate::values::node::NodeId;
 use crate::values::state::RendezvousState;
 use crate::values::stored::{Part, Token, Written};

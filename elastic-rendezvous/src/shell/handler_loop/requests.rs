@@ -7,13 +7,13 @@ use c10d_store::{StoreError, in_brief};
 
 use super::HandlerLoop;
 use crate::engine::group::Ask as GroupAsk;
+use crate::engine::links::Marks;
 use crate::engine::{Ask, Reply};
 use crate::shell::board::RoundBoard;
 use crate::shell::marks::MarkBoard;
 use crate::shell::round_entry::read_entry;
 use crate::values::error::RendezvousError;
 use crate::values::goal::Operation;
-use crate::values::link::Marks;
 use crate::values::node::NodeId;
 use crate::values::stored::{Part, Watched, Written};
 
