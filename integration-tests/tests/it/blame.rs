@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use integration_tests::hosts::{HostSetup, Hosts};
-use integration_tests::launcher::{Job, c10d};
+use integration_tests::launcher::c10d;
 use integration_tests::torch::{Feature, Release};
 use integration_tests::watchdog::Watchdog;
 use serde_json::Value;
@@ -242,29 +242,21 @@ fn the_other_node_names_the_rank_with_its_host_code_and_last_line() {
     }
 }
 
-/// Runs ranks of PyTorch. Rank 1 leaves in this way.
+/// Runs ranks of PyTorch. Rank 1 leaves in this way. `None` if no rank fails.
 fn told_by_torch(leaves: &str, workers: usize) -> Option<Told> {
     let folder = tempfile::tempdir().expect("a directory");
-    let job = Job::new(folder.path())
-        .with_variable("LEAVES", leaves)
-        .with_variable("TORCHELASTIC_ERROR_FILE", folder.path().join("error.json"));
-    let options = [
-        "--standalone".to_owned(),
-        "--json".to_owned(),
-        format!("--nproc-per-node={workers}"),
-    ];
-    let mut launcher = job.start_ranks(leaves, "leaving_rank.py", options);
-    if launcher.wait(STEP_LIMIT) == Some(0) {
-        return None;
-    }
-    let process = launcher.process();
-    let error = fs::read(folder.path().join("error.json")).expect("the error file");
-    // The workers write nothing to standard output.
-    Some(Told {
-        json: process.read_json(),
-        text: process.stderr(),
-        error: serde_json::from_slice(&error).expect("JSON"),
-    })
+    let python = std::env::var_os("C10D_TORCH_PYTHON").expect("C10D_TORCH_PYTHON");
+    let mut command = Command::new(c10d());
+    command
+        .args(["run", "--standalone", "--json"])
+        .arg(format!("--nproc-per-node={workers}"))
+        .arg(integration_tests::torch::script("leaving_rank.py"))
+        .env("LEAVES", leaves)
+        .env("PYTHON_EXEC", python)
+        .env("TORCHELASTIC_ERROR_FILE", folder.path().join("error.json"));
+    // Tracebacks of several ranks are longer than what a `ChildProcess` keeps.
+    let ended = command.output().expect("the command runs");
+    (!ended.status.success()).then(|| Told::read(&ended, folder.path()))
 }
 
 #[test]
