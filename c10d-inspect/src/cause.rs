@@ -318,7 +318,14 @@ impl Case<'_> {
         let exit = &self.exits[it];
         let of = match self.named(victim) {
             Some(rank) => format!("rank {rank}, which had not exited"),
-            None => "another rank, and no other had exited".to_owned(),
+            None => match self.left_after(victim) {
+                Some(left) => format!(
+                    "another rank, perhaps to {}, which {} soon after",
+                    left.name(),
+                    left.words()
+                ),
+                None => "another rank, and no other had exited".to_owned(),
+            },
         };
         let lost = match &victim.symptom {
             Symptom::LostPeer(_) => format!(": it lost its connection to {of}"),
@@ -335,6 +342,13 @@ impl Case<'_> {
             is_certain: false,
             has_victims: false,
         })
+    }
+
+    /// The only worker that left in the time in which the one that a victim has lost may exit.
+    fn left_after(&self, victim: &Victim) -> Option<&Exit> {
+        let own = self.own().map(|it| &self.exits[it]);
+        let mut left = own.filter(|it| !it.has_failed() && it.at_ms <= victim.at_ms + TEARDOWN_MS);
+        left.next().filter(|_| left.next().is_none())
     }
 
     fn cause(&self, culprit: usize, victim: &Victim, is_certain: bool) -> RootCause {

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use c10d_socket::{Cancel, Deadline};
+use c10d_socket::{Cancel, Deadline, sleep};
 use elastic_rendezvous::{BoardError, RoundBoard};
 
 use super::runtime::Runtime;
@@ -19,6 +19,13 @@ const THREAD: &str = "exits";
 /// How long a node waits for the exits of other nodes when the exits of this node do not explain each other.
 const PATIENCE: Duration = Duration::from_millis(700);
 
+/// How long workers run on after one of them has lost another rank: the rank that has left may take this long to exit, after it
+/// has closed its connections. No node waits longer because of it, as it counts as a part of [`PATIENCE`].
+const CAUSE_PATIENCE: Duration = Duration::from_millis(500);
+
+/// How often the exits of workers are looked at in this time.
+const CAUSE_PAUSE: Duration = Duration::from_millis(10);
+
 /// How long the store may take to answer beyond that.
 const STORE_PATIENCE: Duration = Duration::from_millis(800);
 
@@ -28,6 +35,8 @@ pub(super) struct ExitExchange {
     own: Sender<Own>,
     others: Receiver<Vec<NodeExits>>,
     cancel: Cancel,
+    /// How long to wait for other nodes when the exits of this node do not explain each other.
+    patience: Duration,
     _thread: JoinedThread,
 }
 
@@ -61,6 +70,7 @@ impl ExitExchange {
             own,
             others,
             cancel,
+            patience: PATIENCE,
             _thread: thread,
         })
     }
@@ -70,7 +80,7 @@ impl ExitExchange {
     pub(super) fn finish(self, exits: NodeExits, is_explained: bool) -> Vec<NodeExits> {
         let patience = match is_explained {
             true => Duration::ZERO,
-            false => PATIENCE,
+            false => self.patience,
         };
         // Fails if the store has failed.
         let _ = self.own.send(Own { exits, patience });
@@ -105,6 +115,38 @@ impl Runtime<'_> {
             is_complete: false,
         };
         ExitExchange::start(&round.board(), self.reader(&running.started), exits)
+    }
+
+    /// Waits for an exit on this node that explains the failures of its workers, if the first of them only lost another rank:
+    /// for 0.5 s at most, until all workers have exited, or until a signal. Then the workers are stopped.
+    pub(super) fn await_cause(&mut self) {
+        let Site::Running(running) = &mut self.site else {
+            return;
+        };
+        let (began, shared) = (Instant::now(), &self.node.shared);
+        let deadline = Deadline::after(began, CAUSE_PATIENCE);
+        let ranks = || running.started.workers.iter().map(|worker| worker.rank);
+        loop {
+            let outcomes = ranks().filter_map(|rank| running.workers.outcome_of(rank));
+            let own = NodeExits {
+                met_unix_ms: None,
+                exits: outcomes
+                    .map(|end| ExitRecord::of(&end, &self.node.host))
+                    .collect(),
+                is_complete: true,
+            };
+            if own.explains_others()
+                || own.exits.len() == ranks().count()
+                || deadline.has_passed(Instant::now())
+                || shared.stop_signal().is_some()
+                || sleep(CAUSE_PAUSE, [shared.kill_switch.cancel()]).is_err()
+            {
+                break;
+            }
+        }
+        if let Some(exchange) = &mut self.exchange {
+            exchange.patience = PATIENCE.saturating_sub(began.elapsed());
+        }
     }
 
     /// The workers have exited. Returns the exits of other nodes, if a worker has failed and there are other nodes.

@@ -112,6 +112,22 @@ fn a_rank_that_left_with_0_is_named_everywhere() {
 }
 
 #[test]
+fn a_rank_that_is_about_to_exit_is_waited_for() {
+    let _watchdog = Watchdog::start("a_rank_that_is_about_to_exit_is_waited_for", LIMIT);
+    // Rank 1 exits with 0 after rank 0 has exited.
+    let script = format!(
+        "[ $RANK != 2 ] || exec sleep 1000; \
+         if [ $RANK = 0 ]; then echo $$$$ > $FOLDER/pid; sleep 1; echo '{LOST}' >&2; exit 1; fi; \
+         while [ ! -s $FOLDER/pid ]; do sleep 0.02; done; \
+         while grep -q . /proc/$(cat $FOLDER/pid)/cmdline; do sleep 0.02; done; sleep 0.1; exit 0"
+    );
+    let told = Told::of(3, &script);
+    let part = "it lost its connection to another rank, perhaps to rank 1, which exited with code 0 soon after";
+    told.names(0, &["rank 0 exited with code 1: ", part]);
+    assert_eq!(told.json["root_cause"]["is_certain"], false);
+}
+
+#[test]
 fn a_wait_in_the_store_is_explained_by_the_rank_that_left() {
     let _watchdog = Watchdog::start(
         "a_wait_in_the_store_is_explained_by_the_rank_that_left",
@@ -271,6 +287,7 @@ fn a_rank_of_pytorch_that_leaves_is_named_everywhere() {
         // gloo may abort it at its end.
         ("return", "rank 1 ", " lost its connection to it"),
         ("exit", code_0, " lost its connection to it"),
+        ("destroy", code_0, " lost its connection to it"),
         (
             "wait",
             code_0,
