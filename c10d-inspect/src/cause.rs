@@ -245,7 +245,7 @@ impl Case<'_> {
         // A failure that was noticed before the victim explains it. The order of a later failure and of workers that have only
         // left is not known.
         match (&failed[..], &left[..]) {
-            ([], []) => None,
+            ([], []) => self.only_left(first),
             ([], [culprit]) => Some(self.cause(*culprit, first, true)),
             ([culprit, ..], _) if !failed.iter().any(before) => {
                 let same: Vec<usize> = failed
@@ -320,7 +320,15 @@ impl Case<'_> {
         let exit = &self.exits[it];
         let of = match self.named(victim) {
             Some(rank) => format!("rank {rank}, which had not exited"),
-            None => "another rank, and no other had exited".to_owned(),
+            None => match &self.left_after(victim)[..] {
+                [] => "another rank, and no other had exited".to_owned(),
+                [left] => format!(
+                    "another rank, perhaps to {}, which {} soon after",
+                    left.name(),
+                    left.words()
+                ),
+                _ => "another rank, and several exited with code 0 soon after".to_owned(),
+            },
         };
         let lost = match &victim.symptom {
             Symptom::LostPeer(_) => format!(": it lost its connection to {of}"),
@@ -337,6 +345,26 @@ impl Case<'_> {
             is_certain: false,
             has_victims: false,
         })
+    }
+
+    /// The worker that left soon after a victim has lost another rank, if no other rank can be the lost one.
+    fn only_left(&self, victim: &Victim) -> Option<RootCause> {
+        let [Exit { rank: left, .. }] = self.left_after(victim)[..] else {
+            return None;
+        };
+        let mut others = self.exits.iter().filter(|it| it.rank != *left);
+        let ranks: BTreeSet<usize> = self.order.iter().map(|&it| self.exits[it].rank).collect();
+        let is_only =
+            self.world_size == Some(ranks.len()) && others.all(|it| it.symptom().is_some());
+        let culprit = self.exit_of(*left).filter(|_| is_only)?;
+        Some(self.cause(culprit, victim, true))
+    }
+
+    /// The workers that left in the time in which the one that a victim has lost may exit.
+    fn left_after(&self, victim: &Victim) -> Vec<&Exit> {
+        let own = self.own().map(|it| &self.exits[it]);
+        own.filter(|it| !it.has_failed() && it.at_ms <= victim.at_ms + TEARDOWN_MS)
+            .collect()
     }
 
     fn cause(&self, culprit: usize, victim: &Victim, is_certain: bool) -> RootCause {

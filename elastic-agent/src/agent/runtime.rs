@@ -195,6 +195,7 @@ impl<'a> Runtime<'a> {
             Effect::TellFailed(exit) => {
                 self.exchange = self.start_exchange(&exit);
                 self.node.listeners.notify(&AgentEvent::WorkerFailed(&exit));
+                self.await_cause();
             }
             Effect::TellLost(exit) => {
                 self.node.listeners.notify(&AgentEvent::WorkerLost(&exit));
