@@ -1,9 +1,9 @@
-//! The ports that the system gives to outgoing connections, of which a server should use none.
+//! The ports that the system gives to outgoing connections. A server should not use them.
 
 use std::fs;
 use std::ops::RangeInclusive;
 
-/// The range of those ports, without the reserved ones.
+/// The range of ports for outgoing connections, without the reserved ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EphemeralPorts {
     range: RangeInclusive<u16>,
@@ -11,7 +11,7 @@ pub(crate) struct EphemeralPorts {
 }
 
 impl EphemeralPorts {
-    /// Reads the settings of the system; no port where it has none.
+    /// Reads the settings of the system. The range is empty on a system without these settings.
     pub(crate) fn of_this_system() -> Self {
         let read = |name| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}"));
         let range = read("ip_local_port_range").unwrap_or_default();
@@ -19,12 +19,12 @@ impl EphemeralPorts {
         Self::parse(&range, &reserved)
     }
 
-    /// Reads the text of the two settings, as in `32768 60999` and `40000-40009,50000`.
+    /// Reads the text of the two settings, for example `32768 60999` and `40000-40009,50000`.
     pub(crate) fn parse(range: &str, reserved: &str) -> Self {
         let mut ends = range.split_ascii_whitespace().map(str::parse);
         let range = match (ends.next(), ends.next()) {
             (Some(Ok(first)), Some(Ok(last))) => first..=last,
-            // No port: the range is empty.
+            // An empty range, which contains no port.
             _ => RangeInclusive::new(1, 0),
         };
         let reserved = reserved.trim().split(',').filter_map(|entry| {

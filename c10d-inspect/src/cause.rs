@@ -12,14 +12,15 @@ use crate::keys::{Family, family, meaning};
 use crate::symptom::Symptom;
 use crate::text;
 
-/// How far the times of exits of two hosts can be off, after the difference of their clocks is taken out, in milliseconds.
+/// The largest error between the times of exits on two hosts, after their clock difference is corrected, in
+/// milliseconds.
 const CLOCK_MARGIN_MS: u64 = 100;
 
 /// How much later than its victim a worker can be seen to exit, in milliseconds: it closes its connections while Python
 /// ends, which takes longer than the end of the victim.
 const TEARDOWN_MS: i64 = 2000;
 
-/// After this time the exit of a victim tells little about when it lost a connection, in milliseconds.
+/// After this time, in milliseconds, the exit of a victim shows little about when it lost a connection.
 const LATE_MS: u64 = 5000;
 
 /// The most exits that one text names.
@@ -41,7 +42,7 @@ pub struct Exit {
     pub signal: Option<i32>,
     /// The name of that signal, if it has one.
     pub signal_name: Option<String>,
-    /// When its launcher noticed, in milliseconds from any moment that all exits share.
+    /// When its launcher noticed the exit, in milliseconds from any moment that all exits share.
     pub at_ms: i64,
     /// Whether its launcher stopped it.
     pub is_stopped: bool,
@@ -69,11 +70,12 @@ pub struct KeyWait {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RootCause {
-    /// The places of the exits that caused it, in the order of their times. Several if it is not known which was the first.
+    /// The indices of the exits that caused it, in the order of their times. There are several if the first one is
+    /// unknown.
     pub culprits: Vec<usize>,
     /// One sentence without a full stop, such as "rank 1 exited with code 0, 0.1 s before rank 0 lost its connection to it".
     pub text: String,
-    /// Whether the first culprit is the cause beyond doubt, as far as the exits tell.
+    /// Whether the exits show beyond doubt that the first culprit is the cause.
     pub is_certain: bool,
     /// Whether the first culprit explains failures of other ranks.
     pub has_victims: bool,
@@ -177,7 +179,7 @@ pub fn root_cause(
 
 struct Case<'e> {
     exits: &'e [Exit],
-    /// The places of all exits of ranks that exist, by time.
+    /// Returns the indices of all exits of existing ranks, sorted by time.
     order: Vec<usize>,
     world_size: Option<usize>,
     rank_at: &'e dyn Fn(SocketAddr) -> Option<usize>,
@@ -223,7 +225,7 @@ impl Case<'_> {
         rank.filter(|&rank| rank != victim.rank && self.world_size.is_none_or(|size| rank < size))
     }
 
-    /// The cause of the first victim: the rank that it names, or what exited before it.
+    /// The cause of the first victim: the rank that it names, or the worker that exited before it.
     fn of_victim(&self, first: &Victim, independent: &[usize]) -> Option<RootCause> {
         if let Some(culprit) = self.followed(first) {
             let is_named = self.named(first) == Some(self.exits[culprit].rank);
@@ -243,7 +245,7 @@ impl Case<'_> {
         // A failure that was noticed before the victim explains it. The order of a later failure and of workers that have only
         // left is not known.
         match (&failed[..], &left[..]) {
-            ([], []) => None,
+            ([], []) => self.only_left(first),
             ([], [culprit]) => Some(self.cause(*culprit, first, true)),
             ([culprit, ..], _) if !failed.iter().any(before) => {
                 let same: Vec<usize> = failed
@@ -292,7 +294,7 @@ impl Case<'_> {
         }
     }
 
-    /// The first of failures without a victim.
+    /// The cause if no failed worker is a victim: the first failure.
     fn first_of(&self, independent: &[usize]) -> Option<RootCause> {
         let first = *independent.first()?;
         let same: Vec<usize> = independent
@@ -312,13 +314,21 @@ impl Case<'_> {
         })
     }
 
-    /// A victim whose cause has not exited, as far as is known.
+    /// The cause for a victim, if no exit is known that explains it.
     fn alone(&self, victim: &Victim) -> Option<RootCause> {
         let it = self.exit_of(victim.rank).filter(|_| !victim.waits)?;
         let exit = &self.exits[it];
         let of = match self.named(victim) {
             Some(rank) => format!("rank {rank}, which had not exited"),
-            None => "another rank, and no other had exited".to_owned(),
+            None => match &self.left_after(victim)[..] {
+                [] => "another rank, and no other had exited".to_owned(),
+                [left] => format!(
+                    "another rank, perhaps to {}, which {} soon after",
+                    left.name(),
+                    left.words()
+                ),
+                _ => "another rank, and several exited with code 0 soon after".to_owned(),
+            },
         };
         let lost = match &victim.symptom {
             Symptom::LostPeer(_) => format!(": it lost its connection to {of}"),
@@ -335,6 +345,26 @@ impl Case<'_> {
             is_certain: false,
             has_victims: false,
         })
+    }
+
+    /// The worker that left soon after a victim has lost another rank, if no other rank can be the lost one.
+    fn only_left(&self, victim: &Victim) -> Option<RootCause> {
+        let [Exit { rank: left, .. }] = self.left_after(victim)[..] else {
+            return None;
+        };
+        let mut others = self.exits.iter().filter(|it| it.rank != *left);
+        let ranks: BTreeSet<usize> = self.order.iter().map(|&it| self.exits[it].rank).collect();
+        let is_only =
+            self.world_size == Some(ranks.len()) && others.all(|it| it.symptom().is_some());
+        let culprit = self.exit_of(*left).filter(|_| is_only)?;
+        Some(self.cause(culprit, victim, true))
+    }
+
+    /// The workers that left in the time in which the one that a victim has lost may exit.
+    fn left_after(&self, victim: &Victim) -> Vec<&Exit> {
+        let own = self.own().map(|it| &self.exits[it]);
+        own.filter(|it| !it.has_failed() && it.at_ms <= victim.at_ms + TEARDOWN_MS)
+            .collect()
     }
 
     fn cause(&self, culprit: usize, victim: &Victim, is_certain: bool) -> RootCause {

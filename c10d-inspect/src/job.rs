@@ -292,7 +292,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// What a key means in this job.
+    /// Returns the meaning of a key in this job.
     pub(crate) fn family<'k>(&self, key: &'k [u8]) -> Family<'k> {
         family(key).within(self.world_size)
     }

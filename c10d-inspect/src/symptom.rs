@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use crate::translate::{addresses, keys};
 
-/// Texts of an error because a connection to another rank was lost: of gloo and of NCCL.
+/// Texts that gloo and NCCL print when a connection to another rank was lost.
 const LOST_PEER: [&str; 9] = [
     "Connection closed by peer",
     "Connection closed by remote peer",
@@ -39,17 +39,17 @@ const TIMEOUT: [&str; 6] = [
 /// The reason of a worker that failed while it waited for another rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Symptom {
-    /// It lost its connection to the rank behind this address, as gloo prints it.
+    /// It lost its connection to the rank behind this address, in the form that gloo prints.
     LostPeer(Option<SocketAddr>),
-    /// It gave up waiting for this key of the store.
+    /// It stopped waiting for this key of the store.
     Key(String),
     LostStore,
     /// An operation of several ranks took too long.
     Timeout,
 }
 
-/// Whether the last line of a failed worker tells of a cause that lies elsewhere: a lost connection, or a wait that took too
-/// long.
+/// Whether the last line of a failed worker shows a cause that lies elsewhere: a lost connection, or a wait that took
+/// too long.
 #[must_use]
 pub fn is_symptom(line: &str) -> bool {
     Symptom::of(line).is_some()

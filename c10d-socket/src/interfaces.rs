@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use crate::sys;
 
-/// Returns the addresses of this host's network interfaces, each with the name of its interface, as `eth0`. An interface
-/// without an address is missing. Does not block.
+/// Returns the addresses of this host's network interfaces, each with the name of its interface, for example `eth0`.
+/// Interfaces without an address are omitted. Does not block.
 ///
 /// ```
 /// let addresses = c10d_socket::interface_addresses()?;

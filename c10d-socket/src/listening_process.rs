@@ -1,4 +1,5 @@
-//! Which process of this machine listens on a port. Only on Linux, which lists sockets and descriptors in `/proc`.
+//! Finds the process of this machine that listens on a port. Works on Linux only, which lists sockets and descriptors
+//! in `/proc`.
 
 use std::fmt;
 use std::fs;
@@ -6,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::printable;
 
-/// How much of a command line is shown.
+/// The most characters of a command line that are shown.
 const COMMAND_CHARS_MAX: usize = 32;
 
 /// The state of a listening socket in /proc/net/tcp.
@@ -16,7 +17,7 @@ const LISTEN: &str = "0A";
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ListeningProcess {
-    /// Its process id, as this process sees it.
+    /// Its process id, in the namespace of this process.
     pub pid: u32,
     /// Its program without the directory and its arguments, with printable characters only and shortened.
     pub command: String,

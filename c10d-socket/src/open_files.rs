@@ -1,4 +1,4 @@
-//! The limit on open files of a program, and the limit that the programs get which it starts.
+//! The limit on open files of a program, and the limit for the programs that it starts.
 
 use std::io;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! Errors of stores in one line of a log: what happened, and one cause.
+//! Errors of stores in one line of a log: the event, and one cause.
 
 use std::error::Error;
 use std::io;
@@ -39,7 +39,7 @@ pub fn in_brief(error: &(dyn Error + 'static)) -> String {
     brief
 }
 
-/// The event that this error reports; `None` if it is not about a connection.
+/// Returns the event that this error reports; `None` if it is not about a connection.
 fn event(error: &(dyn Error + 'static)) -> Option<String> {
     if let Some(error) = error.downcast_ref::<Box<StoreError>>() {
         return of_store(error);
@@ -97,7 +97,7 @@ fn place(context: &ErrorContext) -> String {
     }
 }
 
-/// The first part of the error's text: what follows explains it.
+/// Returns the first part of the error's text. The rest of the text only explains it.
 fn cause(error: &io::Error) -> String {
     let text = error.to_string();
     let end = text.find([',', ';', '(']).unwrap_or(text.len());
@@ -168,7 +168,7 @@ mod tests {
         let closed = StoreError::Closed { context: context() };
         let whole = closed.to_string();
         assert_eq!(in_brief(&closed), whole);
-        // Its source is that of the store's error.
+        // Its source is the source of the store's error.
         assert_eq!(in_brief(&Outer::Same(closed)), whole);
         assert_eq!(in_brief(&io::Error::other("a, b")), "a, b");
     }

@@ -1,7 +1,7 @@
-//! Nodes whose workers failed tell each other the exits of their workers, so that each of them can name the root cause.
+//! Exchanges the exits of workers between the nodes whose workers failed, so that each node can name the root cause.
 //!
 //! A round that ends well makes no request. A node takes a number when one of its workers has failed: the store's order is the
-//! order in which launchers noticed. The records of the first nodes are read, because they tell the cause.
+//! order in which launchers noticed. Only the records of the first nodes are read, because they contain the cause.
 
 use std::time::{Duration, Instant};
 
@@ -14,13 +14,13 @@ use crate::failure::ExitRecord;
 
 const COUNT: &str = "c10d/exits";
 
-/// The most nodes that publish their exits, and that are read.
+/// The most nodes that publish their exits, and whose exits are read.
 const NODES_MAX: usize = 16;
 
 /// The longest value that is parsed.
 const VALUE_BYTES_MAX: usize = 64 << 10;
 
-/// How often values that may be incomplete are read again.
+/// The interval in which values that may be incomplete are read again.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// An exit that happened this long before the workers of this node were started is of an earlier round: the `static`
@@ -31,7 +31,7 @@ const OLD_MS: u64 = 5000;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct NodeExits {
     /// When the nodes had exchanged their ranks, in milliseconds since 1970 by the clock of this node. All nodes learn of it
-    /// at the same moment, so the difference of two such times is that of two clocks.
+    /// at the same moment, so the difference of two such times is the difference of the two clocks.
     pub(crate) met_unix_ms: Option<u64>,
     pub(crate) exits: Vec<ExitRecord>,
     /// Whether all workers of the node have exited.
@@ -85,7 +85,7 @@ impl NodeExits {
         })
     }
 
-    /// The same with the times of `reader`'s clock, and without the exits of earlier rounds.
+    /// Returns these exits with the times of `reader`'s clock, and without the exits of earlier rounds.
     fn seen_by(mut self, reader: &Reader) -> Self {
         if let (Some(own), Some(other)) = (reader.met_unix_ms, self.met_unix_ms) {
             for exit in &mut self.exits {
@@ -105,18 +105,19 @@ pub(crate) fn is_victim(exit: &ExitRecord) -> bool {
     !exit.exit.is_success() && line.is_some_and(c10d_inspect::is_symptom)
 }
 
-/// Without a launcher, the root cause is not asked for.
+/// Without a launcher, no report needs the root cause.
 #[cfg(not(feature = "launcher"))]
 pub(crate) const fn is_victim(_: &ExitRecord) -> bool {
     false
 }
 
-/// Takes the number for the exits of this node, from 1.
+/// Takes a number for the exits of this node, counted from 1.
 pub(crate) fn take_number(board: &RoundBoard) -> Result<u64, StoreError> {
     board.take_numbers(COUNT, 1)
 }
 
-/// Publishes the exits of this node, or replaces them. A node with a high number has nothing that others read.
+/// Publishes the exits of this node, or replaces them. The other nodes do not read the exits of a node with
+/// a high number.
 pub(crate) fn publish(
     board: &RoundBoard,
     number: u64,

@@ -1,4 +1,4 @@
-//! Tells the other nodes of a round why none of them shall start workers again.
+//! Publishes to the other nodes of a round why none of them starts workers again.
 //!
 //! The reason is written to the board of the round before the rendezvous is closed, so a node that learns of the closing
 //! finds it. PyTorch's nodes only see that the rendezvous is closed.
@@ -16,13 +16,14 @@ const END: &str = "c10d/job_end";
 const READERS: &str = "c10d/job_end/readers";
 const READ: &str = "c10d/job_end/read";
 
-/// How many nodes wait for the end of the other nodes' programs, because their workers failed at the end of theirs.
+/// How many nodes wait for the end of the other nodes' programs, because their own workers failed at the end of the
+/// program.
 const AT_EXIT: &str = "c10d/at_exit";
 
 /// The first failure of the job.
 const FIRST: &str = "c10d/first_failure";
 
-/// How often a node tries to replace it while others do so.
+/// How often a node tries to replace the first failure while other nodes replace it.
 const TRIES_MAX: usize = 8;
 
 /// How many nodes found their workers stuck.
@@ -49,7 +50,7 @@ pub struct EndNotice {
     pub first_failure: Option<ExitRecord>,
 }
 
-/// Why this node ends the job.
+/// The reason for which this node stops the job on all nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OwnEnd {
     pub(crate) reason: String,
@@ -91,7 +92,7 @@ impl EndNotice {
         json
     }
 
-    /// Any bytes have a meaning: what is missing is unknown.
+    /// Accepts any bytes: a missing field counts as unknown.
     fn from_json(value: &[u8]) -> Self {
         let short = Some(value).filter(|value| value.len() <= VALUE_BYTES_MAX);
         let json: Value = short
@@ -151,7 +152,7 @@ impl OwnEnd {
         }
     }
 
-    /// What the other nodes read, from the node `host`.
+    /// Returns the notice that the other nodes read, from the node `host`.
     pub(crate) fn notice(
         self,
         host: &str,
@@ -168,12 +169,12 @@ impl OwnEnd {
     }
 }
 
-/// Writes why a node ends the job, unless one has done so.
+/// Writes why a node stops the job on all nodes, unless a node has done so already.
 pub(crate) fn publish(board: &RoundBoard, notice: &EndNotice) -> Result<(), StoreError> {
     board.put_if_missing(END, notice.to_json().to_string())
 }
 
-/// Why a node ended the job; `None` if none did, or if the store does not say.
+/// Returns why a node ended the job; `None` if no node did, or if the store does not answer.
 pub(crate) fn read(board: &RoundBoard) -> Option<EndNotice> {
     match board.read(END) {
         Ok(value) => value.map(|value| EndNotice::from_json(&value)),
@@ -189,12 +190,12 @@ pub(crate) fn list_reader(board: &RoundBoard) -> Result<(), StoreError> {
     board.count(READERS, 1).map(drop)
 }
 
-/// Confirms that this node needs the store no longer to learn why the job ends.
+/// Confirms that this node no longer needs the store to learn why the job is over.
 pub(crate) fn confirm(board: &RoundBoard) -> Result<(), StoreError> {
     board.count(READ, 1).map(drop)
 }
 
-/// Whether all listed nodes but `lost` have confirmed.
+/// Whether all listed nodes except `lost` of them have confirmed.
 pub(crate) fn have_all_read(board: &RoundBoard, lost: usize) -> Result<bool, StoreError> {
     Ok(board.counted(READ)? + lost >= board.counted(READERS)?)
 }
@@ -204,12 +205,12 @@ pub(crate) fn count_at_exit(board: &RoundBoard) -> Result<(), StoreError> {
     board.count(AT_EXIT, 1).map(drop)
 }
 
-/// How many nodes have counted themselves so.
+/// Returns how many nodes have counted themselves with [`count_at_exit`].
 pub(crate) fn counted_at_exit(board: &RoundBoard) -> Result<usize, StoreError> {
     board.counted(AT_EXIT)
 }
 
-/// Returns the earliest failure that a node of the round knows, and tells it to those that come later.
+/// Returns the earliest failure that a node of the round has recorded, and stores it for the nodes that arrive later.
 pub(crate) fn merge_first(
     board: &RoundBoard,
     own: Option<&ExitRecord>,
@@ -228,7 +229,7 @@ pub(crate) fn merge_first(
             return Ok(known);
         };
         let json = own.to_json().to_string();
-        // The next turn reads whether that has succeeded.
+        // The next turn reads whether this write has succeeded.
         board.store().compare_set(FIRST, &value, json.as_bytes())?;
     }
     Ok(own.cloned())

@@ -1,7 +1,8 @@
-//! The network interface that workers use between nodes, and whether gloo has to be told.
+//! The network interface that workers use between nodes, and whether gloo needs its name.
 //!
-//! gloo listens at the first address of the host's name that this host has, or else at loopback (`makeDeviceForHostname`
-//! in PyTorch's `ProcessGroupGloo.cpp`). Where that is loopback, ranks of other nodes would connect to themselves.
+//! gloo listens at the first address of the host's name that this host has, otherwise at loopback
+//! (`makeDeviceForHostname` in PyTorch's `ProcessGroupGloo.cpp`). If this is a loopback address, ranks of other nodes
+//! would connect to themselves.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use elastic_rendezvous::RendezvousInfo;
 /// The limit for looking up the host's name.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The network between the nodes of a round, as far as workers need to know it.
+/// The facts about the network between the nodes of a round that workers need.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct WorkersNetwork {
     /// The interface with this node's address of the rendezvous connection; `None` in a job of one node, and for nodes that
@@ -23,7 +24,8 @@ pub(crate) struct WorkersNetwork {
 }
 
 impl WorkersNetwork {
-    /// Asks the system. Blocks for at most 2 s, for the host's name in a job of several nodes.
+    /// Reads the facts from the system. In a job of several nodes, looks up the host's name, which blocks for at most 2
+    /// s.
     pub(crate) fn of(round: &RendezvousInfo) -> Self {
         let local = round.route.local.filter(|_| round.world_size > 1);
         let interfaces = || interface_addresses().unwrap_or_default();
@@ -39,7 +41,7 @@ impl WorkersNetwork {
         }
     }
 
-    /// The interface that gloo has to be given.
+    /// Returns the interface that gloo needs in `GLOO_SOCKET_IFNAME`.
     pub(crate) fn for_gloo(&self) -> Option<&str> {
         self.interface.as_deref().filter(|_| self.is_name_loopback)
     }

@@ -1,8 +1,8 @@
 //! Hosts with their own names, hosts files and networks, on one machine.
 //!
-//! Each host is a network namespace with one link to a bridge, and each of its processes has a mount and a UTS namespace, so that
-//! it sees the host's name and `/etc/hosts`. All of them are below one process that has a process-id namespace, so that
-//! nothing remains when it is killed. This needs root.
+//! Each host is a network namespace with one link to a bridge. Each process of a host has a mount and a UTS namespace,
+//! where it finds the host's name and `/etc/hosts`. All processes are below one process with a process-id namespace, so
+//! nothing remains when that process is killed. This needs root.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use crate::torch::print_skipped;
 
-/// The name and the names of other machines that a host knows.
+/// The name of a host, and the names of other machines in its hosts file.
 #[derive(Debug, Clone)]
 pub struct HostSetup {
     name: String,
@@ -29,7 +29,7 @@ pub struct HostSetup {
 /// Hosts with the addresses `10.8.8.1` and `fd00:8::1`, `10.8.8.2` and `fd00:8::2`, and so on.
 #[derive(Debug)]
 pub struct Hosts {
-    /// Its child is the process with the namespaces.
+    /// The parent of the process with the namespaces.
     holder: Child,
     holder_pid: Pid,
     setups: Vec<HostSetup>,
@@ -44,7 +44,8 @@ pub struct HostProcess {
 }
 
 impl HostSetup {
-    /// A host with this name and this content of `/etc/hosts`. An empty name is one that the system does not have.
+    /// A host with this name and this content of `/etc/hosts`. An empty name means that the system
+    /// has no host name.
     #[must_use]
     pub fn new(name: &str, hosts_file: &str) -> Self {
         Self {
@@ -62,7 +63,7 @@ impl HostSetup {
         self
     }
 
-    /// Gives each process its own process ids, as in a container: two launchers have the same id.
+    /// Gives each process its own process ids, like a process in a container, so that two launchers have the same id.
     #[must_use]
     pub fn with_own_pids(mut self) -> Self {
         self.has_own_pids = true;
@@ -71,10 +72,10 @@ impl HostSetup {
 }
 
 impl Hosts {
-    /// Starts the hosts. `None`, with a line that says that the caller was left out, if the system allows no namespaces.
+    /// Starts the hosts. If the system allows no namespaces, prints that the caller was skipped, and returns `None`.
     ///
     /// # Panics
-    /// When the network cannot be set up although namespaces are allowed.
+    /// Panics if the network cannot be set up although namespaces are allowed.
     #[must_use]
     pub fn start(setups: impl IntoIterator<Item = HostSetup>) -> Option<Self> {
         let namespaces = [
@@ -119,13 +120,13 @@ impl Hosts {
         })
     }
 
-    /// A folder that all hosts see.
+    /// Returns a folder that all hosts share.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// A command that runs `program` on the host with this number.
+    /// Returns a command that runs `program` on the host with this number.
     #[must_use]
     pub fn command(&self, host: usize, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let setup = &self.setups[host];
@@ -147,7 +148,7 @@ impl Hosts {
     /// Starts a command of [`command`](Self::command). Its output goes to a file whose name begins with `name`.
     ///
     /// # Panics
-    /// When it cannot be started.
+    /// Panics if the command cannot be started.
     #[must_use]
     pub fn start_process(&self, name: &str, command: &mut Command) -> HostProcess {
         let output = self.folder.path().join(format!("{name}.out"));
@@ -171,13 +172,14 @@ impl Drop for Hosts {
 }
 
 impl HostProcess {
-    /// What it has written so far.
+    /// Returns the output of the process so far.
     #[must_use]
     pub fn output(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.output).unwrap_or_default()).into_owned()
     }
 
-    /// The id of the program, as this process sees it; `None` before it runs and after its end.
+    /// Returns the id of the program in the namespace of this process; `None` before the program runs and after its
+    /// exit.
     #[must_use]
     pub fn pid(&self) -> Option<Pid> {
         let mut pid = self.child.id();
@@ -196,16 +198,16 @@ impl HostProcess {
     /// Sends a signal to the program.
     ///
     /// # Panics
-    /// When the program does not run.
+    /// Panics if the program does not run.
     pub fn signal(&self, signal: Signal) {
         let pid = self.pid().expect("the program runs");
         kill_process(pid, signal).expect("the program can be signalled");
     }
 
-    /// Waits for the end, and returns the exit code, or 128 and the number of the signal.
+    /// Waits for the exit, and returns the exit code, or 128 plus the number of the signal.
     ///
     /// # Panics
-    /// When it still runs after `limit`; the message has its output.
+    /// Panics if the process still runs after `limit`. The message has its output.
     pub fn wait(&mut self, limit: Duration) -> i32 {
         let code = |status: ExitStatus| status.code().or_else(|| Some(128 + status.signal()?));
         let started = Instant::now();
@@ -225,7 +227,7 @@ impl HostProcess {
     /// Waits until the output satisfies the condition.
     ///
     /// # Panics
-    /// When it does not within `limit`.
+    /// Panics if the output does not satisfy the condition within `limit`.
     pub fn wait_for_output(&self, limit: Duration, condition: impl Fn(&str) -> bool) -> String {
         let started = Instant::now();
         loop {
@@ -249,7 +251,7 @@ impl Drop for HostProcess {
     }
 }
 
-/// Makes the namespaces and links, says that they are ready, and keeps them.
+/// Returns a script that makes the namespaces and links, reports that they are ready, and keeps them.
 fn network_script(setups: &[HostSetup]) -> String {
     let mut script =
         "mount --make-rprivate /\nmount -t tmpfs run /run\nmkdir /run/netns\nip link set lo up\n\
@@ -275,7 +277,7 @@ fn network_script(setups: &[HostSetup]) -> String {
     script
 }
 
-/// The one child of a process that has one.
+/// Returns the only child of a process, if it has one.
 fn only_child(pid: u32) -> Option<Pid> {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
     Pid::from_raw(children.split_whitespace().next()?.parse().ok()?)

@@ -1,6 +1,7 @@
 //! The course of a check: nodes arrive at a store, measure, and exchange what they have found.
 //!
-//! All values are JSON below the prefix of the check. The node with number 0 serves the store, and says when the check begins.
+//! All values are JSON below the prefix of the check. The node with number 0 serves the store, and writes when the
+//! check begins.
 
 use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -87,12 +88,12 @@ impl<'a> Exchange<'a> {
         })
     }
 
-    /// Reports this node, waits until the expected number of nodes has arrived, or until the deadline, and exchanges what all of
-    /// them find out.
+    /// Reports this node, waits until the expected number of nodes has arrived, or until the deadline, and exchanges
+    /// the measurements of all nodes.
     pub(super) fn run(&mut self, expected: usize, deadline: Deadline) -> Result<Reported, Failed> {
         let count = if self.check.is_host {
             let count = self.await_nodes(expected, deadline)?;
-            // From now on it is known at which address other hosts reach this one.
+            // From now on this node can find the address at which other hosts reach it.
             self.server = Some(self.check.serve_workers(self.parameters)?);
             self.put_facts()?;
             self.board.put("begin", count.to_string())?;
@@ -164,7 +165,7 @@ impl<'a> Exchange<'a> {
     fn await_nodes(&self, expected: usize, deadline: Deadline) -> Result<usize, StoreError> {
         let others = expected.saturating_sub(1);
         let others = (self.count_until("arrived", others, deadline)?).min(others);
-        // They write their facts at once after that.
+        // The nodes write their facts immediately after that.
         let until = Deadline::after(Instant::now(), STEP_TIMEOUT);
         for number in 1..=others {
             let name = format!("facts/{number}");
@@ -227,7 +228,7 @@ impl<'a> Exchange<'a> {
         values.collect()
     }
 
-    /// The values that are there as soon as all are, or after some time.
+    /// Returns the values as soon as all of them exist, or those that exist after some time.
     fn await_some<T: DeserializeOwned>(
         &self,
         name: &str,
@@ -303,7 +304,7 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// How far this node's clock is ahead of the host's, which answers over the store.
+    /// Measures how far this node's clock is ahead of the host's clock. The host answers over the store.
     fn ask_time(&self) -> Option<Clock> {
         let asked = (Instant::now(), now_ms());
         self.store

@@ -17,7 +17,7 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 /// The most addresses of a name that are reported.
 const ADDRESSES_MAX: usize = 8;
 
-/// A node, as it reports itself before the measurements.
+/// The facts that a node reports about itself before the measurements.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct NodeFacts {
     /// Its host name.
@@ -40,7 +40,7 @@ pub(super) struct NodeFacts {
     pub(super) shared_memory: Option<u64>,
     /// The ports that the system gives to outgoing connections.
     pub(super) ephemeral_ports: Option<(u16, u16)>,
-    /// Given ports that are among them, each with its option.
+    /// The ports given by options that are in this range, each with its option.
     pub(super) ports_at_risk: Vec<(String, u16)>,
 }
 
@@ -120,7 +120,7 @@ impl NodeFacts {
     }
 }
 
-/// The addresses of a host name on this machine; `None` if the lookup fails. Blocks for at most 2 s.
+/// Returns the addresses of a host name on this machine; `None` if the lookup fails. Blocks for at most 2 s.
 pub(super) fn addresses_of(host: &str) -> Option<Vec<IpAddr>> {
     let deadline = Deadline::after(Instant::now(), LOOKUP_TIMEOUT);
     let found = resolve(&HostPort::new(host, 0), deadline, &Cancel::NEVER).ok()?;
@@ -131,7 +131,7 @@ pub(super) fn addresses_of(host: &str) -> Option<Vec<IpAddr>> {
 }
 
 fn shared_memory_bytes() -> Option<u64> {
-    // Where nothing is mounted there, it is a directory of the file system below.
+    // If nothing is mounted there, the path is a directory of the file system below.
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
     let is_mounted = mounts
         .lines()

@@ -1,4 +1,4 @@
-//! Finds the problems of the machines of a job. Pure: the reports of the nodes go in, findings come out.
+//! Finds the problems of the machines of a job from the reports of the nodes. Pure.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -8,14 +8,14 @@ use serde::Serialize;
 
 use super::facts::{Measured, NodeFacts};
 
-/// Beyond this many nodes, each node tries the host and some neighbours only.
+/// With more nodes than this, each node tries only the host and some neighbours.
 pub(super) const TABLE_NODES_MAX: usize = 32;
 const NEIGHBOURS: usize = 8;
 
-/// A clock further from the host's than this is reported.
+/// The largest difference from the host's clock that is not reported.
 const CLOCK_MS_MAX: u64 = 1_000;
 
-/// What Docker gives a container by default: batches of DataLoader processes soon fill it.
+/// The shared memory of a container in Docker by default, which batches of DataLoader processes soon fill.
 const SHARED_MEMORY_MIN: u64 = 64 << 20;
 
 /// How many open files the serving node needs, for itself and for each node with its workers.
@@ -35,16 +35,16 @@ pub(super) struct Node {
     pub(super) measured: Option<Measured>,
 }
 
-/// A failed check, or a thing that only some jobs stumble over.
+/// A failed check, or a problem that affects only some jobs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
     /// Whether the check has failed; otherwise it is a warning.
     pub(super) is_failure: bool,
-    /// The numbers of the nodes that it is about.
+    /// The numbers of the affected nodes.
     pub(super) nodes: Vec<usize>,
     /// One sentence, without a full stop.
     pub(super) problem: String,
-    /// What to do about it.
+    /// The remedy.
     pub(super) cure: String,
 }
 
@@ -127,7 +127,7 @@ fn addresses(ips: &[IpAddr]) -> String {
     ips.collect::<Vec<_>>().join(", ")
 }
 
-/// The numbers of the nodes with the same value, of those values that more than one node has.
+/// Returns, for each value that more than one node has, the numbers of the nodes with this value.
 fn repeated<K: Ord>(nodes: &[Node], key: impl Fn(&Node) -> Option<K>) -> BTreeMap<K, Vec<usize>> {
     let mut by_key: BTreeMap<K, Vec<usize>> = BTreeMap::new();
     for (number, node) in nodes.iter().enumerate() {

@@ -1,6 +1,6 @@
 //! `c10d doctor`: checks the machines of a job before it occupies them.
 //!
-//! Its nodes meet as the nodes of `c10d run` do. [`findings`] finds the problems.
+//! Its nodes meet in the same way as the nodes of `c10d run`. [`findings`] finds the problems.
 
 mod exchange;
 mod facts;

@@ -22,7 +22,8 @@ pub(super) struct Report<'a> {
 }
 
 impl Report<'_> {
-    /// 0: all nodes have reported, and no check about this one has failed; 1: one has; 3: nodes are missing.
+    /// The exit code. 0: all nodes have reported, and no check of this node has failed. 1: a check of this node has
+    /// failed. 3: nodes are missing.
     pub(super) fn exit_code(&self) -> u8 {
         let mut findings = self.findings.iter();
         match findings.any(|it| it.is_failure && it.nodes.contains(&self.own)) {
@@ -126,7 +127,7 @@ impl Report<'_> {
         rows
     }
 
-    /// All pairs, or the links of this node if there are many.
+    /// The links of all pairs of nodes, or only the links of this node if there are many nodes.
     fn link_rows(&self) -> Vec<Vec<String>> {
         let (mut rows, mut columns) = (self.nodes.len(), 0..self.nodes.len());
         let mut first = 0;

@@ -1,7 +1,7 @@
-//! Which Python interpreter runs the workers' scripts.
+//! Chooses the Python interpreter that runs the workers' scripts.
 //!
-//! A command that is called by its path, as from cron or with sudo, has no activated environment. Its own place names the
-//! environment that the user means.
+//! A command that is called by its path, for example from cron or with sudo, has no activated environment. Therefore
+//! the folder of the command shows which environment the user means.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 /// The default on the command line of the workers.
 const USUAL: &str = "python3";
 
-/// Names the interpreter, as for torchrun.
+/// The variable that names the interpreter, for torchrun as well.
 const CHOSEN: &str = "PYTHON_EXEC";
 
-/// Set by `python -m c10d_rs`: its own interpreter. Not for workers, since a launcher that one of them starts may belong to
-/// another environment.
+/// Set by `python -m c10d_rs`: its own interpreter. Workers do not get it, because a launcher that a worker starts may
+/// belong to another environment.
 pub(crate) const OWN: &str = "C10D_PYTHON";
 
 /// The variables with the folder of an activated environment.
@@ -104,7 +104,7 @@ fn environment_of(bin: &Path) -> Option<PathBuf> {
     let environment = match bin.file_name() {
         Some(name) if name == "bin" => bin.parent()?.to_owned(),
         Some(_) => return None,
-        // It ends with `..`.
+        // The path ends with `..`.
         None => bin.join(".."),
     };
     let is_environment =
@@ -237,7 +237,7 @@ mod tests {
         symlink(machine.path("venv"), machine.path("linked")).unwrap();
         let usr = ("PATH", "@/usr/bin");
         for (command, variables, program, remark) in [
-            // As from cron.
+            // An environment like that of cron.
             (
                 "venv/bin/c10d",
                 &[usr][..],

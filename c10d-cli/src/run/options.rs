@@ -141,7 +141,7 @@ pub(crate) struct RunPlan {
     pub(crate) json: bool,
     /// The timeouts that depend on each other, the shortest one first, with the options that set them.
     pub(crate) timeouts: Vec<(&'static str, Duration)>,
-    /// What is unusual about it, as far as that is known before the start.
+    /// The warnings about the job that are found before the start.
     pub(crate) warnings: Vec<StartWarning>,
 }
 

@@ -1,6 +1,7 @@
 //! The complete logs of typical runs, so that a reviewer sees each change to a line.
 //!
-//! `golden/NAME.log` is what a launcher wrote, without what differs between runs: times, process ids, ports and paths.
+//! `golden/NAME.log` has the output of a launcher, without the parts that differ between runs: times, process ids,
+//! ports and paths.
 //! Each launcher has its own file, because the order of lines of different processes is not determined. The workers wait
 //! with their output until their launcher has reported the start. After a change of a log, run the tests with
 //! `C10D_UPDATE_GOLDEN=1`, and review the difference.
@@ -25,19 +26,19 @@ const LINE_CHARS_MAX: usize = 160;
 /// The lines of a launcher before the output of the job.
 const START_LINES_MAX: usize = 4;
 
-/// Ends the line about the page and the command.
+/// The end of the line about the page and the command.
 const START: &str = "if the job hangs";
 
-/// Begins what workers write to standard error.
+/// The beginning of each line that workers write to standard error.
 const WORKER_ERROR: &str = "error: ";
 
-/// Waits for the test; then it prints its rank.
+/// A worker that waits for the test, and then prints its rank.
 const WORKER: &str = "
     cd $C10D_TEST_FOLDER
     until [ -e go ]; do sleep 0.02; done
     echo rank $RANK of $WORLD_SIZE";
 
-/// The same, but rank 0 fails, and rank 1 would run for a minute.
+/// A worker that waits for the test. Then rank 0 fails, and rank 1 would run for a minute.
 const FAILS: &str = "
     cd $C10D_TEST_FOLDER
     test $RANK = 1 && exec sleep 60
@@ -91,7 +92,7 @@ impl<'j> Launcher<'j> {
             let is_short = line.chars().count() <= LINE_CHARS_MAX;
             assert!(is_short, "more than {LINE_CHARS_MAX} characters: {line}");
         }
-        // Lines of workers can come before or after those of their launcher and of other workers.
+        // The order between lines of a worker and lines of its launcher or of other workers is not determined.
         let (of_workers, log): (Vec<&str>, Vec<&str>) =
             log.lines().partition(|line| line.starts_with(WORKER_ERROR));
         let stdout = self.output("stdout");
@@ -248,7 +249,7 @@ fn the_store_is_lost() {
     launcher.end();
 }
 
-/// What the other node writes when the job has failed on one node.
+/// Compares the log of a node whose job has failed on the other node.
 #[test]
 fn another_node_fails() {
     let job = Job::new();
@@ -304,7 +305,7 @@ fn a_node_joins_an_elastic_job() {
     [first, second].into_iter().for_each(Launcher::end);
 }
 
-/// With all features that could have a line of their own.
+/// Starts a job with all features that could have a separate line.
 #[test]
 fn at_most_four_lines_come_before_the_output() {
     let job = Job::new();

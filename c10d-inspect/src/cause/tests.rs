@@ -75,6 +75,38 @@ fn is_told(exits: &[Exit], ranks: &[usize], is_certain: bool, text: &str) {
 }
 
 #[test]
+fn a_rank_that_exits_after_its_victims_is_the_cause_if_no_other_can_be() {
+    let unknown = CLOSED.replace("49804", "1");
+    let mut late = exit(3, 1, 1200, &unknown);
+    late.is_stopped = true;
+    let others = [exit(2, 1, 1050, &unknown), late, exit(1, 0, 1100, "")];
+    let with = |symptom: &str| [&[exit(0, 1, 1000, symptom)][..], &others].concat();
+    let expected = "rank 1 exited with code 0; 0.1 s before that was noticed, rank 0 lost its connection to it";
+    is_told(&with(&unknown), &[1], true, expected);
+    // Rank 3 may have closed the connection as well, or it is not known how it exited.
+    let mut all = with(&unknown);
+    all[2].last_line = None;
+    let expected = "rank 0 exited with code 1: it lost its connection to another rank, perhaps to rank 1, which exited with \
+                    code 0 soon after";
+    is_told(&all, &[0], false, expected);
+    all.remove(2);
+    is_told(&all, &[0], false, expected);
+    // No other rank, or several.
+    let expected = "rank 0 exited with code 1: it lost its connection to another rank, and no other had exited";
+    is_told(&all[..2], &[0], false, expected);
+    all.push(exit(3, 0, 1100, ""));
+    is_told(
+        &all,
+        &[0],
+        false,
+        &expected.replace(
+            "another rank, and no other had exited",
+            "another rank, and several exited with code 0 soon after",
+        ),
+    );
+}
+
+#[test]
 fn a_rank_that_left_with_0_is_the_cause_of_lost_connections() {
     let left = exit(1, 0, 1000, "");
     let victim = exit(0, 1, 1150, CLOSED);

@@ -103,7 +103,7 @@ fn a_launcher_says_what_an_absent_rank_does() {
     );
 }
 
-/// Ranks of a complete group: rank 1 returns, and rank 2 waits for what it should have written.
+/// Ranks of a complete group: rank 1 returns, and rank 2 waits for a value that rank 1 should have written.
 #[test]
 fn a_rank_that_left_with_0_may_be_why_another_waits_in_the_store() {
     let mut script = Script::new();
@@ -154,7 +154,7 @@ fn a_rank_that_left_with_0_may_be_why_another_waits_in_the_store() {
     let cause = script.cause();
     assert_cause(&cause, FindingKind::WorkerEnded, &[1], &[0]);
     assert_eq!(cause.text, text);
-    // Nobody is to blame who does not exist.
+    // A rank that does not exist is not to blame.
     node.cause = node.cause.map(|cause| crate::AnnouncedCause {
         text: "\u{1b}[2J".to_owned(),
         ranks: set(&[9]),

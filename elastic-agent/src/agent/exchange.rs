@@ -12,7 +12,7 @@ use crate::threads::JoinedThread;
 const THREAD: &str = "exits";
 
 /// How long a node waits for the exits of other nodes when the exits of this node do not explain each other.
-const PATIENCE: Duration = Duration::from_millis(700);
+pub(super) const PATIENCE: Duration = Duration::from_millis(700);
 
 /// How long the store may take to answer beyond that.
 const STORE_PATIENCE: Duration = Duration::from_millis(800);
@@ -23,6 +23,8 @@ pub(super) struct ExitExchange {
     own: Sender<Own>,
     others: Receiver<Vec<NodeExits>>,
     cancel: Cancel,
+    /// How long to wait for other nodes when the exits of this node do not explain each other.
+    pub(super) patience: Duration,
     _thread: JoinedThread,
 }
 
@@ -56,6 +58,7 @@ impl ExitExchange {
             own,
             others,
             cancel,
+            patience: PATIENCE,
             _thread: thread,
         })
     }
@@ -65,7 +68,7 @@ impl ExitExchange {
     pub(super) fn finish(self, exits: NodeExits, is_explained: bool) -> Vec<NodeExits> {
         let patience = match is_explained {
             true => Duration::ZERO,
-            false => PATIENCE,
+            false => self.patience,
         };
         // Fails if the store has failed.
         let _ = self.own.send(Own { exits, patience });

@@ -1,8 +1,10 @@
 //! What a node tells the others about the exits of its workers, and learns about theirs.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::exchange::ExitExchange;
+use c10d_socket::{Deadline, sleep};
+
+use super::exchange::{ExitExchange, PATIENCE};
 use super::runtime::Runtime;
 use super::site::Site;
 use super::started::StartedWorkers;
@@ -10,8 +12,15 @@ use crate::exit_exchange::{self, NodeExits, Reader};
 use crate::failure::ExitRecord;
 use crate::worker::WorkerExit;
 
+/// How long workers continue after one of them has lost another rank. The rank that has left may take this long to exit after it
+/// has closed its connections. No node waits longer because of this, because it counts as a part of [`PATIENCE`].
+const CAUSE_PATIENCE: Duration = Duration::from_millis(500);
+
+/// How often a node looks for exits of its workers during that time.
+const CAUSE_PAUSE: Duration = Duration::from_millis(10);
+
 impl Runtime<'_> {
-    /// Tells the other nodes about the failure of this worker, if there are other nodes.
+    /// Reports the failure of this worker to the other nodes, if there are other nodes.
     pub(super) fn start_exchange(&mut self, exit: &WorkerExit) -> Option<ExitExchange> {
         let round = self.rounds.current().filter(|round| round.world_size > 1)?;
         let exits = self
@@ -30,6 +39,38 @@ impl Runtime<'_> {
         ExitExchange::start(&round.board(), self.reader(&running.started), exits)
     }
 
+    /// Waits for an exit on this node that explains the failures of its workers, if the first of them only lost another rank:
+    /// for 0.5 s at most, until all workers have exited, or until a signal. Then the workers are stopped.
+    pub(super) fn await_cause(&mut self) {
+        let Site::Running(running) = &mut self.site else {
+            return;
+        };
+        let (began, shared) = (Instant::now(), &self.node.shared);
+        let deadline = Deadline::after(began, CAUSE_PATIENCE);
+        let ranks = || running.started.workers.iter().map(|worker| worker.rank);
+        loop {
+            let outcomes = ranks().filter_map(|rank| running.workers.outcome_of(rank));
+            let own = NodeExits {
+                met_unix_ms: None,
+                exits: outcomes
+                    .map(|end| ExitRecord::of(&end, &self.node.host))
+                    .collect(),
+                is_complete: true,
+            };
+            if own.explains_others()
+                || own.exits.len() == ranks().count()
+                || deadline.has_passed(Instant::now())
+                || shared.stop_signal().is_some()
+                || sleep(CAUSE_PAUSE, [shared.kill_switch.cancel()]).is_err()
+            {
+                break;
+            }
+        }
+        if let Some(exchange) = &mut self.exchange {
+            exchange.patience = PATIENCE.saturating_sub(began.elapsed());
+        }
+    }
+
     /// The workers have exited. Returns the exits of other nodes, if a worker has failed and there are other nodes.
     pub(super) fn exchange_exits(
         &mut self,
@@ -42,7 +83,7 @@ impl Runtime<'_> {
             is_complete: true,
         };
         let Some(exchange) = self.exchange.take() else {
-            // Some of them may be the cause of a failure on another node.
+            // Some of these exits may be the cause of a failure on another node.
             self.untold = Some(own).filter(|own| started.nodes > 1 && own.has_own_exit());
             return Vec::new();
         };

@@ -1,6 +1,7 @@
-//! The first failure of the job, which later reports still have: a restart hides it, and what follows is often a consequence.
+//! Keeps the first failure of the job for later reports, because a restart hides it, and later failures are often
+//! consequences.
 //!
-//! Nodes tell it to each other on the board of each round. A job without failures has no request for it.
+//! Nodes share it on the board of each round. A job without failures makes no request for it.
 
 use elastic_rendezvous::RoundBoard;
 
@@ -11,7 +12,7 @@ use crate::job_end;
 use crate::round::RoundEnding;
 
 impl Runtime<'_> {
-    /// A round is over. Remembers the worker that failed first, on this node or another one.
+    /// Remembers, after a round, the worker that failed first on this node or on another node.
     pub(super) fn note_first_failure(&mut self, record: &RoundRecord) {
         let mut outcomes = record.outcomes.iter();
         let failed = outcomes.find(|it| !it.exit.is_success() && !it.was_stopped);
@@ -28,7 +29,7 @@ impl Runtime<'_> {
         }
     }
 
-    /// Tells the nodes of this round the first failure, and adopts an earlier one that they know.
+    /// Shares the first failure with the nodes of this round, and adopts an earlier failure that they have recorded.
     pub(super) fn share_first_failure(&mut self) {
         if let Some(board) = self.board_of_several() {
             self.adopt(job_end::merge_first(
@@ -38,14 +39,14 @@ impl Runtime<'_> {
         }
     }
 
-    /// As [`share_first_failure`](Self::share_first_failure), in a round that follows another one.
+    /// Does the work of [`share_first_failure`](Self::share_first_failure) in a round that follows another round.
     pub(super) fn carry_first_failure(&mut self) {
         if self.has_store_per_round && self.rounds.is_later() {
             self.share_first_failure();
         }
     }
 
-    /// Keeps the earlier one of a failure and the one that is known.
+    /// Keeps the earlier of two failures: `other`, and the first failure so far.
     pub(super) fn adopt_first_failure(&mut self, other: Option<ExitRecord>) {
         let known = self.node.first_failure.take();
         let both = [known, other].into_iter().flatten();

@@ -30,9 +30,9 @@ pub(super) struct Node {
     /// Where workers report their progress.
     pub(super) progress: Option<TempDir>,
     pub(super) forking: Forking,
-    /// The end of the job that nodes shall read before their store ends.
+    /// The published end of the job, which the other nodes shall read before their store stops.
     pub(super) told: Option<Told>,
-    /// The first failure of the job that this node knows, on any node.
+    /// The first failure of the job on any node, as far as this node has learned it.
     pub(super) first_failure: Option<ExitRecord>,
     /// Of the current round.
     pub(super) network: WorkersNetwork,

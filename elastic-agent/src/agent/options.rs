@@ -247,9 +247,9 @@ impl AgentOptions {
         self
     }
 
-    /// Whether the workers of this node are stopped when workers of another one have failed without a restart left, and
-    /// whether the other nodes learn of such a failure on this one. On by default. Otherwise nodes whose workers run are left
-    /// alone, as with torchrun, but cannot restart them.
+    /// Whether the workers of this node are stopped when workers of another node have failed without a restart left,
+    /// and whether the other nodes learn of such a failure on this node. On by default. Otherwise running workers are
+    /// left alone, as with torchrun, but their node cannot restart them.
     pub const fn with_stop_on_job_failure(mut self, stops: bool) -> Self {
         self.stops_on_job_failure = stops;
         self
@@ -331,7 +331,7 @@ impl AgentOptions {
         self.health_check.as_ref()
     }
 
-    /// Whether the failure of a node stops the workers of the others.
+    /// Whether the failure of a node stops the workers of the other nodes.
     #[must_use]
     pub const fn has_stop_on_job_failure(&self) -> bool {
         self.stops_on_job_failure

@@ -15,9 +15,10 @@ use crate::round::Facts;
 pub(super) struct Rounds {
     current: Option<RendezvousInfo>,
     before: Option<RoundBoard>,
-    /// Whether this node is listed in these rounds among those that confirm that they have read why the job ends.
+    /// Whether this node is listed, in these rounds, among the nodes that confirm that they have read why the job is
+    /// over.
     is_reader: [bool; 2],
-    /// Where the end of the job is told.
+    /// Where the nodes publish and read the end of the job.
     told: Option<Told>,
     /// The last round that this node has forgotten.
     forgotten: Option<i64>,
@@ -25,13 +26,13 @@ pub(super) struct Rounds {
     relay_port: Option<(i64, u16)>,
 }
 
-/// Where the nodes of a round read why the job ends.
+/// Where the nodes of a round read why the job is over.
 #[derive(Debug, Clone)]
 pub(super) struct Told {
     pub(super) board: RoundBoard,
-    /// Whether the other nodes confirm that when their workers have ended.
+    /// Whether the other nodes confirm only when their workers have exited.
     pub(super) is_at_exit: bool,
-    /// Whether this node has to confirm it.
+    /// Whether this node has to confirm.
     is_reader: bool,
 }
 
@@ -60,8 +61,8 @@ impl Rounds {
         }
     }
 
-    /// Lists this node among those that the host of the store waits for at the end of the job. A failure is logged: the host
-    /// then ends without this node.
+    /// Lists this node among those that the host of the store waits for at the end of the job. A failure is logged.
+    /// Then the host exits without waiting for this node.
     pub(super) fn list_reader(&mut self) {
         let is_new = !self.is_reader[0];
         let others = self.current().is_some_and(|round| round.world_size > 1);
@@ -112,7 +113,8 @@ impl Rounds {
         self.relay_port = Some((round, port));
     }
 
-    /// Why a node ended the job; `None` if none did. `others`: boards of rounds in which this node may not have been.
+    /// Returns why a node ended the job; `None` if none did. `others` returns boards of rounds in which this node may
+    /// not have been.
     pub(super) fn why_job_ended(
         &mut self,
         others: impl FnOnce() -> Vec<RoundBoard>,
@@ -141,7 +143,7 @@ impl Rounds {
         Some(notice)
     }
 
-    /// Confirms once that this node has read why the job ends.
+    /// Confirms, at most once, that this node has read why the job is over.
     pub(super) fn confirm(&mut self) {
         if let Some(told) = &mut self.told
             && std::mem::take(&mut told.is_reader)
@@ -161,7 +163,7 @@ impl Rounds {
         let finished = self.finished()?;
         let at_exit = match has_store_per_round {
             true => job_end::counted_at_exit(&self.board()?).ok()?,
-            // Of any round; this node is one of them.
+            // Members of any round count; this node is one of them.
             false => 1,
         };
         Some(finished + at_exit)

@@ -22,7 +22,7 @@ use crate::round::{AgentError, AgentOutcome, Effect, Input, Round, Settings};
 /// Where the log lines of a round are from, for those who choose by it.
 pub(super) const LOG: &str = "elastic_agent::agent";
 
-/// How often the first output or step after a restart is looked for, and for how long.
+/// The interval of checks for the first output or step after a restart, and their limit.
 const FIRST_SIGN_INTERVAL: Duration = Duration::from_millis(100);
 const FIRST_SIGN_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -40,12 +40,12 @@ pub(super) struct Runtime<'a> {
     pub(super) met_at: Option<SystemTime>,
     /// Runs from the first failure of a worker until the workers are stopped.
     pub(super) exchange: Option<ExitExchange>,
-    /// The exits that no other node knows, of a node whose workers succeeded.
+    /// The unpublished exits of this node, if all its workers have succeeded.
     pub(super) untold: Option<NodeExits>,
     pub(super) has_store_per_round: bool,
     /// How long the workers of the last round took to stop.
     stopping: Duration,
-    /// A restart of which the listeners do not know yet.
+    /// A restart that was not reported to the listeners yet.
     restart: Option<RestartTimes>,
     /// Until when a node whose workers have failed waits for the news that another node was lost.
     loss_due: Option<Instant>,
@@ -195,6 +195,7 @@ impl<'a> Runtime<'a> {
             Effect::TellFailed(exit) => {
                 self.exchange = self.start_exchange(&exit);
                 self.node.listeners.notify(&AgentEvent::WorkerFailed(&exit));
+                self.await_cause();
             }
             Effect::TellLost(exit) => {
                 self.node.listeners.notify(&AgentEvent::WorkerLost(&exit));

@@ -55,13 +55,13 @@ impl Runtime<'_> {
         self.carry_first_failure();
         let relay = self.relay_in(&round)?;
         let place = self.place_in(&round)?;
-        // Otherwise the nodes are not at the same place of the exchange, or there is none.
+        // Otherwise the nodes are not at the same step of the exchange, or there is no exchange.
         let is_met = !round.has_entered
             && !self.node.options.are_nodes_identical
             && (self.has_store_per_round || restarts.0 == 0);
         self.met_at = is_met.then(SystemTime::now);
         self.untold = None;
-        // All nodes have told theirs.
+        // All nodes have published their ranks by now.
         self.carry_first_failure();
         let ranks = place.ranks;
         self.look_at_network(&round);
@@ -349,7 +349,7 @@ impl Runtime<'_> {
         let seen = running.progress.map(Poller::finish).unwrap_or_default();
         let has_failed = |end: &WorkerOutcome| !end.exit.is_success() && !end.was_stopped;
         let host = &self.node.host;
-        // A worker that was replaced is no failure of the job.
+        // The failure of a replaced worker does not count as a failure of the job.
         let exits = report.outcomes.iter();
         let exits: Vec<ExitRecord> = exits.map(|end| ExitRecord::of(end, host)).collect();
         let failures = report.failures();

@@ -1,4 +1,4 @@
-//! The end of a job that one node tells the others.
+//! Publishes why a job is over, and reads what another node has published about that.
 
 use std::time::{Duration, Instant};
 
@@ -11,11 +11,13 @@ use crate::job_end::{self, EndNotice, OwnEnd};
 use crate::round::{Crash, EXIT_BARRIER_TIMEOUT, Facts, Input};
 use crate::worker::{WorkerExit, WorkerOutcome};
 
-/// How often the host of the store asks whether all nodes have read why the job ends. Its store is in this process.
+/// The interval in which the host of the store checks whether all nodes have read the reason. The store is in the
+/// process of the host.
 const ASK_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Runtime<'_> {
-    /// Reads the reason from the rounds of this node, or from the last ones if it was in none.
+    /// Reads why another node has ended the job: from the rounds of this node, or from the last rounds if it was in
+    /// none.
     pub(super) fn why_job_ended(&mut self) -> Option<Box<EndNotice>> {
         let handler = &self.node.shared.handler;
         let others = || handler.last_boards().unwrap_or_default();
@@ -39,7 +41,7 @@ impl Runtime<'_> {
         self.rounds.publish_end(&notice);
     }
 
-    /// This node knows why the job ends. It makes no more requests unless it hosts the store.
+    /// Confirms that this node has read why the job is over. It makes no further requests unless it hosts the store.
     pub(super) fn confirm(&mut self) {
         self.rounds.confirm();
         let handler = &self.node.shared.handler;
@@ -48,12 +50,12 @@ impl Runtime<'_> {
         }
     }
 
-    /// What a worker left that a signal of its own has ended.
+    /// Reads the record of a worker that its own signal has killed, for example SIGABRT.
     pub(super) fn read_crash(&mut self, exit: WorkerExit) -> Input {
         let record = self.site.exit_record(exit.rank, &self.node.host);
         let record =
             record.unwrap_or_else(|| ExitRecord::of(&without_words(&exit), &self.node.host));
-        // What a traceback shows needs no other rank.
+        // A traceback explains the exit alone, so the other ranks do not matter.
         let finished = match record.has_traceback {
             true => 0,
             false => self.rounds.finished().unwrap_or_default(),
@@ -81,15 +83,17 @@ fn without_words(exit: &WorkerExit) -> WorkerOutcome {
 
 #[cfg(feature = "launcher")]
 impl ElasticAgent {
-    /// Waits until the other nodes have read why the job ends, if this node hosts their store: for at most the time in which
-    /// a node counts as live, half of the time that `grace_left` returns after a signal, and not after a second signal.
+    /// Waits until the other nodes have read why the job is over, if this node hosts their store.
+    ///
+    /// It waits for at most the time in which a node counts as live. After a signal it waits for at most half of the
+    /// time that `grace_left` returns, and after a second signal it returns at once.
     pub(crate) fn await_readers(&self, grace_left: impl Fn() -> Option<Duration>) {
         let shared = &self.node.shared;
         let (Some(told), Some(limit)) = (&self.node.told, shared.handler.keeps_store_for()) else {
             return;
         };
         let limit = match told.is_at_exit {
-            // They read it when their workers have ended.
+            // The other nodes read the reason when their workers have exited.
             true => EXIT_BARRIER_TIMEOUT,
             false => limit,
         };

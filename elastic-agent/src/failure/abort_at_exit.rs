@@ -1,4 +1,4 @@
-//! Recognizes a worker that had done its work, and was ended by its libraries while they were unloaded. Pure.
+//! Recognizes a worker that had finished its work, and was aborted by its libraries while they were unloaded. Pure.
 //!
 //! gloo has threads that run until the process group is destroyed. If the interpreter exits before that, the C++ runtime
 //! aborts the process in some of the runs.
@@ -10,12 +10,14 @@ use crate::worker::ExitKind;
 pub(crate) const CURE: &str =
     "call torch.distributed.destroy_process_group() at the end of the program";
 
-/// The last line of an abort because a thread still ran, as libstdc++ writes it.
+/// The last line that libstdc++ writes before it aborts because a thread still runs.
 const MESSAGE: &str = "terminate called without an active exception";
 
-/// Whether a worker had reached the end of its program when a signal ended it, as far as a launcher can tell: it is SIGABRT
-/// or SIGSEGV without a place in a Python program, and either another worker has exited with 0, or the last line is the
-/// message of a library at exit. `others` are exits of the same round, of any node.
+/// Whether a worker had reached the end of its program when a signal killed it, as far as a launcher can judge.
+///
+/// The signal must be SIGABRT or SIGSEGV, without a place in a Python program. In addition, either another worker has
+/// exited with 0, or the last line is the message of a library at exit. `others` are exits of the same round, on any
+/// node.
 pub(crate) fn is_abort_at_exit(record: &ExitRecord, others: &[ExitRecord]) -> bool {
     let ExitKind::Signal { number, .. } = record.exit else {
         return false;

@@ -1,4 +1,4 @@
-//! The exit of one worker, as the nodes of a round tell it to each other.
+//! The exit of one worker, in the form that the nodes of a round exchange.
 //!
 //! A record holds what a report on another node needs to name the worker: its rank, host, exit, time and last words. Records
 //! arrive through a store that anyone on the network may write to, so every length has a limit, and every text is printable.
@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use super::last_words::LastWords;
 use crate::worker::{ExitKind, WorkerOutcome};
 
-/// The most records that one node writes or reads: the first exits tell the cause, and a value stays far below 64 KiB.
+/// The most records that one node writes or reads. The first exits contain the cause, and a value stays far below 64
+/// KiB.
 const RECORDS_MAX: usize = 64;
 
 const HOST_CHARS_MAX: usize = 255;

@@ -5,7 +5,7 @@ use crate::restart_policy::without_rank;
 /// The first line of Python's tracebacks.
 pub(super) const TRACEBACK_START: &str = "Traceback (most recent call last):";
 
-/// The line in which the C++ runtime shows the message of an exception that nothing caught.
+/// The line in which the C++ runtime shows the message of an uncaught exception.
 const WHAT: &str = "  what():  ";
 
 /// The last words of a worker.
@@ -72,7 +72,7 @@ mod tests {
             traceback.replace("bad shard 17", "other")
         );
         assert_eq!(words(&chained), expected);
-        // The kept bytes begin inside of the traceback, or end there.
+        // The kept bytes begin or end inside the traceback.
         assert_eq!(words(&traceback[20..]), expected);
         assert!(words(&traceback[..60]).1);
     }

@@ -165,8 +165,8 @@ impl LauncherOptions {
         self
     }
 
-    /// What is unusual about this start. When the workers start, or earlier if the start takes long or fails, one line of
-    /// the log has the most severe warning, of these and of those that the launcher finds. None by default.
+    /// The warnings about this start. When the workers start, or earlier if the start takes long or fails, one line of
+    /// the log has the most severe of these warnings and of the launcher's own warnings. None by default.
     pub fn with_start_warnings(mut self, warnings: Vec<StartWarning>) -> Self {
         self.start_warnings = warnings;
         self

@@ -1,4 +1,5 @@
-//! What follows when the workers of a round have ended: the table of docs/reference/restarts.md, "When to restart".
+//! Decides the next step when the workers of a round have exited: the table of docs/reference/restarts.md, "When to
+//! restart".
 
 use std::time::Duration;
 
@@ -15,14 +16,14 @@ use crate::failure::Failures;
 use crate::job_end::{EndNotice, OwnEnd};
 use crate::restart_policy::{Decision, RestartPolicy};
 
-/// What follows from a failure.
+/// The consequence of a failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// This node ends the job on all nodes, for this reason.
+    /// This node stops the job on all nodes, for this reason.
     EndJob(String),
-    /// Another node has ended it.
+    /// Another node has ended the job.
     Ended(Box<EndNotice>),
-    /// No restart is left: the job has failed.
+    /// The job has failed, because no restart is left.
     GiveUp,
     /// Nodes that have finished would be missing in another round.
     OthersFinished(usize),
@@ -55,7 +56,7 @@ impl Round {
                 if notice.is_at_exit {
                     out.push(Effect::Confirm);
                 }
-                // Those that this node has stopped say nothing.
+                // The exits of workers that this node has stopped explain nothing.
                 let failures = stopped.failures.filter(|_| stopped.has_own_failure);
                 return finish(Ok(AgentOutcome::ended_by(*notice, failures)), out);
             }
@@ -72,7 +73,7 @@ impl Round {
                 return self.after_change(why, Joins::Next, stopped, now, out);
             }
             End::Evicted(why) => {
-                // The others may have gone on.
+                // The other nodes may have continued.
                 let joins = match self.settings.keep {
                     Some(_) => Joins::Running,
                     None => Joins::Next,
@@ -100,7 +101,7 @@ impl Round {
         if is_at_exit {
             return self.after_exits(nodes, failure, now, out);
         }
-        // The store is not asked about what is decided without it.
+        // If the decision does not depend on the store, this node does not read the store.
         let is_certain = failure.known != Known::Nothing || failure.has_abandoned;
         if is_certain || self.policy.final_exit(&failure.failed).is_some() {
             return self.judge(nodes, failure, Facts::default(), now, out);
@@ -239,7 +240,7 @@ pub(super) fn first_of(failures: Option<&Failures>) -> Option<First> {
     Some((first.rank, first.exit))
 }
 
-/// Why the job ends if no restart is left.
+/// Returns why the job is over if no restart is left.
 pub(super) fn used_up(stall: Option<Stall>, first: Option<First>) -> OwnEnd {
     let (what, rank) = match (stall, first) {
         (Some(_), _) => ("the workers made no progress".to_owned(), None),

@@ -1,7 +1,7 @@
 //! Workers that fail when they have reached the end of their program: docs/reference/restarts.md, "Failures at exit".
 //!
-//! The results of such a job are complete, or other workers are still writing them. So no node stops its workers because of
-//! such a failure, and none restarts them if all programs have reached their end.
+//! The results of such a job are complete, or other workers are still writing them. Therefore no node stops its workers
+//! because of such a failure, and no node restarts them if all programs have reached their end.
 
 use std::time::Duration;
 
@@ -20,7 +20,8 @@ use crate::failure::{ExitRecord, is_abort_at_exit};
 use crate::job_end::OwnEnd;
 use crate::worker::{ExitKind, WorkerExit};
 
-/// How often a node asks how many others have reached the end of their programs: they write, but nothing wakes this node.
+/// The interval in which a node reads how many other nodes have reached the end of their programs. No event wakes it
+/// for that.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Whether a worker may have failed at the end of its program, by its exit alone.
@@ -44,7 +45,7 @@ impl Running {
 }
 
 impl Round {
-    /// A signal of its own has ended a worker. Returns whether the others run on.
+    /// Handles a worker that its own signal has killed. Returns whether the other workers keep running.
     pub(super) fn is_kept_to_its_end(
         &self,
         running: &mut Running,
@@ -63,7 +64,7 @@ impl Round {
         out.push(Effect::TellFailed(crash.exit));
         if running.at_exit == 0 {
             running.failed = Some((rank, crash.exit.exit));
-            // Those of other nodes are not waited for before a restart is out of the question.
+            // The node waits for the workers of other nodes only if a restart is impossible.
             if self.ends_job_at_once(running.nodes, now) {
                 self.publish(failed_at_exit(running.failed), out);
                 running.known = Known::Published;
@@ -155,7 +156,8 @@ impl Round {
         Phase::AwaitingOthers(awaiting)
     }
 
-    /// Whether nodes have left the round that are not among the `ended` ones, of which this node is one.
+    /// Whether a node has left the round without having ended. `ended` counts the nodes that have ended, including this
+    /// node.
     fn has_lost_other(&self, ended: usize) -> bool {
         let departed = self.seen.as_ref().map_or(0, |seen| seen.departed());
         departed >= ended
@@ -193,7 +195,7 @@ impl Round {
                 let first = first_of(failure.failures.as_ref());
                 self.publish(failed_at_exit(first), out);
             }
-            // Nodes that have succeeded wait for this one no longer.
+            // Nodes that have succeeded no longer wait for this node.
             failure.known = Known::Published;
         }
         self.judge(nodes, failure, Facts::default(), now, out)

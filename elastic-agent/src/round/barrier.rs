@@ -1,5 +1,5 @@
-//! The exit barrier: a node whose workers have succeeded waits for the others, as the store ends with the node that hosts
-//! it. Heartbeats go on meanwhile.
+//! The exit barrier: a node whose workers have succeeded waits for the other nodes, because the store stops with the
+//! node that hosts it. In the meantime, the node keeps sending heartbeats.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ impl Round {
             return nodes;
         };
         match membership.members {
-            // Others may have entered it.
+            // Other nodes may have entered the round.
             Some(members) if self.settings.keep.is_some() => members,
             _ => nodes.saturating_sub(membership.departed()),
         }
@@ -74,7 +74,7 @@ impl Round {
                 };
                 return finish(Ok(outcome), out);
             }
-            // The node that closed it has written the reason before.
+            // The node that closed the rendezvous has written the reason before.
             Input::BarrierClosed {
                 membership: Some(membership),
                 ..
@@ -88,7 +88,7 @@ impl Round {
                 Some(format!(", but the job failed: {notice}"))
             }
             Input::JobEnd(None) => {
-                // At once, as the membership has been seen by then.
+                // This wait is over at once, because the node has already seen the membership.
                 out.push(Effect::WaitAtBarrier {
                     timeout: Duration::ZERO,
                     enough: None,
@@ -134,7 +134,7 @@ impl Round {
     }
 }
 
-/// Whether nobody is left to wait for, of so many nodes that are left.
+/// Whether all of the remaining `nodes` have ended, so that this node has none to wait for.
 fn have_others_gone(membership: &Membership, left: usize, waited: Duration) -> bool {
     let is_alone = left <= 1;
     // A node that fails without a restart left closes the rendezvous and never checks in.

@@ -1,4 +1,4 @@
-//! What a round is told, and what it wants done.
+//! The inputs of a round, and its effects: the actions that it requests.
 
 use std::time::Duration;
 
@@ -28,7 +28,8 @@ pub(crate) enum Input {
     Prepared,
     /// Answers [`Effect::Start`]: all workers run.
     Started,
-    /// Answers any of these three. `signal`: the one that stops the agent, if one has arrived.
+    /// Answers [`Effect::Join`], [`Effect::Prepare`] or [`Effect::Start`], if no worker was started. `signal` is the
+    /// signal that stops the agent, if one has arrived.
     NotStarted {
         error: Box<AgentError>,
         signal: Option<i32>,
@@ -45,8 +46,8 @@ pub(crate) enum Input {
     Group(GroupNews),
     /// Answers [`Effect::Replace`]: the worker runs.
     Replaced { local_rank: usize, pid: u32 },
-    /// Answers the same, if there is no worker, with a text about that. A signal that has ended the attempt is an input
-    /// of its own.
+    /// Answers [`Effect::Replace`] with a text about the failure, if there is no worker. A signal that has interrupted
+    /// the attempt is a separate input.
     NotReplaced(String),
     /// Answers [`Effect::ReadCrash`].
     Crash(Box<Crash>),
@@ -66,7 +67,8 @@ pub(crate) enum Input {
     JobEnd(Option<Box<EndNotice>>),
     /// Answers [`Effect::ReadFinished`]: how many nodes have succeeded; `None` if the store does not answer.
     Finished(Option<usize>),
-    /// Answers [`Effect::ReadEnded`]: how many nodes have reached the end of their programs; `None` as above.
+    /// Answers [`Effect::ReadEnded`]: how many nodes have reached the end of their programs; `None` if the store does
+    /// not answer.
     Ended(Option<usize>),
     /// Answers [`Effect::ReportStuck`].
     IsFirstStuck(bool),
@@ -76,26 +78,26 @@ pub(crate) enum Input {
     Facts(Facts),
     /// Answers [`Effect::EnterBarrier`] and [`Effect::WaitAtBarrier`]: all nodes have finished.
     BarrierOpen,
-    /// Answers the same: nodes are missing.
+    /// Answers [`Effect::EnterBarrier`] and [`Effect::WaitAtBarrier`]: nodes are missing.
     BarrierClosed {
         signal: Option<i32>,
         membership: Option<Box<Membership>>,
     },
-    /// Answers the same: the store failed, with a text about that.
+    /// Answers [`Effect::EnterBarrier`] and [`Effect::WaitAtBarrier`]: the store failed, with a text about that.
     BarrierFailed(String),
 }
 
-/// What to do. Those with an answer are the last of a step.
+/// An action that a round requests. An effect with an answer is the last effect of its step.
 #[derive(Debug)]
 pub(crate) enum Effect {
     /// Joins a round. Answered by [`Input::Joined`] or [`Input::NotStarted`].
     Join(Joins),
-    /// Compares the members of the round with those of the last one. Answered by [`Input::Departures`].
+    /// Compares the members of the round with the members of the last round. Answered by [`Input::Departures`].
     ReadDepartures,
     /// Starts the relay, gets the ranks, and plans the workers. Answered by [`Input::Prepared`] or
     /// [`Input::NotStarted`].
     Prepare {
-        /// How many restarts this node has used, and how many that and those that are left make.
+        /// How many restarts this node has used, and the sum of the used and the remaining restarts.
         restarts: usize,
         restarts_max: usize,
     },
@@ -111,15 +113,16 @@ pub(crate) enum Effect {
     ExpectMembers(Duration),
     /// Asks the membership service for the group of the workers. Answered by [`Input::Group`].
     ReadGroup,
-    /// Ends what the dead worker of this local rank has left behind, and starts another one in its place; `restarts` as
-    /// in [`Effect::Prepare`]. Answered by [`Input::Replaced`] or [`Input::NotReplaced`].
+    /// Stops the processes that the dead worker of this local rank has left behind, and starts a worker in its place.
+    /// `restarts` are the two numbers of [`Effect::Prepare`]. Answered by [`Input::Replaced`] or
+    /// [`Input::NotReplaced`].
     Replace {
         local_rank: usize,
         restarts: (usize, usize),
     },
     /// Tells the listeners that this worker runs in the place of one that died.
     TellReplaced(usize),
-    /// Reads what a worker left that a signal of its own has ended. Answered by [`Input::Crash`].
+    /// Reads the record of a worker that its own signal has killed. Answered by [`Input::Crash`].
     ReadCrash(WorkerExit),
     /// Answered by [`Input::ExitsDue`] after this time, unless the workers are stopped before.
     ExpectExits(Duration),
@@ -134,34 +137,35 @@ pub(crate) enum Effect {
     ReadFacts,
     /// Answered by [`Input::LossDue`] after this time, unless the node joins before.
     AwaitLoss(Duration),
-    /// Has workers of the next round prepared while those of this one are stopped.
+    /// Prepares workers of the next round while the workers of this round are being stopped.
     ForkAhead,
     /// Sends the signal that begins a [`Effect::Stop`], and waits for nothing.
     BeginStop(Stop),
-    /// Stops the workers, and ends what they leave behind.
+    /// Stops the workers, and then the processes that they leave behind.
     Stop(Stop),
     /// Lets other nodes enter the round, once the workers of all its nodes run.
     OpenRound,
-    /// Lets none enter it any more.
+    /// Lets no further node enter the round.
     EndEntry,
-    /// Checks in, as one of this many nodes; `None` if nodes may come and go, so that [`Effect::WaitAtBarrier`] says how
-    /// many are enough.
+    /// Checks in at the exit barrier, as one of this many nodes; `None` if nodes may join and leave, so that
+    /// [`Effect::WaitAtBarrier`] has the number of nodes that are enough.
     EnterBarrier(Option<usize>),
     /// Waits until all nodes have checked in, a signal stops the agent, or the membership is not `seen` any more; for at
-    /// most `timeout`. So many are `enough`: all that are left, if workers survive the loss of a node.
+    /// most `timeout`. If workers survive the loss of a node, `enough` is the number of the remaining nodes.
     WaitAtBarrier {
         timeout: Duration,
         enough: Option<usize>,
         seen: Option<Box<Membership>>,
     },
-    /// Tells the other nodes why the job ends, unless one has done so.
+    /// Publishes to the other nodes why the job is over, unless a node has done so already.
     PublishEnd(OwnEnd),
-    /// Tells the node that hosts the store that this one needs it no longer: it knows why the job ends.
+    /// Confirms to the node that hosts the store that this node no longer needs the store, because it has read why the
+    /// job is over.
     Confirm,
     /// Closes the rendezvous.
     Close,
     TellFailed(WorkerExit),
-    /// The same, and the others run on.
+    /// Tells the listeners that this worker failed while the other workers keep running.
     TellLost(WorkerExit),
     TellStuck(Box<StuckWorkers>),
     TellRestarting(String),
@@ -174,13 +178,13 @@ pub(crate) enum Effect {
 /// Which round a node joins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Joins {
-    /// The next one, for which the members of the current one stop their workers.
+    /// The next round, for which the members of the current round stop their workers.
     Next,
-    /// The one that runs, if it takes nodes in, else the next one.
+    /// The running round if it admits nodes, otherwise the next round.
     Running,
 }
 
-/// What listeners are told about the start of workers.
+/// The figures that listeners get about the start of workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StartTimes {
     /// How many restarts this node has used.
@@ -202,26 +206,26 @@ pub(crate) enum Stop {
 /// The workers of a round after their end.
 #[derive(Debug, Default)]
 pub(crate) struct Stopped {
-    /// Those that failed.
+    /// The failures of the workers that failed.
     pub(crate) failures: Option<Failures>,
     /// Whether one of them failed before it was stopped.
     pub(crate) has_own_failure: bool,
-    /// Whether one still runs although it was killed.
+    /// Whether a worker still runs although it was killed.
     pub(crate) has_abandoned: bool,
     pub(crate) progress: ProgressSeen,
 }
 
-/// A worker that died while the others run.
+/// A worker that died while the other workers keep running.
 #[derive(Debug)]
 pub(crate) struct Death {
     pub(crate) exit: WorkerExit,
-    /// This worker alone.
+    /// The failure of this worker alone.
     pub(crate) failures: Option<Failures>,
     pub(crate) progress: RoundProgress,
     pub(crate) group: GroupNews,
 }
 
-/// What is known about a worker that a signal of its own has ended.
+/// A worker that its own signal has killed, with its record.
 #[derive(Debug)]
 pub(crate) struct Crash {
     pub(crate) exit: WorkerExit,
@@ -230,20 +234,20 @@ pub(crate) struct Crash {
     pub(crate) finished: usize,
 }
 
-/// What the membership service knows about the group of the workers.
+/// The state of the group of the workers in the membership service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum GroupNews {
-    /// It forms, or goes on without the worker.
+    /// The group forms, or continues without the worker.
     GoesOn,
-    /// None of its workers is a member, so that none of them has anything to lose.
+    /// Its workers are not members, so they have nothing to lose.
     IsEmpty,
-    /// It is over, with a text about the reason.
+    /// The group is over, with a text about the reason.
     Ended(String),
     /// The service does not answer, with a text about that.
     OutOfReach(String),
 }
 
-/// What the store of the round says to a node whose workers have failed.
+/// The content of the round's store that a node reads when its workers have failed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
     /// Why another node ended the job.

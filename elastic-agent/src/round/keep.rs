@@ -1,7 +1,7 @@
 //! Keeps the other workers running when one dies: docs/reference/restarts.md, "Keep workers".
 //!
-//! What the others do then is agreed in the membership service. Here it is decided whether the dead worker alone is started
-//! again, or all are stopped, as without this.
+//! The membership service coordinates the remaining workers. This module decides whether only the dead worker is
+//! started again, or all workers are stopped and restarted, which is the behaviour without `--keep-workers`.
 
 use std::time::Duration;
 
@@ -16,12 +16,13 @@ use crate::restart_policy::Decision;
 use crate::worker::WorkerExit;
 
 impl Round {
-    /// Whether the others may run on after this failure, as far as the exit alone decides it.
+    /// Whether the other workers may keep running after this failure, as far as the exit alone decides this.
     pub(super) fn may_keep(&self, exit: &WorkerExit) -> bool {
         self.settings.keep.is_some() && self.policy.final_exit(&[failed_worker(exit)]).is_none()
     }
 
-    /// A worker has died, and the service knows. Returns why the others are stopped; `None` if they run on.
+    /// Handles a dead worker whose death was reported to the service. Returns why the other workers are stopped; `None`
+    /// if they keep running.
     pub(super) fn worker_died(
         &mut self,
         running: &mut Running,
@@ -62,7 +63,8 @@ impl Round {
         }
     }
 
-    /// Whether the node as a whole leaves its place to a spare. On the only one, its other workers would be lost.
+    /// Whether the node as a whole leaves its place to a spare. The only node of a round does not, because its other
+    /// workers would be lost.
     fn gives_place_up(&self, nodes: usize, death: &Death, now: Duration) -> bool {
         let is_wanted = self
             .settings
@@ -76,7 +78,7 @@ impl Round {
             && self.policy.why_hopeless(&failed).is_none()
     }
 
-    /// Replaces the worker, or not; returns why the others cannot run on.
+    /// Replaces the worker if a rule allows it. Returns why the other workers cannot keep running; `None` if they can.
     fn after_death(
         &mut self,
         running: &mut Running,
@@ -106,7 +108,7 @@ impl Round {
             Decision::Exhausted => {
                 let ended = running.succeeded + running.gone + 1;
                 let left = self.settings.local_world_size.saturating_sub(ended);
-                // Of several nodes, the service knows whether enough are left.
+                // With several nodes, the service counts whether enough workers are left.
                 let min = match running.nodes {
                     1 => keep.members_min.max(1),
                     _ => 1,

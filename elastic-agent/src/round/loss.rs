@@ -1,5 +1,6 @@
 //! A round whose workers failed because another node was lost, where the job can continue without that node. Such a restart
-//! does not count; whether it was one, is known when the next round completes, or when the loss is noticed.
+//! does not count. The node learns whether it was such a restart when the next round completes, or when it notices the
+//! loss.
 
 use std::time::Duration;
 
@@ -99,7 +100,7 @@ impl Round {
         Phase::AwaitingLoss(awaiting)
     }
 
-    /// The restart that led to the current round does not count.
+    /// Records that the restart that led to the current round does not count.
     pub(super) fn do_not_count(&mut self, now: Duration, out: &mut Effects) {
         self.policy.take_back();
         let left = self.policy.left(now);

@@ -1,4 +1,4 @@
-//! The rounds of one node: what they own, and what all phases do.
+//! The rounds of one node: their data, and the steps that all phases share.
 
 use std::time::Duration;
 
@@ -16,21 +16,21 @@ use crate::failure::Failures;
 use crate::job_end::OwnEnd;
 use crate::restart_policy::{RestartPolicy, RestartRules};
 
-/// How long workers have to exit when the members of the round change or one of them has failed, as in
-/// PyTorch.
+/// How long workers have to exit when the members of the round change or one of them has failed. PyTorch has the
+/// same limit.
 pub(super) const STOP_GRACE: Duration = Duration::from_secs(30);
 
-/// The same for workers that are stuck: most hang in native code, where Python handles no signal, so a longer wait
-/// only costs time.
+/// How long stuck workers have to exit. Most of them hang in native code, where Python handles no signal, so a longer
+/// wait only costs time.
 pub(super) const STUCK_GRACE: Duration = Duration::from_secs(5);
 
-/// What does not change in the life of a node.
+/// The settings of a node, which do not change during its life.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
-    /// What the workers run.
+    /// The name of the program that the workers run.
     pub(crate) name: String,
     pub(crate) restarts: RestartRules,
-    /// Whether a failure of this node without a restart left, or of another one, ends the job on all nodes.
+    /// Whether a failure without a restart left, on this node or on another node, stops the job on all nodes.
     pub(crate) stops_on_failure: bool,
     pub(crate) local_world_size: usize,
     /// Whether keys of an earlier round are out of sight.
@@ -38,7 +38,7 @@ pub(crate) struct Settings {
     /// How long a node without a restart left waits for the news of a lost node; `None` if the job cannot continue
     /// without a node.
     pub(crate) loss_wait: Option<Duration>,
-    /// Whether the others run on when a worker dies.
+    /// Whether and how the other workers keep running when a worker dies.
     pub(crate) keep: Option<KeepOptions>,
     /// Whether the wait for the other nodes to finish is limited.
     pub(crate) has_exit_limit: bool,
@@ -53,13 +53,13 @@ pub(crate) struct Round {
     cause: RoundCause,
     pub(super) clock: RoundClock,
     pub(super) has_had_workers: bool,
-    /// Whether it was asked why the rendezvous was closed.
+    /// Whether the node has asked why the rendezvous was closed.
     pub(super) is_closing_known: bool,
-    /// The members when this node asked last how many had ended.
+    /// The members at the last time when this node read how many nodes had ended.
     pub(super) seen: Option<Box<Membership>>,
-    /// The last restart was counted, which depends on the members of the next round.
+    /// Whether the last restart was counted, although that depends on the members of the next round.
     pub(super) is_count_open: bool,
-    /// It has waited for the news that another node of the round was lost.
+    /// Whether the node has waited for the news that another node of the round was lost.
     pub(super) has_awaited_loss: bool,
     pub(super) phase: Phase,
 }
@@ -103,13 +103,13 @@ impl Round {
         Phase::Joining { failures }
     }
 
-    /// Ends the job on all nodes.
+    /// Publishes the reason and closes the rendezvous, which stops the job on all nodes.
     pub(super) fn publish(&self, end: OwnEnd, out: &mut Effects) {
         out.push(Effect::PublishEnd(end));
         out.push(Effect::Close);
     }
 
-    /// Whether a failure ends the job, whatever the workers have done until they have ended.
+    /// Whether a failure stops the job in any case, whatever the workers do until they have exited.
     pub(super) fn ends_job_at_once(&self, nodes: usize, now: Duration) -> bool {
         let may_be_loss = nodes > 1 && self.settings.loss_wait.is_some();
         self.settings.stops_on_failure && !may_be_loss && self.policy.is_used_up(now)

@@ -39,7 +39,7 @@ impl Round {
         let ending = RoundEnding::NotStarted(error.to_string());
         self.report_round(ending, None, now, out);
         match kind {
-            // Nothing but a change of the members cuts it short.
+            // Only a change of the members cuts the wait short.
             Kind::Cut if signal.is_none() => {
                 out.push(Effect::ReadMembership);
                 Phase::NotStarted { error, failures }
@@ -96,7 +96,7 @@ impl Round {
         }
     }
 
-    /// The node ends, and with it the job if its other nodes cannot go on without it.
+    /// The node exits. The job fails with it if the other nodes cannot continue without this node.
     fn cannot_start(
         &self,
         error: Box<AgentError>,
@@ -180,14 +180,15 @@ impl Round {
     }
 }
 
-/// What an error means for the node.
+/// The consequence of an error for the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// The job ended while this node was a spare.
     NotNeeded,
     /// A wait for the other nodes of a complete round was cut short.
     Cut,
-    /// The store did not answer in time. What this node has written in the round is unknown, so it joins another one.
+    /// The store did not answer in time. The node joins another round, because it is unknown which of its writes in
+    /// this round have succeeded.
     Outage,
     /// A signal ended a wait for anything else.
     Interrupted,
@@ -216,7 +217,7 @@ fn kind_of(error: &AgentError) -> Kind {
             StartError::LogFile { .. } | StartError::Forked { .. } | StartError::System { .. },
         )
         | AgentError::Watchdog(WatchdogError::Thread(_)) => Kind::System,
-        // Not one that does not exist.
+        // A missing program is not such an error.
         AgentError::Start(StartError::Program { source, .. })
             if matches!(
                 source.kind(),

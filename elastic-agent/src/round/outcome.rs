@@ -1,4 +1,4 @@
-//! How the work of an agent ended.
+//! The outcomes of an agent's work.
 
 use crate::failure::Failures;
 use crate::job_end::EndNotice;
@@ -17,7 +17,7 @@ pub enum AgentOutcome {
         reason: String,
         /// The workers of this node that failed, if any did.
         failures: Option<Failures>,
-        /// What the other node has told, if it was one.
+        /// The notice of the other node, if another node ended the job.
         notice: Option<Box<EndNotice>>,
     },
     /// The job ended while this node was a spare.

@@ -1,4 +1,4 @@
-//! Where a node is in its round, with what exists there.
+//! The phases of a node in its round, each with its data.
 
 use std::time::Duration;
 
@@ -11,11 +11,12 @@ use crate::worker::ExitKind;
 
 #[derive(Debug)]
 pub(super) enum Phase {
-    /// Waits for the nodes of the next round. `failures`: those whose restart has not started workers yet.
+    /// The node waits for the other nodes of the next round. `failures` are those whose restart has not started workers
+    /// yet.
     Joining {
         failures: Option<Failures>,
     },
-    /// The round is complete, and it is asked whether members of the last one are missing.
+    /// The round is complete, and the node reads whether members of the last round are missing.
     Joined {
         nodes: usize,
         failures: Option<Failures>,
@@ -25,18 +26,18 @@ pub(super) enum Phase {
         nodes: usize,
         failures: Option<Failures>,
     },
-    /// The processes start.
+    /// The processes of the workers start.
     Starting {
         nodes: usize,
         failures: Option<Failures>,
     },
-    /// The round has started no workers, and what follows depends on the answer to a question.
+    /// The round has started no workers, and the next phase depends on the answer to a question.
     NotStarted {
         error: Box<AgentError>,
         failures: Option<Failures>,
     },
     Running(Running),
-    /// The workers are exiting, and it depends on what the store says whether this node ends the job.
+    /// The workers are exiting, and the content of the store decides whether this node ends the job.
     Ending {
         nodes: usize,
         end: End,
@@ -47,12 +48,12 @@ pub(super) enum Phase {
         nodes: usize,
         end: End,
     },
-    /// Workers have failed or were stuck, and what follows depends on what the store says.
+    /// Workers have failed or were stuck, and the content of the store decides about the next phase.
     Judging {
         nodes: usize,
         failure: Box<Failure>,
     },
-    /// Workers of this node have failed when they had reached the end of their program.
+    /// Workers of this node have failed after they had reached the end of their program.
     AwaitingOthers(Box<AwaitingOthers>),
     /// Workers have failed or were stuck, and no restart is left unless another node of the round turns out to be lost.
     AwaitingLoss(AwaitingLoss),
@@ -61,7 +62,7 @@ pub(super) enum Phase {
     Over,
 }
 
-/// The worker that failed first: its rank, and how it ended.
+/// The worker that failed first: its rank and its exit.
 pub(super) type First = (usize, ExitKind);
 
 /// A round whose workers run.
@@ -70,13 +71,13 @@ pub(super) struct Running {
     pub(super) nodes: usize,
     /// How many workers have succeeded.
     pub(super) succeeded: usize,
-    /// How many have died and are not replaced.
+    /// How many workers have died and are not replaced.
     pub(super) gone: usize,
-    /// How many have failed at the end of their program, and the worker that failed first.
+    /// How many workers have failed at the end of their program. `failed` is the worker that failed first.
     pub(super) at_exit: usize,
     pub(super) failed: Option<First>,
     pub(super) known: Known,
-    /// Why another node has ended the job, if the workers of this one shall end by themselves.
+    /// Why another node has ended the job, if the workers of this node are left to exit without a signal.
     pub(super) ended: Option<Box<EndNotice>>,
     pub(super) waiting: Waiting,
 }
@@ -85,12 +86,12 @@ pub(super) struct Running {
 #[derive(Debug)]
 pub(super) enum Waiting {
     Nothing,
-    /// How many nodes have finished: their departure is no change of the members.
+    /// How many nodes have finished, because the departure of a finished node is not a change of the members.
     Finished {
         why: String,
         departed: usize,
     },
-    /// Whether a node has finished: otherwise the one that closed the rendezvous without a reason has failed.
+    /// Whether a node has finished. Otherwise the node that closed the rendezvous without a reason has failed.
     Closed,
     /// Whether this node is the first of its round whose workers are stuck.
     IsFirst(Box<StuckWorkers>),
@@ -101,25 +102,26 @@ pub(super) enum Waiting {
 pub(super) enum End {
     Succeeded,
     Failed(Known),
-    /// Workers have failed, each at the end of its program; all others have succeeded.
+    /// Workers have failed, each at the end of its program, and the other workers have succeeded.
     AtExit(Known),
-    /// The node gives its place in the round to a spare: a worker has failed, and those of other nodes go on.
+    /// The node gives its place in the round to a spare, because a worker has failed and the workers of other nodes
+    /// keep running.
     GivenUp,
     Stuck(Stall, Known),
     MembersChanged(String),
-    /// The others have removed this node, or it must assume that: another world may exist.
+    /// The other nodes have removed this node, or it must assume that they have, because another world may exist.
     Evicted(String),
     JobEnded(Box<EndNotice>),
     Signalled(i32),
 }
 
-/// What a node knows about the end of the job when it stops its workers.
+/// Whether and why the job is over, as far as a node has learned it when it stops its workers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Known {
     Nothing,
-    /// This node has ended it.
+    /// This node has ended the job.
     Published,
-    /// Another node has ended it.
+    /// Another node has ended the job.
     Ended(Box<EndNotice>),
 }
 
@@ -135,7 +137,7 @@ pub(super) struct Stall {
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) stall: Option<Stall>,
-    /// Whether the node may enter its round again, as others go on with it.
+    /// Whether the node may enter its round again, because the other nodes continue the round.
     pub(super) is_given_up: bool,
     pub(super) failures: Option<Failures>,
     pub(super) failed: Vec<FailedWorker>,
@@ -162,12 +164,12 @@ pub(super) struct AwaitingLoss {
     pub(super) is_late: bool,
 }
 
-/// A node that waits for the others to finish.
+/// A node that waits until the other nodes have finished.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Barrier {
     pub(super) nodes: usize,
-    /// When it arrived.
+    /// When the node arrived.
     pub(super) since: Duration,
-    /// Whether it waited too long, and asks how many others have arrived.
+    /// Whether it waited too long, and therefore asks how many other nodes have arrived.
     pub(super) is_late: bool,
 }

@@ -1,4 +1,4 @@
-//! A round whose workers run, until something ends it.
+//! A round whose workers run, until a failure, a success or a signal ends the round.
 
 use std::time::Duration;
 
@@ -97,8 +97,8 @@ impl Round {
                 None
             }
             (Input::Membership(membership), _) => {
-                // A store that does not answer, as when its host has failed, does not stop workers that run. The
-                // handler has logged the error.
+                // A store that does not answer, for example because its host has failed, does not stop running workers.
+                // The handler has logged the error.
                 let keeps = self.settings.keep.is_some();
                 let members = membership.as_ref().and_then(|it| it.members);
                 running.nodes = members.filter(|_| keeps).unwrap_or(running.nodes);
@@ -110,7 +110,7 @@ impl Round {
                 running.waiting = Waiting::Closed;
                 None
             }
-            // A node that has finished closes the rendezvous if others take more than the time of the exit barrier.
+            // A finished node closes the rendezvous if other nodes take longer than the timeout of the exit barrier.
             (Input::Finished(Some(0)), Waiting::Closed) => {
                 running.job_ended(Box::new(EndNotice::unknown()), out)
             }
@@ -127,7 +127,8 @@ impl Round {
             (Input::Stuck(stuck), _) => {
                 out.push(log(Level::Error, stuck.to_string()));
                 if self.settings.has_store_per_round {
-                    // Before the workers are stopped: those of other nodes may fail because of that.
+                    // Published before the workers are stopped, because workers of other nodes may fail because of the
+                    // stop.
                     out.push(Effect::ReportStuck);
                     running.waiting = Waiting::IsFirst(stuck);
                     None
@@ -161,7 +162,7 @@ impl Round {
         if membership.is_closed {
             if !self.is_closing_known {
                 self.is_closing_known = true;
-                // Written before the closing.
+                // The reason was written before the rendezvous was closed.
                 out.push(Effect::ReadJobEnd);
             }
             return None;
@@ -170,7 +171,7 @@ impl Round {
             MembersChange::None => None,
             MembersChange::Certain(why) if membership.is_evicted => Some(End::Evicted(why)),
             MembersChange::Certain(why) => Some(End::MembersChanged(why)),
-            // No node comes in the place of those that are gone, and the service knows whether enough workers are left.
+            // No node replaces the lost nodes, and the service counts whether enough workers are left.
             MembersChange::UnlessFinished { .. } if self.settings.keep.is_some() => None,
             MembersChange::UnlessFinished { why, departed } => {
                 out.push(Effect::ReadFinished);
@@ -180,7 +181,7 @@ impl Round {
         }
     }
 
-    /// Whether the last words of a worker say if the others may run on.
+    /// Whether the last output of a worker decides if the other workers may keep running.
     fn asks_about(&self, exit: &WorkerExit) -> bool {
         self.settings.keep.is_none()
             && may_be_at_exit(exit)
@@ -197,7 +198,7 @@ impl Round {
 
     pub(super) fn worker_failed(&self, exit: WorkerExit, out: &mut Effects) -> Known {
         out.push(Effect::TellFailed(exit));
-        // Ends the job on the other nodes already now: the workers of this node may take their time to stop.
+        // Ends the job on the other nodes now, because the workers of this node may take long to stop.
         let Some(reason) = self.policy.final_exit(&[failed_worker(&exit)]) else {
             return Known::Nothing;
         };
@@ -211,7 +212,7 @@ impl Round {
         if let End::Failed(Known::Nothing) | End::Stuck(_, Known::Nothing) = &end
             && self.ends_job_at_once(nodes, now)
         {
-            // The same, if the store does not say that the failure follows from that of another node.
+            // Also ends the job at once, unless the store shows that a failure of another node has caused this one.
             out.push(Effect::BeginStop(how_to_stop(&end)));
             out.push(Effect::ReadFacts);
             let first = running.failed;
@@ -235,7 +236,7 @@ impl Round {
         Phase::Stopping { nodes, end }
     }
 
-    /// The workers of this node are being stopped, and what the store says is known.
+    /// Continues the stop of the workers when the content of the store is known.
     pub(super) fn stop_knowing(
         &self,
         nodes: usize,
@@ -264,17 +265,17 @@ impl Round {
 const fn how_to_stop(end: &End) -> Stop {
     match end {
         End::Signalled(signal) => Stop::BySignal(*signal),
-        // The scripts of other nodes may save what they have.
+        // The scripts may save their state before they exit.
         End::JobEnded(_) => Stop::Gently,
-        // Workers of a world that no longer exists must not write to what those of the next one use.
+        // Workers of a world that no longer exists must not write to files that the workers of the next world use.
         End::Stuck(..) | End::Evicted(_) => Stop::With(Signal::TERM, STUCK_GRACE),
-        // After a success, this ends the processes that workers left behind.
+        // After a success, this stops the processes that workers left behind.
         _ => Stop::With(Signal::TERM, STOP_GRACE),
     }
 }
 
 impl Running {
-    /// How the round ends on this node, if none of its workers runs any more.
+    /// Returns how the round ends on this node, if all its workers have exited.
     fn end_of_all(&self, local_world_size: usize) -> Option<End> {
         let ended = self.succeeded + self.gone + self.at_exit;
         let is_over = ended == local_world_size;
@@ -285,7 +286,8 @@ impl Running {
         })
     }
 
-    /// How the round ends if workers run on for too long after others have failed at the end of their program.
+    /// Returns how the round ends if workers keep running for too long after others have failed at the end of their
+    /// program.
     fn end_by_others(&self) -> End {
         match &self.ended {
             Some(notice) => End::JobEnded(notice.clone()),
@@ -293,7 +295,8 @@ impl Running {
         }
     }
 
-    /// Another node has ended the job. Returns how the workers end, unless they end by themselves.
+    /// Handles that another node has ended the job. Returns how the workers are stopped; `None` if they are left to
+    /// exit.
     fn job_ended(&mut self, notice: Box<EndNotice>, out: &mut Effects) -> Option<End> {
         if notice.is_at_exit {
             let text = format!("the job fails when the workers of this node have ended: {notice}");

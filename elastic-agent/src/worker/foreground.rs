@@ -7,7 +7,7 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr}
 
 use crate::sys;
 
-/// A terminal whose foreground this process can give to a worker, and takes back from it.
+/// A terminal whose foreground this process can give to a worker, and take back from it.
 #[derive(Debug, Clone)]
 pub(super) struct Foreground {
     own_group: Pid,
@@ -15,8 +15,8 @@ pub(super) struct Foreground {
 }
 
 impl Foreground {
-    /// That of standard input, if it is a terminal and this process has its foreground: not if a shell runs this process in
-    /// the background, or without a session that has the terminal.
+    /// Returns the terminal of standard input, if this process has its foreground. Returns `None` if a shell runs this
+    /// process in the background, or if the terminal does not control the session of this process.
     pub(super) fn here() -> Option<Self> {
         let stdin = io::stdin();
         if !stdin.is_terminal() {
@@ -31,7 +31,8 @@ impl Foreground {
         })
     }
 
-    /// Takes it back when the worker has ended, with the settings of the terminal: a debugger may have changed them.
+    /// Takes the foreground back when the worker has exited, and restores the settings of the terminal, because a
+    /// debugger may have changed them.
     pub(super) fn take_back(&self) {
         let taken = sys::give_foreground(self.own_group);
         let restored = tcsetattr(io::stdin(), OptionalActions::Now, &self.settings);

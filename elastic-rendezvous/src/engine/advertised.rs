@@ -1,4 +1,4 @@
-//! Chooses the address at which other nodes reach this one, and where its workers' store listens.
+//! Chooses the address at which other nodes reach this node, and the addresses at which its workers' store listens.
 
 use std::net::IpAddr;
 
@@ -12,9 +12,9 @@ pub(crate) struct Facts<'f> {
     pub(crate) name: &'f str,
     /// The addresses of the name that this host has.
     pub(crate) of_name: &'f [IpAddr],
-    /// The own addresses at which other nodes have met this one, the best first.
+    /// The own addresses at which other nodes have met this node, the best address first.
     pub(crate) met: &'f [IpAddr],
-    /// An own address for a name that has none.
+    /// An own address for a name that leads to no address.
     pub(crate) other: Option<IpAddr>,
 }
 
@@ -22,9 +22,9 @@ pub(crate) struct Facts<'f> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Advertised {
     pub(crate) host: String,
-    /// The other addresses at which it may be reached.
+    /// The other addresses at which the node may be reached.
     pub(crate) also: Vec<IpAddr>,
-    /// Why the host name is not what other nodes get, if that makes a difference.
+    /// Why other nodes do not get the host name, if that makes a difference.
     pub(crate) instead_of_name: Option<String>,
 }
 
@@ -65,8 +65,8 @@ pub(crate) fn advertised(facts: &Facts<'_>) -> Advertised {
     }
 }
 
-/// Whether other hosts may reach the address. One of a single link needs an interface too, which a host and a port do not
-/// have.
+/// Whether other hosts may reach the address. An address of a single link also needs an interface, which a host and a
+/// port do not have.
 pub(crate) const fn is_usable(ip: IpAddr) -> bool {
     if ip.is_loopback() || ip.is_unspecified() {
         return false;

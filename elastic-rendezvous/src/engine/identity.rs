@@ -1,4 +1,5 @@
-//! Tells whether an id in the state belongs to this node, or to another process with the same host name and process id.
+//! Decides whether an id in the state belongs to this node, or to another process with the same host name and process
+//! id.
 
 use std::collections::VecDeque;
 
@@ -6,7 +7,7 @@ use crate::values::node::NodeId;
 use crate::values::state::RendezvousState;
 use crate::values::timestamp::Timestamp;
 
-/// How many writes are remembered whose outcome may be unknown. A node reads the state between two of them.
+/// How many writes with a possibly unknown outcome are remembered. A node reads the state between two of these writes.
 const WRITES_MAX: usize = 64;
 
 /// The heartbeats that this node has tried to write. Only the node itself writes its heartbeats, so any other heartbeat
@@ -19,7 +20,7 @@ pub(crate) struct OwnHeartbeats {
 }
 
 impl OwnHeartbeats {
-    /// This node tries to write a heartbeat.
+    /// Records that this node tries to write a heartbeat.
     pub(crate) fn tries(&mut self, heartbeat: Timestamp) {
         if self.tried.len() == WRITES_MAX {
             self.tried.pop_front();

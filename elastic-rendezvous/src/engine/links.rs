@@ -1,4 +1,4 @@
-//! Which nodes have lost their connection to the store, as the marks of the nodes show it (docs/spec/rendezvous.md,
+//! Finds the nodes that have lost their connection to the store, from the marks of the nodes (docs/spec/rendezvous.md,
 //! section 10.3). Pure.
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ pub(crate) const RETURN_PAUSE: Duration = Duration::from_millis(250);
 /// Whether a node is connected, as the store records it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// The node has said goodbye, or never sets a mark, as nodes of PyTorch.
+    /// The node has left with a goodbye, or never sets a mark, like the nodes of PyTorch.
     Missing,
     Connected,
     /// Its connection has closed without a goodbye.
@@ -28,7 +28,7 @@ pub(crate) enum Mark {
 /// The marks of the nodes that were asked for.
 pub(crate) type Marks = BTreeMap<NodeId, Mark>;
 
-/// The marks of all nodes, as this node has seen them, with times of its monotonic clock.
+/// The marks of all nodes that this node has read, with times of its monotonic clock.
 #[derive(Debug)]
 pub(crate) struct Links {
     /// False after the store has refused a mark.
@@ -49,7 +49,7 @@ enum Link {
     FoundClosed,
     /// When this node first saw that the connection had closed.
     Closed(Duration),
-    /// The same, and the node did not return in time.
+    /// The connection had closed, and the node did not return in time.
     Lost(Duration),
 }
 
@@ -63,12 +63,12 @@ impl Links {
         }
     }
 
-    /// When the marks have to be read; `None` if the store cannot have any.
+    /// When the marks have to be read; `None` if the store does not support marks.
     pub(crate) fn read_due_at(&self) -> Option<Duration> {
         self.is_supported.then_some(self.read_due_at)
     }
 
-    /// Puts the next read off: a join that is over soon needs none.
+    /// Puts the next read off, because a short join does not need it.
     pub(crate) fn delay_read(&mut self, now: Duration) {
         self.read_due_at = self.read_due_at.max(now.saturating_add(READ_INTERVAL));
     }
@@ -78,19 +78,19 @@ impl Links {
         self.is_own_due
     }
 
-    /// The mark of this node is set.
+    /// Records that the mark of this node is set.
     pub(crate) const fn on_set(&mut self) {
         self.is_own_due = false;
     }
 
-    /// The store was out of reach. Perhaps the connections of all nodes have closed, so earlier marks do not count.
+    /// Discards earlier marks after the store was out of reach, because the connections of all nodes may have closed.
     pub(crate) fn on_outage(&mut self) {
         self.peers.clear();
         self.read_due_at = Duration::ZERO;
     }
 
-    /// Adopts marks that were requested at `requested_at`; `None` if the store cannot have any. Returns whether another node
-    /// was lost.
+    /// Adopts marks that were requested at `requested_at`; `None` if the store does not support marks. Returns whether
+    /// another node was lost.
     pub(crate) fn on_read(
         &mut self,
         me: &NodeId,
@@ -114,7 +114,7 @@ impl Links {
                 (Mark::Connected, _) => Link::Connected,
                 (Mark::Closed, None) => Link::FoundClosed,
                 (Mark::Closed, Some(Link::Missing | Link::Connected)) => Link::Closed(now),
-                // This process may have been stopped between the two reads: the second one must be late enough.
+                // This process may have been stopped between the two reads, so the second read must be late enough.
                 (Mark::Closed, Some(Link::Closed(at)))
                     if at.saturating_add(RETURN_GRACE) <= requested_at =>
                 {
@@ -132,7 +132,7 @@ impl Links {
         is_any_new
     }
 
-    /// Since when the node has had no connection, if that is known.
+    /// Returns when the node lost its connection, if that is known.
     pub(crate) fn closed_since(&self, node: &NodeId) -> Option<Duration> {
         match *self.peers.get(node)? {
             Link::Missing | Link::Connected | Link::FoundClosed => None,
@@ -145,7 +145,7 @@ impl Links {
         self.peers.get(node) == Some(&Link::FoundClosed)
     }
 
-    /// Since when the node has had no connection, if it is lost.
+    /// Returns when the node lost its connection, if it counts as lost.
     pub(crate) fn lost_since(&self, node: &NodeId) -> Option<Duration> {
         match *self.peers.get(node)? {
             Link::Lost(at) => Some(at),

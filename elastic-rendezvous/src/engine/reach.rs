@@ -1,7 +1,7 @@
 //! Decides which of several addresses of a store to try when, and which one to use.
 //!
-//! The first candidate is preferred, so the other ones are tried only when it has failed, or has not answered for
-//! [`HEAD_START`]. In a healthy network one attempt is made.
+//! The first candidate is preferred, so the other candidates are tried only when it has failed, or has not answered
+//! for [`HEAD_START`]. In a healthy network one attempt is made.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn pauses() -> BackoffOptions {
         .with_max(Duration::from_secs(2))
 }
 
-/// The search for a candidate that works. All times are counted from its begin.
+/// The search for a candidate that works. All times are counted from its beginning.
 #[derive(Debug)]
 pub(crate) struct Reach {
     candidates: Vec<Candidate>,
@@ -51,7 +51,7 @@ pub(crate) enum ReachStep {
     Wait { until: Duration },
     /// This candidate works.
     Use { candidate: usize },
-    /// No candidate has worked in time.
+    /// The search has failed, because no candidate has worked in time.
     GiveUp,
 }
 

@@ -173,7 +173,8 @@ impl DynamicRendezvousOptions {
         self
     }
 
-    /// The ports for the workers' store, if this node serves it: the first free one. Default: one that the system chooses.
+    /// The ports for the workers' store, if this node serves it: it takes the first free port. Default: a port that the
+    /// system chooses.
     pub fn with_workers_port(mut self, ports: impl Into<Option<PortRange>>) -> Self {
         self.workers_port = ports.into();
         self
@@ -417,7 +418,7 @@ impl DynamicRendezvous {
                 run_id: &self.settings.run_id,
                 first: &joined.first,
                 route: &route,
-                // The other nodes wait for this one for the store's timeout.
+                // The other nodes wait for this node for as long as the store's timeout.
                 limit: self.settings.join_timeout.min(timeout - timeout / 4),
                 cancel,
             };
@@ -601,7 +602,7 @@ impl RendezvousHandler for DynamicRendezvous {
     }
 
     fn shutdown(&self) -> bool {
-        // A store that ends after the closing ends with the job.
+        // If a store stops after the closing, it stops together with the job.
         let is_closed = self.shared.was_closed.load(Ordering::Acquire);
         let closed = self.ask(Goal::Shutdown).map(drop);
         let is_detached = matches!(&closed, Err(RendezvousError::ShutDown { .. }));

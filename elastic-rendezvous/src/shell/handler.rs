@@ -113,8 +113,9 @@ pub trait RendezvousHandler: Debug + Send + Sync {
     /// As [`set_closed`](Self::set_closed).
     fn leave(&self) -> Result<(), RendezvousError>;
 
-    /// Leaves the round of which this node is a member, before [`next_rendezvous`](Self::next_rendezvous): for a node
-    /// that has something to do in between, for which the others shall not wait. Blocks for at most the join timeout.
+    /// Leaves the current round of this node before [`next_rendezvous`](Self::next_rendezvous). A node uses this if it
+    /// has work to do in between, and the other nodes shall not wait for that work. Blocks for at most the join
+    /// timeout.
     ///
     /// # Errors
     /// As [`set_closed`](Self::set_closed).
@@ -139,14 +140,15 @@ pub trait RendezvousHandler: Debug + Send + Sync {
         Ok(Vec::new())
     }
 
-    /// How long this node shall keep the store that it hosts open for nodes that have not read why the job ends; `None` if
-    /// it hosts none.
+    /// Returns how long this node keeps the store that it hosts open for nodes that have not read yet why the job is
+    /// over;
+    /// `None` if it hosts no store.
     fn keeps_store_for(&self) -> Option<Duration> {
         None
     }
 
-    /// Makes no further request for this node, which knows that the job is over: neither heartbeats nor a wait for changes.
-    /// Then a store that ends with its host is no event. Blocks for at most the store's timeout.
+    /// Stops all requests of this node, heartbeats and waits for changes included, because the job is over. Afterwards
+    /// the loss of the store is not reported. Blocks for at most the store's timeout.
     fn detach(&self) {}
 
     /// Removes the values that the members of an earlier round have written for each other. A server of PyTorch keeps them. Blocks for at
@@ -170,7 +172,7 @@ pub trait RendezvousHandler: Debug + Send + Sync {
 /// A callback for the events of a rendezvous.
 pub type Listener = Arc<dyn Fn(&RendezvousEvent<'_>) + Send + Sync>;
 
-/// What a handler reports to its [listener](Listener) while it runs.
+/// An event that a handler reports to its [listener](Listener) while it runs.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum RendezvousEvent<'e> {
@@ -294,7 +296,7 @@ pub struct BootstrapInfo {
     /// release.
     pub master: HostPort,
     /// The host name of the node with rank 0, which its certificate has; `None` if that node has published none, as
-    /// nodes of PyTorch and of earlier releases.
+    /// is the case with nodes of PyTorch and of earlier releases.
     pub master_name: Option<String>,
     /// Whether the rendezvous' store is the workers' too, so that this node reaches it as [`StoreRoute`] says.
     pub is_rendezvous_store: bool,
@@ -303,10 +305,11 @@ pub struct BootstrapInfo {
     /// Whether the store holds only data of workers and of the rendezvous, so that the workers' can be removed before
     /// they restart.
     pub is_workers_own: bool,
-    /// What clients of the store must have, unless they are processes of its user on its machine; `None` for a store
-    /// without protection.
+    /// The credentials that clients of the store must have, unless they are processes of its user on its machine;
+    /// `None` for a store without protection.
     pub credentials: Option<Credentials>,
-    /// The key of the rendezvous' state, by which its store is told from one of the workers' own.
+    /// The key of the rendezvous' state, which distinguishes the rendezvous' store from a separate store of the
+    /// workers.
     pub(crate) state_key: Option<String>,
     pub(crate) at_hand: AtHand,
     /// The directory in which the store is found, if it has no fixed place.
@@ -349,8 +352,8 @@ impl BootstrapInfo {
         }
     }
 
-    /// Where to connect: [`master`](Self::master), or for a store that moves wherever its directory says, as `master` is
-    /// only where it was when the round began.
+    /// Returns the address to connect to: [`master`](Self::master), or for a moving store the address in its directory,
+    /// because `master` is only its address when the round began.
     #[must_use]
     pub fn address(&self) -> StoreAddress {
         let followed = self.followed.clone();

@@ -144,8 +144,8 @@ impl<'a> ListenerWatch<'a> {
         self.found = found.is_there().then_some(found);
     }
 
-    /// The error after the last attempt: this one, unless something else listens at the endpoint. The client itself says which
-    /// secret a server with TLS asks for.
+    /// The error after the last attempt: this one, unless something else listens at the endpoint. The client's own
+    /// error already names the secret that a server with TLS asks for.
     pub(crate) fn error(mut self, otherwise: RendezvousError) -> RendezvousError {
         let is_interrupted = self.cancel.is_cancelled();
         if self.found.is_none() && !is_interrupted {

@@ -18,9 +18,9 @@ const CLOSED: &[u8] = b"closed";
 pub struct MarkBoard {
     store: Arc<dyn Store>,
     prefix: String,
-    /// As they were read last.
+    /// The marks that were read last.
     known: Option<Known>,
-    /// Whether this node has set its own.
+    /// Whether this node has set its own mark.
     has_own: bool,
 }
 
@@ -57,7 +57,7 @@ impl MarkBoard {
         format!("{}/bell", self.key(node))
     }
 
-    /// The store has lost its data.
+    /// Forgets the marks, because the store has lost its data.
     pub(crate) fn start_anew(&mut self) {
         self.known = None;
         self.has_own = false;
@@ -120,7 +120,7 @@ impl MarkBoard {
     }
 }
 
-/// A value that no node of this version writes is no mark.
+/// Reads a mark. A value that no node of this version writes does not count as a mark.
 fn mark_of(value: Option<&[u8]>) -> Mark {
     match value {
         Some(CONNECTED) => Mark::Connected,

@@ -42,7 +42,7 @@ impl OwnHost {
         }
     }
 
-    /// Of a node with this connection to the rendezvous' store, or that serves it.
+    /// Returns the addresses of a node that has this connection to the rendezvous' store, or serves the store.
     pub(crate) fn with_route(mut self, route: StoreRoute, hosted: Option<Arc<TcpStore>>) -> Self {
         self.route = route;
         self.hosted = hosted;
@@ -54,8 +54,8 @@ impl OwnHost {
         self.given.as_deref()
     }
 
-    /// Looks up what [`name`](Self::name) and [`advertised`](Self::advertised) need, so that they do not block for it. Not
-    /// if all nodes are on this host.
+    /// Looks up what [`name`](Self::name) and [`advertised`](Self::advertised) need, so that they do not block for it.
+    /// Does nothing if all nodes are on this host.
     pub(crate) fn look_up(&self) {
         if !self.is_one_host {
             self.named();
@@ -67,8 +67,8 @@ impl OwnHost {
         &self.named().0
     }
 
-    /// The name, and its addresses on this host; no addresses if all nodes are on it. The first call blocks for at
-    /// most 4 s.
+    /// The name, and its addresses on this host; no addresses if all nodes are on this host. The first call blocks for
+    /// at most 4 s.
     fn named(&self) -> &(String, Vec<IpAddr>) {
         self.name.get_or_init(|| {
             let name = this_host::full_name();
@@ -121,12 +121,13 @@ impl OwnHost {
         }
     }
 
-    /// How other nodes reach this one. Blocks for at most 2 s to look up `others`, the other nodes of its round, if the
-    /// rendezvous' store is a file.
+    /// How other nodes reach this node. Blocks for at most 2 s to look up `others`, the other nodes of its round, if
+    /// the rendezvous' store is a file.
     pub(crate) fn advertised(&self, others: &[NodeId]) -> Advertised {
         let (name, of_name) = self.named();
         let is_file = self.route.remote.is_none();
-        // A server listens there too, even if the user has given an address. With a file, it would take lookups to know.
+        // A server also listens there, even if the user has given an address. With a file, finding the address takes
+        // lookups.
         let met = match self.is_one_host || (self.given.is_some() && is_file) {
             true => Vec::new(),
             false => self.met(others),
@@ -143,7 +144,7 @@ impl OwnHost {
         })
     }
 
-    /// The own addresses at which other nodes have met this one, or will.
+    /// The own addresses at which other nodes have met this node, or will meet it.
     fn met(&self, others: &[NodeId]) -> Vec<IpAddr> {
         let server = self.hosted.as_ref().and_then(|store| store.server());
         if let Some(server) = server {
@@ -172,7 +173,7 @@ fn route_to_one(others: &[NodeId], own_name: &str) -> Option<IpAddr> {
 
 /// An address of this host, best the source address of its default route.
 fn some_address() -> Option<IpAddr> {
-    // It belongs to no host (RFC 5737), and nothing is sent to it.
+    // This address belongs to no host (RFC 5737), and this process sends nothing to it.
     let elsewhere = SocketAddr::new(Ipv4Addr::new(198, 51, 100, 1).into(), 1);
     let by_default = own_address_towards(elsewhere).ok();
     by_default.filter(|ip| is_usable(*ip)).or_else(|| {

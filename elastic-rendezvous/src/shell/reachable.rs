@@ -17,7 +17,7 @@ const THREAD: &str = "reach";
 /// The least time for a request that the store answers at once.
 const REQUEST_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// The most characters of an error of a store in a message.
+/// The most characters of a store's error in a message.
 const CAUSE_CHARS_MAX: usize = 200;
 
 /// The most characters of the name of another job.
@@ -60,7 +60,7 @@ impl ReachOptions {
         self
     }
 
-    /// Shows these credentials to the store, which has to have them too.
+    /// Presents these credentials to the store, and accepts only a store that has them as well.
     pub fn with_credentials(mut self, credentials: Option<Credentials>) -> Self {
         self.credentials = credentials;
         self
@@ -75,10 +75,11 @@ impl ReachOptions {
 
 /// Returns the first of these addresses at which a store answers a request.
 ///
-/// Tries the first address alone for up to 250 ms, and then all of them side by side, again and again: also after a
-/// refused connection, because the store may start later. Of addresses that work at the same time, it returns the
-/// one with the lowest index. One attempt takes at most 2 s. Each attempt runs on a thread `reach`, which has ended when
-/// this function returns; a name lookup that hangs is left behind on a thread `c10d-resolve`.
+/// Tries the first address alone for up to 250 ms, and then all addresses side by side, again and again. A
+/// refused connection is tried again as well, because the store may start later. Of addresses that work at the same
+/// time, it returns the one with the lowest index. One attempt takes at most 2 s. Each attempt runs on a thread
+/// `reach`, which has ended when this function returns; a name lookup that hangs is left behind on a thread
+/// `c10d-resolve`.
 ///
 /// Blocks for at most the limit of the options.
 ///
@@ -187,18 +188,18 @@ impl Drop for Attempts<'_> {
     fn drop(&mut self) {
         self.cancel.cancel();
         for thread in self.threads.drain(..) {
-            // It reports no panic to anyone else.
+            // The thread does not report its panic elsewhere.
             let _ = thread.join();
         }
     }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while it is held.
+    // The code that holds the lock does not panic.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Connects and asks one question.
+/// Connects to a store and sends one request.
 fn try_once(
     address: &HostPort,
     owner: Option<&str>,
@@ -229,7 +230,7 @@ fn try_once(
     }
 }
 
-/// Why a store did not answer, in a few words where they suffice.
+/// Returns why a store did not answer, in a few words if they suffice.
 fn cause(error: &StoreError) -> String {
     let failure = match error {
         StoreError::Connect { source, .. } => source.failures().last(),
@@ -279,7 +280,7 @@ mod tests {
         (server, local(port))
     }
 
-    /// A port at which nobody listens, for as long as the listener is kept and not accepted from.
+    /// Returns a port that does not answer, for as long as the listener is kept and its connections are not accepted.
     fn refused() -> HostPort {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         local(listener.local_addr().unwrap().port())

@@ -446,7 +446,8 @@ impl Store for ReconnectingStore {
         self.link.lock().has_prompt_watch
     }
 
-    /// The key ends with the connection. A second request finds the key of the first one, if its answer was lost.
+    /// The key expires when the connection closes. A second request finds the key of the first one, if its answer was
+    /// lost.
     fn set_ephemeral_bytes(
         &self,
         key: &str,

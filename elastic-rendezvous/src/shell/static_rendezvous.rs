@@ -48,7 +48,7 @@ const PATIENCE: Duration = Duration::from_secs(15);
 const THREAD: &str = "rendezvous-static";
 const WATCH_THREAD: &str = "static-closed";
 
-/// The key that a node of ours sets to close the rendezvous, below the run id.
+/// The key that our nodes set to close the rendezvous, below the run id.
 const CLOSED: &str = "c10d/static/closed";
 
 /// The pause before a node waits for the closing again, after an error of the store.
@@ -61,8 +61,8 @@ const EVENT_INTERVAL: Duration = Duration::from_secs(1);
 const FIRST_LOG_AFTER: Duration = Duration::from_secs(5);
 const LOG_INTERVAL_MAX: Duration = Duration::from_secs(60);
 
-/// How often the count of nodes is read: by the host always after the first interval, as in PyTorch, by the
-/// others after intervals that double.
+/// How often the count of nodes is read: by the host always after the first interval, as in PyTorch, and by
+/// the other nodes after intervals that double.
 const POLL_INTERVAL_MIN: Duration = Duration::from_millis(10);
 const POLL_INTERVAL_MAX: Duration = Duration::from_secs(1);
 
@@ -84,8 +84,8 @@ const GRACE: Duration = Duration::from_secs(10);
 
 /// A node of a rendezvous in which each node is given its rank.
 ///
-/// Rank 0 hosts the store at the endpoint, the others connect, and all wait until every node has joined.
-/// The number of nodes is the parameters' maximum. In PyTorch: `StaticTCPRendezvous`
+/// Rank 0 hosts the store at the endpoint, the other nodes connect to it, and all nodes wait until every node has
+/// joined. The number of nodes is the parameters' maximum. In PyTorch: `StaticTCPRendezvous`
 /// (`torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py`).
 #[derive(Debug)]
 pub struct StaticRendezvous {
@@ -105,7 +105,7 @@ pub struct StaticRendezvous {
     watch: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What the handler shares with the thread that waits for the closing.
+/// The state that the handler shares with the thread that waits for the closing.
 #[derive(Debug)]
 struct Shared {
     listeners: Mutex<Listeners>,
@@ -159,7 +159,7 @@ impl fmt::Debug for Listeners {
     }
 }
 
-/// What was last reported to the listeners and the log.
+/// The last report to the listeners and the log.
 #[derive(Debug)]
 struct Reported {
     /// The numbers of joined and named nodes.
@@ -287,8 +287,8 @@ impl Meeting {
         }
     }
 
-    /// Whether the store belongs to another job or to an earlier start of this job: another process has this node's rank there, or node rank 0 has not
-    /// come there, but nodes of another job have, or all nodes.
+    /// Whether the store belongs to another job or to an earlier start of this job: another process has this node's
+    /// rank there, or node rank 0 has not joined there, but nodes of another job have, or all nodes.
     fn is_foreign(&self, store: &TcpStore) -> bool {
         if self.rank == 0 {
             return false;
@@ -394,7 +394,7 @@ impl Meeting {
     }
 
     fn read_names(&mut self, names: &dyn Store) -> Result<(), StoreError> {
-        // A rank that is missing for long does not hide the ranks above it.
+        // A long-missing rank does not hide the ranks above it.
         let from = self.next_name;
         let ranks = (from..self.world_size).chain(0..from);
         let unknown: Vec<usize> = ranks
@@ -446,7 +446,7 @@ impl Count<'_> {
     }
 }
 
-/// Whether a node reads the names of the others.
+/// Whether a node reads the names of the other nodes.
 const fn reads_names(rank: usize, world_size: usize) -> bool {
     rank == 0 || world_size <= NAMED_WORLD_MAX
 }
@@ -649,7 +649,7 @@ impl StaticRendezvous {
         Some(Arc::new(PrefixStore::new(self.run_id.clone(), store)))
     }
 
-    /// Lets this node learn when another one closes the rendezvous.
+    /// Starts a thread that notices when another node closes the rendezvous.
     fn watch_closing(&self) -> Result<(), RendezvousError> {
         let Some(store) = self.board().filter(|_| self.world_size > 1) else {
             return Ok(());
@@ -737,7 +737,7 @@ impl RendezvousHandler for StaticRendezvous {
         closed.map_err(|error| RendezvousError::connection(&self.run_id, error))
     }
 
-    /// Tells the nodes of this project, which then stop. The others run on.
+    /// Notifies the nodes of this project, which then stop. The nodes of PyTorch keep running.
     fn set_closed(&self) -> Result<(), RendezvousError> {
         let Some(board) = self.board() else {
             return Ok(());
@@ -781,7 +781,7 @@ impl RendezvousHandler for StaticRendezvous {
         &self.run_id
     }
 
-    /// Closes nothing: a node that has succeeded must not stop the others.
+    /// Closes nothing, because a node that has succeeded must not stop the other nodes.
     fn shutdown(&self) -> bool {
         self.stop_watch();
         true

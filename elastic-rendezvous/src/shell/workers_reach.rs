@@ -1,4 +1,4 @@
-//! Makes sure that this node reaches the workers' store before it starts workers, and at which address.
+//! Finds the address at which this node reaches the workers' store, before the node starts workers.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -16,33 +16,33 @@ use crate::values::unreachable::Unreachable;
 /// The longest search for an address that works.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// How long the search is silent.
+/// The time before a search is logged.
 const SILENT: Duration = Duration::from_secs(3);
 
-/// What the search depends on.
+/// The inputs of a search.
 #[derive(Debug)]
 pub(crate) struct Search<'s> {
     pub(crate) run_id: &'s str,
     /// The node with rank 0.
     pub(crate) first: &'s NodeId,
     pub(crate) route: &'s StoreRoute,
-    /// The longest search, unless that is 30 s.
+    /// The limit of the search, if it is below 30 s.
     pub(crate) limit: Duration,
     pub(crate) cancel: &'s Cancel,
 }
 
-/// A published address of the workers' store, and the one at which this node reaches it.
+/// A published address of the workers' store, and the address at which this node reaches that store.
 #[derive(Debug, Clone)]
 pub(crate) struct Known {
     published: HostPort,
     reached: HostPort,
 }
 
-/// Returns the workers' store at an address that works from here, which may differ from the published one. `known` is what
-/// an earlier round has found, and is used again if the world has not changed.
+/// Returns the workers' store at an address that works from here, which may differ from the published one. `known` is
+/// the result of an earlier round, and is used again if the world has not changed.
 ///
-/// Does nothing for a store that this process serves or follows, and for one that a worker will serve. Blocks for at most
-/// the limit of the search or 30 s.
+/// Does nothing for a store that this process serves or follows, or that a worker will serve. Blocks for at most the
+/// limit of the search, and at most 30 s.
 pub(crate) fn verify(
     bootstrap: BootstrapInfo,
     known: &mut Option<Known>,
@@ -133,7 +133,7 @@ fn candidates(bootstrap: &BootstrapInfo, route: &StoreRoute) -> Vec<HostPort> {
     let remote = route.remote.filter(is_usable);
     let remote = remote.map(|it| (it.ip().to_canonical().to_string(), it.port()));
     let of_rendezvous = match &route.endpoint {
-        // The port that this node was given leads there too.
+        // The port in this node's endpoint leads to the same store.
         Some(endpoint) if bootstrap.is_rendezvous_store => [
             remote.map(|(host, port)| HostPort::new(host, port)),
             Some(endpoint.clone()),

@@ -182,7 +182,7 @@ pub enum RendezvousError {
         owner: String,
     },
 
-    /// This node does not reach the workers' store. No worker was started.
+    /// This node does not reach the workers' store, and therefore has started no worker.
     #[error(
         "cannot reach the workers' store of {node}: tried {error} for {:.0} s; open port {port} between the nodes \
          (--workers-port chooses it), or give {node} an address that this node reaches (--local-addr)",
@@ -193,7 +193,7 @@ pub enum RendezvousError {
         node: String,
         /// The port of the store, as published.
         port: u16,
-        /// The addresses, and why each one does not work.
+        /// The addresses, each with the reason why it does not work.
         error: Unreachable,
     },
 

@@ -5,7 +5,7 @@ use std::fmt;
 use c10d_socket::{ListeningProcess, printable};
 use c10d_store::ListenerKind;
 
-/// How much of the name of a run is shown.
+/// The most characters of a run's name that are shown.
 const RUN_CHARS_MAX: usize = 40;
 
 /// A program that listens at the endpoint of a rendezvous.
@@ -16,7 +16,7 @@ const RUN_CHARS_MAX: usize = 40;
 pub struct FoundListener {
     /// The kind of program.
     pub kind: ListenerKind,
-    /// If it is a store that this node can read: the runs which have met there, at most 3.
+    /// The runs that have met there, at most 3, if it is a store that this node can read.
     pub runs: Vec<String>,
     /// Its process, if it runs on this machine and this process may see it.
     pub process: Option<ListeningProcess>,

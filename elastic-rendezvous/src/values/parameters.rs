@@ -114,7 +114,7 @@ impl RendezvousParameters {
         self
     }
 
-    /// Where warnings about the start of this node go. Default: each one is logged at once.
+    /// Where warnings about the start of this node go. Default: each warning is logged at once.
     pub fn with_start_warnings(mut self, warnings: StartWarnings) -> Self {
         self.start_warnings = warnings;
         self
@@ -218,8 +218,8 @@ impl RendezvousParameters {
         self
     }
 
-    /// The ports for the workers' store where this node serves it: the first free one. Without an effect on a store that
-    /// is the rendezvous' too. Default: a free port that the system chooses.
+    /// The ports for the workers' store where this node serves it: it takes the first free port. Has no effect if the
+    /// workers use the store of the rendezvous. Default: a free port that the system chooses.
     pub fn with_workers_port(mut self, ports: impl Into<Option<PortRange>>) -> Self {
         self.workers_port = ports.into();
         self

@@ -1,4 +1,4 @@
-//! A port, or a range of ports, of which a server takes the first free one.
+//! A port, or a range of ports. A server takes the first free port.
 
 use std::fmt;
 use std::num::NonZero;

@@ -1,4 +1,5 @@
-//! What is unusual about the start of a node: one line reports it, whichever part found it.
+//! The warnings about the start of a node, which are reported in one line, whichever part of the launcher has found
+//! them.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +12,7 @@ pub enum WarningKind {
     Address,
     /// The interpreter of the workers.
     Interpreter,
-    /// What a secret does not protect.
+    /// The limits of a secret, such as traffic that it does not protect.
     Secret,
     /// Limits of the system, for example of open files.
     Limits,
@@ -36,8 +37,8 @@ pub struct StartWarning {
 
 /// The warnings about the start of one node, which all parts of a launcher add to. Clones share them.
 ///
-/// The default one logs each warning at once. A [collecting](Self::collecting) one keeps them until
-/// [`report`](Self::report) logs the most severe one and the number of the other ones, in one line.
+/// The default value logs each warning at once. A [collecting](Self::collecting) value keeps the warnings until
+/// [`report`](Self::report) logs the most severe warning and the number of the other warnings, in one line.
 ///
 /// ```
 /// use elastic_rendezvous::{StartWarning, StartWarnings, WarningKind};
@@ -96,8 +97,8 @@ impl StartWarnings {
         }
     }
 
-    /// Logs the most severe warning and the number of the other ones, which are logged at the level "debug". Only the
-    /// first call does something.
+    /// Logs the most severe warning and the number of the other warnings, which are logged at the level "debug". Only
+    /// the first call does something.
     pub fn report(&self) {
         let waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut warnings = waiting.unwrap_or_default();
@@ -111,7 +112,7 @@ impl StartWarnings {
     }
 }
 
-/// All are equal: they are not part of what a node is asked to do.
+/// Two values always compare equal, because warnings are not part of the request to a node.
 impl PartialEq for StartWarnings {
     fn eq(&self, _: &Self) -> bool {
         true

@@ -1,11 +1,11 @@
-//! Why a store is not reached.
+//! The error of a search for a working address of a store.
 
 use std::fmt;
 use std::time::Duration;
 
 use c10d_socket::HostPort;
 
-/// No address works, or the search was cancelled.
+/// The search for a working address failed, or was cancelled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Unreachable {

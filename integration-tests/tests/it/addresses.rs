@@ -1,5 +1,5 @@
-//! Two hosts whose names do not lead to each other start a job all the same: their nodes get the address at which they have
-//! met.
+//! Two hosts whose names do not lead to each other can start a job, because their nodes get the address at which they
+//! have met.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// The report of the launcher with rank 0 if its name leads elsewhere.
 const REPORT: &str = "the workers' store is at ";
 
-/// Two hosts. Rank 0 is on the one called `a`.
+/// Two hosts. Rank 0 is on the host called `a`.
 struct Names {
     description: &'static str,
     setups: [HostSetup; 2],
@@ -99,7 +99,7 @@ fn run(hosts: &Hosts, job: &Job<'_>) -> [String; 2] {
     outputs
 }
 
-/// The MASTER_ADDR of both workers, which have reached the store.
+/// Returns the MASTER_ADDR of both workers, which have reached the store.
 fn master_of(outputs: &[String; 2]) -> String {
     let text = outputs.concat();
     assert_eq!(text.matches("reached").count(), 2, "{text}");
@@ -155,7 +155,7 @@ fn all_names() -> Vec<Names> {
     all
 }
 
-/// The addresses at which the hosts meet: the store of the rendezvous is on either of them, with IPv4 and IPv6.
+/// The addresses at which the hosts meet: the store of the rendezvous is on either host, with IPv4 and IPv6.
 const ENDPOINTS: [(&str, &str); 4] = [
     ("10.8.8.1:29500", "10.8.8."),
     ("10.8.8.2:29500", "10.8.8."),
@@ -360,7 +360,7 @@ fn nodes_behind_a_forwarder_get_an_address_that_works() {
 
 /// Runs jobs beside other programs: with names that lead to their hosts, and with a name of our node that does not.
 fn beside(other: &Program<'_>) {
-    // The one with the first name has rank 0.
+    // The node with the first name has rank 0.
     for (ours, theirs, own_address) in [
         ("b", "a", "10.8.8.1"),
         ("b", "c", "10.8.8.1"),

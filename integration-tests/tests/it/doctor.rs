@@ -7,7 +7,7 @@ use integration_tests::launcher::c10d;
 
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// The names of two hosts, as DNS would have them.
+/// The names of two hosts, with the same addresses that DNS would return.
 const NAMES: &str = "127.0.0.1 localhost\n10.8.8.1 node0\n10.8.8.2 node1\n10.8.8.3 node2\n";
 
 fn start(hosts: &Hosts, host: usize, nodes: &str, options: &[&str]) -> HostProcess {
@@ -45,7 +45,7 @@ fn healthy_machines_pass_every_check() {
     let Some(hosts) = Hosts::start(named(3)) else {
         return;
     };
-    // As for a job whose port is open in a firewall.
+    // Like a job whose port is open in a firewall.
     for (code, output) in check(&hosts, 3, &["--workers-port=29600-29609"]) {
         assert_eq!(code, 0, "{output}");
         for text in ["10.8.8.1", "10.8.8.2", "10.8.8.3", "All checks passed."] {

@@ -143,7 +143,7 @@ fn assert_stopped(node: &mut ChildProcess, cause: &str) {
 
 #[test]
 fn a_failure_stops_the_workers_of_all_nodes() {
-    // The node that hosts the store has rank 0 or another one, as the nodes are sorted.
+    // The order of the nodes decides whether the node that hosts the store has rank 0.
     for (nodes, failing) in [(2, 0), (2, 1), (3, 0), (3, 2)] {
         let job = Job::new(&nodes.to_string(), &[]);
         let fails = "touch up.$RANK; while [ $(ls up.* | wc -l) -lt $WORLD_SIZE ]; do sleep 0.01; done\n\
@@ -196,7 +196,7 @@ fn a_failure_ends_the_job_when_the_restarts_are_used_up() {
     assert_eq!(stopped.count(), 1, "{}{}", all[0].stderr(), all[1].stderr());
 }
 
-/// docs/spec/rendezvous.md, END 8. What fails after a restart is often a consequence, and on another node.
+/// docs/spec/rendezvous.md, END 8. A failure after a restart is often a consequence, and on another node.
 #[test]
 fn the_first_failure_stays_in_the_reports_of_all_nodes() {
     let job = Job::new("2", &["--max-restarts", "1", "--json"]);
@@ -322,7 +322,7 @@ fn lost_and_stopped_nodes_are_no_failures_of_the_job() {
     }
 }
 
-/// docs/spec/rendezvous.md, END 5. gloo aborts when the interpreter has exited. Rank 0 writes its results meanwhile.
+/// docs/spec/rendezvous.md, END 5. gloo aborts when the interpreter has exited, while rank 0 still writes its results.
 #[test]
 fn a_failure_at_exit_stops_no_worker() {
     let message = "terminate called without an active exception";
@@ -352,13 +352,13 @@ for i in 1 2 3 4 5 6 7 8 9 10; do echo $i >>result; sleep 0.3; done"
         assert_eq!(starts.count(), 2, "{restarts}: {texts}");
         match restarts {
             "0" => assert_eq!(codes, vec![1; codes.len()], "{texts}"),
-            // The other node had succeeded when this one gave up.
+            // The other node had succeeded when this node gave up.
             _ => assert!(codes.contains(&1), "{codes:?}: {texts}"),
         }
     }
 }
 
-/// docs/spec/rendezvous.md, EXITS 2. The rank that left has ended with success, on a node that waits in the exit barrier.
+/// docs/spec/rendezvous.md, EXITS 2. The node of the rank that left waits in the exit barrier.
 #[test]
 fn a_node_that_has_succeeded_tells_when_its_ranks_left() {
     let job = Job::new("2", &[]);
@@ -377,7 +377,7 @@ touch up; until [ -e left ]; do sleep 0.01; done; sleep 1; echo '{lost}' >&2; ex
     }
 }
 
-/// docs/spec/rendezvous.md, END 6. The node with the store waits for a launcher that is slow, and for no torchrun and no lost node.
+/// docs/spec/rendezvous.md, END 6. The node with the store waits for a slow launcher, but not for a torchrun node or a lost node.
 #[test]
 fn the_store_stays_open_until_all_nodes_have_read_the_reason() {
     let job = Job::new("2", &[]);
@@ -396,7 +396,7 @@ fn the_store_stays_open_until_all_nodes_have_read_the_reason() {
     assert_stopped(&mut slow, "rank ");
     assert_eq!(code(&mut host), 1);
 
-    // A second signal ends the wait, and a first one shortens it to half of the grace period.
+    // The first signal shortens the wait to half of the grace period, and a second signal stops it.
     let conf = "is_host=1,join_timeout=60,keep_alive_interval=30,keep_alive_max_attempt=10";
     for signals in [&[Signal::TERM, Signal::INT][..], &[Signal::TERM]] {
         let job = Job::new("2", &["--grace-period", "20s"]);
@@ -409,7 +409,7 @@ fn the_store_stays_open_until_all_nodes_have_read_the_reason() {
         fs::write(job.path().join("go"), "").unwrap();
         eventually("the report", || host.stderr().contains("FAILED"));
         signals.iter().for_each(|signal| host.signal(*signal));
-        // Without a signal it would wait for 300 s.
+        // Without a signal the host would wait for 300 s.
         assert_eq!(code(&mut host), 1, "{}", host.stderr());
     }
 }

@@ -20,7 +20,7 @@ use crate::proxy::Proxy;
 const LIMIT: Duration = Duration::from_secs(180);
 const STEP_LIMIT: Duration = Duration::from_secs(60);
 
-/// A lost node was noticed by its heartbeats after 15 s, and by its connection after about 3 s.
+/// Missing heartbeats show a lost node after 15 s, and a closed connection shows it after about 3 s.
 const NOTICED_BY_HEARTBEATS: Duration = Duration::from_secs(14);
 
 /// A job whose first node hosts the store.
@@ -172,7 +172,7 @@ fn connections_that_are_cut_and_return_cost_no_restart() {
     let proxy = Proxy::to(nodes.address);
     let through = SocketAddr::from(([127, 0, 0, 1], proxy.port()));
     let mut options = nodes.all_options(through);
-    // The proxy is no store of this node.
+    // The proxy is not a store of this node.
     options.push("--rdzv-conf=is_host=0".into());
     let mut second = nodes.job.start_ranks("second", "lost_peer.py", options);
     nodes.await_world(2, 0);
@@ -236,8 +236,8 @@ fn a_killed_launcher_behind_a_relay_is_noticed_as_soon() {
     assert_eq!(first.wait(STEP_LIMIT), Some(0));
 }
 
-/// The same with ranks of PyTorch that run collectives, and with a node of torchrun, which has no mark: it is lost by its
-/// heartbeats.
+/// Nodes are lost while ranks of PyTorch run collectives. A node of torchrun has no mark, so only its missing
+/// heartbeats show the loss.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn ranks_of_pytorch_go_on_without_a_killed_launcher() {

@@ -1,4 +1,5 @@
-//! Which address of the workers' store the workers of a node get, on hosts that do not reach each other everywhere.
+//! The address of the workers' store that the workers of a node get, on hosts that do not reach all addresses of each
+//! other.
 
 use std::fs;
 use std::net::TcpListener;
@@ -34,7 +35,7 @@ while True:
     for pair in ((near, far), (far, near)): threading.Thread(target=copy, args=pair, daemon=True).start()
 ";
 
-/// What each worker does: it shows where its store is, and asks it.
+/// Returns the command of each worker, which prints where its store is and sends it a request.
 fn worker() -> String {
     format!(
         "echo M=$MASTER_ADDR:$MASTER_PORT G=$GLOO_SOCKET_IFNAME S=$C10D_MASTER_ADDR; \
@@ -43,7 +44,7 @@ fn worker() -> String {
     )
 }
 
-/// Starts `c10d run` of one of two nodes.
+/// Starts `c10d run` on one of two nodes.
 fn node(
     hosts: &Hosts,
     host: usize,
@@ -62,7 +63,7 @@ fn node(
         "job",
     ]);
     command.args(["--rdzv-endpoint", endpoint]);
-    // A later value replaces it.
+    // A later value replaces this one.
     command
         .args(["--rdzv-conf", "join_timeout=40"])
         .args(options);
@@ -239,7 +240,7 @@ fn a_node_that_reaches_no_address_fails_before_workers_start() {
     assert!(!output.contains("M="), "a worker has started:\n{output}");
 }
 
-/// The outcome of a job of one node on this machine: its exit code and output.
+/// Runs a job of one node on this machine, and returns its exit code and output.
 fn alone(options: &[&str], program: &str) -> (Option<i32>, String) {
     let mut command = Command::new(c10d());
     command.args(["run", "--nnodes", "1", "--rdzv-backend", "c10d"]);
@@ -255,7 +256,7 @@ fn alone(options: &[&str], program: &str) -> (Option<i32>, String) {
     )
 }
 
-/// A listener on a port whose successor is free, too, at this moment.
+/// Returns a listener on a port whose successor is also free at this moment.
 fn taken_port() -> (TcpListener, u16) {
     loop {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -302,7 +303,7 @@ fn a_worker_that_serves_the_store_gets_the_given_port() {
     assert_has(&output, &[&format!("M={}", taken + 1)]);
 }
 
-/// Two hosts with the name `localhost`, as containers without a name have.
+/// Two hosts with the name `localhost`, like containers without a name.
 fn nameless_hosts() -> Option<Hosts> {
     let setup = || HostSetup::new("localhost", "127.0.0.1 localhost\n");
     Hosts::start([setup(), setup()])
@@ -346,7 +347,7 @@ fn workers_of_nameless_hosts_get_an_interface_for_gloo_unless_they_have_one() {
         assert_has(&output, &["G=lo"]);
         assert!(!output.contains("set GLOO_SOCKET_IFNAME"), "{output}");
     }
-    // A job of one node needs none.
+    // A job of one node does not need the variable.
     let mut command = hosts.command(0, c10d());
     command.args(["run", "--standalone", "--no-python", "sh", "-c", &program]);
     command.env_remove("GLOO_SOCKET_IFNAME");
@@ -355,7 +356,7 @@ fn workers_of_nameless_hosts_get_an_interface_for_gloo_unless_they_have_one() {
     assert_has(&single.output(), &["G= "]);
 }
 
-/// What a rank of a gloo group does.
+/// The script of a rank of a gloo group.
 const GLOO_RANK: &str = "\
 import datetime, torch.distributed as dist
 dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=15))
@@ -364,7 +365,7 @@ print('passed the barrier', flush=True)
 dist.destroy_process_group()
 ";
 
-/// A program that runs a rank in real PyTorch, with this variable for gloo.
+/// Writes a program that runs a rank in real PyTorch, with this variable for gloo.
 fn gloo_program(folder: &Path, variable: &str) -> String {
     let script = folder.join("rank.py");
     fs::write(&script, GLOO_RANK).expect("a script");
@@ -413,7 +414,7 @@ fn gloo_that_advertises_loopback_is_explained() {
             assert_eq!(node.wait(LIMIT), 1, "{}", node.output());
             node.output()
         });
-        // The node that has failed first explains it.
+        // The node that has failed first explains the failure.
         let is_explained = |output: &String| parts.iter().all(|part| output.contains(part));
         assert!(
             outputs.iter().any(is_explained),

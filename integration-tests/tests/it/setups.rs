@@ -27,28 +27,28 @@ const LIMIT: Duration = Duration::from_secs(150);
 
 const PORT: u16 = 29500;
 
-/// What the names of the hosts are, and what they lead to.
+/// The names of the hosts, and the addresses to which the names lead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Names {
-    /// Each host knows all hosts by their right addresses.
+    /// Each host finds the right address for every name.
     Right,
-    /// All are called `localhost`.
+    /// All hosts are called `localhost`.
     Localhost,
-    /// Each host knows only its own name, as 127.0.1.1, as on Debian.
+    /// Each host resolves only its own name, to 127.0.1.1, like a host with Debian.
     LoopbackAlias,
-    /// The same, and the other hosts have an old address for it.
+    /// Each host resolves its own name to 127.0.1.1, and the other hosts have an old address for that name.
     Stale,
     /// The names lead to a network that the other hosts do not reach.
     Foreign,
-    /// No host knows any name.
+    /// A host resolves neither its own name nor any other name.
     Unknown,
     /// The names lead to IPv6 addresses first, and the endpoint is a name.
     Ipv6First,
     /// The endpoint and all names are IPv6 addresses.
     Ipv6Only,
-    /// All are called `worker`, and all launchers have the same process id, as in containers.
+    /// All hosts are called `worker`, and all launchers have the same process id, like launchers in containers.
     Containers,
-    /// The first host is called `localhost`, and the names of the other ones are right.
+    /// The first host is called `localhost`, and the names of the other hosts are right.
     FirstIsLocalhost,
 }
 
@@ -65,7 +65,7 @@ const NAMES: [Names; 10] = [
     Names::FirstIsLocalhost,
 ];
 
-/// Hosts, of which one serves the store of the rendezvous.
+/// Some hosts, and the host among them that serves the store of the rendezvous.
 #[derive(Debug, Clone, Copy)]
 struct Setup {
     names: Names,
@@ -74,7 +74,8 @@ struct Setup {
     server: usize,
 }
 
-/// Two hosts of which the first one serves, and three of which the last one does, with all kinds of names.
+/// Returns, for each kind of names, a setup of two hosts whose first host is the server, and one of three hosts whose
+/// last host is.
 fn setups() -> Vec<Setup> {
     let sizes = [(2, 0), (3, 2)];
     let all = NAMES.into_iter().flat_map(|names| {
@@ -114,7 +115,7 @@ impl Setup {
         }
     }
 
-    /// What `/etc/hosts` is on one host.
+    /// Returns the content of `/etc/hosts` on one host.
     fn hosts_file(self, host: usize) -> String {
         let mut file = "127.0.0.1 localhost\n::1 localhost ip6-localhost\n".to_owned();
         // Writing to memory does not fail.
@@ -156,7 +157,7 @@ impl Setup {
         }
     }
 
-    /// The arguments of a launcher, the same for `c10d run` and torchrun.
+    /// Returns the arguments of a launcher, which are the same for `c10d run` and torchrun.
     fn arguments(self) -> Vec<String> {
         let worker = format!(
             "{} store ping --timeout 10s && echo rank $RANK reaches $MASTER_ADDR; sleep 2",
@@ -201,9 +202,9 @@ impl Setup {
 enum Outcome {
     /// All workers reach the store.
     Started,
-    /// No worker was started, and each node wrote one sentence.
+    /// The launchers started no workers, and each of them wrote one sentence.
     Explained(String),
-    /// Anything else, with the first line that tells of it.
+    /// Any other outcome, with a line that shows it.
     Failed(String),
 }
 
@@ -305,7 +306,7 @@ fn jobs_start_in_each_setup_or_explain_why_not() {
 #[ignore = "needs PyTorch (C10D_TORCH_PYTHON)"]
 fn torchrun_in_the_same_setups() {
     let Some(outcomes) = run_all(|hosts, host| {
-        // Where nodes do not meet, torchrun waits for longer than it says.
+        // If the nodes do not meet, torchrun waits for longer than its timeout.
         let mut command = hosts.command(host, "timeout");
         command.arg("75").arg(python().get_program());
         command.args(["-m", "torch.distributed.run"]);
@@ -318,7 +319,7 @@ fn torchrun_in_the_same_setups() {
         if *outcome != Outcome::Started {
             println!("==== {setup:?}\n{output}");
         }
-        // With right names both start.
+        // With right names both launchers start their workers.
         assert!(
             setup.names != Names::Right || *outcome == Outcome::Started,
             "{output}"

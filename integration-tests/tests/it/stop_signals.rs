@@ -48,7 +48,7 @@ if __name__ == '__main__':
     os.rename(f'{folder}/saved-{rank}.part', f'{folder}/saved-{rank}')
 ";
 
-/// The same with a child of the standard library, for an interpreter without PyTorch.
+/// A worker with a child process of the standard library, for an interpreter without PyTorch.
 const POOL: &str = "\
 import multiprocessing, os, signal, time
 

@@ -17,12 +17,14 @@ const FAILED_KEY: &str = "names/_FAILED";
 const WHY_CHARS_MAX: usize = 512;
 const VALUE_BYTES_MAX: usize = 4096;
 
-/// How long a failed worker tries to report that.
+/// How long a failed worker tries to report its failure.
 const PUBLISH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Tells the other workers of a static group that `me` could not start, and why, unless another worker failed before, or
-/// another process has the rank: then the group does not wait for this one. `incarnation` is the one of this process. A failure
-/// is logged only. Blocks for about a second at most, if the store answers.
+/// Reports to the other workers of a static group that `me` could not start, and why.
+///
+/// Does nothing if another worker failed before, or if another process has the rank, because then the group does not
+/// wait for this worker. `incarnation` identifies this process. A failure is only logged. If the store answers, blocks
+/// for about a second at most.
 pub(crate) fn publish_failure(
     store: &Arc<dyn Store>,
     me: &WorkerInfo,
@@ -48,7 +50,7 @@ pub(crate) fn publish_failure(
     }
 }
 
-/// The worker that could not start, and why, if there is one. Blocks until the store answers.
+/// Returns the worker that could not start, and why, if there is such a worker. Blocks until the store answers.
 pub(crate) fn read_failure(
     store: &BoundedStore,
     by: Deadline,

@@ -1,4 +1,4 @@
-//! Whether a port that a server of this launcher is to use can be taken by a connection before.
+//! Warns if a connection can take the port of a server before this launcher starts that server.
 
 use c10d_socket::is_loopback_name;
 use elastic_rendezvous::{
@@ -15,7 +15,7 @@ pub(super) fn warning(
     surroundings: &Surroundings<'_>,
 ) -> Option<StartWarning> {
     let workers = rendezvous.workers_port().map(|range| range.ports());
-    // Of a range, a port that is taken costs nothing as long as another one is free.
+    // A used port of a range costs nothing as long as the range has a free port.
     let workers = workers.and_then(|mut ports| {
         let all_taken = ports
             .clone()
@@ -40,8 +40,8 @@ pub(super) fn warning(
     })
 }
 
-/// The port of the endpoint, if this node is known to serve it without a name lookup. Not on a loopback address: a job of one
-/// machine shows at once that its port is taken.
+/// Returns the port of the endpoint, if this node is known to serve it without a name lookup. Returns `None` for a
+/// loopback address, because a job of one machine shows at once that its port is in use.
 fn served_here(rendezvous: &RendezvousParameters, surroundings: &Surroundings<'_>) -> Option<u16> {
     if rendezvous.get_as_bool("is_host") == Ok(Some(false)) {
         return None;

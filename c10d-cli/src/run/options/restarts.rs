@@ -77,7 +77,7 @@ impl RestartArgs {
         Ok(rules)
     }
 
-    /// Whether a failure of one node stops the workers of the others.
+    /// Returns whether the failure of one node stops the workers of the other nodes.
     pub(super) fn stops_on_job_failure(&self) -> Result<bool, UsageError> {
         self.on_job_failure.value()
     }

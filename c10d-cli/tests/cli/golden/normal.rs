@@ -1,4 +1,4 @@
-//! Replaces what differs between runs of one job.
+//! Replaces the parts of a log that differ between runs of one job.
 
 use std::path::Path;
 
@@ -73,7 +73,7 @@ fn replaced(word: &str, before: &str, after: &str) -> String {
         return format!("UUID{tail}");
     }
     if is_number(bare) && before == "to" && after.starts_with(" s") {
-        // What is left of a limit.
+        // The rest of a limit.
         return format!("N{tail}");
     }
     let number = bare.strip_suffix('s').unwrap_or(bare);

@@ -112,7 +112,7 @@ fn two_nodes_in_every_order() {
     assert!(tried >= 20_000, "{tried}");
 }
 
-/// A node that was lost costs no restart, however often another one joins in its place.
+/// A lost node costs no restart, however often another node joins in its place.
 #[test]
 fn twenty_lost_nodes_use_up_no_restart() {
     for restarts in [0, 1] {
@@ -173,7 +173,7 @@ fn two_nodes_that_keep_their_workers_in_every_order() {
     assert!(tried >= 20_000, "{tried}");
 }
 
-/// Those that are left wait in the exit barrier for each other, and not for the node that is lost.
+/// The remaining nodes wait in the exit barrier for each other, and not for the lost node.
 #[test]
 fn nodes_that_survive_another_one_end_together() {
     let mut world = World::new(Shape {
@@ -209,7 +209,7 @@ fn nodes_enter_and_leave_a_running_round_in_every_order() {
     assert!(tried >= 20_000, "{tried}");
 }
 
-/// All wait for all in the exit barrier, also for one that has entered.
+/// All nodes wait for all nodes in the exit barrier, including a node that has entered.
 #[test]
 fn a_node_that_enters_is_waited_for_at_the_end() {
     let mut world = World::new(Shape {
@@ -253,7 +253,7 @@ fn three_nodes_learn_of_a_failure_in_every_order() {
     assert!(tried >= 20_000, "{tried}");
 }
 
-/// No node stops its workers because of one that has failed at the end of its program.
+/// A worker that fails at the end of its program does not make any node stop its workers.
 #[test]
 fn workers_that_fail_at_the_end_of_their_program_in_every_order() {
     let mut tried = 0;
@@ -268,7 +268,7 @@ fn workers_that_fail_at_the_end_of_their_program_in_every_order() {
     assert!(tried >= 20_000, "{tried}");
 }
 
-/// A node does not join the next round, comes back into it or after it, or is stopped meanwhile.
+/// A node does not join the next round, comes back into it or after it, or is stopped in the meantime.
 #[test]
 fn two_nodes_with_health_checks_in_every_order() {
     let shape = Shape {

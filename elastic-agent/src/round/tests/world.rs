@@ -20,7 +20,7 @@ use crate::worker::StartError;
 /// The exit code after which the job is not to be restarted.
 pub(super) const FINAL: i32 = 93;
 
-/// The code of a worker that SIGABRT ends.
+/// The exit code of a worker that SIGABRT has killed.
 pub(super) const ABORT: i32 = -6;
 
 pub(super) fn settings(restarts: usize, workers: usize) -> Settings {
@@ -40,13 +40,13 @@ pub(super) fn settings(restarts: usize, workers: usize) -> Settings {
     }
 }
 
-/// How long a node without a restart left waits for the loss of another one.
+/// How long a node without a restart left waits for the news that another node was lost.
 const LOSS_WAIT: Duration = Duration::from_secs(15);
 
-/// What can happen next.
+/// An event that can happen next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
-    // Faults, and the end of a worker: of the first of a node that runs.
+    // Faults, and the exit of a worker: always of the first worker of a running node.
     Exit(usize, i32),
     /// The first worker of a node that runs fails at the end of its program.
     AbortAtExit(usize),
@@ -55,19 +55,19 @@ pub(super) enum Event {
     Lose(usize),
     /// The health check before a rejoin fails.
     Sicken(usize),
-    /// The store stops to answer, or answers again.
+    /// The store stops answering, or answers again.
     ToggleStore,
     /// The workers join the membership group of the round, or it ends.
     AdvanceGroup,
-    // What follows.
+    // Consequences.
     CompleteRound,
     FailJoin(usize),
     Recover(usize),
     EndPreparation(usize),
     EndStop(usize),
-    /// A node asks again how many others have ended.
+    /// Again, a node reads how many other nodes have ended.
     AskOthers(usize),
-    /// The time in which workers end by themselves is over.
+    /// The time in which workers may exit without a signal is over.
     EndExits(usize),
     TellMembers(usize),
     LookAtBarrier(usize),
@@ -93,7 +93,7 @@ pub(super) enum Doing {
     Preparing,
     Running,
     Stopping,
-    /// Its workers have failed at the end of their program, and it waits for the others to end.
+    /// Its workers have failed at the end of their program, and it waits until the other nodes have ended.
     Awaiting,
     AwaitingLoss,
     AtBarrier,
@@ -111,15 +111,15 @@ pub(super) struct Node {
     /// The exit codes of its workers, once they have ended.
     pub(super) exits: Vec<Option<i32>>,
     pub(super) signal: Option<i32>,
-    /// A change of the members of which it was not told yet.
+    /// Whether the members have changed, and the node was not told yet.
     pub(super) has_news: bool,
-    /// The workers of which the service was told that they are dead, and those whose replacement waits.
+    /// The workers that were reported to the service as dead, and the workers whose replacement waits.
     pub(super) told: BTreeSet<usize>,
     pub(super) pausing: BTreeSet<usize>,
     /// How many of its workers failed or were stuck, and how often it has counted a restart.
     pub(super) faults: usize,
     pub(super) restarts: usize,
-    /// The same before its last round.
+    /// How often it had counted a restart before its last round.
     pub(super) restarts_before: usize,
     /// The members of its last round, and of the one before.
     pub(super) members: [BTreeSet<usize>; 2],
@@ -128,14 +128,14 @@ pub(super) struct Node {
     pub(super) outcome: Option<Result<AgentOutcome, String>>,
     /// Whether it learned that the job had failed while its workers ran or were about to.
     pub(super) knows_of_failure: bool,
-    /// Whether its workers have limited time to end by themselves.
+    /// Whether its workers have limited time to exit without a signal.
     pub(super) expects_exits: bool,
-    /// How long it waits at the barrier, unless the membership changes from this.
+    /// How long it waits at the barrier, unless the membership differs from this one.
     pub(super) wait: (Duration, Option<Box<Membership>>),
 }
 
 impl Node {
-    /// Whether all that were not given up have.
+    /// Whether all workers have succeeded, except the abandoned ones.
     pub(super) fn have_all_succeeded(&self) -> bool {
         let gone = |worker| self.told.contains(&worker) && !self.pausing.contains(&worker);
         let mut exits = self.exits.iter().enumerate();
@@ -182,10 +182,10 @@ pub(super) struct World {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
     pub(super) nodes: usize,
-    /// How many make a round at least.
+    /// The least number of nodes of a round.
     pub(super) nodes_min: usize,
     pub(super) restarts: usize,
-    /// How many each node has.
+    /// The number of workers of each node.
     pub(super) workers: usize,
     pub(super) has_health_checks: bool,
     /// Whether workers survive others: what replaces them, after which pause. All nodes of such a job enter a running round.
@@ -194,7 +194,7 @@ pub(super) struct Shape {
     pub(super) has_aborts: bool,
     /// How many of the nodes start later, by [`Event::Arrive`].
     pub(super) late: usize,
-    /// How many make a full round.
+    /// The number of nodes of a full round.
     pub(super) nodes_max: usize,
 }
 
@@ -314,7 +314,7 @@ impl World {
         events
     }
 
-    /// What happens if nothing else does.
+    /// The events that happen if no other event does.
     fn consequences(&self) -> Vec<Event> {
         let mut events = Vec::new();
         if self.can_meet() {
@@ -364,7 +364,7 @@ impl World {
         nodes.all(|node| matches!(node.doing, Doing::Absent | Doing::Over | Doing::Lost))
     }
 
-    /// What happens next if nothing goes wrong any more; the store may stay away.
+    /// The next event if no further fault occurs; the store may stay out of reach.
     pub(super) fn settle(&mut self) {
         let events = self.consequences();
         // Barriers last: they cost time.
@@ -552,7 +552,7 @@ impl World {
         }
     }
 
-    /// Steps the machine of a node, and does what it wants, up to something that takes time.
+    /// Steps the machine of a node, and runs its effects up to the first effect that takes time.
     pub(super) fn step(&mut self, index: usize, input: Input) {
         let mut next = Some(input);
         while let Some(input) = next.take() {

@@ -402,7 +402,7 @@ impl HandlerLoop {
         let left = until.and_then(|until| until.checked_sub(now));
         let known = self.engine.membership().unwrap_or_default();
         if known.is_closed || left.is_some_and(|left| !left.is_zero()) {
-            // After the end of the job its store ends, too.
+            // After the end of the job, its store stops as well.
             let is_logged = std::mem::replace(&mut self.is_outage_logged, true);
             let left = left.filter(|_| !known.is_closed && !is_logged);
             return self.shared.publish_failure(error, left);
