@@ -146,7 +146,7 @@ pub(crate) struct RunPlan {
 }
 
 impl RunPlan {
-    /// What the run logs about its options before it starts, one line each.
+    /// One line for each, as the run logs them before it starts.
     pub(crate) fn warning_texts(&self) -> Vec<String> {
         self.warnings.iter().map(ToString::to_string).collect()
     }

@@ -164,6 +164,7 @@ fn a_failure_stops_the_workers_of_all_nodes() {
     }
 }
 
+/// docs/spec/rendezvous.md, END 7.
 #[test]
 fn static_nodes_end_together() {
     for failing in [0, 1] {
@@ -195,7 +196,7 @@ fn a_failure_ends_the_job_when_the_restarts_are_used_up() {
     assert_eq!(stopped.count(), 1, "{}{}", all[0].stderr(), all[1].stderr());
 }
 
-/// A failure after a restart is often a consequence, and on another node.
+/// docs/spec/rendezvous.md, END 8. A failure after a restart is often a consequence, and on another node.
 #[test]
 fn the_first_failure_stays_in_the_reports_of_all_nodes() {
     let job = Job::new("2", &["--max-restarts", "1", "--json"]);
@@ -321,7 +322,7 @@ fn lost_and_stopped_nodes_are_no_failures_of_the_job() {
     }
 }
 
-/// gloo aborts when the interpreter has exited, while rank 0 still writes its results.
+/// docs/spec/rendezvous.md, END 5. gloo aborts when the interpreter has exited, while rank 0 still writes its results.
 #[test]
 fn a_failure_at_exit_stops_no_worker() {
     let message = "terminate called without an active exception";
@@ -357,7 +358,26 @@ for i in 1 2 3 4 5 6 7 8 9 10; do echo $i >>result; sleep 0.3; done"
     }
 }
 
-/// The node with the store waits for a slow launcher, but not for a torchrun node or a lost node.
+/// docs/spec/rendezvous.md, EXITS 2. The node of the rank that left waits in the exit barrier.
+#[test]
+fn a_node_that_has_succeeded_tells_when_its_ranks_left() {
+    let job = Job::new("2", &[]);
+    let lost = "RuntimeError: [pair.cc:561] Connection closed by peer [127.0.0.1]:4711";
+    let script = format!(
+        "if [ $RANK = 0 ]; then until [ -e up ]; do sleep 0.01; done; touch left; exit 0; fi
+touch up; until [ -e left ]; do sleep 0.01; done; sleep 1; echo '{lost}' >&2; exit 1"
+    );
+    let mut all = [job.node(0, &script), job.node(1, &script)];
+    let mut codes = all.each_mut().map(code);
+    codes.sort_unstable();
+    let texts: String = all.iter().map(ChildProcess::stderr).collect();
+    assert_eq!(codes, [0, 1], "{texts}");
+    for part in ["because of: rank 0;", " exited with code 0, "] {
+        assert!(texts.contains(part), "{texts}");
+    }
+}
+
+/// docs/spec/rendezvous.md, END 6. The node with the store waits for a slow launcher, but not for a torchrun node or a lost node.
 #[test]
 fn the_store_stays_open_until_all_nodes_have_read_the_reason() {
     let job = Job::new("2", &[]);
@@ -394,6 +414,7 @@ fn the_store_stays_open_until_all_nodes_have_read_the_reason() {
     }
 }
 
+/// docs/spec/rendezvous.md, END 4.
 #[test]
 #[ignore = "needs PyTorch, see CONTRIBUTING.md"]
 fn a_torchrun_node_that_fails_stops_the_other_nodes_and_is_not_waited_for() {
