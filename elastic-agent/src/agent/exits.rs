@@ -20,7 +20,7 @@ const THREAD: &str = "exits";
 const PATIENCE: Duration = Duration::from_millis(700);
 
 /// How long workers run on after one of them has lost another rank: the rank that has left may take this long to exit, after it
-/// has closed its connections. No node waits longer because of it, as it counts as a part of [`PATIENCE`].
+/// has closed its connections. This time is a part of [`PATIENCE`].
 const CAUSE_PATIENCE: Duration = Duration::from_millis(500);
 
 /// How often the exits of workers are looked at in this time.
