@@ -270,7 +270,7 @@ fn told_by_torch(leaves: &str, workers: usize) -> Option<Told> {
         .env("LEAVES", leaves)
         .env("PYTHON_EXEC", python)
         .env("TORCHELASTIC_ERROR_FILE", folder.path().join("error.json"));
-    // Tracebacks of several ranks are longer than what a `ChildProcess` keeps.
+    // A `ChildProcess` keeps too few lines for the tracebacks of several ranks.
     let ended = command.output().expect("the command runs");
     (!ended.status.success()).then(|| Told::read(&ended, folder.path()))
 }
@@ -311,7 +311,7 @@ fn a_rank_of_pytorch_that_is_about_to_exit_is_waited_for() {
             let end = " before that was noticed, rank ";
             told.names(1, &["rank 1 exited with code 0; ", end]);
         }
-        // The lost connection was one that rank 1 had opened, so its address tells nothing, and one rank had not yet failed.
+        // Rank 1 had opened the lost connection, so its address tells nothing, and one rank had not yet failed.
         rank => {
             let rank = usize::try_from(rank.expect("a rank")).expect("a rank");
             let end = "perhaps to rank 1, which exited with code 0 soon after";
