@@ -360,7 +360,7 @@ impl Case<'_> {
         Some(self.cause(culprit, victim, true))
     }
 
-    /// The workers that left in the time in which the one that a victim has lost may exit.
+    /// The workers that left during the time in which a lost worker may exit.
     fn left_after(&self, victim: &Victim) -> Vec<&Exit> {
         let own = self.own().map(|it| &self.exits[it]);
         own.filter(|it| !it.has_failed() && it.at_ms <= victim.at_ms + TEARDOWN_MS)

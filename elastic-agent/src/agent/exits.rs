@@ -1,4 +1,4 @@
-//! What a node tells the others about the exits of its workers, and learns about theirs.
+//! Sends the exits of the workers of this node to the other nodes of the round, and receives the exits of their workers.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -13,10 +13,10 @@ use crate::failure::ExitRecord;
 use crate::worker::WorkerExit;
 
 /// How long workers continue after one of them has lost another rank. The rank that has left may take this long to exit after it
-/// has closed its connections. No node waits longer because of this, because it counts as a part of [`PATIENCE`].
+/// has closed its connections. This time is a part of [`PATIENCE`], so it does not make any node wait longer.
 const CAUSE_PATIENCE: Duration = Duration::from_millis(500);
 
-/// How often a node looks for exits of its workers during that time.
+/// The pause between two checks for such an exit during that time.
 const CAUSE_PAUSE: Duration = Duration::from_millis(10);
 
 impl Runtime<'_> {

@@ -105,7 +105,7 @@ impl Round {
         self.policy.take_back();
         let left = self.policy.left(now);
         let text = format!(
-            "the restart does not count, because a node of the last round is gone: {left} restarts left"
+            "the restart does not count, because a node of the last round was lost: {left} restarts left"
         );
         out.push(log(Level::Info, text));
     }

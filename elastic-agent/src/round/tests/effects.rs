@@ -114,7 +114,7 @@ fn workers_have_30_s_to_stop_or_5_if_they_are_stuck_or_their_node_is_removed() {
     }
 }
 
-/// docs/spec/rendezvous.md, END 4. A node of PyTorch that has failed closes the rendezvous, and so does one that has finished.
+/// docs/spec/rendezvous.md, END 4. A node of PyTorch that has failed closes the rendezvous, and so does a node that has finished.
 #[test]
 fn a_close_without_a_reason_stops_the_workers_unless_a_node_has_finished() {
     let mut closed = Membership::default();
