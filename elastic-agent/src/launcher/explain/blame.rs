@@ -6,6 +6,7 @@ use crate::failure::{CURE, ExitRecord, Failures, RootExit, is_abort_at_exit};
 use crate::signal_name::signal_name;
 use crate::worker::ExitKind;
 use c10d_inspect::{Exit, Finding, FindingKind, Report, published_ranks, root_cause, translate};
+use c10d_store::Snapshot;
 
 use super::failure_reports::FailureReports;
 
@@ -16,7 +17,10 @@ pub(in crate::launcher) fn explain(
     reports: &FailureReports,
     mut failures: Option<&mut Failures>,
 ) -> Option<Report> {
-    if let (Some(failures), Some(snapshot)) = (&mut failures, &reports.snapshot) {
+    if let Some(failures) = &mut failures {
+        // Only the node that serves the store has a snapshot. Some texts need none.
+        let nothing = Snapshot::default();
+        let snapshot = reports.snapshot.as_ref().unwrap_or(&nothing);
         failures.explain_stderr(|text| translate(text, snapshot));
     }
     let root = failures
