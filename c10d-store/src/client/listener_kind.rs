@@ -54,8 +54,9 @@ enum Question {
     Ping,
     /// That for servers of PyTorch up to 2.4, which close the connection on a PING.
     PlainHello,
-    Http,
+    /// Before HTTP, because a store with a secret serves its pages at the same port.
     Tls,
+    Http,
 }
 
 /// The answer of the listener to a question.
@@ -122,10 +123,10 @@ fn next_question(heard: &[(Question, Heard)]) -> Option<Question> {
         return Some(Question::Ping);
     };
     match (question, answer) {
-        (_, Heard::Bytes(_) | Heard::Failed(_)) | (Question::Tls, _) => None,
+        (_, Heard::Bytes(_) | Heard::Failed(_)) | (Question::Http, _) => None,
         (Question::Ping, Heard::Closed) => Some(Question::PlainHello),
-        (Question::Ping, Heard::Silence) | (Question::PlainHello, _) => Some(Question::Http),
-        (Question::Http, _) => Some(Question::Tls),
+        (Question::Ping, Heard::Silence) | (Question::PlainHello, _) => Some(Question::Tls),
+        (Question::Tls, _) => Some(Question::Http),
     }
 }
 
@@ -258,7 +259,7 @@ mod tests {
                 closed(),
                 bytes(b"HTTP/1.1 400"),
                 closed(),
-                (Kind::Http, 3),
+                (Kind::Http, 4),
             ),
             // It waits for the end of a line.
             (
@@ -266,28 +267,28 @@ mod tests {
                 silence(),
                 bytes(b"HTTP/1.0 200"),
                 silence(),
-                (Kind::Http, 2),
+                (Kind::Http, 3),
             ),
             (
                 silence(),
                 silence(),
                 bytes(b"<html>"),
                 silence(),
-                (Kind::Http, 2),
+                (Kind::Http, 3),
             ),
             (
                 closed(),
                 closed(),
                 closed(),
                 bytes(b"\x15\x03\x03"),
-                (Kind::Tls, 4),
+                (Kind::Tls, 3),
             ),
             (
                 silence(),
                 silence(),
                 silence(),
                 bytes(b"\x16\x03\x03"),
-                (Kind::Tls, 3),
+                (Kind::Tls, 2),
             ),
             (
                 bytes(b"SSH-2.0-x\x1b[2J\r\n"),
