@@ -7,7 +7,7 @@ use c10d_store::Opcode;
 
 use crate::identity::{Identities, shown_name};
 use crate::index::{GlooGroup, Index, Published, Slot};
-use crate::keys::{Family, GROUP_SIZE_MAX, family, meaning};
+use crate::keys::{Family, GROUP_SIZE_MAX, family, is_watch, meaning};
 use crate::launched::Launched;
 use crate::progress::{Progress, progress};
 use crate::report::{RankSet, WorkersStore};
@@ -316,7 +316,7 @@ fn waits<'a>(index: &Index<'a>) -> BTreeMap<&'a [u8], Waiting> {
         let Some(key) = wait.missing.first() else {
             continue;
         };
-        if matches!(wait.command, Opcode::WaitChange | Opcode::MembershipPoll) {
+        if is_watch(wait) {
             continue;
         }
         let clients = connection

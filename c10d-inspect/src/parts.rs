@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::time::Duration;
 
+use c10d_store::GroupRecord;
 use c10d_store::membership::{Attempt, GroupStage};
-use c10d_store::{GroupRecord, Opcode, PendingWait};
 
 use crate::identity::shown_name;
 use crate::index::Slot;
 use crate::job::Job;
-use crate::keys::Maker;
+use crate::keys::{Maker, is_watch};
 use crate::ranks::{last_request, milliseconds};
 use crate::report::{Group, MembershipReport, NodeReport, Process, RankSet, WaitFor};
 use crate::text;
@@ -66,10 +66,7 @@ pub(crate) fn memberships(job: &Job<'_>) -> Vec<MembershipReport> {
 pub(crate) fn waits(job: &Job<'_>) -> Vec<WaitFor> {
     let mut waits: HashMap<&[u8], Waiting> = HashMap::new();
     for (slot, connection) in job.index.snapshot.connections.iter().enumerate() {
-        // A watcher of changes or of a group waits for nobody.
-        let is_watch = |command| matches!(command, Opcode::WaitChange | Opcode::MembershipPoll);
-        let is_wait = |wait: &&PendingWait| !is_watch(wait.command);
-        let Some(wait) = connection.wait.as_ref().filter(is_wait) else {
+        let Some(wait) = connection.wait.as_ref().filter(|wait| !is_watch(wait)) else {
             continue;
         };
         for key in &wait.missing {

@@ -9,6 +9,8 @@ mod family;
 mod gloo;
 mod libraries;
 
+use c10d_store::{Opcode, PendingWait};
+
 use crate::text::{self, decimal};
 
 use bytes::{after_last, contains, find, find_last};
@@ -341,6 +343,16 @@ fn member_meaning(member: &Member<'_>) -> String {
     } else {
         format!("the address of member {rank} of {group}")
     }
+}
+
+/// Set by a launcher that ends a job with the `static` rendezvous (docs/spec/rendezvous.md, END 7).
+const STATIC_CLOSED: &[u8] = b"/c10d/static/closed";
+
+/// Whether a wait is for news, and not for a rank: of a change, of a group, or of the end of the job.
+pub(crate) fn is_watch(wait: &PendingWait) -> bool {
+    let is_end = |key: &std::sync::Arc<[u8]>| key.ends_with(STATIC_CLOSED);
+    matches!(wait.command, Opcode::WaitChange | Opcode::MembershipPoll)
+        || wait.missing.iter().any(is_end)
 }
 
 #[cfg(test)]
