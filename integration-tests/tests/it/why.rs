@@ -799,7 +799,9 @@ fn relays_with_a_rank_that_is_late_again_and_again() {
     if !allows_launchers() {
         return;
     }
-    let mut job = late_again_and_again(TWO_NODES, RELAY);
+    // The store ends with the job otherwise.
+    let options = [RELAY, &["--on-job-failure=continue"]].concat();
+    let mut job = late_again_and_again(TWO_NODES, &options);
     job.signal(2, Signal::KILL);
     until_closed(&mut job, 2);
     expect_named(&job, "killed", FindingKind::WorkerEnded, &[2]);
