@@ -196,6 +196,10 @@ pub(crate) fn confirm(board: &RoundBoard) -> Result<(), StoreError> {
 }
 
 /// Whether all listed nodes except `lost` of them have confirmed.
+#[cfg_attr(
+    not(feature = "launcher"),
+    allow(dead_code, reason = "only a launcher needs it")
+)]
 pub(crate) fn have_all_read(board: &RoundBoard, lost: usize) -> Result<bool, StoreError> {
     Ok(board.counted(READ)? + lost >= board.counted(READERS)?)
 }

@@ -25,6 +25,14 @@ mod runtime;
 mod site;
 mod started;
 mod steps;
+#[cfg_attr(
+    not(feature = "launcher"),
+    allow(
+        dead_code,
+        unused_imports,
+        reason = "only a launcher waits for readers"
+    )
+)]
 mod told;
 
 use std::path::PathBuf;
@@ -41,7 +49,9 @@ pub use self::probes::Pulse;
 pub use self::record::RoundRecord;
 use self::runtime::Runtime;
 pub use self::started::{StartedWorker, StartedWorkers};
-use crate::failure::{ExitRecord, Failures};
+#[cfg(feature = "launcher")]
+use crate::failure::ExitRecord;
+use crate::failure::Failures;
 use crate::round::{AgentError, AgentOutcome};
 
 /// Supervises the workers of one node.

@@ -31,6 +31,10 @@ pub(super) struct Rounds {
 pub(super) struct Told {
     pub(super) board: RoundBoard,
     /// Whether the other nodes confirm only when their workers have exited.
+    #[cfg_attr(
+        not(feature = "launcher"),
+        allow(dead_code, reason = "only a launcher needs it")
+    )]
     pub(super) is_at_exit: bool,
     /// Whether this node has to confirm.
     is_reader: bool,

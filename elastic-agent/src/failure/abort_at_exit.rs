@@ -7,6 +7,10 @@ use super::exit_record::ExitRecord;
 use crate::worker::ExitKind;
 
 /// The cure for the abort, for a report.
+#[cfg_attr(
+    not(feature = "launcher"),
+    allow(dead_code, reason = "only a launcher needs it")
+)]
 pub(crate) const CURE: &str =
     "call torch.distributed.destroy_process_group() at the end of the program";
 

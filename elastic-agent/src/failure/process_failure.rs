@@ -190,6 +190,10 @@ pub struct Failures {
 enum Blamed {
     /// A worker of this node that its launcher stopped while it was running: its position, and a clause about it.
     Stopped(usize, String),
+    #[cfg_attr(
+        not(feature = "launcher"),
+        allow(dead_code, reason = "only a launcher needs it")
+    )]
     Exit(Box<RootExit>),
 }
 
@@ -277,6 +281,10 @@ impl Failures {
     }
 
     /// Makes an exit the root cause: of a worker of this node or another node, also with exit code 0.
+    #[cfg_attr(
+        not(feature = "launcher"),
+        allow(dead_code, reason = "only a launcher needs it")
+    )]
     pub(crate) fn blame_exit(&mut self, root: RootExit) {
         self.blamed = Some(Blamed::Exit(Box::new(root)));
     }
