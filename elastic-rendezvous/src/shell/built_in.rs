@@ -84,7 +84,7 @@ pub fn start_warnings(parameters: &RendezvousParameters) -> Vec<StartWarning> {
     if has_secret && !is_shared && parameters.max_nodes() > 1 {
         warnings.push(StartWarning::new(
             WarningKind::Secret,
-            "the workers' store is open to everyone that reaches its port: with --relay it has the secret, too",
+            "the workers' store is open to everyone that reaches its port; with --relay it also has the secret",
         ));
     }
     warnings

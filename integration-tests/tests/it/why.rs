@@ -799,7 +799,7 @@ fn relays_with_a_rank_that_is_late_again_and_again() {
     if !allows_launchers() {
         return;
     }
-    // The store ends with the job otherwise.
+    // Otherwise the failure stops the launcher that serves the store.
     let options = [RELAY, &["--on-job-failure=continue"]].concat();
     let mut job = late_again_and_again(TWO_NODES, &options);
     job.signal(2, Signal::KILL);
