@@ -233,7 +233,7 @@ impl Case<'_> {
         }
         let is_early = |it: &usize| {
             let exit = &self.exits[*it];
-            exit.rank != first.rank && exit.at_ms <= first.at_ms + TEARDOWN_MS
+            exit.rank != first.rank && exit.at_ms <= first.at_ms.saturating_add(TEARDOWN_MS)
         };
         let failed: Vec<usize> = independent.iter().copied().filter(is_early).collect();
         let left: Vec<usize> = self
@@ -246,7 +246,11 @@ impl Case<'_> {
         // left is not known.
         match (&failed[..], &left[..]) {
             ([], []) => self.only_left(first),
-            ([], [culprit]) => Some(self.cause(*culprit, first, true)),
+            // A lost store or a slow operation does not tell that it was about this worker.
+            ([], [culprit]) => {
+                let is_certain = matches!(first.symptom, Symptom::LostPeer(_) | Symptom::Key(_));
+                Some(self.cause(*culprit, first, is_certain))
+            }
             ([culprit, ..], _) if !failed.iter().any(before) => {
                 let same: Vec<usize> = failed
                     .iter()
@@ -363,14 +367,14 @@ impl Case<'_> {
     /// The workers that left during the time in which a lost worker may exit.
     fn left_after(&self, victim: &Victim) -> Vec<&Exit> {
         let own = self.own().map(|it| &self.exits[it]);
-        own.filter(|it| !it.has_failed() && it.at_ms <= victim.at_ms + TEARDOWN_MS)
+        own.filter(|it| !it.has_failed() && it.at_ms <= victim.at_ms.saturating_add(TEARDOWN_MS))
             .collect()
     }
 
     fn cause(&self, culprit: usize, victim: &Victim, is_certain: bool) -> RootCause {
         let exit = &self.exits[culprit];
         let is_exact = victim.node.is_none_or(|node| node == exit.node);
-        let gap_ms = victim.at_ms - exit.at_ms;
+        let gap_ms = victim.at_ms.saturating_sub(exit.at_ms);
         let gap = text::age(Duration::from_millis(gap_ms.unsigned_abs()));
         let who = format!("rank {}", victim.rank);
         let is_late =

@@ -4,20 +4,28 @@ use std::net::SocketAddr;
 
 use crate::translate::{addresses, keys};
 
-/// Texts that gloo and NCCL print when a connection to another rank was lost.
-const LOST_PEER: [&str; 9] = [
+/// Texts that only gloo and NCCL print when a connection to another rank was lost.
+const LOST_PEER: [&str; 3] = [
+    "Connection refused, remote=",
+    "remote process exited or there was a network error",
+    "ncclRemoteError",
+];
+
+/// Texts of lost connections that any program prints, for example about its log or its files. They are about another rank only
+/// beside one of [`LIBRARIES`].
+const LOST_CONNECTION: [&str; 6] = [
     "Connection closed by peer",
     "Connection closed by remote peer",
     "Connection reset by peer",
     "Broken pipe",
-    "Connection refused, remote=",
-    "remote process exited or there was a network error",
-    "ncclRemoteError",
     "Socket closed",
     "Software caused connection abort",
 ];
 
-/// Texts of PyTorch's store client whose server has closed the connection. They contain texts of [`LOST_PEER`] as well.
+/// Marks of a line of gloo or NCCL: a file of gloo, the name of NCCL or of its file.
+const LIBRARIES: [&str; 4] = ["gloo/transport", "pair.cc", "NCCL", "socket.cc"];
+
+/// Texts of PyTorch's store client whose server has closed the connection. They contain texts of [`LOST_CONNECTION`] as well.
 const LOST_STORE: [&str; 5] = [
     "Connection was likely closed. Did the remote server shutdown or crash?",
     "recvValue failed on",
@@ -27,11 +35,12 @@ const LOST_STORE: [&str; 5] = [
 ];
 
 /// Texts of an operation whose other ranks did not take part in time.
-const TIMEOUT: [&str; 6] = [
+const TIMEOUT: [&str; 7] = [
     "Watchdog caught collective operation timeout",
     "Some NCCL operations have failed or timed out",
     "Application timeout caused pair closure",
-    "Timed out waiting",
+    "for recv operation to complete",
+    "for send operation to complete",
     "timed out connecting",
     "NCCL communicator was aborted",
 ];
@@ -68,7 +77,8 @@ impl Symptom {
         if has(&TIMEOUT) {
             return Some(Self::Timeout);
         }
-        has(&LOST_PEER).then(|| Self::LostPeer(addresses(line).next()))
+        let is_lost = has(&LOST_PEER) || has(&LOST_CONNECTION) && has(&LIBRARIES);
+        is_lost.then(|| Self::LostPeer(addresses(line).next()))
     }
 }
 
@@ -107,6 +117,12 @@ mod tests {
                 Some(Symptom::Timeout),
             ),
             ("ValueError: bad shard 17", None),
+            ("BrokenPipeError: [Errno 32] Broken pipe", None),
+            (
+                "botocore.exceptions.HTTPClientError: Connection reset by peer",
+                None,
+            ),
+            ("TimeoutError: Timed out waiting for a batch", None),
             ("KeyError: 'keys: none'", None),
             ("", None),
         ] {

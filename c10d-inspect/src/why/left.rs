@@ -259,8 +259,11 @@ fn awaited(job: &Job<'_>) -> Option<Draft> {
             )
         }));
     }
-    let has_left = |exit: &Exit| waits.iter().all(|wait| wait.rank != exit.rank);
-    if !exits.iter().all(has_left) {
+    // A failed worker is a finding of its own.
+    let has_left = |exit: &Exit| {
+        (exit.is_stopped || exit.code == Some(0)) && waits.iter().all(|wait| wait.rank != exit.rank)
+    };
+    if waits.is_empty() || !exits.iter().all(has_left) {
         return None;
     }
     let cause = root_cause(&exits, &waits, job.world_size, &|_| None)?;
