@@ -3,6 +3,8 @@
 use std::fs;
 use std::ops::RangeInclusive;
 
+use elastic_rendezvous::PortRange;
+
 /// The range of ports for outgoing connections, without the reserved ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EphemeralPorts {
@@ -40,6 +42,14 @@ impl EphemeralPorts {
     /// The first and the last port.
     pub(crate) fn range(&self) -> Option<(u16, u16)> {
         (!self.range.is_empty()).then(|| (*self.range.start(), *self.range.end()))
+    }
+
+    /// Returns the first port if the system may give each port of the range to an outgoing connection. A used port costs nothing as
+    /// long as the range has a free port.
+    pub(crate) fn of_range(&self, ports: PortRange) -> Option<u16> {
+        let mut ports = ports.ports();
+        let is_any_free = ports.clone().any(|port| self.range_with(port).is_none());
+        ports.next().filter(|_| !is_any_free)
     }
 
     /// Returns the range, and whether the system may give this port to an outgoing connection.

@@ -90,7 +90,7 @@ impl NodeFacts {
         let host = host_name();
         let ephemeral = EphemeralPorts::of_this_system();
         let workers = parameters.workers_port();
-        let workers = workers.and_then(|range| range.ports().next());
+        let workers = workers.and_then(|ports| ephemeral.of_range(ports));
         // A job of one node shows at once that its port is taken, and --standalone lets the system choose it.
         let served_port = served_port.filter(|_| parameters.max_nodes() > 1);
         let given = [

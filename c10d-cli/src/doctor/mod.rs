@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
 use clap::{Arg, Args};
-use elastic_rendezvous::{RendezvousError, RendezvousParameters, open_check_store};
+use elastic_rendezvous::{BoardError, RendezvousError, open_check_store};
 use serde_json::json;
 
 use crate::failure::Failure;
@@ -19,7 +19,7 @@ use crate::output::{print, print_json};
 use crate::quantity::parse_duration;
 use crate::run::options::RunOptions;
 use crate::run::plan_of;
-use exchange::{Exchange, Reported};
+use exchange::{Exchange, Failed, Reported};
 use findings::findings;
 use report::Report;
 
@@ -95,9 +95,15 @@ pub(crate) fn run(options: DoctorOptions) -> Result<(), Failure> {
         let (endpoint, timeout) = (&check.endpoint, options.timeout);
         log::info!("waiting for {nodes} nodes at {endpoint} for up to {timeout:?}");
     }
-    let lost = |error| Failure::No(format!("cannot finish the check: {error}"));
-    let mut exchange = Exchange::arrive(&check, &parameters).map_err(lost)?;
-    let reported = exchange.run(nodes, deadline).map_err(lost)?;
+    let lost = |error| unfinished(&error, plan.json);
+    let mut exchange = match Exchange::arrive(&check, &parameters) {
+        Ok(exchange) => exchange,
+        Err(error) => return lost(error),
+    };
+    let reported = match exchange.run(nodes, deadline) {
+        Ok(reported) => reported,
+        Err(error) => return lost(error),
+    };
     let Reported { nodes, left_out } = reported;
     if left_out {
         return Err(Failure::No(format!(
@@ -113,7 +119,7 @@ pub(crate) fn run(options: DoctorOptions) -> Result<(), Failure> {
         own: exchange.number,
         nodes: &nodes,
         findings: &findings(&nodes),
-        expected: expected(&parameters),
+        expected: parameters.min_nodes(),
     };
     match plan.json {
         true => print_json(report.to_json())?,
@@ -125,9 +131,13 @@ pub(crate) fn run(options: DoctorOptions) -> Result<(), Failure> {
     }
 }
 
-/// The least number of nodes that have to report.
-fn expected(parameters: &RendezvousParameters) -> usize {
-    parameters.min_nodes()
+/// The exchange with the other nodes has failed. A node that has left, or a host that has not begun, is a missing node.
+fn unfinished(error: &Failed, is_json: bool) -> Result<(), Failure> {
+    let code = match error.downcast_ref() {
+        Some(BoardError::Missing { .. }) => 3,
+        _ => 1,
+    };
+    failed(code, &format!("cannot finish the check: {error}"), is_json)
 }
 
 /// This node can neither serve nor reach the store of the check.
@@ -147,10 +157,14 @@ fn no_store(error: &RendezvousError, is_json: bool) -> Result<(), Failure> {
         }
         error => (1, error.to_string()),
     };
+    failed(code, &problem, is_json)
+}
+
+fn failed(code: u8, problem: &str, is_json: bool) -> Result<(), Failure> {
     if is_json {
         print_json(json!({ "nodes": [], "error": problem, "exit_code": code }))?;
     } else {
-        crate::failure::complain(&problem);
+        crate::failure::complain(problem);
     }
     Err(Failure::Command(code))
 }

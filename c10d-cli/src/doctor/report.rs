@@ -55,8 +55,13 @@ impl Report<'_> {
         } = self;
         let run_id = printable(self.run_id, TEXT_CHARS_MAX);
         let arrived = nodes.len();
+        // More than the least number, where nodes may come and go.
+        let of = match arrived > *expected {
+            true => String::new(),
+            false => format!(" of {expected}"),
+        };
         let mut text = format!(
-            "{arrived} of {expected} nodes of run \"{run_id}\" have reported at {}. This is node {}.\n\n",
+            "{arrived}{of} nodes of run \"{run_id}\" have reported at {}. This is node {}.\n\n",
             self.endpoint, self.own
         );
         text += &table(&self.node_rows());

@@ -14,14 +14,8 @@ pub(super) fn warning(
     store_port: Option<u16>,
     surroundings: &Surroundings<'_>,
 ) -> Option<StartWarning> {
-    let workers = rendezvous.workers_port().map(|range| range.ports());
-    // A used port of a range costs nothing as long as the range has a free port.
-    let workers = workers.and_then(|mut ports| {
-        let all_taken = ports
-            .clone()
-            .all(|it| surroundings.ephemeral_ports.range_with(it).is_some());
-        ports.next().filter(|_| all_taken)
-    });
+    let workers = rendezvous.workers_port();
+    let workers = workers.and_then(|ports| surroundings.ephemeral_ports.of_range(ports));
     let served = [
         ("--workers-port", workers),
         ("--rdzv-endpoint", served_here(rendezvous, surroundings)),
