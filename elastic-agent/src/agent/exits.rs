@@ -49,7 +49,8 @@ impl Runtime<'_> {
         let deadline = Deadline::after(began, CAUSE_PATIENCE);
         let ranks = || running.started.workers.iter().map(|worker| worker.rank);
         loop {
-            let outcomes = ranks().filter_map(|rank| running.workers.outcome_of(rank));
+            let in_time = ranks().take_while(|_| !deadline.has_passed(Instant::now()));
+            let outcomes = in_time.filter_map(|rank| running.workers.outcome_of(rank));
             let own = NodeExits {
                 met_unix_ms: None,
                 exits: outcomes

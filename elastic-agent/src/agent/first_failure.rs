@@ -17,7 +17,8 @@ impl Runtime<'_> {
         let mut outcomes = record.outcomes.iter();
         let failed = outcomes.find(|it| !it.exit.is_success() && !it.was_stopped);
         let has_restarted = match record.ending {
-            RoundEnding::Failed => true,
+            // The store may end with a job that has ended.
+            RoundEnding::Failed => !self.rounds.is_told(),
             RoundEnding::MembersChanged(_) => self.is_store_near(),
             _ => return,
         };

@@ -149,12 +149,20 @@ impl Rounds {
 
     /// Confirms, at most once, that this node has read why the job is over.
     pub(super) fn confirm(&mut self) {
-        if let Some(told) = &mut self.told
-            && std::mem::take(&mut told.is_reader)
-            && let Err(error) = job_end::confirm(&told.board)
-        {
+        let Some(told) = self.told.as_mut().filter(|told| told.is_reader) else {
+            return;
+        };
+        told.is_reader = false;
+        // Later reads do not confirm again.
+        self.is_reader = [false; 2];
+        if let Err(error) = job_end::confirm(&told.board) {
             log::debug!("cannot confirm that the end of the job is known: {error}");
         }
+    }
+
+    /// Whether this node has ended the job, or knows that another node has.
+    pub(super) const fn is_told(&self) -> bool {
+        self.told.is_some()
     }
 
     pub(super) fn take_told(&mut self) -> Option<Told> {

@@ -193,7 +193,10 @@ impl<'a> Runtime<'a> {
                 }
             }
             Effect::TellFailed(exit) => {
-                self.exchange = self.start_exchange(&exit);
+                // A later one would read what the first one has published as the exits of another node.
+                if self.exchange.is_none() {
+                    self.exchange = self.start_exchange(&exit);
+                }
                 self.node.listeners.notify(&AgentEvent::WorkerFailed(&exit));
                 self.await_cause();
             }

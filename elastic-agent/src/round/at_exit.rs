@@ -149,7 +149,11 @@ impl Round {
                     out.push(Effect::ReadEnded);
                 }
             }
-            Input::BarrierClosed { .. } => out.push(Effect::ReadEnded),
+            Input::BarrierClosed { .. } => {
+                // Otherwise the unknown membership would end each wait at once.
+                self.seen = None;
+                out.push(Effect::ReadEnded);
+            }
             Input::BarrierOpen | Input::BarrierFailed(_) => out.push(Effect::ReadFacts),
             _ => {}
         }

@@ -104,6 +104,12 @@ impl Round {
                 running.nodes = members.filter(|_| keeps).unwrap_or(running.nodes);
                 membership.and_then(|it| self.members_may_have_changed(&mut running, &it, out))
             }
+            // The reason of this node, whose own workers run to the end of their program.
+            (Input::JobEnd(Some(notice)), _)
+                if notice.is_at_exit && running.known == Known::Published =>
+            {
+                None
+            }
             (Input::JobEnd(Some(notice)), _) => running.job_ended(notice, out),
             (Input::JobEnd(None), _) if self.settings.stops_on_failure => {
                 out.push(Effect::ReadFinished);

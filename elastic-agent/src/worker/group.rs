@@ -134,14 +134,16 @@ impl WorkerGroup {
     }
 
     /// The end of the worker with this global rank; `None` while it runs. A process that it has left behind may write more.
-    /// Waits for up to 50 ms for the thread that reads its standard error.
+    /// Waits for up to 50 ms for the thread that reads its standard error, if it has failed.
     pub(crate) fn outcome_of(&mut self, rank: usize) -> Option<WorkerOutcome> {
         self.note_ended();
         let mut workers = self.processes.workers.iter();
         let index = workers.position(|it| it.plan.rank == rank)?;
         let exit = self.lifecycle.exit(index)?;
         let worker = &self.processes.workers[index];
-        worker.stderr_end.await_bytes(STDERR_PATIENCE);
+        if !exit.kind.is_success() {
+            worker.stderr_end.await_bytes(STDERR_PATIENCE);
+        }
         Some(outcome(worker, exit))
     }
 
