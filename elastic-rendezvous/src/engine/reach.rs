@@ -92,8 +92,8 @@ impl Reach {
         let is_any_running = self.candidates.iter().any(|it| it.is_running);
         match next_at {
             Some(until) => ReachStep::Wait { until },
-            // Each attempt ends after its timeout.
-            None if is_any_running => ReachStep::Wait {
+            // Each attempt ends after its timeout, unless its thread has failed.
+            None if is_any_running && now < self.ends_at + ATTEMPT_TIMEOUT => ReachStep::Wait {
                 until: now + ATTEMPT_TIMEOUT,
             },
             None => ReachStep::GiveUp,

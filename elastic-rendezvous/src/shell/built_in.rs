@@ -183,11 +183,12 @@ fn keep_connected(
             target.with_default_port(DEFAULT_PORT).into()
         }
     };
-    // A process reaches its own server by an address.
-    let endpoint = parameters.endpoint().parse::<Endpoint>();
-    let credentials = parameters.credentials().cloned().map(|it| match &endpoint {
-        Ok(endpoint) => it.with_server_name(endpoint.host()),
-        Err(_) => it,
+    // A process reaches its own server by an address, and any other server by the name of the endpoint.
+    let endpoint = parameters.endpoint().parse::<Endpoint>().ok();
+    let own_name = endpoint.filter(|_| hosted.is_some());
+    let credentials = parameters.credentials().cloned().map(|it| match &own_name {
+        Some(endpoint) => it.with_server_name(endpoint.host()),
+        None => it,
     });
     let connect = connect_to(target, hosted, credentials);
     Ok(ReconnectingStore::of_connections(

@@ -209,21 +209,30 @@ pub(crate) fn given_addresses(parameters: &RendezvousParameters) -> Vec<IpAddr> 
     ip.into_iter().collect()
 }
 
-/// Opens sockets on these addresses, all with one port. All addresses but the first are skipped if they cannot be used.
-/// Without addresses, listens on all interfaces.
+/// Opens sockets on these addresses, all with one port. Addresses that cannot be used are skipped, for example the address of a
+/// gateway in front of this host, and it is an error if none can be used. Without addresses, listens on all interfaces.
 pub(crate) fn listen_at(ips: &[IpAddr], port: u16) -> Result<Vec<TcpListener>, ListenError> {
     let on = ListenOptions::default().with_port(port);
-    let Some((first, further)) = ips.split_first() else {
+    if ips.is_empty() {
         return listen(&on);
-    };
-    let mut listeners = listen(&on.with_host(first.to_string()))?;
-    let port = listeners[0].local_addr().map_or(port, |at| at.port());
-    for ip in further.iter().filter(|ip| *ip != first) {
-        let on = ListenOptions::default().with_port(port);
+    }
+    let (mut listeners, mut failure): (Vec<TcpListener>, _) = (Vec::new(), None);
+    for (index, ip) in ips.iter().enumerate() {
+        if ips[..index].contains(ip) {
+            continue;
+        }
+        let first = listeners.first().and_then(|it| it.local_addr().ok());
+        let on = ListenOptions::default().with_port(first.map_or(port, |at| at.port()));
         match listen(&on.with_host(ip.to_string())) {
             Ok(more) => listeners.extend(more),
-            Err(error) => log::debug!("not listening at a further address: {error}"),
+            Err(error) => {
+                log::debug!("not listening at an address: {error}");
+                failure.get_or_insert(error);
+            }
         }
     }
-    Ok(listeners)
+    match failure {
+        Some(error) if listeners.is_empty() => Err(error),
+        _ => Ok(listeners),
+    }
 }

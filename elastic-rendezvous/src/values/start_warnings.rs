@@ -91,9 +91,15 @@ impl StartWarnings {
 
     /// Adds a warning. After the report it is logged at once.
     pub fn push(&self, warning: StartWarning) {
-        match &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(waiting) => waiting.push(warning),
-            None => log::warn!("{warning}"),
+        let late = match &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(waiting) => {
+                waiting.push(warning);
+                None
+            }
+            None => Some(warning),
+        };
+        if let Some(warning) = late {
+            log::warn!("{warning}");
         }
     }
 

@@ -12,7 +12,7 @@ use crate::engine::{Ask, Reply};
 use crate::shell::board::RoundBoard;
 use crate::shell::marks::MarkBoard;
 use crate::shell::round_entry::read_entry;
-use crate::values::error::RendezvousError;
+use crate::values::error::{RendezvousError, is_outage};
 use crate::values::goal::Operation;
 use crate::values::node::NodeId;
 use crate::values::stored::{Part, Watched, Written};
@@ -143,11 +143,17 @@ impl HandlerLoop {
         match request(marks, self.engine.me()) {
             Ok(None) => Ok(Reply::Done),
             Ok(read) => Ok(Reply::Marks(read)),
-            Err(StoreError::Unsupported { .. }) => {
+            Err(error) if is_outage(&error) || matches!(error, StoreError::Interrupted { .. }) => {
+                Err(RendezvousError::connection(&self.settings.run_id, error))
+            }
+            Err(error) => {
+                // Heartbeats still show that a node is lost.
+                if !matches!(error, StoreError::Unsupported { .. }) {
+                    log::debug!("cannot use the marks of nodes: {error}");
+                }
                 self.marks = None;
                 Ok(Reply::Marks(None))
             }
-            Err(error) => Err(RendezvousError::connection(&self.settings.run_id, error)),
         }
     }
 
