@@ -259,7 +259,7 @@ fn awaited(job: &Job<'_>) -> Option<Draft> {
             )
         }));
     }
-    // A failed worker is a finding of its own.
+    // Another finding is about each failed worker.
     let has_left = |exit: &Exit| {
         (exit.is_stopped || exit.code == Some(0)) && waits.iter().all(|wait| wait.rank != exit.rank)
     };
