@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use crate::translate::{addresses, keys};
 
 /// Texts that only gloo and NCCL print when a connection to another rank was lost.
-const LOST_PEER: [&str; 3] = [
+const LOST_PEER: [&str; 5] = [
+    "Connection closed by peer",
+    "Connection closed by remote peer",
     "Connection refused, remote=",
     "remote process exited or there was a network error",
     "ncclRemoteError",
@@ -13,9 +15,7 @@ const LOST_PEER: [&str; 3] = [
 
 /// Texts of lost connections that any program prints, for example about its log or its files. They are about another rank only
 /// beside one of [`LIBRARIES`].
-const LOST_CONNECTION: [&str; 6] = [
-    "Connection closed by peer",
-    "Connection closed by remote peer",
+const LOST_CONNECTION: [&str; 4] = [
     "Connection reset by peer",
     "Broken pipe",
     "Socket closed",
