@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Deadline, printable};
-use c10d_store::{Store, StoreError};
+use c10d_store::{Store, StoreError, StoreExt};
 
 use super::bounded_store::BoundedStore;
 use super::record::{Member, claim_key};
@@ -23,13 +23,14 @@ const PUBLISH_TIMEOUT: Duration = Duration::from_secs(1);
 /// Reports to the other workers of a static group that `me` could not start, and why.
 ///
 /// Does nothing if another worker failed before, or if another process has the rank, because then the group does not
-/// wait for this worker. `incarnation` identifies this process. A failure is only logged. If the store answers, blocks
-/// for about a second at most.
+/// wait for this worker. `incarnation` identifies this process. `wake_key` is set afterwards, which wakes the workers that wait
+/// for it. A failure is only logged. If the store answers, blocks for about a second at most.
 pub(crate) fn publish_failure(
     store: &Arc<dyn Store>,
     me: &WorkerInfo,
     incarnation: u64,
     why: &str,
+    wake_key: &str,
 ) {
     let by = Deadline::after(Instant::now(), PUBLISH_TIMEOUT);
     let published = store.clone_store().and_then(|store| {
@@ -42,8 +43,13 @@ pub(crate) fn publish_failure(
             return Ok(());
         }
         let value = format!("{} {}\n{}", me.id, me.name, printable(why, WHY_CHARS_MAX));
-        let written = store.replace(FAILED_KEY, b"", value.as_bytes(), by);
-        written.map(drop)
+        if store
+            .replace(FAILED_KEY, b"", value.as_bytes(), by)?
+            .is_ok()
+        {
+            store.by(by).set(wake_key, b"failed")?;
+        }
+        Ok(())
     });
     if let Err(error) = published {
         log::debug!("cannot tell the other workers that this one could not start: {error}");
@@ -73,7 +79,7 @@ fn parse(value: &[u8]) -> Option<(WorkerInfo, String)> {
 
 #[cfg(test)]
 mod tests {
-    use c10d_store::{HashStore, StoreExt};
+    use c10d_store::HashStore;
 
     use super::*;
 
@@ -88,11 +94,20 @@ mod tests {
                 b"a tcp://127.0.0.1:4000#0000000000000007",
             )
             .unwrap();
-        publish_failure(&store, &me, 8, "the port is taken by the worker itself");
+        publish_failure(
+            &store,
+            &me,
+            8,
+            "the port is taken by the worker itself",
+            "wake",
+        );
         assert_eq!(read().unwrap(), None);
-        publish_failure(&store, &me, 7, "no\nthread");
+        assert!(!store.check(&["wake"]).unwrap());
+        publish_failure(&store, &me, 7, "no\nthread", "wake");
+        assert!(store.check(&["wake"]).unwrap());
         let other = WorkerInfo::new("b", 2).unwrap();
-        publish_failure(&store, &other, 1, "later");
+        publish_failure(&store, &other, 1, "later", "later");
+        assert!(!store.check(&["later"]).unwrap());
         let expected = (me, "no\\nthread".to_owned());
         assert_eq!(read().unwrap(), Some(expected));
     }

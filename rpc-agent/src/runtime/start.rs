@@ -19,6 +19,7 @@ use crate::options::AgentOptions;
 use crate::peer::{Config, Functions, IncomingLimits};
 use crate::registry_id::RegistryId;
 use crate::sync::Lock;
+use crate::termination::FIRST_SUM_KEY;
 use crate::worker::WorkerInfo;
 
 impl Runtime {
@@ -44,7 +45,8 @@ impl Runtime {
         );
         opened.inspect_err(|error| {
             if is_static && concerns_group(error) {
-                publish_failure(&store, &me, incarnation, &error.to_string());
+                let why = error.to_string();
+                publish_failure(&store, &me, incarnation, &why, FIRST_SUM_KEY);
             }
         })
     }
@@ -53,13 +55,9 @@ impl Runtime {
     pub(crate) fn publish_failure(&self, error: &StartError) {
         let driver = &self.driver;
         if !driver.directory.is_dynamic() {
-            let (store, me) = (&self._store, driver.me());
-            publish_failure(
-                store,
-                me,
-                driver.directory.incarnation(),
-                &error.to_string(),
-            );
+            let incarnation = driver.directory.incarnation();
+            let why = error.to_string();
+            publish_failure(&self._store, driver.me(), incarnation, &why, FIRST_SUM_KEY);
         }
     }
 

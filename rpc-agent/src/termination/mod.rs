@@ -34,7 +34,7 @@
 //! | `shutdown/<generation>/<round>/started` | the sum so far |
 //! | `shutdown/<generation>/<round>/here/<id>` | empty: this worker has arrived |
 //! | `shutdown/<generation>/<round>/count` | number of workers that have arrived |
-//! | `shutdown/<generation>/<round>/ready` | the sum, published by the last worker to arrive |
+//! | `shutdown/<generation>/<round>/ready` | the sum, published by the last worker to arrive, or `failed` if a worker could not start |
 //! | `shutdown/<generation>/left` | number of workers that no longer need the store |
 //! | `shutdown/<generation>/all_left` | empty, written by the last of them |
 //!
@@ -63,8 +63,9 @@ pub use error::TerminationError;
 /// Interval at which a wait asks whether a worker whose connection was lost is dead.
 const LOST_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Interval at which a wait asks whether a worker could not start.
-const FAILED_INTERVAL: Duration = Duration::from_secs(1);
+/// What workers in their first shutdown wait for. A worker that could not start wakes them with it: without that worker no
+/// round ends, so none of them is further.
+pub(crate) const FIRST_SUM_KEY: &str = "shutdown/0/1/ready";
 
 /// How long the worker with the lowest id, which usually serves the store, waits for the others to read the
 /// last sum.
@@ -258,22 +259,27 @@ impl Termination {
                     });
                 }
             }
-            let interval = if dead.is_any_lost {
-                LOST_INTERVAL
+            let until = if dead.is_any_lost {
+                Deadline::after(Instant::now(), LOST_INTERVAL).min(by)
             } else {
-                FAILED_INTERVAL
+                by
             };
-            let until = Deadline::after(Instant::now(), interval).min(by);
             let has_sum = match self.store.with_cancel(&news).wait(&[&ready], until) {
                 Err(StoreError::Interrupted { .. }) => false,
                 waited => waited?,
             };
             if has_sum && let Some(sum) = self.store.by(by).try_get(&ready)? {
-                return self.parse_sum(&ready, &sum);
-            }
-            if let Some((worker, why)) = read_failure(&self.store, by)? {
-                let worker = Box::new(worker);
-                return Err(TerminationError::WorkerFailed { worker, why });
+                let failure = match sum.as_slice() {
+                    b"failed" => read_failure(&self.store, by)?,
+                    _ => None,
+                };
+                return match failure {
+                    Some((worker, why)) => Err(TerminationError::WorkerFailed {
+                        worker: Box::new(worker),
+                        why,
+                    }),
+                    None => self.parse_sum(&ready, &sum),
+                };
             }
             if by.has_passed(Instant::now()) {
                 let elapsed = started.elapsed();

@@ -7,6 +7,7 @@ use std::thread;
 use c10d_store::{HashStore, PrefixStore, ServerOptions, StoreExt, TcpStore, TcpStoreServer};
 
 use super::*;
+use crate::directory::publish_failure;
 use crate::sync::Lock;
 
 /// Timeout of all waits in the tests; reached only if a test hangs.
@@ -375,26 +376,42 @@ fn an_invalid_sum_is_an_error_with_its_key() {
     assert_eq!(error, error_text);
 }
 
+/// Before the others wait, and while they wait.
 #[test]
 fn a_worker_that_could_not_start_ends_the_shutdown_of_the_others() {
     let (stores, _server) = stores();
     for store in stores {
-        let workers = workers(3);
-        let why = "cannot start a thread";
-        crate::directory::publish_failure(&store, &workers[2], 1, why);
-        let began = Instant::now();
-        let error = termination(&store, &workers, 0)
-            .run(&Calls::default(), patience(), &Cancel::NEVER)
-            .unwrap_err();
-        let text = error.to_string();
-        assert!(
-            text.contains("could not start: cannot start a thread") && text.contains("w2"),
-            "{text}"
-        );
-        assert!(
-            began.elapsed() < Duration::from_secs(5),
-            "{:?}",
-            began.elapsed()
-        );
+        for is_before in [true, false] {
+            let store: Arc<dyn Store> =
+                Arc::new(PrefixStore::new(format!("{is_before}"), Arc::clone(&store)));
+            let workers = workers(3);
+            let fail = || {
+                let why = "cannot start a thread";
+                publish_failure(&store, &workers[2], 1, why, FIRST_SUM_KEY);
+            };
+            let error = thread::scope(|scope| {
+                if is_before {
+                    fail();
+                }
+                let waits = scope.spawn(|| {
+                    let mut end = termination(&store, &workers, 0);
+                    end.run(&Calls::default(), patience(), &Cancel::NEVER)
+                });
+                if !is_before {
+                    store.wait(&["shutdown/0/1/here/0"]).unwrap();
+                    fail();
+                }
+                waits.join().unwrap().unwrap_err()
+            });
+            assert!(
+                matches!(error, TerminationError::WorkerFailed { .. }),
+                "{error}"
+            );
+            let text = error.to_string();
+            assert!(
+                text.contains("could not start: cannot start a thread") && text.contains("w2"),
+                "{text}"
+            );
+        }
     }
 }
