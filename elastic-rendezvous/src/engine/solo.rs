@@ -321,6 +321,13 @@ impl Engine for Solo {
             };
             match self.executor.step(now) {
                 Need::Read => return Ask::ReadState,
+                // A node that returns sets its mark first, so that no node that reads its heartbeat drops it.
+                Need::Write
+                    if (operation.is_join() || operation == Operation::KeepAlive)
+                        && self.executor.links().is_own_due() =>
+                {
+                    return Ask::SetMark;
+                }
                 Need::Write => return Ask::WriteState,
                 Need::Wait { until } => self.waits_until = Some(until),
                 Need::Done(result) => {
