@@ -7,14 +7,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{
-    Cancel, Deadline, HostPort, ListenError, ListenOptions, is_loopback_name, listen,
+    Cancel, Deadline, HostPort, ListenError, ListenOptions, is_loopback_name, listen, listen_at,
 };
 use c10d_store::{Leader, Lookup, ServerOptions, StoreError, TcpStoreServer, in_brief};
 
 use crate::engine::advertised::Advertised;
 use crate::engine::duty::Duty;
 use crate::shell::bootstrap::protected;
-use crate::shell::own_host::listen_at;
 use crate::values::error::RendezvousError;
 use crate::values::parameters::RendezvousParameters;
 use crate::values::server_hook::ServerHook;

@@ -170,7 +170,7 @@ impl Opening<'_> {
     /// Neither with the journal of the job nor with its limits.
     fn serve(&self) -> Result<TcpStore, StoreError> {
         let options = self.options(ATTEMPT_TIMEOUT).with_master(true);
-        let options = options.with_listen_also_on(given_addresses(self.parameters));
+        let options = options.with_listen_also_on(given_addresses(self.parameters.local_addr()));
         let store = TcpStore::open(self.target.host(), self.target.port(), options)?;
         store.set(&self.mark, b"1")?;
         Ok(store)

@@ -18,7 +18,7 @@ use c10d_store::{
 use crate::shell::bootstrap::protected;
 use crate::shell::candidate::Candidate;
 use crate::shell::listener_watch::ListenerWatch;
-use crate::shell::own_host::{OwnHost, address_of_interface, given_addresses};
+use crate::shell::own_host::{OwnHost, addresses_of_interface, given_addresses};
 use crate::shell::this_host::{SystemResolver, is_this_host};
 use crate::values::endpoint::Endpoint;
 use crate::values::error::RendezvousError;
@@ -196,8 +196,10 @@ pub(crate) fn own_host(
     remote: Option<IpAddr>,
 ) -> OwnHost {
     let given = parameters.local_addr().map(|text| {
-        let of_interface = address_of_interface(text, remote);
-        of_interface.unwrap_or_else(|| text.to_owned())
+        let of_interface = addresses_of_interface(text, remote);
+        of_interface
+            .first()
+            .map_or_else(|| text.to_owned(), IpAddr::to_string)
     });
     OwnHost::new(given, is_one_host)
 }
@@ -291,7 +293,7 @@ fn serve(
     let options = client_options(parameters)
         .with_master(true)
         .with_multi_tenant(true)
-        .with_listen_also_on(given_addresses(parameters))
+        .with_listen_also_on(given_addresses(parameters.local_addr()))
         .with_server_options(server_options)
         .with_timeout(timeout);
     let store = TcpStore::open(target.host(), target.port(), options)?;

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -97,7 +96,7 @@ pub struct StaticRendezvous {
     server_hook: Option<ServerHook>,
     credentials: Option<Credentials>,
     server_options: ServerOptions,
-    listen_also_on: Vec<IpAddr>,
+    local_addr: Option<String>,
     met: Mutex<Option<Met>>,
     /// Of this and all later joins.
     cancel: Cancel,
@@ -202,7 +201,7 @@ struct Meeting {
     server_hook: Option<ServerHook>,
     credentials: Option<Credentials>,
     server_options: ServerOptions,
-    listen_also_on: Vec<IpAddr>,
+    local_addr: Option<String>,
     cancel: Cancel,
     named: BTreeMap<usize, NodeId>,
     /// The rank whose name is asked next.
@@ -265,11 +264,13 @@ impl Meeting {
         }
         // The workers use the same store.
         let server_options = protected(self.server_options.clone(), self.credentials.as_ref());
+        let is_host = self.rank == 0;
+        let local_addr = self.local_addr.as_deref().filter(|_| is_host);
         let options = options
             .with_server_options(server_options)
-            .with_master(self.rank == 0)
+            .with_master(is_host)
             .with_multi_tenant(true)
-            .with_listen_also_on(self.listen_also_on.clone())
+            .with_listen_also_on(given_addresses(local_addr))
             .with_timeout(timeout)
             .with_cancel(self.cancel.clone());
         let store = TcpStore::open(self.target.host(), self.target.port(), options)?;
@@ -496,7 +497,7 @@ impl StaticRendezvous {
             server_hook: parameters.server_hook().cloned(),
             credentials: parameters.credentials().cloned(),
             server_options: parameters.server_options(),
-            listen_also_on: given_addresses(parameters),
+            local_addr: parameters.local_addr().map(str::to_owned),
             met: Mutex::default(),
             cancel: Cancel::new(),
             shared: Arc::new(Shared {
@@ -531,7 +532,7 @@ impl StaticRendezvous {
             server_hook: self.server_hook.clone(),
             credentials: self.credentials.clone(),
             server_options: self.server_options.clone(),
-            listen_also_on: self.listen_also_on.clone(),
+            local_addr: self.local_addr.clone(),
             cancel: self.cancel.clone(),
             named: BTreeMap::new(),
             next_name: 0,
