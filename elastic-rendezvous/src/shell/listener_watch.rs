@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, Credentials, Deadline, HostPort, ListeningProcess, resolve_local};
-use c10d_store::{ListenerKind, Store as _, StoreHandle as _, TcpStore, TcpStoreOptions};
+use c10d_store::{
+    ListenerKind, Store as _, StoreError, StoreHandle as _, TcpStore, TcpStoreOptions,
+};
 
 use crate::shell::workers_keys::{OWNER_KEY, run_of};
 use crate::values::error::RendezvousError;
@@ -20,6 +22,9 @@ const ASK_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long one request to a store may take, and the most bytes of its keys.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
 const KEY_BYTES_MAX: usize = 1 << 20;
+
+/// The most keys of a store whose keys are read.
+const KEYS_READ_MAX: u64 = 16_384;
 
 /// How many runs are listed.
 const RUNS_MAX: usize = 3;
@@ -52,6 +57,12 @@ pub fn find_listener(
     }
 }
 
+/// Whether the store has more keys than the nodes of a job that has not met yet. Its keys are not read, because that would
+/// delay the other clients of the store.
+pub(crate) fn has_many_keys(store: &TcpStore) -> Result<bool, StoreError> {
+    Ok(store.num_keys()? > KEYS_READ_MAX)
+}
+
 /// The runs that have met at a store, found in its keys. The run of this node is first.
 pub(crate) fn runs_at(
     target: &HostPort,
@@ -68,10 +79,12 @@ pub(crate) fn runs_at(
     }
     let found = TcpStore::open(target.host(), target.port(), options).and_then(|store| {
         store.set_timeout(Some(READ_TIMEOUT));
-        let keys = store.list_keys()?;
-        let has_owner = keys.iter().any(|key| key == OWNER_KEY);
-        let owner = has_owner.then(|| store.try_get(OWNER_KEY)).transpose()?;
-        Ok((keys, owner.flatten()))
+        let owner = store.try_get(OWNER_KEY)?;
+        let keys = match has_many_keys(&store)? {
+            true => Vec::new(),
+            false => store.list_keys()?,
+        };
+        Ok((keys, owner))
     });
     let (keys, owner) = found.unwrap_or_else(|error| {
         log::debug!("cannot list the keys of the store at {target}: {error}");
