@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::{Cancel, Deadline, DialStage, HostPort, is_loopback_name, sleep};
 use c10d_store::{StoreError, StoreExt, StoreHandle as _, TcpStore, TcpStoreOptions};
 
-use crate::shell::bootstrap::first_free;
+use crate::shell::bootstrap::{Protection, serve};
 use crate::shell::listener_watch::find_listener;
 use crate::shell::open_store::own_host;
 use crate::shell::own_host::given_addresses;
@@ -72,25 +72,12 @@ impl CheckStore {
         let hosted = self.is_host.then(|| Arc::clone(&self.store));
         let own_host = own_host(parameters, is_one_host, remote).with_route(route, hosted);
         let advertised = own_host.advertised(&[]);
+        let protection = parameters.credentials().cloned();
+        let protection = protection.map_or(Protection::Open, Protection::Job);
+        let (run_id, ports) = (parameters.run_id(), parameters.workers_port());
+        let store = serve(run_id, &own_host, &advertised, &protection, ports)?;
+        store.set_timeout(Some(READ_TIMEOUT));
         let name = own_host.name_for_certificates().to_owned();
-        let credentials = parameters.credentials().cloned();
-        let credentials = credentials.map(|known| known.with_server_name(&name));
-        let open = |port| {
-            let mut options = TcpStoreOptions::default()
-                .with_master(true)
-                .with_timeout(READ_TIMEOUT)
-                .with_listen_also_on(advertised.also.clone());
-            if let Some(credentials) = &credentials {
-                options = options.with_credentials(credentials.clone());
-            }
-            TcpStore::open(&advertised.host, port, options)
-        };
-        let store = match parameters.workers_port() {
-            Some(ports) => first_free(ports, open)?,
-            None => {
-                open(0).map_err(|error| RendezvousError::connection(parameters.run_id(), error))?
-            }
-        };
         Ok(CheckServer { store, name })
     }
 }
