@@ -28,9 +28,6 @@ use crate::values::settings::RendezvousSettings;
 use crate::values::store_directory::StoreDirectory;
 use crate::values::store_route::StoreRoute;
 
-/// How long one store call may take without a `read_timeout` setting, as in PyTorch.
-pub const READ_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// The limit for looking up this machine's names.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -146,14 +143,13 @@ fn open_tcp(
         .parse()
         .map_err(ParametersError::from)?;
     let target = endpoint.with_default_port(DEFAULT_PORT);
-    let read_timeout = parameters.get_as_duration("read_timeout", READ_TIMEOUT)?;
     let is_given = parameters.get_as_bool("is_host")?;
     let lookup = || Deadline::after(Instant::now(), LOOKUP_TIMEOUT);
     let is_host = match is_given {
         Some(is_host) => is_host,
         None => is_this_host(endpoint.host(), &SystemResolver::new(lookup())),
     };
-    let host_patience = read_timeout.min(settings.join_timeout);
+    let host_patience = settings.read_timeout.min(settings.join_timeout);
     let failed = |error| RendezvousError::connection(&settings.run_id, error);
     let store = match is_given {
         Some(true) => serve(parameters, &target, host_patience).map_err(failed),
@@ -169,7 +165,7 @@ fn open_tcp(
         _ => connect(parameters, &target, settings.join_timeout, Mode::Connect),
     };
     let store = store?.with_cancel(&Cancel::NEVER);
-    store.set_timeout(Some(read_timeout));
+    store.set_timeout(Some(settings.read_timeout));
     // Nodes that meet at a loopback address are on one machine.
     let is_one_host = settings.max_nodes == 1 || is_loopback_name(target.host());
     let store = Arc::new(store);
@@ -210,7 +206,6 @@ fn open_moving(
     directory: &StoreDirectory,
     settings: &RendezvousSettings,
 ) -> Result<OpenStore, RendezvousError> {
-    let read_timeout = parameters.get_as_duration("read_timeout", READ_TIMEOUT)?;
     if !parameters.shares_store()? || !parameters.has_relays() {
         return Err(ParametersError::StoreMoves.into());
     }
@@ -261,7 +256,7 @@ fn open_moving(
     });
     let store = store.map_err(|error| RendezvousError::connection(&settings.run_id, error))?;
     let store = store.with_cancel(&Cancel::NEVER);
-    store.set_timeout(Some(read_timeout));
+    store.set_timeout(Some(settings.read_timeout));
     let route = StoreRoute::new(None, store.connection_ends());
     Ok(OpenStore {
         store: Arc::new(store),
