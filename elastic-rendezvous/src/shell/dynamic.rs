@@ -540,6 +540,10 @@ impl RendezvousHandler for DynamicRendezvous {
         (settings.min_nodes < settings.max_nodes).then(|| settings.dead_after())
     }
 
+    fn members_connected_at(&self) -> Option<Instant> {
+        *self.shared.members_connected_at()
+    }
+
     fn add_listener(&self, listener: Listener) {
         self.shared.add_listener(listener);
     }

@@ -300,6 +300,8 @@ impl HandlerLoop {
                 "another process is the node {former}: this one joins with the local id {me}"
             );
         }
+        let connected_at = self.engine.members_connected_at();
+        *self.shared.members_connected_at() = connected_at.map(|at| self.clock.moment(at));
         self.record_steps();
         for lost in self.engine.take_newly_lost(now) {
             log::warn!("lost node {lost}");
