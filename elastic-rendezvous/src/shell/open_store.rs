@@ -73,18 +73,13 @@ pub(crate) fn open_store(
             Some(directory) => open_moving(parameters, directory, settings),
             None => open_tcp(parameters, settings),
         },
-        "file" => {
-            if parameters.credentials().is_some() {
-                log::warn!("a secret does not protect a store in a file: its permissions do");
-            }
-            Ok(OpenStore {
-                store: open_file(parameters)?,
-                address: None,
-                hosted: None,
-                own_host: own_host(parameters, parameters.max_nodes() == 1, None),
-                candidate: None,
-            })
-        }
+        "file" => Ok(OpenStore {
+            store: open_file(parameters)?,
+            address: None,
+            hosted: None,
+            own_host: own_host(parameters, parameters.max_nodes() == 1, None),
+            candidate: None,
+        }),
         _ => Err(RendezvousError::Parameters(ParametersError::Setting {
             key: "store_type".to_owned(),
             value: store_type.to_owned(),
