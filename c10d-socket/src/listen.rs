@@ -123,7 +123,7 @@ pub fn listen(options: &ListenOptions) -> Result<Vec<TcpListener>, ListenError> 
 ///
 /// # Errors
 /// As [`listen`]. Addresses that this machine does not have, such as the address of a gateway in front of it, are skipped
-/// as long as it has another one.
+/// if this machine has another address of the list.
 pub fn listen_at(ips: &[IpAddr], port: u16) -> Result<Vec<TcpListener>, ListenError> {
     let options = ListenOptions::default().with_port(port);
     let mut addresses: Vec<SocketAddr> = Vec::new();

@@ -7,7 +7,7 @@ use crate::round::Input;
 /// How long the connection of a lost node may take to close after the workers of another node have failed.
 const CLOSES_WITHIN: Duration = Duration::from_millis(1500);
 
-/// How often the node then asks whether all members are connected.
+/// How often the node checks after that time whether all members are connected.
 const ASK_INTERVAL: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]

@@ -96,7 +96,7 @@ impl Round {
         Phase::AwaitingLoss(awaiting)
     }
 
-    /// No other member was lost, as far as is known.
+    /// Ends the wait without the news of a lost member.
     fn judge_again(&mut self, awaiting: AwaitingLoss, out: &mut Effects) -> Phase {
         self.has_awaited_loss = true;
         // Another node may have ended the job in the meantime.

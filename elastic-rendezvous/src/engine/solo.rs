@@ -66,8 +66,9 @@ pub(crate) struct Solo {
     reported: Option<(Duration, (i64, usize, usize))>,
     /// The failure of a heartbeat, until it is recorded.
     failed_heartbeat: Option<Step>,
-    /// When the marks were last requested, and when the last request began with which all other members were connected.
+    /// When the marks were last requested.
     marks_asked_at: Duration,
+    /// When the last request began that has found all other members connected.
     members_connected_at: Option<Duration>,
     random: fastrand::Rng,
 }

@@ -7,7 +7,7 @@ use c10d_socket::{Cancel, Deadline, DialStage, HostPort, is_loopback_name, sleep
 use c10d_store::{StoreError, StoreExt, StoreHandle as _, TcpStore, TcpStoreOptions};
 
 use crate::shell::bootstrap::{Protection, serve};
-use crate::shell::listener_watch::find_listener;
+use crate::shell::listener_watch::ListenerWatch;
 use crate::shell::open_store::own_host;
 use crate::shell::own_host::given_addresses;
 use crate::shell::static_rendezvous::STATIC_BACKEND;
@@ -164,7 +164,9 @@ impl Opening<'_> {
     }
 
     fn connect(&self, deadline: Deadline) -> Result<TcpStore, RendezvousError> {
-        let started = Instant::now();
+        let parameters = self.parameters;
+        let (credentials, cancel) = (parameters.credentials(), parameters.cancel());
+        let watch = ListenerWatch::new(&self.target, credentials, parameters.run_id(), cancel);
         loop {
             let left = deadline.remaining(Instant::now()).unwrap_or_default();
             let options = self.options(left.min(ATTEMPT_TIMEOUT));
@@ -179,31 +181,14 @@ impl Opening<'_> {
             };
             let left = deadline.remaining(Instant::now()).unwrap_or_default();
             if is_of_other_listener(&error)
-                && let Some(error) = self.other_listener(started)
+                && let Some(found) = watch.ask()
             {
-                return Err(error);
+                return Err(watch.other_listener(found));
             }
-            let cancel = self.parameters.cancel();
             if left.is_zero() || sleep(left.min(ATTEMPT_INTERVAL), [cancel]).is_err() {
                 return Err(self.failed(error));
             }
         }
-    }
-
-    fn other_listener(&self, started: Instant) -> Option<RendezvousError> {
-        let parameters = self.parameters;
-        let found = find_listener(
-            &self.target,
-            parameters.credentials(),
-            parameters.run_id(),
-            parameters.cancel(),
-        );
-        found.is_there().then(|| RendezvousError::OtherListener {
-            run_id: parameters.run_id().to_owned(),
-            endpoint: self.target.clone(),
-            found: Box::new(found),
-            waited: started.elapsed(),
-        })
     }
 }
 

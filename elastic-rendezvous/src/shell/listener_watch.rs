@@ -139,7 +139,7 @@ impl<'a> ListenerWatch<'a> {
             return;
         }
         self.ask_after = self.started.elapsed() + ASK_INTERVAL;
-        self.ask();
+        self.found = self.ask();
         if let Some(found) = &self.found {
             log::warn!(
                 "{found} listens at {} instead of this job's store; retrying for {:.0} s",
@@ -152,9 +152,19 @@ impl<'a> ListenerWatch<'a> {
         }
     }
 
-    fn ask(&mut self) {
+    /// Asks what listens at the endpoint, if anything does.
+    pub(crate) fn ask(&self) -> Option<FoundListener> {
         let found = find_listener(self.target, self.credentials, self.run_id, self.cancel);
-        self.found = found.is_there().then_some(found);
+        found.is_there().then_some(found)
+    }
+
+    pub(crate) fn other_listener(&self, found: FoundListener) -> RendezvousError {
+        RendezvousError::OtherListener {
+            run_id: self.run_id.to_owned(),
+            endpoint: self.target.clone(),
+            found: Box::new(found),
+            waited: self.started.elapsed(),
+        }
     }
 
     /// The error after the last attempt: this one, unless something else listens at the endpoint. The client's own
@@ -162,16 +172,11 @@ impl<'a> ListenerWatch<'a> {
     pub(crate) fn error(mut self, otherwise: RendezvousError) -> RendezvousError {
         let is_interrupted = self.cancel.is_cancelled();
         if self.found.is_none() && !is_interrupted {
-            self.ask();
+            self.found = self.ask();
         }
-        match self.found {
+        match self.found.take() {
             Some(found) if !is_interrupted && found.kind != ListenerKind::Tls => {
-                RendezvousError::OtherListener {
-                    run_id: self.run_id.to_owned(),
-                    endpoint: self.target.clone(),
-                    found: Box::new(found),
-                    waited: self.started.elapsed(),
-                }
+                self.other_listener(found)
             }
             _ => otherwise,
         }

@@ -149,15 +149,15 @@ fn open_tcp(
     let store = match is_given {
         Some(true) => serve(parameters, &target, host_patience).map_err(failed),
         None if is_host => serve(parameters, &target, host_patience).or_else(|error| {
-            let mode = match &error {
+            let may_serve = match &error {
                 StoreError::Journal(_) => return Err(failed(error)),
-                StoreError::Listen(error) if error.is_address_in_use() => Mode::ConnectOrServe,
-                _ => Mode::Connect,
+                StoreError::Listen(error) => error.is_address_in_use(),
+                _ => false,
             };
             log::debug!("cannot serve the rendezvous store, connecting to it instead: {error}");
-            connect(parameters, &target, host_patience, mode)
+            connect(parameters, &target, host_patience, may_serve)
         }),
-        _ => connect(parameters, &target, settings.join_timeout, Mode::Connect),
+        _ => connect(parameters, &target, settings.join_timeout, false),
     };
     let store = store?.with_cancel(&Cancel::NEVER);
     store.set_timeout(Some(settings.read_timeout));
@@ -295,21 +295,14 @@ fn serve(
     Ok(store)
 }
 
-/// What [`connect`] does when nobody answers.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Mode {
-    Connect,
-    /// Also tries to serve the store. The port was in use on this machine: usually by a node that serves, but
-    /// a connection or the server of an ended job may have held it, and then every node would only connect.
-    ConnectOrServe,
-}
-
-/// Connects to a store whose server may start later, for at most `patience`.
+/// Connects to a store whose server may start later, for at most `patience`. With `may_serve` it also tries to serve the store:
+/// the port was in use on this machine, usually by a node that serves, but a connection or the server of an ended job may
+/// have held it, and then every node would only connect.
 fn connect(
     parameters: &RendezvousParameters,
     target: &HostPort,
     patience: Duration,
-    mode: Mode,
+    may_serve: bool,
 ) -> Result<TcpStore, RendezvousError> {
     let deadline = Deadline::after(Instant::now(), patience);
     let credentials = parameters.credentials();
@@ -333,7 +326,7 @@ fn connect(
                     );
                 }
                 let mut serving = String::new();
-                if mode == Mode::ConnectOrServe {
+                if may_serve {
                     match serve(parameters, target, left - slice) {
                         Ok(store) => return Ok(store),
                         Err(error @ StoreError::Journal(_)) => return Err(failed(error)),

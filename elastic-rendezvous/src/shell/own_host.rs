@@ -176,7 +176,7 @@ fn some_address() -> Option<IpAddr> {
     })
 }
 
-/// The usable addresses of the interface with this name, best those of the kind of `remote`; none for other text.
+/// The usable addresses of the interface with this name, first the addresses of the kind of `remote`; none for other text.
 pub(crate) fn addresses_of_interface(name: &str, remote: Option<IpAddr>) -> Vec<IpAddr> {
     let interfaces = interface_addresses().unwrap_or_default();
     let of_it = interfaces.into_iter().filter(|(it, _)| it == name);
