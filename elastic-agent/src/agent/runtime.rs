@@ -8,6 +8,7 @@ use crossbeam_channel::RecvTimeoutError;
 use elastic_rendezvous::Membership;
 use rustix::process::Signal;
 
+use super::awaited_loss::AwaitedLoss;
 use super::event::{AgentEvent, RestartTimes};
 use super::exchange::ExitExchange;
 use super::handle::Event;
@@ -47,8 +48,8 @@ pub(super) struct Runtime<'a> {
     stopping: Duration,
     /// A restart that was not reported to the listeners yet.
     restart: Option<RestartTimes>,
-    /// Until when a node whose workers have failed waits for the news that another node was lost.
-    loss_due: Option<Instant>,
+    /// The wait of a node whose workers have failed for the news that another node was lost.
+    loss: Option<AwaitedLoss>,
 }
 
 /// What an effect leads to.
@@ -73,7 +74,7 @@ impl<'a> Runtime<'a> {
             met_at: None,
             exchange: None,
             untold: None,
-            loss_due: None,
+            loss: None,
         }
     }
 
@@ -116,7 +117,7 @@ impl<'a> Runtime<'a> {
     fn run_effect(&mut self, effect: Effect) -> Done {
         let input = match effect {
             Effect::Join(joins) => {
-                self.loss_due = None;
+                self.loss = None;
                 match self.join(joins) {
                     Ok(nodes) => Input::Joined { nodes },
                     Err(error) => self.not_started(error),
@@ -228,7 +229,7 @@ impl<'a> Runtime<'a> {
             Effect::ReplaceAfter(local_rank, pause) => {
                 self.site.remind(Due::Replacement(local_rank), pause);
             }
-            Effect::AwaitLoss(wait) => self.loss_due = Some(Instant::now() + wait),
+            Effect::AwaitLoss(wait) => self.loss = Some(AwaitedLoss::new(wait, Instant::now())),
             Effect::ExpectMembers(pause) => self.site.remind(Due::Members, pause),
             Effect::OpenRound => self.rounds.open(),
             Effect::EndEntry => self.rounds.end_entry(),
@@ -241,7 +242,7 @@ impl<'a> Runtime<'a> {
     /// Waits for the next event that concerns the round.
     fn next_event(&mut self) -> Input {
         loop {
-            let loss_due = self.loss_due.map(|at| (at, Due::Loss));
+            let loss_due = self.loss.as_ref().map(|loss| (loss.due(), Due::Loss));
             let due = self.site.next_due().or(loss_due);
             let event = match due {
                 Some((at, _)) => self.node.events.recv_deadline(at),
@@ -249,12 +250,16 @@ impl<'a> Runtime<'a> {
             };
             let event = match (event, due) {
                 (Ok(event), _) => event,
-                (Err(RecvTimeoutError::Timeout), Some((_, due))) => {
+                (Err(RecvTimeoutError::Timeout), Some((at, due))) => {
                     self.site.remove_due(due);
                     match due {
                         Due::Loss => {
-                            self.loss_due = None;
-                            return Input::LossDue;
+                            let connected_at = self.node.shared.handler.members_connected_at();
+                            let loss = self.loss.as_mut();
+                            if let Some(end) = loss.and_then(|it| it.end(connected_at, at)) {
+                                self.loss = None;
+                                return end;
+                            }
                         }
                         Due::Replacement(local_rank) => return Input::ReplaceDue { local_rank },
                         Due::Members => return Input::MembersDue,

@@ -59,6 +59,8 @@ pub(crate) enum Input {
     Stuck(Box<StuckWorkers>),
     /// The time of [`Effect::AwaitLoss`] is over.
     LossDue,
+    /// During that time, all other members of the round have shown that they are not lost.
+    NoLoss,
     /// A signal stops the agent.
     Signal(i32),
     /// Answers [`Effect::ReadMembership`]; `None` if the store does not answer.
@@ -135,7 +137,7 @@ pub(crate) enum Effect {
     /// Counts this node among those of the round whose workers are stuck.
     ReportStuck,
     ReadFacts,
-    /// Answered by [`Input::LossDue`] after this time, unless the node joins before.
+    /// Answered by [`Input::LossDue`] after this time, or by [`Input::NoLoss`], unless the node joins before.
     AwaitLoss(Duration),
     /// Prepares workers of the next round while the workers of this round are being stopped.
     ForkAhead,

@@ -148,6 +148,11 @@ impl Links {
         is_any_new
     }
 
+    /// Whether the node was connected at the last read.
+    pub(crate) fn is_connected(&self, node: &NodeId) -> bool {
+        self.peers.get(node) == Some(&Link::Connected)
+    }
+
     /// Returns when the node lost its connection, if that is known.
     pub(crate) fn closed_since(&self, node: &NodeId) -> Option<Duration> {
         match *self.peers.get(node)? {

@@ -414,6 +414,35 @@ fn the_store_stays_open_until_all_nodes_have_read_the_reason() {
     }
 }
 
+/// docs/reference/restarts.md, "A lost node".
+#[test]
+fn while_all_nodes_are_connected_no_loss_is_waited_for() {
+    let job = Job::new("1:2", &["--max-restarts", "0"]);
+    let node = |index, script: &str| {
+        // A node is lost after 300 s without a heartbeat.
+        let conf = format!(
+            "is_host={},last_call_timeout=30,keep_alive_interval=100",
+            1 - index
+        );
+        let options = ["--rdzv-backend", "c10d", "--rdzv-conf", &conf];
+        job.launch(index, &options, script)
+    };
+    let mut failing = node(0, "until [ -e go ]; do sleep 0.01; done; exit 7");
+    let mut other = node(1, FOREVER);
+    eventually("both run", || {
+        count(&failing, "started") + count(&other, "started") == 2
+    });
+    fs::write(job.path().join("go"), "").unwrap();
+    assert_eq!(code(&mut failing), 1, "{}", failing.stderr());
+    assert_eq!(
+        count(&failing, "no restart is left: waiting"),
+        1,
+        "{}",
+        failing.stderr()
+    );
+    assert_stopped(&mut other, "rank ");
+}
+
 /// docs/spec/rendezvous.md, END 4.
 #[test]
 #[ignore = "needs PyTorch, see CONTRIBUTING.md"]
