@@ -539,6 +539,10 @@ impl RendezvousHandler for DynamicRendezvous {
         (settings.min_nodes < settings.max_nodes).then(|| settings.dead_after())
     }
 
+    fn node_id(&self) -> Option<NodeId> {
+        Some(self.node())
+    }
+
     fn add_listener(&self, listener: Listener) {
         self.shared.add_listener(listener);
     }

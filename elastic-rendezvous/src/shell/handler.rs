@@ -11,6 +11,7 @@ use c10d_store::{Credentials, Store, StoreAddress};
 use crate::shell::board::RoundBoard;
 use crate::values::error::RendezvousError;
 use crate::values::membership::Membership;
+use crate::values::node::NodeId;
 use crate::values::ranks_report::RanksReport;
 use crate::values::recorded_event::RecordedEvent;
 use crate::values::report::{LostNode, WaitReport};
@@ -95,6 +96,11 @@ pub trait RendezvousHandler: Debug + Send + Sync {
     /// How long a node without a restart left waits for the news that its workers failed because another node was lost, if
     /// the other nodes can continue without that node; `None` if they cannot, because the round needs all its nodes.
     fn loss_wait(&self) -> Option<Duration> {
+        None
+    }
+
+    /// The id of this node in [`Membership`]; `None` if the backend has no memberships.
+    fn node_id(&self) -> Option<NodeId> {
         None
     }
 
