@@ -1,7 +1,7 @@
 //! The thread that exchanges the exits of workers with other nodes, while this node stops its workers.
 //!
-//! A node whose worker has failed publishes its exits several times: the failure, what is known when the stop begins, and
-//! all exits. A node that stops because of another node publishes only the workers that have exited before.
+//! A node whose worker has failed publishes its exits three times: the failure, the exits until the stop begins, and all
+//! exits. A node that stops because of another node publishes only the workers that have exited before.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
@@ -50,8 +50,8 @@ impl ExitExchange {
         )
     }
 
-    /// Reads the exits of other nodes for up to 0.7 s, after it has published those of this node if there are any. Then
-    /// calls `then`, from the thread. Does not block. `None` as in [`start`](Self::start).
+    /// Reads the exits of other nodes for up to 0.7 s, after it has published the exits of this node if there are any. Then
+    /// calls `then`, from the thread. Does not block. `None` if the system has no thread left; then `then` is not called.
     pub(super) fn read(
         board: &RoundBoard,
         reader: Reader,

@@ -83,7 +83,7 @@ impl Runtime<'_> {
         if let Some(exchange) = &mut self.exchange {
             let awaited = began.elapsed().min(CAUSE_PATIENCE);
             exchange.patience = PATIENCE.saturating_sub(awaited);
-            // Nodes without a failure read them when this node ends the job.
+            // Nodes without a failure read them when this node has published why the job is over.
             if let Some(known) = known {
                 exchange.update(known);
             }

@@ -69,7 +69,9 @@ impl Runtime<'_> {
                 handler.detach();
             }
         };
-        match self.exits_until_now().filter(|_| self.exchange.is_none()) {
+        // A node of torchrun has published neither a reason nor exits.
+        let may_read = self.exchange.is_none() && self.rounds.is_told();
+        match self.exits_until_now().filter(|_| may_read) {
             Some((board, reader, own)) => {
                 self.exchange = ExitExchange::read(&board, reader, own, confirm);
             }

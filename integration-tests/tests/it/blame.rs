@@ -125,8 +125,8 @@ fn a_rank_that_is_about_to_exit_is_waited_for() {
     assert_eq!(told.json["root_cause"]["is_certain"], false);
 }
 
-/// Ranks of a script in which rank 0 loses its connection, and rank 1 exits with 0 this many seconds after rank 0. The others
-/// keep running.
+/// A script in which rank 0 loses its connection, and rank 1 exits with 0 this many seconds after rank 0. The other ranks keep
+/// running.
 fn leaves_late(seconds: &str) -> String {
     format!(
         "{ORDER} runs; [ $RANK -lt 2 ] || exec sleep 1000; \
@@ -135,7 +135,7 @@ fn leaves_late(seconds: &str) -> String {
     )
 }
 
-/// Python may need longer than half a second to exit after the process group has closed its connections. The address of the
+/// docs/spec/rendezvous.md, EXITS 7. Python may need longer than half a second to exit after the process group has closed its connections. The address of the
 /// lost connection is of this host, so the lost rank is as well.
 #[test]
 fn a_rank_that_exits_long_after_it_closed_its_connections_is_named() {

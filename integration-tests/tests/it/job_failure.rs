@@ -381,7 +381,7 @@ touch up; until [ -e left ]; do sleep 0.01; done; sleep 1; echo '{lost}' >&2; ex
     }
 }
 
-/// The other node prints the same root cause as the node whose workers failed: not the first failure, but the rank that left.
+/// docs/spec/rendezvous.md, EXITS 6. The other node prints the same root cause as the node whose workers failed: not the first failure, but the rank that left.
 #[test]
 fn a_node_without_a_failure_names_the_rank_that_left_on_another_node() {
     let lost = "RuntimeError: [pair.cc:561] Connection closed by peer [127.0.0.1]:4711";

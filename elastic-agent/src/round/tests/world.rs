@@ -23,7 +23,7 @@ pub(super) const FINAL: i32 = 93;
 /// The exit code of a worker that SIGABRT has killed.
 pub(super) const ABORT: i32 = -6;
 
-/// A round of this many nodes, none of which is missing.
+/// A round of this many nodes, without a lost member.
 pub(super) fn joined(nodes: usize) -> Input {
     let has_lost = false;
     Input::Joined { nodes, has_lost }
