@@ -360,10 +360,11 @@ impl Runtime<'_> {
         let others = self.exchange_exits(&running.started, exits.clone());
         let nodes: Vec<Vec<ExitRecord>> = [exits].into_iter().chain(others).collect();
         let has_others = nodes[1..].iter().any(|node| !node.is_empty());
-        let decide = || Decision::of(&nodes, Some(running.started.world_size), &|_| None);
+        let world_size = running.started.world_size;
+        let decide = || Decision::of(&nodes, Some(world_size), &|_| None);
         let decision = has_others.then(decide).flatten();
         let stopped = Stopped {
-            failures: failures.map(|failures| failures.with_exits(nodes)),
+            failures: failures.map(|failures| failures.with_exits(nodes, world_size)),
             has_own_failure: report.outcomes.iter().any(has_failed),
             decision,
             has_abandoned: !report.abandoned.is_empty(),

@@ -135,8 +135,8 @@ fn leaves_late(seconds: &str) -> String {
     )
 }
 
-/// docs/spec/rendezvous.md, EXITS 7. Python may need longer than half a second to exit after the process group has closed its connections. The address of the
-/// lost connection is of this host, so the lost rank is as well.
+/// docs/spec/rendezvous.md, EXITS 7. Python may need longer than half a second to exit after the process group has closed
+/// its connections. The address of the lost connection is of this host, so the lost rank is as well.
 #[test]
 fn a_rank_that_exits_long_after_it_closed_its_connections_is_named() {
     let _watchdog = Watchdog::start(

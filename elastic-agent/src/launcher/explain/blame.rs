@@ -70,17 +70,13 @@ struct RootFinding {
 
 impl RootFinding {
     fn of(failures: &Failures, reports: &FailureReports) -> Option<Self> {
-        let world_size = reports
-            .at_failure
-            .as_ref()
-            .and_then(|report| report.world_size);
         let published = reports
             .snapshot
             .as_ref()
             .map(published_ranks)
             .unwrap_or_default();
         let rank_at = |address| published.get(&address).copied();
-        let decision = Decision::of(failures.exits(), world_size, &rank_at)?;
+        let decision = Decision::of(failures.exits(), failures.world_size(), &rank_at)?;
         let root = decision.root;
         let first = failures.first_observed();
         let is_first = root.record.rank == first.rank && root.record.pid == first.pid;
@@ -323,7 +319,7 @@ mod tests {
         let own = vec![ExitRecord::of(&lost, "node0")];
         let other = vec![ExitRecord::of(&failed, "node1")];
         let all = vec![ProcessFailure::of(&lost)];
-        let mut failures = Failures::new(all).unwrap().with_exits(vec![own, other]);
+        let mut failures = Failures::new(all).unwrap().with_exits(vec![own, other], 2);
         // The store has seen the same exit, and the exit of its victim.
         let now = report(&[
             (FindingKind::LostLater, &[1]),
