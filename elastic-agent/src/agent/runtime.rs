@@ -39,7 +39,9 @@ pub(super) struct Runtime<'a> {
     pub(super) began_at: SystemTime,
     /// When the nodes of the round had exchanged their ranks, at the same moment for all of them.
     pub(super) met_at: Option<SystemTime>,
-    /// Runs from the first failure of a worker until the workers are stopped.
+    /// The number of ranks in the current round, once they are known.
+    pub(super) world_size: usize,
+    /// Runs from the first failure of a worker, or the news that the job is over, until the workers are stopped.
     pub(super) exchange: Option<ExitExchange>,
     /// The unpublished exits of this node, if all its workers have succeeded.
     pub(super) untold: Option<NodeExits>,
@@ -72,6 +74,7 @@ impl<'a> Runtime<'a> {
             stopping: Duration::ZERO,
             restart: None,
             met_at: None,
+            world_size: 0,
             exchange: None,
             untold: None,
             loss: None,
@@ -119,13 +122,9 @@ impl<'a> Runtime<'a> {
             Effect::Join(joins) => {
                 self.loss = None;
                 match self.join(joins) {
-                    Ok(nodes) => Input::Joined { nodes },
+                    Ok(joined) => joined,
                     Err(error) => self.not_started(error),
                 }
-            }
-            Effect::ReadDepartures => {
-                let round = self.rounds.current();
-                Input::Departures(round.is_some_and(|round| round.has_lost_members))
             }
             Effect::Prepare {
                 restarts,
@@ -139,7 +138,7 @@ impl<'a> Runtime<'a> {
                 Err(error) => self.not_started(error),
             },
             Effect::ReadMembership => Input::Membership(self.membership()),
-            Effect::ReadJobEnd => Input::JobEnd(self.why_job_ended()),
+            Effect::ReadJobEnd => Input::JobEnd(self.explained_end()),
             Effect::ReadCrash(exit) => self.read_crash(exit),
             Effect::ReadEnded => Input::Ended(self.rounds.ended(self.has_store_per_round)),
             Effect::ReadFinished => Input::Finished(self.rounds.finished()),
@@ -199,7 +198,7 @@ impl<'a> Runtime<'a> {
                     self.exchange = self.start_exchange(&exit);
                 }
                 self.node.listeners.notify(&AgentEvent::WorkerFailed(&exit));
-                self.await_cause();
+                self.await_cause(exit.rank);
             }
             Effect::TellLost(exit) => {
                 self.node.listeners.notify(&AgentEvent::WorkerLost(&exit));

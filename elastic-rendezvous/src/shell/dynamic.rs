@@ -544,6 +544,10 @@ impl RendezvousHandler for DynamicRendezvous {
         *self.shared.members_connected_at()
     }
 
+    fn node_id(&self) -> Option<NodeId> {
+        Some(self.node())
+    }
+
     fn add_listener(&self, listener: Listener) {
         self.shared.add_listener(listener);
     }

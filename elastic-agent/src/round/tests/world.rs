@@ -23,6 +23,12 @@ pub(super) const FINAL: i32 = 93;
 /// The exit code of a worker that SIGABRT has killed.
 pub(super) const ABORT: i32 = -6;
 
+/// A round of this many nodes, without a lost member.
+pub(super) fn joined(nodes: usize) -> Input {
+    let has_lost = false;
+    Input::Joined { nodes, has_lost }
+}
+
 pub(super) fn settings(restarts: usize, workers: usize) -> Settings {
     Settings {
         restarts: RestartRules {
@@ -605,10 +611,6 @@ impl World {
                 self.meeting.started.insert(index);
             }
             Effect::EndEntry if !is_down => self.meeting.is_entry_over = true,
-            Effect::ReadDepartures => {
-                let [members, before] = &self.nodes[index].members;
-                return Some(Input::Departures(!before.is_subset(members)));
-            }
             Effect::AwaitLoss(wait) => {
                 assert_eq!(wait, LOSS_WAIT);
                 self.nodes[index].doing = Doing::AwaitingLoss;
