@@ -15,7 +15,7 @@ const LAST: &str = "torchelastic/agent/terminal_state/last_member";
 /// Checks in, as one of `nodes`; `None` if that is not fixed, and [`open_if`] opens the barrier. Returns whether the barrier
 /// is open.
 ///
-/// The last node sends nothing after the request that opens it, because the node that hosts the store may exit then.
+/// The last node sends nothing after the request that opens the barrier, because that may be the end of the store.
 pub(crate) fn check_in(
     board: &RoundBoard,
     nodes: impl Into<Option<usize>>,

@@ -32,8 +32,8 @@ pub struct AbandonedWorker {
 }
 
 impl StopReport {
-    /// Sorts the outcomes like the records that nodes exchange, which have milliseconds. So the first failure of a report is
-    /// the one that the root cause considers first.
+    /// Sorts the outcomes like the records that nodes exchange, which have milliseconds. Therefore a report and its root
+    /// cause agree on the first failure.
     pub(super) fn sort(&mut self) {
         self.outcomes.sort_by_key(|outcome| {
             let since = outcome.ended_at.duration_since(UNIX_EPOCH);
