@@ -91,10 +91,7 @@ fn find(program: &Path, search: Option<&OsStr>) -> io::Result<()> {
             fs::metadata(program)?;
             Err(io::ErrorKind::PermissionDenied.into())
         }
-        false => Err(io::Error::new(
-            io::ErrorKind::NotFound,
-            "not found in PATH",
-        )),
+        false => Err(io::Error::new(io::ErrorKind::NotFound, "not found in PATH")),
     }
 }
 
