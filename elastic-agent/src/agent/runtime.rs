@@ -145,10 +145,9 @@ impl<'a> Runtime<'a> {
             Effect::ReportStuck => Input::IsFirstStuck(self.rounds.report_stuck()),
             Effect::ReadFacts => Input::Facts(self.facts()),
             Effect::Stop(stop) => Input::Stopped(Box::new(self.stop(stop))),
-            Effect::EnterBarrier(nodes) => self.at_barrier(|board| {
-                exit_barrier::check_in(board, nodes)?;
-                Ok(exit_barrier::is_open(board)?)
-            }),
+            Effect::EnterBarrier(nodes) => {
+                self.at_barrier(|board| Ok(exit_barrier::check_in(board, nodes)?))
+            }
             Effect::WaitAtBarrier {
                 timeout,
                 enough,

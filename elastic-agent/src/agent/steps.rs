@@ -343,13 +343,6 @@ impl Runtime<'_> {
         if let Some(relay) = running.relay {
             relay.end();
         }
-        if !report.killed.is_empty() {
-            log::warn!(
-                target: LOG,
-                "killed workers that did not exit in time: local rank {}",
-                worker_list::ranks(&report.killed),
-            );
-        }
         let seen = running.progress.map(Poller::finish).unwrap_or_default();
         let has_failed = |end: &WorkerOutcome| !end.exit.is_success() && !end.was_stopped;
         let host = &self.node.host;
