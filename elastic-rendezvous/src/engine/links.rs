@@ -98,6 +98,19 @@ impl Links {
         }
     }
 
+    /// Counts the absence of a member from no earlier than when this node saw its round complete. Until then the other members
+    /// read who is in the round.
+    pub(crate) fn on_complete(&mut self, node: &NodeId, since: Duration) {
+        if let Some(link) = self.peers.get_mut(node)
+            && let Link::Closed(at) | Link::Lost(at) = *link
+            && at < since
+        {
+            *link = Link::Closed(since);
+            let lost_at = since.saturating_add(RETURN_GRACE);
+            self.read_due_at = self.read_due_at.min(lost_at);
+        }
+    }
+
     /// Discards earlier marks after the store was out of reach, because the connections of all nodes may have closed.
     pub(crate) fn on_outage(&mut self) {
         self.is_own_due |= self.has_own && self.is_supported;

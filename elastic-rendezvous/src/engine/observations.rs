@@ -159,6 +159,7 @@ impl Observations {
         for (node, sighting) in &mut self.peers {
             let silent_since = match self.round.complete {
                 Some((_, since)) if state.participants.contains_key(node) => {
+                    self.links.on_complete(node, since);
                     sighting.seen_at.max(since)
                 }
                 _ => sighting.seen_at,
