@@ -8,7 +8,7 @@ use c10d_socket::{
     Cancel, Deadline, HostPort, ListenError, ListenOptions, interface_addresses, listen,
     own_address_towards, resolve, resolve_local,
 };
-use c10d_store::TcpStore;
+use c10d_store::{TcpStore, TcpStoreServer};
 
 use crate::engine::advertised::{Advertised, Facts, advertised, is_usable};
 use crate::shell::this_host;
@@ -115,8 +115,10 @@ impl OwnHost {
     /// How this node reaches the rendezvous' store at this moment.
     pub(crate) fn route(&self) -> StoreRoute {
         let local = self.met(&[]).first().copied();
+        let server = self.hosted.as_ref().and_then(|store| store.server());
         StoreRoute {
             local: local.or(self.route.local),
+            peers: server.map(TcpStoreServer::peers).unwrap_or_default(),
             ..self.route.clone()
         }
     }

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use integration_tests::hosts::{HostProcess, HostSetup, Hosts};
-use integration_tests::launcher::c10d;
+use integration_tests::launcher::{c10d, free_address};
 use integration_tests::torch;
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -94,12 +94,12 @@ fn hosts_with_an_unreachable_address() -> Option<Hosts> {
     ])
 }
 
+/// docs/spec/rendezvous.md, BOOT 15.
 #[test]
 fn an_advertised_address_that_does_not_work_is_replaced() {
     let Some(hosts) = hosts_with_an_unreachable_address() else {
         return;
     };
-    let endpoint = "10.8.8.1:29500";
     let options = ["--workers-port", "29600-29609"];
     let own = [
         "--local-addr",
@@ -107,18 +107,21 @@ fn an_advertised_address_that_does_not_work_is_replaced() {
         "--workers-port",
         "29600-29609",
     ];
-    let nodes = [
-        node(&hosts, 0, endpoint, &own, &worker()),
-        node(&hosts, 1, endpoint, &options, &worker()),
-    ];
-    let [first, second] = outputs(nodes);
-    assert_has(&first, &["M=192.168.77.5:29600"]);
-    assert_has(&second, &["M=10.8.8.1:29600"]);
-    let line = second
-        .lines()
-        .find(|line| line.contains("does not answer at"));
-    let line = line.unwrap_or_else(|| panic!("no line about it:\n{second}"));
-    assert_has(line, &["192.168.77.5:29600", "10.8.8.1:29600", "INFO"]);
+    // The store of the rendezvous is on the host with rank 0, and on the other host.
+    for endpoint in ["10.8.8.1:29500", "10.8.8.2:29500"] {
+        let nodes = [
+            node(&hosts, 0, endpoint, &own, &worker()),
+            node(&hosts, 1, endpoint, &options, &worker()),
+        ];
+        let [first, second] = outputs(nodes);
+        assert_has(&first, &["M=192.168.77.5:29600"]);
+        assert_has(&second, &["M=10.8.8.1:29600"]);
+        let line = second
+            .lines()
+            .find(|line| line.contains("does not answer at"));
+        let line = line.unwrap_or_else(|| panic!("no line about it:\n{second}"));
+        assert_has(line, &["192.168.77.5:29600", "10.8.8.1:29600", "INFO"]);
+    }
 }
 
 #[test]
@@ -256,13 +259,14 @@ fn alone(options: &[&str], program: &str) -> (Option<i32>, String) {
     )
 }
 
-/// Returns a listener on a port whose successor is also free at this moment.
+/// Returns a listener and its port. The next port is free, and neither the system nor another test takes it.
 fn taken_port() -> (TcpListener, u16) {
     loop {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = listener.local_addr().expect("an address").port();
-        if port < u16::MAX && TcpListener::bind(("127.0.0.1", port + 1)).is_ok() {
-            return (listener, port);
+        let (taken, next) = (free_address(), free_address());
+        if next.port() == taken.port() + 1
+            && let Ok(listener) = TcpListener::bind(taken)
+        {
+            return (listener, taken.port());
         }
     }
 }
