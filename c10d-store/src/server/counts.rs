@@ -1,8 +1,8 @@
 //! What the server's thread shares with others: counters that they read, and a limit that they set.
 
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::journal::JournalError;
 

@@ -42,8 +42,9 @@ const THREAD: &str = "rendezvous";
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const DISCONNECT_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Numbers the handlers of this process.
-static NEXT_LOCAL_ID: AtomicI64 = AtomicI64::new(0);
+/// Numbers the handlers of this process. PyTorch and earlier releases begin with 0, so that none of their processes takes
+/// the entry of a node of this release for its own (docs/spec/rendezvous.md, IDENTITY 4).
+static NEXT_LOCAL_ID: AtomicI64 = AtomicI64::new(1);
 
 /// A node of a dynamic rendezvous (`docs/spec/rendezvous.md`).
 ///

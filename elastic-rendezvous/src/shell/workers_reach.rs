@@ -211,11 +211,18 @@ mod tests {
         assert_eq!(texts(&found), ["10.8.8.1:4000"]);
         // This node serves the store of the rendezvous.
         let served = StoreRoute {
-            peers: ["10.8.8.1", "fe80::2", "fd00:8::3"].map(|ip| ip.parse().unwrap()).to_vec(),
+            peers: ["10.8.8.1", "fe80::2", "fd00:8::3"]
+                .map(|ip| ip.parse().unwrap())
+                .to_vec(),
             ..route("10.8.8.2:29500", "10.8.8.2:29500")
         };
         let found = candidates(&at("name", 4000), &served);
-        let expected = ["name:4000", "10.8.8.2:4000", "10.8.8.1:4000", "[fd00:8::3]:4000"];
+        let expected = [
+            "name:4000",
+            "10.8.8.2:4000",
+            "10.8.8.1:4000",
+            "[fd00:8::3]:4000",
+        ];
         assert_eq!(texts(&found), expected);
     }
 
