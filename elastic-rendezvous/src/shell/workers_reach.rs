@@ -147,7 +147,7 @@ fn candidates(bootstrap: &BootstrapInfo, route: &StoreRoute) -> Vec<HostPort> {
         Some(bootstrap.master.clone()),
         bootstrap.master_name.as_deref().map(at),
     ];
-    // This node serves the store of the rendezvous, so the other end of its own connection is itself.
+    // If this node serves the store of the rendezvous, both ends of its connection are here.
     let peers = route.peers.iter().filter(|ip| is_usable(**ip));
     let peers = peers.map(|ip| at(&ip.to_string()));
     let others = named.into_iter().chain(of_rendezvous).flatten();

@@ -360,7 +360,7 @@ fn a_store_in_etcd_is_listed_with_an_address() {
 #[ignore = "needs etcd and the release before: run with C10D_ETCD=... C10D_BEFORE=... -- --ignored"]
 fn the_release_before_shares_a_store_in_etcd_with_either_rank() {
     let before = release_before();
-    let names = "10.8.8.1 a\n10.8.8.2 b\n";
+    let names = "127.0.0.1 localhost\n10.8.8.1 a\n10.8.8.2 b\n";
     let Some(hosts) = Hosts::start(["a", "b"].map(|name| HostSetup::new(name, names))) else {
         return;
     };
@@ -529,7 +529,8 @@ fn a_name_of_the_release_before_that_leads_elsewhere_is_replaced() {
     }
 }
 
-/// Runs jobs of two containers with one name and one process id, of which the other program starts first, and last.
+/// Runs two jobs of two containers with one name and one process id. The other program starts first in one job and last in
+/// the other job.
 fn is_another_node_than(other: &Program<'_>) {
     let setups = [1, 2].map(|number| {
         let file = format!("10.8.8.{number} worker\n");
@@ -559,7 +560,7 @@ fn is_another_node_than(other: &Program<'_>) {
     }
 }
 
-/// A relay needs a node of ours on every host.
+/// With relays, every node must be `c10d run`.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn torchrun_in_a_job_with_relays_is_reported() {
