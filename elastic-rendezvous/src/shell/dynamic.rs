@@ -351,7 +351,16 @@ impl DynamicRendezvous {
 
     fn join(&self, goal: Goal) -> Result<RendezvousInfo, RendezvousError> {
         loop {
-            let answer = self.ask(goal)?;
+            let answer = self.ask(goal);
+            if let Err(RendezvousError::Timeout { .. }) = &answer
+                && let Some(endpoint) = self.own_host.unvisited()
+            {
+                log::warn!(
+                    "no other host has connected to the store that this node serves at {endpoint}: if several hosts have \
+                     this address, set is_host on each of them"
+                );
+            }
+            let answer = answer?;
             let joined = answer.joined.ok_or_else(|| self.shut_down_error())?;
             log::debug!(
                 "node {} has joined round {} of run {:?} as rank {} in a world of size {}",

@@ -100,6 +100,13 @@ impl OwnHost {
         self.route.endpoint.as_ref()
     }
 
+    /// The endpoint, if this node serves the rendezvous' store and other hosts should have reached it, but none has.
+    pub(crate) fn unvisited(&self) -> Option<&HostPort> {
+        let server = self.hosted.as_ref()?.server()?;
+        let is_unvisited = !self.is_one_host && server.peers().is_empty();
+        self.endpoint().filter(|_| is_unvisited)
+    }
+
     /// Where other nodes reach the rendezvous' store, which this node was told to find at `endpoint`.
     pub(crate) fn reached(&self, endpoint: &HostPort, nodes: &[NodeId]) -> HostPort {
         let host = match (&self.hosted, self.route.remote) {

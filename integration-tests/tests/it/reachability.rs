@@ -243,6 +243,27 @@ fn a_node_that_reaches_no_address_fails_before_workers_start() {
     assert!(!output.contains("M="), "a worker has started:\n{output}");
 }
 
+/// Both hosts have the address of the endpoint, like hosts behind a virtual address, so each serves a store.
+#[test]
+fn a_store_that_no_other_host_reaches_is_reported_at_the_timeout() {
+    let address = "ip addr add 10.8.8.100/32 dev lo";
+    let setup = |name| HostSetup::new(name, "127.0.0.1 localhost\n").with_script(address);
+    let Some(hosts) = Hosts::start(["node0", "node1"].map(setup)) else {
+        return;
+    };
+    let options = ["--rdzv-conf", "join_timeout=4,read_timeout=4"];
+    let both = [0, 1].map(|host| node(&hosts, host, "10.8.8.100:29500", &options, &worker()));
+    for mut node in both {
+        assert_eq!(node.wait(LIMIT), 1, "{}", node.output());
+        let output = node.output();
+        assert_has(
+            &output,
+            &["no other host has connected", "10.8.8.100:29500: "],
+        );
+        assert!(!output.contains("M="), "a worker has started:\n{output}");
+    }
+}
+
 /// Runs a job of one node on this machine, and returns its exit code and output.
 fn alone(options: &[&str], program: &str) -> (Option<i32>, String) {
     let mut command = Command::new(c10d());
