@@ -149,9 +149,14 @@ enum Choice {
 
 /// Decides where to listen, given the addresses of a name that this machine has, and the further addresses of the options.
 fn choose_addresses(local: &[IpAddr], also: &[IpAddr]) -> Choice {
-    let reachable = |ips: &[IpAddr]| -> Vec<IpAddr> {
-        let ips = ips.iter().copied();
-        ips.filter(|ip| !is_link_local(*ip)).collect()
+    let reachable = |ips: &[IpAddr]| {
+        let mut each = Vec::new();
+        for ip in ips.iter().filter(|ip| !is_link_local(**ip)) {
+            if !each.contains(ip) {
+                each.push(*ip);
+            }
+        }
+        each
     };
     let (mut first, mut further) = (reachable(local), reachable(also));
     further.retain(|ip| !first.contains(ip));
@@ -224,6 +229,7 @@ mod tests {
         };
         for (local, also, expected) in [
             (&["10.0.0.5"][..], &[][..], these(&["10.0.0.5"], &[])),
+            (&[], &["10.0.0.5", "10.0.0.5"], these(&["10.0.0.5"], &[])),
             (
                 &["fe80::1", "fd00::5", "10.0.0.5"],
                 &[],

@@ -94,6 +94,23 @@ fn hosts_with_an_unreachable_address() -> Option<Hosts> {
     ])
 }
 
+/// The address of a gateway, which this host does not have, and which does not work in this network.
+#[test]
+fn a_local_address_of_a_gateway_is_replaced() {
+    let Some(hosts) = hosts_with_an_unreachable_address() else {
+        return;
+    };
+    let own = ["--local-addr", "203.0.113.9"];
+    for endpoint in ["10.8.8.1:29500", "10.8.8.2:29500"] {
+        let nodes = [
+            node(&hosts, 0, endpoint, &own, &worker()),
+            node(&hosts, 1, endpoint, &[], &worker()),
+        ];
+        let [_, second] = outputs(nodes);
+        assert_has(&second, &["M=10.8.8.1:", "does not answer at 203.0.113.9:"]);
+    }
+}
+
 /// docs/spec/rendezvous.md, BOOT 15.
 #[test]
 fn an_advertised_address_that_does_not_work_is_replaced() {
