@@ -106,7 +106,8 @@ fn a_local_address_of_a_gateway_is_replaced() {
             node(&hosts, 0, endpoint, &own, &worker()),
             node(&hosts, 1, endpoint, &[], &worker()),
         ];
-        let [_, second] = outputs(nodes);
+        let [first, second] = outputs(nodes);
+        assert_has(&first, &["M=10.8.8.1:"]);
         assert_has(&second, &["M=10.8.8.1:", "does not answer at 203.0.113.9:"]);
     }
 }
