@@ -299,7 +299,7 @@ impl Bootstrap {
                 if !listens_at(own, info.master.host())
                     && let Some(server) = own.server()
                 {
-                    // The published address is a gateway's, behind which this host may not reach itself.
+                    // The published address is a gateway's, and a host often does not reach itself there.
                     let here = server.local_addr();
                     info.master = HostPort::new(here.ip().to_string(), here.port());
                 }
