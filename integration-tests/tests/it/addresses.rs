@@ -368,7 +368,9 @@ fn the_release_before_shares_a_store_in_etcd_with_either_rank() {
     for other in [0, 1] {
         let mut job = in_etcd(&format!("of{other}"));
         job.programs[other] = Program::Before(&before);
-        assert!(master_of(&run(&hosts, &job)).starts_with("10.8.8."));
+        let master = master_of(&run(&hosts, &job));
+        let is_known = master.starts_with("10.8.8.") || master == ["a", "b"][other];
+        assert!(is_known, "{other}: {master}");
     }
 }
 
