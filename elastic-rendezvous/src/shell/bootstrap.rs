@@ -287,7 +287,7 @@ impl Bootstrap {
             is_rendezvous_store: self.shared.is_some(),
             ..BootstrapInfo::new(master.address, true, true)
         };
-        let info = info
+        let mut info = info
             .with_credentials(credentials)
             .with_state_key(state_key(round.run_id));
         Ok(match (own, &self.shared) {
@@ -296,6 +296,13 @@ impl Bootstrap {
                 info.with_at_hand(round.store)
             }
             (Some(own), _) => {
+                if !listens_at(own, info.master.host())
+                    && let Some(server) = own.server()
+                {
+                    // The published address is a gateway's, and a host often does not reach itself there.
+                    let here = server.local_addr();
+                    info.master = HostPort::new(here.ip().to_string(), here.port());
+                }
                 let own: Arc<dyn Store> = Arc::<TcpStore>::clone(own);
                 info.with_at_hand(&own)
             }

@@ -42,8 +42,9 @@ const THREAD: &str = "rendezvous";
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const DISCONNECT_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Numbers the handlers of this process.
-static NEXT_LOCAL_ID: AtomicI64 = AtomicI64::new(0);
+/// Numbers the handlers of this process. PyTorch and earlier releases begin with 0, so that none of their processes takes
+/// the entry of a node of this release for its own (docs/spec/rendezvous.md, IDENTITY 4).
+static NEXT_LOCAL_ID: AtomicI64 = AtomicI64::new(1);
 
 /// A node of a dynamic rendezvous (`docs/spec/rendezvous.md`).
 ///
@@ -351,7 +352,16 @@ impl DynamicRendezvous {
 
     fn join(&self, goal: Goal) -> Result<RendezvousInfo, RendezvousError> {
         loop {
-            let answer = self.ask(goal)?;
+            let answer = self.ask(goal);
+            if let Err(RendezvousError::Timeout { .. }) = &answer
+                && let Some(endpoint) = self.own_host.unvisited()
+            {
+                log::warn!(
+                    "no other host has connected to the store that this node serves at {endpoint}: if several hosts have \
+                     this address, set is_host on each of them"
+                );
+            }
+            let answer = answer?;
             let joined = answer.joined.ok_or_else(|| self.shut_down_error())?;
             log::debug!(
                 "node {} has joined round {} of run {:?} as rank {} in a world of size {}",

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::{
     Cancel, Deadline, HostPort, interface_addresses, own_address_towards, resolve, resolve_local,
 };
-use c10d_store::TcpStore;
+use c10d_store::{TcpStore, TcpStoreServer};
 
 use crate::engine::advertised::{Advertised, Facts, advertised, is_usable};
 use crate::shell::this_host;
@@ -91,6 +91,13 @@ impl OwnHost {
         self.route.endpoint.as_ref()
     }
 
+    /// The endpoint, if this node serves the rendezvous' store and other hosts should have reached it, but none has.
+    pub(crate) fn unvisited(&self) -> Option<&HostPort> {
+        let server = self.hosted.as_ref()?.server()?;
+        let is_unvisited = !self.is_one_host && server.peers().is_empty();
+        self.endpoint().filter(|_| is_unvisited)
+    }
+
     /// Where other nodes reach the rendezvous' store, which this node was told to find at `endpoint`.
     pub(crate) fn reached(&self, endpoint: &HostPort, nodes: &[NodeId]) -> HostPort {
         let host = match (&self.hosted, self.route.remote) {
@@ -106,8 +113,10 @@ impl OwnHost {
     /// How this node reaches the rendezvous' store at this moment.
     pub(crate) fn route(&self) -> StoreRoute {
         let local = self.met(&[]).first().copied();
+        let server = self.hosted.as_ref().and_then(|store| store.server());
         StoreRoute {
             local: local.or(self.route.local),
+            peers: server.map(TcpStoreServer::peers).unwrap_or_default(),
             ..self.route.clone()
         }
     }

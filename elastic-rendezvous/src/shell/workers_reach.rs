@@ -1,6 +1,6 @@
 //! Finds the address at which this node reaches the workers' store, before the node starts workers.
 
-use std::net::SocketAddr;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use c10d_socket::{Cancel, HostPort};
@@ -101,8 +101,8 @@ fn candidates(bootstrap: &BootstrapInfo, route: &StoreRoute) -> Vec<HostPort> {
     let port = bootstrap.master.port();
     let at = |host: &str| HostPort::new(host, port);
     // An address of one link has no meaning without its interface, which a `HostPort` does not have.
-    let is_usable = |it: &SocketAddr| !matches!(it, SocketAddr::V6(it) if it.scope_id() != 0);
-    let remote = route.remote.filter(is_usable);
+    let is_usable = |ip: IpAddr| !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    let remote = route.remote.filter(|it| is_usable(it.ip()));
     let remote = remote.map(|it| (it.ip().to_canonical().to_string(), it.port()));
     let of_rendezvous = match &route.endpoint {
         // The port in this node's endpoint leads to the same store.
@@ -119,8 +119,12 @@ fn candidates(bootstrap: &BootstrapInfo, route: &StoreRoute) -> Vec<HostPort> {
         Some(bootstrap.master.clone()),
         bootstrap.master_name.as_deref().map(at),
     ];
+    // If this node serves the store of the rendezvous, both ends of its connection are here.
+    let peers = route.peers.iter().filter(|ip| is_usable(**ip));
+    let peers = peers.map(|ip| at(&ip.to_string()));
+    let others = named.into_iter().chain(of_rendezvous).flatten();
     let mut candidates: Vec<HostPort> = Vec::new();
-    for candidate in named.into_iter().chain(of_rendezvous).flatten() {
+    for candidate in others.chain(peers) {
         if !candidates.contains(&candidate) {
             candidates.push(candidate);
         }
@@ -177,6 +181,21 @@ mod tests {
         assert_eq!(texts(&found), ["10.8.8.1:4000"]);
         let found = candidates(&at("10.8.8.1", 4000), &StoreRoute::default());
         assert_eq!(texts(&found), ["10.8.8.1:4000"]);
+        // This node serves the store of the rendezvous.
+        let served = StoreRoute {
+            peers: ["10.8.8.1", "fe80::2", "fd00:8::3"]
+                .map(|ip| ip.parse().unwrap())
+                .to_vec(),
+            ..route("10.8.8.2:29500", "10.8.8.2:29500")
+        };
+        let found = candidates(&at("name", 4000), &served);
+        let expected = [
+            "name:4000",
+            "10.8.8.2:4000",
+            "10.8.8.1:4000",
+            "[fd00:8::3]:4000",
+        ];
+        assert_eq!(texts(&found), expected);
     }
 
     /// docs/spec/rendezvous.md, BOOT 15.
