@@ -129,7 +129,8 @@ fn listen_for(
         }
         Choice::AllInterfaces(reason) => {
             log::warn!(
-                "listening on all interfaces for the store {target}: {} {reason}; anyone who reaches this host can use it",
+                "the store at port {} listens on all interfaces: {} {reason}",
+                target.port(),
                 target.host()
             );
             listen(&on_port(target.port()))
@@ -164,7 +165,7 @@ fn choose_addresses(local: &[IpAddr], also: &[IpAddr]) -> Choice {
     if first.iter().chain(&further).all(IpAddr::is_loopback) {
         // Many distributions map a machine's own name to 127.0.1.1, while other nodes resolve it to
         // the real address: they could not connect to a server on loopback only.
-        return Choice::AllInterfaces("leads to loopback here, and may lead elsewhere on others");
+        return Choice::AllInterfaces("leads to loopback here, but maybe not elsewhere");
     }
     Choice::These { first, further }
 }

@@ -18,6 +18,7 @@ use crate::shell::own_host::listen_at;
 use crate::values::error::RendezvousError;
 use crate::values::parameters::RendezvousParameters;
 use crate::values::server_hook::ServerHook;
+use crate::values::start_warnings::{StartWarnings, WarningKind};
 use crate::values::store_directory::StoreDirectory;
 
 const THREAD: &str = "store-candidate";
@@ -116,6 +117,7 @@ impl Candidate {
             advertised,
             options: protected(ServerOptions::default(), parameters.credentials()),
             hook: parameters.server_hook().cloned(),
+            warnings: parameters.start_warnings().clone(),
             shared: Arc::clone(&shared),
         };
         let thread = std::thread::Builder::new().name(THREAD.to_owned());
@@ -167,6 +169,7 @@ struct Servers {
     advertised: Advertised,
     options: ServerOptions,
     hook: Option<ServerHook>,
+    warnings: StartWarnings,
     shared: Arc<Shared>,
 }
 
@@ -216,10 +219,8 @@ impl Servers {
         let mut ips: Vec<IpAddr> = host.parse().into_iter().collect();
         ips.extend(&self.advertised.also);
         if ips.is_empty() {
-            log::warn!(
-                "listening on all interfaces for the store {}: no address of this host is known (--local-addr)",
-                self.directory.lookup().name()
-            );
+            let text = "the store listens on all interfaces: no address of this host is known (--local-addr)";
+            self.warnings.add(WarningKind::Address, text);
         }
         listen_at(&ips, port)
     }
@@ -237,7 +238,8 @@ impl Servers {
             if was_standby && !is_standby {
                 was_standby = false;
                 let address = server.local_addr();
-                log::info!("this process serves the store {name} now, on {address}");
+                let text = format!("this process serves the store {name} now, on {address}");
+                self.warnings.add(WarningKind::Note, text);
             }
             match ends {
                 Some(deadline) => {

@@ -25,6 +25,7 @@ use crate::values::error::RendezvousError;
 use crate::values::parameters::RendezvousParameters;
 use crate::values::parameters_error::{DEFAULT_PORT, ParametersError};
 use crate::values::settings::RendezvousSettings;
+use crate::values::start_warnings::WarningKind;
 use crate::values::store_directory::StoreDirectory;
 use crate::values::store_route::StoreRoute;
 
@@ -78,7 +79,10 @@ pub(crate) fn open_store(
         },
         "file" => {
             if parameters.credentials().is_some() {
-                log::warn!("a secret does not protect a store in a file: its permissions do");
+                parameters.start_warnings().add(
+                    WarningKind::Secret,
+                    "a secret does not protect a store in a file: its permissions do",
+                );
             }
             Ok(OpenStore {
                 store: open_file(parameters)?,
@@ -199,7 +203,7 @@ pub(crate) fn own_host(
         let of_interface = address_of_interface(text, remote);
         of_interface.unwrap_or_else(|| text.to_owned())
     });
-    OwnHost::new(given, is_one_host)
+    OwnHost::new(given, is_one_host).with_warnings(parameters.start_warnings().clone())
 }
 
 /// Opens a store that is found in a directory. If nobody serves it, this process may.
@@ -326,35 +330,34 @@ fn connect(
     let failed = |error| RendezvousError::connection(parameters.run_id(), error);
     let mut slice = FIRST_CONNECT_SLICE;
     let mut logged_at: Option<Instant> = None;
-    let mut was_unknown = false;
     loop {
         let left = deadline.remaining(Instant::now()).unwrap_or(Duration::MAX);
         let options = client_options(parameters).with_timeout(left.min(slice));
         match TcpStore::open(target.host(), target.port(), options) {
             Ok(store) => return Ok(store),
             Err(error @ StoreError::Connect { .. }) if left > slice => {
-                if !was_unknown && is_unknown_host(&error) {
-                    was_unknown = true;
-                    log::warn!(
-                        "waiting for the host name {}, which has no address yet (a cluster may register it late)",
-                        target.host(),
-                    );
-                }
-                let mut serving = String::new();
+                let mut serving = "";
                 if mode == Mode::ConnectOrServe {
                     match serve(parameters, target, left - slice) {
                         Ok(store) => return Ok(store),
                         Err(error @ StoreError::Journal(_)) => return Err(failed(error)),
-                        Err(error) => serving = format!("; this node {} either", in_brief(&error)),
+                        Err(error) => {
+                            log::debug!("this node cannot serve the store: {error}");
+                            serving = ", nor serve it";
+                        }
                     }
                 }
                 if logged_at.is_none_or(|at| at.elapsed() >= CONNECT_LOG_INTERVAL) {
                     logged_at = Some(Instant::now());
-                    log::warn!(
-                        "{}{serving}; retrying for up to {:.0} s",
-                        in_brief(&error),
-                        (left - slice).as_secs_f64(),
-                    );
+                    let left = (left - slice).as_secs_f64();
+                    let brief = in_brief(&error);
+                    match is_unknown_host(&error) {
+                        true => log::warn!(
+                            "waiting for the host name {}, which has no address yet; retrying for up to {left:.0} s",
+                            target.host(),
+                        ),
+                        false => log::warn!("{brief}{serving}; retrying for up to {left:.0} s"),
+                    }
                 }
                 watch.on_failure(deadline);
                 slice = CONNECT_SLICE;

@@ -14,6 +14,7 @@ use crate::engine::advertised::{Advertised, Facts, advertised, is_usable};
 use crate::shell::this_host;
 use crate::values::node::NodeId;
 use crate::values::parameters::RendezvousParameters;
+use crate::values::start_warnings::StartWarnings;
 use crate::values::store_route::StoreRoute;
 
 /// The limit for looking up names.
@@ -30,6 +31,7 @@ pub(crate) struct OwnHost {
     name: Arc<OnceLock<(String, Vec<IpAddr>)>>,
     route: StoreRoute,
     hosted: Option<Arc<TcpStore>>,
+    warnings: StartWarnings,
 }
 
 impl OwnHost {
@@ -47,6 +49,16 @@ impl OwnHost {
         self.route = route;
         self.hosted = hosted;
         self
+    }
+
+    pub(crate) fn with_warnings(mut self, warnings: StartWarnings) -> Self {
+        self.warnings = warnings;
+        self
+    }
+
+    /// The warnings about the start of this node.
+    pub(crate) const fn warnings(&self) -> &StartWarnings {
+        &self.warnings
     }
 
     /// The host that the user has chosen.

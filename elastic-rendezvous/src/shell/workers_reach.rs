@@ -10,6 +10,7 @@ use crate::shell::handler::BootstrapInfo;
 use crate::shell::reachable::{ReachOptions, Reached, find_reachable};
 use crate::values::error::RendezvousError;
 use crate::values::node::NodeId;
+use crate::values::start_warnings::{StartWarnings, WarningKind};
 use crate::values::store_route::StoreRoute;
 use crate::values::unreachable::Unreachable;
 
@@ -29,6 +30,8 @@ pub(crate) struct Search<'s> {
     /// The limit of the search, if it is below 30 s.
     pub(crate) limit: Duration,
     pub(crate) cancel: &'s Cancel,
+    /// Gets a note if the published address does not work here.
+    pub(crate) warnings: &'s StartWarnings,
 }
 
 /// A published address of the workers' store, and the address at which this node reaches that store.
@@ -79,11 +82,11 @@ pub(crate) fn verify(
         }
     };
     if reached != bootstrap.master {
-        log::info!(
-            "the workers' store of {} does not answer at {}: this node uses {reached}",
-            search.first.named(),
+        let text = format!(
+            "the workers' store does not answer at {}: this node uses {reached}",
             bootstrap.master,
         );
+        search.warnings.add(WarningKind::Route, text);
     }
     *known = Some(Known {
         published: bootstrap.master.clone(),
@@ -113,10 +116,11 @@ fn search_for(
         result => return result,
     };
     log::warn!(
-        "cannot reach the workers' store of {} yet, retrying for {:.0} s: tried {error}",
-        search.first.named(),
+        "cannot reach the workers' store yet, retrying for {:.0} s: tried {}",
         left.as_secs_f64(),
+        error.in_brief(),
     );
+    log::debug!("tried {error}");
     let mut result = find_reachable(addresses, &options(left));
     if let Err(error) = &mut result {
         error.waited += SILENT;
@@ -233,6 +237,7 @@ mod tests {
             route,
             limit,
             cancel: &Cancel::NEVER,
+            warnings: &StartWarnings::default(),
         };
         verify(bootstrap, known, true, &search).map(|bootstrap| bootstrap.master)
     }

@@ -48,6 +48,26 @@ impl RanksReport {
     pub fn missing(&self) -> usize {
         self.world_size.saturating_sub(self.joined)
     }
+
+    /// How many nodes have joined, and which are missing, for a line of a log.
+    pub(crate) fn in_brief(&self) -> String {
+        if !self.is_connected {
+            return format!("no store of node rank 0 at {}", self.endpoint);
+        }
+        let mut text = format!("{} of {} nodes", self.joined, self.world_size);
+        if self.has_names && self.missing() > 0 {
+            let unnamed = self.unnamed_ranks().count();
+            let ranks = self.unnamed_ranks().take(RANKS_SHOWN_MAX);
+            let ranks: Vec<String> = ranks.map(|rank| rank.to_string()).collect();
+            let of = match self.missing() < unnamed {
+                // PyTorch's nodes have joined without a name.
+                true => format!("{} of ", self.missing()),
+                false => String::new(),
+            };
+            text += &format!("; missing: {of}node rank {}", ranks.join(", "));
+        }
+        text
+    }
 }
 
 /// One line: `2 of 3 nodes have joined run "job" at node0:29500: rank 0 is a (pid 1), rank 2 is c (pid

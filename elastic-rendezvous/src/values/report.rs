@@ -190,6 +190,41 @@ impl WaitReport {
         silent.chain(&self.absent).chain(dropped).chain(not_joining)
     }
 
+    /// How many nodes have joined, and which are missing, for a line of a log. The most important part is first, because
+    /// the line may be cut.
+    pub(crate) fn in_brief(&self) -> String {
+        let wanted = match self.is_complete || self.min_nodes == self.max_nodes {
+            true => self.max_nodes.to_string(),
+            false => format!("{} to {}", self.min_nodes, self.max_nodes),
+        };
+        let mut text = match self.is_complete {
+            true => format!("{} nodes run the job", self.joined),
+            false => format!("{} of {wanted} nodes", self.joined),
+        };
+        let why = self.not_joining.iter().map(NotJoining::to_string);
+        let missing = self.silent.iter().map(LostNode::to_string);
+        let absent = self.absent.iter().map(|node| node.named().to_string());
+        let dropped = self.dropped.iter().map(|it| it.node.named().to_string());
+        for (label, mut names) in [
+            ("", why.collect::<Vec<_>>()),
+            ("", missing.collect()),
+            ("missing: ", absent.chain(dropped).collect()),
+            (
+                "joined: ",
+                self.participants
+                    .iter()
+                    .map(|node| node.named().to_string())
+                    .collect(),
+            ),
+        ] {
+            names.truncate(NODES_SHOWN_MAX);
+            if !names.is_empty() {
+                text += &format!("; {label}{}", names.join(", "));
+            }
+        }
+        text
+    }
+
     /// Adds what absent nodes say about themselves. A node that is listed is not absent, whatever it has said before.
     pub(crate) fn add_not_joining(&mut self, mut not_joining: Vec<NotJoining>) {
         let listed = self.participants.iter().chain(&self.waiting);
