@@ -343,7 +343,12 @@ fn connect(
                         Err(error @ StoreError::Journal(_)) => return Err(failed(error)),
                         Err(error) => {
                             log::debug!("this node cannot serve the store: {error}");
-                            serving = ", nor serve it";
+                            serving = match &error {
+                                StoreError::Listen(error) if error.is_address_in_use() => {
+                                    ", and its port is taken"
+                                }
+                                _ => ", nor serve it",
+                            };
                         }
                     }
                 }

@@ -157,6 +157,23 @@ mod tests {
     }
 
     #[test]
+    fn a_brief_text_names_the_missing_ranks() {
+        assert_eq!(
+            report(2, &[0, 2]).in_brief(),
+            "2 of 4 nodes; missing: node rank 1, 3"
+        );
+        assert_eq!(
+            report(3, &[0]).in_brief(),
+            "3 of 4 nodes; missing: 1 of node rank 1, 2, 3"
+        );
+        let alone = RanksReport {
+            is_connected: false,
+            ..report(0, &[])
+        };
+        assert_eq!(alone.in_brief(), "no store of node rank 0 at node0:29500");
+    }
+
+    #[test]
     fn the_text_names_joined_nodes_and_missing_ranks() {
         let waiting = RanksReport {
             is_connected: false,

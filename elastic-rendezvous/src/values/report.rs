@@ -369,6 +369,35 @@ mod tests {
     }
 
     #[test]
+    fn a_brief_text_begins_with_the_missing_nodes() {
+        let names = |nodes: &[(&str, i64)]| -> Vec<NodeId> {
+            nodes
+                .iter()
+                .map(|(name, pid)| NodeId::new(*name, *pid, 0))
+                .collect()
+        };
+        let mut report = report();
+        assert_eq!(report.in_brief(), "1 of 2 to 4 nodes; joined: a (pid 1)");
+        report.absent = names(&[("b", 2)]);
+        report.max_nodes = 2;
+        report.silent = vec![LostNode::new(
+            NodeId::new("c", 3, 0),
+            Duration::from_secs(9),
+        )];
+        report.not_joining = vec![NotJoining::new(NodeId::new("d", 4, 0), "no GPU")];
+        assert_eq!(
+            report.in_brief(),
+            "1 of 2 nodes; d (pid 4) is not joining: no GPU; c (pid 3): no heartbeat for 9 s; missing: b (pid 2); \
+             joined: a (pid 1)"
+        );
+        report = WaitReport {
+            is_complete: true,
+            ..self::report()
+        };
+        assert_eq!(report.in_brief(), "1 nodes run the job; joined: a (pid 1)");
+    }
+
+    #[test]
     fn the_text_names_joined_nodes_and_how_many_are_needed() {
         assert_eq!(
             report().to_string(),
