@@ -222,7 +222,7 @@ impl DialPlan {
         }
         // At the end, which may be cut.
         if let Some(last) = self.ledger.failures.last() {
-            text += &format!("; last: {last}");
+            text += &format!("; last: {}", last.error());
         }
         text
     }
