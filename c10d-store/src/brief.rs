@@ -188,6 +188,27 @@ mod tests {
     }
 
     #[test]
+    fn an_error_of_a_session_names_the_store_and_one_cause() {
+        let server = c10d_socket::HostPort::new("node0", 29500);
+        let source = io::Error::from_raw_os_error(104);
+        for (error, expected) in [
+            (
+                SessionError::Lost {
+                    server: server.clone(),
+                    source,
+                },
+                "lost the connection to the store at node0:29500 (Connection reset by peer)",
+            ),
+            (
+                SessionError::Full { server },
+                "the store at node0:29500 has no room for another session",
+            ),
+        ] {
+            assert_eq!(in_brief(&error), expected);
+        }
+    }
+
+    #[test]
     fn other_errors_stay_whole() {
         let closed = StoreError::Closed { context: context() };
         let whole = closed.to_string();

@@ -7,7 +7,7 @@ use std::path::Path;
 /// The system's counts of what processes have written, of Linux only.
 #[derive(Debug, Default)]
 pub(super) struct FirstWrite {
-    /// Workers that began as a script which starts Python, such as a shim of pyenv, and what it had written by then.
+    /// Workers that began as a script, such as a shim of pyenv, and the bytes that the script had written.
     shims: BTreeMap<u32, Option<u64>>,
 }
 

@@ -49,7 +49,7 @@ impl RanksReport {
         self.world_size.saturating_sub(self.joined)
     }
 
-    /// How many nodes have joined, and which are missing, for a line of a log.
+    /// The number of nodes that have joined, and the missing ranks, for a line of a log.
     pub(crate) fn in_brief(&self) -> String {
         if !self.is_connected {
             return format!("no store of node rank 0 at {}", self.endpoint);

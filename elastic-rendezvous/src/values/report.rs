@@ -190,7 +190,7 @@ impl WaitReport {
         silent.chain(&self.absent).chain(dropped).chain(not_joining)
     }
 
-    /// How many nodes have joined, and which are missing, for a line of a log. The most important part is first, because
+    /// The number of nodes that have joined, and the missing nodes, for a line of a log. The most important part is first, because
     /// the line may be cut.
     pub(crate) fn in_brief(&self) -> String {
         let wanted = match self.is_complete || self.min_nodes == self.max_nodes {

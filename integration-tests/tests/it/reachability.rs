@@ -132,7 +132,7 @@ fn an_advertised_address_that_does_not_work_is_replaced() {
     assert_has(line, &["192.168.77.5:29600", "10.8.8.1:29600", "INFO"]);
 }
 
-/// Log files, a scheduler, and another address than the advertised one have no line of their own.
+/// Log files, a scheduler, and another address than the advertised one add no line.
 #[test]
 fn a_start_with_all_features_has_four_lines() {
     let Some(hosts) = hosts_with_an_unreachable_address() else {
