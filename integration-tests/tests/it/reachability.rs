@@ -76,7 +76,7 @@ fn node_command(
     command.args(["--rdzv-endpoint", endpoint]);
     // A later value replaces this one.
     command
-        .args(["--rdzv-conf", "join_timeout=40"])
+        .args(["--rdzv-conf", "join_timeout=40,read_timeout=40"])
         .args(options);
     command.args(["--no-python", "sh", "-c", program]);
     command.env_remove("GLOO_SOCKET_IFNAME");
