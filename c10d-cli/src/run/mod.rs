@@ -73,7 +73,12 @@ fn launch(plan: &RunPlan) -> Result<u8, Failure> {
         code = failure.report();
     }
     if let Err(error) = &report.result {
-        complain(&in_brief(error));
+        let whole = error.to_string();
+        // Other errors name an option that helps.
+        complain(&match whole.contains(" cannot use its store: ") {
+            true => in_brief(error),
+            false => whole,
+        });
     }
     let stuck_max = report
         .stop_control()
