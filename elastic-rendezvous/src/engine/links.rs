@@ -36,6 +36,8 @@ pub(crate) struct Links {
     read_due_at: Duration,
     /// Whether the mark of this node must be set.
     is_own_due: bool,
+    /// Whether this node has set its mark since its start.
+    has_own: bool,
     peers: BTreeMap<NodeId, Link>,
 }
 
@@ -59,6 +61,7 @@ impl Links {
             is_supported: true,
             read_due_at: now,
             is_own_due: false,
+            has_own: false,
             peers: BTreeMap::new(),
         }
     }
@@ -81,10 +84,23 @@ impl Links {
     /// Records that the mark of this node is set.
     pub(crate) const fn on_set(&mut self) {
         self.is_own_due = false;
+        self.has_own = true;
+    }
+
+    /// Asks for the marks again after a new heartbeat of a node that counts as lost. The node may have returned, and it sets
+    /// its mark before it writes.
+    pub(crate) fn on_heartbeat(&mut self, node: &NodeId, now: Duration) {
+        if let Some(link) = self.peers.get_mut(node)
+            && let Link::Lost(at) = *link
+        {
+            *link = Link::Closed(at);
+            self.read_due_at = self.read_due_at.min(now);
+        }
     }
 
     /// Discards earlier marks after the store was out of reach, because the connections of all nodes may have closed.
     pub(crate) fn on_outage(&mut self) {
+        self.is_own_due |= self.has_own && self.is_supported;
         self.peers.clear();
         self.read_due_at = Duration::ZERO;
     }
@@ -130,6 +146,11 @@ impl Links {
             self.peers.insert(node.clone(), link);
         }
         is_any_new
+    }
+
+    /// Whether the node was connected at the last read.
+    pub(crate) fn is_connected(&self, node: &NodeId) -> bool {
+        self.peers.get(node) == Some(&Link::Connected)
     }
 
     /// Returns when the node lost its connection, if that is known.

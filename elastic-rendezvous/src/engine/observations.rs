@@ -152,6 +152,7 @@ impl Observations {
                 is_suspect,
             };
             self.peers.insert(node.clone(), sighting);
+            self.links.on_heartbeat(node, now.monotonic);
         }
         // A live member must see the complete round before a silent one is dropped. After this time it has
         // read the state, and so written a heartbeat, or it is silent itself.

@@ -7,14 +7,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{
-    Cancel, Deadline, HostPort, ListenError, ListenOptions, is_loopback_name, listen,
+    Cancel, Deadline, HostPort, ListenError, ListenOptions, is_loopback_name, listen, listen_at,
 };
 use c10d_store::{Leader, Lookup, ServerOptions, StoreError, TcpStoreServer, in_brief};
 
 use crate::engine::advertised::Advertised;
 use crate::engine::duty::Duty;
 use crate::shell::bootstrap::protected;
-use crate::shell::own_host::listen_at;
 use crate::values::error::RendezvousError;
 use crate::values::parameters::RendezvousParameters;
 use crate::values::server_hook::ServerHook;
@@ -117,7 +116,7 @@ impl Candidate {
             advertised,
             options: protected(ServerOptions::default(), parameters.credentials()),
             hook: parameters.server_hook().cloned(),
-            warnings: parameters.start_warnings().clone(),
+            start_warnings: parameters.start_warnings().clone(),
             shared: Arc::clone(&shared),
         };
         let thread = std::thread::Builder::new().name(THREAD.to_owned());
@@ -169,7 +168,7 @@ struct Servers {
     advertised: Advertised,
     options: ServerOptions,
     hook: Option<ServerHook>,
-    warnings: StartWarnings,
+    start_warnings: StartWarnings,
     shared: Arc<Shared>,
 }
 
@@ -219,8 +218,11 @@ impl Servers {
         let mut ips: Vec<IpAddr> = host.parse().into_iter().collect();
         ips.extend(&self.advertised.also);
         if ips.is_empty() {
-            let text = "the store listens on all interfaces: no address of this host is known (--local-addr)";
-            self.warnings.add(WarningKind::Address, text);
+            let name = self.directory.lookup().name();
+            let text = format!(
+                "listening on all interfaces for the store {name}: no address of this host is known (--local-addr)"
+            );
+            self.start_warnings.add(WarningKind::Address, text);
         }
         listen_at(&ips, port)
     }
@@ -239,7 +241,7 @@ impl Servers {
                 was_standby = false;
                 let address = server.local_addr();
                 let text = format!("this process serves the store {name} now, on {address}");
-                self.warnings.add(WarningKind::Note, text);
+                self.start_warnings.add(WarningKind::Note, text);
             }
             match ends {
                 Some(deadline) => {

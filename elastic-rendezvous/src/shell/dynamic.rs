@@ -48,8 +48,9 @@ static NEXT_LOCAL_ID: AtomicI64 = AtomicI64::new(0);
 /// A node of a dynamic rendezvous (`docs/spec/rendezvous.md`).
 ///
 /// Its thread `rendezvous` joins, leaves, writes heartbeats and waits for changes. It ends with
-/// [`shutdown`](RendezvousHandler::shutdown) or when the handler is dropped. A drop does not change the state, so the
-/// other nodes later drop this one as dead.
+/// [`shutdown`](RendezvousHandler::shutdown) or when the handler is dropped. A drop does not change the state, so this node
+/// counts as lost if it has not left or closed the rendezvous: other nodes drop it when its connection has been closed for
+/// 2 s, or after the keep-alive time if the store cannot notice that.
 ///
 /// In PyTorch: `DynamicRendezvousHandler`
 /// (`torch/distributed/elastic/rendezvous/dynamic_rendezvous.py`).
@@ -538,6 +539,14 @@ impl RendezvousHandler for DynamicRendezvous {
     fn loss_wait(&self) -> Option<Duration> {
         let settings = &self.settings;
         (settings.min_nodes < settings.max_nodes).then(|| settings.dead_after())
+    }
+
+    fn members_connected_at(&self) -> Option<Instant> {
+        *self.shared.members_connected_at()
+    }
+
+    fn node_id(&self) -> Option<NodeId> {
+        Some(self.node())
     }
 
     fn add_listener(&self, listener: Listener) {

@@ -12,13 +12,9 @@ use crate::values::error::RendezvousError;
 use crate::values::node::NodeId;
 use crate::values::start_warnings::{StartWarnings, WarningKind};
 use crate::values::store_route::StoreRoute;
-use crate::values::unreachable::Unreachable;
 
 /// The longest search for an address that works.
 const LIMIT: Duration = Duration::from_secs(30);
-
-/// The time before a search is logged.
-const SILENT: Duration = Duration::from_secs(3);
 
 /// The inputs of a search.
 #[derive(Debug)]
@@ -70,7 +66,12 @@ pub(crate) fn verify(
         });
     }
     let addresses = candidates(&bootstrap, search.route);
-    let reached = match search_for(&addresses, &bootstrap, search) {
+    let options = ReachOptions::new(LIMIT.min(search.limit))
+        .with_owner(search.run_id)
+        .with_credentials(bootstrap.credentials.clone())
+        .with_log_name(format!("the workers' store of {}", search.first.named()))
+        .with_cancel(search.cancel.clone());
+    let reached = match find_reachable(&addresses, &options) {
         Ok(Reached { index, .. }) => addresses[index].clone(),
         Err(error) if error.is_cancelled => return Err(NotFound::Interrupted),
         Err(error) => {
@@ -96,36 +97,6 @@ pub(crate) fn verify(
         master: reached,
         ..bootstrap
     })
-}
-
-fn search_for(
-    addresses: &[HostPort],
-    bootstrap: &BootstrapInfo,
-    search: &Search<'_>,
-) -> Result<Reached, Unreachable> {
-    let options = |limit| {
-        ReachOptions::new(limit)
-            .with_owner(search.run_id)
-            .with_credentials(bootstrap.credentials.clone())
-            .with_cancel(search.cancel.clone())
-    };
-    let limit = LIMIT.min(search.limit);
-    let first = find_reachable(addresses, &options(limit.min(SILENT)));
-    let (error, left) = match first {
-        Err(error) if !error.is_cancelled && limit > SILENT => (error, limit - SILENT),
-        result => return result,
-    };
-    log::warn!(
-        "cannot reach the workers' store yet, retrying for {:.0} s: tried {}",
-        left.as_secs_f64(),
-        error.in_brief(),
-    );
-    log::debug!("tried {error}");
-    let mut result = find_reachable(addresses, &options(left));
-    if let Err(error) = &mut result {
-        error.waited += SILENT;
-    }
-    result
 }
 
 /// Returns the addresses at which this node may reach the store, the preferred one first, each once.

@@ -230,6 +230,27 @@ fn a_given_address_or_interface_comes_first() {
     }
 }
 
+/// docs/spec/rendezvous.md, ADDR 2. The endpoint leads to loopback on the host of the store, which is no reason to listen on
+/// all interfaces.
+#[test]
+fn a_store_listens_at_a_given_name() {
+    let hosts = [
+        "127.0.1.1 head\n10.8.8.1 data\n",
+        "10.8.8.1 head\n10.8.8.2 data\n",
+    ];
+    let setups = hosts.map(|names| HostSetup::new("data", names).with_own_pids());
+    let Some(hosts) = Hosts::start(setups) else {
+        return;
+    };
+    let job = Job::new(|_| {
+        let mut options = meets_at("head:29500", "1");
+        options.extend(["--local-addr".to_owned(), "data".to_owned()]);
+        options
+    });
+    let outputs = run(&hosts, &job).concat();
+    assert!(!outputs.contains("all interfaces"), "{outputs}");
+}
+
 /// The file that all nodes see is their only way to meet, so the names of the other nodes lead to the route.
 #[test]
 fn nodes_that_meet_at_a_file_get_an_address_of_their_network() {

@@ -240,6 +240,26 @@ fn workers_behind_address_translation_get_the_endpoint_of_their_node() {
     assert_has(&second, &["M=10.8.8.3:30678"]);
 }
 
+/// The forwarder accepts connections that lead nowhere after the exit of node 0, so asking node 0 again would last until a
+/// timeout.
+#[test]
+fn the_last_node_to_succeed_does_not_ask_a_store_that_has_ended() {
+    let Some((hosts, _forwarders)) = behind_a_gateway(&[(30678, "10.8.8.1:29500")]) else {
+        return;
+    };
+    let options = |rank| {
+        let options = ["--rdzv-backend", "static", "--node-rank", rank];
+        [&options[..], &["--rdzv-conf", "timeout=40"]].concat()
+    };
+    let nodes = [
+        node(&hosts, 0, "10.8.8.1:29500", &options("0"), "true"),
+        node(&hosts, 1, "10.8.8.3:30678", &options("1"), "sleep 1"),
+    ];
+    for output in outputs(nodes) {
+        assert!(!output.contains("not waiting"), "{output}");
+    }
+}
+
 #[test]
 fn a_given_workers_port_that_the_gateway_forwards_is_used() {
     let ports = [(30678, "10.8.8.1:29500"), (29501, "10.8.8.1:29501")];
