@@ -7,7 +7,7 @@ const ELASTIC: &str = "--nnodes=2:4 --rdzv-backend=c10d --rdzv-endpoint=node0:29
 #[test]
 fn a_timeout_that_cannot_fire_is_a_warning_with_both_options() {
     let silence = "keep_alive_interval x keep_alive_max_attempt of";
-    let in_join = "is longer than join_timeout of";
+    let in_join = "exceeds join_timeout of";
     for (options, warning) in [
         (
             "--rdzv-conf=heartbeat_timeout=16,keep_alive_interval=5",
