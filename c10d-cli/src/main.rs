@@ -12,6 +12,7 @@ mod failure;
 mod flight;
 #[cfg(feature = "journal")]
 mod journal;
+mod log_lines;
 mod man;
 mod open_files;
 mod output;
@@ -204,11 +205,16 @@ fn start_logging(default_level: &str) {
     let environment = env_logger::Env::default()
         .default_filter_or(default_level)
         .default_write_style_or(style);
-    env_logger::Builder::from_env(environment)
+    let logger = env_logger::Builder::from_env(environment)
         // The modules that log are for those who choose by them.
         .format_target(std::env::var_os(env_logger::DEFAULT_FILTER_ENV).is_some())
         .target(env_logger::Target::Pipe(Box::new(terminal::StandardError)))
-        .init();
+        .build();
+    let level = logger.filter();
+    // Only this function sets a logger.
+    if log::set_boxed_logger(Box::new(log_lines::ShortLines(logger))).is_ok() {
+        log::set_max_level(level);
+    }
 }
 
 #[cfg(test)]

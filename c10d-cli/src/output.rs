@@ -3,6 +3,7 @@
 use std::env;
 use std::io::{self, IsTerminal, Write};
 use std::net::SocketAddr;
+use std::ops::Range;
 
 use c10d_inspect::report_text::TextStyle;
 
@@ -61,6 +62,25 @@ pub(crate) fn print(bytes: &[u8]) -> Result<(), Failure> {
 /// Writes JSON on a line, printable to a terminal.
 pub(crate) fn print_json(json: impl std::fmt::Display) -> Result<(), Failure> {
     print_line(printable_json(&json.to_string()))
+}
+
+/// Columns that are as wide as needed, two spaces apart. The columns of numbers are aligned to the right.
+pub(crate) fn columns(rows: &[Vec<String>], numbers: Range<usize>) -> String {
+    let count = rows.first().map_or(0, Vec::len);
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..count).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).enumerate();
+        let cells = cells.map(|(column, (cell, width))| match numbers.contains(&column) {
+            true => format!("{cell:>width$}"),
+            false => format!("{cell:<width$}"),
+        });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
+    };
+    rows.iter().map(line).collect()
 }
 
 /// Prints the first address, so that a script can wait for it and read the port, and logs the others.

@@ -274,8 +274,7 @@ fn log_capacity(args: &ServeArgs, files_left: Option<u64>) {
     }
     if let Some(backlog) = backlog_max().filter(|backlog| world_size > *backlog) {
         log::warn!(
-            "{world_size} workers may connect at once, but the system queues only {backlog} connections: the \
-             rest retry after a second or more; raise sysctl net.core.somaxconn"
+            "{world_size} workers may connect at once, but {backlog} can queue: raise sysctl net.core.somaxconn"
         );
     }
 }

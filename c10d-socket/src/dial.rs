@@ -217,11 +217,12 @@ impl DialPlan {
             "{} after {elapsed:.1}s, {} rounds",
             self.target, self.rounds
         );
-        if let Some(last) = self.ledger.failures.last() {
-            text += &format!(", last: {last}");
-        }
         if let Some(left) = self.deadline.remaining(now) {
             text += &format!("; trying for {:.1}s more", left.as_secs_f64());
+        }
+        // At the end, which may be cut.
+        if let Some(last) = self.ledger.failures.last() {
+            text += &format!("; last: {}", last.error());
         }
         text
     }

@@ -5,6 +5,7 @@ use std::io;
 
 use c10d_socket::{ConnectError, ListenError};
 
+use crate::client::SessionError;
 use crate::error::{ErrorContext, StoreError};
 
 /// The event at a store that caused an error, with at most one cause, for a line of a log. The whole error is logged at the
@@ -47,6 +48,9 @@ fn event(error: &(dyn Error + 'static)) -> Option<String> {
     if let Some(error) = error.downcast_ref::<StoreError>() {
         return of_store(error);
     }
+    if let Some(error) = error.downcast_ref::<SessionError>() {
+        return of_session(error);
+    }
     if let Some(ListenError::Address { address, source }) = error.downcast_ref() {
         return Some(format!("cannot listen on {address} ({})", cause(source)));
     }
@@ -80,6 +84,22 @@ fn of_store(error: &StoreError) -> Option<String> {
     })
 }
 
+fn of_session(error: &SessionError) -> Option<String> {
+    Some(match error {
+        SessionError::Connect(source) => of_connect(source),
+        SessionError::Lost { server, source } => {
+            format!(
+                "lost the connection to the store at {server} ({})",
+                cause(source)
+            )
+        }
+        SessionError::Full { server } => {
+            format!("the store at {server} has no room for another session")
+        }
+        _ => return None,
+    })
+}
+
 fn of_connect(error: &ConnectError) -> String {
     let last = error.failures().last();
     let cause = last.map(|failure| format!(" ({})", cause(failure.error())));
@@ -97,9 +117,13 @@ fn place(context: &ErrorContext) -> String {
     }
 }
 
+/// The standard library's words before the reason why a name has no address.
+const LOOKUP: &str = "failed to lookup address information: ";
+
 /// Returns the first part of the error's text. The rest of the text only explains it.
 fn cause(error: &io::Error) -> String {
     let text = error.to_string();
+    let text = text.strip_prefix(LOOKUP).unwrap_or(&text);
     let end = text.find([',', ';', '(']).unwrap_or(text.len());
     text[..end].trim_end().to_owned()
 }
@@ -164,6 +188,27 @@ mod tests {
     }
 
     #[test]
+    fn an_error_of_a_session_names_the_store_and_one_cause() {
+        let server = c10d_socket::HostPort::new("node0", 29500);
+        let source = io::Error::from_raw_os_error(104);
+        for (error, expected) in [
+            (
+                SessionError::Lost {
+                    server: server.clone(),
+                    source,
+                },
+                "lost the connection to the store at node0:29500 (Connection reset by peer)",
+            ),
+            (
+                SessionError::Full { server },
+                "the store at node0:29500 has no room for another session",
+            ),
+        ] {
+            assert_eq!(in_brief(&error), expected);
+        }
+    }
+
+    #[test]
     fn other_errors_stay_whole() {
         let closed = StoreError::Closed { context: context() };
         let whole = closed.to_string();
@@ -178,6 +223,10 @@ mod tests {
         for (text, cut) in [
             ("Connection refused (os error 111)", "Connection refused"),
             ("closed by the server, which", "closed by the server"),
+            (
+                "failed to lookup address information: Name or service not known",
+                "Name or service not known",
+            ),
             ("", ""),
             ("no name", "no name"),
         ] {

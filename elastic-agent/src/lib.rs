@@ -32,6 +32,7 @@ pub mod scheduler;
 mod signal_name;
 mod sys;
 mod template;
+mod temporary;
 mod threads;
 mod watchdog;
 mod worker;

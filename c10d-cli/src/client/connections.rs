@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
-use crate::output::{print, print_json};
+use crate::output::{columns, print, print_json};
 use crate::status::StatusArgs;
 
 #[derive(Debug, Args)]
@@ -48,25 +48,9 @@ fn table(rows: &[ClientRow]) -> String {
         "LAST REQUEST",
         "WAITS FOR",
     ];
-    let lines = rows.iter().map(columns_of);
     let heading = HEADING.map(str::to_owned);
-    let lines: Vec<[String; 7]> = std::iter::once(heading).chain(lines).collect();
-    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max();
-    let widths: Vec<usize> = (0..HEADING.len()).filter_map(width).collect();
-    let mut text = String::new();
-    for line in &lines {
-        let mut padded = String::new();
-        for (index, (column, width)) in line.iter().zip(&widths).enumerate() {
-            // Numbers to the right, names to the left.
-            match index {
-                1..=4 => padded.push_str(&format!("{column:>width$}  ")),
-                _ => padded.push_str(&format!("{column:<width$}  ")),
-            }
-        }
-        text.push_str(padded.trim_end());
-        text.push('\n');
-    }
-    text
+    let lines = std::iter::once(heading).chain(rows.iter().map(columns_of));
+    columns(&lines.map(Vec::from).collect::<Vec<_>>(), 1..5)
 }
 
 fn columns_of(row: &ClientRow) -> [String; 7] {

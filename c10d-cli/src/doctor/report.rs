@@ -5,9 +5,14 @@ use std::fmt::Write as _;
 use c10d_socket::printable;
 use serde_json::{Value, json};
 
+use crate::output::columns;
+
 use super::findings::{Finding, Node, TABLE_NODES_MAX};
 
 const TEXT_CHARS_MAX: usize = 40;
+
+/// The most missing ranks that the report lists.
+const RANKS_SHOWN_MAX: usize = 16;
 
 /// The result of a check, as this node prints it.
 pub(super) struct Report<'a> {
@@ -73,8 +78,9 @@ impl Report<'_> {
             let missing = expected - arrived;
             let _ = write!(
                 text,
-                "\nFAILED: {missing} of {expected} nodes did not report in time\n  Start c10d doctor on each machine of the job \
-                 within --timeout, with the same --rdzv-endpoint and --rdzv-id.\n"
+                "\nFAILED: {missing} of {expected} nodes did not report in time{}\n  Start c10d doctor on each machine of the job \
+                 within --timeout, with the same --rdzv-endpoint and --rdzv-id.\n",
+                self.missing_ranks()
             );
         }
         for finding in self.findings {
@@ -134,14 +140,20 @@ impl Report<'_> {
 
     /// The links of all pairs of nodes, or only the links of this node if there are many nodes.
     fn link_rows(&self) -> Vec<Vec<String>> {
-        let (mut rows, mut columns) = (self.nodes.len(), 0..self.nodes.len());
-        let mut first = 0;
-        let tried = |number: usize| {
+        let links = |number: usize| {
             let measured = self.nodes[number].measured.as_ref();
             measured.map(|it| &it.links[..]).unwrap_or_default()
         };
+        let all = || (0..self.nodes.len()).collect::<Vec<_>>();
+        let (rows, columns) = match self.nodes.len() > TABLE_NODES_MAX {
+            true => {
+                let tried = links(self.own).iter().map(|link| link.to);
+                (vec![self.own], tried.collect())
+            }
+            false => (all(), all()),
+        };
         let cell = |from: usize, to: usize| {
-            let link = tried(from).iter().find(|link| link.to == to);
+            let link = links(from).iter().find(|link| link.to == to);
             match link.map(|link| &link.took_us) {
                 Some(Ok(took)) => ms(*took),
                 Some(Err(_)) => "FAILED".to_owned(),
@@ -149,19 +161,30 @@ impl Report<'_> {
                 None => "-".to_owned(),
             }
         };
-        let mut shown: Vec<usize> = columns.by_ref().collect();
-        if self.nodes.len() > TABLE_NODES_MAX {
-            (first, rows) = (self.own, self.own + 1);
-            shown = tried(self.own).iter().map(|link| link.to).collect();
-        }
-        let header = std::iter::once("node".to_owned());
-        let header = header.chain(shown.iter().map(usize::to_string)).collect();
-        let mut table = vec![header];
-        for from in first..rows.min(self.nodes.len()) {
-            let cells = shown.iter().map(|to| cell(from, *to));
-            table.push(std::iter::once(from.to_string()).chain(cells).collect());
-        }
-        table
+        let row = |name: String, cells: &dyn Fn(usize) -> String| {
+            let cells = columns.iter().map(|to| cells(*to));
+            std::iter::once(name).chain(cells).collect::<Vec<_>>()
+        };
+        let header = row("node".to_owned(), &|to| to.to_string());
+        let rows = rows.into_iter();
+        let rows = rows.map(|from| row(from.to_string(), &|to| cell(from, to)));
+        std::iter::once(header).chain(rows).collect()
+    }
+
+    /// `: node rank 1, 3` if the nodes that have reported were given ranks, and nothing otherwise: who is missing is then
+    /// not known.
+    fn missing_ranks(&self) -> String {
+        let ranks = self.nodes.iter().map(|node| node.facts.node_rank);
+        let Some(known) = ranks.collect::<Option<Vec<i64>>>() else {
+            return String::new();
+        };
+        let all = 0_i64..i64::try_from(self.expected).unwrap_or(i64::MAX);
+        let missing = all.filter(|rank| !known.contains(rank));
+        let missing: Vec<String> = missing
+            .take(RANKS_SHOWN_MAX)
+            .map(|it| it.to_string())
+            .collect();
+        format!(": node rank {}", missing.join(", "))
     }
 }
 
@@ -175,22 +198,8 @@ fn capitalized(text: &str) -> String {
     first.into_iter().chain(chars).collect()
 }
 
-/// Aligned columns, two spaces apart.
+/// Indented columns.
 fn table(rows: &[Vec<String>]) -> String {
-    let columns = rows.first().map_or(0, Vec::len);
-    let width = |column: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(column));
-        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..columns).map(width).collect();
-    let mut text = String::new();
-    for row in rows {
-        let mut line = String::from(" ");
-        for (cell, width) in row.iter().zip(&widths) {
-            let _ = write!(line, " {cell:<width$} ");
-        }
-        text += line.trim_end();
-        text.push('\n');
-    }
-    text
+    let text = columns(rows, 0..0);
+    text.lines().map(|line| format!("  {line}\n")).collect()
 }

@@ -13,6 +13,7 @@ mod surroundings;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use c10d_store::in_brief;
 use elastic_agent::{Launcher, StopControl};
 
 use crate::failure::{Failure, complain};
@@ -57,13 +58,7 @@ fn dry_run(plan: &RunPlan) -> Result<(), Failure> {
 /// Returns the exit code.
 fn launch(plan: &RunPlan) -> Result<u8, Failure> {
     if let Some(line) = dry_run::line(plan) {
-        log::info!("{line}");
-    }
-    if let Some(rank) = plan.debug_rank {
-        log::info!(
-            "rank {rank} has the terminal (--debug-rank); off: reports of a job without progress, and timeouts of progress, \
-             joins and exits"
-        );
+        log::debug!("{line}");
     }
     let options = plan.launcher.clone().with_screen(Arc::new(Terminal));
     // Outlives the last output: until then a signal must not end this process before its workers, and must end it even
@@ -78,7 +73,12 @@ fn launch(plan: &RunPlan) -> Result<u8, Failure> {
         code = failure.report();
     }
     if let Err(error) = &report.result {
-        complain(&error.to_string());
+        let whole = error.to_string();
+        // Other errors name an option that helps.
+        complain(&match whole.contains(" cannot use its store: ") {
+            true => in_brief(error),
+            false => whole,
+        });
     }
     let stuck_max = report
         .stop_control()

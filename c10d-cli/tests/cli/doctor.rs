@@ -132,6 +132,23 @@ fn missing_nodes_are_another_exit_code() {
             "{text}"
         );
     }
+    // Nodes with given ranks have names for the missing ones.
+    let endpoint = format!("127.0.0.1:{}", free_port());
+    let of_rank = |rank| {
+        [
+            "--nnodes=3",
+            "--rdzv-endpoint",
+            &endpoint,
+            "--node-rank",
+            rank,
+            "--timeout=2s",
+        ]
+    };
+    for ended in [start(&of_rank("0")), start(&of_rank("2"))].map(Running::end) {
+        assert_eq!(ended.code, Some(3), "{ended:?}");
+        let missing = "1 of 3 nodes did not report in time: node rank 1\n";
+        assert!(ended.stdout_text().contains(missing), "{ended:?}");
+    }
     // The node that serves has not started.
     let words = [&words[..], &["--rdzv-conf=is_host=0"]].concat();
     let ended = start(&words).end();

@@ -58,7 +58,7 @@ fn a_job_that_goes_well_has_two_lines() {
         &[
             "INFO",
             "started ranks 0-1 of 2: pid ",
-            "OMP_NUM_THREADS is not set: each gets 1",
+            "; OMP_NUM_THREADS=1",
         ],
     );
     assert_matches(

@@ -324,3 +324,15 @@ fn a_restart_without_its_log_directory_is_tried_again() {
     assert_eq!(node.end().code, Some(0));
     assert_eq!(starts(&job), 2);
 }
+
+/// Without log files, standard output goes to the terminal and not through the launcher.
+#[test]
+#[cfg(target_os = "linux")]
+fn the_line_about_a_restart_shows_the_first_output_without_log_files() {
+    let job = Job::new();
+    let script = "[ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 7; sleep 0.5; echo out; sleep 1";
+    let ended = job.run(&["--standalone", "--max-restarts=1"], script);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_says(&ended, "restarted the workers in ");
+    assert_says(&ended, ", first output ");
+}

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::HostPort;
 use c10d_store::unstable::SILENCE_MAX;
-use c10d_store::{SessionError, StoreAddress};
+use c10d_store::{SessionError, StoreAddress, in_brief};
 
 use super::{EventLoop, LINK};
 use crate::connector::Order;
@@ -77,11 +77,10 @@ impl EventLoop {
                 .map_or(0.0, |at| at.elapsed().as_secs_f64());
             match closed {
                 Some(0) => log::info!(
-                    "the store at {server} was restarted with its journal; continuing after {lost_for:.1} s, nothing is lost"
+                    "connected to the restarted store at {server} after {lost_for:.1} s; nothing is lost"
                 ),
                 Some(closed) => log::warn!(
-                    "the store at {server} was restarted with its journal after {lost_for:.1} s; {closed} ranks lost their \
-                     connections"
+                    "connected to the restarted store at {server} after {lost_for:.1} s; {closed} ranks lost connections"
                 ),
                 None if self.has_session => log::info!(
                     "connected to the store at {server} again after {lost_for:.1} s; nothing is lost"
@@ -181,19 +180,11 @@ impl EventLoop {
             Some(_) => log::Level::Debug,
             None => log::Level::Warn,
         };
-        let resume_timeout = self.options.resume_timeout();
-        match &self.target {
-            StoreAddress::LookedUp(_) => log::log!(
-                level,
-                "lost the connection to {}, which serves the store {} ({reason}); reconnecting for up to {resume_timeout:?}",
-                self.server(),
-                self.target,
-            ),
-            StoreAddress::At(target) => log::log!(
-                level,
-                "lost the connection to the store at {target} ({reason}); reconnecting for up to {resume_timeout:?}",
-            ),
-        }
+        let (server, limit) = (self.server(), self.options.resume_timeout());
+        log::log!(
+            level,
+            "lost the connection to the store at {server} ({reason}); reconnecting for up to {limit:?}",
+        );
         self.silent_at = None;
         self.report_at = None;
         self.connect(Instant::now());
@@ -210,9 +201,10 @@ impl EventLoop {
 
     /// The session is over, and with it all ranks' connections. The next rank begins another one.
     fn fail(&mut self, error: SessionError) {
+        let why = in_brief(&error);
         match self.connections.len() {
-            0 => log::error!("{error}"),
-            count => log::error!("closing the connections of {count} ranks: {error}"),
+            0 => log::error!("{why}"),
+            count => log::error!("closing the connections of {count} ranks: {why}"),
         }
         self.link = None;
         self.silent_at = None;

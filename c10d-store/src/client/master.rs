@@ -115,7 +115,8 @@ fn listen_for(
         Ok(ips) => ips,
         Err(reason) => {
             log::warn!(
-                "listening on all interfaces for the store {target}: {} {reason}; anyone who reaches this host can use it",
+                "the store at port {} listens on all interfaces: {} {reason}",
+                target.port(),
                 target.host()
             );
             Vec::new()
@@ -135,7 +136,7 @@ fn choose_addresses(mut ips: Vec<IpAddr>, also: &[IpAddr]) -> Result<Vec<IpAddr>
     if ips.iter().all(IpAddr::is_loopback) {
         // Many distributions map a machine's own name to 127.0.1.1, while other nodes resolve it to
         // the real address: they could not connect to a server on loopback only.
-        return Err("leads to loopback here, and may lead elsewhere on others");
+        return Err("leads to loopback here, but maybe not elsewhere");
     }
     Ok(ips)
 }

@@ -394,7 +394,7 @@ impl Resumed {
                     log::info!(
                         "{} {} again after {:.1} s; nothing is lost",
                         if is_restarted {
-                            "the store was restarted with its journal; connected to"
+                            "the store was restarted; connected to"
                         } else {
                             "connected to"
                         },

@@ -163,7 +163,7 @@ impl StoreFile {
                 // We hold the lock of all writers, so the writer of this record has died. Truncate at
                 // once: PyTorch's readers spin on a torn record indefinitely.
                 log::warn!(
-                    "{}: truncating {bytes} bytes at byte {offset}: the writer of this record died",
+                    "{}: truncating {bytes} bytes of a killed writer at byte {offset}",
                     self.label()
                 );
                 file.set_len(offset)

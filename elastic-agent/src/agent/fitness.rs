@@ -79,7 +79,7 @@ impl Node {
     fn announce(&self, why: Option<&str>) {
         if let Err(error) = self.shared.handler.set_not_joining(why) {
             let why = in_brief(&error);
-            log::warn!("cannot tell the other nodes about the health check: {why}");
+            log::warn!("cannot report the health check: {why}");
         }
     }
 

@@ -10,6 +10,7 @@ mod event;
 mod exchange;
 mod exits;
 mod first_failure;
+mod first_write;
 mod fitness;
 mod forking;
 mod group_link;

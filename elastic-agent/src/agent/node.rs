@@ -1,6 +1,6 @@
 //! What an agent has for its whole life.
 
-use std::fs::Permissions;
+use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -17,6 +17,7 @@ use super::rounds::Told;
 use crate::failure::ExitRecord;
 use crate::logs::LogDirectory;
 use crate::round::AgentError;
+use crate::temporary;
 use crate::workers_network::WorkersNetwork;
 
 #[derive(Debug)]
@@ -79,10 +80,17 @@ impl Node {
     }
 }
 
-/// A temporary directory that only this user can enter.
+/// A temporary directory that only this user can enter, where files fit.
 fn private_directory() -> io::Result<TempDir> {
-    tempfile::Builder::new()
-        .prefix("c10d-progress-")
-        .permissions(Permissions::from_mode(0o700))
-        .tempdir()
+    temporary::create(|place| {
+        let directory = tempfile::Builder::new()
+            .prefix("c10d-progress-")
+            .permissions(Permissions::from_mode(0o700))
+            .tempdir_in(place)?;
+        // A full file system may have room for the directory alone.
+        let probe = directory.path().join("probe");
+        fs::write(&probe, "0")?;
+        fs::remove_file(probe)?;
+        Ok(directory)
+    })
 }

@@ -216,9 +216,8 @@ impl Rounds {
 
     pub(super) fn count_at_exit(&self) {
         if let Some(Err(error)) = self.board().as_ref().map(job_end::count_at_exit) {
-            log::warn!(
-                "cannot tell the other nodes that the workers of this one have ended: {error}"
-            );
+            let why = in_brief(&error);
+            log::warn!("cannot report that all workers have exited: {why}");
         }
     }
 
@@ -236,10 +235,7 @@ impl Rounds {
 
     pub(super) fn end_entry(&self) {
         if let Some(Err(error)) = self.current().map(end_entry) {
-            log::warn!(
-                "cannot tell other nodes that the round is about to end: {}",
-                in_brief(&error)
-            );
+            log::warn!("cannot report the end of the round: {}", in_brief(&error));
         }
     }
 
@@ -260,7 +256,7 @@ impl Rounds {
         };
         job_end::report_stuck(&board).unwrap_or_else(|error| {
             log::warn!(
-                "cannot tell the other nodes that the workers are stuck: {}",
+                "cannot report that the workers are stuck: {}",
                 in_brief(&error)
             );
             true
@@ -273,7 +269,7 @@ impl Rounds {
         };
         if let Err(error) = job_end::publish(&board, notice) {
             let why = in_brief(&error);
-            return log::warn!("cannot tell the other nodes why the job ends: {why}");
+            return log::warn!("cannot report why the job ends: {why}");
         }
         self.told = Some(Told {
             board,

@@ -1,6 +1,7 @@
 //! Runs a [`Round`]: one loop, which does what it wants and tells it what happens.
 
 use std::collections::VecDeque;
+use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use c10d_store::in_brief;
@@ -310,10 +311,11 @@ impl<'a> Runtime<'a> {
     }
 
     fn look_for_first_sign(&mut self) {
-        let Site::Running(running) = &self.site else {
+        let Site::Running(running) = &mut self.site else {
             return;
         };
-        let sign = running.first_sign();
+        let program = Path::new(self.node.options.command.program());
+        let sign = running.first_sign(program);
         if sign.is_none() && running.started_at.elapsed() < FIRST_SIGN_TIMEOUT {
             return self.site.remind(Due::FirstSign, FIRST_SIGN_INTERVAL);
         }

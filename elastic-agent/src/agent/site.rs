@@ -1,7 +1,9 @@
 //! What exists of a round on this node.
 
+use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
+use super::first_write::FirstWrite;
 use super::group_link::GroupLink;
 use super::record::RoundRecord;
 use super::started::StartedWorkers;
@@ -47,6 +49,7 @@ pub(super) struct Running {
     pub(super) started_at: Instant,
     /// Whether the signal that begins the stop was sent.
     pub(super) is_stopping: bool,
+    pub(super) first_write: FirstWrite,
 }
 
 /// What is to be done later, while the workers run.
@@ -76,12 +79,18 @@ pub(super) struct Ended {
 }
 
 impl Running {
-    /// How long after the start the first output or step was seen.
-    pub(super) fn first_sign(&self) -> Option<Duration> {
+    /// How long after the start the first output or step was seen. Reads `/proc` for each worker.
+    pub(super) fn first_sign(&mut self, program: &Path) -> Option<Duration> {
         let output = self.workers.first_output();
         let output = output.map(|at| at.saturating_duration_since(self.started_at));
         let step = self.progress.as_ref().and_then(|it| it.seen().first);
-        output.into_iter().chain(step).min()
+        let seen = output.into_iter().chain(step).min();
+        // Output that goes to the terminal does not pass through this process.
+        seen.or_else(|| {
+            let mut pids = self.workers.pids().into_iter();
+            let has_written = pids.any(|pid| self.first_write.has_written(pid, program));
+            has_written.then(|| self.started_at.elapsed())
+        })
     }
 
     /// The workers, which have made no progress for this long.

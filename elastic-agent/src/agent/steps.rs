@@ -9,6 +9,7 @@ use elastic_rendezvous::{BoardError, Membership, RendezvousInfo, RoundBoard, cle
 use rustix::process::Signal;
 
 use super::event::AgentEvent;
+use super::first_write::FirstWrite;
 use super::group_link::GroupLink;
 use super::handle::Shared;
 use super::plan::PlannedStart;
@@ -251,6 +252,7 @@ impl Runtime<'_> {
             started,
             started_at,
             is_stopping: false,
+            first_write: FirstWrite::default(),
         }));
         Ok(())
     }

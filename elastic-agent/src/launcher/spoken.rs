@@ -27,8 +27,14 @@ const IMPORTS_MIN: Duration = Duration::from_secs(1);
 /// How many threads the libraries of one worker use for computations.
 const THREADS: &str = "OMP_NUM_THREADS";
 
-/// The most of the text about an interpreter: two long paths.
-const INTERPRETER_CHARS_MAX: usize = 300;
+/// Nodes that have met within this time report the warnings when their workers start.
+const LONG: Duration = Duration::from_secs(5);
+
+/// The most characters of a line: 160 with the time and the level.
+const LINE_CHARS_MAX: usize = 131;
+
+/// The least room for process ids in a line.
+const PIDS_CHARS_MIN: usize = 34;
 
 /// The most nodes of each kind on the live line.
 const NODES_MAX: usize = 16;
@@ -101,7 +107,9 @@ impl Feature for Spoken {
                 *lock(&said) = None;
                 return;
             }
-            warnings.report();
+            if waited >= LONG {
+                warnings.report();
+            }
             if let Some(screen) = &live {
                 screen.show(&(line("") + &names(event)));
             }
@@ -208,17 +216,32 @@ fn started_line(
     if started.nodes > 1 {
         line += &format!(" on node {} of 0-{}", started.node_rank, started.nodes - 1);
     }
-    line += &format!(": pid {}", pids.join(", "));
-    if let Some(interpreter) = interpreter.filter(|_| started.restarts == 0) {
-        line += &format!(
-            "; Python is {}",
-            printable(interpreter, INTERPRETER_CHARS_MAX)
-        );
-    }
+    line += ": pid ";
+    let mut notes = String::new();
     if has_default_threads && started.restarts == 0 {
-        line += "; OMP_NUM_THREADS is not set: each gets 1";
+        notes += "; OMP_NUM_THREADS=1";
     }
-    line
+    if let Some(interpreter) = interpreter.filter(|_| started.restarts == 0) {
+        notes += &format!("; Python is {interpreter}");
+    }
+    // Several process ids, even if the notes are long.
+    let room = LINE_CHARS_MAX.saturating_sub(line.len() + notes.len());
+    line += &as_many_as_fit(&pids, room.max(PIDS_CHARS_MIN));
+    let room = LINE_CHARS_MAX.saturating_sub(line.len());
+    line + &printable(&notes, room).to_string()
+}
+
+/// `17, 18, 19 and 5 more`, in this many characters if there is room for one number.
+fn as_many_as_fit(numbers: &[String], chars_max: usize) -> String {
+    let text = |shown: usize| match numbers.len() - shown {
+        0 => numbers.join(", "),
+        more => format!("{} and {more} more", numbers[..shown].join(", ")),
+    };
+    let mut shown = numbers.len();
+    while shown > 1 && text(shown).len() > chars_max {
+        shown -= 1;
+    }
+    text(shown)
 }
 
 /// `restarted the workers in 14.3 s: stopping 0.3 s, joining 0.2 s, imports 13.8 s until the first output (--preload
@@ -375,7 +398,7 @@ mod tests {
         let mut started = started(2);
         assert_eq!(
             started_line(&started, None, true),
-            "started ranks 4-5 of 8: pid 17, 18; OMP_NUM_THREADS is not set: each gets 1"
+            "started ranks 4-5 of 8: pid 17, 18; OMP_NUM_THREADS=1"
         );
         started.nodes = 2;
         started.node_rank = 1;
@@ -388,6 +411,20 @@ mod tests {
             started_line(&self::started(1), Some("/v/bin/python3"), false),
             "started rank 4 of 8: pid 17; Python is /v/bin/python3"
         );
+        let path = format!("/{}", "x".repeat(90));
+        let mut many = self::started(16);
+        many.workers
+            .iter_mut()
+            .for_each(|worker| worker.pid += 4_000_000);
+        for (interpreter, expected) in [
+            (None, "; OMP_NUM_THREADS=1"),
+            (Some(&*path), "; OMP_NUM_THREADS=1; Python is /xxx"),
+        ] {
+            let line = started_line(&many, interpreter, true);
+            assert!(line.chars().count() <= LINE_CHARS_MAX, "{line}");
+            assert!(line.contains(" more; OMP_NUM_THREADS=1"), "{line}");
+            assert!(line.contains(expected), "{line}");
+        }
     }
 
     #[test]

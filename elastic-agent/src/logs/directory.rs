@@ -75,7 +75,7 @@ pub struct FilteredLog {
 
 /// A log directory could not be created.
 #[derive(thiserror::Error)]
-#[error("cannot create the log directory {}: {source}", path.display())]
+#[error("cannot create the log directory {}: {}", path.display(), without_path(source))]
 pub struct LogDirectoryError {
     /// The directory that could not be created.
     pub path: PathBuf,
@@ -84,6 +84,13 @@ pub struct LogDirectoryError {
 }
 
 c10d_socket::debug_as_display!(LogDirectoryError);
+
+/// The error of a random name repeats the directory.
+fn without_path(error: &io::Error) -> String {
+    let text = error.to_string();
+    let end = text.find(" at path ").unwrap_or(text.len());
+    text[..end].to_owned()
+}
 
 impl LogDirectory {
     /// The logs of a job. Creates nothing yet.
@@ -188,7 +195,8 @@ impl LogDirectory {
     ) -> Result<RoundLogs, LogDirectoryError> {
         match self.create(restart_count, local_ranks.clone()) {
             Err(error) if !is_required(&self.options) => {
-                log::warn!("{error}; reports have no Python exceptions: set TMPDIR or --log-dir");
+                log::warn!("{error}: set TMPDIR or --log-dir");
+                log::debug!("without these files, reports have no exceptions of Python");
                 self.is_abandoned = true;
                 self.create(restart_count, local_ranks)
             }

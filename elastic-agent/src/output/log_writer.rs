@@ -133,8 +133,7 @@ pub(super) fn run(mut streams: Vec<LoggedStream>, progress: &Progress, finish_se
                 && !std::mem::replace(&mut is_warned, true)
             {
                 log::warn!(
-                    "cannot write {}: {error}: the console goes on; log files get output again when they can, and say how \
-                     much is missing",
+                    "cannot write {}: {error}: the console goes on",
                     stream.path.display()
                 );
             }

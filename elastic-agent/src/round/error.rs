@@ -41,7 +41,7 @@ pub enum AgentError {
     #[error(transparent)]
     Watchdog(#[from] WatchdogError),
     /// The directory for the workers' progress could not be created.
-    #[error("cannot create a directory for the workers' progress: {source}")]
+    #[error("cannot create a directory for the workers' progress: {source}; set TMPDIR")]
     Progress {
         /// The system's error.
         source: std::io::Error,

@@ -19,6 +19,9 @@ pub enum WatchdogError {
         /// Why not.
         source: io::Error,
     },
+    /// No pipe could be made in the directories for temporary files.
+    #[error("cannot make the watchdog's pipe: {0}; set TMPDIR")]
+    NoPlace(io::Error),
     /// The system has no thread or descriptor left.
     #[error("cannot start the watchdog: {0}")]
     Thread(io::Error),

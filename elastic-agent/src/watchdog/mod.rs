@@ -26,6 +26,7 @@ use self::request::Lines;
 use self::timers::{Expired, Timers};
 use crate::signal_name::name_of;
 use crate::sys::session_of;
+use crate::temporary;
 use crate::threads::JoinedThread;
 
 const THREAD: &str = "watchdog";
@@ -48,7 +49,7 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Makes the pipe at `path`, or under a new name in the directory for temporary files, and starts the thread. It
+    /// Makes the pipe at `path`, or under a new name where temporary files can be made, and starts the thread. It
     /// notes each round of its loop in `progress`, as seconds since the epoch; 0 while there is none.
     ///
     /// # Errors
@@ -57,11 +58,15 @@ impl Watchdog {
         path: Option<&Path>,
         progress: Arc<AtomicU64>,
     ) -> Result<Self, WatchdogError> {
-        let path = path.map_or_else(pipe::new_path, Path::to_owned);
-        let pipe = TimerPipe::create(&path).map_err(|source| WatchdogError::Pipe {
-            path: path.clone(),
-            source,
-        })?;
+        let at = |path: PathBuf| TimerPipe::create(&path).map(|pipe| (path, pipe));
+        let (path, pipe) = match path {
+            Some(path) => at(path.to_owned()).map_err(|source| WatchdogError::Pipe {
+                path: path.to_owned(),
+                source,
+            })?,
+            None => temporary::create(|place| at(pipe::new_path(place)))
+                .map_err(WatchdogError::NoPlace)?,
+        };
         let (sessions, assigned) = unbounded();
         let of_loop = Arc::clone(&progress);
         let started = io::pipe().and_then(|(stop_seen, stop)| {
@@ -240,8 +245,7 @@ impl Loop {
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return,
             _ => {
                 log::warn!(
-                    "timers of process {pid} have expired: {scopes}; it gets no signal, as it is not in the session \
-                     of a worker of this launcher"
+                    "timers of process {pid} have expired: {scopes}; no signal: it is not in a session of these workers"
                 );
                 return;
             }

@@ -16,10 +16,9 @@ pub(super) struct TimerPipe {
     _writer: File,
 }
 
-/// A new name like PyTorch's.
-pub(super) fn new_path() -> PathBuf {
-    let name = format!("watchdog_timer_{:032x}", fastrand::u128(..));
-    std::env::temp_dir().join(name)
+/// A new name like PyTorch's in this directory.
+pub(super) fn new_path(place: &Path) -> PathBuf {
+    place.join(format!("watchdog_timer_{:032x}", fastrand::u128(..)))
 }
 
 impl TimerPipe {
@@ -123,6 +122,7 @@ mod tests {
 
     #[test]
     fn names_differ() {
-        assert_ne!(new_path(), new_path());
+        let place = Path::new("/tmp");
+        assert_ne!(new_path(place), new_path(place));
     }
 }

@@ -326,8 +326,7 @@ impl WorkerGroup {
         let groups: Vec<Pid> = self.groups().collect();
         let members = process_group::live_members(&groups).unwrap_or_default();
         log::error!(
-            "processes still run after SIGKILL: pid {members:?}, of these workers: {}; the kernel blocks \
-             them, probably in a device driver: this machine may need a reboot",
+            "processes survive SIGKILL, blocked in the kernel (a driver? a reboot may help): pid {members:?}, {}",
             self.lifecycle.running_text(),
         );
     }

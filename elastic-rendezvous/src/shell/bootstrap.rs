@@ -23,6 +23,7 @@ use crate::values::error::RendezvousError;
 use crate::values::node::NodeId;
 use crate::values::port_range::PortRange;
 use crate::values::server_hook::ServerHook;
+use crate::values::start_warnings::WarningKind;
 
 const ADDR_KEY: &str = "MASTER_ADDR";
 const PORT_KEY: &str = "MASTER_PORT";
@@ -337,7 +338,7 @@ impl Bootstrap {
                 address: HostPort::new(advertised.host.as_str(), port),
                 name: Some(round.own_host.name_for_certificates().to_owned()),
             };
-            report(&advertised, round.own_host.name(), port);
+            report(&advertised, round.own_host, port);
             round.publish(&master)?;
             master
         } else {
@@ -390,10 +391,7 @@ impl Bootstrap {
                 .with_connect_options(ConnectOptions::default().with_rounds_max(1));
             match TcpStore::open(before.address.host(), before.address.port(), options) {
                 Ok(_) => return Ok(before),
-                Err(error) => log::info!(
-                    "starting a new workers' store, as the previous one does not answer: {}",
-                    in_brief(&error)
-                ),
+                Err(error) => log::info!("starting a new workers' store: {}", in_brief(&error)),
             }
         }
         let advertised = round.own_host.advertised(round.nodes);
@@ -417,7 +415,7 @@ impl Bootstrap {
         let master = named(HostPort::new(advertised.host.as_str(), own.port()));
         self.own = Some(own);
         if self.own_published.replace(master.address.clone()).as_ref() != Some(&master.address) {
-            report(&advertised, round.own_host.name(), master.address.port());
+            report(&advertised, round.own_host, master.address.port());
         }
         Ok(master)
     }
@@ -552,11 +550,12 @@ fn first_free<T>(
 }
 
 /// Reports that the name of this host is not what other nodes get.
-fn report(advertised: &Advertised, name: &str, port: u16) {
+fn report(advertised: &Advertised, own_host: &OwnHost, port: u16) {
     if let Some(reason) = &advertised.instead_of_name {
         let address = HostPort::new(advertised.host.as_str(), port);
-        let name = printable(name.as_bytes(), NAME_CHARS_MAX);
-        log::info!("the workers' store is at {address}: the name of this host, {name}, {reason}");
+        let name = printable(own_host.name(), NAME_CHARS_MAX);
+        let text = format!("the workers' store is at {address}: this host's name {name} {reason}");
+        own_host.warnings().add(WarningKind::Route, text);
     }
 }
 

@@ -240,7 +240,8 @@ impl Servers {
             if was_standby && !is_standby {
                 was_standby = false;
                 let address = server.local_addr();
-                log::info!("this process serves the store {name} now, on {address}");
+                let text = format!("this process serves the store {name} now, on {address}");
+                self.start_warnings.add(WarningKind::Note, text);
             }
             match ends {
                 Some(deadline) => {

@@ -383,7 +383,7 @@ impl DynamicRendezvous {
                     answer.round,
                 ),
                 Err(error) if error.is_outage() && self.backend.is_reconnecting() => log::warn!(
-                    "round {} has no workers' store, joining another round: {}",
+                    "round {} has no workers' store, joining another: {}",
                     answer.round,
                     in_brief(&error),
                 ),
@@ -432,6 +432,7 @@ impl DynamicRendezvous {
                 // The other nodes wait for this node for as long as the store's timeout.
                 limit: self.settings.join_timeout.min(timeout - timeout / 4),
                 cancel,
+                warnings: self.own_host.warnings(),
             };
             let mut known = self.lock_reached().take();
             let verified = verify(bootstrap, &mut known, joined.is_same_world, &search);

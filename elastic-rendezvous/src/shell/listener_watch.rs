@@ -142,7 +142,7 @@ impl<'a> ListenerWatch<'a> {
         self.found = self.ask();
         if let Some(found) = &self.found {
             log::warn!(
-                "{found} listens at {} instead of this job's store; retrying for {:.0} s",
+                "{} is not this job's store: {found}; retrying for {:.0} s",
                 self.target,
                 deadline
                     .remaining(Instant::now())

@@ -192,7 +192,7 @@ pub(crate) fn own_host(
             .first()
             .map_or_else(|| text.to_owned(), IpAddr::to_string)
     });
-    OwnHost::new(given, is_one_host)
+    OwnHost::new(given, is_one_host).with_warnings(parameters.start_warnings().clone())
 }
 
 /// Opens a store that is found in a directory. If nobody serves it, this process may.
@@ -311,35 +311,39 @@ fn connect(
     let failed = |error| RendezvousError::connection(parameters.run_id(), error);
     let mut slice = FIRST_CONNECT_SLICE;
     let mut logged_at: Option<Instant> = None;
-    let mut was_unknown = false;
     loop {
         let left = deadline.remaining(Instant::now()).unwrap_or(Duration::MAX);
         let options = client_options(parameters).with_timeout(left.min(slice));
         match TcpStore::open(target.host(), target.port(), options) {
             Ok(store) => return Ok(store),
             Err(error @ StoreError::Connect { .. }) if left > slice => {
-                if !was_unknown && is_unknown_host(&error) {
-                    was_unknown = true;
-                    log::warn!(
-                        "waiting for the host name {}, which has no address yet (a cluster may register it late)",
-                        target.host(),
-                    );
-                }
-                let mut serving = String::new();
+                let mut serving = "";
                 if may_serve {
                     match serve(parameters, target, left - slice) {
                         Ok(store) => return Ok(store),
                         Err(error @ StoreError::Journal(_)) => return Err(failed(error)),
-                        Err(error) => serving = format!("; this node {} either", in_brief(&error)),
+                        Err(error) => {
+                            log::debug!("this node cannot serve the store: {error}");
+                            serving = match &error {
+                                StoreError::Listen(error) if error.is_address_in_use() => {
+                                    ", and its port is taken"
+                                }
+                                _ => ", nor serve it",
+                            };
+                        }
                     }
                 }
                 if logged_at.is_none_or(|at| at.elapsed() >= CONNECT_LOG_INTERVAL) {
                     logged_at = Some(Instant::now());
-                    log::warn!(
-                        "{}{serving}; retrying for up to {:.0} s",
-                        in_brief(&error),
-                        (left - slice).as_secs_f64(),
-                    );
+                    let left = (left - slice).as_secs_f64();
+                    let brief = in_brief(&error);
+                    match is_unknown_host(&error) {
+                        true => log::warn!(
+                            "waiting for the host name {}, which has no address yet; retrying for up to {left:.0} s",
+                            target.host(),
+                        ),
+                        false => log::warn!("{brief}{serving}; retrying for up to {left:.0} s"),
+                    }
                 }
                 watch.on_failure(deadline);
                 slice = CONNECT_SLICE;

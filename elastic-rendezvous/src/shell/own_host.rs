@@ -12,6 +12,7 @@ use c10d_store::{TcpStore, TcpStoreServer};
 use crate::engine::advertised::{Advertised, Facts, advertised, is_usable};
 use crate::shell::this_host;
 use crate::values::node::NodeId;
+use crate::values::start_warnings::StartWarnings;
 use crate::values::store_route::StoreRoute;
 
 /// The limit for looking up names.
@@ -28,6 +29,7 @@ pub(crate) struct OwnHost {
     name: Arc<OnceLock<(String, Vec<IpAddr>)>>,
     route: StoreRoute,
     hosted: Option<Arc<TcpStore>>,
+    warnings: StartWarnings,
 }
 
 impl OwnHost {
@@ -45,6 +47,16 @@ impl OwnHost {
         self.route = route;
         self.hosted = hosted;
         self
+    }
+
+    pub(crate) fn with_warnings(mut self, warnings: StartWarnings) -> Self {
+        self.warnings = warnings;
+        self
+    }
+
+    /// The warnings about the start of this node.
+    pub(crate) const fn warnings(&self) -> &StartWarnings {
+        &self.warnings
     }
 
     /// The host that the user has chosen.

@@ -155,8 +155,9 @@ pub fn find_reachable(
             log::warn!(
                 "cannot reach {name} yet, retrying for {:.0} s: tried {}",
                 left.as_secs_f64(),
-                unreachable(&causes, false),
+                unreachable(&causes, false).in_brief(),
             );
+            log::debug!("tried {}", unreachable(&causes, false));
         }
     };
     Err(unreachable(&causes, is_cancelled))

@@ -245,8 +245,8 @@ pub(crate) fn error_of(
     }
 }
 
-/// The most characters of the names of nodes in a line of the log.
-pub(crate) const WAIT_CHARS_MAX: usize = 80;
+/// The most characters of a report in a line of the log.
+pub(crate) const WAIT_CHARS_MAX: usize = 76;
 
 /// Writes the line of a waiting join to the log.
 pub(crate) fn log_wait(report: &WaitReport, reason: Option<&str>) {
@@ -254,7 +254,7 @@ pub(crate) fn log_wait(report: &WaitReport, reason: Option<&str>) {
         "waiting for other nodes for {:.0} s, up to {:.0} s more: {}",
         report.waited.as_secs_f64(),
         report.time_left.as_secs_f64(),
-        printable(&report.to_string(), WAIT_CHARS_MAX),
+        printable(&report.in_brief(), WAIT_CHARS_MAX),
     );
     log::debug!("{report}; this node: {}", reason.unwrap_or("waiting"));
 }

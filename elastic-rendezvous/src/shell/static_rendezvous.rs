@@ -647,8 +647,9 @@ impl StaticRendezvous {
                 "waiting for other nodes for {} s, up to {} s more: {}",
                 report.waited.as_secs(),
                 report.time_left.as_secs(),
-                printable(&report.to_string(), WAIT_CHARS_MAX),
+                printable(&report.in_brief(), WAIT_CHARS_MAX),
             );
+            log::debug!("{report}");
             reported.next_log_at = report.waited + report.waited.min(LOG_INTERVAL_MAX);
         }
         self.shared

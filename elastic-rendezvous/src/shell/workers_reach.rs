@@ -10,6 +10,7 @@ use crate::shell::handler::BootstrapInfo;
 use crate::shell::reachable::{ReachOptions, Reached, find_reachable};
 use crate::values::error::RendezvousError;
 use crate::values::node::NodeId;
+use crate::values::start_warnings::{StartWarnings, WarningKind};
 use crate::values::store_route::StoreRoute;
 
 /// The longest search for an address that works.
@@ -25,6 +26,8 @@ pub(crate) struct Search<'s> {
     /// The limit of the search, if it is below 30 s.
     pub(crate) limit: Duration,
     pub(crate) cancel: &'s Cancel,
+    /// Gets a note if the published address does not work here.
+    pub(crate) warnings: &'s StartWarnings,
 }
 
 /// A published address of the workers' store, and the address at which this node reaches that store.
@@ -80,11 +83,11 @@ pub(crate) fn verify(
         }
     };
     if reached != bootstrap.master {
-        log::info!(
-            "the workers' store of {} does not answer at {}: this node uses {reached}",
-            search.first.named(),
+        let text = format!(
+            "the workers' store does not answer at {}: this node uses {reached}",
             bootstrap.master,
         );
+        search.warnings.add(WarningKind::Route, text);
     }
     *known = Some(Known {
         published: bootstrap.master.clone(),
@@ -224,6 +227,7 @@ mod tests {
             route,
             limit,
             cancel: &Cancel::NEVER,
+            warnings: &StartWarnings::default(),
         };
         verify(bootstrap, known, true, &search).map(|bootstrap| bootstrap.master)
     }

@@ -48,6 +48,26 @@ impl RanksReport {
     pub fn missing(&self) -> usize {
         self.world_size.saturating_sub(self.joined)
     }
+
+    /// The number of nodes that have joined, and the missing ranks, for a line of a log.
+    pub(crate) fn in_brief(&self) -> String {
+        if !self.is_connected {
+            return format!("no store of node rank 0 at {}", self.endpoint);
+        }
+        let mut text = format!("{} of {} nodes", self.joined, self.world_size);
+        if self.has_names && self.missing() > 0 {
+            let unnamed = self.unnamed_ranks().count();
+            let ranks = self.unnamed_ranks().take(RANKS_SHOWN_MAX);
+            let ranks: Vec<String> = ranks.map(|rank| rank.to_string()).collect();
+            let of = match self.missing() < unnamed {
+                // PyTorch's nodes have joined without a name.
+                true => format!("{} of ", self.missing()),
+                false => String::new(),
+            };
+            text += &format!("; missing: {of}node rank {}", ranks.join(", "));
+        }
+        text
+    }
 }
 
 /// One line: `2 of 3 nodes have joined run "job" at node0:29500: rank 0 is a (pid 1), rank 2 is c (pid
@@ -134,6 +154,23 @@ mod tests {
             waited: Duration::from_secs(5),
             time_left: Duration::from_secs(895),
         }
+    }
+
+    #[test]
+    fn a_brief_text_names_the_missing_ranks() {
+        assert_eq!(
+            report(2, &[0, 2]).in_brief(),
+            "2 of 4 nodes; missing: node rank 1, 3"
+        );
+        assert_eq!(
+            report(3, &[0]).in_brief(),
+            "3 of 4 nodes; missing: 1 of node rank 1, 2, 3"
+        );
+        let alone = RanksReport {
+            is_connected: false,
+            ..report(0, &[])
+        };
+        assert_eq!(alone.in_brief(), "no store of node rank 0 at node0:29500");
     }
 
     #[test]

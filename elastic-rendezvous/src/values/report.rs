@@ -190,6 +190,41 @@ impl WaitReport {
         silent.chain(&self.absent).chain(dropped).chain(not_joining)
     }
 
+    /// The number of nodes that have joined, and the missing nodes, for a line of a log. The most important part is first, because
+    /// the line may be cut.
+    pub(crate) fn in_brief(&self) -> String {
+        let wanted = match self.is_complete || self.min_nodes == self.max_nodes {
+            true => self.max_nodes.to_string(),
+            false => format!("{} to {}", self.min_nodes, self.max_nodes),
+        };
+        let mut text = match self.is_complete {
+            true => format!("{} nodes run the job", self.joined),
+            false => format!("{} of {wanted} nodes", self.joined),
+        };
+        let why = self.not_joining.iter().map(NotJoining::to_string);
+        let missing = self.silent.iter().map(LostNode::to_string);
+        let absent = self.absent.iter().map(|node| node.named().to_string());
+        let dropped = self.dropped.iter().map(|it| it.node.named().to_string());
+        for (label, mut names) in [
+            ("", why.collect::<Vec<_>>()),
+            ("", missing.collect()),
+            ("missing: ", absent.chain(dropped).collect()),
+            (
+                "joined: ",
+                self.participants
+                    .iter()
+                    .map(|node| node.named().to_string())
+                    .collect(),
+            ),
+        ] {
+            names.truncate(NODES_SHOWN_MAX);
+            if !names.is_empty() {
+                text += &format!("; {label}{}", names.join(", "));
+            }
+        }
+        text
+    }
+
     /// Adds what absent nodes say about themselves. A node that is listed is not absent, whatever it has said before.
     pub(crate) fn add_not_joining(&mut self, mut not_joining: Vec<NotJoining>) {
         let listed = self.participants.iter().chain(&self.waiting);
@@ -331,6 +366,35 @@ mod tests {
         );
         let missing: Vec<&str> = report.missing_nodes().map(|node| &*node.addr).collect();
         assert_eq!(missing, ["b", "c"]);
+    }
+
+    #[test]
+    fn a_brief_text_begins_with_the_missing_nodes() {
+        let names = |nodes: &[(&str, i64)]| -> Vec<NodeId> {
+            nodes
+                .iter()
+                .map(|(name, pid)| NodeId::new(*name, *pid, 0))
+                .collect()
+        };
+        let mut report = report();
+        assert_eq!(report.in_brief(), "1 of 2 to 4 nodes; joined: a (pid 1)");
+        report.absent = names(&[("b", 2)]);
+        report.max_nodes = 2;
+        report.silent = vec![LostNode::new(
+            NodeId::new("c", 3, 0),
+            Duration::from_secs(9),
+        )];
+        report.not_joining = vec![NotJoining::new(NodeId::new("d", 4, 0), "no GPU")];
+        assert_eq!(
+            report.in_brief(),
+            "1 of 2 nodes; d (pid 4) is not joining: no GPU; c (pid 3): no heartbeat for 9 s; missing: b (pid 2); \
+             joined: a (pid 1)"
+        );
+        report = WaitReport {
+            is_complete: true,
+            ..self::report()
+        };
+        assert_eq!(report.in_brief(), "1 nodes run the job; joined: a (pid 1)");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The warnings about the start of a node, which are reported in one line, whichever part of the launcher has found
-//! them.
+//! The warnings and notes about the start of a node, which are reported in one line, whichever part of the launcher has
+//! found them.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub enum WarningKind {
     /// The address that this node advertises, or where its servers listen.
     Address,
+    /// A note: the address that is used instead of the host name or of the address that another node advertises.
+    Route,
     /// The interpreter of the workers.
     Interpreter,
     /// The limits of a secret, such as traffic that it does not protect.
@@ -24,6 +26,15 @@ pub enum WarningKind {
     Timeouts,
     /// An option or a setting that has no effect.
     Option,
+    /// A note about something usual, such as the effects of an option.
+    Note,
+}
+
+impl WarningKind {
+    /// Whether nothing is wrong, so that a line that has only this is not a warning.
+    const fn is_note(self) -> bool {
+        matches!(self, Self::Route | Self::Note)
+    }
 }
 
 /// A thing that is unusual about the start of a node, and what to do about it, in one sentence.
@@ -52,7 +63,8 @@ pub struct StartWarning {
 pub struct StartWarnings(Arc<Mutex<Option<Vec<StartWarning>>>>);
 
 impl StartWarning {
-    /// A warning of this kind. The text has at most 110 characters, so that its line has at most 160.
+    /// A warning of this kind. The text should have at most 110 characters, because the line of a log with the time, the
+    /// level, the text and the number of the other warnings has at most 160.
     pub fn new(kind: WarningKind, text: impl Into<String>) -> Self {
         let text = text.into();
         Self { kind, text }
@@ -99,7 +111,7 @@ impl StartWarnings {
             None => Some(warning),
         };
         if let Some(warning) = late {
-            log::warn!("{warning}");
+            log::log!(level([&warning]), "{warning}");
         }
     }
 
@@ -110,7 +122,7 @@ impl StartWarnings {
         let mut warnings = waiting.unwrap_or_default();
         warnings.sort_by_key(|warning| warning.kind);
         if let Some(line) = line(&warnings) {
-            log::warn!("{line}");
+            log::log!(level(&warnings), "{line}");
         }
         for other in warnings.iter().skip(1) {
             log::debug!("{other}");
@@ -127,6 +139,14 @@ impl PartialEq for StartWarnings {
 
 impl Eq for StartWarnings {}
 
+/// The level of a line about these warnings.
+fn level<'w>(warnings: impl IntoIterator<Item = &'w StartWarning>) -> log::Level {
+    match warnings.into_iter().all(|warning| warning.kind.is_note()) {
+        true => log::Level::Info,
+        false => log::Level::Warn,
+    }
+}
+
 /// The line about sorted warnings; `None` if there are none.
 fn line(sorted: &[StartWarning]) -> Option<String> {
     let (first, others) = sorted.split_first()?;
@@ -142,9 +162,10 @@ mod tests {
 
     #[test]
     fn one_line_has_the_most_severe_warning() {
-        use WarningKind::{Address, Interpreter, Limits, Option, Port, Quota, Secret, Timeouts};
+        use WarningKind::*;
         let by_severity = [
             Address,
+            Route,
             Interpreter,
             Secret,
             Limits,
@@ -152,13 +173,14 @@ mod tests {
             Port,
             Timeouts,
             Option,
+            Note,
         ];
         for (index, kind) in by_severity.into_iter().enumerate() {
             let warnings = StartWarnings::collecting([]);
             for kind in by_severity[index..].iter().rev() {
                 warnings.add(*kind, format!("{kind:?}"));
             }
-            warnings.push("x".into());
+            warnings.add(by_severity[9], "x");
             let mut sorted = warnings.0.lock().unwrap().clone().unwrap();
             sorted.sort_by_key(|warning| warning.kind);
             let line = line(&sorted).unwrap();
@@ -169,6 +191,17 @@ mod tests {
         assert_eq!(line(&many[..1]).unwrap(), "a");
         assert_eq!(line(&many[..2]).unwrap(), "a (1 more: --dry-run)");
         assert_eq!(line(&many).unwrap(), "a (2 more: --dry-run)");
+    }
+
+    #[test]
+    fn a_line_with_only_notes_is_not_a_warning() {
+        let of = |kinds: &[WarningKind]| {
+            let all: Vec<_> = kinds.iter().map(|it| StartWarning::new(*it, "")).collect();
+            level(&all)
+        };
+        use WarningKind::{Note, Port, Route};
+        assert_eq!(of(&[Route, Note]), log::Level::Info);
+        assert_eq!(of(&[Route, Port]), log::Level::Warn);
     }
 
     #[test]

@@ -17,6 +17,20 @@ pub struct Unreachable {
     pub is_cancelled: bool,
 }
 
+impl Unreachable {
+    /// The first address with its failure, and how many more were tried, for a line of a log.
+    pub(crate) fn in_brief(&self) -> String {
+        let Some((address, cause)) = self.tried.first() else {
+            return String::new();
+        };
+        let cause = cause.as_deref().unwrap_or("no answer");
+        match self.tried.len() - 1 {
+            0 => format!("{address} ({cause})"),
+            more => format!("{address} ({cause}) and {more} more"),
+        }
+    }
+}
+
 impl fmt::Display for Unreachable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (address, cause)) in self.tried.iter().enumerate() {

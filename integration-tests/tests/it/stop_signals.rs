@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use integration_tests::eventually::eventually;
 use integration_tests::launcher::c10d;
 use integration_tests::torch::PYTHON_VARIABLE;
 use integration_tests::watchdog::Watchdog;
@@ -105,11 +105,7 @@ fn start(folder: &Path, options: &[&str], script: &str) -> Child {
 }
 
 fn await_file(path: &Path) {
-    let start = Instant::now();
-    while !path.exists() {
-        assert!(start.elapsed() < LIMIT / 2, "no {}", path.display());
-        thread::sleep(Duration::from_millis(5));
-    }
+    eventually(&path.display().to_string(), || path.exists());
 }
 
 fn assert_saves_a_whole_epoch(options: &[&str], script: &str) {

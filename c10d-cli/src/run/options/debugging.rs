@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use clap::Args;
 use elastic_agent::{Entrypoint, PreloadOptions};
-use elastic_rendezvous::{RendezvousParameters, STATIC_BACKEND, StartWarning};
+use elastic_rendezvous::{RendezvousParameters, STATIC_BACKEND, StartWarning, WarningKind};
 
 use super::error::UsageError;
 use super::given::{Parsed, Read, Surroundings, value_of};
@@ -85,4 +85,12 @@ pub(super) fn without_preload(
         );
     }
     None
+}
+
+/// The note of a start with this rank.
+pub(super) fn note(rank: usize) -> StartWarning {
+    let text = format!(
+        "rank {rank} has the terminal (--debug-rank); off: explanations, and timeouts of progress, joins and exits"
+    );
+    StartWarning::new(WarningKind::Note, text)
 }

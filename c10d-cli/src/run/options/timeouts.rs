@@ -31,7 +31,7 @@ pub(super) fn table(
     let timeouts = timeouts.filter_map(|(name, time)| Some((name, time?)));
     // The period of a budget is not a timeout.
     let mut table: Vec<_> = timeouts
-        .filter(|(name, _)| !name.contains("--restart-budget"))
+        .filter(|(name, _)| !name.contains("restart"))
         .collect();
     table.sort_by_key(|(name, time)| (*time, *name));
     table.dedup();
@@ -55,8 +55,7 @@ pub(super) fn warnings(
     let wrong = orders.filter_map(|((name, time), (other, limit), result)| {
         let (time, limit) = (time?, limit?);
         (time > limit && is_given(name) && is_given(other)).then(|| {
-            let text =
-                format!("{name} of {time:?} is longer than {other} of {limit:?}, so {result}");
+            let text = format!("{name} of {time:?} exceeds {other} of {limit:?}: {result}");
             StartWarning::new(WarningKind::Timeouts, text)
         })
     });
@@ -89,7 +88,7 @@ fn orders_of_meeting(launcher: &LauncherOptions) -> Result<Vec<Order>, Parameter
     }
     let check = launcher.agent().health_check().map(|check| check.timeout());
     let check = ("--health-check-timeout", check);
-    let why_check = "a check that hangs fails the join of the other nodes";
+    let why_check = "a hanging check fails the join";
     if parameters.backend() == STATIC_BACKEND {
         let join = parameters.get_as_duration(STATIC_KEY, STATIC_TIMEOUT)?;
         return Ok(vec![(check, (STATIC_KEY, Some(join)), why_check)]);
@@ -105,13 +104,13 @@ fn orders_of_meeting(launcher: &LauncherOptions) -> Result<Vec<Order>, Parameter
     let read = ("read_timeout", Some(settings.read_timeout()));
     let progress = ("--progress-timeout", progress_timeout(launcher));
     Ok(vec![
-        (heartbeat, silence, "a slow store loses healthy nodes"),
-        (silence, join, "a join fails before a lost node is dropped"),
+        (heartbeat, silence, "a slow store drops nodes"),
+        (silence, join, "lost nodes fail a join"),
         (last_call, join, "a round below MAX nodes never begins"),
         (spare_wait, join, "a spare never takes a place"),
         (check, join, why_check),
         (read, join, "one lost answer fails the join"),
-        (silence, progress, "a lost node counts as a hang"),
+        (silence, progress, "lost nodes seem hung"),
     ])
 }
 
@@ -137,15 +136,9 @@ fn orders_of_progress(launcher: &LauncherOptions, explain_after: Option<Duration
             "a hang is not explained before the restart",
         ),
         (
-            (
-                "--progress-timeout, times the restarts of --restart-budget,",
-                hangs,
-            ),
-            (
-                "the period of --restart-budget",
-                budget.map(|budget| budget.window),
-            ),
-            "a job that always hangs restarts forever: also give --max-restarts-without-progress",
+            ("--progress-timeout x restarts", hangs),
+            ("--restart-budget", budget.map(|budget| budget.window)),
+            "add --max-restarts-without-progress",
         ),
     ]
 }

@@ -211,7 +211,7 @@ fn two_nodes_of_slurm_form_a_job_without_options() {
     let nodes = ["1", "0"].map(|rank| {
         let mut command = job.command(&["--local-addr=127.0.0.1"], &script);
         in_slurm(&mut command, id, "localhost,localhost", rank);
-        command.env("RUST_LOG", "info,elastic_rendezvous=debug");
+        command.env("RUST_LOG", "info,elastic_rendezvous=debug,c10d::run=debug");
         Running::start(command)
     });
     let ended = nodes.map(Running::end);

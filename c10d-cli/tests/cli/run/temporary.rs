@@ -35,6 +35,27 @@ fn a_job_runs_without_a_folder_for_temporary_files() {
     }
 }
 
+/// Steps of workers and PyTorch's file timers need a file, which can be elsewhere.
+#[test]
+fn events_and_file_timers_work_without_a_folder_for_temporary_files() {
+    let job = Job::new();
+    let events = format!("--events={}", job.path("events").display());
+    let script = "
+        [ -p $TORCHELASTIC_TIMER_FILE ] && echo 1 > $C10D_PROGRESS_FILE && echo $C10D_PROGRESS_FILE";
+    for folder in [job.path("missing"), PathBuf::from("/proc/self")] {
+        let mut command = job.command(&["--standalone", &events], script);
+        command
+            .env("TMPDIR", &folder)
+            .env("TORCHELASTIC_ENABLE_FILE_TIMER", "1");
+        let ended = Running::start(command).end();
+        assert_succeeded(&ended);
+        let file = ended.stdout_text().trim().to_owned();
+        assert!(!file.is_empty() && !file.starts_with(folder.to_str().unwrap()));
+        assert!(!Path::new(&file).exists(), "{file}");
+        assert_eq!(ended.stderr.matches("WARN").count(), 1, "{ended:?}");
+    }
+}
+
 #[test]
 fn a_restart_without_such_a_folder_warns_once_and_the_failure_is_still_reported() {
     let job = Job::new();

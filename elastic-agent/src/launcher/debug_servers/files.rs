@@ -1,6 +1,5 @@
 //! The files that make a worker start PyTorch's debug server, and the directory of its socket.
 
-use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, Permissions};
 use std::io;
@@ -9,6 +8,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
+
+use crate::temporary;
 
 /// The longest path of a unix socket on Linux and macOS, without the end of the string.
 const SOCKET_PATH_BYTES_MAX: usize = 103;
@@ -33,7 +34,11 @@ pub(super) struct Files {
 
 impl Files {
     pub(super) fn create() -> io::Result<Self> {
-        let sockets = create_directory(&[env::temp_dir(), PathBuf::from("/tmp")])?;
+        temporary::create(Self::create_in)
+    }
+
+    fn create_in(place: &Path) -> io::Result<Self> {
+        let sockets = create_directory(place)?;
         let files = Self {
             python: sockets.path().join("python"),
             sockets,
@@ -67,31 +72,23 @@ pub(super) fn prepend(directory: &Path, inherited: Option<&OsStr>) -> OsString {
     value
 }
 
-/// A new directory in the first place that is not too long for sockets in it.
-fn create_directory(places: &[PathBuf]) -> io::Result<TempDir> {
-    let mut last_error = None;
-    for place in places {
-        let name_bytes = NAME.len() + RANDOM_BYTES;
-        let bytes = place.as_os_str().as_bytes().len() + 1 + name_bytes;
-        if bytes + SOCKET_NAME_BYTES > SOCKET_PATH_BYTES_MAX || !place.is_absolute() {
-            continue;
-        }
-        let created = tempfile::Builder::new()
-            .prefix(NAME)
-            .rand_bytes(RANDOM_BYTES)
-            .permissions(Permissions::from_mode(0o700))
-            .tempdir_in(place);
-        match created {
-            Ok(directory) => return Ok(directory),
-            Err(error) => {
-                let place = place.display();
-                let text = format!("cannot create a directory in {place}: {error}");
-                last_error = Some(io::Error::new(error.kind(), text));
-            }
-        }
+/// A new directory in this place, unless its path would be too long for sockets in it.
+fn create_directory(place: &Path) -> io::Result<TempDir> {
+    let name_bytes = NAME.len() + RANDOM_BYTES;
+    let bytes = place.as_os_str().as_bytes().len() + 1 + name_bytes;
+    if bytes + SOCKET_NAME_BYTES > SOCKET_PATH_BYTES_MAX || !place.is_absolute() {
+        let text = "TMPDIR is too long for unix sockets, or not absolute";
+        return Err(io::Error::other(text));
     }
-    let too_long = || io::Error::other("TMPDIR is too long for unix sockets, or not absolute");
-    Err(last_error.unwrap_or_else(too_long))
+    let created = tempfile::Builder::new()
+        .prefix(NAME)
+        .rand_bytes(RANDOM_BYTES)
+        .permissions(Permissions::from_mode(0o700))
+        .tempdir_in(place);
+    created.map_err(|error| {
+        let text = format!("cannot create a directory in {}: {error}", place.display());
+        io::Error::new(error.kind(), text)
+    })
 }
 
 #[cfg(test)]
@@ -112,22 +109,15 @@ mod tests {
     }
 
     #[test]
-    fn a_long_place_is_skipped_and_a_missing_one_is_named() {
+    fn a_long_place_is_refused_and_a_missing_one_is_named() {
         let folder = tempfile::tempdir().unwrap();
-        let long = folder.path().join("x".repeat(100));
-        let path = create_directory(&[long.clone(), folder.path().to_owned()]).unwrap();
-        let path = path.path();
-        assert!(path.starts_with(folder.path()) && !path.starts_with(&long));
-        let error = create_directory(&[long]).unwrap_err().to_string();
+        let error = |name: &str| create_directory(&folder.path().join(name)).unwrap_err();
         assert_eq!(
-            error,
+            error(&"x".repeat(100)).to_string(),
             "TMPDIR is too long for unix sockets, or not absolute"
         );
-        let error = create_directory(&[folder.path().join("missing")]).unwrap_err();
-        assert!(
-            error.to_string().contains("/missing: No such file"),
-            "{error}"
-        );
+        let missing = error("missing").to_string();
+        assert!(missing.contains("/missing: No such file"), "{missing}");
     }
 
     #[test]

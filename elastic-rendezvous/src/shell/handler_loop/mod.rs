@@ -191,10 +191,7 @@ impl HandlerLoop {
         if matches!(result, Err(RendezvousError::Interrupted { .. })) {
             let limit = self.settings.heartbeat_timeout;
             if let Err(error) = self.operate(Operation::Leave, limit) {
-                log::warn!(
-                    "cannot leave the rendezvous after an interrupted join: {}",
-                    in_brief(&error)
-                );
+                log::warn!("cannot leave the interrupted join: {}", in_brief(&error));
             }
         }
         self.is_member |= result.as_ref().is_ok_and(|answer| answer.joined.is_some());
@@ -296,7 +293,7 @@ impl HandlerLoop {
         };
         if let Some(former) = self.shared.set_me(self.engine.me()) {
             let (me, former) = (self.engine.me().local_id, former.named());
-            log::info!(
+            log::debug!(
                 "another process is the node {former}: this one joins with the local id {me}"
             );
         }
@@ -373,11 +370,11 @@ impl HandlerLoop {
             *index = counted.map_err(|error| self.states.failed(error))?;
         }
         match lost {
-            Some(error) => log::warn!("{error}; the nodes that use it begin another round"),
+            Some(error) => log::warn!("{error}"),
             // It cannot tell, and had nothing to lose.
             None if !self.is_member => {}
             None => log::warn!(
-                "the {} has lost the data of the group (was it restarted?); its nodes begin another round",
+                "the {} has lost the data of the group: its nodes begin another round",
                 self.states.backend().label()
             ),
         }
@@ -413,7 +410,7 @@ impl HandlerLoop {
         }
         if !matches!(self.shared.membership(), Some(Ok(it)) if it.is_evicted) {
             log::warn!(
-                "no heartbeat of this node for {:.0} s, so its round is over: {}",
+                "no heartbeat for {:.0} s, so this round is over: {}",
                 self.settings.dead_after().as_secs_f64(),
                 in_brief(error),
             );

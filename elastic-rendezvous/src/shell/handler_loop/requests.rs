@@ -125,7 +125,7 @@ impl HandlerLoop {
             Err(error) => {
                 // The watch would probably fail again at once. If the store itself fails, the next read reports it.
                 let why = in_brief(&error);
-                log::warn!("cannot watch the rendezvous, polling once a second instead: {why}");
+                log::warn!("polling the rendezvous once a second: {why}");
                 self.watch = None;
                 Ok(Reply::Nothing)
             }
