@@ -92,17 +92,24 @@ impl MarkBoard {
     }
 
     /// Marks this node as connected, by a connection that the process keeps. Replaces the mark of an earlier connection, even if
-    /// the store has not noticed that the connection has closed. Blocks for at most the store's timeout, five times.
-    pub(crate) fn set_own(&mut self, me: &NodeId) -> Result<(), StoreError> {
+    /// the store has not noticed that the connection has closed. The first mark of a node in a group replaces none, because
+    /// its id is new, and wakes no node. Blocks for at most the store's timeout, five times.
+    pub(crate) fn set_own(&mut self, me: &NodeId, is_in_group: bool) -> Result<(), StoreError> {
         let (key, bell_key) = (self.key(me), self.bell_key(me));
-        self.store.delete_key(&key)?;
-        self.store.delete_key(&bell_key)?;
+        let is_silent = is_in_group && !self.has_own;
         let store = &self.store;
+        if !is_silent {
+            store.delete_key(&key)?;
+            store.delete_key(&bell_key)?;
+        }
+        self.has_own = true;
         store.set_ephemeral(&key, CONNECTED, Some((&key, CLOSED)))?;
         let closed = format!("closed {:016x}", fastrand::u64(..));
         let will = (self.prefix.as_str(), closed.as_bytes());
         store.set_ephemeral(&bell_key, CONNECTED, Some(will))?;
-        self.has_own = true;
+        if is_silent {
+            return Ok(());
+        }
         let connected = format!("connected {:016x}", fastrand::u64(..));
         store.set(&self.prefix, connected)
     }
@@ -167,13 +174,13 @@ mod tests {
         let (mut first, mut second, mut reader) = (board(), board(), board());
         let none = marks(Mark::Missing, Mark::Missing);
         assert_eq!(reader.read(all.to_vec()).unwrap(), none);
-        first.set_own(&a).unwrap();
-        second.set_own(&b).unwrap();
+        first.set_own(&a, false).unwrap();
+        second.set_own(&b, false).unwrap();
         let both = marks(Mark::Connected, Mark::Connected);
         assert_eq!(reader.read(all.to_vec()).unwrap(), both);
         // It comes back, over another connection, although the server may not know that the first one has closed.
         let mut again = board();
-        again.set_own(&a).unwrap();
+        again.set_own(&a, false).unwrap();
         drop(first);
         assert_eq!(reader.read(all.to_vec()).unwrap(), both);
         second.remove_own(&b);

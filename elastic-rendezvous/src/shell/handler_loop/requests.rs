@@ -56,7 +56,8 @@ impl HandlerLoop {
             }
             Ask::ReadMarks(nodes) => return self.ask_marks(|marks, _| marks.read(nodes).map(Some)),
             Ask::SetMark => {
-                return self.ask_marks(|marks, me| marks.set_own(me).map(|()| None));
+                let is_in_group = self.group.is_some();
+                return self.ask_marks(|marks, me| marks.set_own(me, is_in_group).map(|()| None));
             }
             Ask::Report => self.report(),
             Ask::Pause { until } => {
