@@ -83,6 +83,9 @@ impl MarkBoard {
         let marks: Marks = values
             .map(|(node, value)| (node, mark_of(value.as_deref())))
             .collect();
+        let count = |mark| marks.values().filter(|it| **it == mark).count();
+        let (connected, closed) = (count(Mark::Connected), count(Mark::Closed));
+        log::debug!("marks of nodes: {connected} connected, {closed} closed");
         self.known = Some(Known {
             bell,
             nodes,

@@ -132,7 +132,10 @@ impl Station {
             }
             Task::ReadMarks(nodes) => Ask::ReadMarks(nodes),
             Task::Wait(until) => {
-                let timers = self.timers.at(Timer::Renewal).min(self.timers.at(Timer::Mark));
+                let timers = self
+                    .timers
+                    .at(Timer::Renewal)
+                    .min(self.timers.at(Timer::Mark));
                 Ask::TakeRequests {
                     until: until.min(timers).min(leaves_at),
                 }
