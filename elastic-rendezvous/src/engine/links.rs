@@ -244,6 +244,29 @@ mod tests {
         }
     }
 
+    /// docs/spec/rendezvous.md, LINK 9.
+    #[test]
+    fn a_connection_that_had_closed_before_the_first_read_counts_if_the_store_was_in_reach() {
+        let (me, marks) = (node("a"), Marks::from([(node("b"), Mark::Closed)]));
+        for (has_outage, is_lost) in [(false, true), (true, false)] {
+            let mut links = Links::new(SECOND);
+            links.count_found();
+            if has_outage {
+                links.on_outage();
+            }
+            links.on_read(&me, Some(&marks), SECOND, SECOND);
+            assert_eq!(links.newly_closed(SECOND).count(), usize::from(is_lost));
+            assert_eq!(
+                links.on_read(&me, Some(&marks), SECOND * 4, SECOND * 4),
+                is_lost
+            );
+            // Only the first read counts such connections.
+            links.forget(&node("b"));
+            links.on_read(&me, Some(&marks), SECOND * 5, SECOND * 5);
+            assert!(!links.on_read(&me, Some(&marks), SECOND * 9, SECOND * 9));
+        }
+    }
+
     #[test]
     fn a_process_that_was_stopped_reads_again_before_it_decides() {
         let (me, mut links) = (node("a"), Links::new(Duration::ZERO));

@@ -190,4 +190,20 @@ mod tests {
         drop((again, second));
         wait_for(&mut reader, &all, &marks(Mark::Closed, Mark::Missing));
     }
+
+    /// docs/spec/rendezvous.md, LINK 7.
+    #[test]
+    fn the_first_mark_of_a_node_in_a_group_changes_nothing_that_other_nodes_read() {
+        let options = TcpStoreOptions::default().with_master(true);
+        let hosted: Arc<dyn Store> = Arc::new(TcpStore::open("127.0.0.1", 0, options).unwrap());
+        let mut board = MarkBoard::new(Arc::clone(&hosted), "torch.rendezvous.job");
+        board.set_own(&node("a"), true).unwrap();
+        let bell = || hosted.try_get("torch.rendezvous.job/link").unwrap();
+        assert_eq!(bell(), None);
+        // After its connection has closed, another node may have read that.
+        board.set_own(&node("a"), true).unwrap();
+        assert!(bell().is_some());
+        let connected = Marks::from([(node("a"), Mark::Connected)]);
+        assert_eq!(board.read(vec![node("a")]).unwrap(), connected);
+    }
 }

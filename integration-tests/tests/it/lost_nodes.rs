@@ -210,7 +210,7 @@ fn connections_that_are_cut_and_return_cost_no_restart() {
 }
 
 /// A job of more than 32 nodes, whose store no node hosts. A member is killed, and then the node that writes for all.
-/// docs/spec/rendezvous.md, LINK 7 and 8.
+/// docs/spec/rendezvous.md, LINK 7 to 9.
 #[test]
 fn a_killed_launcher_of_a_group_of_40_nodes_is_noticed_in_seconds() {
     let _watchdog = Watchdog::start("a_killed_launcher_of_a_group", LIMIT * 2);

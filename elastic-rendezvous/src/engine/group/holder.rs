@@ -527,7 +527,7 @@ impl Holder {
     }
 
     /// Adopts the marks that [`Task::ReadMarks`] asked for; `None` if the store cannot have any. Calls the nodes whose
-    /// connections have closed: one that lives may not have noticed it.
+    /// connections have closed, because a live node may not have noticed it.
     pub(super) fn on_marks(&mut self, marks: Option<&Marks>, now: Now) {
         let (at, links) = (now.monotonic, &mut self.observations.links);
         if links.on_read(&self.me, marks, self.as_of.marks, at) {

@@ -497,7 +497,7 @@ mod tests {
         assert_eq!(Summary::from_text(&summary.to_text()), Some(summary));
     }
 
-    /// docs/spec/rendezvous.md, LINK 7.
+    /// docs/spec/rendezvous.md, LINK 8.
     #[test]
     fn a_summary_calls_the_nodes_that_it_names_or_all_of_which_a_node_may_have_missed_one() {
         let summary = |epoch, calls, called: &[u32]| Summary {

@@ -321,7 +321,7 @@ fn dropped_after(world: &mut World, lost: &[usize]) -> Duration {
     world.now - begun_at
 }
 
-/// docs/spec/rendezvous.md, LINK 7.
+/// docs/spec/rendezvous.md, LINK 8.
 #[test]
 fn a_lost_member_of_a_group_is_dropped_soon_after_its_connection_has_closed() {
     for (count, seeds) in [(40, 50), (100, 20), (1000, 1)] {
@@ -337,7 +337,7 @@ fn a_lost_member_of_a_group_is_dropped_soon_after_its_connection_has_closed() {
 }
 
 /// The next holder has not seen their connections.
-/// docs/spec/rendezvous.md, LINK 8.
+/// docs/spec/rendezvous.md, LINK 9.
 #[test]
 fn a_lost_holder_and_the_members_lost_with_it_are_dropped_in_seconds() {
     for seed in 0..50 {
@@ -354,7 +354,7 @@ fn a_lost_holder_and_the_members_lost_with_it_are_dropped_in_seconds() {
     }
 }
 
-/// docs/spec/rendezvous.md, LINK 3 and 7.
+/// docs/spec/rendezvous.md, LINK 3 and 8.
 #[test]
 fn a_member_of_a_group_that_returns_within_2_s_is_not_dropped() {
     for seed in 0..100 {
@@ -374,8 +374,8 @@ fn a_member_of_a_group_that_returns_within_2_s_is_not_dropped() {
     }
 }
 
-/// A node has a connection for its mark, beside the one over which it waits.
-/// docs/spec/rendezvous.md, LINK 7.
+/// A node has a connection for its mark, and waits on another connection.
+/// docs/spec/rendezvous.md, LINK 7 and 8.
 #[test]
 fn a_member_that_has_lost_only_its_mark_sets_it_again() {
     for count in [1, 2, 20] {
