@@ -63,8 +63,8 @@ pub use error::TerminationError;
 /// Interval at which a wait asks whether a worker whose connection was lost is dead.
 const LOST_INTERVAL: Duration = Duration::from_millis(500);
 
-/// What workers in their first shutdown wait for. A worker that could not start wakes them with it: without that worker no
-/// round ends, so none of them is further.
+/// The key that workers in their first shutdown wait for. A worker that could not start sets it, which wakes them. All of them
+/// wait in the first round, because a round needs all workers.
 pub(crate) const FIRST_SUM_KEY: &str = "shutdown/0/1/ready";
 
 /// How long the worker with the lowest id, which usually serves the store, waits for the others to read the

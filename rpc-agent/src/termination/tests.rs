@@ -376,7 +376,7 @@ fn an_invalid_sum_is_an_error_with_its_key() {
     assert_eq!(error, error_text);
 }
 
-/// Before the others wait, and while they wait.
+/// The worker fails before the other workers shut down, and while they shut down.
 #[test]
 fn a_worker_that_could_not_start_ends_the_shutdown_of_the_others() {
     let (stores, _server) = stores();
