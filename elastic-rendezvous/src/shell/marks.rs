@@ -8,6 +8,7 @@ use c10d_store::{Store, StoreError, StoreExt};
 
 use crate::engine::links::{Mark, Marks};
 use crate::shell::many_keys::read_present;
+use crate::values::error::is_outage;
 use crate::values::node::NodeId;
 
 const CONNECTED: &[u8] = b"connected";
@@ -115,6 +116,13 @@ impl MarkBoard {
         }
         let connected = format!("connected {:016x}", fastrand::u64(..));
         store.set(&self.prefix, connected)
+    }
+
+    /// Whether the store answers, so that this failure concerns only the connection of the mark. Blocks for at most the store's
+    /// timeout.
+    pub(crate) fn is_store_in_reach(&self, error: &StoreError) -> bool {
+        let is_lost = matches!(error, StoreError::ConnectionLost { .. });
+        is_outage(error) && !is_lost && self.store.check(&[]).is_ok()
     }
 
     /// Says goodbye, so that this node does not count as lost. A failure is only logged, because the process exits.

@@ -260,18 +260,11 @@ fn a_killed_launcher_of_a_group_of_40_nodes_is_noticed_in_seconds() {
         let killed = Instant::now();
         let named = format!("(pid {}): its connection closed", victim.id());
         within("the loss is noticed", &mut || {
-            if killed.elapsed() > Duration::from_secs(40) {
-                for it in launchers.iter_mut() {
-                    println!("{} {}", it.id(), it.process().stderr());
-                }
-                panic!("{named}");
-            }
             let mut others = launchers.iter_mut();
             others.any(|it| it.process().stderr().contains(&named))
         });
         let took = killed.elapsed();
         assert!(took < NOTICED_BY_HEARTBEATS, "lost node {lost}: {took:?}");
-        println!("lost node {lost} was noticed after {took:?}");
     }
     within("a world without both", &mut || {
         nodes.attempt(38, 0).is_some()

@@ -12,6 +12,7 @@ use super::holder::Holder;
 use super::message::{Lease, Place, RequestKind, Summary};
 use super::posting::Posting;
 use super::timers::Timers;
+use crate::engine::links::RETURN_PAUSE;
 use crate::values::clock::Now;
 use crate::values::node::NodeId;
 use crate::values::settings::{ROLLBACK_WINDOW, RendezvousSettings};
@@ -106,7 +107,7 @@ struct Membership {
 enum OwnMark {
     Unset,
     Set,
-    /// The store cannot have marks.
+    /// The store cannot have marks, or has no place for another connection.
     Unsupported,
 }
 
@@ -367,12 +368,12 @@ impl Station {
     pub(crate) fn on_failure(&mut self, now: Now) {
         self.has_lost_state |= self.generation.is_none();
         self.connected_since = now.monotonic;
-        if self.asked == Ask::SetMark {
+        if self.mark == OwnMark::Set {
+            self.timers.set(Timer::Mark, now.monotonic);
+        } else if self.asked == Ask::SetMark {
             // The next requests are more urgent.
             let interval = self.settings.keep_alive_interval;
             self.timers.set_in(Timer::Mark, now.monotonic, interval);
-        } else if self.mark == OwnMark::Set {
-            self.timers.set(Timer::Mark, now.monotonic);
         }
         self.follow(LeaseView::Unknown, now);
     }
@@ -639,13 +640,16 @@ impl Station {
                 self.on_answer(text, now);
             }
             (Ask::AwaitSummary { .. }, Reply::Value(Some(text))) => self.on_summary(text, now),
-            (Ask::SetMark, reply) => {
+            (Ask::SetMark, Reply::Done) => {
                 self.timers.cancel(Timer::Mark);
-                self.mark = if matches!(reply, Reply::Done) {
-                    OwnMark::Set
-                } else {
-                    OwnMark::Unsupported
-                };
+                self.mark = OwnMark::Set;
+            }
+            (Ask::SetMark, Reply::Nothing) if self.mark == OwnMark::Set => {
+                self.timers.set_in(Timer::Mark, now.monotonic, RETURN_PAUSE);
+            }
+            (Ask::SetMark, _) => {
+                self.timers.cancel(Timer::Mark);
+                self.mark = OwnMark::Unsupported;
             }
             (Ask::ReadSummary, Reply::Value(text)) => {
                 let text = text.unwrap_or_default();
