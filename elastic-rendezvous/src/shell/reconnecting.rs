@@ -455,18 +455,8 @@ impl Store for ReconnectingStore {
         will: Option<(&str, &[u8])>,
     ) -> Result<Option<Vec<u8>>, StoreError> {
         self.ask(Repeat::Harmless, |store| {
-            match store.set_ephemeral_bytes(key, value, will) {
-                // The server may have no place for another connection. A connection that was lost is replaced with the store.
-                Err(error)
-                    if is_outage(&error)
-                        && !matches!(error, StoreError::ConnectionLost { .. })
-                        && store.check(&[]).is_ok() =>
-                {
-                    Ok(Err(error))
-                }
-                result => result.map(Ok),
-            }
-        })?
+            store.set_ephemeral_bytes(key, value, will)
+        })
     }
 
     fn delete_prefix(&self, prefix: &str, delay: Duration) -> Result<u64, StoreError> {

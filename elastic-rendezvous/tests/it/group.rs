@@ -461,7 +461,7 @@ fn a_node_of_a_group_has_one_connection_and_that_of_its_mark() {
     let nodes = nodes(&server, &settings(NODES, NODES), NODES);
     join_all(&nodes);
     join_all(&nodes);
-    // The node that writes for all needs another one while it waits for the address of the workers' store.
+    // The node that writes for all needs another connection while it waits for the address of the workers' store.
     let connections = || server.connection_count();
     eventually("the marks are set", || connections() >= 2 * NODES);
     assert!(connections() <= 2 * NODES + 1, "{}", connections());
