@@ -4,8 +4,8 @@
 #   c10d run --standalone --nproc-per-node 4 --explain-after 5s examples/hang.sh
 set -eu
 
-# Or in a clone, where `cargo run --release -p c10d-cli` has built it.
-PATH=$PATH:$(dirname "$0")/../target/release
+# Or the launcher's own file, for example after `cargo run --release -p c10d-cli`, wherever Cargo has put it.
+PATH=$PATH:$(dirname "$(readlink "/proc/$PPID/exe")")
 
 if [ "$RANK" = 2 ]; then
     exec sleep 600

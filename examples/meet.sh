@@ -7,8 +7,8 @@
 # MASTER_PORT, which `c10d store` reads.
 set -eu
 
-# Or in a clone, where `cargo run --release -p c10d-cli` has built it.
-PATH=$PATH:$(dirname "$0")/../target/release
+# Or the launcher's own file, for example after `cargo run --release -p c10d-cli`, wherever Cargo has put it.
+PATH=$PATH:$(dirname "$(readlink "/proc/$PPID/exe")")
 
 # Restarted workers meet again, so each key contains the restart count.
 meeting="meet/${TORCHELASTIC_RESTART_COUNT:-0}"

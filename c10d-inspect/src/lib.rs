@@ -42,5 +42,5 @@ pub use report::{
     Finding, FindingKind, Group, MembershipReport, NodeReport, Process, RankReport, RankSet,
     RankState, Report, Sureness, WaitFor, WorkersStore,
 };
-pub use symptom::is_symptom;
+pub use symptom::{is_symptom, lost_peer};
 pub use translate::{published_ranks, translate};

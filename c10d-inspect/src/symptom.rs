@@ -64,6 +64,16 @@ pub fn is_symptom(line: &str) -> bool {
     Symptom::of(line).is_some()
 }
 
+/// Returns the address of the rank to which a failed worker has lost its connection, in the form that gloo prints, if its
+/// last line has it.
+#[must_use]
+pub fn lost_peer(line: &str) -> Option<SocketAddr> {
+    match Symptom::of(line)? {
+        Symptom::LostPeer(address) => address,
+        Symptom::Key(_) | Symptom::LostStore | Symptom::Timeout => None,
+    }
+}
+
 impl Symptom {
     /// `None` for a reason that lies in the worker itself, as far as the line shows.
     pub(crate) fn of(line: &str) -> Option<Self> {

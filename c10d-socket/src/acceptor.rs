@@ -52,8 +52,8 @@ pub(crate) enum Decision<K> {
     Close(K),
     /// Serve the connection that was accepted last, and pass its key to [`Acceptor::admitted`].
     Admit,
-    /// Close the connection that was accepted last.
-    Refuse(Refusal),
+    /// Close the connection that was accepted last. `None`: it is counted, and needs no log line.
+    Refuse(Option<Refusal>),
     /// Open the spare descriptor again, and pass to [`Acceptor::on_spare`] whether it is open.
     OpenSpare,
     /// A listener fails, and is tried again at [`Acceptor::next_deadline`]: log it.
@@ -124,6 +124,9 @@ pub struct Acceptor<K> {
     strangers: Strangers,
     refusals: RefusalLog,
     refused: u64,
+    /// Whether a refusal was reported because no descriptor was left: once is enough, because the limit of a running
+    /// process hardly ever changes.
+    has_reported_limit: bool,
 }
 
 #[derive(Debug)]
@@ -185,6 +188,7 @@ impl<K: Copy> Acceptor<K> {
             strangers: Strangers::default(),
             refusals: RefusalLog::new(now),
             refused: 0,
+            has_reported_limit: false,
         }
     }
 
@@ -335,11 +339,6 @@ impl<K: Copy> Acceptor<K> {
         self.line(peer.ip(), &format_args!("refused {peer}: {reason}"), now)
     }
 
-    /// Counts a refused peer, without a line.
-    pub(crate) const fn on_refused_silently(&mut self) {
-        self.refused += 1;
-    }
-
     /// The number of refused peers.
     #[must_use]
     pub const fn refused(&self) -> u64 {
@@ -427,13 +426,15 @@ impl<K: Copy> Acceptor<K> {
         }
         Some(match need {
             Need::Descriptor(error) => self.fail(error),
-            Need::Limit => Decision::Refuse(Refusal::Limit(self.limits.connections_max)),
+            Need::Limit => Decision::Refuse(Some(Refusal::Limit(self.limits.connections_max))),
             Need::Spare(error) => {
                 if matches!(oldest, Oldest::TooNew) {
                     // The next ones are better accepted when some have had their time.
                     self.accept_later();
                 }
-                Decision::Refuse(Refusal::NoDescriptor(error))
+                let is_known = std::mem::replace(&mut self.has_reported_limit, true);
+                self.refused += u64::from(is_known);
+                Decision::Refuse((!is_known).then_some(Refusal::NoDescriptor(error)))
             }
         })
     }

@@ -42,7 +42,9 @@ pub use deadline::Deadline;
 pub use error::{ConnectError, DialFailure, DialStage, ListenError};
 pub use host_name::host_name;
 pub use interfaces::{interface_addresses, own_address_towards};
-pub use listen::{ListenOptions, adopt_listener, adopt_listener_raw, listen, resolve_local};
+pub use listen::{
+    ListenOptions, adopt_listener, adopt_listener_raw, listen, listen_at, resolve_local,
+};
 pub use listeners::{Listeners, Step};
 pub use listening_process::ListeningProcess;
 pub use loopback_user::{check_own_user, loopback_user, own_user};

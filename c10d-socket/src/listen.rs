@@ -112,6 +112,33 @@ pub fn listen(options: &ListenOptions) -> Result<Vec<TcpListener>, ListenError> 
     listen_on_each(&addresses, options)
 }
 
+/// Opens one listener for each of these addresses, all on one port, or as [`listen`] does for all interfaces if there are
+/// none. Does not block.
+///
+/// ```
+/// let listeners = c10d_socket::listen_at(&["127.0.0.1".parse()?], 0)?;
+/// assert_ne!(listeners[0].local_addr()?.port(), 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// As [`listen`]. Addresses that this machine does not have, such as the address of a gateway in front of it, are skipped
+/// if this machine has another address of the list.
+pub fn listen_at(ips: &[IpAddr], port: u16) -> Result<Vec<TcpListener>, ListenError> {
+    let options = ListenOptions::default().with_port(port);
+    let mut addresses: Vec<SocketAddr> = Vec::new();
+    for ip in ips {
+        let address = SocketAddr::new(*ip, port);
+        if !addresses.contains(&address) {
+            addresses.push(address);
+        }
+    }
+    match addresses[..] {
+        [] => listen(&options),
+        _ => listen_on_each(&addresses, &options),
+    }
+}
+
 /// Listens on an inherited TCP socket that is bound, and may listen already. The returned listener is
 /// non-blocking, has the default [`SocketOptions`] (see [`SocketOptions::apply`]), and owns the
 /// descriptor, which is closed on failure. Does not block.

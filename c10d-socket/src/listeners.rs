@@ -32,9 +32,6 @@ pub struct Listeners<L, S> {
     spare: SpareDescriptor,
     /// The connection that was accepted last, until it is decided on.
     accepted: Option<(S, SocketAddr)>,
-    /// Whether a refusal was returned because no descriptor was left: once is enough, because the limit of a
-    /// running process hardly ever changes.
-    has_reported_limit: bool,
 }
 
 impl<L, S> Listeners<L, S> {
@@ -59,7 +56,6 @@ impl<L, S> Listeners<L, S> {
             accept,
             spare: SpareDescriptor::new(),
             accepted: None,
-            has_reported_limit: false,
         })
     }
 
@@ -95,13 +91,7 @@ impl<L, S> Listeners<L, S> {
                     }
                 }
                 Decision::Refuse(reason) => {
-                    if let Some((_, peer)) = self.accepted.take() {
-                        if let Refusal::NoDescriptor(_) = &reason
-                            && std::mem::replace(&mut self.has_reported_limit, true)
-                        {
-                            acceptor.on_refused_silently();
-                            continue;
-                        }
+                    if let (Some((_, peer)), Some(reason)) = (self.accepted.take(), reason) {
                         return Step::Refused(peer, reason);
                     }
                 }

@@ -12,16 +12,20 @@ use elastic_rendezvous::{BoardError, RoundBoard, Wait};
 const COUNT: &str = "torchelastic/agent/terminal_state/num_members";
 const LAST: &str = "torchelastic/agent/terminal_state/last_member";
 
-/// Checks in, as one of `nodes`; `None` if that is not fixed, and [`open_if`] opens the barrier.
+/// Checks in, as one of `nodes`; `None` if that is not fixed, and [`open_if`] opens the barrier. Returns whether the barrier
+/// is open.
+///
+/// The last node sends nothing after the request that opens the barrier, because that may be the end of the store.
 pub(crate) fn check_in(
     board: &RoundBoard,
     nodes: impl Into<Option<usize>>,
-) -> Result<(), StoreError> {
+) -> Result<bool, StoreError> {
     let arrived = board.count(COUNT, 1)?;
-    if usize::try_from(arrived).ok() == nodes.into() {
-        open(board)?;
+    if usize::try_from(arrived).ok() != nodes.into() {
+        return is_open(board);
     }
-    Ok(())
+    open(board)?;
+    Ok(true)
 }
 
 /// Opens the barrier for all if so many nodes have checked in, as others are lost.
@@ -33,8 +37,9 @@ pub(crate) fn open_if(board: &RoundBoard, nodes: usize) -> Result<(), StoreError
 }
 
 fn open(board: &RoundBoard) -> Result<(), StoreError> {
-    // PyTorch's value; no node reads it.
-    board.put(LAST, b"<val_ignored>")
+    // PyTorch's value; no node reads it. The answer of this request precedes the answers of the waits that it ends; a
+    // plain write needs a second request to be certain.
+    board.put_if_missing(LAST, b"<val_ignored>")
 }
 
 /// Waits until all nodes have checked in, the time has passed, or `cancel` ends the wait, and returns whether they have.
@@ -54,7 +59,7 @@ pub(crate) fn wait(
 }
 
 /// Whether all nodes have checked in. Does not wait for them.
-pub(crate) fn is_open(board: &RoundBoard) -> Result<bool, StoreError> {
+fn is_open(board: &RoundBoard) -> Result<bool, StoreError> {
     board.has(LAST)
 }
 
@@ -82,11 +87,10 @@ mod tests {
     fn the_last_node_opens_the_barrier_for_all() {
         let board = empty();
         assert_eq!(checked_in(&board).unwrap(), 0);
-        check_in(&board, 2).unwrap();
-        assert!(!is_open(&board).unwrap());
+        assert!(!check_in(&board, 2).unwrap());
         std::thread::scope(|scope| {
             let first = scope.spawn(|| wait(&board, LONG, &Cancel::NEVER).unwrap());
-            check_in(&board, 2).unwrap();
+            assert!(check_in(&board, 2).unwrap());
             assert!(wait(&board, LONG, &Cancel::NEVER).unwrap());
             assert!(first.join().unwrap());
         });

@@ -1,8 +1,10 @@
 //! Exchanges the exits of workers between the nodes whose workers failed, so that each node can name the root cause.
 //!
 //! A round that ends well makes no request. A node takes a number when one of its workers has failed: the store's order is the
-//! order in which launchers noticed. Only the records of the first nodes are read, because they contain the cause.
+//! order in which launchers noticed. Only the records of the first nodes are read, because they contain the cause. If rounds
+//! share a board, the last nodes are read instead, because the first may be of an earlier round.
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
@@ -14,8 +16,8 @@ use crate::failure::ExitRecord;
 
 const COUNT: &str = "c10d/exits";
 
-/// The most nodes that publish their exits, and whose exits are read.
-const NODES_MAX: usize = 16;
+/// The most nodes whose exits are read.
+const NODES_MAX: u64 = 16;
 
 /// The longest value that is parsed.
 const VALUE_BYTES_MAX: usize = 64 << 10;
@@ -45,6 +47,8 @@ pub(crate) struct Reader {
     /// When this node began to start its workers, in milliseconds since 1970.
     pub(crate) started_unix_ms: u64,
     pub(crate) met_unix_ms: Option<u64>,
+    /// Whether other rounds have the same board.
+    pub(crate) is_board_shared: bool,
 }
 
 impl NodeExits {
@@ -111,21 +115,37 @@ pub(crate) const fn is_victim(_: &ExitRecord) -> bool {
     false
 }
 
+/// The address of the rank to which a worker has lost its connection, if its last line has it.
+#[cfg(feature = "launcher")]
+pub(crate) fn lost_peer(exit: &ExitRecord) -> Option<IpAddr> {
+    let line = exit
+        .last_line
+        .as_deref()
+        .filter(|_| !exit.exit.is_success())?;
+    c10d_inspect::lost_peer(line).map(|address| address.ip())
+}
+
+#[cfg(not(feature = "launcher"))]
+pub(crate) const fn lost_peer(_: &ExitRecord) -> Option<IpAddr> {
+    None
+}
+
 /// Takes a number for the exits of this node, counted from 1.
 pub(crate) fn take_number(board: &RoundBoard) -> Result<u64, StoreError> {
     board.take_numbers(COUNT, 1)
 }
 
-/// Publishes the exits of this node, or replaces them. The other nodes do not read the exits of a node with
-/// a high number.
+/// Publishes the exits of this node, or replaces them. In a board of one round, the other nodes do not read the exits of a
+/// node with a high number.
 pub(crate) fn publish(
     board: &RoundBoard,
+    reader: &Reader,
     number: u64,
     exits: &NodeExits,
 ) -> Result<(), StoreError> {
-    match usize::try_from(number) {
-        Ok(number) if number <= NODES_MAX => board.put(&name(number), exits.to_json().to_string()),
-        _ => Ok(()),
+    match number <= NODES_MAX || reader.is_board_shared {
+        true => board.put(&name(number), exits.to_json().to_string()),
+        false => Ok(()),
     }
 }
 
@@ -135,7 +155,7 @@ pub(crate) fn is_any_published(board: &RoundBoard) -> Result<bool, StoreError> {
 }
 
 /// Reads the exits of the other nodes of the round, with the times of this node's clock. Waits until `is_enough` of them are
-/// known, or until `deadline`.
+/// known, or until `deadline`. `own` is the number of this node, if it has published exits.
 pub(crate) fn collect(
     board: &RoundBoard,
     own: Option<u64>,
@@ -143,13 +163,14 @@ pub(crate) fn collect(
     deadline: Deadline,
     is_enough: impl Fn(&[NodeExits]) -> bool,
 ) -> Result<Vec<NodeExits>, BoardError> {
-    let own = own.and_then(|own| usize::try_from(own).ok());
     loop {
-        let count = board.counted(COUNT)?.min(NODES_MAX);
-        let names: Vec<String> = (1..=count)
-            .filter(|it| Some(*it) != own)
-            .map(name)
-            .collect();
+        let count = u64::try_from(board.counted(COUNT)?).unwrap_or(u64::MAX);
+        let numbers = match reader.is_board_shared {
+            true => count.saturating_sub(NODES_MAX) + 1..=count,
+            false => 1..=count.min(NODES_MAX),
+        };
+        let next = numbers.end().saturating_add(1);
+        let names: Vec<String> = numbers.filter(|it| Some(*it) != own).map(name).collect();
         let values = board.read_all(&names)?;
         let parsed = names
             .iter()
@@ -165,14 +186,14 @@ pub(crate) fn collect(
             return Ok(nodes);
         }
         let pause = left.unwrap_or_default().min(PAUSE);
-        match board.await_one(&name(count + 1), "exit", Wait::new(pause)) {
+        match board.await_one(&name(next), "exit", Wait::new(pause)) {
             Ok(_) | Err(BoardError::Missing { .. }) => {}
             Err(error) => return Err(error),
         }
     }
 }
 
-fn name(number: usize) -> String {
+fn name(number: u64) -> String {
     format!("{COUNT}/{number}")
 }
 
@@ -209,6 +230,7 @@ mod tests {
             world_size: 4,
             started_unix_ms: 100_000,
             met_unix_ms,
+            is_board_shared: false,
         }
     }
 
@@ -232,7 +254,7 @@ mod tests {
         let number = take_number(&board).unwrap();
         // The clock of that node is 30 s ahead.
         let other = node(Some(130_000), vec![record(1, 3, 131_500, "bad shard 17")]);
-        publish(&board, number, &other).unwrap();
+        publish(&board, &reader(None), number, &other).unwrap();
         assert!(is_any_published(&board).unwrap());
         let own = take_number(&board).unwrap();
         for (met, expected) in [(Some(100_000), 101_500), (None, 131_500)] {
@@ -264,7 +286,7 @@ mod tests {
             valid.replace("100000", "-1"),
         ];
         for value in &values {
-            let number = usize::try_from(take_number(&board).unwrap()).unwrap();
+            let number = take_number(&board).unwrap();
             board.put(&name(number), value).unwrap();
         }
         let zero = within(Duration::ZERO);
@@ -289,7 +311,8 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let number = take_number(&board).unwrap();
-                publish(&board, number, &node(None, vec![record(1, 0, 100_000, "")])).unwrap();
+                let other = node(None, vec![record(1, 0, 100_000, "")]);
+                publish(&board, &reader(None), number, &other).unwrap();
             });
             let long = within(Duration::from_secs(60));
             let enough = |nodes: &[NodeExits]| nodes.iter().any(NodeExits::explains_others);
@@ -302,19 +325,45 @@ mod tests {
     #[test]
     fn only_the_first_nodes_publish() {
         let board = board();
-        for place in 0..NODES_MAX + 4 {
+        for place in 0..20 {
             let number = take_number(&board).unwrap();
-            publish(
-                &board,
-                number,
-                &node(None, vec![record(place % 4, 0, 100_000, "")]),
-            )
-            .unwrap();
+            let exits = node(None, vec![record(place % 4, 0, 100_000, "")]);
+            publish(&board, &reader(None), number, &exits).unwrap();
         }
         let zero = within(Duration::ZERO);
         let found = collect(&board, None, &reader(None), zero, |_| false).unwrap();
-        assert_eq!(found.len(), NODES_MAX);
-        assert!(!board.has(&name(NODES_MAX + 1)).unwrap());
+        assert_eq!(found.len(), 16);
+        assert!(!board.has(&name(17)).unwrap());
+    }
+
+    /// docs/spec/rendezvous.md, EXITS 1. The rounds of the `static` rendezvous share one board.
+    #[test]
+    fn the_last_nodes_are_read_if_rounds_share_a_board() {
+        let board = board();
+        let reader = Reader {
+            is_board_shared: true,
+            ..reader(None)
+        };
+        let found = || {
+            let zero = within(Duration::ZERO);
+            let nodes = collect(&board, None, &reader, zero, |_| false).unwrap();
+            let exits = nodes.into_iter().flat_map(|node| node.exits);
+            exits.map(|exit| exit.rank).collect::<Vec<_>>()
+        };
+        assert!(found().is_empty());
+        // Twelve earlier rounds in which both nodes have failed.
+        for (rank, ended) in (0..24)
+            .map(|it| (it % 2, 10_000))
+            .chain([(2, 100_000), (3, 100_010)])
+        {
+            let number = take_number(&board).unwrap();
+            let exits = node(None, vec![record(rank, 1, ended, "")]);
+            publish(&board, &reader, number, &exits).unwrap();
+        }
+        assert_eq!(found(), [2, 3]);
+        // A counter that another program has written.
+        board.put(COUNT, u64::MAX.to_string()).unwrap();
+        assert!(found().is_empty());
     }
 
     #[cfg(feature = "launcher")]

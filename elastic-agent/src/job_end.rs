@@ -5,14 +5,14 @@
 
 use c10d_socket::printable;
 use c10d_store::{StoreError, StoreExt};
-use elastic_rendezvous::RoundBoard;
+use elastic_rendezvous::{NodeId, RoundBoard};
 use serde_json::{Value, json};
 
-use crate::failure::ExitRecord;
+use crate::failure::{Decision, ExitRecord, RootExit};
 
 const END: &str = "c10d/job_end";
 
-/// How many nodes of the round will read the reason, and how many have.
+/// How many nodes of the round will read the reason, and how many have. Below the second name, each of these nodes.
 const READERS: &str = "c10d/job_end/readers";
 const READ: &str = "c10d/job_end/read";
 
@@ -48,6 +48,8 @@ pub struct EndNotice {
     pub is_at_exit: bool,
     /// The first failure of the job, if workers were restarted after it.
     pub first_failure: Option<ExitRecord>,
+    /// The root cause that this node has found in the exits of all nodes; `None` if that is `exit`, or the reason.
+    pub root: Option<RootExit>,
 }
 
 /// The reason for which this node stops the job on all nodes.
@@ -69,7 +71,14 @@ impl EndNotice {
             exit: None,
             is_at_exit: false,
             first_failure: None,
+            root: None,
         }
+    }
+
+    /// Adopts what this node has decided about the root cause, if that is more than the exit in the notice.
+    pub(crate) fn explain(&mut self, decision: Option<Decision>) {
+        let telling = decision.filter(|it| it.tells_more_than(self.exit.as_ref()));
+        self.root = telling.map(|it| it.root);
     }
 
     /// `node0 ended the job: worker with rank 1 ended with exit code 93, after which the job is not to be restarted`.
@@ -109,16 +118,22 @@ impl EndNotice {
             exit: record("exit"),
             is_at_exit: json.get("at_exit").and_then(Value::as_bool) == Some(true),
             first_failure: record("first_failure"),
+            root: None,
         }
     }
 }
 
-/// The worker that failed with its last words, otherwise the node and its reason.
+/// The root cause with its last words, otherwise the node and its reason.
 impl std::fmt::Display for EndNotice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.exit {
-            Some(exit) => f.write_str(&exit_text(exit)),
-            None => f.write_str(&self.reason_text()),
+        match (&self.root, &self.exit) {
+            (Some(root), _) => {
+                f.write_str(&root.text)?;
+                let line = root.record.last_line.as_ref();
+                line.map_or(Ok(()), |line| write!(f, "; its last line: {line}"))
+            }
+            (None, Some(exit)) => f.write_str(&exit_text(exit)),
+            (None, None) => f.write_str(&self.reason_text()),
         }
     }
 }
@@ -165,6 +180,7 @@ impl OwnEnd {
             exit,
             is_at_exit: self.is_at_exit,
             first_failure,
+            root: None,
         }
     }
 }
@@ -190,18 +206,46 @@ pub(crate) fn list_reader(board: &RoundBoard) -> Result<(), StoreError> {
     board.count(READERS, 1).map(drop)
 }
 
-/// Confirms that this node no longer needs the store to learn why the job is over.
-pub(crate) fn confirm(board: &RoundBoard) -> Result<(), StoreError> {
+/// Confirms that this node, with this id, no longer needs the store to learn why the job is over.
+pub(crate) fn confirm(board: &RoundBoard, node: Option<&NodeId>) -> Result<(), StoreError> {
+    if let Some(node) = node {
+        board.put(&confirmation(node), "1")?;
+    }
     board.count(READ, 1).map(drop)
 }
 
-/// Whether all listed nodes except `lost` of them have confirmed.
+fn confirmation(node: &NodeId) -> String {
+    format!("{READ}/{node}")
+}
+
+/// Whether no listed node of a round of `nodes` nodes is left that has neither confirmed nor departed.
 #[cfg_attr(
     not(feature = "launcher"),
     allow(dead_code, reason = "only a launcher needs it")
 )]
-pub(crate) fn have_all_read(board: &RoundBoard, lost: usize) -> Result<bool, StoreError> {
-    Ok(board.counted(READ)? + lost >= board.counted(READERS)?)
+pub(crate) fn have_all_read(
+    board: &RoundBoard,
+    nodes: usize,
+    departed: &[NodeId],
+) -> Result<bool, StoreError> {
+    let (listed, confirmed) = (board.counted(READERS)?, board.counted(READ)?);
+    let names: Vec<String> = departed.iter().map(confirmation).collect();
+    let silent = match confirmed >= listed || names.is_empty() {
+        true => 0,
+        false => board
+            .read_all(&names)?
+            .iter()
+            .filter(|it| it.is_none())
+            .count(),
+    };
+    Ok(is_none_awaited(nodes, listed, confirmed, silent))
+}
+
+/// Whether each of the listed nodes has confirmed, or has departed without that. `silent` nodes have departed without
+/// confirming. Any node that is not listed may be one of them, for example a node of torchrun.
+const fn is_none_awaited(nodes: usize, listed: usize, confirmed: usize, silent: usize) -> bool {
+    let lost = silent.saturating_sub(nodes.saturating_sub(listed));
+    confirmed.saturating_add(lost) >= listed
 }
 
 /// Counts this node among those whose workers failed at the end of their program.
@@ -331,14 +375,29 @@ mod tests {
     #[test]
     fn a_node_that_is_lost_is_not_waited_for() {
         let board = board();
-        assert!(have_all_read(&board, 0).unwrap());
+        let node = |pid| NodeId::new("node0", pid, 0);
+        assert!(have_all_read(&board, 3, &[]).unwrap());
         for _ in 0..3 {
             list_reader(&board).unwrap();
         }
-        confirm(&board).unwrap();
-        for (lost, expected) in [(0, false), (1, false), (2, true)] {
-            assert_eq!(have_all_read(&board, lost).unwrap(), expected, "{lost}");
+        confirm(&board, Some(&node(0))).unwrap();
+        for (departed, expected) in [
+            (&[][..], false),
+            (&[1], false),
+            (&[1, 2], true),
+            // Node 0 has confirmed before it was lost, so that another node is still awaited.
+            (&[0, 1], false),
+            (&[0, 1, 2], true),
+        ] {
+            let departed: Vec<NodeId> = departed.iter().copied().map(node).collect();
+            let all = have_all_read(&board, 3, &departed).unwrap();
+            assert_eq!(all, expected, "{departed:?}");
         }
+        // A node that is not listed may be the lost node.
+        assert!(!have_all_read(&board, 4, &[node(1), node(2)]).unwrap());
+        confirm(&board, None).unwrap();
+        confirm(&board, None).unwrap();
+        assert!(have_all_read(&board, 4, &[]).unwrap());
     }
 
     /// docs/spec/rendezvous.md, END 8.

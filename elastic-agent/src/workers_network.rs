@@ -19,25 +19,33 @@ pub(crate) struct WorkersNetwork {
     /// The interface with this node's address of the rendezvous connection; `None` in a job of one node, and for nodes that
     /// meet at loopback.
     pub(crate) interface: Option<String>,
-    /// Whether gloo would listen at loopback unless it is given the interface.
+    /// Whether gloo would listen at loopback unless this launcher gives it the interface.
     pub(crate) is_name_loopback: bool,
 }
 
 impl WorkersNetwork {
     /// Reads the facts from the system. In a job of several nodes, looks up the host's name, which blocks for at most 2
-    /// s.
-    pub(crate) fn of(round: &RendezvousInfo) -> Self {
+    /// s, or until `cancel` ends it. Without `cancel`, the name is not needed, because the user has chosen the interface.
+    pub(crate) fn of(round: &RendezvousInfo, cancel: Option<&Cancel>) -> Self {
         let local = round.route.local.filter(|_| round.world_size > 1);
         let interfaces = || interface_addresses().unwrap_or_default();
         let interface = local.and_then(|local| interface_with(local, &interfaces()));
-        let is_name_loopback = interface.is_some() && {
+        Self::with(interface, cancel, |cancel| {
             let deadline = Deadline::after(Instant::now(), LOOKUP_TIMEOUT);
-            let own = resolve_local(&HostPort::new(host_name(), 0), deadline, &Cancel::NEVER);
-            leads_to_loopback(&own.unwrap_or_default())
-        };
+            let own = resolve_local(&HostPort::new(host_name(), 0), deadline, cancel);
+            own.unwrap_or_default()
+        })
+    }
+
+    fn with(
+        interface: Option<String>,
+        cancel: Option<&Cancel>,
+        look_up: impl FnOnce(&Cancel) -> Vec<SocketAddr>,
+    ) -> Self {
+        let cancel = cancel.filter(|_| interface.is_some());
         Self {
             interface,
-            is_name_loopback,
+            is_name_loopback: cancel.is_some_and(|cancel| leads_to_loopback(&look_up(cancel))),
         }
     }
 
@@ -99,6 +107,18 @@ mod tests {
             let own: Vec<SocketAddr> = own.iter().map(|it| it.parse().unwrap()).collect();
             assert_eq!(leads_to_loopback(&own), is_loopback, "{own:?}");
         }
+    }
+
+    #[test]
+    fn the_name_is_not_looked_up_if_the_user_has_chosen_the_interface_or_there_is_one_node() {
+        let eth0 = || Some("eth0".to_owned());
+        for (interface, cancel) in [(eth0(), None), (None, Some(&Cancel::NEVER))] {
+            let network = WorkersNetwork::with(interface.clone(), cancel, |_| panic!("a lookup"));
+            assert_eq!(network.interface, interface);
+            assert_eq!(network.for_gloo(), None);
+        }
+        let network = WorkersNetwork::with(eth0(), Some(&Cancel::NEVER), |_| Vec::new());
+        assert_eq!(network.for_gloo(), Some("eth0"));
     }
 
     #[test]

@@ -18,7 +18,6 @@ pub use shell::handler::{
 };
 pub use shell::listener_watch::find_listener;
 pub use shell::marks::MarkBoard;
-pub use shell::open_store::READ_TIMEOUT;
 pub use shell::reachable::{ReachOptions, Reached, find_reachable};
 pub use shell::round_entry::{end_entry, open_round};
 pub use shell::static_rendezvous::{STATIC_BACKEND, STATIC_TIMEOUT, StaticRendezvous};

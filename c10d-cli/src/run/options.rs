@@ -209,7 +209,8 @@ impl RunOptions {
             None => preload,
         };
         let health_port = health_port(surroundings, &mut warnings);
-        let health_check = self.nodes.health_check(&mut warnings)?;
+        let join_timeout = timeouts::join_timeout(&chosen.parameters);
+        let health_check = self.nodes.health_check(join_timeout, &mut warnings)?;
         let usual = found.and_then(|found| found.grace_period);
         let limits = self.stopping.limits(surroundings, usual, &mut warnings)?;
         let signals = &self.stopping.signals_to_handle;
@@ -228,16 +229,17 @@ impl RunOptions {
         let events_file = self.output.events_file()?;
         let rules = self.restarts.rules()?;
         let keep = self.keep.options(&rules, &mut warnings)?;
+        let progress = self
+            .restarts
+            .progress(events_file.is_some(), debug_rank.is_some())?;
+        let progress_timeout = progress.as_ref().and_then(|progress| progress.timeout);
         let mut agent = AgentOptions::new(command, worker_count)
             .with_name(entrypoint.name().to_string_lossy())
             .with_role(self.nodes.role.value()?)
             .with_restart_rules(rules)
             .with_keep_workers(keep)
             .with_stop_on_job_failure(self.restarts.stops_on_job_failure()?)
-            .with_progress(
-                self.restarts
-                    .progress(events_file.is_some(), debug_rank.is_some())?,
-            )
+            .with_progress(progress)
             .with_debug_rank(debug_rank)
             .with_debugger(debugging::debugger(&entrypoint, surroundings))
             .with_shutdown_timeout(limits.shutdown_timeout)
@@ -273,7 +275,7 @@ impl RunOptions {
             Entrypoint::Program(_) => None,
             _ => surroundings.interpreter.remark.clone(),
         };
-        let explain_after = self.hangs.explain_after.value()?;
+        let explain_after = self.hangs.explain_after(progress_timeout)?;
         let explain_after = explain_after.filter(|_| debug_rank.is_none());
         let doubt = ports::warning(&rendezvous, relay_port, store_port, surroundings);
         warnings.extend(doubt);

@@ -44,7 +44,12 @@ fn json(report: &LauncherReport) -> Value {
         "log_directory": report.log_directory.as_ref().map(|path| path.to_string_lossy()),
         "failures": failures.map_or_else(Vec::new, of_failures),
     });
-    if let Some(root) = failures.and_then(Failures::root_exit) {
+    let notice = match &report.result {
+        Ok(AgentOutcome::Ended { notice, .. }) => notice.as_ref(),
+        _ => None,
+    };
+    let root = failures.and_then(Failures::root_exit);
+    if let Some(root) = root.or_else(|| notice?.root.as_ref()) {
         json["root_cause"] = of_root(root);
     }
     if let Some(why) = &report.why {
@@ -54,9 +59,9 @@ fn json(report: &LauncherReport) -> Value {
         json["first_failure"] = of_exit(first);
     }
     match &report.result {
-        Ok(AgentOutcome::Ended { reason, notice, .. }) => {
+        Ok(AgentOutcome::Ended { reason, .. }) => {
             json["reason"] = reason.as_str().into();
-            if let Some(exit) = notice.as_ref().and_then(|it| it.exit.as_ref()) {
+            if let Some(exit) = notice.and_then(|it| it.exit.as_ref()) {
                 json["remote_failure"] = of_exit(exit);
             }
         }

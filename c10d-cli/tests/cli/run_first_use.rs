@@ -329,3 +329,17 @@ fn an_abbreviation_is_torchruns_and_a_suggestion_has_the_name_of_the_help() {
         &["tip: a similar argument exists: '--max-restarts'"],
     );
 }
+
+#[test]
+fn the_first_example_finds_the_command_that_has_started_it() {
+    let folder = TempDir::new().unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/meet.sh");
+    let script = script.to_str().unwrap();
+    let words = ["--standalone", "--nproc-per-node=2", script];
+    let mut command = launcher(&folder, words);
+    command.env("PATH", "/usr/bin:/bin");
+    let ended = Running::start(command).end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let stdout = String::from_utf8_lossy(&ended.stdout);
+    assert_eq!(stdout.matches("met all others").count(), 2, "{stdout}");
+}

@@ -1,7 +1,6 @@
 //! The server of a master: the addresses it listens on, and its sharing within a process.
 
 use std::collections::HashMap;
-use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
@@ -9,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::{
     Deadline, HostPort, ListenError, ListenOptions, adopt_listener, is_loopback_name, listen,
-    resolve_local,
+    listen_at, resolve_local,
 };
 
 use super::options::{ListenOn, TcpStoreOptions};
@@ -112,61 +111,33 @@ fn listen_for(
             Vec::new()
         }
     };
-    match choose_addresses(&local, &options.listen_also_on) {
-        Choice::These { first, further } => {
-            let mut listeners = listen_on_each(&first, target.port())?;
-            for ip in further {
-                let port = listeners[0].local_addr();
-                let port = port.map_err(|source| no_address(ip, target.port(), source))?;
-                match listen_on_each(&[ip], port.port()) {
-                    Ok(more) => listeners.extend(more),
-                    Err(error) => {
-                        log::debug!("not listening at a further address of {target}: {error}")
-                    }
-                }
-            }
-            Ok(listeners)
-        }
-        Choice::AllInterfaces(reason) => {
+    let ips = match choose_addresses(local, &options.listen_also_on) {
+        Ok(ips) => ips,
+        Err(reason) => {
             log::warn!(
                 "listening on all interfaces for the store {target}: {} {reason}; anyone who reaches this host can use it",
                 target.host()
             );
-            listen(&on_port(target.port()))
+            Vec::new()
         }
-    }
-}
-
-#[derive(Debug, PartialEq, Eq)]
-enum Choice {
-    /// All addresses of the first list, which is not empty, and the usable addresses of the second list.
-    These {
-        first: Vec<IpAddr>,
-        further: Vec<IpAddr>,
-    },
-    AllInterfaces(&'static str),
-}
-
-/// Decides where to listen, given the addresses of a name that this machine has, and the further addresses of the options.
-fn choose_addresses(local: &[IpAddr], also: &[IpAddr]) -> Choice {
-    let reachable = |ips: &[IpAddr]| -> Vec<IpAddr> {
-        let ips = ips.iter().copied();
-        ips.filter(|ip| !is_link_local(*ip)).collect()
     };
-    let (mut first, mut further) = (reachable(local), reachable(also));
-    further.retain(|ip| !first.contains(ip));
-    if first.is_empty() {
-        first.append(&mut further);
+    listen_at(&ips, target.port())
+}
+
+/// Returns where to listen, given the addresses of a name that this machine has and the further addresses of the options, or
+/// why on all interfaces.
+fn choose_addresses(mut ips: Vec<IpAddr>, also: &[IpAddr]) -> Result<Vec<IpAddr>, &'static str> {
+    ips.extend(also);
+    ips.retain(|ip| !is_link_local(*ip));
+    if ips.is_empty() {
+        return Err("is not an address of this machine");
     }
-    if first.is_empty() {
-        return Choice::AllInterfaces("is not an address of this machine");
-    }
-    if first.iter().chain(&further).all(IpAddr::is_loopback) {
+    if ips.iter().all(IpAddr::is_loopback) {
         // Many distributions map a machine's own name to 127.0.1.1, while other nodes resolve it to
         // the real address: they could not connect to a server on loopback only.
-        return Choice::AllInterfaces("leads to loopback here, and may lead elsewhere on others");
+        return Err("leads to loopback here, and may lead elsewhere on others");
     }
-    Choice::These { first, further }
+    Ok(ips)
 }
 
 /// A link-local address is only valid with an interface, which a list of addresses does not contain.
@@ -178,71 +149,32 @@ const fn is_link_local_v6(ip: Ipv6Addr) -> bool {
     ip.segments()[0] & 0xffc0 == 0xfe80
 }
 
-fn listen_on_each(addresses: &[IpAddr], port: u16) -> Result<Vec<TcpListener>, ListenError> {
-    let mut listeners: Vec<TcpListener> = Vec::new();
-    for ip in addresses {
-        let port = match listeners.first().map(TcpListener::local_addr) {
-            Some(Ok(first)) => first.port(),
-            Some(Err(source)) => return Err(no_address(*ip, port, source)),
-            None => port,
-        };
-        let options = ListenOptions::default()
-            .with_host(ip.to_string())
-            .with_port(port);
-        listeners.extend(listen(&options)?);
-    }
-    Ok(listeners)
-}
-
-fn no_address(ip: IpAddr, port: u16, source: io::Error) -> ListenError {
-    ListenError::Address {
-        address: SocketAddr::new(ip, port),
-        source,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn choose(local: &[&str], also: &[&str]) -> Choice {
-        choose_addresses(&ips(local), &ips(also))
-    }
-
-    fn ips(texts: &[&str]) -> Vec<IpAddr> {
-        texts
-            .iter()
-            .map(|text| text.parse().expect("an address"))
-            .collect()
-    }
-
     #[test]
     fn a_master_listens_on_the_addresses_of_its_name() {
-        let these = |first: &[&str], further: &[&str]| Choice::These {
-            first: ips(first),
-            further: ips(further),
+        let ips = |texts: &[&str]| -> Vec<IpAddr> {
+            texts
+                .iter()
+                .map(|text| text.parse().expect("an address"))
+                .collect()
         };
         for (local, also, expected) in [
-            (&["10.0.0.5"][..], &[][..], these(&["10.0.0.5"], &[])),
+            (&["10.0.0.5"][..], &[][..], &["10.0.0.5"][..]),
             (
                 &["fe80::1", "fd00::5", "10.0.0.5"],
                 &[],
-                these(&["fd00::5", "10.0.0.5"], &[]),
+                &["fd00::5", "10.0.0.5"],
             ),
-            (
-                &["10.0.0.5"],
-                &["10.0.0.5", "10.8.0.5"],
-                these(&["10.0.0.5"], &["10.8.0.5"]),
-            ),
+            (&["10.0.0.5"], &["10.8.0.5"], &["10.0.0.5", "10.8.0.5"]),
             // A host name in the hosts file.
-            (
-                &["127.0.1.1"],
-                &["10.0.0.5"],
-                these(&["127.0.1.1"], &["10.0.0.5"]),
-            ),
-            (&[], &["10.0.0.5"], these(&["10.0.0.5"], &[])),
+            (&["127.0.1.1"], &["10.0.0.5"], &["127.0.1.1", "10.0.0.5"]),
+            (&[], &["10.0.0.5"], &["10.0.0.5"]),
         ] {
-            assert_eq!(choose(local, also), expected, "{local:?} {also:?}");
+            let chosen = choose_addresses(ips(local), &ips(also));
+            assert_eq!(chosen, Ok(ips(expected)), "{local:?} {also:?}");
         }
         for (local, also) in [
             (&[][..], &[][..]),
@@ -250,11 +182,8 @@ mod tests {
             (&["127.0.1.1"], &[]),
             (&["127.0.1.1"], &["127.0.0.1", "fe80::1"]),
         ] {
-            let choice = choose(local, also);
-            assert!(
-                matches!(choice, Choice::AllInterfaces(_)),
-                "{local:?} {also:?}"
-            );
+            let chosen = choose_addresses(ips(local), &ips(also));
+            assert!(chosen.is_err(), "{local:?} {also:?}");
         }
     }
 }

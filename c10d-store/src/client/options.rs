@@ -167,7 +167,7 @@ impl TcpStoreOptions {
         self
     }
 
-    /// Further addresses of this machine on which a master listens with [`ListenOn::Host`]. An address that cannot be used is
+    /// Further addresses on which a master listens with [`ListenOn::Host`]. An address that this machine does not have is
     /// skipped. With an address here that other machines can reach, a host name that leads to loopback is no reason to listen
     /// on all interfaces. Default: none.
     pub fn with_listen_also_on(mut self, addresses: Vec<IpAddr>) -> Self {

@@ -450,7 +450,7 @@ impl Pool {
                 Err(Failure::Lost(error) | Failure::NotSent(error)) => error,
                 Err(Failure::NoReply) => io::Error::new(
                     io::ErrorKind::TimedOut,
-                    "connected, but the peer did not answer; it may not speak the TCPStore protocol",
+                    "the peer did not answer; it may not speak the TCPStore protocol",
                 ),
                 Err(failure @ Failure::Protocol(_)) => return Err(PoolError::Failure(failure)),
                 Err(Failure::Interrupted) => return Err(PoolError::Interrupted),

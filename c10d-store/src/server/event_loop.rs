@@ -576,7 +576,7 @@ impl EventLoop {
                 && let Some(accepted) = connection.accepted_mut()
                 && accepted.deadline.take().is_some()
             {
-                note_reached_at(&self.counts, accepted);
+                note_peer(&self.counts, accepted);
             }
             connection.parser = parser;
             let has_stopped = outcome == Ok(Flow::Pause);
@@ -591,16 +591,15 @@ impl EventLoop {
     }
 }
 
-/// Remembers where the first client of another host has reached this one. A connection within a host has the same address
-/// at both ends, unless it is bound to another.
-fn note_reached_at(counts: &Counts, accepted: &Accepted) {
+/// Remembers the client if it is on another host. A connection within a host has the same address at both ends, unless it
+/// is bound to another.
+fn note_peer(counts: &Counts, accepted: &Accepted) {
     let peer = accepted.peer.ip().to_canonical();
-    if counts.reached_at.get().is_none()
-        && !peer.is_loopback()
+    if !peer.is_loopback()
         && let Ok(local) = accepted.stream.local_addr()
         && local.ip().to_canonical() != peer
     {
-        let _ = counts.reached_at.set(local.ip().to_canonical());
+        counts.note_peer(peer, local.ip().to_canonical());
     }
 }
 

@@ -220,6 +220,13 @@ impl TcpStoreServer {
         self.counts.reached_at.get().copied()
     }
 
+    /// Returns the addresses of the clients of other hosts, each once, the latest last, and at most the last eight. A peer
+    /// that did not complete the handshake is not a client. Does not block.
+    #[must_use]
+    pub fn peers(&self) -> Vec<IpAddr> {
+        self.counts.peers().clone()
+    }
+
     /// Whether the server [stands by](Self::stand_by): it does not serve the store yet.
     #[must_use]
     pub fn is_standby(&self) -> bool {

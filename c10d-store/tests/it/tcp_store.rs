@@ -11,7 +11,7 @@ use crate::store_contract::{self, Features};
 use crate::without_extensions::WithoutExtensions;
 use c10d_store::{
     Known, ListenOn, Operation, Outcome, PrefixStore, ServerOptions, Store, StoreError, StoreExt,
-    StoreHandle, TcpStore, TcpStoreOptions, TcpStoreServer, WireLimits, key_from_bytes,
+    StoreHandle, TcpStore, TcpStoreOptions, TcpStoreServer, WireLimits, in_brief, key_from_bytes,
 };
 
 fn serve() -> TcpStoreServer {
@@ -1040,6 +1040,9 @@ fn a_peer_that_is_not_a_store_is_reported_within_the_timeout() {
         // The error shows the configured limit, not the remaining time.
         if shown.contains("limit") {
             assert!(shown.contains("(limit 0.300s)"), "{shown}");
+            let cause = text.split(';').next().unwrap_or_default();
+            let brief = format!("cannot connect to {address} (the peer {cause})");
+            assert_eq!(in_brief(&error), brief);
         } else {
             assert!(matches!(error, StoreError::Protocol { .. }), "{shown}");
         }

@@ -67,7 +67,8 @@ impl Runtime<'_> {
         membership.is_ok_and(|it| !it.is_evicted)
     }
 
-    fn board_of_several(&self) -> Option<RoundBoard> {
+    /// The board of the round, if there are other nodes.
+    pub(super) fn board_of_several(&self) -> Option<RoundBoard> {
         let round = self.rounds.current()?;
         (round.world_size > 1).then(|| round.board())
     }

@@ -5,6 +5,7 @@
 //! [`worker`](crate::worker) starts and stops processes. Installs no signal handlers: callers report signals through an
 //! [`AgentHandle`].
 
+mod awaited_loss;
 mod event;
 mod exchange;
 mod exits;

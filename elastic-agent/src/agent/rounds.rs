@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use c10d_store::in_brief;
-use elastic_rendezvous::{RendezvousHandler, RendezvousInfo, RoundBoard, end_entry, open_round};
+use elastic_rendezvous::{
+    NodeId, RendezvousHandler, RendezvousInfo, RoundBoard, end_entry, open_round,
+};
 
 use crate::exit_barrier;
 use crate::job_end::{self, EndNotice};
@@ -18,6 +20,8 @@ pub(super) struct Rounds {
     /// Whether this node is listed, in these rounds, among the nodes that confirm that they have read why the job is
     /// over.
     is_reader: [bool; 2],
+    /// The id of this node in the rendezvous.
+    node: Option<NodeId>,
     /// Where the nodes publish and read the end of the job.
     told: Option<Told>,
     /// The last round that this node has forgotten.
@@ -36,8 +40,30 @@ pub(super) struct Told {
         allow(dead_code, reason = "only a launcher needs it")
     )]
     pub(super) is_at_exit: bool,
+    /// The number of nodes in the round.
+    #[cfg_attr(
+        not(feature = "launcher"),
+        allow(dead_code, reason = "only a launcher needs it")
+    )]
+    pub(super) nodes: usize,
     /// Whether this node has to confirm.
     is_reader: bool,
+}
+
+/// The confirmation of this node that it no longer needs the store to learn why the job is over.
+#[derive(Debug)]
+pub(super) struct Confirmation {
+    board: RoundBoard,
+    node: Option<NodeId>,
+}
+
+impl Confirmation {
+    /// Sends it to the node that hosts the store. A failure is logged.
+    pub(super) fn send(&self) {
+        if let Err(error) = job_end::confirm(&self.board, self.node.as_ref()) {
+            log::debug!("cannot confirm that the end of the job is known: {error}");
+        }
+    }
 }
 
 /// The most rounds that are forgotten at once. There are several if earlier nodes with group rank 0 were lost before they could
@@ -67,7 +93,8 @@ impl Rounds {
 
     /// Lists this node among those that the host of the store waits for at the end of the job. A failure is logged.
     /// Then the host exits without waiting for this node.
-    pub(super) fn list_reader(&mut self) {
+    pub(super) fn list_reader(&mut self, node: Option<NodeId>) {
+        self.node = node;
         let is_new = !self.is_reader[0];
         let others = self.current().is_some_and(|round| round.world_size > 1);
         if let Some(board) = self.board().filter(|_| is_new && others) {
@@ -123,6 +150,7 @@ impl Rounds {
         &mut self,
         others: impl FnOnce() -> Vec<RoundBoard>,
     ) -> Option<EndNotice> {
+        let nodes = self.current().map_or(0, |round| round.world_size);
         let own = [self.board(), self.before.clone()];
         let mut own = own.into_iter().zip(self.is_reader);
         let read = |board: Option<RoundBoard>, is_reader| {
@@ -132,6 +160,7 @@ impl Rounds {
             let told = Told {
                 board,
                 is_at_exit,
+                nodes,
                 is_reader,
             };
             Some((notice, told))
@@ -147,17 +176,21 @@ impl Rounds {
         Some(notice)
     }
 
-    /// Confirms, at most once, that this node has read why the job is over.
-    pub(super) fn confirm(&mut self) {
-        let Some(told) = self.told.as_mut().filter(|told| told.is_reader) else {
-            return;
-        };
+    /// The confirmation that this node has read why the job is over; `None` the second time, and if no node waits for it.
+    pub(super) fn take_confirmation(&mut self) -> Option<Confirmation> {
+        let told = self.told.as_mut().filter(|told| told.is_reader)?;
         told.is_reader = false;
         // Later reads do not confirm again.
         self.is_reader = [false; 2];
-        if let Err(error) = job_end::confirm(&told.board) {
-            log::debug!("cannot confirm that the end of the job is known: {error}");
-        }
+        Some(Confirmation {
+            board: told.board.clone(),
+            node: self.node.clone(),
+        })
+    }
+
+    /// The board on which this node has read or published why the job is over.
+    pub(super) fn told_board(&self) -> Option<&RoundBoard> {
+        self.told.as_ref().map(|told| &told.board)
     }
 
     /// Whether this node has ended the job, or knows that another node has.
@@ -245,9 +278,12 @@ impl Rounds {
         self.told = Some(Told {
             board,
             is_at_exit: notice.is_at_exit,
+            nodes: self.current().map_or(0, |round| round.world_size),
             is_reader: self.is_reader[0],
         });
-        self.confirm();
+        if let Some(confirmation) = self.take_confirmation() {
+            confirmation.send();
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use crossbeam_channel::RecvTimeoutError;
 use elastic_rendezvous::Membership;
 use rustix::process::Signal;
 
+use super::awaited_loss::AwaitedLoss;
 use super::event::{AgentEvent, RestartTimes};
 use super::exchange::ExitExchange;
 use super::handle::Event;
@@ -38,7 +39,9 @@ pub(super) struct Runtime<'a> {
     pub(super) began_at: SystemTime,
     /// When the nodes of the round had exchanged their ranks, at the same moment for all of them.
     pub(super) met_at: Option<SystemTime>,
-    /// Runs from the first failure of a worker until the workers are stopped.
+    /// The number of ranks in the current round, once they are known.
+    pub(super) world_size: usize,
+    /// Runs from the first failure of a worker, or the news that the job is over, until the workers are stopped.
     pub(super) exchange: Option<ExitExchange>,
     /// The unpublished exits of this node, if all its workers have succeeded.
     pub(super) untold: Option<NodeExits>,
@@ -47,8 +50,8 @@ pub(super) struct Runtime<'a> {
     stopping: Duration,
     /// A restart that was not reported to the listeners yet.
     restart: Option<RestartTimes>,
-    /// Until when a node whose workers have failed waits for the news that another node was lost.
-    loss_due: Option<Instant>,
+    /// The wait of a node whose workers have failed for the news that another node was lost.
+    loss: Option<AwaitedLoss>,
 }
 
 /// What an effect leads to.
@@ -71,9 +74,10 @@ impl<'a> Runtime<'a> {
             stopping: Duration::ZERO,
             restart: None,
             met_at: None,
+            world_size: 0,
             exchange: None,
             untold: None,
-            loss_due: None,
+            loss: None,
         }
     }
 
@@ -116,15 +120,11 @@ impl<'a> Runtime<'a> {
     fn run_effect(&mut self, effect: Effect) -> Done {
         let input = match effect {
             Effect::Join(joins) => {
-                self.loss_due = None;
+                self.loss = None;
                 match self.join(joins) {
-                    Ok(nodes) => Input::Joined { nodes },
+                    Ok(joined) => joined,
                     Err(error) => self.not_started(error),
                 }
-            }
-            Effect::ReadDepartures => {
-                let round = self.rounds.current();
-                Input::Departures(round.is_some_and(|round| round.has_lost_members))
             }
             Effect::Prepare {
                 restarts,
@@ -138,17 +138,16 @@ impl<'a> Runtime<'a> {
                 Err(error) => self.not_started(error),
             },
             Effect::ReadMembership => Input::Membership(self.membership()),
-            Effect::ReadJobEnd => Input::JobEnd(self.why_job_ended()),
+            Effect::ReadJobEnd => Input::JobEnd(self.explained_end()),
             Effect::ReadCrash(exit) => self.read_crash(exit),
             Effect::ReadEnded => Input::Ended(self.rounds.ended(self.has_store_per_round)),
             Effect::ReadFinished => Input::Finished(self.rounds.finished()),
             Effect::ReportStuck => Input::IsFirstStuck(self.rounds.report_stuck()),
             Effect::ReadFacts => Input::Facts(self.facts()),
             Effect::Stop(stop) => Input::Stopped(Box::new(self.stop(stop))),
-            Effect::EnterBarrier(nodes) => self.at_barrier(|board| {
-                exit_barrier::check_in(board, nodes)?;
-                Ok(exit_barrier::is_open(board)?)
-            }),
+            Effect::EnterBarrier(nodes) => {
+                self.at_barrier(|board| Ok(exit_barrier::check_in(board, nodes)?))
+            }
             Effect::WaitAtBarrier {
                 timeout,
                 enough,
@@ -198,7 +197,7 @@ impl<'a> Runtime<'a> {
                     self.exchange = self.start_exchange(&exit);
                 }
                 self.node.listeners.notify(&AgentEvent::WorkerFailed(&exit));
-                self.await_cause();
+                self.await_cause(exit.rank);
             }
             Effect::TellLost(exit) => {
                 self.node.listeners.notify(&AgentEvent::WorkerLost(&exit));
@@ -228,7 +227,7 @@ impl<'a> Runtime<'a> {
             Effect::ReplaceAfter(local_rank, pause) => {
                 self.site.remind(Due::Replacement(local_rank), pause);
             }
-            Effect::AwaitLoss(wait) => self.loss_due = Some(Instant::now() + wait),
+            Effect::AwaitLoss(wait) => self.loss = Some(AwaitedLoss::new(wait, Instant::now())),
             Effect::ExpectMembers(pause) => self.site.remind(Due::Members, pause),
             Effect::OpenRound => self.rounds.open(),
             Effect::EndEntry => self.rounds.end_entry(),
@@ -241,7 +240,7 @@ impl<'a> Runtime<'a> {
     /// Waits for the next event that concerns the round.
     fn next_event(&mut self) -> Input {
         loop {
-            let loss_due = self.loss_due.map(|at| (at, Due::Loss));
+            let loss_due = self.loss.as_ref().map(|loss| (loss.due(), Due::Loss));
             let due = self.site.next_due().or(loss_due);
             let event = match due {
                 Some((at, _)) => self.node.events.recv_deadline(at),
@@ -249,12 +248,16 @@ impl<'a> Runtime<'a> {
             };
             let event = match (event, due) {
                 (Ok(event), _) => event,
-                (Err(RecvTimeoutError::Timeout), Some((_, due))) => {
+                (Err(RecvTimeoutError::Timeout), Some((at, due))) => {
                     self.site.remove_due(due);
                     match due {
                         Due::Loss => {
-                            self.loss_due = None;
-                            return Input::LossDue;
+                            let connected_at = self.node.shared.handler.members_connected_at();
+                            let loss = self.loss.as_mut();
+                            if let Some(end) = loss.and_then(|it| it.end(connected_at, at)) {
+                                self.loss = None;
+                                return end;
+                            }
                         }
                         Due::Replacement(local_rank) => return Input::ReplaceDue { local_rank },
                         Due::Members => return Input::MembersDue,

@@ -16,7 +16,7 @@ use super::runtime::{LOG, Runtime};
 use super::site::{Ended, Prepared, Running, Site};
 use crate::environment::GLOO_SOCKET_IFNAME;
 use crate::exit_barrier;
-use crate::failure::ExitRecord;
+use crate::failure::{Decision, ExitRecord};
 use crate::places::{self, Place};
 use crate::progress::Poller;
 use crate::ranks::{RankBlock, RoleInfo, exchange_ranks};
@@ -29,8 +29,8 @@ use crate::worker_list;
 use crate::workers_network::WorkersNetwork;
 
 impl Runtime<'_> {
-    /// Joins a round, and returns its number of nodes.
-    pub(super) fn join(&mut self, joins: Joins) -> Result<usize, AgentError> {
+    /// Joins a round.
+    pub(super) fn join(&mut self, joins: Joins) -> Result<Input, AgentError> {
         self.began_at = SystemTime::now();
         self.node.pass_health_check()?;
         let handler = &self.node.shared.handler;
@@ -38,9 +38,12 @@ impl Runtime<'_> {
             Joins::Next => handler.next_rendezvous()?,
             Joins::Running => handler.enter_rendezvous()?,
         };
-        let nodes = round.world_size;
+        let joined = Input::Joined {
+            nodes: round.world_size,
+            has_lost: round.has_lost_members,
+        };
         self.rounds.add(round);
-        Ok(nodes)
+        Ok(joined)
     }
 
     /// Starts the relay, gets the ranks, and plans the workers.
@@ -51,7 +54,7 @@ impl Runtime<'_> {
         let Some(round) = self.rounds.current().cloned() else {
             return Ok(());
         };
-        self.rounds.list_reader();
+        self.rounds.list_reader(self.node.shared.handler.node_id());
         self.carry_first_failure();
         let relay = self.relay_in(&round)?;
         let place = self.place_in(&round)?;
@@ -64,6 +67,7 @@ impl Runtime<'_> {
         // All nodes have published their ranks by now.
         self.carry_first_failure();
         let ranks = place.ranks;
+        self.world_size = ranks.world_size;
         self.look_at_network(&round);
         let watchdog = self.node.options.watchdog(&self.node.shared)?;
         let workers = self.node.options.local_world_size;
@@ -96,11 +100,11 @@ impl Runtime<'_> {
 
     /// Finds out which interface leads to the other nodes, and reports it if gloo has to be told.
     fn look_at_network(&mut self, round: &RendezvousInfo) {
-        let network = WorkersNetwork::of(round);
         let inherited = &self.node.options.environment;
         let is_given = inherited.iter().any(|(name, _)| name == GLOO_SOCKET_IFNAME);
+        let cancel = (!is_given).then(|| self.until_over(round));
+        let network = WorkersNetwork::of(round, cancel.as_ref());
         if let Some(interface) = network.for_gloo()
-            && !is_given
             && network != self.node.network
         {
             log::debug!(
@@ -339,13 +343,6 @@ impl Runtime<'_> {
         if let Some(relay) = running.relay {
             relay.end();
         }
-        if !report.killed.is_empty() {
-            log::warn!(
-                target: LOG,
-                "killed workers that did not exit in time: local rank {}",
-                worker_list::ranks(&report.killed),
-            );
-        }
         let seen = running.progress.map(Poller::finish).unwrap_or_default();
         let has_failed = |end: &WorkerOutcome| !end.exit.is_success() && !end.was_stopped;
         let host = &self.node.host;
@@ -354,10 +351,15 @@ impl Runtime<'_> {
         let exits: Vec<ExitRecord> = exits.map(|end| ExitRecord::of(end, host)).collect();
         let failures = report.failures();
         let others = self.exchange_exits(&running.started, exits.clone());
-        let nodes = [exits].into_iter().chain(others).collect();
+        let nodes: Vec<Vec<ExitRecord>> = [exits].into_iter().chain(others).collect();
+        let has_others = nodes[1..].iter().any(|node| !node.is_empty());
+        let world_size = running.started.world_size;
+        let decide = || Decision::of(&nodes, Some(world_size), &|_| None);
+        let decision = has_others.then(decide).flatten();
         let stopped = Stopped {
-            failures: failures.map(|failures| failures.with_exits(nodes)),
+            failures: failures.map(|failures| failures.with_exits(nodes, world_size)),
             has_own_failure: report.outcomes.iter().any(has_failed),
+            decision,
             has_abandoned: !report.abandoned.is_empty(),
             progress: seen.clone(),
         };

@@ -1,11 +1,15 @@
 //! Publishes why a job is over, and reads what another node has published about that.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Deadline, sleep};
+use elastic_rendezvous::{Membership, NodeId};
 
 use super::ElasticAgent;
+use super::exchange::ExitExchange;
 use super::runtime::Runtime;
+use super::site::Site;
 use crate::failure::ExitRecord;
 use crate::job_end::{self, EndNotice, OwnEnd};
 use crate::round::{Crash, EXIT_BARRIER_TIMEOUT, Facts, Input};
@@ -41,12 +45,37 @@ impl Runtime<'_> {
         self.rounds.publish_end(&notice);
     }
 
-    /// Confirms that this node has read why the job is over. It makes no further requests unless it hosts the store.
+    /// Reads why another node has ended the job. If no worker runs, the notice has the root cause as well, and this waits
+    /// for up to 0.7 s for the exits that explain it.
+    pub(super) fn explained_end(&mut self) -> Option<Box<EndNotice>> {
+        let mut notice = self.why_job_ended()?;
+        let is_running = matches!(self.site, Site::Running(_));
+        if !is_running && !notice.is_at_exit && self.rounds.current().is_some() {
+            notice.explain(self.decide_from_board());
+        }
+        Some(notice)
+    }
+
+    /// Confirms that this node no longer needs the store to learn why the job is over. Then it makes no further requests
+    /// unless it hosts the store. While its workers run, it reads the exits of other nodes before, without blocking.
     pub(super) fn confirm(&mut self) {
-        self.rounds.confirm();
-        let handler = &self.node.shared.handler;
-        if handler.keeps_store_for().is_none() {
-            handler.detach();
+        let confirmation = self.rounds.take_confirmation();
+        let handler = Arc::clone(&self.node.shared.handler);
+        let confirm = move || {
+            if let Some(confirmation) = &confirmation {
+                confirmation.send();
+            }
+            if handler.keeps_store_for().is_none() {
+                handler.detach();
+            }
+        };
+        // A node of torchrun has published neither a reason nor exits.
+        let may_read = self.exchange.is_none() && self.rounds.is_told();
+        match self.exits_until_now().filter(|_| may_read) {
+            Some((board, reader, own)) => {
+                self.exchange = ExitExchange::read(&board, reader, own, confirm);
+            }
+            None => confirm(),
         }
     }
 
@@ -81,6 +110,14 @@ fn without_words(exit: &WorkerExit) -> WorkerOutcome {
     }
 }
 
+/// The members that have left their round or were lost, as far as they are named.
+#[cfg(feature = "launcher")]
+fn departed(membership: Membership) -> Vec<NodeId> {
+    let lost = membership.lost.into_iter().map(|it| it.node);
+    let left = membership.left.into_iter().map(|it| it.node);
+    lost.chain(left).collect()
+}
+
 #[cfg(feature = "launcher")]
 impl ElasticAgent {
     /// Waits until the other nodes have read why the job is over, if this node hosts their store.
@@ -100,11 +137,13 @@ impl ElasticAgent {
         let mut deadline = Deadline::after(Instant::now(), limit);
         let mut is_signalled = false;
         loop {
-            let departed = shared.handler.membership().map_or(0, |it| it.departed());
+            let departed = shared
+                .handler
+                .membership()
+                .map_or_else(|_| Vec::new(), departed);
             let now = Instant::now();
-            if !matches!(job_end::have_all_read(&told.board, departed), Ok(false))
-                || deadline.has_passed(now)
-            {
+            let have_all = job_end::have_all_read(&told.board, told.nodes, &departed);
+            if !matches!(have_all, Ok(false)) || deadline.has_passed(now) {
                 return;
             }
             if !is_signalled && let Some(left) = grace_left() {

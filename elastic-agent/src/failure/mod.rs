@@ -5,6 +5,7 @@
 //! `torch/distributed/elastic/multiprocessing/errors/__init__.py`.
 
 mod abort_at_exit;
+mod decision;
 mod error_file;
 mod exit_record;
 mod last_words;
@@ -15,6 +16,7 @@ mod summary;
 #[cfg(feature = "launcher")]
 pub(crate) use self::abort_at_exit::CURE;
 pub(crate) use self::abort_at_exit::is_abort_at_exit;
+pub(crate) use self::decision::Decision;
 pub use self::error_file::{ErrorFileError, write_error_file};
 pub use self::exit_record::ExitRecord;
 #[cfg(feature = "launcher")]

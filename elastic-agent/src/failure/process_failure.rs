@@ -183,6 +183,8 @@ pub struct Failures {
     blamed: Option<Blamed>,
     /// The exits of the round by node, this node first.
     exits: Vec<Vec<ExitRecord>>,
+    /// The number of ranks in the round.
+    world_size: Option<usize>,
 }
 
 /// The blamed worker or exit, and the reason.
@@ -220,14 +222,22 @@ impl Failures {
             all: failures,
             blamed: None,
             exits: Vec::new(),
+            world_size: None,
         })
     }
 
-    /// The same failures, with the exits of the round by node, this node first.
+    /// The same failures, with the exits of the round by node, this node first, and its number of ranks.
     #[must_use]
-    pub(crate) fn with_exits(mut self, exits: Vec<Vec<ExitRecord>>) -> Self {
+    pub(crate) fn with_exits(mut self, exits: Vec<Vec<ExitRecord>>, world_size: usize) -> Self {
         self.exits = exits;
+        self.world_size = Some(world_size);
         self
+    }
+
+    /// The number of ranks in the round, if the exits are known.
+    #[cfg(feature = "launcher")]
+    pub(crate) const fn world_size(&self) -> Option<usize> {
+        self.world_size
     }
 
     /// The exits of the round by node, this node first: of all workers as far as they are known, also with exit code 0.

@@ -91,7 +91,7 @@ fn find(program: &Path, search: Option<&OsStr>) -> io::Result<()> {
             fs::metadata(program)?;
             Err(io::ErrorKind::PermissionDenied.into())
         }
-        false => Err(io::ErrorKind::NotFound.into()),
+        false => Err(io::Error::new(io::ErrorKind::NotFound, "not found in PATH")),
     }
 }
 
@@ -115,6 +115,10 @@ mod tests {
         assert_eq!(kind(&program, search), Err(io::ErrorKind::PermissionDenied));
         let name = Path::new("worker");
         assert_eq!(kind(name, search), Err(io::ErrorKind::NotFound));
+        assert_eq!(
+            find(name, search).unwrap_err().to_string(),
+            "not found in PATH"
+        );
         fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
         assert_eq!(kind(&program, None), Ok(()));
         assert_eq!(kind(name, search), Ok(()));

@@ -16,6 +16,10 @@ use super::error::NodeRelayError;
 /// thousand, so a few suffice for a hundred nodes, and this many for thousands.
 const ATTEMPTS_MAX: u32 = 32;
 
+/// How long a node waits until it reports that other nodes do not take part. Shorter than the time after which a silent node
+/// counts as lost.
+const SILENT: Duration = Duration::from_secs(5);
+
 /// What a node adds to the count, and what in addition if it refuses the port.
 const ONE: i64 = 1;
 const REFUSED: i64 = 1 << 32;
@@ -56,8 +60,7 @@ impl Member<'_> {
                 let (port, listener) = found?;
                 (port, Ok(listener))
             } else {
-                let value = self.board.await_one(&proposal, "port for the relays", wait);
-                let value = value.map_err(|error| self.absent(attempt, error))?;
+                let value = self.await_one(attempt, &proposal, "port for the relays", wait)?;
                 if value == NONE.as_bytes() {
                     return Err(self.no_proposal(attempt, refused));
                 }
@@ -130,10 +133,42 @@ impl Member<'_> {
             self.board.put(&verdict, refusals.to_string())?;
             return Ok(refusals);
         }
-        let value = self.board.await_one(&verdict, "number of refusals", wait);
-        let value = value.map_err(|error| self.absent(attempt, error))?;
+        let value = self.await_one(attempt, &verdict, "number of refusals", wait)?;
         let expected = "a number of refusals";
         Ok(self.board.parsed(&verdict, &value, expected, parse)?)
+    }
+
+    /// Waits for a value of another node. A torchrun node never writes one, and counts as lost while it waits for this node,
+    /// so a round without an answer is reported early.
+    fn await_one(
+        &self,
+        attempt: u32,
+        name: &str,
+        what: &'static str,
+        wait: Wait,
+    ) -> Result<Vec<u8>, NodeRelayError> {
+        let is_long = self.timeout.is_none_or(|timeout| timeout > SILENT);
+        let first = match is_long {
+            true => Wait::new(Some(SILENT)),
+            false => wait,
+        };
+        let mut value = self.board.await_one(name, what, first);
+        if is_long && matches!(value, Err(BoardError::Missing { .. })) {
+            let arrived = self.arrived(attempt)?;
+            log::warn!(
+                "waiting for the relays' port: {arrived} of {} nodes take part; every node needs --relay, and a torchrun \
+                 node cannot have one",
+                self.group_world_size,
+            );
+            value = self.board.await_one(name, what, wait);
+        }
+        value.map_err(|error| self.absent(attempt, error))
+    }
+
+    /// How many nodes have taken part in an attempt.
+    fn arrived(&self, attempt: u32) -> Result<u64, BoardError> {
+        let sum = self.board.counted(&name(attempt, "nodes"))?;
+        Ok(split(i64::try_from(sum).unwrap_or_default()).0)
     }
 
     /// Names the nodes that have not taken part, instead of the value that is missing.
@@ -141,9 +176,9 @@ impl Member<'_> {
         let BoardError::Missing { waited, .. } = error else {
             return error.into();
         };
-        match self.board.counted(&name(attempt, "nodes")) {
-            Ok(sum) => NodeRelayError::NodesMissing {
-                arrived: split(i64::try_from(sum).unwrap_or_default()).0,
+        match self.arrived(attempt) {
+            Ok(arrived) => NodeRelayError::NodesMissing {
+                arrived,
                 group_world_size: self.group_world_size,
                 waited,
             },

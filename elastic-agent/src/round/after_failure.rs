@@ -49,7 +49,8 @@ impl Round {
                 self.report_round(RoundEnding::Succeeded, None, now, out);
                 return self.enter_barrier(nodes, now, out);
             }
-            End::JobEnded(notice) => {
+            End::JobEnded(mut notice) => {
+                notice.explain(stopped.decision);
                 let reason = notice.reason_text();
                 let ending = RoundEnding::JobEnded(reason.clone());
                 self.report_round(ending, Some(reason), now, out);

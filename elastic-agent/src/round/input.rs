@@ -10,7 +10,7 @@ use super::ending::{RoundCause, RoundEnding, RoundPhases};
 use super::error::AgentError;
 use super::outcome::AgentOutcome;
 use super::stuck::StuckWorkers;
-use crate::failure::{ExitRecord, Failures};
+use crate::failure::{Decision, ExitRecord, Failures};
 use crate::job_end::{EndNotice, OwnEnd};
 use crate::progress::ProgressSeen;
 use crate::restart_policy::RoundProgress;
@@ -20,10 +20,9 @@ pub(crate) type Effects = Vec<Effect>;
 
 #[derive(Debug)]
 pub(crate) enum Input {
-    /// Answers [`Effect::Join`]: a round of this many nodes is complete.
-    Joined { nodes: usize },
-    /// Answers [`Effect::ReadDepartures`]: whether a member of the last round is missing.
-    Departures(bool),
+    /// Answers [`Effect::Join`]: a round of this many nodes is complete. `has_lost` is true if a member of the last round
+    /// is missing.
+    Joined { nodes: usize, has_lost: bool },
     /// Answers [`Effect::Prepare`].
     Prepared,
     /// Answers [`Effect::Start`]: all workers run.
@@ -59,6 +58,8 @@ pub(crate) enum Input {
     Stuck(Box<StuckWorkers>),
     /// The time of [`Effect::AwaitLoss`] is over.
     LossDue,
+    /// During that time, all other members of the round have shown that they are not lost.
+    NoLoss,
     /// A signal stops the agent.
     Signal(i32),
     /// Answers [`Effect::ReadMembership`]; `None` if the store does not answer.
@@ -92,8 +93,6 @@ pub(crate) enum Input {
 pub(crate) enum Effect {
     /// Joins a round. Answered by [`Input::Joined`] or [`Input::NotStarted`].
     Join(Joins),
-    /// Compares the members of the round with the members of the last round. Answered by [`Input::Departures`].
-    ReadDepartures,
     /// Starts the relay, gets the ranks, and plans the workers. Answered by [`Input::Prepared`] or
     /// [`Input::NotStarted`].
     Prepare {
@@ -135,7 +134,7 @@ pub(crate) enum Effect {
     /// Counts this node among those of the round whose workers are stuck.
     ReportStuck,
     ReadFacts,
-    /// Answered by [`Input::LossDue`] after this time, unless the node joins before.
+    /// Answered by [`Input::LossDue`] after this time, or by [`Input::NoLoss`], unless the node joins before.
     AwaitLoss(Duration),
     /// Prepares workers of the next round while the workers of this round are being stopped.
     ForkAhead,
@@ -210,6 +209,8 @@ pub(crate) struct Stopped {
     pub(crate) failures: Option<Failures>,
     /// Whether one of them failed before it was stopped.
     pub(crate) has_own_failure: bool,
+    /// The root cause, if other nodes have published exits.
+    pub(crate) decision: Option<Decision>,
     /// Whether a worker still runs although it was killed.
     pub(crate) has_abandoned: bool,
     pub(crate) progress: ProgressSeen,

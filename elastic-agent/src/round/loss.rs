@@ -64,6 +64,7 @@ impl Round {
     ) -> Phase {
         match input {
             Input::MembersChanged => out.push(Effect::ReadMembership),
+            Input::NoLoss => return self.judge_again(awaiting, out),
             Input::LossDue => {
                 awaiting.is_late = true;
                 out.push(Effect::ReadMembership);
@@ -71,19 +72,14 @@ impl Round {
             Input::Membership(membership) => {
                 let membership = membership.as_deref();
                 let is_member_lost = membership.is_some_and(|it| is_any_lost(it, awaiting.is_late));
-                let (nodes, failure) = (awaiting.nodes, &awaiting.failure);
                 if is_member_lost {
                     let why = "another node was lost, and this failure does not count";
-                    let ending = ending_of(failure.stall);
+                    let ending = ending_of(awaiting.failure.stall);
                     let failures = awaiting.failure.failures;
                     return self.restart_uncounted(why, ending, failures, now, out);
                 }
                 if awaiting.is_late || membership.is_some_and(|it| it.is_closed) {
-                    self.has_awaited_loss = true;
-                    // Another node may have ended the job in the meantime.
-                    out.push(Effect::ReadFacts);
-                    let failure = awaiting.failure;
-                    return Phase::Judging { nodes, failure };
+                    return self.judge_again(awaiting, out);
                 }
             }
             Input::Signal(signal) => {
@@ -98,6 +94,17 @@ impl Round {
             _ => {}
         }
         Phase::AwaitingLoss(awaiting)
+    }
+
+    /// Ends the wait without the news of a lost member.
+    fn judge_again(&mut self, awaiting: AwaitingLoss, out: &mut Effects) -> Phase {
+        self.has_awaited_loss = true;
+        // Another node may have ended the job in the meantime.
+        out.push(Effect::ReadFacts);
+        Phase::Judging {
+            nodes: awaiting.nodes,
+            failure: awaiting.failure,
+        }
     }
 
     /// Records that the restart that led to the current round does not count.

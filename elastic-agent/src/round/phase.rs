@@ -16,11 +16,6 @@ pub(super) enum Phase {
     Joining {
         failures: Option<Failures>,
     },
-    /// The round is complete, and the node reads whether members of the last round are missing.
-    Joined {
-        nodes: usize,
-        failures: Option<Failures>,
-    },
     /// The round is complete; the relay starts, and the nodes exchange ranks.
     Preparing {
         nodes: usize,

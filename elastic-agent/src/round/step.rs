@@ -5,7 +5,6 @@ use std::time::Duration;
 use super::input::{Effect, Effects, Input, StartTimes};
 use super::machine::Round;
 use super::phase::{Known, Phase, Running, Waiting};
-use crate::failure::Failures;
 
 impl Round {
     /// Takes an input, and returns what to do. Ignores what comes too late for the phase, as the end of a worker that is
@@ -25,19 +24,17 @@ impl Round {
         out: &mut Effects,
     ) -> Phase {
         match (phase, input) {
-            (Phase::Joining { failures }, Input::Joined { nodes }) => {
+            (Phase::Joining { failures }, Input::Joined { nodes, has_lost }) => {
                 self.clock.end(now, |phases| &mut phases.rendezvous);
-                if std::mem::take(&mut self.is_count_open) {
-                    out.push(Effect::ReadDepartures);
-                    return Phase::Joined { nodes, failures };
-                }
-                self.prepare(nodes, failures, now, out)
-            }
-            (Phase::Joined { nodes, failures }, Input::Departures(has_any)) => {
-                if has_any {
+                if std::mem::take(&mut self.is_count_open) && has_lost {
                     self.do_not_count(now, out);
                 }
-                self.prepare(nodes, failures, now, out)
+                let restarts = self.policy.used();
+                out.push(Effect::Prepare {
+                    restarts,
+                    restarts_max: restarts.saturating_add(self.policy.left(now)),
+                });
+                Phase::Preparing { nodes, failures }
             }
             (Phase::Preparing { nodes, failures }, Input::Prepared) => {
                 self.clock.end(now, |phases| &mut phases.ranks);
@@ -102,20 +99,5 @@ impl Round {
             (Phase::AtBarrier(barrier), input) => self.in_barrier(barrier, input, now, out),
             (phase, _) => phase,
         }
-    }
-
-    fn prepare(
-        &self,
-        nodes: usize,
-        failures: Option<Failures>,
-        now: Duration,
-        out: &mut Effects,
-    ) -> Phase {
-        let restarts = self.policy.used();
-        out.push(Effect::Prepare {
-            restarts,
-            restarts_max: restarts.saturating_add(self.policy.left(now)),
-        });
-        Phase::Preparing { nodes, failures }
     }
 }

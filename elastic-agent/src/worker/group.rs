@@ -192,14 +192,16 @@ impl WorkerGroup {
         let workers = &self.processes.workers;
         let exits = self.lifecycle.exits();
         let running = (0..workers.len()).filter(|&index| self.lifecycle.exit(index).is_none());
-        StopReport {
+        let mut report = StopReport {
             outcomes: exits
                 .map(|(index, exit)| outcome(&workers[index], exit))
                 .collect(),
             killed: self.lifecycle.killed(kill_switch.is_triggered()),
             abandoned: running.map(|index| abandoned(&workers[index])).collect(),
             first_output: self.first_output(),
-        }
+        };
+        report.sort();
+        report
     }
 
     /// Sends the signal that begins a [`stop`](Self::stop), which then does not. The second call does nothing.

@@ -123,7 +123,7 @@ impl WorkerSlots {
             let outputs = [all.first_output, report.first_output];
             all.first_output = outputs.into_iter().flatten().min();
         }
-        all.outcomes.sort_by_key(|outcome| outcome.ended_at);
+        all.sort();
         (all, self.replaced)
     }
 

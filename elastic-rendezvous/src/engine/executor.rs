@@ -11,7 +11,7 @@ use crate::engine::decide::step_of_action;
 use crate::engine::decide::{self, Action, Context, Decision, Entering, Rule};
 use crate::engine::identity::OwnHeartbeats;
 use crate::engine::last_round::{LastRound, REJOIN_GRACE};
-use crate::engine::links::{Links, Marks};
+use crate::engine::links::{Links, Marks, RETURN_GRACE};
 use crate::engine::observations::Observations;
 use crate::values::clock::Now;
 use crate::values::goal::{Entry, Operation, OperationError};
@@ -791,9 +791,11 @@ impl Executor {
             let is_overdue = |silence: Option<Duration>| {
                 silence.is_some_and(|silence| silence > self.overdue_after())
             };
-            let has_closed = self.observations.links.closed_since(node).is_some();
-            if has_closed || is_overdue(self.observations.silence_of(node, self.known_as_of)) {
+            if is_overdue(self.observations.silence_of(node, self.known_as_of)) {
                 return Some(now.monotonic);
+            }
+            if let Some(at) = self.observations.links.closed_since(node) {
+                return Some(at.saturating_add(RETURN_GRACE));
             }
             // A live member looks like that if its clock is behind, or if it is about to connect again; then it is back soon.
             let age = self.observations.age_of(node, self.known_as_of);

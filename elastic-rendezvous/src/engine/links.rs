@@ -38,6 +38,8 @@ pub(crate) struct Links {
     is_own_due: bool,
     /// Whether the next read counts connections that had closed before it.
     counts_found: bool,
+    /// Whether this node has set its mark since its start.
+    has_own: bool,
     peers: BTreeMap<NodeId, Link>,
 }
 
@@ -62,6 +64,7 @@ impl Links {
             read_due_at: now,
             is_own_due: false,
             counts_found: false,
+            has_own: false,
             peers: BTreeMap::new(),
         }
     }
@@ -89,11 +92,37 @@ impl Links {
     /// Records that the mark of this node is set.
     pub(crate) const fn on_set(&mut self) {
         self.is_own_due = false;
+        self.has_own = true;
+    }
+
+    /// Asks for the marks again after a new heartbeat of a node that counts as lost. The node may have returned, and it sets
+    /// its mark before it writes.
+    pub(crate) fn on_heartbeat(&mut self, node: &NodeId, now: Duration) {
+        if let Some(link) = self.peers.get_mut(node)
+            && let Link::Lost(at) = *link
+        {
+            *link = Link::Closed(at);
+            self.read_due_at = self.read_due_at.min(now);
+        }
+    }
+
+    /// Counts the absence of a member from no earlier than when this node saw its round complete. Until then the other members
+    /// read who is in the round.
+    pub(crate) fn on_complete(&mut self, node: &NodeId, since: Duration) {
+        if let Some(link) = self.peers.get_mut(node)
+            && let Link::Closed(at) | Link::Lost(at) = *link
+            && at < since
+        {
+            *link = Link::Closed(since);
+            let lost_at = since.saturating_add(RETURN_GRACE);
+            self.read_due_at = self.read_due_at.min(lost_at);
+        }
     }
 
     /// Discards earlier marks after the store was out of reach, because the connections of all nodes may have closed.
     pub(crate) fn on_outage(&mut self) {
         self.counts_found = false;
+        self.is_own_due |= self.has_own && self.is_supported;
         self.peers.clear();
         self.read_due_at = Duration::ZERO;
     }
@@ -151,6 +180,11 @@ impl Links {
     /// Discards the mark of a node that was dropped, because it may be listed again.
     pub(crate) fn forget(&mut self, node: &NodeId) {
         self.peers.remove(node);
+    }
+
+    /// Whether the node was connected at the last read.
+    pub(crate) fn is_connected(&self, node: &NodeId) -> bool {
+        self.peers.get(node) == Some(&Link::Connected)
     }
 
     /// Returns when the node lost its connection, if that is known.

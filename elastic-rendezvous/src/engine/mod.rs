@@ -70,6 +70,11 @@ pub(crate) trait Engine: Debug + Send {
     /// How the round of which this node is a member has changed; `None` in no round.
     fn membership(&self) -> Option<Membership>;
 
+    /// When the last request began that has shown that all other members of the round are connected to the store.
+    fn members_connected_at(&self) -> Option<Duration> {
+        None
+    }
+
     /// The progress of the join, or how it stood when it timed out.
     fn report(&self, now: Now) -> WaitReport;
 

@@ -152,12 +152,14 @@ impl Observations {
                 is_suspect,
             };
             self.peers.insert(node.clone(), sighting);
+            self.links.on_heartbeat(node, now.monotonic);
         }
         // A live member must see the complete round before a silent one is dropped. After this time it has
         // read the state, and so written a heartbeat, or it is silent itself.
         for (node, sighting) in &mut self.peers {
             let silent_since = match self.round.complete {
                 Some((_, since)) if state.participants.contains_key(node) => {
+                    self.links.on_complete(node, since);
                     sighting.seen_at.max(since)
                 }
                 _ => sighting.seen_at,

@@ -68,6 +68,8 @@ pub(crate) struct Solo {
     failed_heartbeat: Option<Step>,
     /// When the marks were last requested.
     marks_asked_at: Duration,
+    /// When the last request began that has found all other members connected.
+    members_connected_at: Option<Duration>,
     random: fastrand::Rng,
 }
 
@@ -90,6 +92,7 @@ impl Solo {
             reported: None,
             failed_heartbeat: None,
             marks_asked_at: now.monotonic,
+            members_connected_at: None,
             random: fastrand::Rng::with_seed(seed),
         }
     }
@@ -321,6 +324,13 @@ impl Engine for Solo {
             };
             match self.executor.step(now) {
                 Need::Read => return Ask::ReadState,
+                // A node that returns sets its mark first, so that no node that reads its heartbeat drops it.
+                Need::Write
+                    if (operation.is_join() || operation == Operation::KeepAlive)
+                        && self.executor.links().is_own_due() =>
+                {
+                    return Ask::SetMark;
+                }
                 Need::Write => return Ask::WriteState,
                 Need::Wait { until } => self.waits_until = Some(until),
                 Need::Done(result) => {
@@ -355,6 +365,11 @@ impl Engine for Solo {
                     // Reads the state, in which the lost node may be listed no more.
                     self.waits_until = None;
                     self.rests_until = now.monotonic;
+                }
+                let (me, links) = (self.executor.me(), self.executor.links());
+                let is_here = |node: &NodeId| node == me || links.is_connected(node);
+                if self.round.is_some() && self.last_nodes.iter().all(is_here) {
+                    self.members_connected_at = Some(asked_at);
                 }
             }
             Reply::Gone(gone) => {
@@ -429,6 +444,10 @@ impl Engine for Solo {
             is_evicted: !is_same_round || !state.participants.contains_key(self.executor.me()),
             is_closed: state.closed,
         })
+    }
+
+    fn members_connected_at(&self) -> Option<Duration> {
+        self.members_connected_at
     }
 
     fn report(&self, now: Now) -> WaitReport {

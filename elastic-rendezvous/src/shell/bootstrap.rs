@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, ConnectOptions, Deadline, HostPort, ListenOptions, printable, sleep};
 use c10d_store::{
-    Credentials, ListenOn, ServerOptions, Store, StoreAddress, StoreError, StoreExt, TcpStore,
+    Credentials, ServerOptions, Store, StoreAddress, StoreError, StoreExt, TcpStore,
     TcpStoreOptions, in_brief,
 };
 
@@ -287,7 +287,7 @@ impl Bootstrap {
             is_rendezvous_store: self.shared.is_some(),
             ..BootstrapInfo::new(master.address, true, true)
         };
-        let info = info
+        let mut info = info
             .with_credentials(credentials)
             .with_state_key(state_key(round.run_id));
         Ok(match (own, &self.shared) {
@@ -296,6 +296,13 @@ impl Bootstrap {
                 info.with_at_hand(round.store)
             }
             (Some(own), _) => {
+                if !listens_at(own, info.master.host())
+                    && let Some(server) = own.server()
+                {
+                    // The published address is a gateway's, and a host often does not reach itself there.
+                    let here = server.local_addr();
+                    info.master = HostPort::new(here.ip().to_string(), here.port());
+                }
                 let own: Arc<dyn Store> = Arc::<TcpStore>::clone(own);
                 info.with_at_hand(&own)
             }
@@ -393,7 +400,14 @@ impl Bootstrap {
         let own = self.own.take();
         let own = match own.filter(|store| listens_at(store, &advertised.host)) {
             Some(store) => store,
-            None => self.serve(round, &advertised)?,
+            None => {
+                let (run_id, own_host) = (round.run_id, round.own_host);
+                let store = serve(run_id, own_host, &advertised, &self.protection, round.ports)?;
+                if let (Some(hook), Some(server)) = (round.server_hook, store.server()) {
+                    hook.call(server);
+                }
+                Arc::new(store)
+            }
         };
         if round.nodes.len() != 1 {
             // Other nodes tell it from the store of another job at the same port.
@@ -406,39 +420,6 @@ impl Bootstrap {
             report(&advertised, round.own_host.name(), master.address.port());
         }
         Ok(master)
-    }
-
-    /// Starts a server.
-    fn serve(
-        &self,
-        round: &Round<'_>,
-        advertised: &Advertised,
-    ) -> Result<Arc<TcpStore>, RendezvousError> {
-        // This process reaches its own server by an address.
-        let credentials = self.protection.of_clients().cloned();
-        let name = round.own_host.name_for_certificates();
-        let credentials = credentials.map(|known| known.with_server_name(name));
-        let open = |port| {
-            let options = client_options(credentials.as_ref(), SERVE_TIMEOUT)
-                .with_master(true)
-                // Not on a given port: the rendezvous' store of this process may have it.
-                .with_multi_tenant(port == 0)
-                .with_server_options(protected(
-                    ServerOptions::default(),
-                    self.protection.of_server(),
-                ))
-                .with_listen_on(ListenOn::Host)
-                .with_listen_also_on(advertised.also.clone());
-            TcpStore::open(&advertised.host, port, options)
-        };
-        let store = match round.ports {
-            None => open(0).map_err(|error| round.failed(error))?,
-            Some(ports) => first_free(ports, open)?,
-        };
-        if let (Some(hook), Some(server)) = (round.server_hook, store.server()) {
-            hook.call(server);
-        }
-        Ok(Arc::new(store))
     }
 
     /// The address that rank 0 publishes, or that of an earlier round if it publishes none.
@@ -521,8 +502,36 @@ pub fn clear_workers_store(round: &RendezvousInfo) -> Result<(), StoreError> {
     Ok(())
 }
 
+/// Starts a store for workers where this node is advertised. Blocks for at most 30 s.
+pub(crate) fn serve(
+    run_id: &str,
+    own_host: &OwnHost,
+    advertised: &Advertised,
+    protection: &Protection,
+    ports: Option<PortRange>,
+) -> Result<TcpStore, RendezvousError> {
+    // This process reaches its own server by an address.
+    let credentials = protection.of_clients().cloned();
+    let name = own_host.name_for_certificates();
+    let credentials = credentials.map(|known| known.with_server_name(name));
+    let open = |port| {
+        let server_options = protected(ServerOptions::default(), protection.of_server());
+        let options = client_options(credentials.as_ref(), SERVE_TIMEOUT)
+            .with_master(true)
+            // Not on a given port: the rendezvous' store of this process may have it.
+            .with_multi_tenant(port == 0)
+            .with_server_options(server_options)
+            .with_listen_also_on(advertised.also.clone());
+        TcpStore::open(&advertised.host, port, options)
+    };
+    match ports {
+        None => open(0).map_err(|error| RendezvousError::connection(run_id, error)),
+        Some(ports) => first_free(ports, open),
+    }
+}
+
 /// Opens the first of these ports that no other process uses.
-pub(crate) fn first_free<T>(
+fn first_free<T>(
     ports: PortRange,
     open: impl Fn(u16) -> Result<T, StoreError>,
 ) -> Result<T, RendezvousError> {

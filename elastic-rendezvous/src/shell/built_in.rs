@@ -80,13 +80,19 @@ pub fn start_warnings(parameters: &RendezvousParameters) -> Vec<StartWarning> {
         .map(|key| format!("the rendezvous setting {key:?} has no effect: it is unknown").into())
         .collect();
     let is_shared = parameters.shares_store().unwrap_or(false);
-    let has_secret = parameters.credentials().is_some() && !parameters.has_relays();
-    if has_secret && !is_shared && parameters.max_nodes() > 1 {
-        warnings.push(StartWarning::new(
-            WarningKind::Secret,
-            "the workers' store is open to everyone that reaches its port; with --relay it also has the secret",
-        ));
-    }
+    let has_secret = parameters.credentials().is_some();
+    let mut warn_of_secret = |is_so, text| {
+        warnings
+            .extend((has_secret && is_so).then(|| StartWarning::new(WarningKind::Secret, text)));
+    };
+    warn_of_secret(
+        !parameters.has_relays() && !is_shared && parameters.max_nodes() > 1,
+        "the workers' store is open to everyone that reaches its port; with --relay it also has the secret",
+    );
+    warn_of_secret(
+        !is_tcp(parameters),
+        "the secret does not protect the rendezvous' store, which is a file: its permissions do",
+    );
     warnings
 }
 

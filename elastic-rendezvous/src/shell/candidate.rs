@@ -7,17 +7,17 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{
-    Cancel, Deadline, HostPort, ListenError, ListenOptions, is_loopback_name, listen,
+    Cancel, Deadline, HostPort, ListenError, ListenOptions, is_loopback_name, listen, listen_at,
 };
 use c10d_store::{Leader, Lookup, ServerOptions, StoreError, TcpStoreServer, in_brief};
 
 use crate::engine::advertised::Advertised;
 use crate::engine::duty::Duty;
 use crate::shell::bootstrap::protected;
-use crate::shell::own_host::listen_at;
 use crate::values::error::RendezvousError;
 use crate::values::parameters::RendezvousParameters;
 use crate::values::server_hook::ServerHook;
+use crate::values::start_warnings::{StartWarnings, WarningKind};
 use crate::values::store_directory::StoreDirectory;
 
 const THREAD: &str = "store-candidate";
@@ -116,6 +116,7 @@ impl Candidate {
             advertised,
             options: protected(ServerOptions::default(), parameters.credentials()),
             hook: parameters.server_hook().cloned(),
+            start_warnings: parameters.start_warnings().clone(),
             shared: Arc::clone(&shared),
         };
         let thread = std::thread::Builder::new().name(THREAD.to_owned());
@@ -167,6 +168,7 @@ struct Servers {
     advertised: Advertised,
     options: ServerOptions,
     hook: Option<ServerHook>,
+    start_warnings: StartWarnings,
     shared: Arc<Shared>,
 }
 
@@ -216,10 +218,11 @@ impl Servers {
         let mut ips: Vec<IpAddr> = host.parse().into_iter().collect();
         ips.extend(&self.advertised.also);
         if ips.is_empty() {
-            log::warn!(
-                "listening on all interfaces for the store {}: no address of this host is known (--local-addr)",
-                self.directory.lookup().name()
+            let name = self.directory.lookup().name();
+            let text = format!(
+                "listening on all interfaces for the store {name}: no address of this host is known (--local-addr)"
             );
+            self.start_warnings.add(WarningKind::Address, text);
         }
         listen_at(&ips, port)
     }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use c10d_socket::{Cancel, Deadline, DialStage, HostPort, is_loopback_name, sleep};
 use c10d_store::{StoreError, StoreExt, StoreHandle as _, TcpStore, TcpStoreOptions};
 
-use crate::shell::bootstrap::first_free;
-use crate::shell::listener_watch::find_listener;
+use crate::shell::bootstrap::{Protection, serve};
+use crate::shell::listener_watch::ListenerWatch;
 use crate::shell::open_store::own_host;
 use crate::shell::own_host::given_addresses;
 use crate::shell::static_rendezvous::STATIC_BACKEND;
@@ -72,25 +72,12 @@ impl CheckStore {
         let hosted = self.is_host.then(|| Arc::clone(&self.store));
         let own_host = own_host(parameters, is_one_host, remote).with_route(route, hosted);
         let advertised = own_host.advertised(&[]);
+        let protection = parameters.credentials().cloned();
+        let protection = protection.map_or(Protection::Open, Protection::Job);
+        let (run_id, ports) = (parameters.run_id(), parameters.workers_port());
+        let store = serve(run_id, &own_host, &advertised, &protection, ports)?;
+        store.set_timeout(Some(READ_TIMEOUT));
         let name = own_host.name_for_certificates().to_owned();
-        let credentials = parameters.credentials().cloned();
-        let credentials = credentials.map(|known| known.with_server_name(&name));
-        let open = |port| {
-            let mut options = TcpStoreOptions::default()
-                .with_master(true)
-                .with_timeout(READ_TIMEOUT)
-                .with_listen_also_on(advertised.also.clone());
-            if let Some(credentials) = &credentials {
-                options = options.with_credentials(credentials.clone());
-            }
-            TcpStore::open(&advertised.host, port, options)
-        };
-        let store = match parameters.workers_port() {
-            Some(ports) => first_free(ports, open)?,
-            None => {
-                open(0).map_err(|error| RendezvousError::connection(parameters.run_id(), error))?
-            }
-        };
         Ok(CheckServer { store, name })
     }
 }
@@ -170,14 +157,16 @@ impl Opening<'_> {
     /// Neither with the journal of the job nor with its limits.
     fn serve(&self) -> Result<TcpStore, StoreError> {
         let options = self.options(ATTEMPT_TIMEOUT).with_master(true);
-        let options = options.with_listen_also_on(given_addresses(self.parameters));
+        let options = options.with_listen_also_on(given_addresses(self.parameters.local_addr()));
         let store = TcpStore::open(self.target.host(), self.target.port(), options)?;
         store.set(&self.mark, b"1")?;
         Ok(store)
     }
 
     fn connect(&self, deadline: Deadline) -> Result<TcpStore, RendezvousError> {
-        let started = Instant::now();
+        let parameters = self.parameters;
+        let (credentials, cancel) = (parameters.credentials(), parameters.cancel());
+        let watch = ListenerWatch::new(&self.target, credentials, parameters.run_id(), cancel);
         loop {
             let left = deadline.remaining(Instant::now()).unwrap_or_default();
             let options = self.options(left.min(ATTEMPT_TIMEOUT));
@@ -192,31 +181,14 @@ impl Opening<'_> {
             };
             let left = deadline.remaining(Instant::now()).unwrap_or_default();
             if is_of_other_listener(&error)
-                && let Some(error) = self.other_listener(started)
+                && let Some(found) = watch.ask()
             {
-                return Err(error);
+                return Err(watch.other_listener(found));
             }
-            let cancel = self.parameters.cancel();
             if left.is_zero() || sleep(left.min(ATTEMPT_INTERVAL), [cancel]).is_err() {
                 return Err(self.failed(error));
             }
         }
-    }
-
-    fn other_listener(&self, started: Instant) -> Option<RendezvousError> {
-        let parameters = self.parameters;
-        let found = find_listener(
-            &self.target,
-            parameters.credentials(),
-            parameters.run_id(),
-            parameters.cancel(),
-        );
-        found.is_there().then(|| RendezvousError::OtherListener {
-            run_id: parameters.run_id().to_owned(),
-            endpoint: self.target.clone(),
-            found: Box::new(found),
-            waited: started.elapsed(),
-        })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Reads the clocks.
 
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::values::clock::Now;
 use crate::values::timestamp::Timestamp;
@@ -16,6 +16,11 @@ impl Clock {
         Self {
             start: Instant::now(),
         }
+    }
+
+    /// The moment at this time of the monotonic clock.
+    pub(crate) fn moment(self, monotonic: Duration) -> Instant {
+        self.start + monotonic
     }
 
     pub(crate) fn now(self) -> Now {

@@ -42,14 +42,16 @@ const THREAD: &str = "rendezvous";
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const DISCONNECT_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Numbers the handlers of this process.
-static NEXT_LOCAL_ID: AtomicI64 = AtomicI64::new(0);
+/// Numbers the handlers of this process. PyTorch and earlier releases begin with 0, so that none of their processes takes
+/// the entry of a node of this release for its own (docs/spec/rendezvous.md, IDENTITY 4).
+static NEXT_LOCAL_ID: AtomicI64 = AtomicI64::new(1);
 
 /// A node of a dynamic rendezvous (`docs/spec/rendezvous.md`).
 ///
 /// Its thread `rendezvous` joins, leaves, writes heartbeats and waits for changes. It ends with
-/// [`shutdown`](RendezvousHandler::shutdown) or when the handler is dropped. A drop does not change the state, so the
-/// other nodes later drop this one as dead.
+/// [`shutdown`](RendezvousHandler::shutdown) or when the handler is dropped. A drop does not change the state, so this node
+/// counts as lost if it has not left or closed the rendezvous: other nodes drop it when its connection has been closed for
+/// 2 s, or after the keep-alive time if the store cannot notice that.
 ///
 /// In PyTorch: `DynamicRendezvousHandler`
 /// (`torch/distributed/elastic/rendezvous/dynamic_rendezvous.py`).
@@ -350,7 +352,16 @@ impl DynamicRendezvous {
 
     fn join(&self, goal: Goal) -> Result<RendezvousInfo, RendezvousError> {
         loop {
-            let answer = self.ask(goal)?;
+            let answer = self.ask(goal);
+            if let Err(RendezvousError::Timeout { .. }) = &answer
+                && let Some(endpoint) = self.own_host.unvisited()
+            {
+                log::warn!(
+                    "no other host has connected to the store that this node serves at {endpoint}: if several hosts have \
+                     this address, set is_host on each of them"
+                );
+            }
+            let answer = answer?;
             let joined = answer.joined.ok_or_else(|| self.shut_down_error())?;
             log::debug!(
                 "node {} has joined round {} of run {:?} as rank {} in a world of size {}",
@@ -537,6 +548,14 @@ impl RendezvousHandler for DynamicRendezvous {
     fn loss_wait(&self) -> Option<Duration> {
         let settings = &self.settings;
         (settings.min_nodes < settings.max_nodes).then(|| settings.dead_after())
+    }
+
+    fn members_connected_at(&self) -> Option<Instant> {
+        *self.shared.members_connected_at()
+    }
+
+    fn node_id(&self) -> Option<NodeId> {
+        Some(self.node())
     }
 
     fn add_listener(&self, listener: Listener) {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fmt::Debug;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use c10d_socket::HostPort;
 use c10d_store::{Credentials, Store, StoreAddress};
@@ -11,6 +11,7 @@ use c10d_store::{Credentials, Store, StoreAddress};
 use crate::shell::board::RoundBoard;
 use crate::values::error::RendezvousError;
 use crate::values::membership::Membership;
+use crate::values::node::NodeId;
 use crate::values::ranks_report::RanksReport;
 use crate::values::recorded_event::RecordedEvent;
 use crate::values::report::{LostNode, WaitReport};
@@ -95,6 +96,17 @@ pub trait RendezvousHandler: Debug + Send + Sync {
     /// How long a node without a restart left waits for the news that its workers failed because another node was lost, if
     /// the other nodes can continue without that node; `None` if they cannot, because the round needs all its nodes.
     fn loss_wait(&self) -> Option<Duration> {
+        None
+    }
+
+    /// When the last request began that has shown that all other members of this node's round are connected to the store,
+    /// so that none of them was lost before. `None` if the store has shown nothing like that. Never blocks.
+    fn members_connected_at(&self) -> Option<Instant> {
+        None
+    }
+
+    /// The id of this node in [`Membership`]; `None` if the backend has no memberships.
+    fn node_id(&self) -> Option<NodeId> {
         None
     }
 

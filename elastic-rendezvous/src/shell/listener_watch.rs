@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, Credentials, Deadline, HostPort, ListeningProcess, resolve_local};
-use c10d_store::{ListenerKind, Store as _, StoreHandle as _, TcpStore, TcpStoreOptions};
+use c10d_store::{
+    ListenerKind, Store as _, StoreError, StoreHandle as _, TcpStore, TcpStoreOptions,
+};
 
 use crate::shell::workers_keys::{OWNER_KEY, run_of};
 use crate::values::error::RendezvousError;
@@ -20,6 +22,9 @@ const ASK_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long one request to a store may take, and the most bytes of its keys.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
 const KEY_BYTES_MAX: usize = 1 << 20;
+
+/// The most keys of a store whose keys are read.
+const KEYS_READ_MAX: u64 = 16_384;
 
 /// How many runs are listed.
 const RUNS_MAX: usize = 3;
@@ -52,6 +57,12 @@ pub fn find_listener(
     }
 }
 
+/// Whether the store has more keys than the nodes of a job that has not met yet. Its keys are not read, because that would
+/// delay the other clients of the store.
+pub(crate) fn has_many_keys(store: &TcpStore) -> Result<bool, StoreError> {
+    Ok(store.num_keys()? > KEYS_READ_MAX)
+}
+
 /// The runs that have met at a store, found in its keys. The run of this node is first.
 pub(crate) fn runs_at(
     target: &HostPort,
@@ -68,10 +79,12 @@ pub(crate) fn runs_at(
     }
     let found = TcpStore::open(target.host(), target.port(), options).and_then(|store| {
         store.set_timeout(Some(READ_TIMEOUT));
-        let keys = store.list_keys()?;
-        let has_owner = keys.iter().any(|key| key == OWNER_KEY);
-        let owner = has_owner.then(|| store.try_get(OWNER_KEY)).transpose()?;
-        Ok((keys, owner.flatten()))
+        let owner = store.try_get(OWNER_KEY)?;
+        let keys = match has_many_keys(&store)? {
+            true => Vec::new(),
+            false => store.list_keys()?,
+        };
+        Ok((keys, owner))
     });
     let (keys, owner) = found.unwrap_or_else(|error| {
         log::debug!("cannot list the keys of the store at {target}: {error}");
@@ -126,7 +139,7 @@ impl<'a> ListenerWatch<'a> {
             return;
         }
         self.ask_after = self.started.elapsed() + ASK_INTERVAL;
-        self.ask();
+        self.found = self.ask();
         if let Some(found) = &self.found {
             log::warn!(
                 "{found} listens at {} instead of this job's store; retrying for {:.0} s",
@@ -139,9 +152,19 @@ impl<'a> ListenerWatch<'a> {
         }
     }
 
-    fn ask(&mut self) {
+    /// Asks what listens at the endpoint, if anything does.
+    pub(crate) fn ask(&self) -> Option<FoundListener> {
         let found = find_listener(self.target, self.credentials, self.run_id, self.cancel);
-        self.found = found.is_there().then_some(found);
+        found.is_there().then_some(found)
+    }
+
+    pub(crate) fn other_listener(&self, found: FoundListener) -> RendezvousError {
+        RendezvousError::OtherListener {
+            run_id: self.run_id.to_owned(),
+            endpoint: self.target.clone(),
+            found: Box::new(found),
+            waited: self.started.elapsed(),
+        }
     }
 
     /// The error after the last attempt: this one, unless something else listens at the endpoint. The client's own
@@ -149,16 +172,11 @@ impl<'a> ListenerWatch<'a> {
     pub(crate) fn error(mut self, otherwise: RendezvousError) -> RendezvousError {
         let is_interrupted = self.cancel.is_cancelled();
         if self.found.is_none() && !is_interrupted {
-            self.ask();
+            self.found = self.ask();
         }
-        match self.found {
+        match self.found.take() {
             Some(found) if !is_interrupted && found.kind != ListenerKind::Tls => {
-                RendezvousError::OtherListener {
-                    run_id: self.run_id.to_owned(),
-                    endpoint: self.target.clone(),
-                    found: Box::new(found),
-                    waited: self.started.elapsed(),
-                }
+                self.other_listener(found)
             }
             _ => otherwise,
         }

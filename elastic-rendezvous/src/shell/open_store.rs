@@ -18,7 +18,7 @@ use c10d_store::{
 use crate::shell::bootstrap::protected;
 use crate::shell::candidate::Candidate;
 use crate::shell::listener_watch::ListenerWatch;
-use crate::shell::own_host::{OwnHost, address_of_interface, given_addresses};
+use crate::shell::own_host::{OwnHost, addresses_of_interface, given_addresses};
 use crate::shell::this_host::{SystemResolver, is_this_host};
 use crate::values::endpoint::Endpoint;
 use crate::values::error::RendezvousError;
@@ -27,9 +27,6 @@ use crate::values::parameters_error::{DEFAULT_PORT, ParametersError};
 use crate::values::settings::RendezvousSettings;
 use crate::values::store_directory::StoreDirectory;
 use crate::values::store_route::StoreRoute;
-
-/// How long one store call may take without a `read_timeout` setting, as in PyTorch.
-pub const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The limit for looking up this machine's names.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
@@ -76,18 +73,13 @@ pub(crate) fn open_store(
             Some(directory) => open_moving(parameters, directory, settings),
             None => open_tcp(parameters, settings),
         },
-        "file" => {
-            if parameters.credentials().is_some() {
-                log::warn!("a secret does not protect a store in a file: its permissions do");
-            }
-            Ok(OpenStore {
-                store: open_file(parameters)?,
-                address: None,
-                hosted: None,
-                own_host: own_host(parameters, parameters.max_nodes() == 1, None),
-                candidate: None,
-            })
-        }
+        "file" => Ok(OpenStore {
+            store: open_file(parameters)?,
+            address: None,
+            hosted: None,
+            own_host: own_host(parameters, parameters.max_nodes() == 1, None),
+            candidate: None,
+        }),
         _ => Err(RendezvousError::Parameters(ParametersError::Setting {
             key: "store_type".to_owned(),
             value: store_type.to_owned(),
@@ -146,30 +138,29 @@ fn open_tcp(
         .parse()
         .map_err(ParametersError::from)?;
     let target = endpoint.with_default_port(DEFAULT_PORT);
-    let read_timeout = parameters.get_as_duration("read_timeout", READ_TIMEOUT)?;
     let is_given = parameters.get_as_bool("is_host")?;
     let lookup = || Deadline::after(Instant::now(), LOOKUP_TIMEOUT);
     let is_host = match is_given {
         Some(is_host) => is_host,
         None => is_this_host(endpoint.host(), &SystemResolver::new(lookup())),
     };
-    let host_patience = read_timeout.min(settings.join_timeout);
+    let host_patience = settings.read_timeout.min(settings.join_timeout);
     let failed = |error| RendezvousError::connection(&settings.run_id, error);
     let store = match is_given {
         Some(true) => serve(parameters, &target, host_patience).map_err(failed),
         None if is_host => serve(parameters, &target, host_patience).or_else(|error| {
-            let mode = match &error {
+            let may_serve = match &error {
                 StoreError::Journal(_) => return Err(failed(error)),
-                StoreError::Listen(error) if error.is_address_in_use() => Mode::ConnectOrServe,
-                _ => Mode::Connect,
+                StoreError::Listen(error) => error.is_address_in_use(),
+                _ => false,
             };
             log::debug!("cannot serve the rendezvous store, connecting to it instead: {error}");
-            connect(parameters, &target, host_patience, mode)
+            connect(parameters, &target, host_patience, may_serve)
         }),
-        _ => connect(parameters, &target, settings.join_timeout, Mode::Connect),
+        _ => connect(parameters, &target, settings.join_timeout, false),
     };
     let store = store?.with_cancel(&Cancel::NEVER);
-    store.set_timeout(Some(read_timeout));
+    store.set_timeout(Some(settings.read_timeout));
     // Nodes that meet at a loopback address are on one machine.
     let is_one_host = settings.max_nodes == 1 || is_loopback_name(target.host());
     let store = Arc::new(store);
@@ -196,8 +187,10 @@ pub(crate) fn own_host(
     remote: Option<IpAddr>,
 ) -> OwnHost {
     let given = parameters.local_addr().map(|text| {
-        let of_interface = address_of_interface(text, remote);
-        of_interface.unwrap_or_else(|| text.to_owned())
+        let of_interface = addresses_of_interface(text, remote);
+        of_interface
+            .first()
+            .map_or_else(|| text.to_owned(), IpAddr::to_string)
     });
     OwnHost::new(given, is_one_host)
 }
@@ -208,7 +201,6 @@ fn open_moving(
     directory: &StoreDirectory,
     settings: &RendezvousSettings,
 ) -> Result<OpenStore, RendezvousError> {
-    let read_timeout = parameters.get_as_duration("read_timeout", READ_TIMEOUT)?;
     if !parameters.shares_store()? || !parameters.has_relays() {
         return Err(ParametersError::StoreMoves.into());
     }
@@ -259,7 +251,7 @@ fn open_moving(
     });
     let store = store.map_err(|error| RendezvousError::connection(&settings.run_id, error))?;
     let store = store.with_cancel(&Cancel::NEVER);
-    store.set_timeout(Some(read_timeout));
+    store.set_timeout(Some(settings.read_timeout));
     let route = StoreRoute::new(None, store.connection_ends());
     Ok(OpenStore {
         store: Arc::new(store),
@@ -291,7 +283,7 @@ fn serve(
     let options = client_options(parameters)
         .with_master(true)
         .with_multi_tenant(true)
-        .with_listen_also_on(given_addresses(parameters))
+        .with_listen_also_on(given_addresses(parameters.local_addr()))
         .with_server_options(server_options)
         .with_timeout(timeout);
     let store = TcpStore::open(target.host(), target.port(), options)?;
@@ -303,21 +295,14 @@ fn serve(
     Ok(store)
 }
 
-/// What [`connect`] does when nobody answers.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Mode {
-    Connect,
-    /// Also tries to serve the store. The port was in use on this machine: usually by a node that serves, but
-    /// a connection or the server of an ended job may have held it, and then every node would only connect.
-    ConnectOrServe,
-}
-
-/// Connects to a store whose server may start later, for at most `patience`.
+/// Connects to a store whose server may start later, for at most `patience`. With `may_serve` it also tries to serve the store:
+/// the port was in use on this machine, usually by a node that serves, but a connection or the server of an ended job may
+/// have held it, and then every node would only connect.
 fn connect(
     parameters: &RendezvousParameters,
     target: &HostPort,
     patience: Duration,
-    mode: Mode,
+    may_serve: bool,
 ) -> Result<TcpStore, RendezvousError> {
     let deadline = Deadline::after(Instant::now(), patience);
     let credentials = parameters.credentials();
@@ -341,7 +326,7 @@ fn connect(
                     );
                 }
                 let mut serving = String::new();
-                if mode == Mode::ConnectOrServe {
+                if may_serve {
                     match serve(parameters, target, left - slice) {
                         Ok(store) => return Ok(store),
                         Err(error @ StoreError::Journal(_)) => return Err(failed(error)),

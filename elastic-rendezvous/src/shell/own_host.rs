@@ -1,19 +1,17 @@
 //! The known addresses of this node.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{
-    Cancel, Deadline, HostPort, ListenError, ListenOptions, interface_addresses, listen,
-    own_address_towards, resolve, resolve_local,
+    Cancel, Deadline, HostPort, interface_addresses, own_address_towards, resolve, resolve_local,
 };
-use c10d_store::TcpStore;
+use c10d_store::{TcpStore, TcpStoreServer};
 
 use crate::engine::advertised::{Advertised, Facts, advertised, is_usable};
 use crate::shell::this_host;
 use crate::values::node::NodeId;
-use crate::values::parameters::RendezvousParameters;
 use crate::values::store_route::StoreRoute;
 
 /// The limit for looking up names.
@@ -68,21 +66,14 @@ impl OwnHost {
     }
 
     /// The name, and its addresses on this host; no addresses if all nodes are on this host. The first call blocks for
-    /// at most 4 s.
+    /// at most 6 s.
     fn named(&self) -> &(String, Vec<IpAddr>) {
         self.name.get_or_init(|| {
             let name = this_host::full_name();
-            let deadline = Deadline::after(Instant::now(), LOOKUP_TIMEOUT);
-            let local = |host: &str| {
-                let target = HostPort::new(host, 0);
-                let found = resolve_local(&target, deadline, &Cancel::NEVER);
-                let ips = found.unwrap_or_default().into_iter();
-                ips.map(|at| at.ip().to_canonical()).collect::<Vec<_>>()
-            };
             let mut of_name = Vec::new();
             if !self.is_one_host {
-                of_name = local(&name);
-                of_name.extend(self.given.as_deref().map(local).unwrap_or_default());
+                of_name = own_addresses(&name);
+                of_name.extend(self.given.as_deref().map(own_addresses).unwrap_or_default());
             }
             (name, of_name)
         })
@@ -100,6 +91,13 @@ impl OwnHost {
         self.route.endpoint.as_ref()
     }
 
+    /// The endpoint, if this node serves the rendezvous' store and other hosts should have reached it, but none has.
+    pub(crate) fn unvisited(&self) -> Option<&HostPort> {
+        let server = self.hosted.as_ref()?.server()?;
+        let is_unvisited = !self.is_one_host && server.peers().is_empty();
+        self.endpoint().filter(|_| is_unvisited)
+    }
+
     /// Where other nodes reach the rendezvous' store, which this node was told to find at `endpoint`.
     pub(crate) fn reached(&self, endpoint: &HostPort, nodes: &[NodeId]) -> HostPort {
         let host = match (&self.hosted, self.route.remote) {
@@ -115,8 +113,10 @@ impl OwnHost {
     /// How this node reaches the rendezvous' store at this moment.
     pub(crate) fn route(&self) -> StoreRoute {
         let local = self.met(&[]).first().copied();
+        let server = self.hosted.as_ref().and_then(|store| store.server());
         StoreRoute {
             local: local.or(self.route.local),
+            peers: server.map(TcpStoreServer::peers).unwrap_or_default(),
             ..self.route.clone()
         }
     }
@@ -185,54 +185,50 @@ fn some_address() -> Option<IpAddr> {
     })
 }
 
-/// The address of the interface that `--local-addr` names, best of the kind of `remote`; `None` for other text.
-pub(crate) fn address_of_interface(text: &str, remote: Option<IpAddr>) -> Option<String> {
-    if text.parse::<IpAddr>().is_ok() {
-        return None;
-    }
+/// The usable addresses of the interface with this name, first the addresses of the kind of `remote`; none for other text.
+pub(crate) fn addresses_of_interface(name: &str, remote: Option<IpAddr>) -> Vec<IpAddr> {
     let interfaces = interface_addresses().unwrap_or_default();
-    let of_it = interfaces.into_iter().filter(|(name, _)| name == text);
+    let of_it = interfaces.into_iter().filter(|(it, _)| it == name);
     let mut ips: Vec<IpAddr> = of_it.map(|(_, ip)| ip).collect();
     ips.retain(|ip| is_usable(*ip) || ip.is_loopback());
     let is_v6 = remote.is_some_and(|ip| ip.to_canonical().is_ipv6());
     ips.sort_by_key(|ip| ip.is_ipv6() != is_v6);
-    ips.first().map(IpAddr::to_string)
+    ips
 }
 
-/// The addresses that the user has given for this node.
-pub(crate) fn given_addresses(parameters: &RendezvousParameters) -> Vec<IpAddr> {
-    let given = parameters.local_addr();
-    let ip = given.and_then(|text| {
-        let of_interface = address_of_interface(text, None);
-        of_interface.as_deref().unwrap_or(text).parse().ok()
-    });
-    ip.into_iter().collect()
+/// All addresses of this host that the user has given for it, as an address, a name or an interface, whose address that
+/// other nodes get depends on their network. Blocks for at most 2 s to look up a name.
+pub(crate) fn given_addresses(given: Option<&str>) -> Vec<IpAddr> {
+    let given = given.unwrap_or_default();
+    match addresses_of_interface(given, None) {
+        ips if ips.is_empty() && !given.is_empty() => own_addresses(given),
+        ips => ips,
+    }
 }
 
-/// Opens sockets on these addresses, all with one port. Addresses that cannot be used are skipped, for example the address of a
-/// gateway in front of this host, and it is an error if none can be used. Without addresses, listens on all interfaces.
-pub(crate) fn listen_at(ips: &[IpAddr], port: u16) -> Result<Vec<TcpListener>, ListenError> {
-    let on = ListenOptions::default().with_port(port);
-    if ips.is_empty() {
-        return listen(&on);
-    }
-    let (mut listeners, mut failure): (Vec<TcpListener>, _) = (Vec::new(), None);
-    for (index, ip) in ips.iter().enumerate() {
-        if ips[..index].contains(ip) {
-            continue;
+/// The addresses of this host that the name leads to. Blocks for at most 2 s.
+fn own_addresses(name: &str) -> Vec<IpAddr> {
+    let deadline = Deadline::after(Instant::now(), LOOKUP_TIMEOUT);
+    let found = resolve_local(&HostPort::new(name, 0), deadline, &Cancel::NEVER);
+    let ips = found.unwrap_or_default().into_iter();
+    ips.map(|at| at.ip().to_canonical()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// docs/spec/rendezvous.md, ADDR 2.
+    #[test]
+    fn a_given_address_name_or_interface_is_where_the_store_listens() {
+        let here = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        for given in ["127.0.0.1", "localhost", "lo"] {
+            let found = given_addresses(Some(given));
+            assert!(found.contains(&here), "{given}: {found:?}");
         }
-        let first = listeners.first().and_then(|it| it.local_addr().ok());
-        let on = ListenOptions::default().with_port(first.map_or(port, |at| at.port()));
-        match listen(&on.with_host(ip.to_string())) {
-            Ok(more) => listeners.extend(more),
-            Err(error) => {
-                log::debug!("not listening at an address: {error}");
-                failure.get_or_insert(error);
-            }
+        // The address of a gateway, and a name without an address.
+        for given in [None, Some("198.51.100.1"), Some("name.invalid")] {
+            assert!(given_addresses(given).is_empty(), "{given:?}");
         }
-    }
-    match failure {
-        Some(error) if listeners.is_empty() => Err(error),
-        _ => Ok(listeners),
     }
 }

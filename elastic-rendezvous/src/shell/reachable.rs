@@ -17,6 +17,9 @@ const THREAD: &str = "reach";
 /// The least time for a request that the store answers at once.
 const REQUEST_TIMEOUT: Duration = Duration::from_millis(250);
 
+/// The time before a search is logged.
+const SILENT: Duration = Duration::from_secs(3);
+
 /// The most characters of a store's error in a message.
 const CAUSE_CHARS_MAX: usize = 200;
 
@@ -30,6 +33,7 @@ pub struct ReachOptions {
     limit: Duration,
     owner: Option<String>,
     credentials: Option<Credentials>,
+    log_name: Option<String>,
     cancel: Cancel,
 }
 
@@ -50,6 +54,7 @@ impl ReachOptions {
             limit,
             owner: None,
             credentials: None,
+            log_name: None,
             cancel: Cancel::NEVER,
         }
     }
@@ -63,6 +68,12 @@ impl ReachOptions {
     /// Presents these credentials to the store, and accepts only a store that has them as well.
     pub fn with_credentials(mut self, credentials: Option<Credentials>) -> Self {
         self.credentials = credentials;
+        self
+    }
+
+    /// Logs a search that takes longer than 3 s, with this name of the store. Default: no log line.
+    pub fn with_log_name(mut self, name: impl Into<String>) -> Self {
+        self.log_name = Some(name.into());
         self
     }
 
@@ -103,14 +114,22 @@ pub fn find_reachable(
     };
     let mut causes: Vec<Option<String>> = vec![None; addresses.len()];
     let mut took = vec![Duration::ZERO; addresses.len()];
-    let mut is_cancelled = false;
-    loop {
+    let mut log_name = options.log_name.as_deref();
+    let unreachable = |causes: &[Option<String>], is_cancelled| {
+        let causes = causes.iter().cloned();
+        Unreachable {
+            tried: addresses.iter().cloned().zip(causes).collect(),
+            waited: began_at.elapsed(),
+            is_cancelled,
+        }
+    };
+    let is_cancelled = loop {
         match reach.next(began_at.elapsed()) {
             ReachStep::Use { candidate: index } => {
                 let took = took[index];
                 return Ok(Reached { index, took });
             }
-            ReachStep::GiveUp => break,
+            ReachStep::GiveUp => break false,
             ReachStep::Try { candidate, timeout } => attempts.begin(candidate, timeout),
             ReachStep::Wait { until } => {
                 let pause = until.saturating_sub(began_at.elapsed());
@@ -127,15 +146,20 @@ pub fn find_reachable(
             reach.ended(end.index, is_reached, began_at.elapsed());
         }
         if options.cancel.is_cancelled() {
-            is_cancelled = true;
-            break;
+            break true;
         }
-    }
-    Err(Unreachable {
-        tried: addresses.iter().cloned().zip(causes).collect(),
-        waited: began_at.elapsed(),
-        is_cancelled,
-    })
+        if began_at.elapsed() >= SILENT
+            && let Some(name) = log_name.take()
+        {
+            let left = options.limit.saturating_sub(began_at.elapsed());
+            log::warn!(
+                "cannot reach {name} yet, retrying for {:.0} s: tried {}",
+                left.as_secs_f64(),
+                unreachable(&causes, false),
+            );
+        }
+    };
+    Err(unreachable(&causes, is_cancelled))
 }
 
 /// The attempts that run. Drop ends and joins them.

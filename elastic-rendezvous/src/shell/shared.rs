@@ -1,8 +1,8 @@
 //! The data that the loop of a handler shares with the handler, and the calls of its listeners.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, printable};
 use c10d_store::in_brief;
@@ -37,6 +37,7 @@ pub(crate) struct Shared {
     pub(crate) is_new_host: AtomicBool,
     pub(crate) notices: Notices,
     me: Mutex<NodeId>,
+    members_connected_at: Mutex<Option<Instant>>,
 }
 
 #[derive(Default)]
@@ -62,6 +63,7 @@ impl Shared {
             is_new_host: AtomicBool::new(false),
             notices,
             me: Mutex::new(me),
+            members_connected_at: Mutex::default(),
         })
     }
 
@@ -75,6 +77,12 @@ impl Shared {
     pub(crate) fn set_me(&self, me: &NodeId) -> Option<NodeId> {
         let mut known = self.me.lock().unwrap_or_else(PoisonError::into_inner);
         (*known != *me).then(|| std::mem::replace(&mut *known, me.clone()))
+    }
+
+    /// When the last request began that has shown that all other members are connected to the store.
+    pub(crate) fn members_connected_at(&self) -> MutexGuard<'_, Option<Instant>> {
+        let at = self.members_connected_at.lock();
+        at.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// This and all later joins fail.

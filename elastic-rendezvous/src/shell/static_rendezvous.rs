@@ -3,14 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Cancel, Deadline, HostPort, printable, sleep};
+use c10d_socket::{Backoff, BackoffOptions, Cancel, Deadline, HostPort, printable, sleep};
 use c10d_store::{
     Credentials, ErrorContext, Operation, PrefixStore, ServerOptions, Store, StoreError, StoreExt,
     StoreHandle as _, TcpStore, TcpStoreOptions,
@@ -20,7 +19,7 @@ use crate::shell::bootstrap::protected;
 use crate::shell::handler::{
     BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo,
 };
-use crate::shell::listener_watch::{ListenerWatch, runs_at};
+use crate::shell::listener_watch::{ListenerWatch, has_many_keys, runs_at};
 use crate::shell::own_host::given_addresses;
 use crate::shell::reconnecting::{ReconnectingStore, connect_to};
 use crate::shell::shared::WAIT_CHARS_MAX;
@@ -74,10 +73,17 @@ const NAMES_ASKED_MAX: usize = 64;
 const NAMED_WORLD_MAX: usize = 64;
 const NAME_BYTES_MAX: usize = 1024;
 
-/// How long one attempt to open the store may take, and the time between two. A store that refuses connections is tried more often.
+/// How long one attempt to open the store may take. A store that refuses connections is tried more often.
 const FIRST_ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
-const ATTEMPT_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The pauses between two attempts to open the store. Something else may listen at the endpoint for hours.
+fn pauses() -> BackoffOptions {
+    BackoffOptions::default()
+        .with_first(Duration::from_millis(500))
+        .with_factor(2.0)
+        .with_max(Duration::from_secs(5))
+}
 
 /// How long a store that is being opened may exceed the timeout to report its own error, which includes questions to the listener.
 const GRACE: Duration = Duration::from_secs(10);
@@ -97,7 +103,7 @@ pub struct StaticRendezvous {
     server_hook: Option<ServerHook>,
     credentials: Option<Credentials>,
     server_options: ServerOptions,
-    listen_also_on: Vec<IpAddr>,
+    local_addr: Option<String>,
     met: Mutex<Option<Met>>,
     /// Of this and all later joins.
     cancel: Cancel,
@@ -202,7 +208,7 @@ struct Meeting {
     server_hook: Option<ServerHook>,
     credentials: Option<Credentials>,
     server_options: ServerOptions,
-    listen_also_on: Vec<IpAddr>,
+    local_addr: Option<String>,
     cancel: Cancel,
     named: BTreeMap<usize, NodeId>,
     /// The rank whose name is asked next.
@@ -230,6 +236,7 @@ impl Meeting {
         let credentials = self.credentials.as_ref();
         let mut watch = ListenerWatch::new(&self.target, credentials, &self.run_id, &self.cancel);
         let mut attempt_timeout = FIRST_ATTEMPT_TIMEOUT;
+        let mut backoff = Backoff::new(pauses(), fastrand::u64(..));
         loop {
             let left = deadline.remaining(Instant::now()).unwrap_or(Duration::MAX);
             let error = match self.try_open(left.min(attempt_timeout)) {
@@ -250,7 +257,7 @@ impl Meeting {
             }
             watch.on_failure(deadline);
             attempt_timeout = ATTEMPT_TIMEOUT;
-            if sleep(left.min(ATTEMPT_INTERVAL), [&self.cancel]).is_err() {
+            if sleep(left.min(backoff.next_delay()), [&self.cancel]).is_err() {
                 return Err(RendezvousError::Interrupted {
                     run_id: self.run_id.clone(),
                 });
@@ -265,11 +272,13 @@ impl Meeting {
         }
         // The workers use the same store.
         let server_options = protected(self.server_options.clone(), self.credentials.as_ref());
+        let is_host = self.rank == 0;
+        let local_addr = self.local_addr.as_deref().filter(|_| is_host);
         let options = options
             .with_server_options(server_options)
-            .with_master(self.rank == 0)
+            .with_master(is_host)
             .with_multi_tenant(true)
-            .with_listen_also_on(self.listen_also_on.clone())
+            .with_listen_also_on(given_addresses(local_addr))
             .with_timeout(timeout)
             .with_cancel(self.cancel.clone());
         let store = TcpStore::open(self.target.host(), self.target.port(), options)?;
@@ -288,7 +297,7 @@ impl Meeting {
     }
 
     /// Whether the store belongs to another job or to an earlier start of this job: another process has this node's
-    /// rank there, or node rank 0 has not joined there, but nodes of another job have, or all nodes.
+    /// rank there, or node rank 0 has not joined there, but nodes of another job have, or all nodes, or it has many keys.
     fn is_foreign(&self, store: &TcpStore) -> bool {
         if self.rank == 0 {
             return false;
@@ -306,11 +315,14 @@ impl Meeting {
         if names.check(&[&name_key(0)]).unwrap_or(true) {
             return false;
         }
-        let credentials = self.credentials.as_ref();
-        let runs = runs_at(&self.target, credentials, &self.run_id, &self.cancel);
         // PyTorch's nodes write no names.
         let is_full = |joined: i64| usize::try_from(joined).is_ok_and(|it| it >= self.world_size);
-        runs.iter().any(|run| *run != self.run_id) || store.worker_count().is_ok_and(is_full)
+        if has_many_keys(store).unwrap_or(false) || store.worker_count().is_ok_and(is_full) {
+            return true;
+        }
+        let credentials = self.credentials.as_ref();
+        let runs = runs_at(&self.target, credentials, &self.run_id, &self.cancel);
+        runs.iter().any(|run| *run != self.run_id)
     }
 
     fn no_reply(&self, elapsed: Duration) -> StoreError {
@@ -496,7 +508,7 @@ impl StaticRendezvous {
             server_hook: parameters.server_hook().cloned(),
             credentials: parameters.credentials().cloned(),
             server_options: parameters.server_options(),
-            listen_also_on: given_addresses(parameters),
+            local_addr: parameters.local_addr().map(str::to_owned),
             met: Mutex::default(),
             cancel: Cancel::new(),
             shared: Arc::new(Shared {
@@ -531,7 +543,7 @@ impl StaticRendezvous {
             server_hook: self.server_hook.clone(),
             credentials: self.credentials.clone(),
             server_options: self.server_options.clone(),
-            listen_also_on: self.listen_also_on.clone(),
+            local_addr: self.local_addr.clone(),
             cancel: self.cancel.clone(),
             named: BTreeMap::new(),
             next_name: 0,

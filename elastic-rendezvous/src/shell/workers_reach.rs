@@ -1,6 +1,6 @@
 //! Finds the address at which this node reaches the workers' store, before the node starts workers.
 
-use std::net::SocketAddr;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use c10d_socket::{Cancel, HostPort};
@@ -11,13 +11,9 @@ use crate::shell::reachable::{ReachOptions, Reached, find_reachable};
 use crate::values::error::RendezvousError;
 use crate::values::node::NodeId;
 use crate::values::store_route::StoreRoute;
-use crate::values::unreachable::Unreachable;
 
 /// The longest search for an address that works.
 const LIMIT: Duration = Duration::from_secs(30);
-
-/// The time before a search is logged.
-const SILENT: Duration = Duration::from_secs(3);
 
 /// The inputs of a search.
 #[derive(Debug)]
@@ -67,7 +63,12 @@ pub(crate) fn verify(
         });
     }
     let addresses = candidates(&bootstrap, search.route);
-    let reached = match search_for(&addresses, &bootstrap, search) {
+    let options = ReachOptions::new(LIMIT.min(search.limit))
+        .with_owner(search.run_id)
+        .with_credentials(bootstrap.credentials.clone())
+        .with_log_name(format!("the workers' store of {}", search.first.named()))
+        .with_cancel(search.cancel.clone());
+    let reached = match find_reachable(&addresses, &options) {
         Ok(Reached { index, .. }) => addresses[index].clone(),
         Err(error) if error.is_cancelled => return Err(NotFound::Interrupted),
         Err(error) => {
@@ -95,42 +96,13 @@ pub(crate) fn verify(
     })
 }
 
-fn search_for(
-    addresses: &[HostPort],
-    bootstrap: &BootstrapInfo,
-    search: &Search<'_>,
-) -> Result<Reached, Unreachable> {
-    let options = |limit| {
-        ReachOptions::new(limit)
-            .with_owner(search.run_id)
-            .with_credentials(bootstrap.credentials.clone())
-            .with_cancel(search.cancel.clone())
-    };
-    let limit = LIMIT.min(search.limit);
-    let first = find_reachable(addresses, &options(limit.min(SILENT)));
-    let (error, left) = match first {
-        Err(error) if !error.is_cancelled && limit > SILENT => (error, limit - SILENT),
-        result => return result,
-    };
-    log::warn!(
-        "cannot reach the workers' store of {} yet, retrying for {:.0} s: tried {error}",
-        search.first.named(),
-        left.as_secs_f64(),
-    );
-    let mut result = find_reachable(addresses, &options(left));
-    if let Err(error) = &mut result {
-        error.waited += SILENT;
-    }
-    result
-}
-
 /// Returns the addresses at which this node may reach the store, the preferred one first, each once.
 fn candidates(bootstrap: &BootstrapInfo, route: &StoreRoute) -> Vec<HostPort> {
     let port = bootstrap.master.port();
     let at = |host: &str| HostPort::new(host, port);
     // An address of one link has no meaning without its interface, which a `HostPort` does not have.
-    let is_usable = |it: &SocketAddr| !matches!(it, SocketAddr::V6(it) if it.scope_id() != 0);
-    let remote = route.remote.filter(is_usable);
+    let is_usable = |ip: IpAddr| !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    let remote = route.remote.filter(|it| is_usable(it.ip()));
     let remote = remote.map(|it| (it.ip().to_canonical().to_string(), it.port()));
     let of_rendezvous = match &route.endpoint {
         // The port in this node's endpoint leads to the same store.
@@ -147,8 +119,12 @@ fn candidates(bootstrap: &BootstrapInfo, route: &StoreRoute) -> Vec<HostPort> {
         Some(bootstrap.master.clone()),
         bootstrap.master_name.as_deref().map(at),
     ];
+    // If this node serves the store of the rendezvous, both ends of its connection are here.
+    let peers = route.peers.iter().filter(|ip| is_usable(**ip));
+    let peers = peers.map(|ip| at(&ip.to_string()));
+    let others = named.into_iter().chain(of_rendezvous).flatten();
     let mut candidates: Vec<HostPort> = Vec::new();
-    for candidate in named.into_iter().chain(of_rendezvous).flatten() {
+    for candidate in others.chain(peers) {
         if !candidates.contains(&candidate) {
             candidates.push(candidate);
         }
@@ -205,6 +181,21 @@ mod tests {
         assert_eq!(texts(&found), ["10.8.8.1:4000"]);
         let found = candidates(&at("10.8.8.1", 4000), &StoreRoute::default());
         assert_eq!(texts(&found), ["10.8.8.1:4000"]);
+        // This node serves the store of the rendezvous.
+        let served = StoreRoute {
+            peers: ["10.8.8.1", "fe80::2", "fd00:8::3"]
+                .map(|ip| ip.parse().unwrap())
+                .to_vec(),
+            ..route("10.8.8.2:29500", "10.8.8.2:29500")
+        };
+        let found = candidates(&at("name", 4000), &served);
+        let expected = [
+            "name:4000",
+            "10.8.8.2:4000",
+            "10.8.8.1:4000",
+            "[fd00:8::3]:4000",
+        ];
+        assert_eq!(texts(&found), expected);
     }
 
     /// docs/spec/rendezvous.md, BOOT 15.

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use c10d_socket::HostPort;
-use c10d_store::StoreError;
+use c10d_socket::{DialFailure, DialStage, HostPort};
+use c10d_store::{StoreError, in_brief};
 
 use crate::values::codec::CorruptState;
 use crate::values::found_listener::FoundListener;
@@ -65,7 +65,10 @@ pub enum RendezvousError {
     },
 
     /// The store failed. Whether the last write of the state succeeded is unknown.
-    #[error("the rendezvous of run {run_id:?} cannot use its store: {source}")]
+    #[error(
+        "the rendezvous of run {run_id:?} cannot use its store: {}",
+        shown(source)
+    )]
     Connection {
         /// The job's name, the same on all nodes.
         run_id: String,
@@ -240,6 +243,23 @@ pub(crate) const fn is_outage(error: &StoreError) -> bool {
     )
 }
 
+/// The error of the store. A store out of reach is one cause and a cure, because it is the most frequent error of a first
+/// job.
+fn shown(source: &StoreError) -> String {
+    let StoreError::Connect {
+        source: connect, ..
+    } = source
+    else {
+        return source.to_string();
+    };
+    let last = connect.failures().last();
+    let cure = match last.map(DialFailure::stage) {
+        Some(DialStage::Lookup) => "; give a name or an address that this host knows",
+        _ => "; is the launcher of that host running, and its port open? c10d doctor checks both",
+    };
+    in_brief(source) + cure
+}
+
 c10d_socket::debug_as_display!(RendezvousError);
 
 impl RendezvousError {
@@ -252,6 +272,31 @@ impl RendezvousError {
         Self::Connection {
             run_id: run_id.to_owned(),
             source: Box::new(source),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use c10d_store::{TcpStore, TcpStoreOptions};
+
+    use super::*;
+
+    #[test]
+    fn a_store_out_of_reach_is_one_cause_and_a_cure() {
+        for (host, cause, cure) in [
+            ("127.0.0.1", "Connection refused", "c10d doctor checks both"),
+            ("no host", "", "an address that this host knows"),
+        ] {
+            let options = TcpStoreOptions::default().with_timeout(Duration::from_millis(10));
+            // Nothing listens at port 1.
+            let source = TcpStore::open(host, 1, options).unwrap_err();
+            let text = RendezvousError::connection("17", source).to_string();
+            let begin = format!(
+                "the rendezvous of run \"17\" cannot use its store: cannot connect to {host}:1 ({cause}"
+            );
+            assert!(text.starts_with(&begin), "{text}");
+            assert!(text.ends_with(cure), "{text}");
         }
     }
 }

@@ -19,7 +19,7 @@ pub struct NodeId {
     pub addr: Arc<str>,
     /// The process id.
     pub pid: i64,
-    /// The number of the handler within the process, counted from 0.
+    /// The number of the handler within the process. PyTorch counts from 0, and this crate from 1.
     pub local_id: i64,
 }
 

@@ -12,7 +12,7 @@ use c10d_store::{Credentials, ServerOptions};
 use crate::values::parameters_error::ParametersError;
 use crate::values::port_range::PortRange;
 use crate::values::server_hook::ServerHook;
-use crate::values::settings::RendezvousSettings;
+use crate::values::settings::{READ_TIMEOUT_MIN, RendezvousSettings};
 use crate::values::start_warnings::StartWarnings;
 use crate::values::store_directory::StoreDirectory;
 
@@ -418,7 +418,8 @@ pub fn parse_config(text: &str) -> Result<BTreeMap<String, String>, ParametersEr
 }
 
 impl RendezvousSettings {
-    /// Reads the settings in `parameters`; missing ones get their default.
+    /// Reads the settings in `parameters`. A timeout that is not set gets its default, but so that it has an effect beside
+    /// the timeouts that are set: a short join timeout shortens the default of the timeouts within a join, for example.
     ///
     /// # Errors
     /// [`ParametersError::NoRunId`] for an empty run id, [`ParametersError::Setting`] for a setting that
@@ -430,6 +431,10 @@ impl RendezvousSettings {
             parameters.max_nodes(),
         )?;
         let seconds = |key, default| parameters.get_as_duration(key, default);
+        let fraction = |key| -> Result<Option<Duration>, ParametersError> {
+            let given = parameters.get_as_float(key)?;
+            Ok(given.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()))
+        };
         let attempts = "keep_alive_max_attempt";
         let keep_alive_max_attempt = match parameters.get_as_int(attempts)? {
             None => defaults.keep_alive_max_attempt,
@@ -442,21 +447,35 @@ impl RendezvousSettings {
                     expected: "a number of attempts, at least 1",
                 })?,
         };
-        let backoff = parameters.get_as_float("cas_backoff_max_seconds")?;
-        let spare_wait = parameters.get_as_float("spare_wait")?;
+        let keep_alive_interval = seconds("keep_alive_interval", defaults.keep_alive_interval)?;
+        let dead_after = keep_alive_interval.saturating_mul(keep_alive_max_attempt);
+        let spare_wait = fraction("spare_wait")?;
+        let last_call = seconds("last_call_timeout", Duration::ZERO)?;
+        let read = seconds("read_timeout", Duration::ZERO)?;
+        let within_join = [dead_after, last_call, read, spare_wait.unwrap_or_default()];
+        let longest = within_join.into_iter().max().unwrap_or_default();
+        let join_timeout = defaults.join_timeout;
+        let join_timeout = match longest > join_timeout {
+            true => join_timeout.saturating_add(longest),
+            false => join_timeout,
+        };
+        let join_timeout = seconds("join_timeout", join_timeout)?;
+        let last_call_timeout = defaults.last_call_timeout.min(join_timeout / 2);
+        let read_timeout = defaults
+            .read_timeout
+            .min(join_timeout.max(READ_TIMEOUT_MIN));
+        let heartbeat_timeout = defaults.heartbeat_timeout.min(dead_after);
         Ok(Self {
-            join_timeout: seconds("join_timeout", defaults.join_timeout)?,
-            last_call_timeout: seconds("last_call_timeout", defaults.last_call_timeout)?,
+            join_timeout,
+            last_call_timeout: seconds("last_call_timeout", last_call_timeout)?,
+            read_timeout: seconds("read_timeout", read_timeout)?,
             close_timeout: seconds("close_timeout", defaults.close_timeout)?,
-            heartbeat_timeout: seconds("heartbeat_timeout", defaults.heartbeat_timeout)?,
-            keep_alive_interval: seconds("keep_alive_interval", defaults.keep_alive_interval)?,
+            heartbeat_timeout: seconds("heartbeat_timeout", heartbeat_timeout)?,
+            keep_alive_interval,
             keep_alive_max_attempt,
-            cas_backoff_max: backoff
-                .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+            cas_backoff_max: fraction("cas_backoff_max_seconds")?
                 .unwrap_or(defaults.cas_backoff_max),
-            spare_wait: spare_wait
-                .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-                .unwrap_or(defaults.spare_wait),
+            spare_wait: spare_wait.unwrap_or(defaults.spare_wait.min(join_timeout / 2)),
             ..defaults
         })
     }
@@ -611,6 +630,33 @@ mod tests {
             read("0").unwrap_err().to_string(),
             "the rendezvous setting key is \"0\", which is not a whole number of seconds above 0"
         );
+    }
+
+    #[test]
+    fn a_timeout_that_is_not_set_fits_the_timeouts_that_are_set() {
+        type Of = fn(&RendezvousSettings) -> Duration;
+        let (join, last_call): (Of, Of) = (|it| it.join_timeout, |it| it.last_call_timeout);
+        let (read, spare): (Of, Of) = (|it| it.read_timeout, |it| it.spare_wait);
+        let heartbeat: Of = |it| it.heartbeat_timeout;
+        for (config, of, millis) in [
+            ("", join, 600_000),
+            ("", read, 60_000),
+            ("join_timeout=20", last_call, 10_000),
+            ("join_timeout=20", read, 20_000),
+            ("join_timeout=20", spare, 10_000),
+            ("join_timeout=1", read, 5_000),
+            ("join_timeout=20,read_timeout=60", read, 60_000),
+            ("join_timeout=20,spare_wait=60", spare, 60_000),
+            ("keep_alive_interval=1", heartbeat, 3_000),
+            ("keep_alive_interval=300", join, 1_500_000),
+            ("last_call_timeout=601", join, 1_201_000),
+            ("last_call_timeout=601,join_timeout=9", join, 9_000),
+        ] {
+            let parameters = RendezvousParameters::new("c10d", "", "job", 1, 2).unwrap();
+            let parameters = parameters.with_config(parse_config(config).unwrap());
+            let settings = RendezvousSettings::from_parameters(&parameters).unwrap();
+            assert_eq!(of(&settings), Duration::from_millis(millis), "{config}");
+        }
     }
 
     #[test]

@@ -9,6 +9,9 @@ use crate::values::parameters_error::ParametersError;
 /// How long a join may continue past its deadline to undo what it wrote.
 pub(crate) const ROLLBACK_WINDOW: Duration = Duration::from_secs(5);
 
+/// The least default of the timeout of one store operation. With a shorter one, a store under load would fail joins.
+pub(crate) const READ_TIMEOUT_MIN: Duration = Duration::from_secs(5);
+
 /// The settings of a dynamic rendezvous. The defaults are PyTorch's
 /// (`torch/distributed/elastic/rendezvous/dynamic_rendezvous.py`).
 ///
@@ -34,6 +37,7 @@ pub struct RendezvousSettings {
     pub(crate) max_nodes: usize,
     pub(crate) join_timeout: Duration,
     pub(crate) last_call_timeout: Duration,
+    pub(crate) read_timeout: Duration,
     /// How long closing and leaving may take.
     pub(crate) close_timeout: Duration,
     pub(crate) heartbeat_timeout: Duration,
@@ -65,6 +69,7 @@ impl RendezvousSettings {
             max_nodes,
             join_timeout: Duration::from_secs(600),
             last_call_timeout: Duration::from_secs(30),
+            read_timeout: Duration::from_secs(60),
             close_timeout: Duration::from_secs(30),
             heartbeat_timeout: Duration::from_secs(5),
             keep_alive_interval: Duration::from_secs(5),
@@ -134,6 +139,12 @@ impl RendezvousSettings {
     #[must_use]
     pub fn last_call_timeout(&self) -> Duration {
         self.last_call_timeout
+    }
+
+    /// How long one operation of the rendezvous' store may take, where a backend opens that store. Default 60 s.
+    #[must_use]
+    pub fn read_timeout(&self) -> Duration {
+        self.read_timeout
     }
 
     /// How long writing one heartbeat may take. Default 5 s.

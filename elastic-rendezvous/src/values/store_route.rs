@@ -17,6 +17,8 @@ pub struct StoreRoute {
     pub local: Option<IpAddr>,
     /// The other end of the node's connection to the store: its server, or what forwards to it.
     pub remote: Option<SocketAddr>,
+    /// On the node that serves the store, the addresses of the latest eight other hosts with clients. Empty on other nodes.
+    pub peers: Vec<IpAddr>,
 }
 
 impl StoreRoute {
@@ -25,6 +27,7 @@ impl StoreRoute {
             endpoint: endpoint.into(),
             local: ends.map(|ends| ends.local.ip().to_canonical()),
             remote: ends.map(|ends| ends.remote),
+            peers: Vec::new(),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_store::{Store, StoreExt, TcpStore, TcpStoreOptions};
+use c10d_store::{Opcode, Store, StoreExt, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::{RendezvousParameters, create_handler, parse_config};
 
 /// Handles an accepted connection; returns it to keep it open.
@@ -110,6 +110,29 @@ fn nodes_of_a_static_rendezvous_do_not_join_at_the_store_of_another_job_or_of_an
         assert_eq!(store.num_keys().expect("a count"), keys);
         assert_eq!(store.worker_count().expect("a count"), 2);
     }
+}
+
+/// docs/spec/rendezvous.md, STATIC 4.
+#[test]
+fn a_node_of_a_static_rendezvous_does_not_read_the_keys_of_a_large_store() {
+    let options = TcpStoreOptions::default().with_master(true);
+    let store = TcpStore::open("127.0.0.1", 0, options).expect("a store");
+    let keys: Vec<String> = (0..20_000).map(|number| format!("of {number}")).collect();
+    let pairs: Vec<(&str, &[u8])> = keys.iter().map(|key| (key.as_str(), &b"1"[..])).collect();
+    store.multi_set(&pairs).expect("set");
+    let endpoint = format!("127.0.0.1:{}", store.port());
+    let error = join("static", &endpoint, "rank=1,timeout=4", "job").expect_err("not this job's");
+    assert!(error.contains("a store"), "{error}");
+    assert_eq!(store.worker_count().expect("a count"), 0, "{error}");
+    let observer = store.server().expect("its server").observer();
+    let counters = observer.counters(None).expect("the totals");
+    let lists = counters
+        .requests
+        .iter()
+        .find(|(command, _)| *command == Opcode::ListKeys);
+    assert_eq!(lists, None);
+    // Attempts after 0, 0.5, 1.5 and 3.5 s at the earliest, and the questions about the listener.
+    assert!(counters.opened < 14, "{}", counters.opened);
 }
 
 #[test]

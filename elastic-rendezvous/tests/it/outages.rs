@@ -247,6 +247,32 @@ fn nodes_that_are_all_cut_once_can_still_begin_another_round() {
 }
 
 /// docs/spec/rendezvous.md, OUTAGE 3: the node stops its workers, the others go on without it, and it comes back.
+/// docs/spec/rendezvous.md, LINK 2 and 3.
+#[test]
+fn a_dropped_node_is_lost_when_its_connection_closes_unless_it_has_left() {
+    let server = start_server();
+    let proxy = Proxy::to(server.server().expect("a server").local_addr());
+    // Its heartbeats are missed after 300 s.
+    let config = "is_host=0,keep_alive_interval=100,last_call_timeout=1";
+    let node = || create_node(&proxy, config, (1, 3));
+    let [observer, dropped, leaving] = [0; 3].map(|_| node().expect("a node"));
+    thread::scope(|scope| {
+        for node in [&observer, &dropped, &leaving] {
+            scope.spawn(|| node.next_rendezvous().expect("a round"));
+        }
+    });
+    eventually("all nodes have marks", || {
+        let keys = server.list_keys().expect("the keys");
+        let bells = keys.iter().filter(|key| key.ends_with("/bell"));
+        bells.count() == 3
+    });
+    let membership = || observer.membership().expect("a membership");
+    leaving.leave().expect("to leave");
+    drop((dropped, leaving));
+    eventually("the dropped node is lost", || membership().lost.len() == 1);
+    assert_eq!(membership().left.len(), 1);
+}
+
 #[test]
 fn a_node_in_silence_leaves_its_round_in_time_and_comes_back() {
     for max_nodes in [3, 40] {

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeSet;
 use std::env;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use integration_tests::hosts::{HostSetup, Hosts};
+use integration_tests::hosts::{HostProcess, HostSetup, Hosts};
 use integration_tests::launcher::c10d;
 use integration_tests::torch::PYTHON_VARIABLE;
 
@@ -40,6 +40,18 @@ impl Program<'_> {
     }
 }
 
+/// The Python with PyTorch.
+fn python() -> PathBuf {
+    let python = env::var_os(PYTHON_VARIABLE);
+    PathBuf::from(python.expect("C10D_TORCH_PYTHON names a Python with PyTorch"))
+}
+
+/// The command of the release before.
+fn release_before() -> PathBuf {
+    let before = env::var_os("C10D_BEFORE");
+    PathBuf::from(before.expect("C10D_BEFORE names the command"))
+}
+
 /// A job of two nodes.
 struct Job<'j> {
     programs: [Program<'j>; 2],
@@ -66,27 +78,35 @@ fn meets_at(endpoint: &str, id: &str) -> Vec<String> {
     ]
 }
 
-/// Runs the job, in which each worker prints the address of the workers' store, also behind a relay, and asks the store. Returns the output of each launcher.
+/// Runs the job, and returns the output of each launcher.
 fn run(hosts: &Hosts, job: &Job<'_>) -> [String; 2] {
+    finish([0, 1].map(|host| start(hosts, job, host)))
+}
+
+/// Starts the launcher on this host. Each worker prints the address of the workers' store, also behind a relay, and asks the
+/// store.
+fn start(hosts: &Hosts, job: &Job<'_>, host: usize) -> HostProcess {
     let script = format!(
         "echo \"R=$RANK M=${{C10D_MASTER_ADDR:-$MASTER_ADDR}}.\"; {} store ping --timeout 20s && echo reached",
         c10d().display()
     );
-    let started = [0, 1].map(|host| {
-        let mut command = match job.programs[host] {
-            Program::Ours => hosts.command(host, c10d()),
-            Program::Before(path) => hosts.command(host, path),
-            Program::Torchrun(python) => hosts.command(host, python),
-        };
-        match job.programs[host] {
-            Program::Torchrun(_) => command.args(["-m", "torch.distributed.run"]),
-            _ => command.arg("run"),
-        };
-        command.args(["--nnodes", "2", "--rdzv-conf", "join_timeout=60"]);
-        command.args(&job.options[host]);
-        command.args(["--no-python", "sh", "-c", &script]);
-        hosts.start_process(&format!("node{host}"), &mut command)
-    });
+    let mut command = match job.programs[host] {
+        Program::Ours => hosts.command(host, c10d()),
+        Program::Before(path) => hosts.command(host, path),
+        Program::Torchrun(python) => hosts.command(host, python),
+    };
+    match job.programs[host] {
+        Program::Torchrun(_) => command.args(["-m", "torch.distributed.run"]),
+        _ => command.arg("run"),
+    };
+    command.args(["--nnodes", "2", "--rdzv-conf", "join_timeout=60"]);
+    command.args(&job.options[host]);
+    command.args(["--no-python", "sh", "-c", &script]);
+    hosts.start_process(&format!("node{host}"), &mut command)
+}
+
+/// Waits for both launchers, which must succeed, and returns their outputs.
+fn finish(started: [HostProcess; 2]) -> [String; 2] {
     let mut ended = started.map(|mut process| (process.wait(LIMIT), process.output()));
     let outputs = [0, 1].map(|host| std::mem::take(&mut ended[host].1));
     for (host, (code, _)) in ended.iter().enumerate() {
@@ -230,6 +250,27 @@ fn a_given_address_or_interface_comes_first() {
     }
 }
 
+/// docs/spec/rendezvous.md, ADDR 2. The endpoint leads to loopback on the host of the store, which is no reason to listen on
+/// all interfaces.
+#[test]
+fn a_store_listens_at_a_given_name() {
+    let hosts = [
+        "127.0.1.1 head\n10.8.8.1 data\n",
+        "10.8.8.1 head\n10.8.8.2 data\n",
+    ];
+    let setups = hosts.map(|names| HostSetup::new("data", names).with_own_pids());
+    let Some(hosts) = Hosts::start(setups) else {
+        return;
+    };
+    let job = Job::new(|_| {
+        let mut options = meets_at("head:29500", "1");
+        options.extend(["--local-addr".to_owned(), "data".to_owned()]);
+        options
+    });
+    let outputs = run(&hosts, &job).concat();
+    assert!(!outputs.contains("all interfaces"), "{outputs}");
+}
+
 /// The file that all nodes see is their only way to meet, so the names of the other nodes lead to the route.
 #[test]
 fn nodes_that_meet_at_a_file_get_an_address_of_their_network() {
@@ -305,11 +346,8 @@ fn nodes_with_certificates_check_the_name_behind_the_address() {
     assert_eq!(master_of(&run(&hosts, &job)), "10.8.8.1");
 }
 
-/// Candidates list an address in etcd, and listen there.
-#[test]
-#[ignore = "needs etcd: run with C10D_ETCD=... -- --ignored"]
-fn a_store_in_etcd_is_listed_with_an_address() {
-    let Some(hosts) = twins() else { return };
+/// Starts etcd on host 1.
+fn start_etcd(hosts: &Hosts) -> HostProcess {
     let program = env::var_os("C10D_ETCD").expect("C10D_ETCD names the program etcd");
     let mut command = hosts.command(1, program);
     command
@@ -318,16 +356,43 @@ fn a_store_in_etcd_is_listed_with_an_address() {
         .args(["--log-level=error", "--unsafe-no-fsync"])
         .args(["--listen-client-urls=http://10.8.8.2:2379"])
         .args(["--advertise-client-urls=http://10.8.8.2:2379"]);
-    let _etcd = hosts.start_process("etcd", &mut command);
-    let job = Job::new(|_| {
-        vec![
-            "--rdzv-endpoint=etcd://10.8.8.2:2379/c10d/job".to_owned(),
-            "--rdzv-id=1".to_owned(),
-        ]
-    });
-    let outputs = run(&hosts, &job);
+    hosts.start_process("etcd", &mut command)
+}
+
+/// A job whose store is in etcd.
+fn in_etcd<'j>(name: &str) -> Job<'j> {
+    let endpoint = format!("--rdzv-endpoint=etcd://10.8.8.2:2379/c10d/{name}");
+    Job::new(|_| vec![endpoint.clone(), "--rdzv-id=1".to_owned()])
+}
+
+/// Candidates list an address in etcd, and listen there.
+#[test]
+#[ignore = "needs etcd: run with C10D_ETCD=... -- --ignored"]
+fn a_store_in_etcd_is_listed_with_an_address() {
+    let Some(hosts) = twins() else { return };
+    let _etcd = start_etcd(&hosts);
+    let outputs = run(&hosts, &in_etcd("job"));
     assert!(master_of(&outputs).starts_with("10.8.8."), "{outputs:?}");
     assert!(!outputs.concat().contains("all interfaces"), "{outputs:?}");
+}
+
+/// A node of the release before lists its name in etcd if it serves the store.
+#[test]
+#[ignore = "needs etcd and the release before: run with C10D_ETCD=... C10D_BEFORE=... -- --ignored"]
+fn the_release_before_shares_a_store_in_etcd_with_either_rank() {
+    let before = release_before();
+    let names = "127.0.0.1 localhost\n10.8.8.1 a\n10.8.8.2 b\n";
+    let Some(hosts) = Hosts::start(["a", "b"].map(|name| HostSetup::new(name, names))) else {
+        return;
+    };
+    let _etcd = start_etcd(&hosts);
+    for other in [0, 1] {
+        let mut job = in_etcd(&format!("of{other}"));
+        job.programs[other] = Program::Before(&before);
+        let master = master_of(&run(&hosts, &job));
+        let is_known = master.starts_with("10.8.8.") || master == ["a", "b"][other];
+        assert!(is_known, "{other}: {master}");
+    }
 }
 
 /// Behind address translation each node has its own endpoint.
@@ -406,14 +471,147 @@ fn beside(other: &Program<'_>) {
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn torchrun_takes_part_with_either_rank() {
-    let python =
-        env::var_os(PYTHON_VARIABLE).expect("C10D_TORCH_PYTHON names a Python with PyTorch");
-    beside(&Program::Torchrun(Path::new(&python)));
+    beside(&Program::Torchrun(&python()));
 }
 
 #[test]
 #[ignore = "needs the release before: run with C10D_BEFORE=... -- --ignored"]
 fn the_release_before_takes_part_with_either_rank() {
-    let before = env::var_os("C10D_BEFORE").expect("C10D_BEFORE names the command");
-    beside(&Program::Before(Path::new(&before)));
+    beside(&Program::Before(&release_before()));
+}
+
+/// Runs jobs in which the other program has rank 0 on a host whose name leads elsewhere, and our node serves the store of the
+/// rendezvous.
+fn published_name_is_replaced(other: &Program<'_>) {
+    let plain = "127.0.0.1 localhost\n";
+    for (own_file, other_file) in [
+        ("127.0.1.1 a.example a\n", plain),
+        ("127.0.1.1 a.example a\n", "10.8.8.77 a.example a\n"),
+        ("10.8.8.1 a\n", "10.8.8.77 a\n"),
+    ] {
+        let setups = [
+            HostSetup::new("a", own_file),
+            HostSetup::new("b", other_file),
+        ];
+        let Some(hosts) = Hosts::start(setups) else {
+            return;
+        };
+        let mut job = Job::new(|_| meets_at("10.8.8.2:29500", "1"));
+        job.programs[0] = other.again();
+        let [theirs, ours] = run(&hosts, &job);
+        assert!(theirs.contains("R=0 M=a") && theirs.contains("reached"));
+        assert!(ours.contains("R=1 M=10.8.8.1."), "{other_file}: {ours}");
+        assert!(ours.contains("reached") && ours.contains("does not answer at a"));
+    }
+}
+
+/// docs/spec/rendezvous.md, BOOT 15.
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn a_name_of_torchrun_that_leads_elsewhere_is_replaced() {
+    published_name_is_replaced(&Program::Torchrun(&python()));
+}
+
+/// docs/spec/rendezvous.md, BOOT 15 and 16.
+#[test]
+#[ignore = "needs the release before: run with C10D_BEFORE=... -- --ignored"]
+fn a_name_of_the_release_before_that_leads_elsewhere_is_replaced() {
+    let before = release_before();
+    let before = Program::Before(&before);
+    published_name_is_replaced(&before);
+    // It listens only where its name leads to.
+    let file = "192.168.77.5 a\n";
+    let foreign = "ip addr add 192.168.77.5/32 dev lo";
+    let setups = [
+        HostSetup::new("a", file).with_script(foreign),
+        HostSetup::new("b", file),
+    ];
+    let Some(hosts) = Hosts::start(setups) else {
+        return;
+    };
+    for endpoint in ["10.8.8.1:29500", "10.8.8.2:29500"] {
+        let mut job = Job::new(|_| {
+            let mut options = meets_at(endpoint, "1");
+            let setting = ["--rdzv-conf", "join_timeout=8,read_timeout=8"];
+            options.extend(setting.map(str::to_owned));
+            options
+        });
+        job.programs[0] = before.again();
+        let _theirs = start(&hosts, &job, 0);
+        let mut ours = start(&hosts, &job, 1);
+        let code = ours.wait(LIMIT);
+        let output = ours.output();
+        assert_eq!(code, 1, "{output}");
+        assert!(!output.contains("R=1"), "a worker has started: {output}");
+        for part in [
+            "cannot reach the workers' store of a: tried a:",
+            "10.8.8.1:",
+        ] {
+            assert!(output.contains(part), "{part}: {output}");
+        }
+    }
+}
+
+/// Runs two jobs of two containers with one name and one process id. The other program starts first in one job and last in
+/// the other job.
+fn is_another_node_than(other: &Program<'_>) {
+    let setups = [1, 2].map(|number| {
+        let file = format!("10.8.8.{number} worker\n");
+        HostSetup::new("worker", &file).with_own_pids()
+    });
+    let Some(hosts) = Hosts::start(setups) else {
+        return;
+    };
+    for starts_first in [true, false] {
+        // Our node serves the store of the rendezvous.
+        let mut job = Job::new(|_| meets_at("10.8.8.2:29500", "1"));
+        job.programs[0] = other.again();
+        let outputs = match starts_first {
+            true => {
+                let theirs = start(&hosts, &job, 0);
+                finish([theirs, start(&hosts, &job, 1)])
+            }
+            false => {
+                let ours = start(&hosts, &job, 1);
+                ours.wait_for_output(LIMIT, |output| output.contains("1 of 2 nodes"));
+                finish([start(&hosts, &job, 0), ours])
+            }
+        };
+        let text = outputs.concat();
+        assert_eq!(text.matches("reached").count(), 2, "{text}");
+        assert!(text.contains("R=0 ") && text.contains("R=1 "), "{text}");
+    }
+}
+
+/// With relays, every node must be `c10d run`.
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn torchrun_in_a_job_with_relays_is_reported() {
+    let names = "10.8.8.1 a\n10.8.8.2 b\n";
+    let Some(hosts) = Hosts::start(["a", "b"].map(|name| HostSetup::new(name, names))) else {
+        return;
+    };
+    let python = python();
+    let mut job = Job::new(|_| meets_at("10.8.8.2:29500", "1"));
+    job.programs[0] = Program::Torchrun(&python);
+    job.options[1].push("--relay".to_owned());
+    let _theirs = start(&hosts, &job, 0);
+    let ours = start(&hosts, &job, 1);
+    let is_reported = |output: &str| output.contains("a torchrun node cannot have one");
+    let output = ours.wait_for_output(LIMIT, is_reported);
+    assert!(output.contains("1 of 2 nodes take part") || output.contains("0 of 2 nodes take part"));
+}
+
+/// docs/spec/rendezvous.md, IDENTITY 4.
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn torchrun_with_the_name_and_process_id_of_our_node_takes_part() {
+    is_another_node_than(&Program::Torchrun(&python()));
+}
+
+/// docs/spec/rendezvous.md, IDENTITY 4.
+#[test]
+#[ignore = "needs the release before: run with C10D_BEFORE=... -- --ignored"]
+fn the_release_before_with_the_name_and_process_id_of_our_node_takes_part() {
+    is_another_node_than(&Program::Before(&release_before()));
 }

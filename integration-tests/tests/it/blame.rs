@@ -5,7 +5,6 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
-use std::thread;
 use std::time::Duration;
 
 use integration_tests::hosts::{HostSetup, Hosts};
@@ -21,6 +20,11 @@ const LIMIT: Duration = Duration::from_secs(600);
 /// The last line of a rank of gloo that has lost its connection.
 const LOST: &str = "RuntimeError: [/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:49804. This is \
                     typically caused by a remote worker crashing.";
+
+/// Functions of a worker's script, about files in `$FOLDER`: whether a rank runs, and whether its process has exited.
+const ORDER: &str = "runs() { echo $$$$ > $FOLDER/new.$RANK; mv $FOLDER/new.$RANK $FOLDER/pid.$RANK; }; \
+    await() { while [ ! -e $FOLDER/pid.$1 ]; do sleep 0.02; done; }; \
+    await_exit() { await $1; while grep -q . /proc/$(cat $FOLDER/pid.$1)/cmdline; do sleep 0.02; done; }; ";
 
 /// The reports of a failed job.
 struct Told {
@@ -92,7 +96,8 @@ fn unwrapped(text: &str) -> String {
 fn a_rank_that_left_with_0_is_named_everywhere() {
     let _watchdog = Watchdog::start("a_rank_that_left_with_0_is_named_everywhere", LIMIT);
     let script = format!(
-        "[ $RANK != 1 ] || exit 0; [ $RANK != 2 ] || exec sleep 1000; sleep 1; echo '{LOST}' >&2; exit 1"
+        "{ORDER} runs; [ $RANK != 1 ] || exit 0; [ $RANK != 2 ] || exec sleep 1000; \
+         await_exit 1; echo '{LOST}' >&2; exit 1"
     );
     let told = Told::of(3, &script);
     told.names(
@@ -114,17 +119,46 @@ fn a_rank_that_left_with_0_is_named_everywhere() {
 #[test]
 fn a_rank_that_is_about_to_exit_is_waited_for() {
     let _watchdog = Watchdog::start("a_rank_that_is_about_to_exit_is_waited_for", LIMIT);
-    // Rank 1 exits with 0 after rank 0 has exited.
-    let script = format!(
-        "[ $RANK != 2 ] || exec sleep 1000; \
-         if [ $RANK = 0 ]; then echo $$$$ > $FOLDER/pid; sleep 1; echo '{LOST}' >&2; exit 1; fi; \
-         while [ ! -s $FOLDER/pid ]; do sleep 0.02; done; \
-         while grep -q . /proc/$(cat $FOLDER/pid)/cmdline; do sleep 0.02; done; sleep 0.1; exit 0"
-    );
-    let told = Told::of(3, &script);
+    let told = Told::of(3, &leaves_late("0.1"));
     let part = "it lost its connection to another rank, perhaps to rank 1, which exited with code 0 soon after";
     told.names(0, &["rank 0 exited with code 1: ", part]);
     assert_eq!(told.json["root_cause"]["is_certain"], false);
+}
+
+/// A script in which rank 0 loses its connection, and rank 1 exits with 0 this many seconds after rank 0. The other ranks keep
+/// running.
+fn leaves_late(seconds: &str) -> String {
+    format!(
+        "{ORDER} runs; [ $RANK -lt 2 ] || exec sleep 1000; \
+         if [ $RANK = 0 ]; then await 1; echo '{LOST}' >&2; exit 1; fi; \
+         await_exit 0; sleep {seconds}; exit 0"
+    )
+}
+
+/// docs/spec/rendezvous.md, EXITS 7. Python may need longer than half a second to exit after the process group has closed
+/// its connections. The address of the lost connection is of this host, so the lost rank is as well.
+#[test]
+fn a_rank_that_exits_long_after_it_closed_its_connections_is_named() {
+    let _watchdog = Watchdog::start(
+        "a_rank_that_exits_long_after_it_closed_its_connections_is_named",
+        LIMIT,
+    );
+    let told = Told::of(2, &leaves_late("1.2"));
+    let end = " before that was noticed, rank 0 lost its connection to it";
+    told.names(1, &["rank 1 exited with code 0; ", end]);
+    assert_eq!(told.json["root_cause"]["is_certain"], true);
+}
+
+/// The wait for such a rank is bounded, and the report does not accuse a rank that runs.
+#[test]
+fn a_rank_that_keeps_running_after_it_closed_its_connections_is_stopped() {
+    let _watchdog = Watchdog::start(
+        "a_rank_that_keeps_running_after_it_closed_its_connections_is_stopped",
+        LIMIT,
+    );
+    let told = Told::of(2, &leaves_late("1000"));
+    let part = "it lost its connection to another rank, and no other had exited";
+    told.names(0, &["rank 0 exited with code 1: ", part]);
 }
 
 #[test]
@@ -135,7 +169,8 @@ fn a_wait_in_the_store_is_explained_by_the_rank_that_left() {
     );
     let wait = "DistStoreError: wait timeout after 5000ms, keys: /default_pg/0//result/1";
     let script = format!(
-        "[ $RANK != 1 ] || exit 0; [ $RANK != 2 ] || exec sleep 1000; sleep 1; echo '{wait}' >&2; exit 1"
+        "{ORDER} runs; [ $RANK != 1 ] || exit 0; [ $RANK != 2 ] || exec sleep 1000; \
+         await_exit 1; echo '{wait}' >&2; exit 1"
     );
     let told = Told::of(3, &script);
     told.names(
@@ -150,8 +185,11 @@ fn a_wait_in_the_store_is_explained_by_the_rank_that_left() {
 #[test]
 fn an_abort_at_the_end_of_a_program_has_a_cure() {
     let _watchdog = Watchdog::start("an_abort_at_the_end_of_a_program_has_a_cure", LIMIT);
-    let script = "[ $RANK = 1 ] || exit 0; sleep 1; echo 'terminate called without an active exception' >&2; kill -ABRT $$$$";
-    let told = Told::of(2, script);
+    let script = format!(
+        "{ORDER} runs; [ $RANK = 1 ] || exit 0; await_exit 0; \
+         echo 'terminate called without an active exception' >&2; kill -ABRT $$$$"
+    );
+    let told = Told::of(2, &script);
     told.names(
         1,
         &["rank 1 was ended by SIGABRT at the end of its program"],
@@ -194,13 +232,8 @@ fn reports_of_two_nodes(
             .args(worker)
             .envs(variables.iter().copied())
             .env("FOLDER", hosts.folder());
-        let name = format!("node{host}");
-        let process = hosts.start_process(&name, &mut command);
-        // The first node gets rank 0.
-        if host == 0 {
-            thread::sleep(Duration::from_millis(300));
-        }
-        process
+        // The order of the names decides about the ranks.
+        hosts.start_process(&format!("node{host}"), &mut command)
     });
     processes.map(|mut process| {
         let code = process.wait(STEP_LIMIT);
@@ -248,8 +281,10 @@ fn the_other_node_names_the_rank_with_its_host_code_and_last_line() {
         return;
     };
     let script = format!(
-        "if [ $RANK = 1 ]; then sleep 1; echo cannot read shard 17 >&2; touch $FOLDER/left; exit 3; fi; \
-         while [ ! -e $FOLDER/left ]; do sleep 0.05; done; rm $FOLDER/left; sleep 0.2; echo '{LOST}' >&2; exit 1"
+        "if [ $RANK = 1 ]; then while [ ! -e $FOLDER/up ]; do sleep 0.05; done; rm $FOLDER/up; \
+         echo cannot read shard 17 >&2; touch $FOLDER/left; exit 3; fi; \
+         touch $FOLDER/up; while [ ! -e $FOLDER/left ]; do sleep 0.05; done; rm $FOLDER/left; sleep 0.2; echo '{LOST}' >&2; \
+         exit 1"
     );
     let worker = ["--no-python", "sh", "-c", &script].map(str::to_owned);
     let reports = reports_of_two_nodes(&hosts, &worker, &[]);

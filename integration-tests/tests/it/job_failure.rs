@@ -372,8 +372,58 @@ touch up; until [ -e left ]; do sleep 0.01; done; sleep 1; echo '{lost}' >&2; ex
     codes.sort_unstable();
     let texts: String = all.iter().map(ChildProcess::stderr).collect();
     assert_eq!(codes, [0, 1], "{texts}");
-    for part in ["because of: rank 0;", " exited with code 0, "] {
+    for part in [
+        "because of: rank 0;",
+        " exited with code 0, ",
+        "succeeded, but the job failed: rank 0 on ",
+    ] {
         assert!(texts.contains(part), "{texts}");
+    }
+}
+
+/// docs/spec/rendezvous.md, EXITS 6. The other node prints the same root cause as the node whose workers failed: not the first failure, but the rank that left.
+#[test]
+fn a_node_without_a_failure_names_the_rank_that_left_on_another_node() {
+    let lost = "RuntimeError: [pair.cc:561] Connection closed by peer [127.0.0.1]:4711";
+    let fails = format!(
+        "if [ $LOCAL_RANK = 0 ]; then until [ -e up ]; do sleep 0.01; done; echo $RANK >rank; echo $$$$ >pid; exit 0; fi
+until [ -s pid ]; do sleep 0.01; done
+while grep -q . /proc/$(cat pid)/cmdline; do sleep 0.01; done
+sleep 0.2; echo '{lost}' >&2; exit 1"
+    );
+    let runs = format!("touch up; {FOREVER}");
+    for failing in [0, 1] {
+        let job = Job::new("2", &["--json"]);
+        let mut all = [0, 1].map(|index| {
+            let is_host = if index == 0 { "1" } else { "0" };
+            let conf = format!("is_host={is_host},join_timeout=60,last_call_timeout=1");
+            let (workers, script) = match index == failing {
+                true => ("--nproc-per-node=2", &fails),
+                false => ("--nproc-per-node=1", &runs),
+            };
+            job.launch(
+                index,
+                &["--rdzv-backend", "c10d", "--rdzv-conf", &conf, workers],
+                script,
+            )
+        });
+        let codes = all.each_mut().map(code);
+        let texts: String = all.iter().map(ChildProcess::stderr).collect();
+        assert_eq!(codes, [1, 1], "{texts}");
+        let rank = fs::read_to_string(job.path().join("rank")).unwrap();
+        let rank: u64 = rank.trim().parse().unwrap();
+        let text = format!("root cause: rank {rank} on ");
+        let other = &all[1 - failing];
+        assert_eq!(count(other, &text), 1, "{texts}");
+        let causes = all
+            .each_mut()
+            .map(|node| node.read_json()["root_cause"].clone());
+        for cause in &causes {
+            assert_eq!(cause["rank"], rank, "{causes:?}{texts}");
+            assert_eq!(cause["exit_code"], 0, "{causes:?}");
+            let text = cause["cause"].as_str().unwrap();
+            assert!(text.contains(" before rank "), "{text}");
+        }
     }
 }
 
@@ -412,6 +462,35 @@ fn the_store_stays_open_until_all_nodes_have_read_the_reason() {
         // Without a signal the host would wait for 300 s.
         assert_eq!(code(&mut host), 1, "{}", host.stderr());
     }
+}
+
+/// docs/reference/restarts.md, "A lost node".
+#[test]
+fn while_all_nodes_are_connected_no_loss_is_waited_for() {
+    let job = Job::new("1:2", &["--max-restarts", "0"]);
+    let node = |index, script: &str| {
+        // A node is lost after 300 s without a heartbeat.
+        let conf = format!(
+            "is_host={},last_call_timeout=30,keep_alive_interval=100",
+            1 - index
+        );
+        let options = ["--rdzv-backend", "c10d", "--rdzv-conf", &conf];
+        job.launch(index, &options, script)
+    };
+    let mut failing = node(0, "until [ -e go ]; do sleep 0.01; done; exit 7");
+    let mut other = node(1, FOREVER);
+    eventually("both run", || {
+        count(&failing, "started") + count(&other, "started") == 2
+    });
+    fs::write(job.path().join("go"), "").unwrap();
+    assert_eq!(code(&mut failing), 1, "{}", failing.stderr());
+    assert_eq!(
+        count(&failing, "no restart is left: waiting"),
+        1,
+        "{}",
+        failing.stderr()
+    );
+    assert_stopped(&mut other, "rank ");
 }
 
 /// docs/spec/rendezvous.md, END 4.

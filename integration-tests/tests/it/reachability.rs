@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use integration_tests::hosts::{HostProcess, HostSetup, Hosts};
-use integration_tests::launcher::c10d;
+use integration_tests::launcher::{c10d, free_address};
 use integration_tests::torch;
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -94,12 +94,30 @@ fn hosts_with_an_unreachable_address() -> Option<Hosts> {
     ])
 }
 
+/// The address of a gateway, which this host does not have, and which does not work in this network.
+#[test]
+fn a_local_address_of_a_gateway_is_replaced() {
+    let Some(hosts) = hosts_with_an_unreachable_address() else {
+        return;
+    };
+    let own = ["--local-addr", "203.0.113.9"];
+    for endpoint in ["10.8.8.1:29500", "10.8.8.2:29500"] {
+        let nodes = [
+            node(&hosts, 0, endpoint, &own, &worker()),
+            node(&hosts, 1, endpoint, &[], &worker()),
+        ];
+        let [first, second] = outputs(nodes);
+        assert_has(&first, &["M=10.8.8.1:"]);
+        assert_has(&second, &["M=10.8.8.1:", "does not answer at 203.0.113.9:"]);
+    }
+}
+
+/// docs/spec/rendezvous.md, BOOT 15.
 #[test]
 fn an_advertised_address_that_does_not_work_is_replaced() {
     let Some(hosts) = hosts_with_an_unreachable_address() else {
         return;
     };
-    let endpoint = "10.8.8.1:29500";
     let options = ["--workers-port", "29600-29609"];
     let own = [
         "--local-addr",
@@ -107,18 +125,21 @@ fn an_advertised_address_that_does_not_work_is_replaced() {
         "--workers-port",
         "29600-29609",
     ];
-    let nodes = [
-        node(&hosts, 0, endpoint, &own, &worker()),
-        node(&hosts, 1, endpoint, &options, &worker()),
-    ];
-    let [first, second] = outputs(nodes);
-    assert_has(&first, &["M=192.168.77.5:29600"]);
-    assert_has(&second, &["M=10.8.8.1:29600"]);
-    let line = second
-        .lines()
-        .find(|line| line.contains("does not answer at"));
-    let line = line.unwrap_or_else(|| panic!("no line about it:\n{second}"));
-    assert_has(line, &["192.168.77.5:29600", "10.8.8.1:29600", "INFO"]);
+    // The store of the rendezvous is on the host with rank 0, and on the other host.
+    for endpoint in ["10.8.8.1:29500", "10.8.8.2:29500"] {
+        let nodes = [
+            node(&hosts, 0, endpoint, &own, &worker()),
+            node(&hosts, 1, endpoint, &options, &worker()),
+        ];
+        let [first, second] = outputs(nodes);
+        assert_has(&first, &["M=192.168.77.5:29600"]);
+        assert_has(&second, &["M=10.8.8.1:29600"]);
+        let line = second
+            .lines()
+            .find(|line| line.contains("does not answer at"));
+        let line = line.unwrap_or_else(|| panic!("no line about it:\n{second}"));
+        assert_has(line, &["192.168.77.5:29600", "10.8.8.1:29600", "INFO"]);
+    }
 }
 
 #[test]
@@ -194,6 +215,26 @@ fn workers_behind_address_translation_get_the_endpoint_of_their_node() {
     assert_has(&second, &["M=10.8.8.3:30678"]);
 }
 
+/// The forwarder accepts connections that lead nowhere after the exit of node 0, so asking node 0 again would last until a
+/// timeout.
+#[test]
+fn the_last_node_to_succeed_does_not_ask_a_store_that_has_ended() {
+    let Some((hosts, _forwarders)) = behind_a_gateway(&[(30678, "10.8.8.1:29500")]) else {
+        return;
+    };
+    let options = |rank| {
+        let options = ["--rdzv-backend", "static", "--node-rank", rank];
+        [&options[..], &["--rdzv-conf", "timeout=40"]].concat()
+    };
+    let nodes = [
+        node(&hosts, 0, "10.8.8.1:29500", &options("0"), "true"),
+        node(&hosts, 1, "10.8.8.3:30678", &options("1"), "sleep 1"),
+    ];
+    for output in outputs(nodes) {
+        assert!(!output.contains("not waiting"), "{output}");
+    }
+}
+
 #[test]
 fn a_given_workers_port_that_the_gateway_forwards_is_used() {
     let ports = [(30678, "10.8.8.1:29500"), (29501, "10.8.8.1:29501")];
@@ -240,6 +281,27 @@ fn a_node_that_reaches_no_address_fails_before_workers_start() {
     assert!(!output.contains("M="), "a worker has started:\n{output}");
 }
 
+/// Both hosts have the address of the endpoint, like hosts behind a virtual address, so each serves a store.
+#[test]
+fn a_store_that_no_other_host_reaches_is_reported_at_the_timeout() {
+    let address = "ip addr add 10.8.8.100/32 dev lo";
+    let setup = |name| HostSetup::new(name, "127.0.0.1 localhost\n").with_script(address);
+    let Some(hosts) = Hosts::start(["node0", "node1"].map(setup)) else {
+        return;
+    };
+    let options = ["--rdzv-conf", "join_timeout=4,read_timeout=4"];
+    let both = [0, 1].map(|host| node(&hosts, host, "10.8.8.100:29500", &options, &worker()));
+    for mut node in both {
+        assert_eq!(node.wait(LIMIT), 1, "{}", node.output());
+        let output = node.output();
+        assert_has(
+            &output,
+            &["no other host has connected", "10.8.8.100:29500: "],
+        );
+        assert!(!output.contains("M="), "a worker has started:\n{output}");
+    }
+}
+
 /// Runs a job of one node on this machine, and returns its exit code and output.
 fn alone(options: &[&str], program: &str) -> (Option<i32>, String) {
     let mut command = Command::new(c10d());
@@ -256,13 +318,14 @@ fn alone(options: &[&str], program: &str) -> (Option<i32>, String) {
     )
 }
 
-/// Returns a listener on a port whose successor is also free at this moment.
+/// Returns a listener and its port. The next port is free, and neither the system nor another test takes it.
 fn taken_port() -> (TcpListener, u16) {
     loop {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = listener.local_addr().expect("an address").port();
-        if port < u16::MAX && TcpListener::bind(("127.0.0.1", port + 1)).is_ok() {
-            return (listener, port);
+        let (taken, next) = (free_address(), free_address());
+        if next.port() == taken.port() + 1
+            && let Ok(listener) = TcpListener::bind(taken)
+        {
+            return (listener, taken.port());
         }
     }
 }

@@ -365,7 +365,7 @@ fn sigterm_ends_torch_workers_within_the_grace_period() {
     let text = node.process().stderr();
     // The default grace period is 30 s.
     assert!(started.elapsed() < Duration::from_secs(30), "{text}");
-    assert!(!text.contains("killed workers"), "{text}");
+    assert!(!text.contains("sent SIGKILL to worker"), "{text}");
     assert!(node.processes().is_empty());
     assert!(job.now().is_empty());
 }

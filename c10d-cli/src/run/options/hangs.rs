@@ -6,7 +6,7 @@ use c10d_inspect::http::StatusOptions;
 use clap::Args;
 
 use super::error::{Refusal, UsageError};
-use super::given::{Parsed, Read};
+use super::given::{Parsed, Read, value_of};
 use super::values::{list, or_never, time};
 use crate::run::headings::HANGS;
 
@@ -15,8 +15,8 @@ use crate::run::headings::HANGS;
 pub(super) struct HangArgs {
     /// Print why the job makes no progress when its workers have waited for each other for this long; `never`
     /// for not at all. [default: 30s]
-    #[arg(hide_short_help = true, long, value_name = "TIME", default_value = "30s", value_parser = Read(time_or_never))]
-    pub(super) explain_after: Parsed<Option<Duration>>,
+    #[arg(hide_short_help = true, long, value_name = "TIME", value_parser = Read(time_or_never))]
+    explain_after: Option<Parsed<Option<Duration>>>,
 
     /// Has each worker run PyTorch's debug server, for `c10d stacks` and `c10d flight` (PyTorch 2.15).
     ///
@@ -35,7 +35,19 @@ pub(super) struct HangArgs {
     status_host: Parsed<Vec<String>>,
 }
 
+/// Much longer than a healthy worker waits for another worker.
+const EXPLAIN_AFTER: Duration = Duration::from_secs(30);
+
 impl HangArgs {
+    /// After which wait of all workers a hang is explained: by default before `progress_timeout` ends it.
+    pub(super) fn explain_after(
+        &self,
+        progress_timeout: Option<Duration>,
+    ) -> Result<Option<Duration>, UsageError> {
+        let usual = progress_timeout.map_or(EXPLAIN_AFTER, |it| EXPLAIN_AFTER.min(it / 2));
+        Ok(value_of(&self.explain_after)?.unwrap_or(Some(usual)))
+    }
+
     /// The status page of the stores that this node hosts.
     pub(super) fn status_page(&self) -> Result<Option<StatusOptions>, UsageError> {
         let names = self.status_host.value()?;

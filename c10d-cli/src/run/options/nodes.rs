@@ -165,8 +165,10 @@ impl NodeArgs {
         Ok((number, Some(origin)))
     }
 
+    /// A join takes at most `join_timeout`.
     pub(super) fn health_check(
         &self,
+        join_timeout: Option<Duration>,
         warnings: &mut Vec<StartWarning>,
     ) -> Result<Option<HealthCheck>, UsageError> {
         let timeout = &self.health_check_timeout;
@@ -177,10 +179,10 @@ impl NodeArgs {
             return Ok(None);
         };
         let check = HealthCheck::new(command);
-        Ok(Some(match timeout {
-            None => check,
-            Some(timeout) => check.with_timeout(timeout.value()?),
-        }))
+        let usual = join_timeout.map_or(check.timeout(), |join| join.min(check.timeout()));
+        Ok(Some(
+            check.with_timeout(value_of(timeout)?.unwrap_or(usual)),
+        ))
     }
 }
 

@@ -12,6 +12,7 @@ use super::error::{Given, Refusal, UsageError};
 use super::given::{Parsed, Surroundings, value_of};
 use super::nodes::{Backend, NodeArgs, node_counts};
 use super::origin::Origin;
+use super::timeouts::STATIC_USUAL;
 use super::values::whole_number;
 use crate::serve::DEFAULT_PORT as STATIC_PORT;
 use crate::store_place::{StorePlace, is_in_etcd};
@@ -204,7 +205,7 @@ impl NodeArgs {
         // PyTorch's launcher always adds it; its static backend reads it.
         config
             .entry("timeout".to_owned())
-            .or_insert_with(|| "900".to_owned());
+            .or_insert_with(|| STATIC_USUAL.to_owned());
         match RendezvousParameters::new(backend, endpoint, run_id, min_nodes, max_nodes) {
             Ok(parameters) => Ok(Chosen {
                 parameters: parameters

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use elastic_agent::LauncherOptions;
 use elastic_rendezvous::{
-    ParametersError, READ_TIMEOUT, RendezvousSettings, STATIC_BACKEND, STATIC_TIMEOUT,
+    ParametersError, RendezvousParameters, RendezvousSettings, STATIC_BACKEND, STATIC_TIMEOUT,
     StartWarning, WarningKind,
 };
 
@@ -16,6 +16,10 @@ type Order = (Timeout, Timeout, &'static str);
 
 /// How long a node may be silent before the other nodes drop it, by the settings that are multiplied.
 const SILENCE: &str = "keep_alive_interval x keep_alive_max_attempt";
+
+/// The timeout of a join of the static rendezvous, and the value that the launcher sets as torchrun does.
+const STATIC_KEY: &str = "timeout";
+pub(super) const STATIC_USUAL: &str = "900";
 
 /// Returns the timeouts that depend on each other, the shortest one first, with the options that set them.
 pub(super) fn table(
@@ -34,25 +38,41 @@ pub(super) fn table(
     table
 }
 
-/// Returns a warning for each pair of timeouts in the wrong order. The defaults have none.
+/// Returns a warning for each pair of timeouts in the wrong order that the user has given.
 pub(super) fn warnings(
     launcher: &LauncherOptions,
     explain_after: Option<Duration>,
 ) -> Vec<StartWarning> {
-    let wrong =
-        orders(launcher, explain_after)
-            .into_iter()
-            .filter_map(|(first, second, result)| {
-                let ((name, time), (other, limit)) = (first, second);
-                let (time, limit) = (time?, limit?);
-                (time > limit).then(|| {
-                    let text = format!(
-                        "{name} of {time:?} is longer than {other} of {limit:?}, so {result}"
-                    );
-                    StartWarning::new(WarningKind::Timeouts, text)
-                })
-            });
+    let config = launcher.rendezvous().config();
+    let is_given = |name: &str| match name {
+        SILENCE => SILENCE.split(" x ").any(|key| config.contains_key(key)),
+        STATIC_KEY => config.get(STATIC_KEY).is_some_and(|it| it != STATIC_USUAL),
+        "--spare-wait" => config.contains_key("spare_wait"),
+        // The default of another option fits the timeouts that are given.
+        name => name.contains("--") || config.contains_key(name),
+    };
+    let orders = orders(launcher, explain_after).into_iter();
+    let wrong = orders.filter_map(|((name, time), (other, limit), result)| {
+        let (time, limit) = (time?, limit?);
+        (time > limit && is_given(name) && is_given(other)).then(|| {
+            let text =
+                format!("{name} of {time:?} is longer than {other} of {limit:?}, so {result}");
+            StartWarning::new(WarningKind::Timeouts, text)
+        })
+    });
     wrong.collect()
+}
+
+/// Returns how long a join may take; `None` if the settings cannot be read.
+pub(super) fn join_timeout(parameters: &RendezvousParameters) -> Option<Duration> {
+    match parameters.backend() {
+        STATIC_BACKEND => parameters.get_as_duration(STATIC_KEY, STATIC_TIMEOUT).ok(),
+        _ => Some(
+            RendezvousSettings::from_parameters(parameters)
+                .ok()?
+                .join_timeout(),
+        ),
+    }
 }
 
 fn orders(launcher: &LauncherOptions, explain_after: Option<Duration>) -> Vec<Order> {
@@ -71,8 +91,8 @@ fn orders_of_meeting(launcher: &LauncherOptions) -> Result<Vec<Order>, Parameter
     let check = ("--health-check-timeout", check);
     let why_check = "a check that hangs fails the join of the other nodes";
     if parameters.backend() == STATIC_BACKEND {
-        let join = parameters.get_as_duration("timeout", STATIC_TIMEOUT)?;
-        return Ok(vec![(check, ("timeout", Some(join)), why_check)]);
+        let join = parameters.get_as_duration(STATIC_KEY, STATIC_TIMEOUT)?;
+        return Ok(vec![(check, (STATIC_KEY, Some(join)), why_check)]);
     }
     let settings = RendezvousSettings::from_parameters(parameters)?;
     let join = ("join_timeout", Some(settings.join_timeout()));
@@ -82,8 +102,7 @@ fn orders_of_meeting(launcher: &LauncherOptions) -> Result<Vec<Order>, Parameter
     let last_call = is_elastic.then_some(settings.last_call_timeout());
     let last_call = ("last_call_timeout", last_call);
     let spare_wait = ("--spare-wait", Some(settings.spare_wait()));
-    let read = parameters.get_as_duration("read_timeout", READ_TIMEOUT)?;
-    let read = ("read_timeout", Some(read));
+    let read = ("read_timeout", Some(settings.read_timeout()));
     let progress = ("--progress-timeout", progress_timeout(launcher));
     Ok(vec![
         (heartbeat, silence, "a slow store loses healthy nodes"),

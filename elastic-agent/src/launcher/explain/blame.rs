@@ -2,10 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::failure::{CURE, ExitRecord, Failures, RootExit, is_abort_at_exit};
-use crate::signal_name::signal_name;
-use crate::worker::ExitKind;
-use c10d_inspect::{Exit, Finding, FindingKind, Report, published_ranks, root_cause, translate};
+use crate::failure::{Decision, Failures, RootExit};
+use c10d_inspect::{Finding, FindingKind, Report, published_ranks, translate};
 use c10d_store::Snapshot;
 
 use super::failure_reports::FailureReports;
@@ -72,85 +70,30 @@ struct RootFinding {
 
 impl RootFinding {
     fn of(failures: &Failures, reports: &FailureReports) -> Option<Self> {
-        let records: Vec<(usize, &ExitRecord)> = failures
-            .exits()
-            .iter()
-            .enumerate()
-            .flat_map(|(node, exits)| exits.iter().map(move |record| (node, record)))
-            .collect();
-        let has_other_nodes = records.iter().any(|(node, _)| *node > 0);
-        let all: Vec<ExitRecord> = records
-            .iter()
-            .map(|(_, record)| (*record).clone())
-            .collect();
-        let exits: Vec<Exit> = records
-            .iter()
-            .map(|(node, record)| exit(*node, record, &all, has_other_nodes))
-            .collect();
-        let world_size = reports
-            .at_failure
-            .as_ref()
-            .and_then(|report| report.world_size);
         let published = reports
             .snapshot
             .as_ref()
             .map(published_ranks)
             .unwrap_or_default();
         let rank_at = |address| published.get(&address).copied();
-        let cause = root_cause(&exits, &[], world_size, &rank_at)?;
-        let place = *cause.culprits.first()?;
-        let is_at_exit = exits[place].is_at_exit;
-        let record = &all[place];
+        let decision = Decision::of(failures.exits(), failures.world_size(), &rank_at)?;
+        let root = decision.root;
         let first = failures.first_observed();
-        let is_first = record.rank == first.rank && record.pid == first.pid;
-        let is_one = cause.culprits.len() == 1;
-        let culprits = cause.culprits.iter().map(|&it| exits[it].rank);
-        let cure = is_at_exit.then_some(CURE);
-        let text = [Some(cause.text.as_str()), cure].into_iter().flatten();
+        let is_first = root.record.rank == first.rank && root.record.pid == first.pid;
+        let is_one = decision.culprits.len() == 1;
+        let text = [Some(root.text.as_str()), root.cure].into_iter().flatten();
         let text: Vec<String> = text.map(sentence).collect();
         let mut finding = Finding::new(FindingKind::WorkerEnded, text.join(" "));
-        finding.culprits.0.extend(culprits);
-        let has_failed = |exit: &&Exit| exit.code != Some(0) && !exit.is_stopped;
-        let victims = exits.iter().filter(has_failed).map(|exit| exit.rank);
-        let victims: Vec<usize> = victims
-            .filter(|rank| !finding.culprits.0.contains(rank))
-            .collect();
-        finding.waiting.0.extend(victims);
+        finding.culprits.0.extend(decision.culprits);
+        finding.waiting.0.extend(decision.failed);
+        let has_victims = decision.has_victims;
         Some(Self {
-            exit: RootExit {
-                record: record.clone(),
-                is_certain: cause.is_certain,
-                text: cause.text,
-                cure,
-            },
             finding,
-            is_telling: !is_first || is_at_exit || cause.has_victims || !is_one,
-            is_unexplained: is_one && !cause.is_certain && !cause.has_victims,
+            is_telling: !is_first || root.cure.is_some() || has_victims || !is_one,
+            is_unexplained: is_one && !root.is_certain && !has_victims,
+            exit: root,
         })
     }
-}
-
-fn exit(node: usize, record: &ExitRecord, all: &[ExitRecord], has_other_nodes: bool) -> Exit {
-    let mut exit = Exit::default();
-    exit.rank = record.rank;
-    exit.node = node;
-    if has_other_nodes {
-        exit.host.clone_from(&record.host);
-    }
-    match record.exit {
-        ExitKind::Code(code) => exit.code = Some(code),
-        ExitKind::Signal { number, .. } => {
-            exit.signal = Some(number);
-            exit.signal_name = signal_name(number).map(str::to_owned);
-        }
-        ExitKind::Unknown => {}
-    }
-    exit.at_ms = i64::try_from(record.ended_unix_ms).unwrap_or(i64::MAX);
-    exit.is_stopped = record.was_stopped;
-    exit.is_at_exit = is_abort_at_exit(record, all);
-    exit.has_traceback = record.has_traceback;
-    exit.last_line.clone_from(&record.last_line);
-    exit
 }
 
 /// The text as a sentence.
@@ -239,8 +182,8 @@ fn led_by(report: &Report, cause: &Finding) -> Report {
 mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
-    use crate::failure::ProcessFailure;
-    use crate::worker::WorkerOutcome;
+    use crate::failure::{ExitRecord, ProcessFailure};
+    use crate::worker::{ExitKind, WorkerOutcome};
     use c10d_inspect::Finding;
 
     use super::*;
@@ -376,7 +319,7 @@ mod tests {
         let own = vec![ExitRecord::of(&lost, "node0")];
         let other = vec![ExitRecord::of(&failed, "node1")];
         let all = vec![ProcessFailure::of(&lost)];
-        let mut failures = Failures::new(all).unwrap().with_exits(vec![own, other]);
+        let mut failures = Failures::new(all).unwrap().with_exits(vec![own, other], 2);
         // The store has seen the same exit, and the exit of its victim.
         let now = report(&[
             (FindingKind::LostLater, &[1]),

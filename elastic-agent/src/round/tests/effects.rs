@@ -13,7 +13,7 @@ use super::super::input::{Effect, Facts, Input, Stop, Stopped};
 use super::super::outcome::AgentOutcome;
 use super::super::stuck::StuckWorkers;
 use super::workers::failure;
-use super::world::{FINAL, settings};
+use super::world::{FINAL, joined, settings};
 use crate::failure::Failures;
 use crate::job_end::{EndNotice, OwnEnd};
 use crate::progress::ProgressSeen;
@@ -24,7 +24,7 @@ const NOW: Duration = Duration::ZERO;
 /// A round of two nodes whose two workers run.
 fn running(restarts: usize) -> Round {
     let (mut round, _) = Round::begin(settings(restarts, 2), NOW);
-    for input in [Input::Joined { nodes: 2 }, Input::Prepared, Input::Started] {
+    for input in [joined(2), Input::Prepared, Input::Started] {
         round.step(NOW, input);
     }
     round
@@ -148,12 +148,9 @@ fn a_node_that_cannot_exchange_ranks_in_an_outage_joins_another_round() {
         error: Box::new(AgentError::Board(BoardError::Store(lost()))),
         signal,
     };
-    let joined = effects(&mut round, [Input::Joined { nodes: 2 }, not_started(None)]);
-    assert!(matches!(joined.last(), Some(Effect::Join(_))), "{joined:?}");
-    let ended = effects(
-        &mut round,
-        [Input::Joined { nodes: 2 }, not_started(Some(15))],
-    );
+    let again = effects(&mut round, [joined(2), not_started(None)]);
+    assert!(matches!(again.last(), Some(Effect::Join(_))), "{again:?}");
+    let ended = effects(&mut round, [joined(2), not_started(Some(15))]);
     assert!(matches!(ended.last(), Some(Effect::Finish(_))), "{ended:?}");
 }
 
@@ -170,7 +167,7 @@ fn a_start_that_the_system_refuses_counts_as_a_failure() {
     };
     let start = |signal| {
         [
-            Input::Joined { nodes: 2 },
+            joined(2),
             Input::Prepared,
             refused(signal),
             Input::Facts(Facts::default()),

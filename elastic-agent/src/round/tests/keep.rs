@@ -7,7 +7,7 @@ use log::Level;
 use super::super::input::{Death, Effect, Facts, GroupNews, Input, Joins};
 use super::super::{KeepOptions, Replacement, Round};
 use super::workers::failure;
-use super::world::{FINAL, settings};
+use super::world::{FINAL, joined, settings};
 use crate::failure::{Failures, ProcessFailure};
 use crate::restart_policy::RoundProgress;
 use crate::worker::{ExitKind, WorkerExit, WorkerOutcome};
@@ -23,7 +23,7 @@ fn running_of(nodes: usize, restarts: usize, keep: KeepOptions) -> Round {
     let mut settings = settings(restarts, 3);
     settings.keep = Some(keep);
     let (mut round, _) = Round::begin(settings, NOW);
-    for input in [Input::Joined { nodes }, Input::Prepared, Input::Started] {
+    for input in [joined(nodes), Input::Prepared, Input::Started] {
         round.step(NOW, input);
     }
     round
@@ -173,7 +173,7 @@ fn a_node_gives_its_place_up_to_a_spare_unless_it_is_the_only_one() {
     );
     assert_eq!(round.policy.used(), 1);
     // Without a restart it goes on without the worker.
-    for input in [Input::Joined { nodes: 2 }, Input::Prepared, Input::Started] {
+    for input in [joined(2), Input::Prepared, Input::Started] {
         round.step(NOW, input);
     }
     assert_eq!(death(&mut round, 1, GroupNews::GoesOn), ["TellLost"]);

@@ -58,8 +58,7 @@ impl World {
             self.nodes[index].members[1] = before;
             self.nodes[index].has_entered = false;
             self.nodes[index].has_news = false;
-            let nodes = members.len();
-            self.step(index, Input::Joined { nodes });
+            self.step(index, self.joined(index, members.len()));
         }
     }
 
@@ -103,7 +102,13 @@ impl World {
         node.has_news = false;
         node.has_entered = true;
         self.tell_members();
-        self.step(index, Input::Joined { nodes });
+        self.step(index, self.joined(index, nodes));
+    }
+
+    fn joined(&self, index: usize, nodes: usize) -> Input {
+        let [members, before] = &self.nodes[index].members;
+        let has_lost = !before.is_subset(members);
+        Input::Joined { nodes, has_lost }
     }
 
     pub(super) fn is_member(&self, index: usize) -> bool {

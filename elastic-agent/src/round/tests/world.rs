@@ -23,6 +23,12 @@ pub(super) const FINAL: i32 = 93;
 /// The exit code of a worker that SIGABRT has killed.
 pub(super) const ABORT: i32 = -6;
 
+/// A round of this many nodes, without a lost member.
+pub(super) fn joined(nodes: usize) -> Input {
+    let has_lost = false;
+    Input::Joined { nodes, has_lost }
+}
+
 pub(super) fn settings(restarts: usize, workers: usize) -> Settings {
     Settings {
         restarts: RestartRules {
@@ -73,6 +79,8 @@ pub(super) enum Event {
     LookAtBarrier(usize),
     /// The wait for the news that another node was lost is over.
     EndWait(usize),
+    /// In that wait, the node learns that all other members of its round are connected.
+    ShowMembers(usize),
     /// The pause before a replacement is over.
     EndPause(usize),
     /// A late node starts.
@@ -351,12 +359,21 @@ impl World {
                         events.push(Event::TellMembers(index));
                     }
                     events.push(Event::EndWait(index));
+                    if self.are_members_here(index) {
+                        events.push(Event::ShowMembers(index));
+                    }
                 }
                 Doing::AtBarrier => events.push(Event::LookAtBarrier(index)),
                 _ => {}
             }
         }
         events
+    }
+
+    /// Whether the processes of all members of the node's round run.
+    fn are_members_here(&self, index: usize) -> bool {
+        let is_gone = |it: &usize| matches!(self.nodes[*it].doing, Doing::Lost | Doing::Over);
+        !self.nodes[index].members[0].iter().any(is_gone)
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -371,7 +388,10 @@ impl World {
         let is_wait = |event: &&Event| {
             matches!(
                 event,
-                Event::LookAtBarrier(_) | Event::AskOthers(_) | Event::EndWait(_)
+                Event::LookAtBarrier(_)
+                    | Event::AskOthers(_)
+                    | Event::EndWait(_)
+                    | Event::ShowMembers(_)
             )
         };
         let ready = events.iter().find(|event| !is_wait(event)).copied();
@@ -491,6 +511,7 @@ impl World {
                 );
             }
             Event::LookAtBarrier(index) => self.look_at_barrier(index),
+            Event::ShowMembers(index) => self.step(index, Input::NoLoss),
             Event::EndWait(index) => {
                 self.now += LOSS_WAIT;
                 self.step(index, Input::LossDue);
@@ -590,10 +611,6 @@ impl World {
                 self.meeting.started.insert(index);
             }
             Effect::EndEntry if !is_down => self.meeting.is_entry_over = true,
-            Effect::ReadDepartures => {
-                let [members, before] = &self.nodes[index].members;
-                return Some(Input::Departures(!before.is_subset(members)));
-            }
             Effect::AwaitLoss(wait) => {
                 assert_eq!(wait, LOSS_WAIT);
                 self.nodes[index].doing = Doing::AwaitingLoss;

@@ -19,7 +19,8 @@ pub(super) struct Invariants {
     settings: RendezvousSettings,
     /// The nodes of each completed round, by round.
     completed: BTreeMap<i64, Ranks>,
-    /// The nodes that left a complete round themselves, or that a PyTorch node dropped, by round.
+    /// The nodes that left a complete round themselves, that a PyTorch node dropped, or that were lost by their marks, by
+    /// round.
     departed: BTreeMap<i64, BTreeSet<NodeId>>,
     /// The nodes that have entered complete rounds.
     entered: BTreeSet<(i64, NodeId)>,
@@ -100,7 +101,8 @@ impl Invariants {
                 }
             }
             for node in old.participants.keys() {
-                if !ranks.contains_key(node) && (node == writer || is_torch) {
+                let has_departed = node == writer || is_torch || may_be_lost(node);
+                if !ranks.contains_key(node) && has_departed {
                     let departed = self.departed.entry(after.round).or_default();
                     departed.insert(node.clone());
                 }

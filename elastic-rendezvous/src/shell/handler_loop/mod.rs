@@ -80,6 +80,8 @@ pub(crate) struct HandlerLoop {
     /// Whether the log has a line about it.
     is_outage_logged: bool,
     is_member: bool,
+    /// The last operation has left or closed the rendezvous.
+    has_left: bool,
     /// The last request has failed, so what the engine knows may be outdated.
     is_unknown: bool,
     /// Whether the handler waits on the store after a join. Two waits at a time would need two connections.
@@ -127,6 +129,7 @@ impl HandlerLoop {
             is_outage_logged: false,
             logged_at: Duration::ZERO,
             is_member: false,
+            has_left: false,
             is_unknown: false,
             is_settling: false,
             has_lease: false,
@@ -156,12 +159,10 @@ impl HandlerLoop {
             }
         }
         self.release();
-        // A store that is out of reach would delay the end.
-        if let Some(marks) = self
-            .marks
-            .as_mut()
-            .filter(|_| !self.is_unknown && self.outage_since.is_none())
-        {
+        // A node that is dropped counts as lost when its connection closes. A store that is out of reach would delay the end.
+        let says_goodbye = self.has_left || self.shared.was_closed.load(Ordering::Acquire);
+        let is_outage = self.is_unknown || self.outage_since.is_some();
+        if let Some(marks) = self.marks.as_mut().filter(|_| says_goodbye && !is_outage) {
             marks.remove_own(self.engine.me());
         }
         for job in std::mem::take(&mut self.jobs) {
@@ -230,6 +231,7 @@ impl HandlerLoop {
             }
         };
         self.operation = Operation::KeepAlive;
+        self.has_left = matches!(operation, Operation::Leave | Operation::Close) && result.is_ok();
         self.release_write_lease();
         result
     }
@@ -302,6 +304,8 @@ impl HandlerLoop {
                 "another process is the node {former}: this one joins with the local id {me}"
             );
         }
+        let connected_at = self.engine.members_connected_at();
+        *self.shared.members_connected_at() = connected_at.map(|at| self.clock.moment(at));
         self.record_steps();
         for lost in self.engine.take_newly_lost(now) {
             log::warn!("lost node {lost}");

@@ -7,33 +7,34 @@ const ELASTIC: &str = "--nnodes=2:4 --rdzv-backend=c10d --rdzv-endpoint=node0:29
 #[test]
 fn a_timeout_that_cannot_fire_is_a_warning_with_both_options() {
     let silence = "keep_alive_interval x keep_alive_max_attempt of";
+    let in_join = "is longer than join_timeout of";
     for (options, warning) in [
         (
-            "--rdzv-conf=heartbeat_timeout=16",
+            "--rdzv-conf=heartbeat_timeout=16,keep_alive_interval=5",
             format!("heartbeat_timeout of 16s is longer than {silence} 15s, so a slow store"),
         ),
         (
-            "--rdzv-conf=keep_alive_interval=201",
-            format!("{silence} 603s is longer than join_timeout of 600s, so a join fails"),
+            "--rdzv-conf=keep_alive_interval=201,join_timeout=600",
+            format!("{silence} 603s {in_join} 600s, so a join fails"),
         ),
         (
-            "--rdzv-conf=last_call_timeout=700",
-            "last_call_timeout of 700s is longer than join_timeout of 600s, so a round below MAX".to_owned(),
+            "--rdzv-conf=last_call_timeout=700,join_timeout=600",
+            format!("last_call_timeout of 700s {in_join} 600s, so a round below MAX"),
         ),
         (
-            "--spare-wait=601s",
-            "--spare-wait of 601s is longer than join_timeout of 600s, so a spare never".to_owned(),
+            "--spare-wait=601s --rdzv-conf=join_timeout=600",
+            format!("--spare-wait of 601s {in_join} 600s, so a spare never"),
         ),
         (
-            "--health-check=true --health-check-timeout=601s",
-            "--health-check-timeout of 601s is longer than join_timeout of 600s, so a check".to_owned(),
+            "--health-check=true --health-check-timeout=601s --rdzv-conf=join_timeout=600",
+            format!("--health-check-timeout of 601s {in_join} 600s, so a check"),
         ),
         (
-            "--rdzv-conf=read_timeout=1200",
-            "read_timeout of 1200s is longer than join_timeout of 600s, so one lost".to_owned(),
+            "--rdzv-conf=read_timeout=20,join_timeout=10",
+            format!("read_timeout of 20s {in_join} 10s, so one lost"),
         ),
         (
-            "--progress-timeout=14s --explain-after=1s",
+            "--progress-timeout=14s --rdzv-conf=keep_alive_max_attempt=3",
             format!("{silence} 15s is longer than --progress-timeout of 14s, so a lost node"),
         ),
         (
@@ -80,6 +81,17 @@ fn timeouts_in_order_are_no_warning() {
              --max-restarts=100",
         ),
         elastic("--explain-after=never"),
+        // One timeout is given, so the defaults of the other timeouts fit it.
+        elastic("--rdzv-conf=join_timeout=10 --health-check=true"),
+        elastic("--rdzv-conf=join_timeout=1"),
+        elastic("--rdzv-conf=keep_alive_interval=1"),
+        elastic("--rdzv-conf=keep_alive_interval=201"),
+        elastic("--rdzv-conf=last_call_timeout=700"),
+        elastic("--spare-wait=601s"),
+        elastic("--rdzv-conf=read_timeout=1200"),
+        elastic("--health-check=true --health-check-timeout=601s"),
+        elastic("--progress-timeout=3s"),
+        "--nnodes=2 --master-addr=h --health-check=true --health-check-timeout=1h s.py".to_owned(),
     ] {
         assert_eq!(plan(&line, &[]).warning_texts(), [""; 0], "{line}");
     }

@@ -1,0 +1,112 @@
+//! The decision about the root cause of a failure, from the exits of all nodes. Pure.
+
+use std::net::SocketAddr;
+
+#[cfg(feature = "launcher")]
+use c10d_inspect::{Exit, root_cause};
+
+use super::exit_record::ExitRecord;
+use super::process_failure::RootExit;
+#[cfg(feature = "launcher")]
+use super::{CURE, is_abort_at_exit};
+#[cfg(feature = "launcher")]
+use crate::signal_name::signal_name;
+#[cfg(feature = "launcher")]
+use crate::worker::ExitKind;
+
+/// The root cause, and the ranks that failed because of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(
+    not(feature = "launcher"),
+    allow(dead_code, reason = "only a launcher decides")
+)]
+pub(crate) struct Decision {
+    pub(crate) root: RootExit,
+    /// The ranks that are the cause. There are several if the first one is unknown.
+    pub(crate) culprits: Vec<usize>,
+    /// The other ranks that failed.
+    pub(crate) failed: Vec<usize>,
+    /// Whether the cause explains failures of other ranks.
+    pub(crate) has_victims: bool,
+}
+
+impl Decision {
+    /// Decides from the exits of each node. `rank_at` returns the rank that has published an address.
+    #[cfg(feature = "launcher")]
+    pub(crate) fn of(
+        nodes: &[Vec<ExitRecord>],
+        world_size: Option<usize>,
+        rank_at: &dyn Fn(SocketAddr) -> Option<usize>,
+    ) -> Option<Self> {
+        let has_other_nodes = nodes.iter().skip(1).any(|exits| !exits.is_empty());
+        let all = nodes.concat();
+        let places = nodes.iter().enumerate();
+        let places =
+            places.flat_map(|(node, exits)| exits.iter().map(move |record| (node, record)));
+        let exits: Vec<Exit> = places
+            .map(|(node, record)| exit(node, record, &all, has_other_nodes))
+            .collect();
+        let cause = root_cause(&exits, &[], world_size, rank_at)?;
+        let place = *cause.culprits.first()?;
+        let culprits: Vec<usize> = cause.culprits.iter().map(|&it| exits[it].rank).collect();
+        let has_failed = |exit: &&Exit| exit.code != Some(0) && !exit.is_stopped;
+        let failed = exits.iter().filter(has_failed).map(|exit| exit.rank);
+        Some(Self {
+            failed: failed.filter(|rank| !culprits.contains(rank)).collect(),
+            culprits,
+            has_victims: cause.has_victims,
+            root: RootExit {
+                record: all[place].clone(),
+                text: cause.text,
+                is_certain: cause.is_certain,
+                cure: exits[place].is_at_exit.then_some(CURE),
+            },
+        })
+    }
+
+    /// Without a launcher, no report needs the root cause.
+    #[cfg(not(feature = "launcher"))]
+    pub(crate) const fn of(
+        _: &[Vec<ExitRecord>],
+        _: Option<usize>,
+        _: &dyn Fn(SocketAddr) -> Option<usize>,
+    ) -> Option<Self> {
+        None
+    }
+
+    /// Whether it names a worker, a cure or a reason that the exit alone does not.
+    pub(crate) fn tells_more_than(&self, exit: Option<&ExitRecord>) -> bool {
+        let root = &self.root;
+        let is_other =
+            |exit: &ExitRecord| (exit.rank, exit.pid) != (root.record.rank, root.record.pid);
+        self.has_victims
+            || self.culprits.len() > 1
+            || !root.is_certain
+            || root.cure.is_some()
+            || exit.is_some_and(is_other)
+    }
+}
+
+#[cfg(feature = "launcher")]
+fn exit(node: usize, record: &ExitRecord, all: &[ExitRecord], has_other_nodes: bool) -> Exit {
+    let mut exit = Exit::default();
+    exit.rank = record.rank;
+    exit.node = node;
+    if has_other_nodes {
+        exit.host.clone_from(&record.host);
+    }
+    match record.exit {
+        ExitKind::Code(code) => exit.code = Some(code),
+        ExitKind::Signal { number, .. } => {
+            exit.signal = Some(number);
+            exit.signal_name = signal_name(number).map(str::to_owned);
+        }
+        ExitKind::Unknown => {}
+    }
+    exit.at_ms = i64::try_from(record.ended_unix_ms).unwrap_or(i64::MAX);
+    exit.is_stopped = record.was_stopped;
+    exit.is_at_exit = is_abort_at_exit(record, all);
+    exit.has_traceback = record.has_traceback;
+    exit.last_line.clone_from(&record.last_line);
+    exit
+}
