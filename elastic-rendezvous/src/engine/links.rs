@@ -36,6 +36,8 @@ pub(crate) struct Links {
     read_due_at: Duration,
     /// Whether the mark of this node must be set.
     is_own_due: bool,
+    /// Whether the next read counts connections that had closed before it.
+    counts_found: bool,
     /// Whether this node has set its mark since its start.
     has_own: bool,
     peers: BTreeMap<NodeId, Link>,
@@ -61,9 +63,15 @@ impl Links {
             is_supported: true,
             read_due_at: now,
             is_own_due: false,
+            counts_found: false,
             has_own: false,
             peers: BTreeMap::new(),
         }
+    }
+
+    /// Counts connections that had closed before the next read, because the store was not out of reach lately.
+    pub(crate) const fn count_found(&mut self) {
+        self.counts_found = true;
     }
 
     /// When the marks have to be read; `None` if the store does not support marks.
@@ -113,6 +121,7 @@ impl Links {
 
     /// Discards earlier marks after the store was out of reach, because the connections of all nodes may have closed.
     pub(crate) fn on_outage(&mut self) {
+        self.counts_found = false;
         self.is_own_due |= self.has_own && self.is_supported;
         self.peers.clear();
         self.read_due_at = Duration::ZERO;
@@ -136,13 +145,14 @@ impl Links {
         self.is_own_due = marks.get(me) != Some(&Mark::Connected);
         self.peers.retain(|node, _| marks.contains_key(node));
         self.read_due_at = now.saturating_add(READ_INTERVAL);
+        let counts_found = std::mem::take(&mut self.counts_found);
         let mut is_any_new = false;
         for (node, mark) in marks.iter().filter(|(node, _)| *node != me) {
             let link = match (mark, self.peers.get(node)) {
                 (Mark::Missing, _) => Link::Missing,
                 (Mark::Connected, _) => Link::Connected,
-                (Mark::Closed, None) => Link::FoundClosed,
-                (Mark::Closed, Some(Link::Missing | Link::Connected)) => Link::Closed(now),
+                (Mark::Closed, None) if !counts_found => Link::FoundClosed,
+                (Mark::Closed, None | Some(Link::Missing | Link::Connected)) => Link::Closed(now),
                 // This process may have been stopped between the two reads, so the second read must be late enough.
                 (Mark::Closed, Some(Link::Closed(at)))
                     if at.saturating_add(RETURN_GRACE) <= requested_at =>
@@ -159,6 +169,17 @@ impl Links {
             self.peers.insert(node.clone(), link);
         }
         is_any_new
+    }
+
+    /// The nodes whose connections are first seen closed by the read that was adopted at `now`.
+    pub(crate) fn newly_closed(&self, now: Duration) -> impl Iterator<Item = &NodeId> {
+        let is_new = move |(_, link): &(&NodeId, &Link)| **link == Link::Closed(now);
+        self.peers.iter().filter(is_new).map(|(node, _)| node)
+    }
+
+    /// Discards the mark of a node that was dropped, because it may be listed again.
+    pub(crate) fn forget(&mut self, node: &NodeId) {
+        self.peers.remove(node);
     }
 
     /// Whether the node was connected at the last read.
@@ -254,6 +275,29 @@ mod tests {
         for seconds in 2..30 {
             assert!(!read(&mut links, Mark::Closed, SECOND * seconds));
             assert!(links.is_own_due(), "its own connection has closed, too");
+        }
+    }
+
+    /// docs/spec/rendezvous.md, LINK 9.
+    #[test]
+    fn a_connection_that_had_closed_before_the_first_read_counts_if_the_store_was_in_reach() {
+        let (me, marks) = (node("a"), Marks::from([(node("b"), Mark::Closed)]));
+        for (has_outage, is_lost) in [(false, true), (true, false)] {
+            let mut links = Links::new(SECOND);
+            links.count_found();
+            if has_outage {
+                links.on_outage();
+            }
+            links.on_read(&me, Some(&marks), SECOND, SECOND);
+            assert_eq!(links.newly_closed(SECOND).count(), usize::from(is_lost));
+            assert_eq!(
+                links.on_read(&me, Some(&marks), SECOND * 4, SECOND * 4),
+                is_lost
+            );
+            // Only the first read counts such connections.
+            links.forget(&node("b"));
+            links.on_read(&me, Some(&marks), SECOND * 5, SECOND * 5);
+            assert!(!links.on_read(&me, Some(&marks), SECOND * 9, SECOND * 9));
         }
     }
 

@@ -24,8 +24,14 @@ const GROUP_NODES_MIN: usize = 33;
 /// What a node has besides the state itself.
 #[derive(Debug)]
 pub(crate) enum Access {
-    /// One node writes for all. The number is the node's index in the group.
-    Group(GroupStore, u32),
+    /// One node writes for all.
+    Group {
+        store: GroupStore,
+        /// The index of this node in the group.
+        index: u32,
+        /// `None`: the store cannot have marks.
+        marks: Option<MarkBoard>,
+    },
     /// Each node writes by itself.
     Own {
         lease: Option<WriteLease>,
@@ -45,9 +51,14 @@ impl Access {
     ) -> Result<Self, RendezvousError> {
         let nodes = settings.max_nodes;
         if nodes >= GROUP_NODES_MIN
-            && let Some((group, index)) = open_group(backend, settings)?
+            && let Some((store, index)) = open_group(backend, settings)?
         {
-            return Ok(Self::Group(group, index));
+            let marks = backend.marks();
+            return Ok(Self::Group {
+                store,
+                index,
+                marks,
+            });
         }
         let has_lease = (WRITE_LEASE_NODES_MIN..GROUP_NODES_MIN).contains(&nodes);
         Ok(Self::Own {

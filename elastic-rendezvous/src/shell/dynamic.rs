@@ -225,7 +225,7 @@ impl DynamicRendezvous {
         };
         let access = Access::open(&*backend, &settings)?;
         let (index, lease) = match &access {
-            Access::Group(_, index) => (Some(*index), None),
+            Access::Group { index, .. } => (Some(*index), None),
             Access::Own { lease, .. } => (None, lease.clone()),
         };
         let (addr, pid): (Arc<str>, _) = (addr.into(), i64::from(std::process::id()));

@@ -8,6 +8,7 @@ use c10d_store::{Store, StoreError, StoreExt};
 
 use crate::engine::links::{Mark, Marks};
 use crate::shell::many_keys::read_present;
+use crate::values::error::is_outage;
 use crate::values::node::NodeId;
 
 const CONNECTED: &[u8] = b"connected";
@@ -83,6 +84,9 @@ impl MarkBoard {
         let marks: Marks = values
             .map(|(node, value)| (node, mark_of(value.as_deref())))
             .collect();
+        let count = |mark| marks.values().filter(|it| **it == mark).count();
+        let (connected, closed) = (count(Mark::Connected), count(Mark::Closed));
+        log::debug!("marks of nodes: {connected} connected, {closed} closed");
         self.known = Some(Known {
             bell,
             nodes,
@@ -92,19 +96,33 @@ impl MarkBoard {
     }
 
     /// Marks this node as connected, by a connection that the process keeps. Replaces the mark of an earlier connection, even if
-    /// the store has not noticed that the connection has closed. Blocks for at most the store's timeout, five times.
-    pub(crate) fn set_own(&mut self, me: &NodeId) -> Result<(), StoreError> {
+    /// the store has not noticed that the connection has closed. The first mark of a node in a group replaces none, because
+    /// its id is new, and wakes no node. Blocks for at most the store's timeout, five times.
+    pub(crate) fn set_own(&mut self, me: &NodeId, is_in_group: bool) -> Result<(), StoreError> {
         let (key, bell_key) = (self.key(me), self.bell_key(me));
-        self.store.delete_key(&key)?;
-        self.store.delete_key(&bell_key)?;
+        let is_silent = is_in_group && !self.has_own;
         let store = &self.store;
+        if !is_silent {
+            store.delete_key(&key)?;
+            store.delete_key(&bell_key)?;
+        }
+        self.has_own = true;
         store.set_ephemeral(&key, CONNECTED, Some((&key, CLOSED)))?;
         let closed = format!("closed {:016x}", fastrand::u64(..));
         let will = (self.prefix.as_str(), closed.as_bytes());
         store.set_ephemeral(&bell_key, CONNECTED, Some(will))?;
-        self.has_own = true;
+        if is_silent {
+            return Ok(());
+        }
         let connected = format!("connected {:016x}", fastrand::u64(..));
         store.set(&self.prefix, connected)
+    }
+
+    /// Whether the store answers, so that this failure concerns only the connection of the mark. Blocks for at most the store's
+    /// timeout.
+    pub(crate) fn is_store_in_reach(&self, error: &StoreError) -> bool {
+        let is_lost = matches!(error, StoreError::ConnectionLost { .. });
+        is_outage(error) && !is_lost && self.store.check(&[]).is_ok()
     }
 
     /// Says goodbye, so that this node does not count as lost. A failure is only logged, because the process exits.
@@ -167,17 +185,33 @@ mod tests {
         let (mut first, mut second, mut reader) = (board(), board(), board());
         let none = marks(Mark::Missing, Mark::Missing);
         assert_eq!(reader.read(all.to_vec()).unwrap(), none);
-        first.set_own(&a).unwrap();
-        second.set_own(&b).unwrap();
+        first.set_own(&a, false).unwrap();
+        second.set_own(&b, false).unwrap();
         let both = marks(Mark::Connected, Mark::Connected);
         assert_eq!(reader.read(all.to_vec()).unwrap(), both);
         // It comes back, over another connection, although the server may not know that the first one has closed.
         let mut again = board();
-        again.set_own(&a).unwrap();
+        again.set_own(&a, false).unwrap();
         drop(first);
         assert_eq!(reader.read(all.to_vec()).unwrap(), both);
         second.remove_own(&b);
         drop((again, second));
         wait_for(&mut reader, &all, &marks(Mark::Closed, Mark::Missing));
+    }
+
+    /// docs/spec/rendezvous.md, LINK 7.
+    #[test]
+    fn the_first_mark_of_a_node_in_a_group_changes_nothing_that_other_nodes_read() {
+        let options = TcpStoreOptions::default().with_master(true);
+        let hosted: Arc<dyn Store> = Arc::new(TcpStore::open("127.0.0.1", 0, options).unwrap());
+        let mut board = MarkBoard::new(Arc::clone(&hosted), "torch.rendezvous.job");
+        board.set_own(&node("a"), true).unwrap();
+        let bell = || hosted.try_get("torch.rendezvous.job/link").unwrap();
+        assert_eq!(bell(), None);
+        // After its connection has closed, another node may have read that.
+        board.set_own(&node("a"), true).unwrap();
+        assert!(bell().is_some());
+        let connected = Marks::from([(node("a"), Mark::Connected)]);
+        assert_eq!(board.read(vec![node("a")]).unwrap(), connected);
     }
 }

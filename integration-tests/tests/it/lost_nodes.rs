@@ -1,11 +1,13 @@
 //! Nodes whose launchers are killed, or whose connections are cut: the other nodes continue without them, or do not notice.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+use c10d_store::{ServerOptions, Store, StoreExt, TcpStore, TcpStoreServer};
 use integration_tests::eventually::eventually;
 use integration_tests::launcher::{Job, Kind, Launcher, c10d, free_address};
 use integration_tests::process::ChildProcess;
@@ -34,7 +36,9 @@ struct Nodes {
 impl Nodes {
     fn new(options: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let job = Job::new(folder.path()).with_variable("C10D_TEST_FOLDER", folder.path());
+        let job = Job::new(folder.path())
+            .with_variable("C10D_TEST_FOLDER", folder.path())
+            .with_variable("RUST_LOG", "warn,elastic_rendezvous::shell::marks=debug");
         Self {
             job,
             _folder: folder,
@@ -91,6 +95,19 @@ impl Nodes {
     }
 }
 
+/// How often the launcher has logged that it has read the marks of two connected nodes.
+fn times_both_connected(launcher: &mut Launcher) -> usize {
+    let stderr = launcher.process().stderr();
+    stderr.matches("marks of nodes: 2 connected").count()
+}
+
+/// Waits until the launcher has seen the marks of two connected nodes once more than `before`.
+fn await_both_connected(launcher: &mut Launcher, before: usize) {
+    eventually("both nodes are connected", || {
+        times_both_connected(launcher) > before
+    });
+}
+
 /// The time from `then` until the attempt began.
 fn since(then: SystemTime, attempt: &Value) -> Duration {
     let at = Duration::from_secs_f64(attempt["at"].as_f64().expect("a time"));
@@ -108,8 +125,7 @@ fn a_killed_launcher_costs_the_other_node_seconds_and_no_restart() {
         let mut first = nodes.start_host();
         let second = nodes.start("second");
         nodes.await_world(2, 0);
-        // Both nodes have seen the mark of the other node.
-        thread::sleep(Duration::from_secs(1));
+        await_both_connected(&mut first, 0);
         let killed = SystemTime::now();
         second.signal(Signal::KILL);
         let alone = nodes.await_world(1, 0);
@@ -151,10 +167,11 @@ fn nodes_that_are_lost_and_replaced_use_up_no_restart() {
     let nodes = Nodes::new(&["--nnodes=1:2", "--max-restarts=1", conf]);
     let mut first = nodes.start_host();
     for count in 0..3 {
+        let before = times_both_connected(&mut first);
         let other = nodes.start(&format!("other{count}"));
         let attempt = nodes.await_world(2, count);
         assert_eq!(attempt["restarts"], 0, "{attempt}");
-        thread::sleep(Duration::from_secs(1));
+        await_both_connected(&mut first, before);
         other.signal(Signal::KILL);
         let before = nodes.job.attempts().len();
         eventually("the node is alone", || nodes.job.attempts().len() > before);
@@ -176,7 +193,7 @@ fn connections_that_are_cut_and_return_cost_no_restart() {
     options.push("--rdzv-conf=is_host=0".into());
     let mut second = nodes.job.start_ranks("second", "lost_peer.py", options);
     nodes.await_world(2, 0);
-    thread::sleep(Duration::from_secs(1));
+    await_both_connected(&mut first, 0);
     for refused in [0, 500, 1500] {
         let accepted = proxy.accepted();
         proxy.cut(true);
@@ -192,6 +209,114 @@ fn connections_that_are_cut_and_return_cost_no_restart() {
     assert_eq!(second.wait(STEP_LIMIT), Some(0));
 }
 
+/// A job of more than 32 nodes, whose store no node hosts. A member is killed, and then the node that writes for all.
+/// docs/spec/rendezvous.md, LINK 7 to 9.
+#[test]
+fn a_killed_launcher_of_a_group_of_40_nodes_is_noticed_in_seconds() {
+    let _watchdog = Watchdog::start("a_killed_launcher_of_a_group", LIMIT * 2);
+    let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server");
+    let address = server.local_addr();
+    let store = TcpStore::connect("127.0.0.1", address.port()).expect("a client");
+    let mut nodes = Nodes::new(&["--nnodes=2:40", "--rdzv-conf=is_host=0"]);
+    nodes.address = address;
+    let launchers = (0..40).map(|index| nodes.start(&format!("node{index}")));
+    let mut launchers: Vec<Launcher> = launchers.collect();
+    let within = |what: &str, condition: &mut dyn FnMut() -> bool| {
+        let deadline = Instant::now() + STEP_LIMIT;
+        while !condition() {
+            assert!(
+                Instant::now() < deadline,
+                "not within {STEP_LIMIT:?}: {what}"
+            );
+            thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let group = Group(&store);
+    for lost in 0..2 {
+        let size = 40 - lost;
+        let world = u64::try_from(size).expect("a small number");
+        within("a world", &mut || nodes.attempt(world, 0).is_some());
+        within("the marks of all nodes", &mut || {
+            group.connected().len() == size
+        });
+        let read_by = group.lease().renewals + 4;
+        // The holder reads the marks as often as it renews the lease.
+        within("the holder has read them", &mut || {
+            group.lease().renewals >= read_by
+        });
+        let holder_index = group.lease().index;
+        if lost == 1 {
+            // The next holder must have been connected for longer than keep-alive. A holder writes no own heartbeats.
+            let is_older = |it: &u32| *it == holder_index || group.heartbeats(*it) >= 5;
+            within("five heartbeats of each node", &mut || {
+                group.connected().keys().all(is_older)
+            });
+        }
+        let holder = group.connected()[&holder_index];
+        let is_victim = |it: &Launcher| (it.id() == holder) == (lost == 1);
+        let victim = launchers.iter().position(is_victim).expect("a launcher");
+        let victim = launchers.swap_remove(victim);
+        victim.signal(Signal::KILL);
+        let killed = Instant::now();
+        let named = format!("(pid {}): its connection closed", victim.id());
+        within("the loss is noticed", &mut || {
+            let mut others = launchers.iter_mut();
+            others.any(|it| it.process().stderr().contains(&named))
+        });
+        let took = killed.elapsed();
+        assert!(took < NOTICED_BY_HEARTBEATS, "lost node {lost}: {took:?}");
+    }
+    within("a world without both", &mut || {
+        nodes.attempt(38, 0).is_some()
+    });
+    nodes.stop();
+    for launcher in &mut launchers {
+        assert_eq!(launcher.wait(STEP_LIMIT), Some(0));
+    }
+}
+
+/// The keys of a group (docs/spec/rendezvous.md, sections 10 and 10.3).
+struct Group<'s>(&'s TcpStore);
+
+struct Lease {
+    index: u32,
+    renewals: u64,
+}
+
+impl Group<'_> {
+    fn lease(&self) -> Lease {
+        let lease = self.0.get("torch.rendezvous.job/h").expect("a lease");
+        let lease = String::from_utf8(lease).expect("text");
+        let fields: Vec<&str> = lease.split(' ').collect();
+        Lease {
+            index: fields[1].parse().expect("an index"),
+            renewals: fields[2].parse().expect("a number"),
+        }
+    }
+
+    fn heartbeats(&self, index: u32) -> u64 {
+        let key = format!("torch.rendezvous.job/b/{index}");
+        let count = String::from_utf8(self.0.get(&key).expect("a heartbeat"));
+        count.expect("text").parse().expect("a number")
+    }
+
+    /// The pids of the connected nodes, by their indices.
+    fn connected(&self) -> BTreeMap<u32, u32> {
+        let keys = self.0.list_keys().expect("keys");
+        let is_connected = |key: &str| {
+            let value = self.0.try_get(key).expect("an answer");
+            value.as_deref() == Some(b"connected") && !key.ends_with("/bell")
+        };
+        let nodes = keys.iter().filter_map(|key| {
+            let node = key.strip_prefix("torch.rendezvous.job/link/")?;
+            let (pid, rest) = node.split_once(' ')?;
+            let (index, _) = rest.split_once(' ')?;
+            is_connected(key).then(|| index.parse().ok().zip(pid.parse().ok()))?
+        });
+        nodes.collect()
+    }
+}
+
 /// A stopped process keeps its connection, and is lost only after the keep-alive time.
 #[test]
 fn a_launcher_that_stands_still_for_seconds_is_not_lost() {
@@ -200,7 +325,7 @@ fn a_launcher_that_stands_still_for_seconds_is_not_lost() {
     let mut first = nodes.start_host();
     let mut second = nodes.start("second");
     nodes.await_world(2, 0);
-    thread::sleep(Duration::from_secs(1));
+    await_both_connected(&mut first, 0);
     second.process().pause();
     thread::sleep(Duration::from_secs(6));
     second.process().resume();
@@ -227,7 +352,7 @@ fn a_killed_launcher_behind_a_relay_is_noticed_as_soon() {
     options.push("--rdzv-conf=is_host=0".into());
     let second = nodes.job.start_ranks("second", "lost_peer.py", options);
     nodes.await_world(2, 0);
-    thread::sleep(Duration::from_secs(1));
+    await_both_connected(&mut first, 0);
     let killed = SystemTime::now();
     second.signal(Signal::KILL);
     let took = since(killed, &nodes.await_world(1, 0));
@@ -269,7 +394,9 @@ fn ranks_of_pytorch_go_on_without_a_killed_launcher() {
             }
         };
         within(2);
-        thread::sleep(Duration::from_secs(1));
+        if kind == Kind::C10d {
+            await_both_connected(&mut first, 0);
+        }
         let killed = Instant::now();
         for pid in second.processes() {
             let pid = rustix::process::Pid::from_raw(pid).expect("a pid");

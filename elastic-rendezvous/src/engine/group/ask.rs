@@ -52,6 +52,10 @@ pub(crate) enum Ask {
     WriteSummary(Vec<u8>),
     /// The heartbeats of these nodes; empty for one that has written none.
     ReadHeartbeats(Vec<u32>),
+    /// The marks of these nodes (docs/spec/rendezvous.md, section 10.3): [`Reply::Marks`].
+    ReadMarks(Vec<NodeId>),
+    /// Sets the mark of this node: [`Reply::Done`], or [`Reply::Marks`] without any if the store cannot have marks.
+    SetMark,
     /// Takes all requests from the queue, or waits for one.
     TakeRequests {
         until: Duration,

@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::ask::{Ask as GroupAsk, Ending};
 use super::message::{Place, Summary};
 use super::station::Station;
+use crate::engine::links::RETURN_PAUSE;
 use crate::engine::solo::Solo;
 use crate::engine::{Ask, Engine, Reply};
 use crate::values::clock::Now;
@@ -175,6 +176,15 @@ impl GroupEngine {
         })
     }
 
+    /// How soon a request that has failed is made again.
+    fn retry_pause(&self) -> Duration {
+        if self.station.is_marked() {
+            RETURN_PAUSE
+        } else {
+            RETRY_PAUSE
+        }
+    }
+
     fn answer(&self, is_closed: bool) -> Answer {
         Answer {
             round: self.station.summary().round,
@@ -272,6 +282,8 @@ impl Engine for GroupEngine {
             GroupAsk::ReadState => Ask::ReadState,
             GroupAsk::CheckState => Ask::CheckState,
             GroupAsk::WriteState => Ask::WriteState,
+            GroupAsk::ReadMarks(nodes) => Ask::ReadMarks(nodes),
+            GroupAsk::SetMark => Ask::SetMark,
             GroupAsk::Idle => Ask::Pause {
                 until: Duration::MAX,
             },
@@ -310,7 +322,7 @@ impl Engine for GroupEngine {
         self.alone = None;
         self.operation = None;
         self.closing = Closing::No;
-        self.paused_until = Some(now.monotonic.saturating_add(RETRY_PAUSE));
+        self.paused_until = Some(now.monotonic.saturating_add(self.retry_pause()));
     }
 
     fn on_outage(&mut self, now: Now) {
@@ -318,7 +330,7 @@ impl Engine for GroupEngine {
         if let Some(alone) = &mut self.alone {
             alone.on_outage(now);
         }
-        self.paused_until = Some(now.monotonic.saturating_add(RETRY_PAUSE));
+        self.paused_until = Some(now.monotonic.saturating_add(self.retry_pause()));
     }
 
     fn is_kept_until(&self) -> Option<Duration> {
@@ -335,7 +347,13 @@ impl Engine for GroupEngine {
     fn membership(&self) -> Option<Membership> {
         let (round, world_size) = self.round?;
         let (summary, is_evicted) = (self.station.summary(), self.station.is_evicted());
-        Some(membership_of(summary, round, world_size, is_evicted))
+        let mut membership = membership_of(summary, round, world_size, is_evicted);
+        let overdue = self.station.settings().dead_after() / 2;
+        for lost in &mut membership.lost {
+            // Nodes with a connection are lost after a longer silence (docs/spec/rendezvous.md, section 5.4).
+            lost.is_disconnected = lost.silence <= overdue;
+        }
+        Some(membership)
     }
 
     fn report(&self, now: Now) -> WaitReport {
@@ -471,6 +489,7 @@ mod tests {
             waiting: [node("w")].into_iter().collect(),
             lost: [(node("x"), Duration::from_secs(15))].into_iter().collect(),
             left: [(node("y"), true)].into_iter().collect(),
+            ..Summary::default()
         }
     }
 

@@ -13,8 +13,9 @@ use std::time::Duration;
 
 use self::clients::{Client, Clients, NODES_MAX, Status};
 use self::rounds::Rounds;
-use super::message::{Answer, AnswerKind, Request, RequestKind, Summary};
+use super::message::{Answer, AnswerKind, NAMED_MAX, Request, RequestKind, Summary};
 use super::timers::Timers;
+use crate::engine::links::Marks;
 use crate::engine::observations::Observations;
 use crate::values::clock::Now;
 use crate::values::node::NodeId;
@@ -58,6 +59,7 @@ pub(super) enum Task {
     Answer(Vec<(u32, Vec<u8>)>),
     WriteSummary(Vec<u8>),
     ReadHeartbeats(Vec<u32>),
+    ReadMarks(Vec<NodeId>),
     /// New requests, or until then.
     Wait(Duration),
 }
@@ -79,6 +81,8 @@ pub(crate) struct Holder {
     to_send: Vec<(u32, Vec<u8>)>,
     summary: Vec<u8>,
     sent_summary: Vec<u8>,
+    /// How often nodes were called, and the indices of the last ones; none for all.
+    calls: (u64, Vec<u32>),
     /// Those that the next write drops.
     newly_lost: Vec<LostNode>,
     /// Changes of the state, each with the node that it is for, and results of writes, until they are recorded.
@@ -123,6 +127,7 @@ enum DraftStatus {
 struct AsOf {
     state: Duration,
     heartbeats: Duration,
+    marks: Duration,
     /// The write in progress, which also shows the state.
     write: Duration,
     /// The last decision.
@@ -178,6 +183,7 @@ impl Holder {
             as_of: AsOf {
                 state: at,
                 heartbeats: at,
+                marks: at,
                 write: at,
                 decision: Duration::ZERO,
             },
@@ -188,6 +194,7 @@ impl Holder {
             to_send: Vec::new(),
             summary: Vec::new(),
             sent_summary: Vec::new(),
+            calls: (0, Vec::new()),
             newly_lost: Vec::new(),
             steps: Vec::new(),
             timers: [
@@ -203,6 +210,11 @@ impl Holder {
             .into(),
             settings,
         }
+    }
+
+    /// Counts nodes whose connections had closed before, because the store was not out of reach lately.
+    pub(super) const fn count_found_marks(&mut self) {
+        self.observations.links.count_found();
     }
 
     pub(super) const fn epoch(&self) -> u64 {
@@ -314,9 +326,16 @@ impl Holder {
             self.as_of.state = at;
             return Task::CheckState;
         }
+        let marks_due_at = self.observations.links.read_due_at();
+        let marks_due_at = marks_due_at.filter(|_| self.phase == Phase::Answering);
+        if marks_due_at.is_some_and(|due_at| due_at <= at) {
+            self.as_of.marks = at;
+            let listed = self.draft.state.last_heartbeats.keys();
+            return Task::ReadMarks(listed.cloned().collect());
+        }
         let is_changed = self.draft.status == DraftStatus::Changed;
         let until = self.timers.next(|it| it != Timer::Write || is_changed);
-        Task::Wait(until)
+        Task::Wait(until.min(marks_due_at.unwrap_or(Duration::MAX)))
     }
 
     /// Reads what shows whether a node that is about to count as lost still is silent.
@@ -507,6 +526,30 @@ impl Holder {
         self.timers.set(Timer::Decide, now.monotonic);
     }
 
+    /// Adopts the marks that [`Task::ReadMarks`] asked for; `None` if the store cannot have any. Calls the nodes whose
+    /// connections have closed, because a live node may not have noticed it.
+    pub(super) fn on_marks(&mut self, marks: Option<&Marks>, now: Now) {
+        let (at, links) = (now.monotonic, &mut self.observations.links);
+        if links.on_read(&self.me, marks, self.as_of.marks, at) {
+            self.timers.set(Timer::ReadHeartbeats, at);
+            self.timers.set(Timer::Poll, at);
+        }
+        let closed: BTreeSet<&NodeId> = links.newly_closed(at).collect();
+        if closed.is_empty() {
+            return;
+        }
+        let clients = self.clients.iter();
+        let called = clients.filter(|(_, client)| closed.contains(&client.request.node));
+        let called: Vec<u32> = called.map(|(index, _)| index).collect();
+        let (calls, _) = self.calls;
+        let is_few = (1..=NAMED_MAX).contains(&called.len());
+        self.calls = (calls + 1, called);
+        if !is_few {
+            self.calls.1.clear();
+        }
+        self.summarize();
+    }
+
     /// Writes a heartbeat of its own, so that the state changes.
     fn touch(&mut self, now: Now) {
         let interval = self.settings.keep_alive_interval;
@@ -539,6 +582,7 @@ impl Holder {
         for lost in std::mem::take(&mut self.newly_lost) {
             if !self.draft.lists(&lost.node) {
                 log::warn!("lost node {lost}");
+                self.observations.links.forget(&lost.node);
             }
         }
         for (_, client) in self.clients.iter_mut() {
@@ -580,7 +624,8 @@ impl Holder {
 
     fn summarize(&mut self) {
         let (state, settings) = (&self.draft.state, &self.settings);
-        let summary = self.rounds.summary(state, settings, self.epoch);
+        let mut summary = self.rounds.summary(state, settings, self.epoch);
+        (summary.calls, summary.called) = self.calls.clone();
         self.summary = summary.to_text();
     }
 

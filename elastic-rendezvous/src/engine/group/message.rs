@@ -263,6 +263,10 @@ pub(crate) struct Summary {
     pub(crate) waiting: Some16<NodeId>,
     pub(crate) lost: Some16<(NodeId, Duration)>,
     pub(crate) left: Some16<(NodeId, bool)>,
+    /// How often the holder has called nodes whose connections have closed.
+    pub(crate) calls: u64,
+    /// The indices of the nodes that it has called last; none if it has called all.
+    pub(crate) called: Vec<u32>,
 }
 
 /// The first of a list, and how many there are.
@@ -295,6 +299,18 @@ impl<T> FromIterator<T> for Some16<T> {
 }
 
 impl Summary {
+    /// Whether the holder has called the node with this index since it wrote the summary `known`.
+    pub(crate) fn calls(&self, index: u32, known: &Self) -> bool {
+        let before = if self.epoch == known.epoch {
+            known.calls
+        } else {
+            0
+        };
+        // The node may have missed all calls but the last one.
+        let is_every_node = self.called.is_empty() || self.calls > before.saturating_add(1);
+        self.calls > before && (is_every_node || self.called.contains(&index))
+    }
+
     pub(crate) fn to_text(&self) -> Vec<u8> {
         let mut text = format!(
             "{} {} {} {} {} {} {} {}",
@@ -308,6 +324,12 @@ impl Summary {
             self.left.count
         );
         // Writing to a string cannot fail.
+        if self.calls > 0 {
+            let _ = write!(text, " {}", self.calls);
+        }
+        for index in &self.called {
+            let _ = write!(text, " {index}");
+        }
         for node in &self.waiting.named {
             let _ = write!(text, "\nwaiting 0 {}", NodeText(node));
         }
@@ -334,6 +356,10 @@ impl Summary {
         summary.waiting.count = fields.number()?;
         summary.lost.count = fields.number()?;
         summary.left.count = fields.number()?;
+        // Missing in summaries of release 0.2, whose nodes ignore further numbers.
+        summary.calls = fields.number().unwrap_or_default();
+        let called = std::iter::from_fn(|| fields.number());
+        summary.called = called.take(NAMED_MAX).collect();
         for line in lines.take(3 * NAMED_MAX) {
             let mut fields = Fields::new(line)?;
             let word = fields.word()?;
@@ -461,12 +487,40 @@ mod tests {
                 .into_iter()
                 .collect(),
             left: [(node(), true)].into_iter().collect(),
+            calls: 3,
+            called: vec![7, 9],
         };
         assert_eq!(
             (summary.waiting.count, summary.waiting.named.len()),
             (20, 16)
         );
         assert_eq!(Summary::from_text(&summary.to_text()), Some(summary));
+    }
+
+    /// docs/spec/rendezvous.md, LINK 8.
+    #[test]
+    fn a_summary_calls_the_nodes_that_it_names_or_all_of_which_a_node_may_have_missed_one() {
+        let summary = |epoch, calls, called: &[u32]| Summary {
+            epoch,
+            calls,
+            called: called.to_vec(),
+            ..Summary::default()
+        };
+        let known = summary(1, 4, &[9]);
+        assert!(!summary(1, 4, &[9]).calls(9, &known));
+        assert!(summary(1, 5, &[7, 9]).calls(9, &known));
+        assert!(!summary(1, 5, &[7]).calls(9, &known));
+        assert!(summary(1, 6, &[7]).calls(9, &known));
+        assert!(summary(1, 5, &[]).calls(9, &known));
+        // Another holder.
+        assert!(!summary(2, 0, &[]).calls(9, &known));
+        assert!(!summary(2, 1, &[7]).calls(9, &known));
+        assert!(summary(2, 1, &[9]).calls(9, &known));
+        // Of release 0.2.
+        let of_0_2 = Summary::from_text(b"1 0 1 0 3 0 0 0").expect("a summary");
+        assert_eq!((of_0_2.calls, of_0_2.called.len()), (0, 0));
+        let none = Summary::default();
+        assert_eq!(none.to_text(), b"0 0 0 0 0 0 0 0");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use super::holder::Holder;
 use super::message::{Lease, Place, RequestKind, Summary};
 use super::posting::Posting;
 use super::timers::Timers;
+use crate::engine::links::RETURN_PAUSE;
 use crate::values::clock::Now;
 use crate::values::node::NodeId;
 use crate::values::settings::{ROLLBACK_WINDOW, RendezvousSettings};
@@ -49,6 +50,9 @@ pub(crate) struct Station {
     phase: Phase,
     membership: Option<Membership>,
     role: Role,
+    mark: OwnMark,
+    /// Since when no request has failed.
+    connected_since: Duration,
     timers: Timers<Timer>,
     /// The operation in progress, and when it began.
     asked: Ask,
@@ -96,6 +100,15 @@ struct Membership {
     /// The number of nodes in the round.
     size: usize,
     standing: Standing,
+}
+
+/// The mark of this node (docs/spec/rendezvous.md, section 10.3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OwnMark {
+    Unset,
+    Set,
+    /// The store cannot have marks, or has no place for another connection.
+    Unsupported,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -168,6 +181,8 @@ enum Timer {
     /// Post the request again.
     Repeat,
     Renewal,
+    /// Set the mark of this node.
+    Mark,
 }
 
 impl LeaseView {
@@ -213,6 +228,8 @@ impl Station {
             phase: Phase::Idle,
             membership: None,
             role: Role::Follower(LeaseView::Unknown),
+            mark: OwnMark::Unset,
+            connected_since: now.monotonic,
             timers: [(Timer::Heartbeat, now.monotonic)].into(),
             asked: Ask::Idle,
             asked_at: now.monotonic,
@@ -256,6 +273,11 @@ impl Station {
     pub(crate) fn is_evicted(&self) -> bool {
         let membership = self.membership.as_ref();
         membership.is_some_and(|it| it.standing == Standing::Evicted)
+    }
+
+    /// Whether the other nodes learn at once that this node has lost its connection.
+    pub(crate) fn is_marked(&self) -> bool {
+        self.mark == OwnMark::Set
     }
 
     pub(crate) const fn is_holder(&self) -> bool {
@@ -345,6 +367,14 @@ impl Station {
     /// A request has failed: whatever this node held or posted may be lost.
     pub(crate) fn on_failure(&mut self, now: Now) {
         self.has_lost_state |= self.generation.is_none();
+        self.connected_since = now.monotonic;
+        if self.mark == OwnMark::Set {
+            self.timers.set(Timer::Mark, now.monotonic);
+        } else if self.asked == Ask::SetMark {
+            // The next requests are more urgent.
+            let interval = self.settings.keep_alive_interval;
+            self.timers.set_in(Timer::Mark, now.monotonic, interval);
+        }
         self.follow(LeaseView::Unknown, now);
     }
 
@@ -435,6 +465,9 @@ impl Station {
                 }
             }
             return Ask::WriteHeartbeat(self.heartbeats);
+        }
+        if self.timers.is_due(Timer::Mark, at) {
+            return Ask::SetMark;
         }
         let Role::Follower(view) = &self.role else {
             return Ask::Idle;
@@ -606,7 +639,18 @@ impl Station {
             (Ask::AwaitAnswer { .. } | Ask::ReadAnswer, Reply::Value(Some(text))) => {
                 self.on_answer(text, now);
             }
-            (Ask::AwaitSummary { .. }, Reply::Value(Some(text))) => self.on_summary(text),
+            (Ask::AwaitSummary { .. }, Reply::Value(Some(text))) => self.on_summary(text, now),
+            (Ask::SetMark, Reply::Done) => {
+                self.timers.cancel(Timer::Mark);
+                self.mark = OwnMark::Set;
+            }
+            (Ask::SetMark, Reply::Nothing) if self.mark == OwnMark::Set => {
+                self.timers.set_in(Timer::Mark, now.monotonic, RETURN_PAUSE);
+            }
+            (Ask::SetMark, _) => {
+                self.timers.cancel(Timer::Mark);
+                self.mark = OwnMark::Unsupported;
+            }
             (Ask::ReadSummary, Reply::Value(text)) => {
                 let text = text.unwrap_or_default();
                 if let Some(holder) = self.holder_mut() {

@@ -286,6 +286,128 @@ fn nodes_that_leave_at_once_end_at_once() {
     nodes_end(Command::Leave, SECOND / 2);
 }
 
+/// A complete round of this many nodes, whose marks are set and which have been connected for longer than keep-alive.
+fn marked_nodes(seed: u64, count: usize) -> World {
+    let mut world = World::new(seed, settings(2, count));
+    for _ in 0..count {
+        add_after(&mut world, Kind::Group, Duration::ZERO);
+    }
+    let end = world.now + SECOND * 40;
+    assert!(world.run_until(end, World::is_settled), "seed {seed}");
+    world.run_for(world.settings.dead_after() + SECOND * 2);
+    let after = Duration::from_millis(world.random.u64(..5000));
+    world.run_for(after);
+    world
+}
+
+/// A node other than the holder.
+fn follower(world: &mut World) -> usize {
+    let holder = world.holder().expect("a holder");
+    let node = world.random.usize(1..world.nodes.len());
+    (holder + node) % world.nodes.len()
+}
+
+/// How long it takes until the state lists none of these nodes.
+fn dropped_after(world: &mut World, lost: &[usize]) -> Duration {
+    let names: Vec<_> = lost.iter().map(|it| world.nodes[*it].me.clone()).collect();
+    let are_dropped = |world: &World| {
+        let state = world.store.state();
+        let mut names = names.iter();
+        names.all(|name| !state.last_heartbeats.contains_key(name))
+    };
+    let begun_at = world.now;
+    let end = world.now + SECOND * 60;
+    assert!(world.run_until(end, are_dropped), "{}", world.describe());
+    world.now - begun_at
+}
+
+/// docs/spec/rendezvous.md, LINK 8.
+#[test]
+fn a_lost_member_of_a_group_is_dropped_soon_after_its_connection_has_closed() {
+    for (count, seeds) in [(40, 10), (100, 5), (1000, 1)] {
+        for seed in 0..seeds {
+            let mut world = marked_nodes(seed, count);
+            let lost = follower(&mut world);
+            world.command(lost, Command::Crash);
+            let took = dropped_after(&mut world, &[lost]);
+            assert!(took >= SECOND * 2, "seed {seed}: {took:?}");
+            assert!(took < SECOND * 4, "seed {seed}, {count} nodes: {took:?}");
+        }
+    }
+}
+
+/// The next holder has not seen their connections.
+/// docs/spec/rendezvous.md, LINK 9.
+#[test]
+fn a_lost_holder_and_the_members_lost_with_it_are_dropped_in_seconds() {
+    for seed in 0..20 {
+        let mut world = marked_nodes(seed, 100);
+        let holder = world.holder().expect("a holder");
+        let other = follower(&mut world);
+        let mut lost = vec![holder, other];
+        lost.truncate(1 + usize::try_from(seed % 2).expect("small"));
+        for lost in &lost {
+            world.command(*lost, Command::Crash);
+        }
+        let took = dropped_after(&mut world, &lost);
+        assert!(took < SECOND * 9, "seed {seed}: {took:?}");
+    }
+}
+
+/// docs/spec/rendezvous.md, LINK 3 and 8.
+#[test]
+fn a_member_of_a_group_that_returns_within_2_s_is_not_dropped() {
+    for seed in 0..30 {
+        let mut world = marked_nodes(seed, 40);
+        for _ in 0..3 {
+            let cut = match world.random.u8(..3) {
+                0 => world.holder().expect("a holder"),
+                _ => follower(&mut world),
+            };
+            let time = Duration::from_millis(world.random.u64(..2000));
+            let is_silent = false;
+            world.command(cut, Command::Cut { time, is_silent });
+            world.run_for(SECOND * 6);
+        }
+        assert_eq!(world.store.state().round, 0, "seed {seed}");
+        assert!(world.is_settled(), "seed {seed}: {}", world.describe());
+    }
+}
+
+/// A node has a connection for its mark, and waits on another connection.
+/// docs/spec/rendezvous.md, LINK 7 and 8.
+#[test]
+fn a_member_that_has_lost_only_its_mark_sets_it_again() {
+    for count in [1, 2, 20] {
+        for seed in 0..10 {
+            let mut world = marked_nodes(seed, 40);
+            for _ in 0..3 {
+                let first = follower(&mut world);
+                for node in (first..first + count).map(|it| it % 40) {
+                    let node = &world.nodes[node];
+                    world.store.on_closed(&node.me, node.connection);
+                }
+                world.run_for(SECOND * 6);
+            }
+            assert_eq!(world.store.state().round, 0, "seed {seed}");
+            assert!(world.is_settled(), "seed {seed}: {}", world.describe());
+        }
+    }
+}
+
+/// docs/spec/rendezvous.md, LINK 5.
+#[test]
+fn a_restart_of_the_store_drops_no_member_of_a_group() {
+    for seed in 0..20 {
+        let mut world = marked_nodes(seed, 40);
+        let time = Duration::from_millis(world.random.u64(..10_000));
+        world.restart_store(time, false);
+        world.run_for(time + SECOND * 20);
+        assert_eq!(world.store.state().round, 0, "seed {seed}");
+        assert!(world.is_settled(), "seed {seed}: {}", world.describe());
+    }
+}
+
 /// One random history.
 fn history(seed: u64) {
     let mut random = Rng::with_seed(seed ^ 0xfeed);

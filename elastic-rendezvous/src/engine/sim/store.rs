@@ -355,6 +355,8 @@ impl SimStore {
             GroupAsk::ReadState
             | GroupAsk::CheckState
             | GroupAsk::WriteState
+            | GroupAsk::ReadMarks(_)
+            | GroupAsk::SetMark
             | GroupAsk::Idle
             | GroupAsk::Done(_) => unreachable!("the engine's own"),
         })

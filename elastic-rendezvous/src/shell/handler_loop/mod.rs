@@ -95,7 +95,11 @@ pub(crate) struct HandlerLoop {
 impl HandlerLoop {
     pub(crate) fn new(parts: Parts) -> Self {
         let (group, lease, watch, marks) = match parts.access {
-            Access::Group(group, index) => (Some((group, index)), None, None, None),
+            Access::Group {
+                store,
+                index,
+                marks,
+            } => (Some((store, index)), None, None, marks),
             Access::Own {
                 lease,
                 watch,

@@ -7,7 +7,6 @@ use c10d_store::{StoreError, in_brief};
 
 use super::HandlerLoop;
 use crate::engine::group::Ask as GroupAsk;
-use crate::engine::links::Marks;
 use crate::engine::{Ask, Reply};
 use crate::shell::board::RoundBoard;
 use crate::shell::marks::MarkBoard;
@@ -54,9 +53,18 @@ impl HandlerLoop {
                     Err(error) => Err(RendezvousError::connection(&self.settings.run_id, error)),
                 };
             }
-            Ask::ReadMarks(nodes) => return self.ask_marks(|marks, _| marks.read(nodes).map(Some)),
+            Ask::ReadMarks(nodes) => {
+                return self.ask_marks(|marks, _| Ok(Reply::Marks(Some(marks.read(nodes)?))));
+            }
             Ask::SetMark => {
-                return self.ask_marks(|marks, me| marks.set_own(me).map(|()| None));
+                let is_in_group = self.group.is_some();
+                return self.ask_marks(|marks, me| match marks.set_own(me, is_in_group) {
+                    Err(error) if is_in_group && marks.is_store_in_reach(&error) => {
+                        log::debug!("cannot set the mark of this node: {error}");
+                        Ok(Reply::Nothing)
+                    }
+                    result => result.map(|()| Reply::Done),
+                });
             }
             Ask::Report => self.report(),
             Ask::Pause { until } => {
@@ -132,17 +140,16 @@ impl HandlerLoop {
         }
     }
 
-    /// Carries out a request to the marks, which returns those it has read.
+    /// Carries out a request to the marks.
     fn ask_marks(
         &mut self,
-        request: impl FnOnce(&mut MarkBoard, &NodeId) -> Result<Option<Marks>, StoreError>,
+        request: impl FnOnce(&mut MarkBoard, &NodeId) -> Result<Reply, StoreError>,
     ) -> Result<Reply, RendezvousError> {
         let Some(marks) = &mut self.marks else {
             return Ok(Reply::Marks(None));
         };
         match request(marks, self.engine.me()) {
-            Ok(None) => Ok(Reply::Done),
-            Ok(read) => Ok(Reply::Marks(read)),
+            Ok(reply) => Ok(reply),
             Err(error) if is_outage(&error) || matches!(error, StoreError::Interrupted { .. }) => {
                 Err(RendezvousError::connection(&self.settings.run_id, error))
             }

@@ -10,8 +10,10 @@ use crate::engine::decide::step_of_action;
 use crate::engine::decide::{self, Action, Context, Decision, Entering};
 use crate::engine::group::message::{Answer, AnswerKind, Place, Request, RequestKind};
 use crate::engine::last_round::REJOIN_GRACE;
+use crate::engine::links::RETURN_GRACE;
 use crate::values::clock::Now;
 use crate::values::node::NodeId;
+use crate::values::report::LostNode;
 use crate::values::timestamp::Timestamp;
 
 /// How many passes over the requests follow a batch at most: in each, the state can change for others.
@@ -82,7 +84,9 @@ impl Holder {
         // A process that was stopped has not read what others wrote meanwhile.
         let as_of = self.as_of.oldest();
         let mut silent = self.observations.silent(&self.me, &self.settings, as_of);
-        silent.retain(|silent| self.draft.lists(&silent.node));
+        // A node that has lost its connection is dropped only for a state that was read after that.
+        let is_sure = |it: &LostNode| !it.is_disconnected || it.silence >= RETURN_GRACE;
+        silent.retain(|silent| self.draft.lists(&silent.node) && is_sure(silent));
         if silent.is_empty() {
             return;
         }

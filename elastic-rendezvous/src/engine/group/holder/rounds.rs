@@ -179,6 +179,7 @@ impl Rounds {
             waiting: waiting.cloned().collect(),
             lost: lost.collect(),
             left: left.collect(),
+            ..Summary::default()
         }
     }
 }

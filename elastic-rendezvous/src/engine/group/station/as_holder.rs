@@ -88,6 +88,9 @@ impl Station {
         if std::mem::take(&mut tenure.takes_first) {
             return Ask::TakeRequests { until: at };
         }
+        if self.timers.is_due(Timer::Mark, at) {
+            return Ask::SetMark;
+        }
         let mut leaves_at = Duration::MAX;
         if let Phase::Requesting(posting) | Phase::Member(posting) = &mut self.phase
             && posting.epoch != Some(epoch)
@@ -127,9 +130,16 @@ impl Station {
                 indices.retain(|index| *index != self.index);
                 Ask::ReadHeartbeats(indices)
             }
-            Task::Wait(until) => Ask::TakeRequests {
-                until: until.min(self.timers.at(Timer::Renewal)).min(leaves_at),
-            },
+            Task::ReadMarks(nodes) => Ask::ReadMarks(nodes),
+            Task::Wait(until) => {
+                let timers = self
+                    .timers
+                    .at(Timer::Renewal)
+                    .min(self.timers.at(Timer::Mark));
+                Ask::TakeRequests {
+                    until: until.min(timers).min(leaves_at),
+                }
+            }
         }
     }
 
@@ -155,6 +165,7 @@ impl Station {
             (Ask::ReadHeartbeats(indices), Reply::Heartbeats(values)) => {
                 holder.on_heartbeats(&indices, &values, now);
             }
+            (Ask::ReadMarks(_), Reply::Marks(marks)) => holder.on_marks(marks.as_ref(), now),
             _ => {}
         }
         // A holder that is on no list cannot stop what an earlier one writes.
@@ -189,7 +200,12 @@ impl Station {
     }
 
     pub(super) fn hold(&mut self, lease: Vec<u8>, epoch: u64, now: Now) {
-        let holder = Holder::new(self.me.clone(), self.settings.clone(), epoch, now);
+        let mut holder = Holder::new(self.me.clone(), self.settings.clone(), epoch, now);
+        let connected_for = now.monotonic.saturating_sub(self.connected_since);
+        if connected_for >= self.settings.dead_after() {
+            // They did not close because the store was out of reach, so the nodes are not about to return.
+            holder.count_found_marks();
+        }
         self.role = Role::Holder(Box::new(Tenure {
             holder,
             lease,

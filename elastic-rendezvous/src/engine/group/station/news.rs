@@ -2,10 +2,14 @@
 
 use std::time::Duration;
 
-use super::{LeaseView, Membership, Phase, Role, Standing, Station, TenurePhase, Timer};
+use super::{LeaseView, Membership, OwnMark, Phase, Role, Standing, Station, TenurePhase, Timer};
 use crate::engine::group::ask::Ending;
 use crate::engine::group::message::{Answer, AnswerKind, RequestKind, Summary};
 use crate::values::clock::Now;
+
+/// For each node that may take part, the nodes that have joined set their marks within a time that is longer by this:
+/// each opens a connection for it.
+const MARK_INTERVAL_PER_NODE: Duration = Duration::from_millis(1);
 
 /// How long a holder that has closed the rendezvous answers the others that do the same.
 const CLOSING_MAX: Duration = Duration::from_secs(2);
@@ -79,6 +83,10 @@ impl Station {
             self.retire(TenurePhase::Leaving);
         }
         self.phase = Phase::Ended { result, epoch };
+        if self.membership.is_some() && self.mark == OwnMark::Unset {
+            let pause = self.staggered(Duration::ZERO, self.per_node(MARK_INTERVAL_PER_NODE));
+            self.timers.set_in(Timer::Mark, now.monotonic, pause);
+        }
     }
 
     /// Numbers the request anew, as the holder has forgotten it.
@@ -89,8 +97,13 @@ impl Station {
         }
     }
 
-    pub(super) fn on_summary(&mut self, text: Vec<u8>) {
+    pub(super) fn on_summary(&mut self, text: Vec<u8>, now: Now) {
+        let is_first = self.summary_text.is_empty();
+        let known = std::mem::take(&mut self.summary);
         self.adopt_summary(text);
+        if !is_first && self.mark == OwnMark::Set && self.summary.calls(self.index, &known) {
+            self.timers.set(Timer::Mark, now.monotonic);
+        }
         if let Role::Follower(view) = &mut self.role
             && view.epoch().unwrap_or(0) < self.summary.epoch
         {
