@@ -19,8 +19,7 @@ pub(super) struct Invariants {
     settings: RendezvousSettings,
     /// The nodes of each completed round, by round.
     completed: BTreeMap<i64, Ranks>,
-    /// The nodes that left a complete round themselves, that a PyTorch node dropped, or that were lost by their marks, by
-    /// round.
+    /// By round: the nodes that left it when it was complete, or were dropped by a PyTorch node or by their marks.
     departed: BTreeMap<i64, BTreeSet<NodeId>>,
     /// The nodes that have entered complete rounds.
     entered: BTreeSet<(i64, NodeId)>,
