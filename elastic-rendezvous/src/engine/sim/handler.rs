@@ -375,9 +375,15 @@ impl World {
             Command::Cut { time, is_silent } => {
                 node.was_cut = true;
                 // A short return may not be seen.
-                if node.cut_until + READ_INTERVAL * 2 < self.now {
+                let has_returned = node.cut_until + READ_INTERVAL * 2 < self.now;
+                if has_returned {
                     node.cut_since = self.now;
                 }
+                // The simulator loses a whole request in silence, also the one that sets the mark after an earlier cut. That
+                // takes longer than the cuts.
+                let noticed_at = node.cut_until + ATTEMPT + READ_INTERVAL * 2;
+                node.was_long_gone |= node.is_silent && self.now <= noticed_at;
+                node.was_long_gone |= is_silent && !has_returned;
                 node.cut_until = node.cut_until.max(self.now + time);
                 node.was_long_gone |= node.cut_until - node.cut_since > RETURNS_WITHIN;
                 node.is_silent = is_silent;
