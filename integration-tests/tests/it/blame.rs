@@ -21,10 +21,11 @@ const LIMIT: Duration = Duration::from_secs(600);
 const LOST: &str = "RuntimeError: [/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:49804. This is \
                     typically caused by a remote worker crashing.";
 
-/// Functions of a worker's script, about files in `$FOLDER`: whether a rank runs, and whether its process has exited.
+/// Functions of a worker's script, about files in `$FOLDER`: whether a rank runs, and whether the launcher has noticed its
+/// exit, after which the process has no folder in `/proc`.
 const ORDER: &str = "runs() { echo $$$$ > $FOLDER/new.$RANK; mv $FOLDER/new.$RANK $FOLDER/pid.$RANK; }; \
     await() { while [ ! -e $FOLDER/pid.$1 ]; do sleep 0.02; done; }; \
-    await_exit() { await $1; while grep -q . /proc/$(cat $FOLDER/pid.$1)/cmdline; do sleep 0.02; done; }; ";
+    await_exit() { await $1; while [ -e /proc/$(cat $FOLDER/pid.$1) ]; do sleep 0.02; done; }; ";
 
 /// The reports of a failed job.
 struct Told {
