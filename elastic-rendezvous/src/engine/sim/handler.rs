@@ -379,8 +379,8 @@ impl World {
                 if has_returned {
                     node.cut_since = self.now;
                 }
-                // The simulator loses a whole request in silence, also the one that sets the mark after an earlier cut. That
-                // takes longer than the cuts.
+                // A silent connection loses whole requests here. If the request that sets the mark again is lost, the mark stays
+                // closed for longer than the cuts.
                 let noticed_at = node.cut_until + ATTEMPT + READ_INTERVAL * 2;
                 node.was_long_gone |= node.is_silent && self.now <= noticed_at;
                 node.was_long_gone |= is_silent && !has_returned;
