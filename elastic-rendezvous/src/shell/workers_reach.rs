@@ -258,7 +258,8 @@ mod tests {
         let store = server();
         store.set("c10d/workers_of", b"other".as_slice()).unwrap();
         let route = StoreRoute::default();
-        let limit = Duration::from_millis(300);
+        // The store must have answered once by then.
+        let limit = Duration::from_secs(3);
         let error = verified(at("127.0.0.1", store.port()), &route, &mut None, limit);
         let NotFound::Failed(error) = error.unwrap_err() else {
             panic!("it was not tried");
