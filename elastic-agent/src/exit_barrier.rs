@@ -30,16 +30,18 @@ pub(crate) fn check_in(
 
 /// Opens the barrier for all if so many nodes have checked in, as others are lost.
 pub(crate) fn open_if(board: &RoundBoard, nodes: usize) -> Result<(), StoreError> {
-    if checked_in(board)? >= nodes {
+    // PyTorch's value is no number.
+    if checked_in(board)? >= nodes && !is_open(board)? {
         open(board)?;
     }
     Ok(())
 }
 
 fn open(board: &RoundBoard) -> Result<(), StoreError> {
-    // PyTorch's value; no node reads it. The answer of this request precedes the answers of the waits that it ends; a
-    // plain write needs a second request to be certain.
-    board.put_if_missing(LAST, b"<val_ignored>")
+    // No node reads the value. An addition has an answer, which precedes the answers of the waits that it ends, while a
+    // plain write needs a second request to be certain. A compare-and-set would end no wait on PyTorch's server without
+    // libuv.
+    board.count(LAST, 1).map(drop)
 }
 
 /// Waits until all nodes have checked in, the time has passed, or `cancel` ends the wait, and returns whether they have.
