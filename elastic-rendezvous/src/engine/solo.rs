@@ -70,6 +70,10 @@ pub(crate) struct Solo {
     marks_asked_at: Duration,
     /// When the last request began that has found all other members connected.
     members_connected_at: Option<Duration>,
+    /// Whether the request under way sets the mark of this node.
+    sets_mark: bool,
+    /// Whether the last such request has failed. The next heartbeat does not wait for the mark.
+    has_mark_failed: bool,
     random: fastrand::Rng,
 }
 
@@ -93,6 +97,8 @@ impl Solo {
             failed_heartbeat: None,
             marks_asked_at: now.monotonic,
             members_connected_at: None,
+            sets_mark: false,
+            has_mark_failed: false,
             random: fastrand::Rng::with_seed(seed),
         }
     }
@@ -192,6 +198,7 @@ impl Solo {
         }
         let links = self.executor.links();
         if links.is_own_due() {
+            self.sets_mark = true;
             return Some(Ask::SetMark);
         }
         let due_at = links.read_due_at()?;
@@ -327,11 +334,16 @@ impl Engine for Solo {
                 // A node that returns sets its mark first, so that no node that reads its heartbeat drops it.
                 Need::Write
                     if (operation.is_join() || operation == Operation::KeepAlive)
-                        && self.executor.links().is_own_due() =>
+                        && self.executor.links().is_own_due()
+                        && !self.has_mark_failed =>
                 {
+                    self.sets_mark = true;
                     return Ask::SetMark;
                 }
-                Need::Write => return Ask::WriteState,
+                Need::Write => {
+                    self.has_mark_failed = false;
+                    return Ask::WriteState;
+                }
                 Need::Wait { until } => self.waits_until = Some(until),
                 Need::Done(result) => {
                     if let Some(result) = self.on_end(operation, result, now) {
@@ -343,6 +355,7 @@ impl Engine for Solo {
     }
 
     fn on_reply(&mut self, reply: Reply, now: Now) {
+        self.sets_mark = false;
         match reply {
             Reply::State(stored) => self.executor.on_read(stored, now),
             Reply::Written(written) => {
@@ -367,7 +380,11 @@ impl Engine for Solo {
                     self.rests_until = now.monotonic;
                 }
                 let (me, links) = (self.executor.me(), self.executor.links());
-                let is_here = |node: &NodeId| node == me || links.is_connected(node);
+                // The goodbye of a node that leaves changes no mark that was read before.
+                let listed = &self.executor.state().participants;
+                let is_here = |node: &NodeId| {
+                    node == me || (listed.contains_key(node) && links.is_connected(node))
+                };
                 if self.round.is_some() && self.last_nodes.iter().all(is_here) {
                     self.members_connected_at = Some(asked_at);
                 }
@@ -382,6 +399,7 @@ impl Engine for Solo {
 
     fn on_failure(&mut self, error: &RendezvousError, now: Now) {
         self.waits_until = None;
+        self.has_mark_failed |= std::mem::take(&mut self.sets_mark);
         if error.is_outage() {
             self.executor.on_outage();
         }
@@ -408,6 +426,7 @@ impl Engine for Solo {
 
     fn on_outage(&mut self, now: Now) {
         self.waits_until = None;
+        self.has_mark_failed |= std::mem::take(&mut self.sets_mark);
         self.executor.on_outage();
         self.paused_until = Some(now.monotonic.saturating_add(self.retry_pause()));
     }
@@ -472,7 +491,10 @@ impl Engine for Solo {
 
 #[cfg(test)]
 mod tests {
+    use c10d_store::{ErrorContext, StoreError};
+
     use super::*;
+    use crate::engine::links::{Mark, Marks};
     use crate::values::stored::Written;
     use crate::values::timestamp::Timestamp;
 
@@ -537,6 +559,77 @@ mod tests {
         let ask = exchange(&mut engine, &mut stored, due.after(SECOND));
         let until = until + interval;
         assert_eq!(ask, Ask::AwaitState { part, until });
+    }
+
+    /// Two members of a round.
+    fn members(stored: &mut Option<(RendezvousState, Token)>) -> [Solo; 2] {
+        let settings = RendezvousSettings::for_test(2, 2);
+        let new = |name| Solo::new(NodeId::new(name, 1, 0), settings.clone(), 1, start());
+        let mut nodes = ["a", "b"].map(new);
+        for at in [0, 1, 0] {
+            if !nodes[at].is_busy() {
+                nodes[at].begin(Operation::Join, Duration::MAX, start());
+            }
+            loop {
+                let reply = match exchange(&mut nodes[at], stored, start()) {
+                    Ask::AwaitState { .. } => break nodes[at].on_reply(Reply::Nothing, start()),
+                    Ask::Done(_) => break,
+                    _ => Reply::Nothing,
+                };
+                nodes[at].on_reply(reply, start());
+            }
+        }
+        assert!(nodes.iter().all(|it| !it.is_busy()), "{nodes:#?}");
+        nodes
+    }
+
+    /// docs/spec/rendezvous.md, LINK 2 and 10. A goodbye changes no mark that another node reads.
+    #[test]
+    fn a_member_that_has_left_does_not_count_as_connected() {
+        let mut stored = None;
+        let [mut a, mut b] = members(&mut stored);
+        let both = ["a", "b"].map(|name| (NodeId::new(name, 1, 0), Mark::Connected));
+        let read = |node: &mut Solo| {
+            node.members_connected_at = None;
+            node.on_reply(Reply::Marks(Some(both.clone().into())), start());
+            node.members_connected_at().is_some()
+        };
+        assert!(read(&mut a));
+        b.begin(Operation::Leave, Duration::MAX, start());
+        let left = exchange(&mut b, &mut stored, start());
+        assert!(matches!(left, Ask::Done(Ok(_))), "{left:?}");
+        a.on_reply(Reply::State(stored.clone()), start());
+        assert!(!read(&mut a));
+    }
+
+    /// The server may have no room for the connection of a mark.
+    #[test]
+    fn a_heartbeat_does_not_wait_for_a_mark_that_cannot_be_set() {
+        let mut stored = None;
+        let [mut a, _] = members(&mut stored);
+        let context = ErrorContext::new(c10d_store::Operation::Get, [], "store", SECOND);
+        let timeout = SECOND;
+        let no_reply = StoreError::NoReply { context, timeout };
+        let outage = RendezvousError::connection("job", no_reply);
+        a.on_reply(Reply::Done, start());
+        a.on_failure(&outage, start());
+        let mut asked = Vec::new();
+        for seconds in 1..20 {
+            let now = start().after(SECOND * seconds);
+            match exchange(&mut a, &mut stored, now) {
+                Ask::SetMark => {
+                    asked.push(stored.as_ref().map(|(_, token)| token.clone()));
+                    a.on_failure(&outage, now);
+                }
+                Ask::ReadMarks(_) => a.on_reply(Reply::Marks(Some(Marks::new())), now),
+                _ => a.on_reply(Reply::Nothing, now),
+            }
+        }
+        let first = asked.first().expect("it tries to set its mark");
+        assert!(
+            asked.iter().any(|it| it != first),
+            "no heartbeat was written"
+        );
     }
 
     /// docs/spec/rendezvous.md, LOOP 4.

@@ -258,7 +258,7 @@ mod tests {
         let store = server();
         store.set("c10d/workers_of", b"other".as_slice()).unwrap();
         let route = StoreRoute::default();
-        // The store must have answered once by then.
+        // Long enough for one answer of the store.
         let limit = Duration::from_secs(3);
         let error = verified(at("127.0.0.1", store.port()), &route, &mut None, limit);
         let NotFound::Failed(error) = error.unwrap_err() else {

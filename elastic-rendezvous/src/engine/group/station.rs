@@ -51,6 +51,8 @@ pub(crate) struct Station {
     membership: Option<Membership>,
     role: Role,
     mark: OwnMark,
+    /// How long this node waits before it tries again to set its mark.
+    mark_pause: Duration,
     /// Since when no request has failed.
     connected_since: Duration,
     timers: Timers<Timer>,
@@ -229,6 +231,7 @@ impl Station {
             membership: None,
             role: Role::Follower(LeaseView::Unknown),
             mark: OwnMark::Unset,
+            mark_pause: RETURN_PAUSE,
             connected_since: now.monotonic,
             timers: [(Timer::Heartbeat, now.monotonic)].into(),
             asked: Ask::Idle,
@@ -643,9 +646,13 @@ impl Station {
             (Ask::SetMark, Reply::Done) => {
                 self.timers.cancel(Timer::Mark);
                 self.mark = OwnMark::Set;
+                self.mark_pause = RETURN_PAUSE;
             }
             (Ask::SetMark, Reply::Nothing) if self.mark == OwnMark::Set => {
-                self.timers.set_in(Timer::Mark, now.monotonic, RETURN_PAUSE);
+                // The server may have no room for the connection.
+                self.timers
+                    .set_in(Timer::Mark, now.monotonic, self.mark_pause);
+                self.mark_pause = (self.mark_pause * 2).min(self.settings.keep_alive_interval);
             }
             (Ask::SetMark, _) => {
                 self.timers.cancel(Timer::Mark);
