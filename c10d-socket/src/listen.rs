@@ -133,6 +133,14 @@ pub fn listen_at(ips: &[IpAddr], port: u16) -> Result<Vec<TcpListener>, ListenEr
             addresses.push(address);
         }
     }
+    // A socket on all addresses of a family takes the port of each of them, and that of IPv6 also those of IPv4.
+    let (v4, v6) = (Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into());
+    let has = |ip: IpAddr| ips.contains(&ip);
+    addresses.retain(|it| match it.ip() {
+        _ if has(v6) => it.ip() == v6,
+        IpAddr::V4(_) if has(v4) => it.ip() == v4,
+        _ => true,
+    });
     match addresses[..] {
         [] => listen(&options),
         _ => listen_on_each(&addresses, &options),

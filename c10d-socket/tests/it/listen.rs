@@ -1,7 +1,7 @@
 //! Listening over loopback, and inherited listeners.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use crate::peers::{LONG, bound, has_ipv6};
@@ -226,4 +226,20 @@ fn local_addresses_are_recognized() {
     let nowhere = HostPort::new("x".repeat(64), 7);
     let error = resolve_local(&nowhere, Deadline::NEVER, &Cancel::NEVER).unwrap_err();
     assert!(matches!(error, ListenError::Lookup { .. }), "{error}");
+}
+
+#[test]
+fn all_addresses_of_a_family_include_each_of_them() {
+    for (ips, count) in [
+        (&["0.0.0.0", "127.0.0.1"][..], 1),
+        (&["127.0.0.1", "::", "0.0.0.0"], 1),
+        (&["127.0.0.1", "127.0.0.2"], 2),
+    ] {
+        let ips: Vec<IpAddr> = ips.iter().map(|ip| ip.parse().unwrap()).collect();
+        if ips.iter().any(IpAddr::is_ipv6) && !has_ipv6() {
+            continue;
+        }
+        let listeners = c10d_socket::listen_at(&ips, 0).unwrap();
+        assert_eq!(listeners.len(), count, "{ips:?}");
+    }
 }
