@@ -333,6 +333,25 @@ mod tests {
         assert_eq!(sent.to_string(), text);
     }
 
+    /// The launcher of another node has stopped its workers, which publishes no exit. The lost connection follows from that.
+    #[cfg(feature = "launcher")]
+    #[test]
+    fn a_lost_connection_that_no_exit_explains_is_not_the_root_cause_of_another_reason() {
+        let victim = r#"{"rank": 0, "host": "node1", "pid": 7, "code": 1, "ended_unix_ms": 5, "last_line": "RuntimeError: [pair.cc:561] Connection closed by peer [10.8.8.1]:4711"}"#;
+        let victim = ExitRecord::from_json(&serde_json::from_str(victim).unwrap()).unwrap();
+        let decide = || Decision::of(&[vec![], vec![victim.clone()]], Some(2), &|_| None);
+        assert!(decide().is_some());
+        let mut told = notice();
+        told.explain(decide());
+        assert_eq!(told.root, None);
+        told.exit = Some(record());
+        told.explain(decide());
+        assert_eq!(told.root, None);
+        told.exit = Some(victim.clone());
+        told.explain(decide());
+        assert_eq!(told.root.map(|it| it.record), Some(victim.clone()));
+    }
+
     /// docs/spec/rendezvous.md, END 3.
     #[test]
     fn a_reason_survives_its_json_and_earlier_nodes_read_it() {

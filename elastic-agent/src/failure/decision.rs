@@ -75,15 +75,18 @@ impl Decision {
     }
 
     /// Whether it names a worker, a cure or a reason that the exit alone does not.
+    ///
+    /// An exit that no other exit explains may follow from a cause that this node has not read, such as a worker that its
+    /// launcher has stopped. It is then no better than the exit that the other node has reported.
     pub(crate) fn tells_more_than(&self, exit: Option<&ExitRecord>) -> bool {
         let root = &self.root;
-        let is_other =
-            |exit: &ExitRecord| (exit.rank, exit.pid) != (root.record.rank, root.record.pid);
-        self.has_victims
-            || self.culprits.len() > 1
-            || !root.is_certain
-            || root.cure.is_some()
-            || exit.is_some_and(is_other)
+        let is_same =
+            |exit: &ExitRecord| (exit.rank, exit.pid) == (root.record.rank, root.record.pid);
+        let explains = self.has_victims || self.culprits.len() > 1;
+        if !explains && !root.is_certain {
+            return exit.is_some_and(is_same);
+        }
+        explains || root.cure.is_some() || exit.is_some_and(|exit| !is_same(exit))
     }
 }
 

@@ -17,7 +17,7 @@ use crate::agent::ElasticAgent;
 use crate::failure::{
     ErrorFileError, ExitRecord, Failures, epoch_seconds, local_time_text, write_error_file,
 };
-use crate::job_end::exit_text;
+use crate::job_end::{EndNotice, exit_text};
 use crate::round::{AgentError, AgentOutcome};
 use crate::signal_name::name_of;
 
@@ -58,7 +58,7 @@ pub(super) fn conclude(
         Ok(AgentOutcome::Ended { reason, notice, .. }) => {
             match (notice, failures.and_then(Failures::root_exit)) {
                 (Some(_), Some(root)) => log::error!("root cause: {}", root.text),
-                (Some(notice), None) => log::error!("root cause: {notice}"),
+                (Some(notice), None) => show_root_cause(notice),
                 // The report has the root cause.
                 (None, _) => log::error!("the job ends: {reason}"),
             }
@@ -85,6 +85,19 @@ pub(super) fn conclude(
             leaving::leave(handler, options.exit_limits.map(|limits| limits.leave));
         }
         Err(_) => {}
+    }
+}
+
+/// Logs the last words of the worker in a second line, because a long line of the log is cut.
+fn show_root_cause(notice: &EndNotice) {
+    match &notice.root {
+        Some(root) => {
+            log::error!("root cause: {}", root.text);
+            if let Some(line) = &root.record.last_line {
+                log::error!("the last line of rank {}: {line}", root.record.rank);
+            }
+        }
+        None => log::error!("root cause: {notice}"),
     }
 }
 
