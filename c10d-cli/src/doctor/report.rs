@@ -179,12 +179,17 @@ impl Report<'_> {
             return String::new();
         };
         let all = 0_i64..i64::try_from(self.expected).unwrap_or(i64::MAX);
-        let missing = all.filter(|rank| !known.contains(rank));
-        let missing: Vec<String> = missing
-            .take(RANKS_SHOWN_MAX)
-            .map(|it| it.to_string())
-            .collect();
-        format!(": node rank {}", missing.join(", "))
+        let missing: Vec<i64> = all.filter(|rank| !known.contains(rank)).collect();
+        // Two nodes may have one rank.
+        if missing.len() + known.len() != self.expected {
+            return String::new();
+        }
+        let shown = missing.iter().take(RANKS_SHOWN_MAX).map(i64::to_string);
+        let shown = shown.collect::<Vec<_>>().join(", ");
+        match missing.len().saturating_sub(RANKS_SHOWN_MAX) {
+            0 => format!(": node rank {shown}"),
+            more => format!(": node rank {shown} and {more} more"),
+        }
     }
 }
 

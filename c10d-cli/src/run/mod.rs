@@ -13,7 +13,6 @@ mod surroundings;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use c10d_store::in_brief;
 use elastic_agent::{Launcher, StopControl};
 
 use crate::failure::{Failure, complain};
@@ -73,12 +72,7 @@ fn launch(plan: &RunPlan) -> Result<u8, Failure> {
         code = failure.report();
     }
     if let Err(error) = &report.result {
-        let whole = error.to_string();
-        // Other errors name an option that helps.
-        complain(&match whole.contains(" cannot use its store: ") {
-            true => in_brief(error),
-            false => whole,
-        });
+        complain(&error.to_string());
     }
     let stuck_max = report
         .stop_control()

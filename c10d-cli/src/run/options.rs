@@ -293,8 +293,8 @@ impl RunOptions {
             .with_error_file(surroundings.path(ERROR_FILE));
         warnings.extend(timeouts::warnings(&launcher, explain_after));
         let timeouts = timeouts::table(&launcher, explain_after);
-        let note = debug_rank.map(debugging::note);
-        let launcher = launcher.with_start_warnings([&warnings[..], note.as_slice()].concat());
+        warnings.extend(debug_rank.map(debugging::note));
+        let launcher = launcher.with_start_warnings(warnings.clone());
         warnings.extend(start_warnings(launcher.rendezvous()));
         Ok(RunPlan {
             launcher,

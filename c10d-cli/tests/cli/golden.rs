@@ -211,9 +211,18 @@ fn the_workers_are_restarted() {
 #[test]
 fn a_signal_stops_the_job() {
     let job = Job::new();
-    let script = "exec 2>/dev/null; trap 'echo saved; exit 0' TERM; while sleep 0.05; do :; done";
-    let launcher = Launcher::start(&job, "signal", job.command(&["--nproc-per-node=1"], script));
+    let ready = job.path("ready");
+    let script = format!(
+        "exec 2>/dev/null; trap 'echo saved; exit 0' TERM; : >{}; while sleep 0.05; do :; done",
+        ready.display()
+    );
+    let launcher = Launcher::start(
+        &job,
+        "signal",
+        job.command(&["--nproc-per-node=1"], &script),
+    );
     launcher.await_log(START);
+    until("the trap is set", || ready.exists());
     launcher.running.signal(Signal::TERM);
     launcher.end();
 }

@@ -357,8 +357,7 @@ impl DynamicRendezvous {
                 && let Some(endpoint) = self.own_host.unvisited()
             {
                 log::warn!(
-                    "no other host has connected to the store that this node serves at {endpoint}: if several hosts have \
-                     this address, set is_host on each of them"
+                    "no other host has connected to the store at {endpoint}: set is_host on each host that has this address"
                 );
             }
             let answer = answer?;

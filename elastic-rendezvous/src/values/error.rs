@@ -246,11 +246,10 @@ pub(crate) const fn is_outage(error: &StoreError) -> bool {
 /// The error of the store. A store out of reach is one cause and a cure, because it is the most frequent error of a first
 /// job.
 fn shown(source: &StoreError) -> String {
-    let StoreError::Connect {
-        source: connect, ..
-    } = source
-    else {
-        return source.to_string();
+    let connect = match source {
+        StoreError::Connect { source, .. } => source,
+        _ if is_outage(source) => return in_brief(source),
+        _ => return source.to_string(),
     };
     let last = connect.failures().last();
     let cure = match last.map(DialFailure::stage) {

@@ -342,7 +342,10 @@ fn a_store_that_no_other_host_reaches_is_reported_at_the_timeout() {
         let output = node.output();
         assert_has(
             &output,
-            &["no other host has connected", "10.8.8.100:29500: "],
+            &[
+                "no other host has connected to the store at 10.8.8.100:29500: set is_host ",
+                "has this address\n",
+            ],
         );
         assert!(!output.contains("M="), "a worker has started:\n{output}");
     }
