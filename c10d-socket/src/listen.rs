@@ -133,7 +133,8 @@ pub fn listen_at(ips: &[IpAddr], port: u16) -> Result<Vec<TcpListener>, ListenEr
             addresses.push(address);
         }
     }
-    // A socket on all addresses of a family takes the port of each of them, and that of IPv6 also those of IPv4.
+    // A socket on all addresses of a family takes the port of each of them. A socket on all addresses of IPv6 does the same
+    // for IPv4.
     let (v4, v6) = (Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into());
     let has = |ip: IpAddr| ips.contains(&ip);
     addresses.retain(|it| match it.ip() {

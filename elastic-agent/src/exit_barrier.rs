@@ -30,7 +30,7 @@ pub(crate) fn check_in(
 
 /// Opens the barrier for all if so many nodes have checked in, as others are lost.
 pub(crate) fn open_if(board: &RoundBoard, nodes: usize) -> Result<(), StoreError> {
-    // PyTorch's value is no number.
+    // The value that torchrun writes cannot be added to.
     if checked_in(board)? >= nodes && !is_open(board)? {
         open(board)?;
     }
@@ -38,9 +38,8 @@ pub(crate) fn open_if(board: &RoundBoard, nodes: usize) -> Result<(), StoreError
 }
 
 fn open(board: &RoundBoard) -> Result<(), StoreError> {
-    // No node reads the value. An addition has an answer, which precedes the answers of the waits that it ends, while a
-    // plain write needs a second request to be certain. A compare-and-set would end no wait on PyTorch's server without
-    // libuv.
+    // The answer of an addition precedes the answers of the waits that it ends, while a plain write needs a second request to
+    // be certain. PyTorch's server without libuv wakes waits after an addition, but not after a compare-and-set.
     board.count(LAST, 1).map(drop)
 }
 
