@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use integration_tests::hosts::{HostProcess, HostSetup, Hosts};
 use integration_tests::launcher::c10d;
-use integration_tests::torch::PYTHON_VARIABLE;
+use integration_tests::torch::{Feature, PYTHON_VARIABLE, Release};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -471,6 +471,9 @@ fn beside(other: &Program<'_>) {
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn torchrun_takes_part_with_either_rank() {
+    if !Release::tested().allows(Feature::AwareTimes) {
+        return;
+    }
     beside(&Program::Torchrun(&python()));
 }
 
@@ -509,6 +512,9 @@ fn published_name_is_replaced(other: &Program<'_>) {
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn a_name_of_torchrun_that_leads_elsewhere_is_replaced() {
+    if !Release::tested().allows(Feature::AwareTimes) {
+        return;
+    }
     published_name_is_replaced(&Program::Torchrun(&python()));
 }
 
@@ -587,6 +593,9 @@ fn is_another_node_than(other: &Program<'_>) {
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn torchrun_in_a_job_with_relays_is_reported() {
+    if !Release::tested().allows(Feature::AwareTimes) {
+        return;
+    }
     let names = "10.8.8.1 a\n10.8.8.2 b\n";
     let Some(hosts) = Hosts::start(["a", "b"].map(|name| HostSetup::new(name, names))) else {
         return;
@@ -606,6 +615,9 @@ fn torchrun_in_a_job_with_relays_is_reported() {
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn torchrun_with_the_name_and_process_id_of_our_node_takes_part() {
+    if !Release::tested().allows(Feature::AwareTimes) {
+        return;
+    }
     is_another_node_than(&Program::Torchrun(&python()));
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use integration_tests::eventually::eventually;
 use integration_tests::launcher::{c10d, free_address};
 use integration_tests::process::ChildProcess;
-use integration_tests::torch::python;
+use integration_tests::torch::{Feature, Release, python};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -497,6 +497,9 @@ fn while_all_nodes_are_connected_no_loss_is_waited_for() {
 #[test]
 #[ignore = "needs PyTorch, see CONTRIBUTING.md"]
 fn a_torchrun_node_that_fails_stops_the_other_nodes_and_is_not_waited_for() {
+    if !Release::tested().allows(Feature::AwareTimes) {
+        return;
+    }
     let fails = "until [ -e up ]; do sleep 0.01; done; exit 7";
     let runs = format!("touch up; {FOREVER}");
     let job = Job::new("2", &[]);

@@ -548,6 +548,9 @@ fn gloo_that_advertises_loopback_is_explained() {
 #[test]
 #[ignore = "needs PyTorch, see integration-tests/README.md"]
 fn the_name_that_torchrun_publishes_is_replaced_where_it_does_not_work() {
+    if !torch::Release::tested().allows(torch::Feature::AwareTimes) {
+        return;
+    }
     let setups = [
         HostSetup::new(
             "node0",

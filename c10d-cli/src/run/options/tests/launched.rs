@@ -468,7 +468,10 @@ fn a_rank_that_a_person_debugs_turns_off_what_would_end_the_job() {
     assert_eq!(debugged.debug_rank, Some(1));
     assert_eq!(
         debugged.warning_texts(),
-        ["--preload has no effect with --debug-rank"]
+        [
+            "--preload has no effect with --debug-rank",
+            "rank 1 has the terminal (--debug-rank); off: explanations, and timeouts of progress, joins and exits"
+        ]
     );
     let (launcher, agent) = (&debugged.launcher, debugged.launcher.agent());
     assert!(agent.preload().is_none() && agent.progress().is_none());
