@@ -254,6 +254,12 @@ fn shown(source: &StoreError) -> String {
     let last = connect.failures().last();
     let cure = match last.map(DialFailure::stage) {
         Some(DialStage::Lookup) => "; give a name or an address that this host knows",
+        // Something answers. The error says what it may be.
+        Some(DialStage::Handshake(_)) => {
+            let whole = last.map(|it| it.error().to_string()).unwrap_or_default();
+            let explanation = whole.find("; ").map_or("", |at| &whole[at..]);
+            return in_brief(source) + explanation;
+        }
         _ => "; is the launcher of that host running, and its port open? c10d doctor checks both",
     };
     in_brief(source) + cure
