@@ -254,7 +254,7 @@ fn shown(source: &StoreError) -> String {
     let last = connect.failures().last();
     let cure = match last.map(DialFailure::stage) {
         Some(DialStage::Lookup) => "; give a name or an address that this host knows",
-        // Something answers. The error says what it may be.
+        // The error has the possible reasons.
         Some(DialStage::Handshake(_)) => {
             let whole = last.map(|it| it.error().to_string()).unwrap_or_default();
             let explanation = whole.find("; ").map_or("", |at| &whole[at..]);
