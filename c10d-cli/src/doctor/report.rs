@@ -1,5 +1,6 @@
 //! The report of a check, as text and as JSON. Pure.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use c10d_socket::printable;
@@ -175,18 +176,18 @@ impl Report<'_> {
     /// not known.
     fn missing_ranks(&self) -> String {
         let ranks = self.nodes.iter().map(|node| node.facts.node_rank);
-        let Some(known) = ranks.collect::<Option<Vec<i64>>>() else {
+        let Some(known) = ranks.collect::<Option<BTreeSet<i64>>>() else {
             return String::new();
         };
-        let all = 0_i64..i64::try_from(self.expected).unwrap_or(i64::MAX);
-        let missing: Vec<i64> = all.filter(|rank| !known.contains(rank)).collect();
+        let all = 0..i64::try_from(self.expected).unwrap_or(i64::MAX);
         // Two nodes may have one rank.
-        if missing.len() + known.len() != self.expected {
+        if known.len() < self.nodes.len() || known.iter().any(|rank| !all.contains(rank)) {
             return String::new();
         }
-        let shown = missing.iter().take(RANKS_SHOWN_MAX).map(i64::to_string);
+        let missing = all.filter(|rank| !known.contains(rank));
+        let shown = missing.take(RANKS_SHOWN_MAX).map(|rank| rank.to_string());
         let shown = shown.collect::<Vec<_>>().join(", ");
-        match missing.len().saturating_sub(RANKS_SHOWN_MAX) {
+        match (self.expected - known.len()).saturating_sub(RANKS_SHOWN_MAX) {
             0 => format!(": node rank {shown}"),
             more => format!(": node rank {shown} and {more} more"),
         }

@@ -12,7 +12,8 @@ pub(super) struct FirstWrite {
 }
 
 impl FirstWrite {
-    /// Whether a worker has written to any file, which imports do not. `false` if the system does not report it.
+    /// Whether a worker has written to any file. An import writes only when it compiles a module for the first time. `false` if
+    /// the system does not report it.
     pub(super) fn has_written(&mut self, pid: u32, program: &Path) -> bool {
         let Some(written) = written(pid) else {
             return false;

@@ -51,7 +51,7 @@ pub(super) struct Told {
 }
 
 /// The confirmation of this node that it no longer needs the store to learn why the job is over.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Confirmation {
     board: RoundBoard,
     node: Option<NodeId>,

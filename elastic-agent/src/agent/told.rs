@@ -73,7 +73,10 @@ impl Runtime<'_> {
         let may_read = self.exchange.is_none() && self.rounds.is_told();
         match self.exits_until_now().filter(|_| may_read) {
             Some((board, reader, own)) => {
-                self.exchange = ExitExchange::read(&board, reader, own, confirm);
+                self.exchange = ExitExchange::read(&board, reader, own, confirm.clone());
+                if self.exchange.is_none() {
+                    confirm();
+                }
             }
             None => confirm(),
         }

@@ -9,7 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Backoff, BackoffOptions, Cancel, Deadline, HostPort, printable, sleep};
+use c10d_socket::{
+    Backoff, BackoffOptions, Cancel, Deadline, DialStage, HostPort, printable, sleep,
+};
 use c10d_store::{
     Credentials, ErrorContext, Operation, PrefixStore, ServerOptions, Store, StoreError, StoreExt,
     StoreHandle as _, TcpStore, TcpStoreOptions,
@@ -83,6 +85,18 @@ fn pauses() -> BackoffOptions {
         .with_first(Duration::from_millis(500))
         .with_factor(2.0)
         .with_max(Duration::from_secs(5))
+}
+
+/// Whether nothing listens at the endpoint, or this node could not listen there. A new attempt then costs no other process.
+fn is_unanswered(error: &StoreError) -> bool {
+    match error {
+        StoreError::Listen(_) => true,
+        StoreError::Connect { source, .. } => {
+            let last = source.failures().last();
+            last.is_none_or(|it| !matches!(it.stage(), DialStage::Handshake(_)))
+        }
+        _ => false,
+    }
 }
 
 /// How long a store that is being opened may exceed the timeout to report its own error, which includes questions to the listener.
@@ -257,6 +271,9 @@ impl Meeting {
             }
             watch.on_failure(deadline);
             attempt_timeout = ATTEMPT_TIMEOUT;
+            if is_unanswered(&error) {
+                backoff = Backoff::new(pauses(), fastrand::u64(..));
+            }
             if sleep(left.min(backoff.next_delay()), [&self.cancel]).is_err() {
                 return Err(RendezvousError::Interrupted {
                     run_id: self.run_id.clone(),

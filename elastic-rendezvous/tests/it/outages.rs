@@ -246,7 +246,6 @@ fn nodes_that_are_all_cut_once_can_still_begin_another_round() {
     assert_eq!((rounds[0].round, rounds[0].world_size), (1, 3));
 }
 
-/// docs/spec/rendezvous.md, OUTAGE 3: the node stops its workers, the others go on without it, and it comes back.
 /// docs/spec/rendezvous.md, LINK 2 and 3.
 #[test]
 fn a_dropped_node_is_lost_when_its_connection_closes_unless_it_has_left() {
@@ -273,6 +272,7 @@ fn a_dropped_node_is_lost_when_its_connection_closes_unless_it_has_left() {
     assert_eq!(membership().left.len(), 1);
 }
 
+/// docs/spec/rendezvous.md, OUTAGE 3: the node stops its workers, the others go on without it, and it comes back.
 #[test]
 fn a_node_in_silence_leaves_its_round_in_time_and_comes_back() {
     for max_nodes in [3, 40] {

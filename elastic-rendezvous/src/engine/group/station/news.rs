@@ -99,7 +99,7 @@ impl Station {
 
     pub(super) fn on_summary(&mut self, text: Vec<u8>, now: Now) {
         let is_first = self.summary_text.is_empty();
-        let known = std::mem::take(&mut self.summary);
+        let known = self.summary.clone();
         self.adopt_summary(text);
         if !is_first && self.mark == OwnMark::Set && self.summary.calls(self.index, &known) {
             self.timers.set(Timer::Mark, now.monotonic);
