@@ -20,8 +20,8 @@ pub(crate) fn name_of(number: i32) -> Cow<'static, str> {
 }
 
 /// What is added for a process that SIGKILL has ended by surprise: no process can say so itself.
-pub(crate) const OUT_OF_MEMORY: &str = "; the kernel sends it when memory runs out, and dmesg and the control group's \
-                                        memory.events say so";
+pub(crate) const OUT_OF_MEMORY: &str =
+    "; the kernel sends it when memory runs out: see dmesg, memory.events";
 
 #[cfg(test)]
 mod tests {

@@ -68,7 +68,7 @@ impl Forking {
             }),
             Err(NotForked::Declined(why)) => {
                 if self.not_forked.as_ref() != Some(&why) {
-                    log::warn!("preload: {why}; workers start without it");
+                    log::warn!("preload: workers start without it: {why}");
                     self.not_forked = Some(why);
                 }
                 Ok((None, false))

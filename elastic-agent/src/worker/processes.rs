@@ -83,7 +83,7 @@ impl Processes {
             }
             Err(source) => {
                 log::warn!(
-                    "preload: cannot start the forked workers: {source}; workers start without it"
+                    "preload: workers start without it, because they cannot be forked: {source}"
                 );
                 Vec::new()
             }

@@ -388,53 +388,47 @@ fn scripts_end_the_same_in_fresh_and_in_forked_workers() {
 
 /// Modules that make a template refuse, and what is said of it.
 const REFUSED: &[(&str, &str)] = &[
-    (
-        "import nosuchmodule\n",
-        "preload: no module named 'nosuchmodule'",
-    ),
+    ("import nosuchmodule\n", "no module named 'nosuchmodule'"),
     (
         "1 / 0\n",
-        "preload: cannot import refused: ZeroDivisionError: division by zero",
+        "cannot import refused: ZeroDivisionError: division by zero",
     ),
     (
         "import sys\nsys.exit(3)\n",
-        "preload: cannot import refused: SystemExit: 3",
+        "cannot import refused: SystemExit: 3",
     ),
-    (
-        "import os\nos.abort()\n",
-        "preload: the template ended: SIGABRT",
-    ),
+    ("import os\nos.abort()\n", "the template ended: SIGABRT"),
     (
         "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n",
-        "preload: the template ended: SIGKILL; the kernel sends it when memory runs out",
+        "the template ended: SIGKILL; the kernel sends it when memory runs out",
     ),
     (
         "import os\nos._exit(5)\n",
-        "preload: the template ended: exit code 5",
+        "the template ended: exit code 5",
     ),
     (
         "import os\nRANK = os.environ.get('RANK', '0')\n",
-        "preload: refused reads RANK while it is imported (",
+        "refused reads RANK while it is imported (",
     ),
     (
         "import os\nx = 'TORCHELASTIC_RUN_ID' in os.environ\n",
-        "preload: refused reads TORCHELASTIC_RUN_ID while it is imported (",
+        "refused reads TORCHELASTIC_RUN_ID while it is imported (",
     ),
     (
         "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), name='helper', daemon=True).start()\n",
-        "preload: an import left the thread 'helper' running, which forked workers lack",
+        "an import left the thread 'helper' running, which forked workers lack",
     ),
     (
         "import _thread, time\n_thread.start_new_thread(time.sleep, (1000,))\n",
-        "preload: an import left the thread 'python",
+        "an import left the thread 'python",
     ),
     (
         "import socket\ns = socket.socket()\n",
-        "preload: an import left a file open, which forked workers would share: socket:[",
+        "an import left a file open, which forked workers would share: socket:[",
     ),
     (
         "import subprocess\np = subprocess.Popen(['sleep', '1000'])\n",
-        "preload: an import left the process ",
+        "an import left the process ",
     ),
 ];
 
@@ -460,7 +454,7 @@ fn what_forked_workers_cannot_live_with_is_refused_and_workers_start_without_it(
             panic!("not one line: {ended:?}")
         };
         assert!(
-            line.contains(text) && line.ends_with("; workers start without it"),
+            line.contains(&format!("preload: workers start without it: {text}")),
             "{line}"
         );
         let ended = place.run(&["--preload=json,refused", "--preload-required", "train.py"]);
@@ -503,7 +497,7 @@ fn a_driver_that_an_import_has_initialised_is_refused_and_one_that_is_only_loade
             (Some(0), "trained\n"),
             "{ended:?}"
         );
-        let text = "the CUDA driver is initialised by an import, which forked workers cannot use; workers start without it";
+        let text = "workers start without it: the CUDA driver is initialised by an import, which forked workers cannot use";
         assert_eq!(ended.stderr.contains(text), is_refused, "{ended:?}");
     }
 }
@@ -717,7 +711,7 @@ fn a_stopped_template_delays_a_start_by_seconds_only() {
     assert!(
         ended
             .stderr
-            .contains("preload: a signal has stopped the template; workers start"),
+            .contains("preload: workers start without it: a signal has stopped the template"),
         "{ended:?}"
     );
     place.assert_nothing_runs();
