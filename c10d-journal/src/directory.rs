@@ -2,7 +2,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{self, Path, PathBuf};
 
 use c10d_socket::printable;
@@ -63,6 +63,15 @@ impl Directory {
         File::open(&self.path)?.sync_all()
     }
 
+    /// The database and its log as they are now, to [find](Places::moved) that they were moved or deleted.
+    pub(crate) fn places(&self) -> io::Result<Places> {
+        let place = |path: PathBuf| -> io::Result<_> {
+            let metadata = fs::symlink_metadata(&path)?;
+            Ok((path, metadata.dev(), metadata.ino()))
+        };
+        Ok(Places([place(self.database())?, place(self.wal())?]))
+    }
+
     /// The length of a file, 0 if it is missing.
     pub(crate) fn bytes_of(path: &Path) -> io::Result<u64> {
         match fs::metadata(path) {
@@ -89,6 +98,27 @@ impl Directory {
         file.take(OWNER_BYTES_MAX).read_to_end(&mut text).ok()?;
         let text = printable(text.trim_ascii(), OWNER_BYTES_MAX as usize).to_string();
         (!text.is_empty()).then_some(text)
+    }
+}
+
+/// Files by path, device and inode.
+#[derive(Debug)]
+pub(crate) struct Places([(PathBuf, u64, u64); 2]);
+
+impl Places {
+    /// The name of a file that is not at its path any more.
+    pub(crate) fn moved(&self) -> io::Result<Option<String>> {
+        for (path, device, inode) in &self.0 {
+            match fs::symlink_metadata(path) {
+                Ok(it) if (it.dev(), it.ino()) == (*device, *inode) => {}
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                Ok(_) | Err(_) => {
+                    let name = path.file_name().unwrap_or_default();
+                    return Ok(Some(name.display().to_string()));
+                }
+            }
+        }
+        Ok(None)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The engine: [`SqliteJournal`].
 
 use std::collections::VecDeque;
+use std::error::Error;
 use std::ops::Range;
 use std::path::Path;
 
@@ -8,6 +9,7 @@ use c10d_store::journal::{Journal, JournalError, JournalIdentity, Recovered};
 use rusqlite::Connection;
 
 use crate::database::{Database, damaged};
+use crate::directory::Places;
 use crate::rows::{BATCHES, CHUNKS, Table, is_cut};
 
 /// The bytes in the write-ahead log after which they are moved into the database: a short pause of appends, and a bound
@@ -39,6 +41,8 @@ pub struct SqliteJournal {
     deletion_bytes: i64,
     wal_bytes: i64,
     has_failed: bool,
+    /// Where its files were when it was opened.
+    places: Places,
 }
 
 #[derive(Debug)]
@@ -80,8 +84,11 @@ impl SqliteJournal {
         };
         let started = start(&mut database);
         let (since, chunks, batches) = started.map_err(|error| database.error("open", error))?;
-        let owned = database.directory.write_owner(&since);
-        owned.map_err(|error| JournalError::Engine {
+        let directory = &database.directory;
+        let noted = directory
+            .write_owner(&since)
+            .and_then(|()| directory.places());
+        let places = noted.map_err(|error| JournalError::Engine {
             operation: "open",
             place: database.directory.place(),
             source: Box::new(error),
@@ -98,6 +105,7 @@ impl SqliteJournal {
             deletion_bytes: 0,
             wal_bytes: 0,
             has_failed: false,
+            places,
             database,
         };
         journal.let_go(BATCHES, batches.start..header.first_batch);
@@ -154,6 +162,19 @@ impl SqliteJournal {
         Ok(next)
     }
 
+    /// Whether the files are where they were. Nothing is kept in one that was deleted, and another process can serve a
+    /// new one at its path.
+    fn check_places(&self) -> rusqlite::Result<()> {
+        let what = match self.places.moved() {
+            Ok(None) => return Ok(()),
+            Ok(Some(name)) => {
+                format!("{name} was deleted, moved or replaced while it was served").into()
+            }
+            Err(error) => Box::<dyn Error + Send + Sync>::from(error),
+        };
+        Err(rusqlite::Error::ToSqlConversionFailure(what))
+    }
+
     /// Bounds the files. Runs before an append, so that the replies to the one before do not wait for it.
     fn tidy(&mut self) -> rusqlite::Result<()> {
         if self.deletion_bytes >= DELETION_BYTES {
@@ -208,10 +229,15 @@ impl Journal for SqliteJournal {
         self.step("append to", |this| {
             assert_eq!(position, this.position + 1, "batches follow each other");
             let next = this.insert(BATCHES, this.next_batch, position, batch)?;
+            this.check_places()?;
             this.last_batch = std::mem::replace(&mut this.next_batch, next);
             this.position = position;
             Ok(())
         })
+    }
+
+    fn check(&mut self) -> Result<(), JournalError> {
+        self.step("keep", |this| this.check_places())
     }
 
     fn begin_snapshot(&mut self, position: u64) -> Result<(), JournalError> {

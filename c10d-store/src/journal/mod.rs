@@ -82,6 +82,15 @@ pub trait Journal: Send + fmt::Debug {
     /// [`JournalError`]; the batch may be kept or not.
     fn append(&mut self, position: u64, batch: &[u8]) -> Result<(), JournalError>;
 
+    /// Checks that what is kept can still be found, as where its files were deleted. The server asks twice a second while
+    /// nothing is appended, so that it stops soon; otherwise [`append`](Self::append) is to find it.
+    ///
+    /// # Errors
+    /// [`JournalError`].
+    fn check(&mut self) -> Result<(), JournalError> {
+        Ok(())
+    }
+
     /// Starts a snapshot of everything up to this position. It has been appended, and perhaps the next one. A snapshot in
     /// progress is dropped.
     ///
