@@ -12,6 +12,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, ffi};
 use crate::directory::Directory;
 use crate::header::{self, Header};
 use crate::rows::{self, BATCHES, CHUNKS, ReadError};
+use crate::trust::{Access, distrust};
 use crate::wal;
 
 /// The version of the tables, and the newest that this program reads.
@@ -56,15 +57,18 @@ pub(crate) struct Database {
 impl Database {
     /// Opens the database and takes its lock, which ends with this process. Changes no file unless it is empty and may be
     /// filled.
-    pub(crate) fn open(path: &Path, may_create: bool) -> Result<Self, JournalError> {
-        let failed = |place: String, error: std::io::Error| JournalError::Engine {
+    pub(crate) fn open(path: &Path, access: Access) -> Result<Self, JournalError> {
+        let directory = Directory::new(path).map_err(|error| JournalError::Engine {
             operation: "open",
-            place,
+            place: path.display().to_string(),
             source: Box::new(error),
+        })?;
+        let engine = |error: std::io::Error| directory.engine_error("open", error);
+        let check_trust = || match distrust(&directory, access).map_err(engine)? {
+            Some(why) => Err(directory.engine_error("open", why)),
+            None => Ok(()),
         };
-        let directory =
-            Directory::new(path).map_err(|error| failed(path.display().to_string(), error))?;
-        let engine = |error: std::io::Error| failed(directory.place(), error);
+        check_trust()?;
         let owner = directory.owner();
         if Directory::bytes_of(&directory.database()).map_err(engine)? == 0 {
             if let Some(owner) = owner {
@@ -73,7 +77,7 @@ impl Database {
                     format!("journal.db is empty or missing, but it was served by {owner}"),
                 ));
             }
-            if may_create {
+            if access == Access::Serve {
                 directory.create().map_err(engine)?;
             }
         }
@@ -81,7 +85,9 @@ impl Database {
         let wal_bytes = Directory::bytes_of(&directory.wal()).map_err(engine)?;
         let sqlite = |error| engine_error(&directory, "open", error);
         let connection = connect(&directory).map_err(sqlite)?;
-        let header = Self::prepare(&connection, &directory, may_create)?;
+        // No file was exchanged or added meanwhile.
+        check_trust()?;
+        let header = Self::prepare(&connection, &directory, access == Access::Serve)?;
         if wal_bytes == 0 && header.is_open {
             let what = "journal.db-wal, which has the newest batches, is empty or missing";
             return Err(damaged(&directory, what.to_owned()));

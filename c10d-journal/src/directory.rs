@@ -1,11 +1,14 @@
 //! The directory of a journal, its files, and the name of the process that serves it.
 
+use std::error::Error;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{self, Path, PathBuf};
 
 use c10d_socket::printable;
+use c10d_store::journal::JournalError;
+use rustix::fs::OFlags;
 
 /// A longer description of an owner is cut off.
 const OWNER_BYTES_MAX: u64 = 256;
@@ -23,9 +26,26 @@ impl Directory {
         Ok(Self { path })
     }
 
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// For messages.
     pub(crate) fn place(&self) -> String {
         format!("{} (SQLite)", self.path.display())
+    }
+
+    /// A failure of the system or of SQLite.
+    pub(crate) fn engine_error(
+        &self,
+        operation: &'static str,
+        source: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> JournalError {
+        JournalError::Engine {
+            operation,
+            place: self.place(),
+            source: source.into(),
+        }
     }
 
     pub(crate) fn database(&self) -> PathBuf {
@@ -41,26 +61,41 @@ impl Directory {
         self.path.join("owner")
     }
 
+    /// All that this program or SQLite opens.
+    pub(crate) fn files(&self) -> [PathBuf; 5] {
+        let of_sqlite = |end| self.path.join(format!("journal.db{end}"));
+        [
+            self.database(),
+            self.wal(),
+            of_sqlite("-shm"),
+            of_sqlite("-journal"),
+            self.owner_file(),
+        ]
+    }
+
     /// Makes the directory and an empty database file if they are missing, for this user only.
     pub(crate) fn create(&self) -> io::Result<()> {
+        let is_new = !self.path.exists();
         let mut builder = DirBuilder::new();
         builder.recursive(true).mode(0o700).create(&self.path)?;
-        // Never opens a file that exists: closing it would drop the locks that this process has on it.
-        match private().create_new(true).open(self.database()) {
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
-            Err(error) => return Err(error),
+        if make_private(&self.database())? {
+            // Makes the name of the file durable: SQLite does so for its WAL only.
+            File::open(&self.path)?.sync_all()?;
         }
-        self.sync()?;
         match self.path.canonicalize()?.parent() {
-            Some(parent) => File::open(parent)?.sync_all(),
-            None => Ok(()),
+            Some(parent) if is_new => File::open(parent)?.sync_all(),
+            _ => Ok(()),
         }
     }
 
-    /// Makes the names of the files durable: SQLite does so for its WAL only.
-    fn sync(&self) -> io::Result<()> {
-        File::open(&self.path)?.sync_all()
+    /// Opens a file of this program to read and to write it, or makes it.
+    pub(crate) fn open_private(&self, path: &Path) -> io::Result<File> {
+        let is_new = make_private(path)?;
+        let file = private().read(true).open(path)?;
+        if is_new {
+            File::open(&self.path)?.sync_all()?;
+        }
+        Ok(file)
     }
 
     /// The database and its log as they are now, to [find](Places::moved) that they were moved or deleted.
@@ -86,8 +121,8 @@ impl Directory {
         let system = rustix::system::uname();
         let host = system.nodename().to_string_lossy();
         let owner = format!("process {} on {host} since {since}\n", std::process::id());
-        let path = self.owner_file();
-        let mut file = private().create(true).truncate(true).open(path)?;
+        let mut file = self.open_private(&self.owner_file())?;
+        file.set_len(0)?;
         io::Write::write_all(&mut file, owner.as_bytes())
     }
 
@@ -122,8 +157,19 @@ impl Places {
     }
 }
 
+/// Makes an empty file, unless there is one, and returns whether it was missing. Never opens one that exists: closing it
+/// would drop the locks that this process has on it.
+fn make_private(path: &Path) -> io::Result<bool> {
+    match private().create_new(true).open(path) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 fn private() -> OpenOptions {
     let mut options = File::options();
-    options.write(true).mode(0o600);
+    let flags = OFlags::NOFOLLOW.bits() as i32;
+    options.write(true).mode(0o600).custom_flags(flags);
     options
 }

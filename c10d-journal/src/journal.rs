@@ -11,6 +11,7 @@ use rusqlite::Connection;
 use crate::database::{Database, damaged};
 use crate::directory::Places;
 use crate::rows::{BATCHES, CHUNKS, Table, is_cut};
+use crate::trust::Access;
 
 /// The bytes in the write-ahead log after which they are moved into the database: a short pause of appends, and a bound
 /// of the log.
@@ -58,10 +59,10 @@ impl SqliteJournal {
     /// Opens the journal in this directory to serve it, or makes both. The directory and its files are for this user only.
     ///
     /// # Errors
-    /// [`JournalError`]: the directory cannot be written, another process serves the journal, a later version has written
+    /// [`JournalError`]: the directory cannot be written, another user can change its files, another process serves the journal, a later version has written
     /// it, it is damaged or no journal, or SQLite does not keep what the journal promises.
     pub fn open(directory: impl AsRef<Path>) -> Result<Self, JournalError> {
-        let mut database = Database::open(directory.as_ref(), true)?;
+        let mut database = Database::open(directory.as_ref(), Access::Serve)?;
         let header = database.header.clone();
         let start = |database: &mut Database| {
             let connection = &database.connection;
@@ -88,11 +89,7 @@ impl SqliteJournal {
         let noted = directory
             .write_owner(&since)
             .and_then(|()| directory.places());
-        let places = noted.map_err(|error| JournalError::Engine {
-            operation: "open",
-            place: database.directory.place(),
-            source: Box::new(error),
-        })?;
+        let places = noted.map_err(|error| directory.engine_error("open", error))?;
         let next_batch = batches.end.max(header.first_batch);
         let position = last_position(&database, next_batch)?;
         let mut journal = Self {

@@ -15,6 +15,7 @@ mod journal;
 mod proxy;
 mod reader;
 mod rows;
+mod trust;
 mod wal;
 #[cfg(all(test, feature = "etcd"))]
 #[path = "../../c10d-relay/tests/it/workload.rs"]

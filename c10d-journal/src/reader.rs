@@ -6,6 +6,7 @@ use c10d_store::journal::{JournalError, JournalIdentity, Recovered};
 
 use crate::database::Database;
 use crate::directory::Directory;
+use crate::trust::Access;
 
 /// Reads a journal without a change to its files: for checks and exports. Keeps servers out while it is open.
 #[derive(Debug)]
@@ -19,7 +20,7 @@ impl SqliteJournalReader {
     /// # Errors
     /// [`JournalError`]: there is none, it is in use or damaged, or a later version has written it.
     pub fn open(directory: impl AsRef<Path>) -> Result<Self, JournalError> {
-        let database = Database::open(directory.as_ref(), false)?;
+        let database = Database::open(directory.as_ref(), Access::Read)?;
         Ok(Self { database })
     }
 
