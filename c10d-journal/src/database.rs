@@ -1,14 +1,16 @@
 //! An open database: the settings that its promises rest on, its format, and its errors.
 
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{self, BufReader};
 use std::path::Path;
 use std::time::Duration;
 
 use c10d_store::journal::{JournalError, JournalIdentity, Recovered};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, ffi};
+use rustix::fs::Access as FileAccess;
 
+use crate::copy::Copy;
 use crate::directory::Directory;
 use crate::header::{self, Header};
 use crate::rows::{self, BATCHES, CHUNKS, ReadError};
@@ -52,6 +54,8 @@ pub(crate) struct Database {
     pub(crate) connection: Connection,
     pub(crate) directory: Directory,
     pub(crate) header: Header,
+    /// Where SQLite reads, if it cannot in the directory. Dropped after the connection.
+    _copy: Option<Copy>,
 }
 
 impl Database {
@@ -63,7 +67,7 @@ impl Database {
             place: path.display().to_string(),
             source: Box::new(error),
         })?;
-        let engine = |error: std::io::Error| directory.engine_error("open", error);
+        let engine = |error: io::Error| directory.engine_error("open", error);
         let check_trust = || match distrust(&directory, access).map_err(engine)? {
             Some(why) => Err(directory.engine_error("open", why)),
             None => Ok(()),
@@ -83,8 +87,17 @@ impl Database {
         }
         // Before SQLite makes an empty one.
         let wal_bytes = Directory::bytes_of(&directory.wal()).map_err(engine)?;
-        let sqlite = |error| engine_error(&directory, "open", error);
-        let connection = connect(&directory).map_err(sqlite)?;
+        let copy = match access {
+            Access::Serve => {
+                let writable = rustix::fs::access(directory.database(), FileAccess::WRITE_OK);
+                writable.map_err(|error| engine(error.into()))?;
+                None
+            }
+            Access::Read => Copy::if_needed(&directory)?,
+        };
+        let opened = copy.as_ref().map_or(&directory, |copy| &copy.directory);
+        let connection =
+            connect(opened).map_err(|error| engine_error(&directory, "open", error))?;
         // No file was exchanged or added meanwhile.
         check_trust()?;
         let header = Self::prepare(&connection, &directory, access == Access::Serve)?;
@@ -92,7 +105,7 @@ impl Database {
             let what = "journal.db-wal, which has the newest batches, is empty or missing";
             return Err(damaged(&directory, what.to_owned()));
         }
-        let log = File::open(directory.wal()).map_err(engine)?;
+        let log = File::open(opened.wal()).map_err(engine)?;
         let scan = wal::scan(BufReader::with_capacity(1 << 20, log)).map_err(engine)?;
         if let Some(what) = scan.damage() {
             return Err(damaged(&directory, what));
@@ -101,6 +114,7 @@ impl Database {
             connection,
             directory,
             header,
+            _copy: copy,
         })
     }
 
@@ -255,6 +269,8 @@ fn engine_error(
     error: rusqlite::Error,
 ) -> JournalError {
     use rusqlite::Error;
+    // Of this thread's last system call that failed: SQLite says "disk I/O error" of everything.
+    let system = io::Error::last_os_error();
     let place = directory.place();
     let is_cut_off =
         error.sqlite_error().map(|error| error.extended_code) == Some(ffi::SQLITE_IOERR_SHORT_READ);
@@ -272,27 +288,23 @@ fn engine_error(
             | Error::IntegralValueOutOfRange(..)
             | Error::FromSqlConversionFailure(..),
         ) => damaged(directory, error.to_string()),
-        _ => JournalError::Engine {
-            operation,
-            place,
-            source: match io_operation(&error) {
-                Some(what) => format!("{what}: {error}").into(),
-                None => Box::new(error),
-            },
-        },
+        (Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen), _) => {
+            directory.engine_error(operation, format!("{}: {system}", io_operation(&error)))
+        }
+        _ => directory.engine_error(operation, error),
     }
 }
 
-/// What failed, as SQLite's text says "disk I/O error" of everything.
-fn io_operation(error: &rusqlite::Error) -> Option<&'static str> {
-    Some(match error.sqlite_error()?.extended_code {
-        ffi::SQLITE_IOERR_READ => "reading failed",
-        ffi::SQLITE_IOERR_WRITE => "writing failed",
-        ffi::SQLITE_IOERR_FSYNC | ffi::SQLITE_IOERR_DIR_FSYNC => "syncing to the disk failed",
-        ffi::SQLITE_IOERR_TRUNCATE => "truncating failed",
-        ffi::SQLITE_IOERR_LOCK => "locking failed",
-        _ => return None,
-    })
+fn io_operation(error: &rusqlite::Error) -> &'static str {
+    match error.sqlite_error().map(|error| error.extended_code) {
+        Some(ffi::SQLITE_IOERR_READ) => "reading failed",
+        Some(ffi::SQLITE_IOERR_WRITE) => "writing failed",
+        Some(ffi::SQLITE_IOERR_FSYNC | ffi::SQLITE_IOERR_DIR_FSYNC) => "syncing to the disk failed",
+        Some(ffi::SQLITE_IOERR_TRUNCATE) => "truncating failed",
+        Some(ffi::SQLITE_IOERR_LOCK) => "locking failed",
+        Some(code) if code & 0xff == ffi::SQLITE_CANTOPEN => "opening a file failed",
+        _ => "disk I/O error",
+    }
 }
 
 pub(crate) fn damaged(directory: &Directory, what: String) -> JournalError {

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod copy;
 mod database;
 mod directory;
 #[cfg(feature = "etcd")]

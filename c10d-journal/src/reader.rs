@@ -9,6 +9,9 @@ use crate::directory::Directory;
 use crate::trust::Access;
 
 /// Reads a journal without a change to its files: for checks and exports. Keeps servers out while it is open.
+///
+/// A journal that this process cannot write, as on a read-only file system, is read from a copy in the directory for
+/// temporary files (`TMPDIR`).
 #[derive(Debug)]
 pub struct SqliteJournalReader {
     database: Database,
@@ -70,11 +73,7 @@ impl SqliteJournalReader {
     pub fn file_bytes(&self) -> Result<[u64; 2], JournalError> {
         let directory = &self.database.directory;
         let bytes = |path: &Path| {
-            Directory::bytes_of(path).map_err(|error| JournalError::Engine {
-                operation: "read",
-                place: directory.place(),
-                source: Box::new(error),
-            })
+            Directory::bytes_of(path).map_err(|error| directory.engine_error("read", error))
         };
         Ok([bytes(&directory.database())?, bytes(&directory.wal())?])
     }

@@ -1,4 +1,4 @@
-//! Whose the directory of a store is, and where it is while it is served.
+//! Whose the directory of a store is, where it is while it is served, and whether it can be written.
 
 use std::fs::{self, File, Permissions};
 use std::io::Write as _;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::process::{PROGRAM, Running, Server, command, prepared, run};
+use crate::process::{Ended, PROGRAM, Running, Server, command, prepared, run};
 
 /// Who serves, and another user.
 const USER: u32 = 23_456;
@@ -210,4 +210,46 @@ fn a_directory_that_was_replaced_belongs_to_its_new_server() {
     drop(second);
     let third = serve(&directory);
     third.store(&["get", "k"]).assert_prints("second");
+}
+
+/// On a file system that was mounted to be read, as a backup is.
+#[test]
+fn a_read_only_directory_is_verified_and_exported() {
+    let outside = tempfile::tempdir().unwrap();
+    let directory = outside.path().join("store");
+    let in_read_only = |words: &[&str]| -> Option<Ended> {
+        let script = "mount --bind \"$1\" \"$1\" && mount -o remount,bind,ro \"$1\" || exit 99; shift; exec \"$@\"";
+        let mut shell = Command::new("unshare");
+        shell.args(["--mount", "sh", "-c", script, "sh"]);
+        shell.arg(&directory).arg(PROGRAM).args(words);
+        let ended = Running::start(prepared(shell)).end();
+        let is_possible = ended.code != Some(99) && !ended.stderr.starts_with("unshare:");
+        if !is_possible {
+            left_out(&format!("cannot mount a file system: {}", ended.stderr));
+        }
+        is_possible.then_some(ended)
+    };
+    let path = directory.to_str().unwrap();
+    // After a kill, with all in the log, and after a stop.
+    for signal in [rustix::process::Signal::KILL, rustix::process::Signal::TERM] {
+        let server = serve(&directory);
+        server.store(&["set", "k", "v"]).assert_prints("");
+        server.running.signal(signal);
+        server.end();
+        let Some(verified) = in_read_only(&["store", "verify", path]) else {
+            return;
+        };
+        assert_eq!(verified.code, Some(0), "{verified:?}");
+        assert!(verified.stdout_text().ends_with("intact\n"), "{verified:?}");
+        let exported = in_read_only(&["store", "export", path]).unwrap();
+        assert_eq!(exported.stdout_text(), "{\"key\":\"/k\",\"value\":\"v\"}\n");
+        let served = in_read_only(&["store", "serve", "--port=0", "--dir", path]).unwrap();
+        assert_eq!(served.code, Some(5), "{served:?}");
+        let why = "(SQLite): Read-only file system";
+        assert!(served.stderr.contains(why), "{served:?}");
+    }
+    // One that is served from elsewhere is left alone.
+    let _server = serve(&directory);
+    let verified = in_read_only(&["store", "verify", path]).unwrap();
+    verified.assert_fails(5, "is in use by process");
 }
