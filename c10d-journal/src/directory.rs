@@ -57,18 +57,23 @@ impl Directory {
         self.path.join("journal.db-wal")
     }
 
+    pub(crate) fn newest(&self) -> PathBuf {
+        self.path.join("newest")
+    }
+
     fn owner_file(&self) -> PathBuf {
         self.path.join("owner")
     }
 
     /// All that this program or SQLite opens.
-    pub(crate) fn files(&self) -> [PathBuf; 5] {
+    pub(crate) fn files(&self) -> [PathBuf; 6] {
         let of_sqlite = |end| self.path.join(format!("journal.db{end}"));
         [
             self.database(),
             self.wal(),
             of_sqlite("-shm"),
             of_sqlite("-journal"),
+            self.newest(),
             self.owner_file(),
         ]
     }

@@ -11,6 +11,7 @@ mod header;
 #[path = "../../c10d-relay/tests/it/history.rs"]
 mod history;
 mod journal;
+mod newest;
 #[cfg(all(test, feature = "etcd"))]
 #[path = "../../c10d-relay/tests/it/proxy.rs"]
 mod proxy;

@@ -55,15 +55,7 @@ impl SqliteJournalReader {
     /// # Errors
     /// [`JournalError`] of the engine.
     pub fn check_structure(&self) -> Result<Vec<String>, JournalError> {
-        let connection = &self.database.connection;
-        let check = || {
-            let mut check = connection.prepare("PRAGMA integrity_check")?;
-            let found = check.query_map([], |row| row.get(0))?;
-            found.collect::<rusqlite::Result<Vec<String>>>()
-        };
-        let mut found = check().map_err(|error| self.database.error("check", error))?;
-        found.retain(|line| line != "ok");
-        Ok(found)
+        self.database.check_structure()
     }
 
     /// The bytes of the database and of its write-ahead log.

@@ -86,7 +86,7 @@ fn a_directory_that_another_user_prepared_is_refused() {
     let Some(users) = Users::new() else { return };
     for (number, name) in ["journal.db", "journal.db-wal", "journal.db-journal"]
         .into_iter()
-        .chain(["journal.db-shm", "owner"])
+        .chain(["newest", "owner"])
         .enumerate()
     {
         // Of another user, as in /tmp.
@@ -129,7 +129,7 @@ fn a_directory_of_root_or_of_a_group_is_served() {
     // A volume with fsGroup in Kubernetes.
     let volume = users.folder("volume", 0, GROUP, 0o2775);
     assert_served(USER, GROUP, &volume);
-    for name in ["journal.db", "journal.db-wal", "owner"] {
+    for name in ["journal.db", "journal.db-wal", "newest", "owner"] {
         let path = volume.join(name);
         let metadata = fs::metadata(&path).unwrap();
         assert_eq!(metadata.mode() & 0o777, 0o600, "{name}");
@@ -138,7 +138,7 @@ fn a_directory_of_root_or_of_a_group_is_served() {
         give(&path, USER, GROUP, 0o660);
     }
     assert_served(USER, GROUP, &volume);
-    for name in ["journal.db", "journal.db-wal", "owner"] {
+    for name in ["journal.db", "journal.db-wal", "newest", "owner"] {
         give(&volume.join(name), 0, GROUP, 0o660);
     }
     assert_served(USER, GROUP, &volume);
