@@ -67,8 +67,8 @@ impl SqliteJournal {
     /// Opens the journal in this directory to serve it, or makes both. The directory and its files are for this user only.
     ///
     /// # Errors
-    /// [`JournalError`]: the directory cannot be written, another process serves the journal, a later version has written
-    /// it, it is damaged or no journal, or SQLite does not keep what the journal promises.
+    /// [`JournalError`]: the directory cannot be written, another user can change it, another process serves the journal, a
+    /// later version has written it, it is damaged or not a journal, or SQLite does not keep what the journal promises.
     pub fn open(directory: impl AsRef<Path>) -> Result<Self, JournalError> {
         let mut database = Database::open(directory.as_ref(), Access::Serve)?;
         let header = database.header.clone();
