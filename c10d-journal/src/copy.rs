@@ -1,5 +1,5 @@
-//! A copy of a journal that this process cannot write, as on a read-only file system: SQLite reads a write-ahead log only
-//! where it can write.
+//! A copy of a journal that this process cannot write, for example on a read-only file system: SQLite reads a
+//! write-ahead log only where it can write.
 
 use std::env;
 use std::fs::File;
@@ -63,7 +63,7 @@ impl Copy {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
-        // The last one, as the lock ends with it.
+        // Last, because closing this file drops the lock.
         into(database, copy.database())?;
         Ok(Self {
             directory: copy,

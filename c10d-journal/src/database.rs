@@ -56,15 +56,15 @@ pub(crate) struct Database {
     pub(crate) connection: Connection,
     pub(crate) directory: Directory,
     pub(crate) header: Header,
-    /// What was on the disk at the opening.
+    /// The state that was on the disk at the opening.
     pub(crate) newest: Option<Newest>,
     /// Where SQLite reads, if it cannot in the directory. Dropped after the connection.
     _copy: Option<Copy>,
 }
 
 impl Database {
-    /// Opens the database and takes its lock, which ends with this process. To serve it, makes what is missing; else changes
-    /// no file.
+    /// Opens the database and takes its lock, which ends with this process. Changes no file, unless it is opened to be
+    /// served: then missing files are made.
     pub(crate) fn open(path: &Path, access: Access) -> Result<Self, JournalError> {
         let directory = Directory::new(path).map_err(|error| JournalError::Engine {
             operation: "open",
@@ -100,7 +100,7 @@ impl Database {
         let opened = copy.as_ref().map_or(&directory, |copy| &copy.directory);
         let connection =
             connect(opened).map_err(|error| engine_error(&directory, "open", error))?;
-        // No file was exchanged or added meanwhile.
+        // Another user can have exchanged a file since then.
         check_trust()?;
         let may_create = access == Access::Serve && owner.is_none() && newest.is_none();
         let header = Self::prepare(&connection, &directory, may_create)?;
@@ -122,7 +122,7 @@ impl Database {
         })
     }
 
-    /// Refuses a database that is behind what was on the disk.
+    /// Refuses a database that is behind the state that was on the disk.
     pub(crate) fn check_newest(&self, position: u64, row: i64) -> Result<(), JournalError> {
         let newest = self.newest.as_ref();
         match newest.and_then(|it| it.refute(&self.header.newest(position, row))) {

@@ -162,7 +162,7 @@ impl Places {
     }
 }
 
-/// Makes an empty file, unless there is one, and returns whether it was missing. Never opens one that exists: closing it
+/// Makes an empty file, unless there is one, and returns whether it was missing. Never opens an existing file: closing it
 /// would drop the locks that this process has on it.
 fn make_private(path: &Path) -> io::Result<bool> {
     match private().create_new(true).open(path) {

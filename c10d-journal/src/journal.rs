@@ -135,7 +135,7 @@ impl SqliteJournal {
         }
     }
 
-    /// Keeps the last row: `Newest` names one that must exist.
+    /// Keeps the last row: the row that `Newest` names must exist.
     fn let_go_batches(&mut self, rows: Range<i64>) {
         self.let_go(BATCHES, rows.start - 1..rows.end - 1);
     }
@@ -188,8 +188,8 @@ impl SqliteJournal {
         written.map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))
     }
 
-    /// Whether the files are where they were. Nothing is kept in one that was deleted, and another process can serve a
-    /// new one at its path.
+    /// Checks that the files are where they were. A deleted file keeps nothing, and another process can serve a new file
+    /// at its path.
     fn check_places(&self) -> rusqlite::Result<()> {
         let what = match self.places.moved() {
             Ok(None) => return Ok(()),

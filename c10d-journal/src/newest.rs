@@ -1,12 +1,11 @@
 //! How far a journal had got, in a file beside the database: `newest`.
 //!
-//! SQLite's pages have no checksums, so one that has gone back to what it was some time ago looks right. If it is one of
-//! the last rows, or the header, the whole journal looks as it was then. Epochs and positions only rise, so a database
-//! that is behind this file is refused.
+//! SQLite's pages have no checksums, so a page with old content looks right. If it has the last rows, or the header, the
+//! whole journal looks like an old one. Epochs and positions only rise, so a database that is behind this file is refused.
 //!
-//! The file has two lines, of a sector each, which are written in turn: the other one is intact if the machine loses power
-//! meanwhile. It is written in place, so that a full disk does not matter, and a directory that another process has made at
-//! the same path meanwhile is not touched.
+//! The file has two lines, of a sector each, which are written in turn: the other line is intact if the machine loses power
+//! during a write. The lines are written in place, so that a full disk does not matter, and so that a new directory at the
+//! same path is not touched.
 
 use std::fs::File;
 use std::hash::Hasher as _;
@@ -19,7 +18,7 @@ use crate::directory::Directory;
 
 const LINE_BYTES: usize = 512;
 
-/// What was on the disk at some time.
+/// A state that was on the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Newest {
     pub(crate) epoch: u64,
@@ -30,7 +29,7 @@ pub(crate) struct Newest {
 }
 
 impl Newest {
-    /// `None` if the file is missing, as in a directory of an earlier release, or was never written to the end.
+    /// `None` if the file is missing, for example in a directory of an earlier release, or was never written to the end.
     pub(crate) fn read(directory: &Directory) -> io::Result<Option<Self>> {
         let file = match File::open(directory.newest()) {
             Ok(file) => file,
@@ -40,7 +39,7 @@ impl Newest {
         Ok(lines(&file)?.into_iter().flatten().max())
     }
 
-    /// Why a database that is no further than `found` is not the one that was on the disk.
+    /// Why a database with the state `found` has lost a part of this state.
     pub(crate) fn refute(&self, found: &Self) -> Option<String> {
         // An earlier release, which does not write this file, deletes rows that this one keeps.
         let is_of_same_epoch = found.epoch == self.epoch;

@@ -10,7 +10,7 @@ use crate::trust::Access;
 
 /// Reads a journal without a change to its files: for checks and exports. Keeps servers out while it is open.
 ///
-/// A journal that this process cannot write, as on a read-only file system, is read from a copy in the directory for
+/// A journal that this process cannot write, for example on a read-only file system, is read from a copy in the directory for
 /// temporary files (`TMPDIR`).
 #[derive(Debug)]
 pub struct SqliteJournalReader {

@@ -1,7 +1,7 @@
 //! Whether another user can change a journal.
 //!
-//! Whoever may write a file of the database writes every value of the store, and a directory that another user has
-//! prepared can have such files, or links to files of others.
+//! A user who can write a file of the database writes every value of the store. A directory that another user has
+//! prepared can have such files, or links to other files of this user.
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -11,7 +11,7 @@ use rustix::process::geteuid;
 
 use crate::directory::Directory;
 
-/// Others may write: not the owner, not the group.
+/// Users who are neither the owner nor in the group may write.
 const OTHERS_WRITE: u32 = 0o002;
 
 /// Only the owner of a name may change it.

@@ -187,7 +187,7 @@ fn a_server_stops_soon_after_its_directory_is_gone() {
             assert_eq!(ended.code, Some(5), "{ended:?}");
             let why = format!("{name} was deleted, moved or replaced while it was served");
             assert!(ended.stderr.contains(&why), "{ended:?}");
-            // At most 0.5 s until it is noticed, 1 s until the command looks, and the load of the machine.
+            // At most 0.5 s until the server stops, 1 s until the command checks that, and the load of the machine.
             assert!(took < Duration::from_secs(10), "{took:?}");
             for folder in [&directory, &moved] {
                 let _ = fs::remove_dir_all(folder);
@@ -212,7 +212,7 @@ fn a_directory_that_was_replaced_belongs_to_its_new_server() {
     third.store(&["get", "k"]).assert_prints("second");
 }
 
-/// On a file system that was mounted to be read, as a backup is.
+/// On a file system that is mounted read-only, for example a backup.
 #[test]
 fn a_read_only_directory_is_verified_and_exported() {
     let outside = tempfile::tempdir().unwrap();
@@ -248,7 +248,7 @@ fn a_read_only_directory_is_verified_and_exported() {
         let why = "(SQLite): Read-only file system";
         assert!(served.stderr.contains(why), "{served:?}");
     }
-    // One that is served from elsewhere is left alone.
+    // A directory that a server has open is refused.
     let _server = serve(&directory);
     let verified = in_read_only(&["store", "verify", path]).unwrap();
     verified.assert_fails(5, "is in use by process");

@@ -167,7 +167,7 @@ fn a_changed_row_is_named() {
     );
 }
 
-/// The first page as SQLite writes it before there is a table. A new store would repeat every number of the old one.
+/// The first page as SQLite writes it before there is a table. A new store would repeat every number of this store.
 #[test]
 fn a_database_without_tables_is_not_filled_again() {
     let empty = new_folder();

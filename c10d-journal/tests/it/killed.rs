@@ -141,7 +141,7 @@ fn a_full_disk_is_an_error_and_loses_nothing() {
     }
 }
 
-/// The system's error is named: what an operator does depends on it.
+/// The message has the system's error, because an operator decides by it.
 #[cfg(target_os = "linux")]
 #[test]
 fn an_error_of_the_disk_is_named() {

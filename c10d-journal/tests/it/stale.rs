@@ -1,4 +1,4 @@
-//! One page of the database is as it was some time ago, as after a lost write, a bad sector that was remapped, or a
+//! One page of the database has old content, for example after a lost write, a bad sector that was remapped, or a
 //! restore of a part: SQLite has no checksums, and each of its pages looks right.
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ const TRIES: usize = 300;
 /// Of more bytes than are checked as a whole.
 const LARGE_BYTES: usize = 9 << 20;
 
-/// What every file of a directory has.
+/// The contents of the files of a directory, under their names.
 type Files = BTreeMap<String, Vec<u8>>;
 
 fn files_of(folder: &Path) -> Files {
@@ -62,7 +62,7 @@ impl History {
     fn append(&mut self, journal: &mut SqliteJournal, random: &mut fastrand::Rng) {
         self.position += 1;
         let batch = if random.u8(..8) == 0 {
-            // With pages of its own; of zeros it looks like a page of SQLite without entries.
+            // It fills whole pages; zeros look like a page of SQLite without entries.
             let key = b"large";
             let value = &vec![random.u8(..2); random.usize(..40_000)];
             assert!(self.contents.apply(Effect::Put { key, value }));
@@ -123,7 +123,7 @@ impl History {
         Ok(())
     }
 
-    /// A start that is refused, or has the last state. Returns whether it then goes on without finding damage.
+    /// A start that is refused, or has the last state. Returns whether it then continues without finding damage.
     fn serve(&self, folder: &Path, random: &mut fastrand::Rng) -> Result<bool, JournalError> {
         let mut journal = SqliteJournal::open(folder)?;
         let found = contents_of(|visit| journal.recover(visit))?;
@@ -196,7 +196,7 @@ fn a_stale_page_is_refused_or_harmless() {
             let read = history.read(folder.path());
             match history.serve(folder.path(), &mut random) {
                 Ok(true) => harmless += 1,
-                // What is not read at a start, such as a list of free pages, is not checked in a large database.
+                // A large database is not checked for pages that a start does not read, such as lists of free pages.
                 Ok(false) if is_large => late += 1,
                 Ok(false) => panic!("the start is not refused"),
                 Err(error) => {

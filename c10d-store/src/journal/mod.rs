@@ -82,8 +82,8 @@ pub trait Journal: Send + fmt::Debug {
     /// [`JournalError`]; the batch may be kept or not.
     fn append(&mut self, position: u64, batch: &[u8]) -> Result<(), JournalError>;
 
-    /// Checks that what is kept can still be found, as where its files were deleted. The server asks twice a second while
-    /// nothing is appended, so that it stops soon; otherwise [`append`](Self::append) is to find it.
+    /// Checks that the journal is still in its place, so that a server stops soon after its files were deleted. The server
+    /// calls it twice a second while nothing is appended; [`append`](Self::append) is to check the same.
     ///
     /// # Errors
     /// [`JournalError`].
