@@ -1,17 +1,22 @@
 //! An open database: the settings that its promises rest on, its format, and its errors.
 
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{self, BufReader};
+use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
 use c10d_store::journal::{JournalError, JournalIdentity, Recovered};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, ffi};
+use rustix::fs::Access as FileAccess;
 
+use crate::copy::Copy;
 use crate::directory::Directory;
 use crate::header::{self, Header};
+use crate::newest::Newest;
 use crate::rows::{self, BATCHES, CHUNKS, ReadError};
+use crate::trust::{Access, distrust};
 use crate::wal;
 
 /// The version of the tables, and the newest that this program reads.
@@ -51,42 +56,59 @@ pub(crate) struct Database {
     pub(crate) connection: Connection,
     pub(crate) directory: Directory,
     pub(crate) header: Header,
+    /// The state that was on the disk at the opening.
+    pub(crate) newest: Option<Newest>,
+    /// Where SQLite reads, if it cannot in the directory. Dropped after the connection.
+    _copy: Option<Copy>,
 }
 
 impl Database {
-    /// Opens the database and takes its lock, which ends with this process. Changes no file unless it is empty and may be
-    /// filled.
-    pub(crate) fn open(path: &Path, may_create: bool) -> Result<Self, JournalError> {
-        let failed = |place: String, error: std::io::Error| JournalError::Engine {
+    /// Opens the database and takes its lock, which ends with this process. Changes no file, unless it is opened to be
+    /// served: then missing files are made.
+    pub(crate) fn open(path: &Path, access: Access) -> Result<Self, JournalError> {
+        let directory = Directory::new(path).map_err(|error| JournalError::Engine {
             operation: "open",
-            place,
+            place: path.display().to_string(),
             source: Box::new(error),
+        })?;
+        let engine = |error: io::Error| directory.engine_error("open", error);
+        let check_trust = || match distrust(&directory, access).map_err(engine)? {
+            Some(why) => Err(directory.engine_error("open", why)),
+            None => Ok(()),
         };
-        let directory =
-            Directory::new(path).map_err(|error| failed(path.display().to_string(), error))?;
-        let engine = |error: std::io::Error| failed(directory.place(), error);
+        check_trust()?;
+        let newest = Newest::read(&directory).map_err(engine)?;
+        let is_empty = Directory::bytes_of(&directory.database()).map_err(engine)? == 0;
         let owner = directory.owner();
-        if Directory::bytes_of(&directory.database()).map_err(engine)? == 0 {
-            if let Some(owner) = owner {
-                return Err(damaged(
-                    &directory,
-                    format!("journal.db is empty or missing, but it was served by {owner}"),
-                ));
-            }
-            if may_create {
-                directory.create().map_err(engine)?;
-            }
+        if is_empty && let Some(owner) = &owner {
+            let what = format!("journal.db is empty or missing, but it was served by {owner}");
+            return Err(damaged(&directory, what));
         }
-        // Before SQLite makes an empty one.
+        if access == Access::Serve {
+            directory.create().map_err(engine)?;
+        }
+        // Before an empty one is made.
         let wal_bytes = Directory::bytes_of(&directory.wal()).map_err(engine)?;
-        let sqlite = |error| engine_error(&directory, "open", error);
-        let connection = connect(&directory).map_err(sqlite)?;
+        let copy = match access {
+            Access::Serve => {
+                let writable = rustix::fs::access(directory.database(), FileAccess::WRITE_OK);
+                writable.map_err(|error| engine(error.into()))?;
+                None
+            }
+            Access::Read => Copy::if_needed(&directory)?,
+        };
+        let opened = copy.as_ref().map_or(&directory, |copy| &copy.directory);
+        let connection =
+            connect(opened).map_err(|error| engine_error(&directory, "open", error))?;
+        // Another user can have exchanged a file since then.
+        check_trust()?;
+        let may_create = access == Access::Serve && owner.is_none() && newest.is_none();
         let header = Self::prepare(&connection, &directory, may_create)?;
         if wal_bytes == 0 && header.is_open {
             let what = "journal.db-wal, which has the newest batches, is empty or missing";
             return Err(damaged(&directory, what.to_owned()));
         }
-        let log = File::open(directory.wal()).map_err(engine)?;
+        let log = File::open(opened.wal()).map_err(engine)?;
         let scan = wal::scan(BufReader::with_capacity(1 << 20, log)).map_err(engine)?;
         if let Some(what) = scan.damage() {
             return Err(damaged(&directory, what));
@@ -95,7 +117,18 @@ impl Database {
             connection,
             directory,
             header,
+            newest,
+            _copy: copy,
         })
+    }
+
+    /// Refuses a database that is behind the state that was on the disk.
+    pub(crate) fn check_newest(&self, position: u64, row: i64) -> Result<(), JournalError> {
+        let newest = self.newest.as_ref();
+        match newest.and_then(|it| it.refute(&self.header.newest(position, row))) {
+            Some(what) => Err(damaged(&self.directory, what)),
+            None => Ok(()),
+        }
     }
 
     /// Reads the header. Writes the first one into an empty database.
@@ -138,6 +171,7 @@ impl Database {
                 found: format as u64,
                 known: FORMAT as u64,
             }),
+            (0, 0, 0) => Err(damaged(directory, "journal.db has no tables".to_owned())),
             _ => Err(damaged(
                 directory,
                 "journal.db is a database of another program".to_owned(),
@@ -152,14 +186,45 @@ impl Database {
         }
     }
 
+    /// The size of the database.
+    pub(crate) fn pages(&self) -> Result<u64, JournalError> {
+        let pages = self
+            .connection
+            .pragma_query_value(None, "page_count", |row| row.get(0));
+        pages.map_err(|error| self.error("read", error))
+    }
+
+    /// Has SQLite check the structure of its file: what it found, nothing if the structure is intact.
+    pub(crate) fn check_structure(&self) -> Result<Vec<String>, JournalError> {
+        let check = || {
+            let mut check = self.connection.prepare("PRAGMA integrity_check")?;
+            let found = check.query_map([], |row| row.get::<_, String>(0))?;
+            let lines = found.map(|text| Ok(text?.lines().map(str::to_owned).collect()));
+            lines.collect::<rusqlite::Result<Vec<Vec<_>>>>()
+        };
+        let found = check().map_err(|error| self.error("check", error))?;
+        let mut lines = found.concat();
+        lines.retain(|line| line != "ok" && !line.starts_with("***"));
+        Ok(lines)
+    }
+
+    /// The rows that exist: of chunks and of batches.
+    pub(crate) fn bounds(&self) -> Result<(Range<i64>, Range<i64>), JournalError> {
+        let connection = &self.connection;
+        let bounds = CHUNKS
+            .bounds(connection)
+            .and_then(|chunks| Ok((chunks, BATCHES.bounds(connection)?)));
+        bounds.map_err(|error| self.error("read", error))
+    }
+
     /// [`Journal::recover`](c10d_store::journal::Journal::recover).
     pub(crate) fn recover(
         &self,
         visit: &mut dyn FnMut(Recovered<'_>) -> Result<(), JournalError>,
     ) -> Result<u64, JournalError> {
         let position = self.header.position;
-        let batches = BATCHES.bounds(&self.connection);
-        let batches = batches.map_err(|error| self.error("read", error))?;
+        let (_, batches) = self.bounds()?;
+        let last_row = batches.end - 1;
         let batches = self.header.first_batch..batches.end.max(self.header.first_batch);
         let chunks = self.header.chunks.clone();
         let mut last_chunk = 0;
@@ -182,7 +247,9 @@ impl Database {
         read.map_err(|error| {
             let intact = format!("all before it, up to position {last}");
             self.read_error(error, "batch", &intact)
-        })
+        })?;
+        self.check_newest(last, last_row)?;
+        Ok(last)
     }
 
     fn read_error(&self, error: ReadError<JournalError>, kind: &str, intact: &str) -> JournalError {
@@ -249,6 +316,8 @@ fn engine_error(
     error: rusqlite::Error,
 ) -> JournalError {
     use rusqlite::Error;
+    // Of this thread's last system call that failed: SQLite says "disk I/O error" of everything.
+    let system = io::Error::last_os_error();
     let place = directory.place();
     let is_cut_off =
         error.sqlite_error().map(|error| error.extended_code) == Some(ffi::SQLITE_IOERR_SHORT_READ);
@@ -266,27 +335,23 @@ fn engine_error(
             | Error::IntegralValueOutOfRange(..)
             | Error::FromSqlConversionFailure(..),
         ) => damaged(directory, error.to_string()),
-        _ => JournalError::Engine {
-            operation,
-            place,
-            source: match io_operation(&error) {
-                Some(what) => format!("{what}: {error}").into(),
-                None => Box::new(error),
-            },
-        },
+        (Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen), _) => {
+            directory.engine_error(operation, format!("{}: {system}", io_operation(&error)))
+        }
+        _ => directory.engine_error(operation, error),
     }
 }
 
-/// What failed, as SQLite's text says "disk I/O error" of everything.
-fn io_operation(error: &rusqlite::Error) -> Option<&'static str> {
-    Some(match error.sqlite_error()?.extended_code {
-        ffi::SQLITE_IOERR_READ => "reading failed",
-        ffi::SQLITE_IOERR_WRITE => "writing failed",
-        ffi::SQLITE_IOERR_FSYNC | ffi::SQLITE_IOERR_DIR_FSYNC => "syncing to the disk failed",
-        ffi::SQLITE_IOERR_TRUNCATE => "truncating failed",
-        ffi::SQLITE_IOERR_LOCK => "locking failed",
-        _ => return None,
-    })
+fn io_operation(error: &rusqlite::Error) -> &'static str {
+    match error.sqlite_error().map(|error| error.extended_code) {
+        Some(ffi::SQLITE_IOERR_READ) => "reading failed",
+        Some(ffi::SQLITE_IOERR_WRITE) => "writing failed",
+        Some(ffi::SQLITE_IOERR_FSYNC | ffi::SQLITE_IOERR_DIR_FSYNC) => "syncing to the disk failed",
+        Some(ffi::SQLITE_IOERR_TRUNCATE) => "truncating failed",
+        Some(ffi::SQLITE_IOERR_LOCK) => "locking failed",
+        Some(code) if code & 0xff == ffi::SQLITE_CANTOPEN => "opening a file failed",
+        _ => "disk I/O error",
+    }
 }
 
 pub(crate) fn damaged(directory: &Directory, what: String) -> JournalError {

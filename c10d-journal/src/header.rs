@@ -3,8 +3,11 @@
 use std::hash::Hasher;
 use std::ops::Range;
 
+use byteorder::{BE, ByteOrder as _};
 use rusqlite::{Connection, params};
 use siphasher::sip::SipHasher13;
+
+use crate::newest::Newest;
 
 pub(crate) const SCHEMA: &str = "
     CREATE TABLE header(store BLOB NOT NULL, epoch INTEGER NOT NULL, is_open INTEGER NOT NULL, position INTEGER NOT NULL,
@@ -35,6 +38,16 @@ impl Header {
             position: 0,
             chunks: 1..1,
             first_batch: 1,
+        }
+    }
+
+    /// How far the journal is with this last position and this last row of the batches.
+    pub(crate) fn newest(&self, position: u64, row: i64) -> Newest {
+        Newest {
+            epoch: self.epoch as u64,
+            position,
+            row,
+            store: BE::read_u128(&self.store),
         }
     }
 

@@ -1,6 +1,8 @@
 //! The engine: [`SqliteJournal`].
 
 use std::collections::VecDeque;
+use std::error::Error;
+use std::io;
 use std::ops::Range;
 use std::path::Path;
 
@@ -8,11 +10,17 @@ use c10d_store::journal::{Journal, JournalError, JournalIdentity, Recovered};
 use rusqlite::Connection;
 
 use crate::database::{Database, damaged};
+use crate::directory::{Directory, Places};
+use crate::newest::NewestFile;
 use crate::rows::{BATCHES, CHUNKS, Table, is_cut};
+use crate::trust::Access;
 
 /// The bytes in the write-ahead log after which they are moved into the database: a short pause of appends, and a bound
 /// of the log.
 const WAL_BYTES_MAX: i64 = 8 << 20;
+
+/// A database of up to this many pages, 8 MiB, is checked as a whole when it is opened: that takes at most 15 ms.
+const CHECKED_PAGES_MAX: u64 = 2048;
 
 /// What a commit writes beside its blob: the page that it ends on, and that which names it.
 const COMMIT_BYTES: i64 = 2 * 4096;
@@ -32,6 +40,8 @@ pub struct SqliteJournal {
     /// The position of the last batch, and its first row if it was appended since the journal was opened.
     position: u64,
     last_batch: i64,
+    /// The last row of the batches that exists; 0 without one.
+    last_row: i64,
     snapshot: Option<SnapshotInProgress>,
     /// Rows that are no contents any more, the oldest first.
     old: VecDeque<(Table, Range<i64>)>,
@@ -39,6 +49,9 @@ pub struct SqliteJournal {
     deletion_bytes: i64,
     wal_bytes: i64,
     has_failed: bool,
+    newest: NewestFile,
+    /// Where its files were when it was opened.
+    places: Places,
 }
 
 #[derive(Debug)]
@@ -54,17 +67,23 @@ impl SqliteJournal {
     /// Opens the journal in this directory to serve it, or makes both. The directory and its files are for this user only.
     ///
     /// # Errors
-    /// [`JournalError`]: the directory cannot be written, another process serves the journal, a later version has written
-    /// it, it is damaged or no journal, or SQLite does not keep what the journal promises.
+    /// [`JournalError`]: the directory cannot be written, another user can change it, another process serves the journal, a
+    /// later version has written it, it is damaged or not a journal, or SQLite does not keep what the journal promises.
     pub fn open(directory: impl AsRef<Path>) -> Result<Self, JournalError> {
-        let mut database = Database::open(directory.as_ref(), true)?;
+        let mut database = Database::open(directory.as_ref(), Access::Serve)?;
         let header = database.header.clone();
+        let (chunks, batches) = database.bounds()?;
+        let next_batch = batches.end.max(header.first_batch);
+        let position = last_position(&database, next_batch)?;
+        let last_row = batches.end - 1;
+        database.check_newest(position, last_row)?;
+        if database.pages()? <= CHECKED_PAGES_MAX
+            && let Some(first) = database.check_structure()?.first()
+        {
+            return Err(damaged(&database.directory, first.clone()));
+        }
         let start = |database: &mut Database| {
             let connection = &database.connection;
-            let since: String =
-                connection.query_row("SELECT strftime('%Y-%m-%dT%H:%M:%SZ')", [], |row| {
-                    row.get(0)
-                })?;
             // What is written next starts the log anew, so that damage is told from what a crash has cut: see `wal`.
             checkpoint(connection, "PASSIVE")?;
             database.header.epoch += 1;
@@ -72,35 +91,38 @@ impl SqliteJournal {
             database.header.write(connection)?;
             // A database without its log is known as such.
             checkpoint(connection, "PASSIVE")?;
-            Ok((
-                since,
-                CHUNKS.bounds(connection)?,
-                BATCHES.bounds(connection)?,
-            ))
+            connection.query_row("SELECT strftime('%Y-%m-%dT%H:%M:%SZ')", [], |row| {
+                row.get(0)
+            })
         };
         let started = start(&mut database);
-        let (since, chunks, batches) = started.map_err(|error| database.error("open", error))?;
-        let owned = database.directory.write_owner(&since);
-        owned.map_err(|error| JournalError::Engine {
-            operation: "open",
-            place: database.directory.place(),
-            source: Box::new(error),
-        })?;
-        let next_batch = batches.end.max(header.first_batch);
-        let position = last_position(&database, next_batch)?;
+        let since: String = started.map_err(|error| database.error("open", error))?;
+        let reached = database.header.newest(position, last_row);
+        let of_directory = |directory: &Directory| {
+            let mut newest = NewestFile::open(directory)?;
+            newest.write(reached)?;
+            directory.write_owner(&since)?;
+            Ok((newest, directory.places()?))
+        };
+        let (newest, places) = of_directory(&database.directory)
+            .map_err(|error: io::Error| database.directory.engine_error("open", error))?;
+        database.newest = Some(reached);
         let mut journal = Self {
             next_chunk: chunks.end.max(header.chunks.end),
             next_batch,
             position,
             last_batch: next_batch,
+            last_row,
             snapshot: None,
             old: VecDeque::new(),
             deletion_bytes: 0,
             wal_bytes: 0,
             has_failed: false,
+            newest,
+            places,
             database,
         };
-        journal.let_go(BATCHES, batches.start..header.first_batch);
+        journal.let_go_batches(batches.start..header.first_batch);
         journal.let_go(CHUNKS, chunks.start..header.chunks.start);
         // Of a snapshot that was not finished.
         journal.let_go(CHUNKS, header.chunks.end..journal.next_chunk);
@@ -111,6 +133,11 @@ impl SqliteJournal {
         if !rows.is_empty() {
             self.old.push_back((table, rows));
         }
+    }
+
+    /// Keeps the last row: the row that `Newest` names must exist.
+    fn let_go_batches(&mut self, rows: Range<i64>) {
+        self.let_go(BATCHES, rows.start - 1..rows.end - 1);
     }
 
     /// Runs a step, unless one has failed: a sync that is repeated after an error can succeed without the data.
@@ -154,12 +181,33 @@ impl SqliteJournal {
         Ok(next)
     }
 
+    /// Notes how far the journal is, so that a database is known as such that goes back to an earlier state.
+    fn note_newest(&mut self) -> rusqlite::Result<()> {
+        let newest = self.database.header.newest(self.position, self.last_row);
+        let written = self.newest.write(newest);
+        written.map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))
+    }
+
+    /// Checks that the files are where they were. A deleted file keeps nothing, and another process can serve a new file
+    /// at its path.
+    fn check_places(&self) -> rusqlite::Result<()> {
+        let what = match self.places.moved() {
+            Ok(None) => return Ok(()),
+            Ok(Some(name)) => {
+                format!("{name} was deleted, moved or replaced while it was served").into()
+            }
+            Err(error) => Box::<dyn Error + Send + Sync>::from(error),
+        };
+        Err(rusqlite::Error::ToSqlConversionFailure(what))
+    }
+
     /// Bounds the files. Runs before an append, so that the replies to the one before do not wait for it.
     fn tidy(&mut self) -> rusqlite::Result<()> {
         if self.deletion_bytes >= DELETION_BYTES {
             self.delete_some()?;
         }
         if self.wal_bytes >= WAL_BYTES_MAX {
+            self.note_newest()?;
             checkpoint(&self.database.connection, "PASSIVE")?;
             self.wal_bytes = 0;
         }
@@ -208,10 +256,16 @@ impl Journal for SqliteJournal {
         self.step("append to", |this| {
             assert_eq!(position, this.position + 1, "batches follow each other");
             let next = this.insert(BATCHES, this.next_batch, position, batch)?;
+            this.check_places()?;
             this.last_batch = std::mem::replace(&mut this.next_batch, next);
+            this.last_row = next - 1;
             this.position = position;
             Ok(())
         })
+    }
+
+    fn check(&mut self) -> Result<(), JournalError> {
+        self.step("keep", |this| this.check_places())
     }
 
     fn begin_snapshot(&mut self, position: u64) -> Result<(), JournalError> {
@@ -254,7 +308,7 @@ impl Journal for SqliteJournal {
             header.first_batch = snapshot.first_batch;
             header.write(&this.database.connection)?;
             this.wal_bytes += COMMIT_BYTES;
-            this.let_go(BATCHES, before.first_batch..snapshot.first_batch);
+            this.let_go_batches(before.first_batch..snapshot.first_batch);
             this.let_go(CHUNKS, before.chunks);
             Ok(())
         })
@@ -266,8 +320,9 @@ impl Drop for SqliteJournal {
     fn drop(&mut self) {
         if !self.has_failed {
             self.database.header.is_open = false;
+            let noted = self.note_newest();
             let connection = &self.database.connection;
-            let closed = self.database.header.write(connection);
+            let closed = noted.and_then(|()| self.database.header.write(connection));
             let _ = closed.and_then(|()| checkpoint(connection, "TRUNCATE"));
         }
     }

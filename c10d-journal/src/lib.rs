@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod copy;
 mod database;
 mod directory;
 #[cfg(feature = "etcd")]
@@ -10,11 +11,13 @@ mod header;
 #[path = "../../c10d-relay/tests/it/history.rs"]
 mod history;
 mod journal;
+mod newest;
 #[cfg(all(test, feature = "etcd"))]
 #[path = "../../c10d-relay/tests/it/proxy.rs"]
 mod proxy;
 mod reader;
 mod rows;
+mod trust;
 mod wal;
 #[cfg(all(test, feature = "etcd"))]
 #[path = "../../c10d-relay/tests/it/workload.rs"]

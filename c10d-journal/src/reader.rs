@@ -6,8 +6,12 @@ use c10d_store::journal::{JournalError, JournalIdentity, Recovered};
 
 use crate::database::Database;
 use crate::directory::Directory;
+use crate::trust::Access;
 
 /// Reads a journal without a change to its files: for checks and exports. Keeps servers out while it is open.
+///
+/// A journal that this process cannot write, for example on a read-only file system, is read from a copy in the directory for
+/// temporary files (`TMPDIR`).
 #[derive(Debug)]
 pub struct SqliteJournalReader {
     database: Database,
@@ -19,7 +23,7 @@ impl SqliteJournalReader {
     /// # Errors
     /// [`JournalError`]: there is none, it is in use or damaged, or a later version has written it.
     pub fn open(directory: impl AsRef<Path>) -> Result<Self, JournalError> {
-        let database = Database::open(directory.as_ref(), false)?;
+        let database = Database::open(directory.as_ref(), Access::Read)?;
         Ok(Self { database })
     }
 
@@ -51,15 +55,7 @@ impl SqliteJournalReader {
     /// # Errors
     /// [`JournalError`] of the engine.
     pub fn check_structure(&self) -> Result<Vec<String>, JournalError> {
-        let connection = &self.database.connection;
-        let check = || {
-            let mut check = connection.prepare("PRAGMA integrity_check")?;
-            let found = check.query_map([], |row| row.get(0))?;
-            found.collect::<rusqlite::Result<Vec<String>>>()
-        };
-        let mut found = check().map_err(|error| self.database.error("check", error))?;
-        found.retain(|line| line != "ok");
-        Ok(found)
+        self.database.check_structure()
     }
 
     /// The bytes of the database and of its write-ahead log.
@@ -69,11 +65,7 @@ impl SqliteJournalReader {
     pub fn file_bytes(&self) -> Result<[u64; 2], JournalError> {
         let directory = &self.database.directory;
         let bytes = |path: &Path| {
-            Directory::bytes_of(path).map_err(|error| JournalError::Engine {
-                operation: "read",
-                place: directory.place(),
-                source: Box::new(error),
-            })
+            Directory::bytes_of(path).map_err(|error| directory.engine_error("read", error))
         };
         Ok([bytes(&directory.database())?, bytes(&directory.wal())?])
     }

@@ -16,6 +16,8 @@ mod gloo;
 mod golden;
 #[cfg(feature = "journal")]
 mod journal;
+#[cfg(all(target_os = "linux", feature = "journal"))]
+mod journal_place;
 mod lease;
 mod pages;
 mod process;

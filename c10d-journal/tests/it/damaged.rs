@@ -166,3 +166,37 @@ fn a_changed_row_is_named() {
         "{error}"
     );
 }
+
+/// The first page as SQLite writes it before there is a table. A new store would repeat every number of this store.
+#[test]
+fn a_database_without_tables_is_not_filled_again() {
+    let empty = new_folder();
+    let other = rusqlite::Connection::open(empty.path().join("journal.db")).expect("opened");
+    other
+        .pragma_update(None, "journal_mode", "WAL")
+        .expect("set");
+    drop(other);
+    // Each of the two files is enough.
+    for kept in ["newest", "owner"] {
+        let folder = new_folder();
+        crashed(folder.path(), &mut fastrand::Rng::with_seed(seed()));
+        drop(SqliteJournal::open(folder.path()).expect("opened"));
+        fs::copy(
+            empty.path().join("journal.db"),
+            folder.path().join("journal.db"),
+        )
+        .expect("copied");
+        for name in ["newest", "owner"] {
+            if name != kept {
+                fs::remove_file(folder.path().join(name)).expect("removed");
+            }
+        }
+        for error in [
+            SqliteJournal::open(folder.path()).map(|_| ()),
+            read(folder.path()).map(|_| ()),
+        ] {
+            let error = error.expect_err("damaged").to_string();
+            assert!(error.ends_with("journal.db has no tables"), "{error}");
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! Random histories, and what must be in the store after each of their batches.
 
 use std::env;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use c10d_journal::SqliteJournal;
@@ -102,6 +103,21 @@ pub(crate) fn contents_of(
         Ok(())
     })?;
     Ok((position, contents))
+}
+
+/// The library of a C file of this folder, for `LD_PRELOAD`.
+pub(crate) fn preloaded(folder: &Path, name: &str) -> PathBuf {
+    let library = folder.join(name).with_extension("so");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/it")
+        .join(name);
+    let status = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-o"])
+        .args([&library, &source])
+        .arg("-ldl")
+        .status();
+    assert!(status.expect("a C compiler").success());
+    library
 }
 
 /// This program again, to run one test function as a child.

@@ -126,7 +126,7 @@ fn a_full_disk_is_an_error_and_loses_nothing() {
             .expect("some")
             .parse()
             .expect("a number");
-        assert!(text.contains("writing failed: disk I/O error"), "{text}");
+        assert!(text.contains("writing failed: File too large"), "{text}");
         assert!(
             text.contains("then: cannot append to the journal"),
             "{text}"
@@ -138,5 +138,39 @@ fn a_full_disk_is_an_error_and_loses_nothing() {
             "{position} of {durable}"
         );
         assert!(found == history(seed, position).1);
+    }
+}
+
+/// The message has the system's error, because an operator decides by it.
+#[cfg(target_os = "linux")]
+#[test]
+fn an_error_of_the_disk_is_named() {
+    let library_folder = new_folder();
+    let library = crate::harness::preloaded(library_folder.path(), "fail.c");
+    for (kind, number, expected) in [
+        ("write", 122, "writing failed: Disk quota exceeded"),
+        ("write", 30, "writing failed: Read-only file system"),
+        ("write", 5, "writing failed: Input/output error"),
+        ("write", 28, "database or disk is full"),
+        (
+            "sync",
+            122,
+            "syncing to the disk failed: Disk quota exceeded",
+        ),
+        ("sync", 5, "syncing to the disk failed: Input/output error"),
+    ] {
+        let folder = new_folder();
+        let output = child("killed::appends_until_it_fails")
+            .env("LD_PRELOAD", &library)
+            .env("C10D_FAIL", kind)
+            .env("C10D_FAIL_ERRNO", number.to_string())
+            .env("C10D_FAIL_AFTER", "60")
+            .env(FOLDER, folder.path())
+            .env(SEED, "1")
+            .output()
+            .expect("run");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains("durable 5"), "{text}");
+        assert!(text.contains(expected), "{kind} {number}: {text}");
     }
 }

@@ -12,3 +12,4 @@ mod measure;
 mod power_loss;
 mod recovered;
 mod refused;
+mod stale;

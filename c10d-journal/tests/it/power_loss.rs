@@ -5,15 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_journal::SqliteJournal;
 use c10d_store::journal::Journal as _;
 
-use crate::harness::{child, contents_of, new_folder, seed};
+use crate::harness::{child, contents_of, new_folder, preloaded, seed};
 use crate::killed::{FOLDER, SEED, history};
 
 const SECTOR: usize = 512;
@@ -60,7 +58,7 @@ fn record(seed: u64) -> (tempfile::TempDir, Vec<u8>) {
     let mut process = child("killed::appends_until_it_fails")
         .env(FOLDER, &folder)
         .env(SEED, seed.to_string())
-        .env("LD_PRELOAD", recorder(outside.path()))
+        .env("LD_PRELOAD", preloaded(outside.path(), "record.c"))
         .env("C10D_RECORD_FOLDER", &folder)
         .env("C10D_RECORD_LOG", &log)
         .stdout(File::create(&acknowledged).expect("made"))
@@ -86,18 +84,6 @@ fn record(seed: u64) -> (tempfile::TempDir, Vec<u8>) {
     process.wait().expect("reaped");
     let log = fs::read(&log).expect("recorded");
     (outside, log)
-}
-
-fn recorder(folder: &Path) -> PathBuf {
-    let library = folder.join("record.so");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/record.c");
-    let status = Command::new("cc")
-        .args(["-shared", "-fPIC", "-O1", "-o"])
-        .arg(&library)
-        .args([source, "-ldl"])
-        .status();
-    assert!(status.expect("a C compiler").success());
-    library
 }
 
 fn steps_of(log: &[u8]) -> Vec<Step<'_>> {

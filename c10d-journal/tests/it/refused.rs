@@ -8,7 +8,7 @@ use c10d_journal::{SqliteJournal, SqliteJournalReader};
 use c10d_store::journal::{Journal as _, JournalError};
 use rusqlite::Connection;
 
-use crate::harness::{child, new_folder};
+use crate::harness::{batch_of, child, new_folder};
 
 fn error_of(folder: &Path) -> JournalError {
     SqliteJournal::open(folder).expect_err("refused")
@@ -148,4 +148,29 @@ fn a_directory_that_cannot_be_written() {
         error.starts_with("cannot open the journal /proc/1/journal"),
         "{error}"
     );
+}
+
+#[test]
+fn nothing_is_acknowledged_in_a_directory_that_is_gone() {
+    for is_replaced in [false, true] {
+        let outside = new_folder();
+        let folder = outside.path().join("journal");
+        let mut journal = SqliteJournal::open(&folder).expect("opened");
+        journal
+            .append(1, &batch_of(1, b"k", b"v"))
+            .expect("appended");
+        journal.check().expect("in its place");
+        fs::remove_dir_all(&folder).expect("removed");
+        let next = is_replaced.then(|| SqliteJournal::open(&folder).expect("opened"));
+        let error = journal
+            .append(2, &batch_of(2, b"k", b"w"))
+            .expect_err("gone");
+        let expected = "journal.db was deleted, moved or replaced while it was served";
+        assert!(error.to_string().ends_with(expected), "{error}");
+        let error = journal.check().expect_err("gone");
+        assert!(error.to_string().contains("failed before"), "{error}");
+        drop(journal);
+        assert_eq!(folder.exists(), is_replaced);
+        drop(next);
+    }
 }

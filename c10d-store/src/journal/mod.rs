@@ -82,6 +82,15 @@ pub trait Journal: Send + fmt::Debug {
     /// [`JournalError`]; the batch may be kept or not.
     fn append(&mut self, position: u64, batch: &[u8]) -> Result<(), JournalError>;
 
+    /// Checks that the journal is still in its place, so that a server stops soon after its files were deleted. The server
+    /// calls it twice a second while nothing is appended; [`append`](Self::append) is to check the same.
+    ///
+    /// # Errors
+    /// [`JournalError`].
+    fn check(&mut self) -> Result<(), JournalError> {
+        Ok(())
+    }
+
     /// Starts a snapshot of everything up to this position. It has been appended, and perhaps the next one. A snapshot in
     /// progress is dropped.
     ///

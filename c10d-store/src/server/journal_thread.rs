@@ -22,6 +22,9 @@ const LAST_APPEND_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an engine that can be cancelled may take to return. A disk cannot be.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// How often an idle journal is [checked](Journal::check).
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+
 /// What the thread does next, besides batches.
 #[derive(Debug)]
 pub(super) enum SnapshotStep {
@@ -204,12 +207,16 @@ impl Shared {
         waker: &Waker,
     ) -> Result<(), JournalError> {
         loop {
-            let mut work = self.work();
-            while work.batches.is_empty() && work.steps.is_empty() && !work.is_ending {
-                work = self
-                    .changed
-                    .wait(work)
-                    .unwrap_or_else(PoisonError::into_inner);
+            let (mut work, idle) = self
+                .changed
+                .wait_timeout_while(self.work(), CHECK_INTERVAL, |work| {
+                    work.batches.is_empty() && work.steps.is_empty() && !work.is_ending
+                })
+                .unwrap_or_else(PoisonError::into_inner);
+            if idle.timed_out() {
+                drop(work);
+                journal.check()?;
+                continue;
             }
             if let Some((position, batch)) = work.batches.pop_front() {
                 drop(work);

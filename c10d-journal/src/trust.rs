@@ -1,0 +1,79 @@
+//! Whether another user can change a journal.
+//!
+//! A user who can write a file of the database writes every value of the store. A directory that another user has
+//! prepared can have such files, or links to other files of this user.
+
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+
+use rustix::process::geteuid;
+
+use crate::directory::Directory;
+
+/// Users who are neither the owner nor in the group may write.
+const OTHERS_WRITE: u32 = 0o002;
+
+/// Only the owner of a name may change it.
+const STICKY: u32 = 0o1000;
+
+/// Who opens a journal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Serves it, and writes what it is told in confidence.
+    Serve,
+    /// Only reads it, which root does for any user.
+    Read,
+}
+
+/// Why a directory and its files are not to be opened. `None` if they can be, or if there are none.
+pub(crate) fn distrust(directory: &Directory, access: Access) -> io::Result<Option<String>> {
+    let Some(metadata) = found(fs::metadata(directory.path()))? else {
+        return Ok(None);
+    };
+    if access == Access::Serve && others_may_write_names(&metadata) {
+        return Ok(Some(
+            "other users may write the directory: take that from them (chmod o-w), or use a directory inside it".to_owned(),
+        ));
+    }
+    for path in directory.files() {
+        let Some(metadata) = found(fs::symlink_metadata(&path))? else {
+            continue;
+        };
+        let user = geteuid().as_raw();
+        if let Some(why) = distrusted_file(&metadata, access, user) {
+            let name = path.file_name().unwrap_or_default().display().to_string();
+            return Ok(Some(format!("{name} {why}")));
+        }
+    }
+    Ok(None)
+}
+
+fn others_may_write_names(directory: &Metadata) -> bool {
+    directory.mode() & OTHERS_WRITE != 0 && directory.mode() & STICKY == 0
+}
+
+fn distrusted_file(file: &Metadata, access: Access, user: u32) -> Option<String> {
+    let owner = file.uid();
+    if !file.is_file() {
+        Some("is a link, or another kind of file: use a directory without it".to_owned())
+    } else if access == Access::Read {
+        None
+    } else if owner != 0 && owner != user {
+        Some(format!(
+            "belongs to user {owner}, neither to root nor to user {user}, who serves it: use another directory, or chown it"
+        ))
+    } else if file.mode() & OTHERS_WRITE != 0 {
+        Some("may be written by other users: use another directory, or chmod o-w it".to_owned())
+    } else {
+        None
+    }
+}
+
+fn found(metadata: io::Result<Metadata>) -> io::Result<Option<Metadata>> {
+    match metadata {
+        Ok(metadata) => Ok(Some(metadata)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
