@@ -12,6 +12,7 @@ use c10d_store::Lookup;
 use c10d_store::journal::Formats;
 
 use super::gateway::{CallError, Gateway, Site, User};
+use super::known::Memory;
 use super::layout::{Head, Layout, Leader, Registered};
 use super::life_line::position_of;
 use super::message::{Answer, MemberStatus, Op, Range, Request, Txn};
@@ -33,6 +34,8 @@ pub struct EtcdOptions {
     pub(super) ttl: Duration,
     /// 0 for one that the system chooses.
     pub(super) life_port: u16,
+    /// Of all journals in this process that were opened with clones of these options.
+    pub(super) memory: Memory,
 }
 
 /// A text that does not say where etcd is.
@@ -130,6 +133,7 @@ impl FromStr for EtcdOptions {
             layout: Layout::new(prefix),
             ttl: LEASE_TTL,
             life_port: 0,
+            memory: Memory::default(),
         })
     }
 }

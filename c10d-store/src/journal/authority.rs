@@ -20,11 +20,19 @@ struct Shared {
     /// In nanoseconds since `made`; 0 if there is none.
     until: AtomicU64,
     /// Why there is never any again.
-    ended: OnceLock<String>,
+    ended: OnceLock<End>,
     /// The server has found it passed.
     is_awaited: AtomicBool,
     /// Of the server.
     waker: Mutex<Option<Waker>>,
+}
+
+/// Why there is never any authority again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct End {
+    pub(crate) reason: String,
+    /// The engine has lost what it had kept: no other process leads.
+    pub(crate) is_damage: bool,
 }
 
 impl Authority {
@@ -51,8 +59,24 @@ impl Authority {
 
     /// Another process leads, or may: the server stops, without a word to its clients. Does not block.
     pub fn end(&self, reason: impl Into<String>) {
+        self.end_as(End {
+            reason: reason.into(),
+            is_damage: false,
+        });
+    }
+
+    /// What the engine has kept is not what was written: the server stops with
+    /// [`JournalError::Damaged`](super::JournalError::Damaged). Does not block.
+    pub fn end_damaged(&self, what: impl Into<String>) {
+        self.end_as(End {
+            reason: what.into(),
+            is_damage: true,
+        });
+    }
+
+    fn end_as(&self, end: End) {
         // The first reason is the cause.
-        let _ = self.0.ended.set(reason.into());
+        let _ = self.0.ended.set(end);
         self.wake();
     }
 
@@ -72,7 +96,11 @@ impl Authority {
     /// Why it has [ended](Self::end).
     #[must_use]
     pub fn end_reason(&self) -> Option<&str> {
-        self.0.ended.get().map(String::as_str)
+        self.ended().map(|end| &*end.reason)
+    }
+
+    pub(crate) fn ended(&self) -> Option<&End> {
+        self.0.ended.get()
     }
 
     /// Has the server woken when the authority ends, and when it is extended after [`await_extension`](Self::await_extension).
