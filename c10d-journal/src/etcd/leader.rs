@@ -54,7 +54,7 @@ enum Phase {
     Follow {
         revision: u64,
     },
-    /// Ends the leadership since this revision, of a process that has ended.
+    /// Ends the leadership since this revision, of a process that has ended or of a campaign of this one.
     Succeed {
         led_since: u64,
     },
@@ -277,6 +277,14 @@ impl Candidate {
                 let sight = self.judge(&ranges)?;
                 self.leader = sight.leader.as_ref().and_then(leader_of);
                 let is_led = sight.leader.is_some();
+                if let Some((leader, led_since)) = &self.leader
+                    && leader.writer == self.me.writer
+                {
+                    // Its key was deleted, and made again by a request that etcd has carried out late.
+                    let led_since = *led_since;
+                    self.phase = Phase::Succeed { led_since };
+                    return Ok(());
+                }
                 self.phase = match sight.head {
                     Some(head) => Phase::Read {
                         reader: self.reader(head, revision, pieces),

@@ -503,16 +503,16 @@ impl World {
                 return self.forget_confirmed(copy);
             }
             Loss::Everything => return self.forget_confirmed(SimEtcd::default()),
-            Loss::Prefix => {
-                self.forget_confirmed(self.etcd.clone());
-                ("p/".to_owned(), "p0".to_owned())
-            }
+            Loss::Prefix => ("p/".to_owned(), "p0".to_owned()),
             Loss::Head => one(layout.head()),
             Loss::Log => (layout.log(0), layout.log_end()),
             Loss::LastBatch => one(layout.log(last)),
             Loss::Leader => one(layout.leader()),
         };
         delete(&mut self.etcd, key, end);
+        if loss == Loss::Prefix {
+            self.forget_confirmed(self.etcd.clone());
+        }
     }
 
     /// What is confirmed from now on is of another past.
@@ -808,7 +808,10 @@ impl World {
         }
         Err(match is_damaged {
             true => "not all have stopped".to_owned(),
-            false => "nobody leads".to_owned(),
+            false => {
+                let roles: Vec<_> = self.processes.iter().map(|it| &it.role).collect();
+                format!("nobody leads after {:?}: {roles:?}", self.lost)
+            }
         })
     }
 }
