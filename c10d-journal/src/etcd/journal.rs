@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use c10d_socket::{Cancel, Deadline, HostPort, host_name, sleep, wait_for_input};
+use c10d_socket::{Cancel, Deadline, HostPort, Moment, host_name, sleep, wait_for_input};
 use c10d_store::journal::{
     Authority, Formats, Journal, JournalError, JournalIdentity, JournalSource, Recovered,
 };
@@ -409,7 +409,7 @@ impl EtcdJournal {
             if let Request::Revoke { .. } = request {
                 self.lease = None;
             }
-            let asked = Instant::now();
+            let asked = Moment::now();
             let answer = self.call("read", &request)?;
             if let (Request::Grant { .. }, Ok(Answer::Lease { id, ttl_seconds })) =
                 (&request, &answer)

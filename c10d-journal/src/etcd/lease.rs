@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Cancel, Deadline, sleep};
+use c10d_socket::{Cancel, Deadline, Moment, sleep};
 use c10d_store::journal::{Authority, JournalError};
 
 use super::gateway::{CallError, Gateway};
@@ -71,7 +71,7 @@ impl Lease {
     pub(super) fn keep(
         id: u64,
         ttl_seconds: u64,
-        asked: Instant,
+        asked: Moment,
         gateway: &Gateway,
         options: &EtcdOptions,
     ) -> io::Result<Self> {
@@ -94,7 +94,7 @@ impl Lease {
         };
         let thread = thread::Builder::new()
             .name("c10d-etcd-lease".to_owned())
-            .spawn(move || keeper.run(asked))?;
+            .spawn(move || keeper.run())?;
         Ok(Self {
             id,
             authority,
@@ -160,17 +160,18 @@ struct Keeper {
 }
 
 impl Keeper {
-    fn run(mut self, asked: Instant) {
-        let mut sent = asked;
+    fn run(mut self) {
+        let mut began = Instant::now();
         loop {
-            let next = sent + self.guard.interval();
+            let next = began + self.guard.interval();
             let pause = next.saturating_duration_since(Instant::now());
             if sleep(pause, [&self.cancel]).is_err() {
                 return;
             }
-            sent = Instant::now();
+            began = Instant::now();
+            let sent = Moment::now();
             let keep = Request::KeepAlive { lease: self.id };
-            let deadline = Deadline::at(sent + self.guard.ttl);
+            let deadline = Deadline::at(began + self.guard.ttl);
             match self.gateway.call(&keep, deadline) {
                 Ok(Answer::Lease { ttl_seconds, .. }) if ttl_seconds > 0 => {
                     match self.look(deadline) {

@@ -683,7 +683,7 @@ impl World {
         if epoch != self.epoch {
             return Err(format!("epoch {epoch} confirms in {}", self.epoch));
         }
-        if position % 3 == 0 {
+        if position.is_multiple_of(3) {
             *self.copy = self.etcd.clone();
         }
         match self.confirmed.insert(position, batch.clone()) {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::Wake;
 use std::time::Instant;
 
+use c10d_socket::Moment;
 use mio::{Token, Waker};
 
 use super::hold::Hold;
@@ -96,12 +97,12 @@ impl Keeping {
     /// Whether something may be sent now.
     pub(super) fn may_send(&self) -> bool {
         let authority = self.authority.as_ref();
-        authority.is_none_or(|it| it.is_valid(Instant::now()))
+        authority.is_none_or(|it| it.is_valid(Moment::now()))
     }
 
     fn is_authorized_or_woken(&self) -> bool {
         let authority = self.authority.as_ref();
-        authority.is_none_or(|it| it.await_extension(Instant::now))
+        authority.is_none_or(|it| it.await_extension(Moment::now))
     }
 
     /// The version of the format for a snapshot that is due, and for what follows it. `None` until others are asked whether

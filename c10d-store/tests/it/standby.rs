@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Cancel, Deadline, HostPort};
+use c10d_socket::{Cancel, Deadline, HostPort, Moment};
 use c10d_store::journal::JournalError;
 use c10d_store::unstable::SessionDialer;
 use c10d_store::{
@@ -169,7 +169,7 @@ fn nothing_leaves_a_server_whose_authority_has_passed() {
     candidate.renew(HOUR);
     waiter.expect(&[0]);
     raw.expect(&number(1));
-    assert!(candidate.authority.is_valid(Instant::now()));
+    assert!(candidate.authority.is_valid(Moment::now()));
 }
 
 #[test]
@@ -241,10 +241,8 @@ fn a_server_that_was_taken_over_is_found_out_by_its_clients() {
     // It learns of the takeover by the client, and answers nothing until its engine knows.
     *directory.0.lock().expect("no panic") = leader(&old, 1);
     let asking = std::thread::spawn(move || dialer.connect(0, soon()));
-    wait_until("it has doubts", || {
-        !first.authority.is_valid(Instant::now())
-    });
-    first.authority.extend(Instant::now() + HOUR);
+    wait_until("it has doubts", || !first.authority.is_valid(Moment::now()));
+    first.authority.extend(Moment::now() + HOUR);
     let error = asking
         .join()
         .expect("no panic")
@@ -282,7 +280,7 @@ fn a_client_that_follows_gets_heartbeats_while_the_server_may_answer() {
         .set_read_timeout(Some(Duration::from_millis(1200)))
         .expect("a socket option");
     while link.0.read(&mut bytes).is_ok_and(|count| count > 0) {
-        assert!(!candidate.authority.is_valid(Instant::now()));
+        assert!(!candidate.authority.is_valid(Moment::now()));
     }
     candidate.renew(HOUR);
     link.0
