@@ -217,7 +217,8 @@ pub(crate) fn mark(layout: &Layout, what: &str) -> Request {
     })
 }
 
-fn found_in(mark: &[u8]) -> String {
+/// What a mark tells.
+pub(crate) fn found_in(mark: &[u8]) -> String {
     let mark: Option<Value> = serde_json::from_slice(mark).ok();
     let found = mark.as_ref().and_then(|mark| mark["found"].as_str());
     let found = found.unwrap_or("another server has found that etcd's data has gone back");

@@ -12,7 +12,7 @@ use c10d_store::Lookup;
 use c10d_store::journal::Formats;
 
 use super::gateway::{CallError, Gateway, Site, User};
-use super::known::Memory;
+use super::known::{Memory, found_in};
 use super::layout::{Head, Layout, Leader, Registered};
 use super::life_line::position_of;
 use super::message::{Answer, MemberStatus, Op, Range, Request, Txn};
@@ -337,6 +337,9 @@ impl EtcdDirectory {
             reason,
         };
         let found = read_all(&mut gateway, layout, deadline).map_err(failed)?;
+        if let Some(lost) = &found.lost {
+            return Err(failed(found_in(lost)));
+        }
         let head = found.head.as_ref();
         let head = head.map(|head| layout.parse_head_of_any(head)).transpose();
         let head = head.map_err(|error| failed(error.to_string()))?;
@@ -422,6 +425,8 @@ impl Lookup for EtcdDirectory {
 struct Found {
     leader: Option<Leader>,
     head: Option<Vec<u8>>,
+    /// What etcd has lost, as a candidate has found.
+    lost: Option<Vec<u8>>,
     candidates: Vec<Registered>,
 }
 
@@ -458,6 +463,7 @@ fn read_all(gateway: &mut Gateway, layout: &Layout, deadline: Deadline) -> Resul
         Range::key(layout.leader()),
         Range::key(layout.head()),
         candidates_range(layout),
+        Range::key(layout.lost()),
     ];
     let look = Request::Txn(Txn {
         compare: Vec::new(),
@@ -469,7 +475,7 @@ fn read_all(gateway: &mut Gateway, layout: &Layout, deadline: Deadline) -> Resul
     let Answer::Txn { ranges, .. } = answer else {
         return Err("etcd's answer is not one to this request".to_owned());
     };
-    let [leader, head, candidates] = &*ranges else {
+    let [leader, head, candidates, lost] = &*ranges else {
         return Err("etcd's answer is incomplete".to_owned());
     };
     let candidates = candidates.keys.iter();
@@ -477,6 +483,7 @@ fn read_all(gateway: &mut Gateway, layout: &Layout, deadline: Deadline) -> Resul
     Ok(Found {
         leader: leader.first().and_then(|it| Leader::parse(&it.value)),
         head: head.first().map(|head| head.value.clone()),
+        lost: lost.first().map(|it| it.value.clone()),
         candidates: candidates.collect(),
     })
 }

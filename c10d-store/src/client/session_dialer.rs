@@ -118,6 +118,19 @@ pub enum SessionError {
         /// Where it listens.
         server: HostPort,
     },
+    /// The directory knows only of an earlier run of the store than the one that has accepted the session, or the server lacks what
+    /// the session has seen: what the store had kept is lost.
+    #[error(
+        "the store of {server} has gone back from {known} to {found}: its data was restored from a copy, or deleted"
+    )]
+    WentBack {
+        /// Where it is served now.
+        server: HostPort,
+        /// What this session has seen: `epoch 3`, `batch 15`.
+        known: String,
+        /// What is left of it.
+        found: String,
+    },
     /// The server's machine refuses connections, for so long that the server must have ended.
     #[error(
         "the store at {server} has ended: its machine has refused connections for {:.0} s", refused_for.as_secs_f64()
@@ -389,6 +402,13 @@ impl SessionDialer {
                 directory: directory(),
             });
         };
+        if self.store.has_journal() && leader.epoch < self.store.epoch() {
+            return Err(SessionError::WentBack {
+                server: leader.address,
+                known: format!("epoch {}", self.store.epoch()),
+                found: format!("epoch {}", leader.epoch),
+            });
+        }
         if leader.address.host() != self.target.host() {
             let credentials = self.credentials.as_ref();
             let tls = credentials.map(|it| it.client(Protocol::Store, leader.address.host()));

@@ -239,14 +239,12 @@ fn a_server_that_was_taken_over_is_found_out_by_its_clients() {
     let link = dialer.connect(0, soon()).expect("it goes over");
     assert!(link.is_restarted);
     // It learns of the takeover by the client, and answers nothing until its engine knows.
-    *directory.0.lock().expect("no panic") = leader(&old, 1);
-    let asking = std::thread::spawn(move || dialer.connect(0, soon()));
+    *directory.0.lock().expect("no panic") = leader(&old, 2);
+    let asking = std::thread::spawn(move || (dialer.connect(0, soon()).err(), dialer));
     wait_until("it has doubts", || !first.authority.is_valid(Moment::now()));
     first.authority.extend(Moment::now() + HOUR);
-    let error = asking
-        .join()
-        .expect("no panic")
-        .expect_err("an earlier run");
+    let (error, mut dialer) = asking.join().expect("no panic");
+    let error = error.expect("an earlier run");
     // The attempt may have been over by then.
     let is_refused = matches!(
         error,
@@ -254,6 +252,11 @@ fn a_server_that_was_taken_over_is_found_out_by_its_clients() {
     );
     assert!(is_refused, "{error}");
     assert!(old.is_running());
+    // A directory that knows only of an earlier run has lost something.
+    *directory.0.lock().expect("no panic") = leader(&old, 1);
+    let error = dialer.connect(0, soon()).expect_err("an earlier run");
+    assert!(matches!(error, SessionError::WentBack { .. }), "{error}");
+    assert!(!error.is_transient());
 }
 
 /// docs/spec/wire-extensions.md, SESSION 18.
