@@ -1,12 +1,13 @@
-//! The time of a clock that does not stand still while the machine is suspended.
+//! The time of a clock that also advances while the machine is suspended.
 
 use std::ops::Add;
 use std::time::Duration;
 
 /// A point in time for a right that others may take over while this machine is suspended, such as a lease.
 ///
-/// Everything else is measured with [`Instant`](std::time::Instant), which stands still meanwhile: a deadline is not missed only
-/// because the machine slept. A virtual machine that its host stops notices nothing: no clock of the guest advances then.
+/// Everything else is measured with [`Instant`](std::time::Instant), which does not advance during that time: a deadline is not
+/// missed only because the machine slept. If the host of a virtual machine stops it, no clock of the guest advances, so the guest
+/// does not detect the pause.
 ///
 /// ```
 /// use c10d_socket::Moment;
@@ -41,7 +42,7 @@ impl Moment {
         }
     }
 
-    /// The moment at which a clock that stands still while the machine is suspended shows `awake`, and one that does not `time`.
+    /// The moment at which the clock without suspensions shows `awake`, and the clock with suspensions `time`.
     #[must_use]
     pub const fn from_clocks(awake: Duration, time: Duration) -> Self {
         let asleep = time.saturating_sub(awake);
@@ -63,8 +64,8 @@ impl Moment {
         self.time < other.time
     }
 
-    /// Whether the machine was suspended between the earlier moment and this one. What the clocks of a resumed machine show can be
-    /// wrong by up to a second, so a suspension ends a right that was to last on.
+    /// Whether the machine was suspended between the earlier moment and this one. The clocks of a resumed machine can be wrong by up
+    /// to a second, so a suspension ends a right even if its time has not passed.
     #[must_use]
     pub fn was_suspended_since(self, earlier: Self) -> bool {
         self.asleep.0 > earlier.asleep.1
@@ -98,7 +99,7 @@ mod clock {
     }
 
     fn read(clock: ClockId) -> Duration {
-        // Neither is negative.
+        // Both are positive.
         Duration::try_from(clock_gettime(clock)).unwrap_or_default()
     }
 }

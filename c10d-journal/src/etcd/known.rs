@@ -1,8 +1,8 @@
-//! What a process has read or written of a store, which etcd must still have.
+//! The part of a store that a process has read or written, and that etcd must still have.
 //!
-//! Pure. What etcd has confirmed can be lost all the same: it is restored from a copy or emptied, keys are deleted, a member comes
-//! back with an older disk. A process that leads or follows knows better. It stops, and leaves a [mark](Layout::lost), so that
-//! processes that know nothing of what was lost do not serve the rest either.
+//! Pure. etcd can lose data that it has confirmed: it is restored from a copy or emptied, keys are deleted, or a member returns
+//! with an older disk. A process that leads or follows detects this. It stops, and leaves a [mark](Layout::lost), because processes
+//! that start later would serve the rest.
 
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,7 +28,7 @@ pub(crate) struct Known {
     record: Option<u64>,
 }
 
-/// Why a process does not go on with what etcd has.
+/// Reasons why a process cannot continue with the data in etcd.
 #[derive(Debug)]
 pub(crate) enum Unfit {
     /// etcd lacks what this process knows: others are to be told.
@@ -38,7 +38,7 @@ pub(crate) enum Unfit {
     Other(JournalError),
 }
 
-/// What etcd has, once it was found to have all that is known.
+/// The data of etcd, after the check that nothing is lost.
 #[derive(Debug)]
 pub(crate) struct Sight {
     pub(crate) leader: Option<KeyValue>,
@@ -64,7 +64,7 @@ impl Known {
         }
     }
 
-    /// Takes what the other one has of the same store in addition.
+    /// Adds the later data of the other process of the same store.
     fn join(&mut self, other: &Self) {
         self.epoch = self.epoch.max(other.epoch);
         if other.position > self.position
@@ -74,7 +74,7 @@ impl Known {
         }
     }
 
-    /// The same, to what was kept so far.
+    /// Adds `known` to the data that was kept so far.
     pub(crate) fn keep(kept: &mut Option<Self>, known: Option<&Self>) {
         match (kept, known) {
             (Some(kept), Some(known)) => kept.join(known),
@@ -102,13 +102,13 @@ impl Known {
         match (record.map(Keys::first), self.record) {
             (Some(None), _) => Err(format!("batch {own} is missing")),
             (Some(Some(found)), Some(record)) if record_of(&found.value) != record => {
-                Err(format!("batch {own} is another one"))
+                Err(format!("batch {own} is a different one"))
             }
             _ => Ok(()),
         }
     }
 
-    /// What a user is told.
+    /// The text for users.
     pub(crate) fn lost(&self, layout: &Layout, found: &str) -> String {
         let Self {
             epoch, position, ..
@@ -154,7 +154,7 @@ pub(crate) fn sight(layout: &Layout, known: Option<&Known>) -> Vec<Op> {
     keys.into_iter().chain([log]).map(Op::Range).collect()
 }
 
-/// Whether what was [read](sight) has all that is known.
+/// Checks that the [answer](sight) has everything that is known.
 pub(crate) fn judge(
     layout: &Layout,
     known: Option<&Known>,
@@ -189,7 +189,7 @@ pub(crate) fn judge(
     })
 }
 
-/// Whether what was [read](sight) is as the leader with this writer must find it.
+/// Checks the same for the leader with this writer, and that its key is there.
 pub(crate) fn judge_leader(
     layout: &Layout,
     known: Option<&Known>,
@@ -217,7 +217,7 @@ pub(crate) fn mark(layout: &Layout, what: &str) -> Request {
     })
 }
 
-/// What a mark tells.
+/// The text of a mark.
 pub(crate) fn found_in(mark: &[u8]) -> String {
     let mark: Option<Value> = serde_json::from_slice(mark).ok();
     let found = mark.as_ref().and_then(|mark| mark["found"].as_str());
@@ -225,7 +225,7 @@ pub(crate) fn found_in(mark: &[u8]) -> String {
     printable(found, FOUND_CHARS_MAX).to_string()
 }
 
-/// What the journals of one process know of a store, one after the other: a process that has led goes on to stand by.
+/// The knowledge of all journals of one process: after a takeover, the process opens a new journal and is a standby.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Memory(Arc<Mutex<Option<Known>>>);
 
@@ -241,7 +241,7 @@ impl Memory {
     }
 }
 
-/// Options are equal whatever was read with them.
+/// Options are equal, even if different data was read with them.
 impl PartialEq for Memory {
     fn eq(&self, _: &Self) -> bool {
         true

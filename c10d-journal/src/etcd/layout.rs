@@ -7,7 +7,7 @@
 //! | `head` | how far the log is, written with each batch |
 //! | `log/POSITION` | a batch, or its last part |
 //! | `part/POSITION-WRITER/NUMBER` | a part of a batch that is too large for one transaction |
-//! | `lost` | what a process knows that etcd has lost: nobody leads while this is there |
+//! | `lost` | a loss of data in etcd that a process has found: no process leads while this is there |
 //! | `snapshot/POSITION-WRITER-SERIAL/NUMBER` | a part of a snapshot |
 //!
 //! Numbers in keys are in hexadecimal with leading zeros, so that etcd's order of keys is theirs.
@@ -151,7 +151,7 @@ impl Layout {
         self.key("head")
     }
 
-    /// Written by a process that knows more than etcd has.
+    /// Written by a process that has read more than etcd has now.
     pub(crate) fn lost(&self) -> String {
         self.key("lost")
     }

@@ -22,9 +22,9 @@ pub(crate) struct Candidate {
     ttl_seconds: u64,
     /// The id of the store that it makes if there is none.
     new_store: [u8; 16],
-    /// What etcd must have.
+    /// The data that etcd must have.
     known: Option<Known>,
-    /// What etcd has lost of that.
+    /// The loss of such data, if etcd has lost any.
     lost: Option<String>,
     /// Which store and up to which position it has passed on.
     passed_on: Option<([u8; 16], u64)>,
@@ -149,12 +149,12 @@ impl Candidate {
         self.passed_on.map_or(0, |(_, position)| position)
     }
 
-    /// What this process has read, now or before.
+    /// The data that this process has read, now or before.
     pub(crate) const fn known(&self) -> Option<&Known> {
         self.known.as_ref()
     }
 
-    /// What etcd has lost, after an error: others are to be told.
+    /// After an error, the loss of data in etcd, which others are to be told.
     pub(crate) fn lost(&self) -> Option<&str> {
         self.lost.as_deref()
     }
@@ -405,7 +405,7 @@ impl Candidate {
                 }
                 Event::Delete { key, .. } if key == leader_key => self.phase = Phase::Grant,
                 Event::Delete { key, .. } => {
-                    // Else it is of what a snapshot covers.
+                    // Otherwise a snapshot covers it.
                     if let Some(position) = self.layout.log_position(&key)
                         && position > self.snapshot_position
                     {

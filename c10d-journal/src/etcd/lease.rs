@@ -218,7 +218,7 @@ impl Keeper {
         }
     }
 
-    /// Whether etcd has the key of this process, if it leads, and all that it has written.
+    /// Whether etcd has the key of this process, if it leads, and every batch of it.
     fn look(&mut self, deadline: Deadline) -> Result<Result<(), Unfit>, CallError> {
         // Before etcd is asked: it may have more.
         let known = self.memory.get();

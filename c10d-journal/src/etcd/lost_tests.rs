@@ -1,4 +1,4 @@
-//! Servers over a real etcd (`C10D_ETCD`) whose data goes back: what was answered is answered, or nothing is.
+//! Servers over a real etcd (`C10D_ETCD`) whose data goes back: they never answer with older data.
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use super::options::EtcdOptions;
 use super::real_site::{RealSite, call, eventually};
 use super::served_tests::status;
 
-/// A process that stands by again after another one has taken over, as `c10d store serve` does.
+/// A process that is a standby again after a takeover, like `c10d store serve`.
 struct Resident {
     options: ServerOptions,
     listener: TcpListener,
@@ -82,8 +82,8 @@ fn delete(site: &RealSite, options: &EtcdOptions, from: &str, to: &str) {
     call(&mut site.gateway(), &delete).expect("etcd answers");
 }
 
-/// One process leads and another one follows; etcd's data goes back; both may never serve what is older, and nor may a
-/// process that starts afterwards.
+/// A process leads and a second process follows; etcd's data goes back. Both may never serve older data, and nor may a
+/// third process, which starts afterwards.
 #[track_caller]
 fn nothing_older_is_served(members: usize, lose: impl FnOnce(&mut RealSite, &EtcdOptions)) {
     let mut site = RealSite::start(members);
@@ -174,7 +174,7 @@ fn the_end_of_the_log_deleted() {
     });
 }
 
-/// Two of three members lose what they had confirmed, and go on without the third one.
+/// Two of three members lose confirmed data, and continue without the third member.
 #[test]
 #[ignore = "needs etcd (C10D_ETCD)"]
 fn members_with_older_data() {
@@ -199,7 +199,7 @@ fn the_key_of_the_leader_deleted() {
     eventually("the other one follows", is_listed);
     delete(&site, &options, "leader", "leader0");
     let deleted = Instant::now();
-    // Nothing is written, so that no commit finds it out.
+    // Without a write: a commit would find it out.
     eventually("the old one stops", || !old.server.is_running());
     let took = deleted.elapsed();
     assert!(took < Duration::from_secs(3), "{took:?}");

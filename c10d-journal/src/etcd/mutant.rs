@@ -28,7 +28,7 @@ pub(crate) enum Mutant {
     NoListFence,
     /// A candidate leads whatever the head is.
     NoCampaignFence,
-    /// A process forgets what it knows when it stands by again.
+    /// A process forgets its knowledge after a takeover.
     Forgets,
     /// A process that finds that etcd has lost something does not tell others.
     NoMark,

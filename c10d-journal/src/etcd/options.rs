@@ -425,7 +425,7 @@ impl Lookup for EtcdDirectory {
 struct Found {
     leader: Option<Leader>,
     head: Option<Vec<u8>>,
-    /// What etcd has lost, as a candidate has found.
+    /// The mark of a candidate that has found a loss of data.
     lost: Option<Vec<u8>>,
     candidates: Vec<Registered>,
 }

@@ -165,7 +165,7 @@ impl RealSite {
         self.members[member] = started(&mut self.commands[member]);
     }
 
-    /// Copies what these members have kept, which stops them meanwhile.
+    /// Copies the data of these members. They are stopped while it copies.
     pub(crate) fn copy(&mut self, members: &[usize]) {
         self.with_folders(members, |folder, copy| {
             let copied = Command::new("cp").arg("-r").args([folder, copy]).status();

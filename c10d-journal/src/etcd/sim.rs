@@ -36,7 +36,7 @@ impl SimEtcd {
         self.now
     }
 
-    /// It has what a copy of it had. The leases begin anew.
+    /// Restores the data of a copy. Leases have their full time again.
     pub(crate) fn go_back_to(&mut self, copy: Self) {
         let (now, granted) = (self.now, self.leases_granted);
         *self = copy;

@@ -4,8 +4,8 @@
 //! one process may answer, and it knows all that was confirmed; whatever is confirmed stays. Some processes are of the release
 //! before, which does not read the newest format: it is not written while one of them is listed, and none of them leads afterwards.
 //!
-//! In some histories etcd's data goes back once. No process that knows more than what is left may lead then, and once one of them has
-//! found it out, none at all.
+//! In some histories etcd's data goes back once. A process that has read more than etcd has left may not lead afterwards, and
+//! after such a process has found the loss, no process may.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -80,7 +80,7 @@ impl Loss {
         Self::Leader,
     ];
 
-    /// Whether what is left is a store, so that a process that knows nothing of the loss may lead.
+    /// Whether a store is left, so that a process that starts afterwards may lead.
     const fn leaves_a_store(self) -> bool {
         matches!(self, Self::Copy | Self::Everything | Self::Prefix)
     }
@@ -127,7 +127,7 @@ struct Process {
     life: u64,
     formats: Formats,
     known: BTreeMap<u64, String>,
-    /// What this process has known to be kept, also before it stood by again.
+    /// The batches that this process has read or written, also before a takeover.
     knew: BTreeMap<u64, String>,
     memory: Option<Known>,
     /// The lease, and until when it gives the right to answer.
@@ -153,7 +153,7 @@ struct World {
     is_mixed: bool,
     /// That of the head after the last step.
     format: u8,
-    /// Whether etcd may lose something, and what it has lost.
+    /// Whether etcd may lose data, and the loss.
     loses: bool,
     lost: Option<Loss>,
     /// etcd as it was some batches ago.
@@ -193,7 +193,7 @@ impl World {
         self.started_with(None, BTreeMap::new())
     }
 
-    /// The same process stands by again.
+    /// The same process is a standby again.
     fn stand_by_again(&mut self, process: usize) {
         let it = &self.processes[process];
         let (memory, knew) = match self.mutant {
@@ -451,7 +451,7 @@ impl World {
                 };
                 *until = Guard::new(ttl_seconds).until(from).max(*until);
             }
-            // The server stops; its process stands by again.
+            // The server stops; its process is a standby again.
             _ => return self.stand_by_again(process),
         }
         let Role::Leader { writer, .. } = &self.processes[process].role else {
@@ -515,7 +515,7 @@ impl World {
         }
     }
 
-    /// What is confirmed from now on is of another past.
+    /// Later batches continue an older log.
     fn forget_confirmed(&mut self, etcd: SimEtcd) {
         self.etcd.go_back_to(etcd);
         self.confirmed.clear();

@@ -51,8 +51,8 @@ impl Authority {
         }))
     }
 
-    /// The server may answer until then: a time after the moment before the engine has asked. An earlier one than before changes
-    /// nothing. Does not block.
+    /// The server may answer until this moment, which counts from a moment before the engine has asked. An earlier time than before
+    /// changes nothing. Does not block.
     pub fn extend(&self, until: Moment) {
         let shared = &self.0;
         let (time, (_, asleep_max)) = until.parts();
@@ -72,7 +72,7 @@ impl Authority {
         });
     }
 
-    /// What the engine has kept is not what was written: the server stops with
+    /// The engine has lost data that it had kept: the server stops with
     /// [`JournalError::Damaged`](super::JournalError::Damaged). Does not block.
     pub fn end_damaged(&self, what: impl Into<String>) {
         self.end_as(End {

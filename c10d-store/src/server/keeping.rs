@@ -60,7 +60,9 @@ impl Keeping {
     ) -> io::Result<(StoreState, Sessions, Option<Self>)> {
         let identity = open.journal.identity();
         let store = StoreId::of_journal(&identity.store, identity.epoch);
-        sessions.restore(store, open.carried, Instant::now());
+        // 0 means that there is none.
+        let begins = open.durable + 1;
+        sessions.restore(store, begins, open.carried, Instant::now());
         let authority = open.journal.authority();
         let format = (open.journal.format(), open.journal.formats().newest);
         if let Some(authority) = &authority {

@@ -252,11 +252,44 @@ fn a_server_that_was_taken_over_is_found_out_by_its_clients() {
     );
     assert!(is_refused, "{error}");
     assert!(old.is_running());
-    // A directory that knows only of an earlier run has lost something.
+    // A directory with an earlier run only has lost data.
     *directory.0.lock().expect("no panic") = leader(&old, 1);
     let error = dialer.connect(0, soon()).expect_err("an earlier run");
     assert!(matches!(error, SessionError::WentBack { .. }), "{error}");
     assert!(!error.is_transient());
+}
+
+/// docs/spec/wire-extensions.md, SESSION 19.
+#[test]
+fn a_session_goes_on_only_with_a_store_that_has_what_it_has_seen() {
+    for is_complete in [true, false] {
+        let log = Memory::default();
+        let [(first, old), _] = candidates(&log);
+        lead(&log, 0, &first, HOUR);
+        wait_until("it leads", || !old.is_standby());
+        let (directory, _) = following(leader(&old, 1));
+        let address = StoreAddress::LookedUp(Arc::clone(&directory) as _);
+        let options = TcpStoreOptions::default().with_resume(HOUR);
+        let store = TcpStore::open_at(&address, options).expect("it serves");
+        assert_eq!(store.add("n", 1).expect("add"), 1);
+        let older = log.crashed();
+        assert_eq!(store.add("n", 1).expect("add"), 2);
+        // The store is restored from this copy.
+        let copy = if is_complete { log.crashed() } else { older };
+        let candidate = copy.candidate(7);
+        let server = candidate.stand_by(ServerOptions::default());
+        lead(&copy, 7, &candidate, HOUR);
+        wait_until("it leads", || !server.is_standby());
+        *directory.0.lock().expect("no panic") = leader(&server, 2);
+        drop(old);
+        let added = store.add("n", 1);
+        if is_complete {
+            assert_eq!(added.expect("it goes on"), 3);
+        } else {
+            let error = added.expect_err("this was 2 before").to_string();
+            assert!(error.contains("gone back from batch"), "{error}");
+        }
+    }
 }
 
 /// docs/spec/wire-extensions.md, SESSION 18.

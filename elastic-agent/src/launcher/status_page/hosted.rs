@@ -118,8 +118,8 @@ impl Hosted {
         self.watched_if(journal, |_| true)
     }
 
-    /// The journal of a candidate, of which other failures concern this process only: without what the store had kept, no process
-    /// can serve it.
+    /// A candidate's journal. Its loss of data stops this agent, because no process can serve the store without the lost data.
+    /// Other failures only end this candidate.
     pub(in crate::launcher) fn watched_for_damage(
         self: &Arc<Self>,
         journal: &JournalSource,
