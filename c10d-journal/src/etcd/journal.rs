@@ -159,11 +159,9 @@ impl EtcdJournal {
 
     /// Tells other candidates what etcd has lost. Once: they find out themselves otherwise.
     fn tell_lost(&mut self, what: &str) {
-        let place = self.place();
-        log::error!("{place}: {what}");
         let deadline = Deadline::after(Instant::now(), MARK_TIMEOUT);
         if let Err(error) = self.gateway.call(&mark(self.layout(), what), deadline) {
-            log::warn!("{place}: other servers are not told of this: {error}");
+            log::warn!("other servers are not told of a loss in etcd: {error}");
         }
     }
 

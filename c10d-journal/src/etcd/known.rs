@@ -114,8 +114,7 @@ impl Known {
             epoch, position, ..
         } = self;
         format!(
-            "{found}, but batch {position} of epoch {epoch} was there: etcd's data has gone back (restored from a copy, or \
-             deleted). Use another prefix, or delete the key {} to serve what is left",
+            "{found}, but batch {position} of epoch {epoch} was there: etcd's data has gone back; to serve the rest, delete {}",
             layout.lost()
         )
     }

@@ -251,12 +251,13 @@ impl Keeper {
     fn end(&mut self, unfit: Unfit) {
         match unfit {
             Unfit::Lost(what) => {
-                self.authority.end_damaged(&*what);
-                log::error!("{}: {what}", self.layout.place());
+                // The end of the server cancels the call.
+                self.authority.withdraw();
                 let deadline = Deadline::after(Instant::now(), LOOK_TIMEOUT);
                 if let Err(error) = self.gateway.call(&mark(&self.layout, &what), deadline) {
-                    log::warn!("other servers are not told of this: {error}");
+                    log::warn!("other servers are not told of a loss in etcd: {error}");
                 }
+                self.authority.end_damaged(what);
             }
             Unfit::Deposed(Some(leader)) => self.authority.end(format!("{leader} leads now")),
             Unfit::Deposed(None) if self.is_lost.load(Ordering::SeqCst) => {
