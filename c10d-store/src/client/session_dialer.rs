@@ -251,12 +251,6 @@ impl SessionDialer {
         self.lookup.is_some()
     }
 
-    /// Whether the server may tell [positions](crate::unstable::FrameReader::taking_positions).
-    #[must_use]
-    pub const fn takes_positions(&self) -> bool {
-        self.is_following() && self.carries_over
-    }
-
     /// The server of the last attempt.
     #[must_use]
     pub const fn target(&self) -> &HostPort {
@@ -352,7 +346,7 @@ impl SessionDialer {
             carries_over: self.carries_over,
             takes_pieces: self.takes_pieces,
             wants_heartbeats: self.is_following(),
-            takes_positions: self.takes_positions(),
+            takes_positions: self.is_following() && self.carries_over,
         };
         let mut request = RequestBuf::new();
         request.hello();
