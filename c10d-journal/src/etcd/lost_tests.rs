@@ -64,7 +64,7 @@ impl Resident {
     }
 }
 
-/// Long, as the machine may be busy.
+/// Long, because the machine may be busy.
 const TTL: Duration = Duration::from_secs(10);
 
 fn options_of(site: &RealSite) -> EtcdOptions {

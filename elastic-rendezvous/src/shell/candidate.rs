@@ -191,7 +191,7 @@ impl Servers {
                 }
             };
             if !goes_on {
-                // No process can serve the rest of the store.
+                // The rest of the store cannot be served.
                 drop(
                     self.shared
                         .wait(Duration::MAX, |orders| orders.ends.is_some()),
@@ -237,7 +237,7 @@ impl Servers {
         listen_at(&ips, port)
     }
 
-    /// Until the server has ended. Returns whether another one may be a standby afterwards.
+    /// Until the server has ended. Returns whether this process may be a standby again.
     fn attend(&self, server: TcpStoreServer) -> bool {
         let name = self.directory.lookup().name();
         let mut was_standby = true;
