@@ -27,6 +27,8 @@ const FOLLOWING_DELAY_MAX: Duration = Duration::from_millis(500);
 pub(crate) struct Order {
     /// How many bytes of the session have arrived; `None` for a new session.
     pub(crate) received: Option<u64>,
+    /// The position of the store's journal that the session has seen.
+    pub(crate) position: u64,
     pub(crate) give_up_at: Instant,
     /// How long connections of a session that goes on may be refused.
     pub(crate) refused_timeout: Duration,
@@ -103,6 +105,9 @@ fn work(
             dialer.start_anew();
             0
         });
+        if order.received.is_some() {
+            dialer.set_position(order.position);
+        }
         let Some(outcome) = connect(&mut dialer, received, &order, orders) else {
             return;
         };

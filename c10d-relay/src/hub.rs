@@ -38,6 +38,7 @@ pub(crate) struct Hub {
     limits: WireLimits,
     stream: SessionStream,
     reader: FrameReader,
+    position: u64,
     ranks: BTreeMap<u32, Rank>,
     next_client: u32,
     turn: Turn,
@@ -74,7 +75,8 @@ impl Hub {
         Self {
             limits,
             is_kept: true,
-            reader: FrameReader::taking_pieces(),
+            reader: FrameReader::taking_pieces().taking_positions(),
+            position: 0,
             ..Self::default()
         }
     }
@@ -93,7 +95,7 @@ impl Hub {
     /// number of ranks whose connections are closed, as that cannot be done for them.
     pub(crate) fn restart(&mut self) -> usize {
         self.stream = SessionStream::default();
-        self.reader = FrameReader::taking_pieces();
+        self.reader = FrameReader::taking_pieces().taking_positions();
         self.turn = Turn::default();
         self.waiting_to_send.clear();
         self.is_kept = true;
@@ -281,7 +283,13 @@ impl Hub {
                 self.finish(client);
             }
         }
+        self.position = self.position.max(self.reader.position());
         Ok(())
+    }
+
+    /// Up to where the journal of the store has kept what ranks have seen.
+    pub(crate) const fn position(&self) -> u64 {
+        self.position
     }
 
     /// Puts the requests of ranks into the stream, as far as there is room.

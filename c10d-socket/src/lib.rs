@@ -17,6 +17,7 @@ mod listen;
 mod listeners;
 mod listening_process;
 mod loopback_user;
+mod moment;
 mod open_files;
 mod options;
 mod own_sockets;
@@ -48,6 +49,7 @@ pub use listen::{
 pub use listeners::{Listeners, Step};
 pub use listening_process::ListeningProcess;
 pub use loopback_user::{check_own_user, loopback_user, own_user};
+pub use moment::Moment;
 pub use open_files::{file_limit, raise_file_limit, restore_file_limit};
 pub use options::{KeepAlive, SocketOptions, configure_accepted};
 pub use own_sockets::OwnConnections;

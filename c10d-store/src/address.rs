@@ -20,7 +20,8 @@ pub trait Lookup: Send + Sync + fmt::Debug {
     /// The address as the user gave it, for messages: `etcd://node0:2379/job-17`.
     fn name(&self) -> String;
 
-    /// The process that leads now; `None` if none does. Blocks until the deadline at most, less if cancelled.
+    /// The process that leads now; `None` if none does. Blocks until the deadline at most, less if cancelled. A lower epoch
+    /// than at an earlier call means that the store has lost data.
     ///
     /// # Errors
     /// Any: the caller asks again later.

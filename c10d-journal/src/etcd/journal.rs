@@ -4,12 +4,13 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use c10d_socket::{Cancel, Deadline, HostPort, host_name, sleep, wait_for_input};
+use c10d_socket::{Cancel, Deadline, HostPort, Moment, host_name, sleep, wait_for_input};
 use c10d_store::journal::{
     Authority, Formats, Journal, JournalError, JournalIdentity, JournalSource, Recovered,
 };
 
 use super::gateway::{CallError, Gateway, WatchStream};
+use super::known::mark;
 use super::layout::{Layout, Leader, Registered};
 use super::leader::{Candidate, Next};
 use super::lease::Lease;
@@ -31,6 +32,9 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// A standby that has heard nothing for this time looks who leads, if it does not hear the leader either: a member that
 /// was stopped keeps silent.
 const WATCH_SILENCE_MAX: Duration = Duration::from_secs(45);
+
+/// How long etcd may take to keep what others are to be told.
+const MARK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The pause after a watch that failed.
 const WATCH_PAUSE: Duration = Duration::from_millis(100);
@@ -151,6 +155,14 @@ impl EtcdJournal {
     #[cfg(test)]
     pub(super) fn lease_id(&self) -> Option<u64> {
         self.lease.as_ref().map(Lease::id)
+    }
+
+    /// Tells other candidates what etcd has lost. Once: they find out themselves otherwise.
+    fn tell_lost(&mut self, what: &str) {
+        let deadline = Deadline::after(Instant::now(), MARK_TIMEOUT);
+        if let Err(error) = self.gateway.call(&mark(self.layout(), what), deadline) {
+            log::warn!("other servers are not told of a loss in etcd: {error}");
+        }
     }
 
     /// Tells others how far this process is.
@@ -365,6 +377,63 @@ impl EtcdJournal {
         }
     }
 
+    /// Follows until this process leads.
+    fn recover_as(
+        &mut self,
+        candidate: &mut Candidate,
+        visit: &mut dyn FnMut(Recovered<'_>) -> Result<(), JournalError>,
+    ) -> Result<(), JournalError> {
+        let mut pieces = Vec::new();
+        let mut shown = None;
+        let mut watching = Watching::Nobody;
+        let mut has_followed = None;
+        loop {
+            let request = match candidate.next() {
+                Next::Lead => break,
+                Next::Watch { from_revision } => {
+                    if let Some(leader) = candidate.leader()
+                        && shown.as_ref() != Some(leader)
+                    {
+                        log::info!("{}: {leader} leads; this process follows", self.place());
+                        shown = Some(leader.clone());
+                    }
+                    self.follow(candidate, from_revision, &mut watching, visit)?;
+                    has_followed = Some(Instant::now());
+                    continue;
+                }
+                Next::Call(request) => request,
+            };
+            // It ends the lease, and may not keep it meanwhile.
+            if let Request::Revoke { .. } = request {
+                self.lease = None;
+            }
+            let asked = Moment::now();
+            let answer = self.call("read", &request)?;
+            if let (Request::Grant { .. }, Ok(Answer::Lease { id, ttl_seconds })) =
+                (&request, &answer)
+            {
+                candidate.campaigns_since(seconds_since_1970());
+                self.lease = None;
+                let lease = Lease::keep(*id, *ttl_seconds, asked, &self.gateway, &self.options);
+                let lease = lease.map_err(|error| JournalError::Engine {
+                    operation: "open",
+                    place: self.place(),
+                    source: Box::new(error),
+                })?;
+                if let Some(life_line) = &self.life_line {
+                    life_line.leads(lease.authority().clone());
+                }
+                self.lease = Some(lease);
+            }
+            let tried = has_followed.map_or(Duration::ZERO, |end: Instant| end.elapsed());
+            candidate.has_tried_for(tried.as_millis() as u64);
+            candidate.answered(answer, &mut pieces)?;
+            pass_on(&mut pieces, visit)?;
+            self.followed(candidate.position());
+        }
+        Ok(())
+    }
+
     /// Carries out what the writer has to do.
     fn write(
         &mut self,
@@ -391,9 +460,18 @@ impl EtcdJournal {
             if is_unknown && self.lease.as_ref().is_some_and(Lease::is_lost) {
                 return Err(Stopped::Deposed(None).into_error(self.layout(), operation));
             }
-            let answered = writer.answered(answer);
-            answered.map_err(|stopped| stopped.into_error(self.layout(), operation))?;
+            match writer.answered(answer) {
+                Ok(()) => {}
+                Err(Stopped::Overwritten) => {
+                    let found = "its head is not what this leader has written";
+                    let what = writer.known().lost(self.layout(), found);
+                    self.tell_lost(&what);
+                    return Err(self.layout().damaged(what));
+                }
+                Err(stopped) => return Err(stopped.into_error(self.layout(), operation)),
+            }
         }
+        self.options.memory.keep(Some(&writer.known()));
         self.followed(writer.head().position);
         self.writer = Some(writer);
         self.has_failed = false;
@@ -473,62 +551,25 @@ impl Journal for EtcdJournal {
             self.me.clone(),
             self.options.ttl.as_secs().max(1),
             store,
+            self.options.memory.get(),
         );
-        let mut pieces = Vec::new();
-        let mut shown = None;
-        let mut watching = Watching::Nobody;
-        let mut has_followed = None;
-        loop {
-            let request = match candidate.next() {
-                Next::Lead => break,
-                Next::Watch { from_revision } => {
-                    if let Some(leader) = candidate.leader()
-                        && shown.as_ref() != Some(leader)
-                    {
-                        log::info!("{}: {leader} leads; this process follows", self.place());
-                        shown = Some(leader.clone());
-                    }
-                    self.follow(&mut candidate, from_revision, &mut watching, visit)?;
-                    has_followed = Some(Instant::now());
-                    continue;
-                }
-                Next::Call(request) => request,
-            };
-            // It ends the lease, and may not keep it meanwhile.
-            if let Request::Revoke { .. } = request {
-                self.lease = None;
-            }
-            let asked = Instant::now();
-            let answer = self.call("read", &request)?;
-            if let (Request::Grant { .. }, Ok(Answer::Lease { id, ttl_seconds })) =
-                (&request, &answer)
-            {
-                candidate.campaigns_since(seconds_since_1970());
-                self.lease = None;
-                let lease = Lease::keep(*id, *ttl_seconds, asked, &self.gateway, self.layout());
-                let lease = lease.map_err(|error| JournalError::Engine {
-                    operation: "open",
-                    place: self.place(),
-                    source: Box::new(error),
-                })?;
-                if let Some(life_line) = &self.life_line {
-                    life_line.leads(lease.authority().clone());
-                }
-                self.lease = Some(lease);
-            }
-            let tried = has_followed.map_or(Duration::ZERO, |end: Instant| end.elapsed());
-            candidate.has_tried_for(tried.as_millis() as u64);
-            candidate.answered(answer, &mut pieces)?;
-            pass_on(&mut pieces, visit)?;
-            self.followed(candidate.position());
+        let recovered = self.recover_as(&mut candidate, visit);
+        self.options.memory.keep(candidate.known());
+        if let Some(what) = candidate.lost() {
+            self.tell_lost(what);
         }
+        recovered?;
         let writer = candidate.into_writer().expect("it leads");
         let head = writer.head();
         let (epoch, position) = (head.epoch, head.position);
+        if let Some(lease) = &self.lease {
+            lease.leads(head.writer);
+        }
         log::info!(
             "{}: this process leads, for the {epoch}. time, from batch {position} on",
             self.place()
         );
+        self.options.memory.keep(Some(&writer.known()));
         self.writer = Some(writer);
         if position == 0 {
             self.agree_on_format()?;

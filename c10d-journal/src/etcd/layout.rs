@@ -7,6 +7,7 @@
 //! | `head` | how far the log is, written with each batch |
 //! | `log/POSITION` | a batch, or its last part |
 //! | `part/POSITION-WRITER/NUMBER` | a part of a batch that is too large for one transaction |
+//! | `lost` | a loss of data in etcd that a process has found: no process leads while this is there |
 //! | `snapshot/POSITION-WRITER-SERIAL/NUMBER` | a part of a snapshot |
 //!
 //! Numbers in keys are in hexadecimal with leading zeros, so that etcd's order of keys is theirs.
@@ -148,6 +149,11 @@ impl Layout {
 
     pub(crate) fn head(&self) -> String {
         self.key("head")
+    }
+
+    /// Written by a process that has read more than etcd has now.
+    pub(crate) fn lost(&self) -> String {
+        self.key("lost")
     }
 
     pub(crate) fn log(&self, position: u64) -> String {

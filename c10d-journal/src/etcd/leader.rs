@@ -6,6 +6,7 @@
 
 use c10d_store::journal::JournalError;
 
+use super::known::{Known, Sight, Unfit, judge, record_of, sight};
 use super::layout::{Head, Layout, Leader, Takeover};
 use super::log::{LogRecord, Stopped, Writer};
 use super::message::{
@@ -21,8 +22,16 @@ pub(crate) struct Candidate {
     ttl_seconds: u64,
     /// The id of the store that it makes if there is none.
     new_store: [u8; 16],
+    /// The data that etcd must have.
+    known: Option<Known>,
+    /// The loss of such data, if etcd has lost any.
+    lost: Option<String>,
     /// Which store and up to which position it has passed on.
     passed_on: Option<([u8; 16], u64)>,
+    /// Up to where batches may be deleted.
+    snapshot_position: u64,
+    /// The last batch that was deleted after that, as far as it has seen.
+    deleted: u64,
     /// Who led when it looked last, and since which revision.
     leader: Option<(Leader, u64)>,
     /// When the head was written that it has read; 0 if there was none. Not that of a later batch: its format may be newer.
@@ -45,7 +54,7 @@ enum Phase {
     Follow {
         revision: u64,
     },
-    /// Ends the leadership since this revision, of a process that has ended.
+    /// Ends the leadership since this revision, of a process that has ended or of a campaign of this one.
     Succeed {
         led_since: u64,
     },
@@ -88,13 +97,18 @@ impl Candidate {
         me: Leader,
         ttl_seconds: u64,
         new_store: [u8; 16],
+        known: Option<Known>,
     ) -> Self {
         Self {
             layout,
             me,
             ttl_seconds,
             new_store,
+            known,
+            lost: None,
             passed_on: None,
+            snapshot_position: 0,
+            deleted: 0,
             leader: None,
             head_revision: 0,
             tried_millis: 0,
@@ -135,12 +149,21 @@ impl Candidate {
         self.passed_on.map_or(0, |(_, position)| position)
     }
 
+    /// The data that this process has read, now or before.
+    pub(crate) const fn known(&self) -> Option<&Known> {
+        self.known.as_ref()
+    }
+
+    /// After an error, the loss of data in etcd, which others are to be told.
+    pub(crate) fn lost(&self) -> Option<&str> {
+        self.lost.as_deref()
+    }
+
     pub(crate) fn next(&self) -> Next {
-        let keys = [self.layout.leader(), self.layout.head()];
         Next::Call(match &self.phase {
             Phase::Look => Request::Txn(Txn {
                 compare: Vec::new(),
-                success: keys.map(|key| Op::Range(Range::key(key))).to_vec(),
+                success: sight(&self.layout, self.known.as_ref()),
                 failure: Vec::new(),
             }),
             Phase::Read { reader, .. } | Phase::ReadRest { reader, .. } => {
@@ -176,13 +199,17 @@ impl Candidate {
                         key: self.layout.head(),
                         revision: self.head_revision,
                     },
+                    Compare::Created {
+                        key: self.layout.lost(),
+                        revision: 0,
+                    },
                 ],
                 success: vec![Op::Put {
                     key: self.layout.leader(),
                     value: self.me.encode(),
                     lease: *lease,
                 }],
-                failure: keys.map(|key| Op::Range(Range::key(key))).to_vec(),
+                failure: sight(&self.layout, self.known.as_ref()),
             }),
             Phase::GiveBack { lease } => Request::Revoke { lease: *lease },
             Phase::ReadHead { .. } => Request::Range(Range::key(self.layout.head())),
@@ -226,6 +253,9 @@ impl Candidate {
                     self.phase = Phase::Look;
                     Ok(())
                 }
+                Err(Stopped::Overwritten) => {
+                    Err(self.has_lost("its head is not what this leader has written"))
+                }
                 Err(stopped) => Err(stopped.into_error(&self.layout, "open")),
             };
         }
@@ -244,18 +274,25 @@ impl Candidate {
                     revision, ranges, ..
                 },
             ) => {
-                let [leader, head_keys] = &*ranges else {
-                    return Err(self.broken());
-                };
-                self.leader = leader.first().and_then(leader_of);
-                let is_led = leader.first().is_some();
-                let head;
-                (head, self.head_revision) = self.parse_head(head_keys)?;
-                let reader = self.reader(head, revision, pieces);
-                self.phase = Phase::Read {
-                    reader,
-                    revision,
-                    is_led,
+                let sight = self.judge(&ranges)?;
+                self.leader = sight.leader.as_ref().and_then(leader_of);
+                let is_led = sight.leader.is_some();
+                if let Some((leader, led_since)) = &self.leader
+                    && leader.writer == self.me.writer
+                {
+                    // Its key was deleted, and made again by a request that etcd has carried out late.
+                    let led_since = *led_since;
+                    self.phase = Phase::Succeed { led_since };
+                    return Ok(());
+                }
+                self.phase = match sight.head {
+                    Some(head) => Phase::Read {
+                        reader: self.reader(head, revision, pieces),
+                        revision,
+                        is_led,
+                    },
+                    None if is_led => Phase::Follow { revision },
+                    None => Phase::Grant,
                 };
             }
             (
@@ -292,13 +329,11 @@ impl Candidate {
                     ranges,
                 },
             ) => {
-                if let [leader, head] = &*ranges
-                    && leader.first().is_none()
-                {
-                    self.head_revision = self.parse_head(head)?.1;
-                }
-                let leader = ranges.first().and_then(Keys::first);
-                let is_mine = |leader: &&KeyValue| {
+                let leader = match succeeded {
+                    true => None,
+                    false => self.judge(&ranges)?.leader,
+                };
+                let is_mine = |leader: &KeyValue| {
                     Leader::parse(&leader.value).is_some_and(|it| it.writer == self.me.writer)
                 };
                 self.phase = match leader {
@@ -316,7 +351,7 @@ impl Candidate {
             }
             (Phase::GiveBack { .. }, Answer::Done) => self.phase = Phase::Look,
             (Phase::ReadHead { led_since }, Answer::Range { keys, .. }) => {
-                let (head, head_revision) = self.parse_head(&keys)?;
+                let (head, head_revision) = self.head_of_leader(&keys)?;
                 self.phase = Phase::ReadRest {
                     reader: self.reader(head, 0, pieces),
                     led_since,
@@ -369,8 +404,16 @@ impl Candidate {
                     self.phase = Phase::Follow { revision };
                 }
                 Event::Delete { key, .. } if key == leader_key => self.phase = Phase::Grant,
-                // Of what a snapshot covers.
-                Event::Delete { .. } => {}
+                Event::Delete { key, .. } => {
+                    // Otherwise a snapshot covers it.
+                    if let Some(position) = self.layout.log_position(&key)
+                        && position > self.snapshot_position
+                    {
+                        self.deleted = self.deleted.max(position);
+                        self.phase = Phase::Look;
+                        return Ok(());
+                    }
+                }
                 Event::Put(put) => {
                     let record = LogRecord::parse(&put.value);
                     let position = self.layout.log_position(&put.key);
@@ -380,6 +423,9 @@ impl Candidate {
                             if position == next && record.parts == 0 =>
                         {
                             *passed_on += 1;
+                            if let Some(known) = &mut self.known {
+                                known.follow(*passed_on, record_of(&put.value));
+                            }
                             pieces.push(Piece::Batch {
                                 position: *passed_on,
                                 bytes: bytes.to_vec(),
@@ -419,14 +465,46 @@ impl Candidate {
         }
     }
 
-    fn parse_head(&self, keys: &Keys) -> Result<(Head, u64), JournalError> {
-        match keys.first() {
-            None => {
-                let format = self.layout.formats.oldest;
-                Ok((Head::new(self.new_store, format), 0))
-            }
-            Some(head) => Ok((self.layout.parse_head(&head.value)?, head.modified)),
+    fn judge(&mut self, ranges: &[Keys]) -> Result<Sight, JournalError> {
+        let sight = judge(&self.layout, self.known.as_ref(), ranges);
+        let sight = sight.map_err(|unfit| match unfit {
+            Unfit::Lost(what) => self.is_lost(what),
+            unfit => unfit.into_error(&self.layout),
+        })?;
+        self.head_revision = sight.head_revision;
+        self.snapshot_position = sight.head.as_ref().map_or(0, Head::snapshot_position);
+        let deleted = std::mem::take(&mut self.deleted);
+        if deleted > self.snapshot_position {
+            return Err(self.has_lost(&format!("batch {deleted} is missing")));
         }
+        Ok(sight)
+    }
+
+    /// The head that this process finds when it leads, and when it was written: of a new store if there is none.
+    fn head_of_leader(&mut self, keys: &Keys) -> Result<(Head, u64), JournalError> {
+        let found = keys.first();
+        let head = found.map(|head| self.layout.parse_head(&head.value));
+        let head = head.transpose()?;
+        if let Some(known) = &self.known
+            && let Err(found) = known.check(head.as_ref(), None)
+        {
+            return Err(self.has_lost(&found));
+        }
+        let new = || Head::new(self.new_store, self.layout.formats.oldest);
+        Ok((head.unwrap_or_else(new), found.map_or(0, |it| it.modified)))
+    }
+
+    fn has_lost(&mut self, found: &str) -> JournalError {
+        let what = match &self.known {
+            Some(known) => known.lost(&self.layout, found),
+            None => found.to_owned(),
+        };
+        self.is_lost(what)
+    }
+
+    fn is_lost(&mut self, what: String) -> JournalError {
+        self.lost = Some(what.clone());
+        self.layout.damaged(what)
     }
 
     /// A reader of what was not passed on; of everything if that does not follow.
@@ -438,9 +516,17 @@ impl Candidate {
             pieces.push(Piece::Restart);
         }
         let from = follows.map(|(_, position)| position);
+        self.sees(&head, None);
         // Incomplete snapshots are void, too.
         self.passed_on = Some((head.store, from.unwrap_or(0)));
         Reader::new(self.layout.clone(), revision, head, from)
+    }
+
+    /// Must be there from now on, unless this store was never opened.
+    fn sees(&mut self, head: &Head, record: Option<u64>) {
+        if head.epoch > 0 {
+            Known::keep(&mut self.known, Some(&Known::of(head, record)));
+        }
     }
 
     fn read(
@@ -466,20 +552,23 @@ impl Candidate {
                 revision,
                 is_led,
             } if reader.next().is_none() => {
-                self.passed_on = Some((reader.head().store, reader.head().position));
+                let (head, record) = (reader.head().clone(), reader.record());
                 self.phase = match is_led {
                     true => Phase::Follow {
                         revision: *revision,
                     },
                     false => Phase::Grant,
                 };
+                self.sees(&head, record);
+                self.passed_on = Some((head.store, head.position));
             }
             Phase::ReadRest {
                 reader,
                 led_since,
                 head_revision,
             } if reader.next().is_none() => {
-                self.passed_on = Some((reader.head().store, reader.head().position));
+                let (head, record) = (reader.head().clone(), reader.record());
+                self.passed_on = Some((head.store, head.position));
                 let takeover = self.leader.as_ref().map(|(before, _)| Takeover {
                     address: before.address.clone(),
                     process: before.process,
@@ -487,12 +576,14 @@ impl Candidate {
                     at: self.me.since,
                     millis: self.tried_millis,
                 });
+                let (led_since, head_revision) = (*led_since, *head_revision);
+                self.sees(&head, record);
                 self.phase = Phase::Open(Writer::open(
                     self.layout.clone(),
                     self.me.writer,
-                    *led_since,
-                    reader.head().clone(),
-                    *head_revision,
+                    led_since,
+                    head,
+                    head_revision,
                     takeover,
                 ));
             }
@@ -522,10 +613,9 @@ impl Stopped {
                     |leader| format!("{leader} leads now"),
                 ),
             },
-            Self::Overwritten => layout.damaged(
-                "its head is not what this leader has written: was etcd restored from a copy?"
-                    .to_owned(),
-            ),
+            Self::Overwritten => {
+                layout.damaged("its head is not what this leader has written".to_owned())
+            }
             Self::Refused { code, message } => {
                 let advice = if message.contains("database space exceeded") {
                     "; compact and defragment etcd, then disarm its NOSPACE alarm"

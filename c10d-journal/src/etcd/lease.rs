@@ -1,21 +1,23 @@
 //! Keeps the leader's lease, and with it the right to answer.
 //!
-//! A keepalive that succeeds gives the right until its lease could end: counted from before it was sent, less a margin.
+//! A keepalive that succeeds gives the right until its lease could end: counted from before it was sent, less a margin. It says
+//! nothing of the leader's key and the log, which can be deleted or overwritten all the same: so they are read after it.
 //! A commit gives none: that the leader's key was there when it was carried out says nothing about the time after.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Cancel, Deadline, sleep};
-use c10d_store::journal::Authority;
+use c10d_socket::{Cancel, Deadline, Moment, sleep};
+use c10d_store::journal::{Authority, JournalError};
 
 use super::gateway::{CallError, Gateway};
+use super::known::{Memory, Unfit, judge_leader, mark, sight};
 use super::layout::Layout;
-use super::message::{Answer, Request, code};
-use super::options::read_leader;
+use super::message::{Answer, Request, Txn, code};
+use super::options::EtcdOptions;
 
 /// How long a look at who leads now may take, for a message.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
@@ -60,6 +62,7 @@ pub(super) struct Lease {
     cancel: Cancel,
     gateway: Gateway,
     is_lost: Arc<AtomicBool>,
+    writer: Arc<OnceLock<u64>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -68,35 +71,45 @@ impl Lease {
     pub(super) fn keep(
         id: u64,
         ttl_seconds: u64,
-        asked: Instant,
+        asked: Moment,
         gateway: &Gateway,
-        layout: &Layout,
+        options: &EtcdOptions,
     ) -> io::Result<Self> {
         let guard = Guard::new(ttl_seconds);
         let authority = Authority::none();
         authority.extend(guard.until(asked));
         let cancel = Cancel::new();
         let is_lost = Arc::new(AtomicBool::new(false));
+        let writer = Arc::new(OnceLock::new());
         let keeper = Keeper {
             id,
             guard,
             authority: authority.clone(),
             gateway: gateway.another(cancel.clone()),
             cancel: cancel.clone(),
-            layout: layout.clone(),
+            layout: options.layout.clone(),
+            memory: options.memory.clone(),
             is_lost: Arc::clone(&is_lost),
+            writer: Arc::clone(&writer),
         };
         let thread = thread::Builder::new()
             .name("c10d-etcd-lease".to_owned())
-            .spawn(move || keeper.run(asked))?;
+            .spawn(move || keeper.run())?;
         Ok(Self {
             id,
             authority,
             cancel,
             gateway: gateway.another(Cancel::NEVER),
             is_lost,
+            writer,
             thread: Some(thread),
         })
+    }
+
+    /// The process leads as this writer: its key is there from now on.
+    pub(super) fn leads(&self, writer: u64) {
+        // Once.
+        let _ = self.writer.set(writer);
     }
 
     pub(super) const fn authority(&self) -> &Authority {
@@ -141,40 +154,46 @@ struct Keeper {
     gateway: Gateway,
     cancel: Cancel,
     layout: Layout,
+    memory: Memory,
     is_lost: Arc<AtomicBool>,
+    writer: Arc<OnceLock<u64>>,
 }
 
 impl Keeper {
-    fn run(mut self, asked: Instant) {
-        let mut sent = asked;
+    fn run(mut self) {
+        let mut began = Instant::now();
         loop {
-            let next = sent + self.guard.interval();
+            let next = began + self.guard.interval();
             let pause = next.saturating_duration_since(Instant::now());
             if sleep(pause, [&self.cancel]).is_err() {
                 return;
             }
-            sent = Instant::now();
+            began = Instant::now();
+            let sent = Moment::now();
             let keep = Request::KeepAlive { lease: self.id };
-            let deadline = Deadline::at(sent + self.guard.ttl);
+            let deadline = Deadline::at(began + self.guard.ttl);
             match self.gateway.call(&keep, deadline) {
                 Ok(Answer::Lease { ttl_seconds, .. }) if ttl_seconds > 0 => {
-                    let guard = Guard::new(ttl_seconds.min(self.guard.ttl.as_secs()));
-                    self.authority.extend(guard.until(sent));
+                    match self.look(deadline) {
+                        Ok(Ok(())) => {
+                            let guard = Guard::new(ttl_seconds.min(self.guard.ttl.as_secs()));
+                            self.authority.extend(guard.until(sent));
+                        }
+                        Ok(Err(unfit)) => return self.end(unfit),
+                        Err(error) => {
+                            if !self.goes_on(error) {
+                                return;
+                            }
+                        }
+                    }
                 }
-                Ok(_) => return self.lost(),
-                Err(CallError::Refused {
+                Ok(_)
+                | Err(CallError::Refused {
                     code: code::NOT_FOUND,
                     ..
                 }) => return self.lost(),
-                Err(CallError::Cancelled) => return,
-                Err(CallError::Unknown(error)) => {
-                    log::warn!(
-                        "the store answers nothing while etcd does not confirm that this process leads: {error}"
-                    );
-                }
                 Err(error) => {
-                    log::error!("cannot keep the lease of {}: {error}", self.layout.place());
-                    if sleep(REFUSED_PAUSE, [&self.cancel]).is_err() {
+                    if !self.goes_on(error) {
                         return;
                     }
                 }
@@ -182,15 +201,75 @@ impl Keeper {
         }
     }
 
+    /// Whether to try again after a call that has confirmed nothing.
+    fn goes_on(&self, error: CallError) -> bool {
+        match error {
+            CallError::Cancelled => false,
+            CallError::Unknown(error) => {
+                log::warn!(
+                    "the store answers nothing while etcd does not confirm that this process leads: {error}"
+                );
+                true
+            }
+            error => {
+                log::error!("cannot keep the lease of {}: {error}", self.layout.place());
+                sleep(REFUSED_PAUSE, [&self.cancel]).is_ok()
+            }
+        }
+    }
+
+    /// Whether etcd has the key of this process, if it leads, and every batch of it.
+    fn look(&mut self, deadline: Deadline) -> Result<Result<(), Unfit>, CallError> {
+        // Before etcd is asked: it may have more.
+        let known = self.memory.get();
+        let Some(writer) = self.writer.get() else {
+            return Ok(Ok(()));
+        };
+        let look = Request::Txn(Txn {
+            compare: Vec::new(),
+            success: sight(&self.layout, known.as_ref()),
+            failure: Vec::new(),
+        });
+        let ranges = match self.gateway.call(&look, deadline)? {
+            Answer::Txn { ranges, .. } => ranges,
+            _ => Vec::new(),
+        };
+        Ok(judge_leader(&self.layout, known.as_ref(), *writer, &ranges))
+    }
+
+    /// The lease has ended.
     fn lost(&mut self) {
         self.is_lost.store(true, Ordering::SeqCst);
         let deadline = Deadline::after(Instant::now(), LOOK_TIMEOUT);
-        let leader = read_leader(&mut self.gateway, &self.layout, deadline);
-        let reason = match leader {
-            Ok((Some(leader), _)) => format!("{leader} leads now"),
-            _ => "its lease has expired".to_owned(),
+        let unfit = match self.look(deadline) {
+            Ok(Err(unfit)) => unfit,
+            Ok(Ok(())) | Err(_) => Unfit::Deposed(None),
         };
-        self.authority.end(reason);
+        self.end(unfit);
+    }
+
+    fn end(&mut self, unfit: Unfit) {
+        match unfit {
+            Unfit::Lost(what) => {
+                // The end of the server cancels the call.
+                self.authority.withdraw();
+                let deadline = Deadline::after(Instant::now(), LOOK_TIMEOUT);
+                if let Err(error) = self.gateway.call(&mark(&self.layout, &what), deadline) {
+                    log::warn!("other servers are not told of a loss in etcd: {error}");
+                }
+                self.authority.end_damaged(what);
+            }
+            Unfit::Deposed(Some(leader)) => self.authority.end(format!("{leader} leads now")),
+            Unfit::Deposed(None) if self.is_lost.load(Ordering::SeqCst) => {
+                self.authority.end("its lease has expired");
+            }
+            Unfit::Deposed(None) => {
+                let key = self.layout.leader();
+                self.authority.end(format!("the key {key} was deleted"));
+            }
+            Unfit::Other(JournalError::Damaged { what, .. }) => self.authority.end_damaged(what),
+            Unfit::Other(error) => self.authority.end_damaged(error.to_string()),
+        }
     }
 }
 

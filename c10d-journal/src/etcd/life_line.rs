@@ -31,7 +31,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{
-    Cancel, ConnectError, ConnectOptions, Deadline, Dialer, HostPort, ListenOptions,
+    Cancel, ConnectError, ConnectOptions, Deadline, Dialer, HostPort, ListenOptions, Moment,
     is_loopback_name, listen, sleep, wait_for_input,
 };
 
@@ -200,7 +200,7 @@ impl Sockets {
         let authority = self.authority();
         let leads = authority
             .as_ref()
-            .is_some_and(|it| it.is_valid(Instant::now()));
+            .is_some_and(|it| it.is_valid(Moment::now()));
         drop(authority);
         if !leads {
             return;

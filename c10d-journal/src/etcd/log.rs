@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 
+use super::known::{Known, record_of};
 use super::layout::{Head, Layout, Leader, Snapshot, Takeover};
 use super::message::{Answer, Compare, Failure, KeyValue, Op, Range, Request, Txn};
 
@@ -31,6 +32,8 @@ pub(crate) struct Writer {
     snapshots: u64,
     /// Of the batch that it has written last.
     batch_bytes: u64,
+    /// Tells the batch that it has written last from others.
+    record: Option<(u64, u64)>,
     /// Positions of the log that a snapshot covers, from the first one to before the second.
     old: (u64, u64),
 }
@@ -100,6 +103,7 @@ impl Writer {
             snapshot: None,
             snapshots: 0,
             batch_bytes: 0,
+            record: None,
             old: (0, 0),
         };
         this.commit(opened, Vec::new());
@@ -109,6 +113,12 @@ impl Writer {
     /// The head after the last commit that is confirmed.
     pub(crate) const fn head(&self) -> &Head {
         &self.head
+    }
+
+    /// Up to where the log is confirmed.
+    pub(crate) fn known(&self) -> Known {
+        let record = self.record.filter(|(at, _)| *at == self.head.position);
+        Known::of(&self.head, record.map(|(_, record)| record))
     }
 
     /// The request to carry out next. `None` once everything is durable.
@@ -233,7 +243,9 @@ impl Writer {
             parts,
             writer: self.writer,
         };
-        let mut ops = vec![put(self.layout.log(position), record.encode(last))];
+        let value = record.encode(last);
+        self.record = Some((position, record_of(&value)));
+        let mut ops = vec![put(self.layout.log(position), value)];
         let (from, until) = self.old;
         if from < until {
             let to = (from + DELETED_POSITIONS).min(until);

@@ -28,6 +28,10 @@ pub(crate) enum Mutant {
     NoListFence,
     /// A candidate leads whatever the head is.
     NoCampaignFence,
+    /// A process forgets its knowledge after a takeover.
+    Forgets,
+    /// A process that finds that etcd has lost something does not tell others.
+    NoMark,
 }
 
 impl Mutant {

@@ -12,6 +12,7 @@ use c10d_store::Lookup;
 use c10d_store::journal::Formats;
 
 use super::gateway::{CallError, Gateway, Site, User};
+use super::known::{Memory, found_in};
 use super::layout::{Head, Layout, Leader, Registered};
 use super::life_line::position_of;
 use super::message::{Answer, MemberStatus, Op, Range, Request, Txn};
@@ -33,6 +34,8 @@ pub struct EtcdOptions {
     pub(super) ttl: Duration,
     /// 0 for one that the system chooses.
     pub(super) life_port: u16,
+    /// Of all journals in this process that were opened with clones of these options.
+    pub(super) memory: Memory,
 }
 
 /// A text that does not say where etcd is.
@@ -130,6 +133,7 @@ impl FromStr for EtcdOptions {
             layout: Layout::new(prefix),
             ttl: LEASE_TTL,
             life_port: 0,
+            memory: Memory::default(),
         })
     }
 }
@@ -333,6 +337,9 @@ impl EtcdDirectory {
             reason,
         };
         let found = read_all(&mut gateway, layout, deadline).map_err(failed)?;
+        if let Some(lost) = &found.lost {
+            return Err(failed(found_in(lost)));
+        }
         let head = found.head.as_ref();
         let head = head.map(|head| layout.parse_head_of_any(head)).transpose();
         let head = head.map_err(|error| failed(error.to_string()))?;
@@ -418,6 +425,8 @@ impl Lookup for EtcdDirectory {
 struct Found {
     leader: Option<Leader>,
     head: Option<Vec<u8>>,
+    /// The mark of a candidate that has found a loss of data.
+    lost: Option<Vec<u8>>,
     candidates: Vec<Registered>,
 }
 
@@ -454,6 +463,7 @@ fn read_all(gateway: &mut Gateway, layout: &Layout, deadline: Deadline) -> Resul
         Range::key(layout.leader()),
         Range::key(layout.head()),
         candidates_range(layout),
+        Range::key(layout.lost()),
     ];
     let look = Request::Txn(Txn {
         compare: Vec::new(),
@@ -465,7 +475,7 @@ fn read_all(gateway: &mut Gateway, layout: &Layout, deadline: Deadline) -> Resul
     let Answer::Txn { ranges, .. } = answer else {
         return Err("etcd's answer is not one to this request".to_owned());
     };
-    let [leader, head, candidates] = &*ranges else {
+    let [leader, head, candidates, lost] = &*ranges else {
         return Err("etcd's answer is incomplete".to_owned());
     };
     let candidates = candidates.keys.iter();
@@ -473,6 +483,7 @@ fn read_all(gateway: &mut Gateway, layout: &Layout, deadline: Deadline) -> Resul
     Ok(Found {
         leader: leader.first().and_then(|it| Leader::parse(&it.value)),
         head: head.first().map(|head| head.value.clone()),
+        lost: lost.first().map(|it| it.value.clone()),
         candidates: candidates.collect(),
     })
 }

@@ -4,6 +4,7 @@
 
 use c10d_store::journal::JournalError;
 
+use super::known::record_of;
 use super::layout::{Head, Layout};
 use super::log::{LogRecord, snapshot_part};
 use super::message::{Keys, Range};
@@ -44,6 +45,8 @@ pub(crate) struct Reader {
     /// The position of what was read last.
     position: u64,
     log_page: u64,
+    /// Of the batch at `position`; `None` if it was not read.
+    record: Option<u64>,
     phase: Phase,
 }
 
@@ -82,8 +85,14 @@ impl Reader {
             position,
             head,
             log_page: LOG_PAGE,
+            record: None,
             phase,
         }
+    }
+
+    /// Tells the batch that was read last from others.
+    pub(crate) const fn record(&self) -> Option<u64> {
+        self.record
     }
 
     /// The head that it reads up to.
@@ -218,6 +227,7 @@ impl Reader {
                 self.layout
                     .damaged(format!("batch {position} cannot be read"))
             })?;
+            self.record = Some(record_of(&key_value.value));
             if record.parts > 0 {
                 self.phase = Phase::Parts {
                     record,

@@ -2,6 +2,7 @@
 
 use std::env;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::thread;
@@ -21,7 +22,7 @@ pub(crate) struct RealSite {
     /// How each one is started.
     commands: Vec<Command>,
     client_ports: Vec<u16>,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl RealSite {
@@ -89,7 +90,7 @@ impl RealSite {
             members: commands.iter_mut().map(started).collect(),
             commands,
             client_ports: client_ports.to_vec(),
-            _folder: folder,
+            folder,
         }
     }
 
@@ -162,6 +163,33 @@ impl RealSite {
     /// Starts a member again that was killed. Does not wait until it answers.
     pub(crate) fn restart(&mut self, member: usize) {
         self.members[member] = started(&mut self.commands[member]);
+    }
+
+    /// Copies the data of these members. They are stopped while it copies.
+    pub(crate) fn copy(&mut self, members: &[usize]) {
+        self.with_folders(members, |folder, copy| {
+            let copied = Command::new("cp").arg("-r").args([folder, copy]).status();
+            assert!(copied.is_ok_and(|status| status.success()), "no copy");
+        });
+    }
+
+    /// These members have what they had when they were [copied](Self::copy); nothing if they never were.
+    pub(crate) fn put_back(&mut self, members: &[usize]) {
+        self.with_folders(members, |folder, copy| {
+            std::fs::remove_dir_all(folder).expect("a folder");
+            if copy.exists() {
+                std::fs::rename(copy, folder).expect("the same file system");
+            }
+        });
+    }
+
+    fn with_folders(&mut self, members: &[usize], change: impl Fn(&Path, &Path)) {
+        members.iter().for_each(|member| self.kill(*member));
+        for member in members {
+            let path = |name: &str| self.folder.path().join(format!("{name}{member}"));
+            change(&path("m"), &path("copy"));
+        }
+        members.iter().for_each(|member| self.restart(*member));
     }
 
     /// Where a member answers.

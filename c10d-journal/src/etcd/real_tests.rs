@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Cancel, Deadline, HostPort};
+use c10d_socket::{Cancel, Deadline, HostPort, Moment};
 use c10d_store::journal::{Journal, JournalError, Recovered};
 
 use super::journal::EtcdJournal;
@@ -180,7 +180,7 @@ fn a_standby_follows_and_takes_over() {
     assert!(
         primary
             .authority()
-            .is_some_and(|it| it.is_valid(Instant::now()))
+            .is_some_and(|it| it.is_valid(Moment::now()))
     );
     // A clean stop ends the lease: no waiting for its time.
     drop(primary);

@@ -16,7 +16,8 @@ use super::message::{Answer, Op, Request, Txn, code};
 /// How long a candidate that has ended without a word is taken for one. Long, as each renewal is a request to etcd.
 const LEASE_TTL_SECONDS: u64 = 60;
 
-/// The time between two renewals. Three candidates at rest make at most 58 requests a minute: 50 are the leader's keepalives.
+/// The time between two renewals. Three candidates at rest make at most 108 requests a minute: 100 are the leader's keepalives, and
+/// its looks at its key.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(45);
 
 /// The pause after a renewal that failed.

@@ -36,6 +36,16 @@ impl SimEtcd {
         self.now
     }
 
+    /// Restores the data of a copy. Leases have their full time again.
+    pub(crate) fn go_back_to(&mut self, copy: Self) {
+        let (now, granted) = (self.now, self.leases_granted);
+        *self = copy;
+        (self.now, self.leases_granted) = (now, granted);
+        for (ttl, end) in self.leases.values_mut() {
+            *end = now + *ttl;
+        }
+    }
+
     pub(crate) fn pass(&mut self, time: Duration) {
         self.now += time;
         let ended = |(_, (_, end)): &(&u64, &(Duration, Duration))| *end <= self.now;

@@ -3,6 +3,9 @@
 //! Answers are lost, requests are carried out late, after newer ones, processes end, time passes. After each step: at most
 //! one process may answer, and it knows all that was confirmed; whatever is confirmed stays. Some processes are of the release
 //! before, which does not read the newest format: it is not written while one of them is listed, and none of them leads afterwards.
+//!
+//! In some histories etcd's data goes back once. A process that has read more than etcd has left may not lead afterwards, and
+//! after such a process has found the loss, no process may.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -10,7 +13,8 @@ use std::time::Duration;
 
 use c10d_store::journal::{Formats, JournalError};
 
-use super::layout::{Layout, Leader, Life, Registered};
+use super::known::{Known, Unfit, judge_leader, mark, sight};
+use super::layout::{Head, Layout, Leader, Life, Registered};
 use super::leader::{Candidate, Next};
 use super::lease::Guard;
 use super::log::{Stopped, Writer};
@@ -28,7 +32,7 @@ enum Act {
     /// The next request is carried out and answered.
     Answer(usize),
     /// It is carried out, and the answer is lost.
-    Lose(usize),
+    LoseAnswer(usize),
     /// It is not carried out yet.
     Delay(usize),
     /// The oldest of those is.
@@ -46,13 +50,47 @@ enum Act {
     AnswerKeepAlive(usize),
     End(usize),
     Tick,
+    /// A follower looks who leads.
+    Look(usize),
+    /// etcd's data goes back.
+    Lose(Loss),
+}
+
+/// Once in a history.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Loss {
+    /// It has what it had at the last snapshot of this test.
+    Copy,
+    Everything,
+    Prefix,
+    Head,
+    Log,
+    LastBatch,
+    Leader,
+}
+
+impl Loss {
+    const ALL: [Self; 7] = [
+        Self::Copy,
+        Self::Everything,
+        Self::Prefix,
+        Self::Head,
+        Self::Log,
+        Self::LastBatch,
+        Self::Leader,
+    ];
+
+    /// Whether a store is left, so that a process that starts afterwards may lead.
+    const fn leaves_a_store(self) -> bool {
+        matches!(self, Self::Copy | Self::Everything | Self::Prefix)
+    }
 }
 
 impl Act {
     const fn process(self) -> Option<usize> {
         match self {
             Self::Answer(process)
-            | Self::Lose(process)
+            | Self::LoseAnswer(process)
             | Self::Delay(process)
             | Self::Watch(process)
             | Self::SeeDeath(process)
@@ -62,8 +100,9 @@ impl Act {
             | Self::Agree(process)
             | Self::SendKeepAlive(process)
             | Self::AnswerKeepAlive(process)
+            | Self::Look(process)
             | Self::End(process) => Some(process),
-            Self::Late | Self::Tick => None,
+            Self::Late | Self::Tick | Self::Lose(_) => None,
         }
     }
 }
@@ -78,6 +117,8 @@ enum Role {
         /// Steps of a snapshot in progress that are left: its chunk and its end.
         snapshot: Vec<Option<Vec<u8>>>,
     },
+    /// etcd has lost something.
+    Stopped,
 }
 
 #[derive(Debug, Clone)]
@@ -86,6 +127,9 @@ struct Process {
     life: u64,
     formats: Formats,
     known: BTreeMap<u64, String>,
+    /// The batches that this process has read or written, also before a takeover.
+    knew: BTreeMap<u64, String>,
+    memory: Option<Known>,
     /// The lease, and until when it gives the right to answer.
     lease: Option<(u64, Duration)>,
     /// When the keepalive was sent that is on its way.
@@ -109,6 +153,11 @@ struct World {
     is_mixed: bool,
     /// That of the head after the last step.
     format: u8,
+    /// Whether etcd may lose data, and the loss.
+    loses: bool,
+    lost: Option<Loss>,
+    /// etcd as it was some batches ago.
+    copy: Box<SimEtcd>,
 }
 
 type Law = Result<(), String>;
@@ -129,6 +178,9 @@ impl World {
             epoch: 0,
             is_mixed,
             format: 0,
+            loses: false,
+            lost: None,
+            copy: Box::default(),
         };
         for _ in 0..processes {
             let process = world.started();
@@ -138,18 +190,34 @@ impl World {
     }
 
     fn started(&mut self) -> Process {
+        self.started_with(None, BTreeMap::new())
+    }
+
+    /// The same process is a standby again.
+    fn stand_by_again(&mut self, process: usize) {
+        let it = &self.processes[process];
+        let (memory, knew) = match self.mutant {
+            Mutant::Forgets => (None, it.knew.clone()),
+            _ => (it.memory.clone(), it.knew.clone()),
+        };
+        self.processes[process] = self.started_with(memory, knew);
+    }
+
+    fn started_with(&mut self, memory: Option<Known>, knew: BTreeMap<u64, String>) -> Process {
         self.started += 1;
         let me = described(self.started);
         let store = [self.started as u8; 16];
         let formats = formats_of(self.started);
         let mut layout = self.layout.clone();
         layout.formats = formats;
-        let candidate = Candidate::new(layout, me, TTL_SECONDS, store);
+        let candidate = Candidate::new(layout, me, TTL_SECONDS, store, memory.clone());
         Process {
             role: Role::Candidate(Box::new(candidate)),
             life: self.started,
             formats,
             known: BTreeMap::new(),
+            knew,
+            memory,
             lease: None,
             keep_alive: None,
             before: None,
@@ -164,6 +232,7 @@ impl World {
                 _ => None,
             },
             Role::Leader { writer, .. } => writer.next().cloned(),
+            Role::Stopped => None,
         }
     }
 
@@ -172,9 +241,16 @@ impl World {
         if !self.late.is_empty() {
             acts.push(Act::Late);
         }
+        if self.loses && self.lost.is_none() {
+            acts.extend(Loss::ALL.map(Act::Lose));
+        }
         for (index, process) in self.processes.iter().enumerate() {
             if self.request(index).is_some() {
-                acts.extend([Act::Answer(index), Act::Lose(index), Act::Delay(index)]);
+                acts.extend([
+                    Act::Answer(index),
+                    Act::LoseAnswer(index),
+                    Act::Delay(index),
+                ]);
             }
             match &process.role {
                 Role::Candidate(candidate) => {
@@ -182,6 +258,9 @@ impl World {
                         let (key, end) = self.layout.watched();
                         if self.etcd.watch(&key, &end, from_revision).is_some() {
                             acts.push(Act::Watch(index));
+                        }
+                        if self.loses {
+                            acts.push(Act::Look(index));
                         }
                         let leader = candidate.leader().and_then(|leader| leader.life);
                         let is_dead =
@@ -197,7 +276,7 @@ impl World {
                         acts.push(Act::Agree(index));
                     }
                 }
-                Role::Leader { .. } => {}
+                Role::Leader { .. } | Role::Stopped => {}
             }
             if self.is_mixed {
                 acts.push(Act::Register(index));
@@ -226,9 +305,9 @@ impl World {
                 let answer = self.carry_out_for(process, &request);
                 self.answered(process, &request, answer)?;
             }
-            Act::Lose(process) | Act::Delay(process) => {
+            Act::LoseAnswer(process) | Act::Delay(process) => {
                 let request = self.request(process).expect("it is enabled");
-                if matches!(act, Act::Lose(_)) {
+                if matches!(act, Act::LoseAnswer(_)) {
                     let _ = self.carry_out(&request);
                 } else {
                     self.late.push(request.clone());
@@ -246,10 +325,9 @@ impl World {
                 let (key, end) = self.layout.watched();
                 if let Some(watched) = self.etcd.watch(&key, &end, from_revision) {
                     let mut pieces = Vec::new();
-                    candidate
-                        .watched(watched, &mut pieces)
-                        .map_err(|error| error.to_string())?;
+                    let result = candidate.watched(watched, &mut pieces);
                     self.processes[process].visit(pieces);
+                    self.candidate_went_on(process, result)?;
                 }
             }
             Act::SeeDeath(process) => {
@@ -258,6 +336,12 @@ impl World {
                     candidate.has_died(leader.map_or(0, |life| life.id));
                 }
             }
+            Act::Look(process) => {
+                if let Role::Candidate(candidate) = &mut self.processes[process].role {
+                    candidate.look();
+                }
+            }
+            Act::Lose(loss) => self.lose(loss),
             Act::Append(process) => {
                 let number = self.appended.len();
                 let it = &mut self.processes[process];
@@ -367,8 +451,114 @@ impl World {
                 };
                 *until = Guard::new(ttl_seconds).until(from).max(*until);
             }
-            // The server stops; its process starts anew.
-            _ => self.processes[process] = self.started(),
+            // The server stops; its process is a standby again.
+            _ => return self.stand_by_again(process),
+        }
+        let Role::Leader { writer, .. } = &self.processes[process].role else {
+            return;
+        };
+        let known = self.processes[process].memory.clone();
+        let writer = writer.head().writer;
+        let look = Request::Txn(Txn {
+            compare: Vec::new(),
+            success: sight(&self.layout, known.as_ref()),
+            failure: Vec::new(),
+        });
+        let Ok(Answer::Txn { ranges, .. }) = self.etcd.carry_out(&look) else {
+            return;
+        };
+        let mut layout = self.layout.clone();
+        layout.formats = self.processes[process].formats;
+        match judge_leader(&layout, known.as_ref(), writer, &ranges) {
+            Ok(()) => {}
+            Err(Unfit::Deposed(_)) => self.stand_by_again(process),
+            Err(Unfit::Lost(what)) => self.stop(process, Some(&what)),
+            Err(Unfit::Other(_)) => self.stop(process, None),
+        }
+    }
+
+    /// The data of etcd goes back, or a part of it is deleted.
+    fn lose(&mut self, loss: Loss) {
+        // Without its head, a store that has no batch yet is none.
+        let loss = match self.head() {
+            Some(head) if loss == Loss::Head && head.position == 0 => Loss::Prefix,
+            _ => loss,
+        };
+        self.lost = Some(loss);
+        let delete = |etcd: &mut SimEtcd, key: String, end: String| {
+            let request = Request::Txn(Txn {
+                compare: Vec::new(),
+                success: vec![Op::Delete { key, end }],
+                failure: Vec::new(),
+            });
+            etcd.carry_out(&request).expect("etcd answers");
+        };
+        let layout = self.layout.clone();
+        let one = |key: String| (key.clone(), format!("{key}\0"));
+        let head = self.head();
+        let last = head.as_ref().map_or(0, |head| head.position);
+        let (key, end) = match loss {
+            Loss::Copy => {
+                let copy = SimEtcd::clone(&self.copy);
+                return self.forget_confirmed(copy);
+            }
+            Loss::Everything => return self.forget_confirmed(SimEtcd::default()),
+            Loss::Prefix => ("p/".to_owned(), "p0".to_owned()),
+            Loss::Head => one(layout.head()),
+            Loss::Log => (layout.log(0), layout.log_end()),
+            Loss::LastBatch => one(layout.log(last)),
+            Loss::Leader => one(layout.leader()),
+        };
+        delete(&mut self.etcd, key, end);
+        if loss == Loss::Prefix {
+            self.forget_confirmed(self.etcd.clone());
+        }
+    }
+
+    /// Later batches continue an older log.
+    fn forget_confirmed(&mut self, etcd: SimEtcd) {
+        self.etcd.go_back_to(etcd);
+        self.confirmed.clear();
+        self.epoch = self.head().map_or(0, |head| head.epoch);
+        self.format = 0;
+    }
+
+    fn head(&self) -> Option<Head> {
+        let head = self.etcd.range(&Range::key(self.layout.head()));
+        let head = head.expect("the newest revision").keys.pop()?;
+        Some(self.layout.parse_head_of_any(&head.value).expect("a head"))
+    }
+
+    /// A process stops, and tells others why.
+    fn stop(&mut self, process: usize, lost: Option<&str>) {
+        if let Some(what) = lost
+            && self.mutant != Mutant::NoMark
+        {
+            let mark = mark(&self.layout, what);
+            self.etcd.carry_out(&mark).expect("etcd answers");
+        }
+        self.processes[process].role = Role::Stopped;
+        self.processes[process].lease = None;
+    }
+
+    fn candidate_went_on(&mut self, process: usize, result: Result<(), JournalError>) -> Law {
+        let it = &mut self.processes[process];
+        let Role::Candidate(candidate) = &it.role else {
+            return Ok(());
+        };
+        Known::keep(&mut it.memory, candidate.known());
+        match result {
+            Ok(()) => Ok(()),
+            Err(JournalError::Newer { .. }) => {
+                self.processes[process] = self.started();
+                Ok(())
+            }
+            Err(JournalError::Damaged { .. }) if self.lost.is_some() => {
+                let lost = candidate.lost().map(str::to_owned);
+                self.stop(process, lost.as_deref());
+                Ok(())
+            }
+            Err(error) => Err(error.to_string()),
         }
     }
 
@@ -409,13 +599,9 @@ impl World {
             Role::Candidate(candidate) => {
                 let mut pieces = Vec::new();
                 let result = candidate.answered(answer, &mut pieces);
-                if let Err(JournalError::Newer { .. }) = result {
-                    self.processes[process] = self.started();
-                    return Ok(());
-                }
-                result.map_err(|error| error.to_string())?;
-                let leads = candidate.next() == Next::Lead;
+                let leads = result.is_ok() && candidate.next() == Next::Lead;
                 it.visit(pieces);
+                self.candidate_went_on(process, result)?;
                 if leads {
                     self.lead(process)?;
                 }
@@ -431,21 +617,27 @@ impl World {
                             *until = Guard::new(TTL_SECONDS).until(now).max(*until);
                         }
                         let epoch = writer.head().epoch;
+                        Known::keep(&mut it.memory, Some(&writer.known()));
                         if let Some((position, batch)) = appending.take() {
+                            it.knew.insert(position, batch.clone());
                             self.confirm(epoch, position, batch)?;
                         }
                     }
                 }
-                Err(Stopped::Deposed(_)) => self.processes[process] = self.started(),
+                Err(Stopped::Deposed(_)) => self.stand_by_again(process),
+                Err(Stopped::Overwritten) if self.lost.is_some() => {
+                    self.stop(process, Some("overwritten"));
+                }
                 Err(stopped) => return Err(format!("a leader stops: {stopped:?}")),
             },
+            Role::Stopped => {}
         }
         Ok(())
     }
 
     fn lead(&mut self, process: usize) -> Law {
         let next = self.started();
-        let it = std::mem::replace(&mut self.processes[process], next);
+        let mut it = std::mem::replace(&mut self.processes[process], next);
         let Role::Candidate(candidate) = it.role else {
             return Ok(());
         };
@@ -457,6 +649,14 @@ impl World {
         self.epoch = head.epoch;
         if !it.known.keys().copied().eq(1..=head.position) {
             return Err(format!("up to {}: {:?}", head.position, it.known));
+        }
+        Known::keep(&mut it.memory, Some(&writer.known()));
+        for (position, batch) in &it.knew {
+            if it.known.get(position) != Some(batch) {
+                return Err(format!(
+                    "it leads without batch {position}, which it knew: {batch}"
+                ));
+            }
         }
         for (position, batch) in &it.known {
             if !self.appended.contains(&(*position, batch.clone())) {
@@ -482,6 +682,9 @@ impl World {
     fn confirm(&mut self, epoch: u64, position: u64, batch: String) -> Law {
         if epoch != self.epoch {
             return Err(format!("epoch {epoch} confirms in {}", self.epoch));
+        }
+        if position.is_multiple_of(3) {
+            *self.copy = self.etcd.clone();
         }
         match self.confirmed.insert(position, batch.clone()) {
             Some(other) if other != batch => Err(format!("{position} is {other} and {batch}")),
@@ -533,10 +736,15 @@ impl World {
             matches!(it.role, Role::Leader { .. }) && is_in_time
         };
         let answering: Vec<_> = self.processes.iter().filter(may_answer).collect();
-        if answering.len() > 1 {
+        let may_be_two =
+            self.lost == Some(Loss::Leader) || self.lost.is_some_and(Loss::leaves_a_store);
+        if answering.len() > 1 && !may_be_two {
             return Err("two processes may answer".to_owned());
         }
         for it in answering {
+            if may_be_two {
+                continue;
+            }
             for (position, batch) in &self.confirmed {
                 if it.known.get(position) != Some(batch) {
                     return Err(format!("it answers without batch {position}"));
@@ -551,7 +759,24 @@ impl World {
         while !self.late.is_empty() {
             self.act(Act::Late)?;
         }
+        let is_known = |it: &Process, etcd: &SimEtcd, layout: &Layout| {
+            let head = etcd.range(&Range::key(layout.head()));
+            let head = head.expect("the newest revision").keys.pop();
+            let head = head.map(|it| layout.parse_head_of_any(&it.value).expect("a head"));
+            let has = head.as_ref().map_or(0, |head| head.position);
+            it.knew.keys().next_back().is_some_and(|last| *last > has)
+        };
+        let is_damaged = self.lost.is_some_and(Loss::leaves_a_store)
+            && (self.processes.iter()).any(|it| is_known(it, &self.etcd, &self.layout));
         for _ in 0..400 {
+            if self
+                .processes
+                .iter()
+                .all(|it| matches!(it.role, Role::Stopped))
+                && self.lost.is_some()
+            {
+                return Ok(());
+            }
             for process in 0..self.processes.len() {
                 if let Role::Leader { writer, .. } = &self.processes[process].role
                     && writer.next().is_none()
@@ -563,12 +788,14 @@ impl World {
                     {
                         self.act(Act::Answer(process))?;
                     }
-                    if self.confirmed.len() > before {
+                    if self.confirmed.len() > before && !is_damaged {
                         return Ok(());
                     }
                 }
                 if self.acts().contains(&Act::Watch(process)) {
                     self.act(Act::Watch(process))?;
+                } else if self.lost.is_some() && self.acts().contains(&Act::Look(process)) {
+                    self.act(Act::Look(process))?;
                 } else if self.request(process).is_some() {
                     self.act(Act::Answer(process))?;
                 }
@@ -579,7 +806,13 @@ impl World {
             }
             self.etcd.pass(TICK / 8);
         }
-        Err("nobody leads".to_owned())
+        Err(match is_damaged {
+            true => "not all have stopped".to_owned(),
+            false => {
+                let roles: Vec<_> = self.processes.iter().map(|it| &it.role).collect();
+                format!("nobody leads after {:?}: {roles:?}", self.lost)
+            }
+        })
     }
 }
 
@@ -602,6 +835,8 @@ impl Process {
                 }
             }
         }
+        let known = self.known.iter().map(|(at, batch)| (*at, batch.clone()));
+        self.knew.extend(known);
     }
 }
 
@@ -630,8 +865,13 @@ fn described(process: u64) -> Leader {
 
 /// A random history; what it breaks.
 fn random(seed: u64, mutant: Mutant) -> Law {
+    random_with(seed, mutant, false)
+}
+
+fn random_with(seed: u64, mutant: Mutant, loses: bool) -> Law {
     let mut random = fastrand::Rng::with_seed(seed);
-    let mut world = World::new(2 + (seed % 2) as usize, mutant, seed % 4 < 2);
+    let mut world = World::new(2 + (seed % 2) as usize, mutant, seed % 4 < 2 && !loses);
+    world.loses = loses;
     // Some histories lose much, some little.
     let losses = random.u32(1..12);
     let keeps = random.u32(1..10);
@@ -644,8 +884,9 @@ fn random(seed: u64, mutant: Mutant) -> Law {
         let acts = world.acts();
         let act = acts[random.usize(..acts.len())];
         let is_rare = match act {
-            Act::Lose(_) | Act::Delay(_) => random.u32(..30) >= losses,
+            Act::LoseAnswer(_) | Act::Delay(_) => random.u32(..30) >= losses,
             Act::End(_) => random.u32(..40) > 0,
+            Act::Lose(_) => random.u32(..200) > 0,
             Act::SendKeepAlive(_) => random.u32(..10) >= keeps,
             Act::Late => random.u32(..4) > 0,
             Act::Tick => random.u32(..3) > 0,
@@ -675,6 +916,9 @@ fn random_histories_keep_every_law() {
         if let Err(what) = random(seed, Mutant::None) {
             panic!("SEED={seed}: {what}");
         }
+        if let Err(what) = random_with(seed, Mutant::None, true) {
+            panic!("SEED={seed}, with a loss: {what}");
+        }
     }
 }
 
@@ -694,6 +938,12 @@ fn random_histories_find_each_mutant() {
         Mutant::NoCampaignFence,
     ] {
         let found = (0..20_000).find_map(|seed| random(seed, mutant).err().map(|it| (seed, it)));
+        let (seed, what) = found.unwrap_or_else(|| panic!("{mutant:?} was not found"));
+        println!("{mutant:?}: seed {seed}: {what}");
+    }
+    for mutant in [Mutant::Forgets, Mutant::NoMark] {
+        let broken = |seed| random_with(seed, mutant, true).err().map(|it| (seed, it));
+        let found = (0..20_000).find_map(broken);
         let (seed, what) = found.unwrap_or_else(|| panic!("{mutant:?} was not found"));
         println!("{mutant:?}: seed {seed}: {what}");
     }
@@ -729,6 +979,28 @@ fn a_standby_reads_the_head_after_the_batches_that_it_has_watched_before_it_lead
 #[test]
 #[expect(clippy::print_stdout, reason = "the count is for readers")]
 fn every_order_of_a_takeover_keeps_every_law() {
+    let depth = number("DEPTH", 5);
+    let mut histories = 0;
+    every_order(&taking_over(), depth, &mut Vec::new(), &mut histories);
+    println!("{histories} histories of {depth} steps");
+}
+
+/// The same, while etcd's data goes back.
+#[test]
+#[expect(clippy::print_stdout, reason = "the count is for readers")]
+fn every_order_of_a_loss_keeps_every_law() {
+    let depth = number("DEPTH", 4);
+    let mut histories = 0;
+    for loss in Loss::ALL {
+        let mut world = taking_over();
+        world.loses = true;
+        world.act(Act::Lose(loss)).expect("no law is broken");
+        every_order(&world, depth, &mut vec![Act::Lose(loss)], &mut histories);
+    }
+    println!("{histories} histories of {depth} steps");
+}
+
+fn taking_over() -> World {
     let mut world = World::new(2, Mutant::None, false);
     while matches!(world.processes[0].role, Role::Candidate(_)) {
         world.act(Act::Answer(0)).expect("it leads");
@@ -741,10 +1013,7 @@ fn every_order_of_a_takeover_keeps_every_law() {
     for _ in 0..3 {
         world.act(Act::Tick).expect("time");
     }
-    let depth = number("DEPTH", 5);
-    let mut histories = 0;
-    every_order(&world, depth, &mut Vec::new(), &mut histories);
-    println!("{histories} histories of {depth} steps");
+    world
 }
 
 fn every_order(world: &World, depth: u64, past: &mut Vec<Act>, histories: &mut u64) {

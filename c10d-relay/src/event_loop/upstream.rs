@@ -30,6 +30,7 @@ impl EventLoop {
         });
         self.connector.order(Order {
             received,
+            position: self.hub.position(),
             give_up_at: from
                 .checked_add(self.options.resume_timeout())
                 .unwrap_or(far),

@@ -5,10 +5,10 @@ use std::error::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use c10d_relay::{Relay, RelayOptions};
-use c10d_socket::{Cancel, Deadline, HostPort};
+use c10d_socket::{Cancel, Deadline, HostPort, Moment};
 use c10d_store::{
     Leader, Lookup, ServerOptions, Store, StoreAddress, StoreExt, TcpStore, TcpStoreOptions,
     TcpStoreServer,
@@ -261,7 +261,7 @@ fn read_after_a_takeover(is_checked: bool) -> Result<(), String> {
         let standby = std::mem::replace(&mut job.standby, (next, server));
         let paused = std::mem::replace(&mut job.leader, standby);
         if is_checked {
-            wait_until("the lease ends", || !old.authority.is_valid(Instant::now()));
+            wait_until("the lease ends", || !old.authority.is_valid(Moment::now()));
         }
         job.log.lead(job.leader.0.number());
         job.begin_to_lead();

@@ -52,6 +52,8 @@ pub(super) struct Resumed {
     backoff: Backoff,
     session: SessionStream,
     reader: FrameReader,
+    /// The position of the store's journal that was seen.
+    position: u64,
     credit: Credit,
     /// Splits what the client sends.
     requests: RawRequests,
@@ -95,7 +97,8 @@ impl Resumed {
             dialer,
             backoff: new_backoff(),
             session: SessionStream::default(),
-            reader: FrameReader::default(),
+            reader: FrameReader::default().taking_positions(),
+            position: 0,
             credit: Credit::default(),
             requests: RawRequests::of_session(),
             outstanding: Outstanding::default(),
@@ -298,6 +301,7 @@ impl Resumed {
 
     fn take(&mut self, mut link: &[u8]) -> io::Result<()> {
         let result = self.take_frames(&mut link);
+        self.position = self.position.max(self.reader.position());
         result.map_err(|reason| self.end(reason))
     }
 
@@ -380,6 +384,7 @@ impl Resumed {
             let give_up = Deadline::after(lost_at, self.resume_timeout);
             let attempt = Deadline::after(now, ATTEMPT_TIME_MAX);
             let attempt = attempt.min(deadline).min(give_up);
+            self.dialer.set_position(self.position);
             match self.dialer.connect(self.session.received(), attempt) {
                 Ok(link) => {
                     let received_by_server = link.received_by_server;
@@ -429,7 +434,7 @@ impl Resumed {
     /// The server was restarted with its journal, and gets all requests again that it has not acknowledged.
     fn restart(&mut self) -> io::Result<()> {
         self.session = SessionStream::default();
-        self.reader = FrameReader::default();
+        self.reader = FrameReader::default().taking_positions();
         self.credit = Credit::default();
         self.uncounted = self.opened.len() - self.start;
         match self.outstanding.restart() {

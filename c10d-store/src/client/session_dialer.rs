@@ -48,6 +48,8 @@ pub struct SessionDialer {
     tls: Option<TlsClient>,
     session: SessionId,
     store: StoreId,
+    /// The position of the store's journal that this side has seen.
+    position: u64,
     attempt: u64,
     keep: Duration,
     expects_sessions: bool,
@@ -118,6 +120,19 @@ pub enum SessionError {
         /// Where it listens.
         server: HostPort,
     },
+    /// The data of the store has gone back: the directory names a lower epoch than the last server of the session had, or the
+    /// server lacks batches that the session has seen.
+    #[error(
+        "the store of {server} has gone back from {known} to {found}: its data was restored from a copy, or deleted"
+    )]
+    WentBack {
+        /// Where it is served now.
+        server: HostPort,
+        /// The newest data that this session has seen: `epoch 3`, `batch 15`.
+        known: String,
+        /// The newest data in the store.
+        found: String,
+    },
     /// The server's machine refuses connections, for so long that the server must have ended.
     #[error(
         "the store at {server} has ended: its machine has refused connections for {:.0} s", refused_for.as_secs_f64()
@@ -184,6 +199,7 @@ impl SessionDialer {
             connect_options: connect_options.with_rounds_max(1),
             session: SessionId::random(),
             store: StoreId::ANY,
+            position: 0,
             attempt: 0,
             keep,
             expects_sessions: false,
@@ -217,6 +233,11 @@ impl SessionDialer {
     pub fn taking_pieces(mut self) -> Self {
         self.takes_pieces = true;
         self
+    }
+
+    /// The [position](crate::unstable::FrameReader::position) that this session has seen: a server that has less is refused.
+    pub fn set_position(&mut self, position: u64) {
+        self.position = self.position.max(position);
     }
 
     /// The server is elsewhere now.
@@ -255,6 +276,7 @@ impl SessionDialer {
     pub fn start_anew(&mut self) {
         self.session = SessionId::random();
         self.store = StoreId::ANY;
+        self.position = 0;
         self.attempt = 0;
     }
 
@@ -324,6 +346,7 @@ impl SessionDialer {
             carries_over: self.carries_over,
             takes_pieces: self.takes_pieces,
             wants_heartbeats: self.is_following(),
+            takes_positions: self.is_following() && self.carries_over,
         };
         let mut request = RequestBuf::new();
         request.hello();
@@ -352,16 +375,23 @@ impl SessionDialer {
             Some(welcome) if self.is_deposed(&welcome) => {
                 Err(SessionError::Deposed { server: server() })
             }
+            Some(welcome) if let Some(found) = self.lacks(&welcome) => {
+                Err(SessionError::WentBack {
+                    server: server(),
+                    known: format!("batch {}", self.position),
+                    found: format!("batch {found}"),
+                })
+            }
             Some(Welcome::Accepted { store, received }) => {
                 self.store = store;
                 self.expects_sessions = true;
                 Ok((received, false, has_heartbeats))
             }
-            Some(Welcome::Restarted { store }) if self.carries_over => {
+            Some(Welcome::Restarted { store, .. }) if self.carries_over => {
                 self.store = store;
                 Ok((0, true, has_heartbeats))
             }
-            Some(Welcome::Unknown { store }) => Err(SessionError::Unknown {
+            Some(Welcome::Unknown { store, .. }) => Err(SessionError::Unknown {
                 server: server(),
                 is_same_store: store.continues(self.store),
             }),
@@ -389,6 +419,13 @@ impl SessionDialer {
                 directory: directory(),
             });
         };
+        if self.store.has_journal() && leader.epoch < self.store.epoch() {
+            return Err(SessionError::WentBack {
+                server: leader.address,
+                known: format!("epoch {}", self.store.epoch()),
+                found: format!("epoch {}", leader.epoch),
+            });
+        }
         if leader.address.host() != self.target.host() {
             let credentials = self.credentials.as_ref();
             let tls = credentials.map(|it| it.client(Protocol::Store, leader.address.host()));
@@ -412,6 +449,13 @@ impl SessionDialer {
         let store = welcome.store();
         self.is_following()
             && (store.is_before(self.store) || store.has_journal() && store.epoch() < self.epoch)
+    }
+
+    /// The position at which a later run of the store began, if this session has seen a higher position of an earlier run.
+    fn lacks(&self, welcome: &Welcome) -> Option<u64> {
+        let begins = welcome.begins()?;
+        let is_later = self.store.is_before(welcome.store());
+        (is_later && begins < self.position).then_some(begins)
     }
 
     fn tell(

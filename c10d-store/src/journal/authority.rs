@@ -4,27 +4,38 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Waker;
-use std::time::Instant;
+use std::time::Duration;
+
+use c10d_socket::Moment;
 
 /// The right to answer of the process that leads. Clones share it: the engine extends it, the server checks it.
 ///
 /// An engine takes the time before it asks, and extends the authority once the answer has confirmed that this process
 /// leads: until a time at which no other process can lead, less a margin. The server checks it before each write to a socket, so
-/// the margin must cover the time of one system call. The system's monotonic clock stands still while the machine is
-/// suspended, so an engine must not rely on this one where machines are.
+/// the margin must cover the time of one system call. It ends early if the machine is suspended after the engine has taken the time:
+/// how long that was is not known exactly, so the engine asks first.
 #[derive(Clone)]
 pub struct Authority(Arc<Shared>);
 
 struct Shared {
-    made: Instant,
-    /// In nanoseconds since `made`; 0 if there is none.
+    /// In nanoseconds since the machine has started; 0 if there is none.
     until: AtomicU64,
+    /// How long the machine had been suspended when this was asked for, in nanoseconds.
+    asleep: AtomicU64,
     /// Why there is never any again.
-    ended: OnceLock<String>,
+    ended: OnceLock<End>,
     /// The server has found it passed.
     is_awaited: AtomicBool,
     /// Of the server.
     waker: Mutex<Option<Waker>>,
+}
+
+/// Why there is never any authority again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct End {
+    pub(crate) reason: String,
+    /// The engine has lost what it had kept: no other process leads.
+    pub(crate) is_damage: bool,
 }
 
 impl Authority {
@@ -32,18 +43,22 @@ impl Authority {
     #[must_use]
     pub fn none() -> Self {
         Self(Arc::new(Shared {
-            made: Instant::now(),
             until: AtomicU64::new(0),
+            asleep: AtomicU64::new(0),
             ended: OnceLock::new(),
             is_awaited: AtomicBool::new(false),
             waker: Mutex::default(),
         }))
     }
 
-    /// The server may answer until then. An earlier time than before changes nothing. Does not block.
-    pub fn extend(&self, until: Instant) {
+    /// The server may answer until this moment, which counts from a moment before the engine has asked. An earlier time than before
+    /// changes nothing. Does not block.
+    pub fn extend(&self, until: Moment) {
         let shared = &self.0;
-        shared.until.fetch_max(self.nanos(until), Ordering::SeqCst);
+        let (time, (_, asleep_max)) = until.parts();
+        shared.until.fetch_max(nanos(time), Ordering::SeqCst);
+        // After it: a reader in between takes the machine for suspended.
+        shared.asleep.fetch_max(nanos(asleep_max), Ordering::SeqCst);
         if shared.is_awaited.swap(false, Ordering::SeqCst) {
             self.wake();
         }
@@ -51,8 +66,24 @@ impl Authority {
 
     /// Another process leads, or may: the server stops, without a word to its clients. Does not block.
     pub fn end(&self, reason: impl Into<String>) {
+        self.end_as(End {
+            reason: reason.into(),
+            is_damage: false,
+        });
+    }
+
+    /// The engine has lost data that it had kept: the server stops with
+    /// [`JournalError::Damaged`](super::JournalError::Damaged). Does not block.
+    pub fn end_damaged(&self, what: impl Into<String>) {
+        self.end_as(End {
+            reason: what.into(),
+            is_damage: true,
+        });
+    }
+
+    fn end_as(&self, end: End) {
         // The first reason is the cause.
-        let _ = self.0.ended.set(reason.into());
+        let _ = self.0.ended.set(end);
         self.wake();
     }
 
@@ -64,15 +95,24 @@ impl Authority {
 
     /// Whether the server may answer at this moment.
     #[must_use]
-    pub fn is_valid(&self, now: Instant) -> bool {
+    pub fn is_valid(&self, now: Moment) -> bool {
         let shared = &self.0;
-        self.nanos(now) < shared.until.load(Ordering::SeqCst) && shared.ended.get().is_none()
+        let (time, (asleep_min, _)) = now.parts();
+        // The latest first, as it is written last.
+        let is_awake = nanos(asleep_min) <= shared.asleep.load(Ordering::SeqCst);
+        is_awake
+            && nanos(time) < shared.until.load(Ordering::SeqCst)
+            && shared.ended.get().is_none()
     }
 
     /// Why it has [ended](Self::end).
     #[must_use]
     pub fn end_reason(&self) -> Option<&str> {
-        self.0.ended.get().map(String::as_str)
+        self.ended().map(|end| &*end.reason)
+    }
+
+    pub(crate) fn ended(&self) -> Option<&End> {
+        self.0.ended.get()
     }
 
     /// Has the server woken when the authority ends, and when it is extended after [`await_extension`](Self::await_extension).
@@ -82,14 +122,9 @@ impl Authority {
     }
 
     /// The server is woken by the next extension, unless the authority is valid now: then it returns true.
-    pub(crate) fn await_extension(&self, now: impl FnOnce() -> Instant) -> bool {
+    pub(crate) fn await_extension(&self, now: impl FnOnce() -> Moment) -> bool {
         self.0.is_awaited.store(true, Ordering::SeqCst);
         self.is_valid(now())
-    }
-
-    fn nanos(&self, at: Instant) -> u64 {
-        let since = at.saturating_duration_since(self.0.made);
-        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
     }
 
     fn wake(&self) {
@@ -102,10 +137,14 @@ impl Authority {
     }
 }
 
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 impl fmt::Debug for Authority {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Authority")
-            .field("is_valid", &self.is_valid(Instant::now()))
+            .field("is_valid", &self.is_valid(Moment::now()))
             .field("end_reason", &self.end_reason())
             .finish()
     }
@@ -113,11 +152,9 @@ impl fmt::Debug for Authority {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use std::sync::atomic::AtomicUsize;
     use std::task::Wake;
-    use std::time::Duration;
-
-    use super::*;
 
     #[derive(Default)]
     struct Count(AtomicUsize);
@@ -131,7 +168,7 @@ mod tests {
     #[test]
     fn it_lasts_until_the_latest_time_and_never_after_its_end() {
         let authority = Authority::none();
-        let start = Instant::now();
+        let start = Moment::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         assert!(!authority.is_valid(start));
         authority.extend(at(3));
@@ -150,12 +187,33 @@ mod tests {
     }
 
     #[test]
+    fn it_ends_when_the_machine_was_suspended_until_the_engine_has_asked_again() {
+        let clocks = |awake, time| {
+            Moment::from_clocks(Duration::from_millis(awake), Duration::from_millis(time))
+        };
+        let ttl = Duration::from_millis(1800);
+        let authority = Authority::none();
+        authority.extend(clocks(1000, 5000) + ttl);
+        assert!(authority.is_valid(clocks(1100, 5100)));
+        // Suspended for 300 ms; and for longer than the lease.
+        for (awake, time) in [(1100, 5400), (1100, 9000)] {
+            assert!(!authority.is_valid(clocks(awake, time)));
+        }
+        // Asked before, answered afterwards.
+        authority.extend(clocks(1050, 5050) + ttl);
+        assert!(!authority.is_valid(clocks(1100, 5400)));
+        authority.extend(clocks(1100, 5400) + ttl);
+        assert!(authority.is_valid(clocks(2000, 6300)));
+        assert!(!authority.is_valid(clocks(3000, 7300)));
+    }
+
+    #[test]
     fn an_extension_wakes_only_a_server_that_awaits_it() {
         let authority = Authority::none();
         let count = Arc::new(Count::default());
         authority.set_waker(Arc::clone(&count).into());
         let woken = || count.0.load(Ordering::Relaxed);
-        let start = Instant::now();
+        let start = Moment::now();
         let later = start + Duration::from_secs(60);
         authority.extend(later);
         assert_eq!(woken(), 0);

@@ -1,7 +1,8 @@
 //! Nothing leaves a server whose right to answer may have passed.
 
 use std::io::{self, IoSlice, Write};
-use std::time::Instant;
+
+use c10d_socket::Moment;
 
 use crate::journal::Authority;
 
@@ -24,7 +25,7 @@ impl<'g, W> Gate<'g, W> {
     }
 
     fn check(&mut self) -> io::Result<()> {
-        if self.authority.is_valid(Instant::now()) {
+        if self.authority.is_valid(Moment::now()) {
             return Ok(());
         }
         *self.is_shut = true;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::Wake;
 use std::time::Instant;
 
+use c10d_socket::Moment;
 use mio::{Token, Waker};
 
 use super::hold::Hold;
@@ -59,7 +60,9 @@ impl Keeping {
     ) -> io::Result<(StoreState, Sessions, Option<Self>)> {
         let identity = open.journal.identity();
         let store = StoreId::of_journal(&identity.store, identity.epoch);
-        sessions.restore(store, open.carried, Instant::now());
+        // 0 means that there is none.
+        let begins = open.durable + 1;
+        sessions.restore(store, begins, open.carried, Instant::now());
         let authority = open.journal.authority();
         let format = (open.journal.format(), open.journal.formats().newest);
         if let Some(authority) = &authority {
@@ -96,12 +99,12 @@ impl Keeping {
     /// Whether something may be sent now.
     pub(super) fn may_send(&self) -> bool {
         let authority = self.authority.as_ref();
-        authority.is_none_or(|it| it.is_valid(Instant::now()))
+        authority.is_none_or(|it| it.is_valid(Moment::now()))
     }
 
     fn is_authorized_or_woken(&self) -> bool {
         let authority = self.authority.as_ref();
-        authority.is_none_or(|it| it.await_extension(Instant::now))
+        authority.is_none_or(|it| it.await_extension(Moment::now))
     }
 
     /// The version of the format for a snapshot that is due, and for what follows it. `None` until others are asked whether

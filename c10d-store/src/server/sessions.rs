@@ -25,6 +25,8 @@ const CLIENTS_MAX: usize = 65_536;
 #[derive(Debug)]
 pub(super) struct Sessions {
     store: StoreId,
+    /// The position of the journal at which this run began, plus 1; 0 without one.
+    begins: u64,
     /// The longest time that a session without a link is remembered.
     keep_max: Duration,
     by_id: HashMap<SessionId, usize>,
@@ -60,6 +62,8 @@ pub(super) struct Session {
     waiting: Option<Box<Waiting>>,
     /// Its link gets heartbeats.
     wants_heartbeats: bool,
+    /// The position that its peer was told last; `None` if it does not take any.
+    told: Option<u64>,
     /// The journal keeps what its clients' requests do.
     pub(super) is_carried: bool,
 }
@@ -94,10 +98,23 @@ pub(super) struct Candidate {
     pub(super) peer: IpAddr,
 }
 
+impl Session {
+    /// Tells the peer up to where the journal has kept what the next replies show (docs/spec/wire-extensions.md, SESSION 19).
+    pub(super) fn tell_position(&mut self, durable: u64) {
+        if let Some(told) = &mut self.told
+            && *told < durable
+        {
+            *told = durable;
+            self.stream.push_position(durable);
+        }
+    }
+}
+
 impl Sessions {
     pub(super) fn new(store: StoreId, keep_max: Duration) -> Self {
         Self {
             store,
+            begins: 0,
             keep_max,
             by_id: HashMap::new(),
             slots: Slab::new(),
@@ -108,8 +125,8 @@ impl Sessions {
     }
 
     /// The sessions that a journal has kept begin again, without links, at a store that now has this id.
-    pub(super) fn restore(&mut self, store: StoreId, carried: Carried, now: Instant) {
-        self.store = store;
+    pub(super) fn restore(&mut self, store: StoreId, begins: u64, carried: Carried, now: Instant) {
+        (self.store, self.begins) = (store, begins);
         for (id, keep) in carried.sessions() {
             let peer = IpAddr::from([0, 0, 0, 0]);
             let slot = self.insert(id, peer);
@@ -154,7 +171,8 @@ impl Sessions {
         }
         let store = self.store;
         let mut is_restarted = false;
-        let unknown = Attached::Refused(Welcome::Unknown { store });
+        let begins = self.begins;
+        let unknown = Attached::Refused(Welcome::Unknown { store, begins });
         let slot = match self.by_id.get(&hello.session) {
             // docs/spec/wire-extensions.md, SESSION 12.
             Some(slot) if hello.store.is_before(store) => {
@@ -193,6 +211,7 @@ impl Sessions {
         }
         if is_restarted || session.attempt == 0 {
             session.pieces = hello.takes_pieces.then(Box::default);
+            session.told = hello.takes_positions.then_some(0);
         }
         session.attempt = hello.attempt;
         session.wants_heartbeats = hello.wants_heartbeats;
@@ -203,7 +222,7 @@ impl Sessions {
             slot,
             replaced: session.link.replace(candidate.link),
             welcome: if is_restarted {
-                Welcome::Restarted { store }
+                Welcome::Restarted { store, begins }
             } else {
                 Welcome::Accepted {
                     store,
@@ -301,6 +320,7 @@ impl Sessions {
             peer,
             waiting: None,
             wants_heartbeats: false,
+            told: None,
             is_carried: false,
         });
         self.by_id.insert(id, slot);
@@ -417,6 +437,7 @@ mod tests {
             keep: KEEP,
             carries_over: false,
             takes_pieces: false,
+            takes_positions: false,
             wants_heartbeats: false,
         }
     }
@@ -455,7 +476,10 @@ mod tests {
         assert_eq!(sessions.next_expired(start + 2 * KEEP), Some(slot));
         assert!(sessions.remove(slot).is_some());
         let late = sessions.attach(&hello(id, store, 3), candidate(3));
-        assert_eq!(late, Attached::Refused(Welcome::Unknown { store }));
+        assert_eq!(
+            late,
+            Attached::Refused(Welcome::Unknown { store, begins: 0 })
+        );
 
         // The server's own limit is 10 * KEEP.
         let keeps_long = Hello {
@@ -486,7 +510,7 @@ mod tests {
     fn a_session_of_another_server_is_unknown() {
         let (mut sessions, store) = sessions();
         let (id, other) = (SessionId::random(), StoreId::random());
-        let unknown = Attached::Refused(Welcome::Unknown { store });
+        let unknown = Attached::Refused(Welcome::Unknown { store, begins: 0 });
         assert_eq!(sessions.attach(&hello(id, other, 1), candidate(1)), unknown);
         accepted(sessions.attach(&hello(id, StoreId::ANY, 1), candidate(1)));
         assert_eq!(sessions.attach(&hello(id, other, 2), candidate(2)), unknown);

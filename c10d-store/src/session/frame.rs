@@ -29,6 +29,7 @@ const RESUME: u8 = 7;
 const DONE: u8 = 8;
 const PIECE: u8 = 9;
 const SHARED: u8 = 10;
+const POSITION: u8 = 11;
 
 /// An item of a session's stream. Clients have numbers, which the client's side gives out in ascending order and never
 /// uses again.
@@ -179,6 +180,12 @@ impl SessionStream {
         self.push(&head(DONE, client, request));
     }
 
+    /// Appends the position up to which the journal has kept what later replies show.
+    pub(crate) fn push_position(&mut self, position: u64) {
+        let [high, low] = [(position >> 32) as u32, position as u32];
+        self.push(&head(POSITION, high, low));
+    }
+
     /// Appends a [`Frame::End`].
     pub fn push_end(&mut self) {
         self.push(&head(END, 0, 0));
@@ -228,6 +235,8 @@ pub struct FrameReader {
     group: Option<Box<PartialGroup>>,
     /// `None` if the peer may not send pieces.
     pieces: Option<Box<Pieces>>,
+    /// `None` if the peer may not tell one.
+    position: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -244,6 +253,19 @@ impl FrameReader {
             pieces: Some(Box::new(Pieces::new())),
             ..Self::default()
         }
+    }
+
+    /// Of a server that was asked for positions (docs/spec/wire-extensions.md, SESSION 19).
+    #[must_use]
+    pub fn taking_positions(mut self) -> Self {
+        self.position = Some(0);
+        self
+    }
+
+    /// Up to which position the server's journal has kept what was read; 0 if it has not told.
+    #[must_use]
+    pub fn position(&self) -> u64 {
+        self.position.unwrap_or(0)
     }
 
     /// Takes the next frame from the front of `bytes`; `None` once they are used up.
@@ -283,6 +305,9 @@ impl FrameReader {
                 (SHARED, Some(pieces)) => {
                     let bytes = pieces.get(number)?;
                     return Ok(Some(Frame::Shared { client, bytes }));
+                }
+                (POSITION, _) if self.position.is_some() => {
+                    self.position = Some(u64::from(client) << 32 | u64::from(number));
                 }
                 (kind, _) => return short_frame(kind, client, number).map(Some),
             }

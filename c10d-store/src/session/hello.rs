@@ -24,6 +24,8 @@ pub(crate) struct Hello {
     pub(crate) takes_pieces: bool,
     /// It notices by the lack of heartbeats that the server does not answer (docs/spec/wire-extensions.md, SESSION 18).
     pub(crate) wants_heartbeats: bool,
+    /// It takes POSITION (docs/spec/wire-extensions.md, SESSION 19).
+    pub(crate) takes_positions: bool,
 }
 
 /// The reply to SESSION.
@@ -35,12 +37,16 @@ pub(crate) enum Welcome {
         /// How many bytes of the stream the server has received.
         received: u64,
     },
-    /// The server has no such session, or is another one: with this id.
-    Unknown { store: StoreId },
+    /// The server has no such session, or is a different store, with this id; `begins` as below.
+    Unknown { store: StoreId, begins: u64 },
     /// The server has as many sessions as it may have.
     Full { store: StoreId },
     /// The server was restarted and knows the session: both sides send link frames of new streams.
-    Restarted { store: StoreId },
+    Restarted {
+        store: StoreId,
+        /// The position of the journal at which this run began, plus 1; 0 if the server does not send it.
+        begins: u64,
+    },
 }
 
 const ACCEPTED: u8 = 0;
@@ -54,6 +60,8 @@ const CARRIES_OVER: u32 = 1 << 31;
 const TAKES_PIECES: u32 = 1 << 30;
 /// In the milliseconds: the peer asks for heartbeats.
 const WANTS_HEARTBEATS: u32 = 1 << 29;
+/// In the milliseconds: the peer takes positions.
+const TAKES_POSITIONS: u32 = 1 << 28;
 
 impl Hello {
     /// The length of the encoded form: two ids, two u64, and milliseconds as u32.
@@ -66,11 +74,12 @@ impl Hello {
         LittleEndian::write_u64(&mut bytes[32..40], self.attempt);
         LittleEndian::write_u64(&mut bytes[40..48], self.received);
         let millis = u32::try_from(self.keep.as_millis()).unwrap_or(u32::MAX);
-        let mut word = millis.min(WANTS_HEARTBEATS - 1);
+        let mut word = millis.min(TAKES_POSITIONS - 1);
         for (is_set, flag) in [
             (self.carries_over, CARRIES_OVER),
             (self.takes_pieces, TAKES_PIECES),
             (self.wants_heartbeats, WANTS_HEARTBEATS),
+            (self.takes_positions, TAKES_POSITIONS),
         ] {
             word |= if is_set { flag } else { 0 };
         }
@@ -80,7 +89,7 @@ impl Hello {
 
     pub(crate) fn decode(bytes: &[u8; Self::BYTES]) -> Self {
         let word = LittleEndian::read_u32(&bytes[48..]);
-        let millis = word & !(CARRIES_OVER | TAKES_PIECES | WANTS_HEARTBEATS);
+        let millis = word & !(CARRIES_OVER | TAKES_PIECES | WANTS_HEARTBEATS | TAKES_POSITIONS);
         Self {
             session: SessionId(id_of(&bytes[..16])),
             store: StoreId(id_of(&bytes[16..32])),
@@ -90,6 +99,7 @@ impl Hello {
             carries_over: word & CARRIES_OVER != 0,
             takes_pieces: word & TAKES_PIECES != 0,
             wants_heartbeats: word & WANTS_HEARTBEATS != 0,
+            takes_positions: word & TAKES_POSITIONS != 0,
         }
     }
 }
@@ -99,9 +109,17 @@ impl Welcome {
     pub(crate) const fn store(&self) -> StoreId {
         match self {
             Self::Accepted { store, .. }
-            | Self::Unknown { store }
+            | Self::Unknown { store, .. }
             | Self::Full { store }
-            | Self::Restarted { store } => *store,
+            | Self::Restarted { store, .. } => *store,
+        }
+    }
+
+    /// The position at which this run of the store began, if the server sends it.
+    pub(crate) fn begins(&self) -> Option<u64> {
+        match self {
+            Self::Unknown { begins, .. } | Self::Restarted { begins, .. } => begins.checked_sub(1),
+            Self::Accepted { .. } | Self::Full { .. } => None,
         }
     }
 
@@ -111,9 +129,9 @@ impl Welcome {
     pub(crate) fn encode(&self) -> [u8; Self::BYTES] {
         let (status, store, received) = match self {
             Self::Accepted { store, received } => (ACCEPTED, store, *received),
-            Self::Unknown { store } => (UNKNOWN, store, 0),
+            Self::Unknown { store, begins } => (UNKNOWN, store, *begins),
             Self::Full { store } => (FULL, store, 0),
-            Self::Restarted { store } => (RESTARTED, store, 0),
+            Self::Restarted { store, begins } => (RESTARTED, store, *begins),
         };
         let mut bytes = [status; Self::BYTES];
         bytes[1..17].copy_from_slice(&store.0);
@@ -124,14 +142,21 @@ impl Welcome {
     /// `None` if the status is none.
     pub(crate) fn decode(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let store = StoreId(id_of(&bytes[1..17]));
+        let number = LittleEndian::read_u64(&bytes[17..]);
         Some(match bytes[0] {
             ACCEPTED => Self::Accepted {
                 store,
-                received: LittleEndian::read_u64(&bytes[17..]),
+                received: number,
             },
-            UNKNOWN => Self::Unknown { store },
+            UNKNOWN => Self::Unknown {
+                store,
+                begins: number,
+            },
             FULL => Self::Full { store },
-            RESTARTED => Self::Restarted { store },
+            RESTARTED => Self::Restarted {
+                store,
+                begins: number,
+            },
             _ => return None,
         })
     }
@@ -158,11 +183,13 @@ mod tests {
             carries_over: false,
             takes_pieces: true,
             wants_heartbeats: false,
+            takes_positions: false,
         };
         assert_eq!(Hello::decode(&hello.encode()), hello);
         let carries_over = Hello {
             carries_over: true,
             wants_heartbeats: true,
+            takes_positions: true,
             ..hello
         };
         assert_eq!(Hello::decode(&carries_over.encode()), carries_over);
@@ -170,9 +197,9 @@ mod tests {
         let received = 7;
         for welcome in [
             Welcome::Accepted { store, received },
-            Welcome::Unknown { store },
+            Welcome::Unknown { store, begins: 0 },
             Welcome::Full { store },
-            Welcome::Restarted { store },
+            Welcome::Restarted { store, begins: 8 },
         ] {
             assert_eq!(Welcome::decode(&welcome.encode()), Some(welcome));
         }

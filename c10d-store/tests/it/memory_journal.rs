@@ -5,9 +5,9 @@
 use std::io;
 use std::net::TcpListener;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use c10d_socket::Cancel;
+use c10d_socket::{Cancel, Moment};
 use c10d_store::journal::{
     Authority, Formats, Journal, JournalError, JournalIdentity, JournalSource, Recovered,
 };
@@ -294,7 +294,7 @@ impl Candidate {
 
     /// Extends the authority for so long, if this candidate leads.
     pub(crate) fn renew(&self, lease: Duration) {
-        let asked = Instant::now();
+        let asked = Moment::now();
         if self.log.kept().leader == Some(self.number) {
             self.authority.extend(asked + lease);
         }

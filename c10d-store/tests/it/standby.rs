@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Cancel, Deadline, HostPort};
+use c10d_socket::{Cancel, Deadline, HostPort, Moment};
 use c10d_store::journal::JournalError;
 use c10d_store::unstable::SessionDialer;
 use c10d_store::{
@@ -169,7 +169,7 @@ fn nothing_leaves_a_server_whose_authority_has_passed() {
     candidate.renew(HOUR);
     waiter.expect(&[0]);
     raw.expect(&number(1));
-    assert!(candidate.authority.is_valid(Instant::now()));
+    assert!(candidate.authority.is_valid(Moment::now()));
 }
 
 #[test]
@@ -239,16 +239,12 @@ fn a_server_that_was_taken_over_is_found_out_by_its_clients() {
     let link = dialer.connect(0, soon()).expect("it goes over");
     assert!(link.is_restarted);
     // It learns of the takeover by the client, and answers nothing until its engine knows.
-    *directory.0.lock().expect("no panic") = leader(&old, 1);
-    let asking = std::thread::spawn(move || dialer.connect(0, soon()));
-    wait_until("it has doubts", || {
-        !first.authority.is_valid(Instant::now())
-    });
-    first.authority.extend(Instant::now() + HOUR);
-    let error = asking
-        .join()
-        .expect("no panic")
-        .expect_err("an earlier run");
+    *directory.0.lock().expect("no panic") = leader(&old, 2);
+    let asking = std::thread::spawn(move || (dialer.connect(0, soon()).err(), dialer));
+    wait_until("it has doubts", || !first.authority.is_valid(Moment::now()));
+    first.authority.extend(Moment::now() + HOUR);
+    let (error, mut dialer) = asking.join().expect("no panic");
+    let error = error.expect("an earlier run");
     // The attempt may have been over by then.
     let is_refused = matches!(
         error,
@@ -256,6 +252,44 @@ fn a_server_that_was_taken_over_is_found_out_by_its_clients() {
     );
     assert!(is_refused, "{error}");
     assert!(old.is_running());
+    // A directory with an earlier run only has lost data.
+    *directory.0.lock().expect("no panic") = leader(&old, 1);
+    let error = dialer.connect(0, soon()).expect_err("an earlier run");
+    assert!(matches!(error, SessionError::WentBack { .. }), "{error}");
+    assert!(!error.is_transient());
+}
+
+/// docs/spec/wire-extensions.md, SESSION 19.
+#[test]
+fn a_session_goes_on_only_with_a_store_that_has_what_it_has_seen() {
+    for is_complete in [true, false] {
+        let log = Memory::default();
+        let [(first, old), _] = candidates(&log);
+        lead(&log, 0, &first, HOUR);
+        wait_until("it leads", || !old.is_standby());
+        let (directory, _) = following(leader(&old, 1));
+        let address = StoreAddress::LookedUp(Arc::clone(&directory) as _);
+        let options = TcpStoreOptions::default().with_resume(HOUR);
+        let store = TcpStore::open_at(&address, options).expect("it serves");
+        assert_eq!(store.add("n", 1).expect("add"), 1);
+        let older = log.crashed();
+        assert_eq!(store.add("n", 1).expect("add"), 2);
+        // The store is restored from this copy.
+        let copy = if is_complete { log.crashed() } else { older };
+        let candidate = copy.candidate(7);
+        let server = candidate.stand_by(ServerOptions::default());
+        lead(&copy, 7, &candidate, HOUR);
+        wait_until("it leads", || !server.is_standby());
+        *directory.0.lock().expect("no panic") = leader(&server, 2);
+        drop(old);
+        let added = store.add("n", 1);
+        if is_complete {
+            assert_eq!(added.expect("it goes on"), 3);
+        } else {
+            let error = added.expect_err("this was 2 before").to_string();
+            assert!(error.contains("gone back from batch"), "{error}");
+        }
+    }
 }
 
 /// docs/spec/wire-extensions.md, SESSION 18.
@@ -282,7 +316,7 @@ fn a_client_that_follows_gets_heartbeats_while_the_server_may_answer() {
         .set_read_timeout(Some(Duration::from_millis(1200)))
         .expect("a socket option");
     while link.0.read(&mut bytes).is_ok_and(|count| count > 0) {
-        assert!(!candidate.authority.is_valid(Instant::now()));
+        assert!(!candidate.authority.is_valid(Moment::now()));
     }
     candidate.renew(HOUR);
     link.0

@@ -106,6 +106,13 @@ impl Features {
         if let Some(journal) = options.rendezvous.journal() {
             rendezvous = rendezvous.with_journal(hosted.watched(journal));
         }
+        if let Some(store) = options.rendezvous.store() {
+            let watching = Arc::clone(&hosted);
+            let store = store.clone();
+            let store =
+                store.with_each_journal(move |journal| watching.watched_for_damage(journal));
+            rendezvous = rendezvous.with_store(store);
+        }
         let mut making = Making {
             options,
             warnings,

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::{
     Cancel, Deadline, HostPort, ListenError, ListenOptions, is_loopback_name, listen, listen_at,
 };
+use c10d_store::journal::JournalError;
 use c10d_store::{Leader, Lookup, ServerOptions, StoreError, TcpStoreServer, in_brief};
 
 use crate::engine::advertised::Advertised;
@@ -181,12 +182,21 @@ impl Servers {
                 return;
             }
             drop(orders);
-            match self.stand_by() {
+            let goes_on = match self.stand_by() {
                 Ok(server) => self.attend(server),
                 Err(error) => {
                     let why = in_brief(&error);
                     log::warn!("this process cannot be a standby for the store: {why}");
+                    true
                 }
+            };
+            if !goes_on {
+                // The rest of the store cannot be served.
+                drop(
+                    self.shared
+                        .wait(Duration::MAX, |orders| orders.ends.is_some()),
+                );
+                return;
             }
             drop(self.shared.wait(PAUSE, |orders| orders.ends.is_some()));
         }
@@ -227,8 +237,8 @@ impl Servers {
         listen_at(&ips, port)
     }
 
-    /// Until the server has ended.
-    fn attend(&self, server: TcpStoreServer) {
+    /// Until the server has ended. Returns whether this process may be a standby again.
+    fn attend(&self, server: TcpStoreServer) -> bool {
         let name = self.directory.lookup().name();
         let mut was_standby = true;
         let is_due = |orders: &Orders| orders.ends.is_some();
@@ -249,14 +259,14 @@ impl Servers {
                     while is_in_use() && !deadline.has_passed(Instant::now()) {
                         std::thread::sleep(DISCONNECT_POLL_INTERVAL);
                     }
-                    return server.shutdown();
+                    return true;
                 }
-                None if !stands_by && is_standby => return server.shutdown(),
+                None if !stands_by && is_standby => return true,
                 None if !server.is_running() => {
-                    let why = server.journal_failure();
-                    let why = why.map_or_else(String::new, |why| format!(": {why}"));
+                    let failure = server.journal_failure();
+                    let why = failure.map_or_else(String::new, |why| format!(": {why}"));
                     log::warn!("this process serves the store {name} no longer{why}");
-                    return;
+                    return !matches!(failure, Some(JournalError::Damaged { .. }));
                 }
                 None => {}
             }

@@ -46,6 +46,19 @@ impl StoreDirectory {
         self
     }
 
+    /// Every candidate's journal, changed by `change`: to learn of its failures, say.
+    #[must_use]
+    pub fn with_each_journal(
+        mut self,
+        change: impl Fn(&JournalSource) -> JournalSource + Send + Sync + 'static,
+    ) -> Self {
+        self.candidates = self.candidates.map(|(max, make)| {
+            let make = move |address| change(&make(address));
+            (max, Arc::new(make) as Arc<MakeJournal>)
+        });
+        self
+    }
+
     /// The port at which a node serves the store (default: a free one).
     #[must_use]
     pub const fn with_port(mut self, port: u16) -> Self {

@@ -148,6 +148,9 @@ impl EventLoop {
         if let Some(session) = self.sessions.get_mut(slot)
             && let Some(numbers) = client.numbers.as_mut()
         {
+            if let Some(keeping) = &self.keeping {
+                session.tell_position(keeping.durable);
+            }
             session.stream.push_done(number, request);
             numbers.hand(request, session.stream.end());
             self.touch_link(slot);

@@ -470,6 +470,11 @@ impl EventLoop {
         let Some(session) = self.sessions.get_mut(slot) else {
             return;
         };
+        if let Some(keeping) = &self.keeping
+            && client.replies().is_some_and(|(out, _)| !out.is_empty())
+        {
+            session.tell_position(keeping.durable);
+        }
         let (stream, pieces) = (&mut session.stream, &mut session.pieces);
         let mut lacks_room = false;
         let has_replies = client.replies().is_some();

@@ -29,10 +29,15 @@ impl EventLoop {
         if let Some(error) = keeping.thread.take_failure() {
             return Err(error);
         }
-        if let Some(reason) = keeping.authority.as_ref().and_then(Authority::end_reason) {
-            return Err(JournalError::Deposed {
-                place: keeping.thread.place().to_owned(),
-                reason: reason.to_owned(),
+        if let Some(end) = keeping.authority.as_ref().and_then(Authority::ended) {
+            let place = keeping.thread.place().to_owned();
+            let reason = end.reason.clone();
+            return Err(match end.is_damage {
+                true => JournalError::Damaged {
+                    place,
+                    what: reason,
+                },
+                false => JournalError::Deposed { place, reason },
             });
         }
         if !keeping.withheld.is_empty() {

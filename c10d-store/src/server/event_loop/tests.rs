@@ -40,6 +40,7 @@ impl Session {
             received: 0,
             carries_over: false,
             takes_pieces: false,
+            takes_positions: false,
             wants_heartbeats: false,
             keep: Duration::MAX,
         };

@@ -115,9 +115,28 @@ impl Hosted {
 
     /// A journal whose failure stops the agent.
     pub(in crate::launcher) fn watched(self: &Arc<Self>, journal: &JournalSource) -> JournalSource {
+        self.watched_if(journal, |_| true)
+    }
+
+    /// A candidate's journal. Its loss of data stops this agent, because no process can serve the store without the lost data.
+    /// Other failures only end this candidate.
+    pub(in crate::launcher) fn watched_for_damage(
+        self: &Arc<Self>,
+        journal: &JournalSource,
+    ) -> JournalSource {
+        self.watched_if(journal, |error| {
+            matches!(error, JournalError::Damaged { .. })
+        })
+    }
+
+    fn watched_if(
+        self: &Arc<Self>,
+        journal: &JournalSource,
+        is_watched: fn(&JournalError) -> bool,
+    ) -> JournalSource {
         let hosted = Arc::downgrade(self);
         let on_failure = move |error: &JournalError| {
-            if let Some(hosted) = hosted.upgrade() {
+            if let Some(hosted) = hosted.upgrade().filter(|_| is_watched(error)) {
                 let text = format!("the store that this launcher serves has ended: {error}");
                 // It fails once.
                 let _ = hosted.journal.failure.set(text);
