@@ -25,13 +25,14 @@ pub enum NotReached<E> {
     Cancelled,
 }
 
-/// Reaches the server that leads: looks it up, makes an `attempt` at it, and repeats both until one succeeds, fails with an
-/// error of which another attempt does not help, or the deadline. While an attempt lasts, the directory is asked each second,
-/// and when it names another server, the attempt is cancelled, and one at that server follows at once. So a server that is
-/// stopped or cut off costs a second after another one has taken over.
+/// Reaches the server that leads: looks it up, makes an `attempt` to use it, and repeats both until an attempt succeeds or
+/// fails with an error that `may_repeat` rejects, or until the deadline. While an attempt lasts, the directory is asked every
+/// second. When it names another server, the attempt is cancelled, and an attempt to use that server follows at once. So a
+/// stopped or isolated server delays the caller by at most a second after the takeover.
 ///
-/// Blocks until the deadline at most, but for one lookup and one attempt without a wait. An attempt gets the server, its
-/// deadline, and its [`Cancel`]. The directory is asked beside it on the thread `c10d-lookup`, which is joined.
+/// Blocks until the deadline at most. With a deadline that has passed, makes one lookup and one attempt without waiting. An
+/// attempt gets the server, its deadline, and its [`Cancel`]. The thread `c10d-lookup`, which is joined, asks the directory
+/// while the attempt lasts.
 ///
 /// # Errors
 /// [`NotReached`], of the last lookup or attempt.
@@ -61,8 +62,9 @@ pub fn at_leader<T, E: fmt::Display>(
                 search.looked_up(found, Instant::now());
             }
             Step::Try { leader, by } => {
-                let (result, other) =
-                    watched(lookup, &leader, by, cancel, |by, cancel| attempt(&leader, by, cancel));
+                let (result, other) = watched(lookup, &leader, by, cancel, |by, cancel| {
+                    attempt(&leader, by, cancel)
+                });
                 match result {
                     Ok(reached) => {
                         search.reached();
@@ -130,7 +132,7 @@ fn watched<T>(
     })
 }
 
-/// One that ends calls on its own, and when the caller's does.
+/// A [`Cancel`] that ends calls on its own, and when the caller's does.
 fn of_both(callers: &Cancel) -> Cancel {
     if callers.is_never() {
         return Cancel::new();

@@ -1,5 +1,5 @@
-//! Which server of a store that moves to try, how long, and when to ask the directory again. Pure: the current time and what
-//! the directory and the servers answer are arguments.
+//! Which server of a store that moves to try, how long, and when to ask the directory again. Pure: the current time and the
+//! answers of the directory and the servers are arguments.
 
 use std::time::{Duration, Instant};
 
@@ -13,15 +13,15 @@ pub(crate) const LOOKUP_INTERVAL: Duration = Duration::from_secs(1);
 /// The longest attempt, and the longest lookup.
 const ATTEMPT_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// The time of the first further attempt at the same server. It doubles with each one: perhaps thousands of clients come back
-/// at once.
+/// The time of the second attempt at the same server. It doubles with each further attempt, because thousands of clients may
+/// come back at once.
 const FIRST_ATTEMPT_TIME: Duration = Duration::from_secs(1);
 
 /// The longest pause: another server takes over within seconds.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// The search of one client for the server that leads. It lasts as long as the client: what was tried last is known after a
-/// lost connection too.
+/// The search of one client for the server that leads. It lasts as long as the client, so that it has the server that was
+/// tried last after a lost connection.
 ///
 /// Call [`step`](Self::step), carry out what it returns, report the outcome with the method that the step names, and repeat.
 #[derive(Debug)]
@@ -37,12 +37,12 @@ pub struct LeaderSearch {
 /// What to do next.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Ask the directory, until then at most; report `looked_up`.
+    /// Ask the directory until this deadline; report `looked_up`.
     LookUp { by: Deadline },
-    /// Try this server, until then at most, and ask the directory at each [`LOOKUP_INTERVAL`] beside: once it names
+    /// Try this server until this deadline, and ask the directory every [`LOOKUP_INTERVAL`] in the meantime: when it names
     /// [another server](is_other), end the attempt. Report `reached` or `failed`.
     Try { leader: Leader, by: Deadline },
-    /// Wait until then.
+    /// Wait until this time.
     Pause { until: Instant },
     /// There is no time left for another attempt.
     GiveUp,

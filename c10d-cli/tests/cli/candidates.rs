@@ -43,7 +43,7 @@ impl Candidate {
         &self.address
     }
 
-    /// Waits until it stands by again.
+    /// Waits until it is a standby again.
     pub(crate) fn await_standby(&mut self) {
         assert_eq!(line(&mut self.stdout, "standing by on "), self.address);
     }

@@ -122,8 +122,8 @@ pub enum StatusError {
 }
 
 impl StatusError {
-    /// Whether the same request may succeed later: the server does not answer, or not yet, which a takeover by another one may
-    /// change.
+    /// Whether the same request may succeed later: the server does not answer, or not yet, which a takeover by another server
+    /// may change.
     #[must_use]
     pub const fn is_transient(&self) -> bool {
         match self {

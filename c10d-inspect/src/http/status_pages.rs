@@ -31,7 +31,7 @@ const ROWS_AT_ONCE: usize = 4096;
 const REASON_CHARS_MAX: usize = 200;
 
 /// The status pages of one store, for programs that watch over jobs. Its server is one of this project
-/// ([`StatusServer`](super::StatusServer)); for another one, the error says what it is. An address that is looked up is
+/// ([`StatusServer`](super::StatusServer)); for another server, the error reports its kind. An address that is looked up is
 /// followed: each request finds the server that leads, and is repeated at the next one if that fails.
 #[derive(Debug)]
 pub struct StatusPages {
@@ -104,7 +104,7 @@ impl StatusPages {
         own.iter().any(|it| others.contains(it))
     }
 
-    /// Whether the store may move: then an error that [is transient](StatusError::is_transient) may end with the next takeover.
+    /// Whether the store may move: then a request that fails with a [transient error](StatusError::is_transient) may succeed after the next takeover.
     #[must_use]
     pub const fn is_following(&self) -> bool {
         matches!(self.store, StoreAddress::LookedUp(_))
@@ -127,7 +127,7 @@ impl StatusPages {
     }
 
     fn lock(&self) -> MutexGuard<'_, Asked> {
-        // Nothing panics while it is held.
+        // No code panics while it holds the lock.
         self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -26,8 +26,8 @@ use crate::wire::{
 /// one has taken over.
 pub const SILENCE_MAX: Duration = Duration::from_secs(2);
 
-/// The longest attempt to come back to a server at a fixed address. Thousands of clients can come back at once, each of which
-/// costs the server a handshake.
+/// The longest attempt to come back to a server at a fixed address. Thousands of clients can come back at once, and each
+/// handshake costs the server time.
 const ATTEMPT_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Connects one session, as often as its connection is lost.
@@ -257,8 +257,8 @@ impl SessionDialer {
         self.attempt = 0;
     }
 
-    /// The deadline of a [`connect`](Self::connect) by which a session comes back: at a fixed address, so that there is time
-    /// for another one before this deadline.
+    /// Returns the deadline of a [`connect`](Self::connect) that brings a lost session back before `deadline`. At a fixed
+    /// address, it leaves time for further attempts.
     #[must_use]
     pub fn attempt_by(&self, deadline: Deadline) -> Deadline {
         match self.is_following() {

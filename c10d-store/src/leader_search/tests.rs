@@ -9,8 +9,8 @@ const fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// What a search costs beyond the moment from which a server leads for good: an attempt at the one before that has just begun,
-/// two lookups, and an attempt.
+/// The longest time of a search after a server has begun to lead permanently: an attempt at the previous server that has just
+/// begun, two lookups, and an attempt.
 const LATE_MAX: Duration = LOOKUP_INTERVAL
     .saturating_add(LOOKUP_TIME_MAX.saturating_mul(2))
     .saturating_add(ANSWER_TIME_MAX);
@@ -18,14 +18,14 @@ const LATE_MAX: Duration = LOOKUP_INTERVAL
 const LOOKUP_TIME_MAX: Duration = millis(400);
 const ANSWER_TIME_MAX: Duration = millis(300);
 
-/// How a server ends.
+/// The fault of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     /// Its machine refuses connections.
     Killed,
-    /// Nothing answers, as of a stopped process, or a host that is cut off.
+    /// It sends no answer, for example because its process is stopped or its host is isolated.
     Silent,
-    /// It leads for good.
+    /// It leads permanently.
     None,
 }
 
@@ -59,7 +59,7 @@ impl World {
                 end,
                 listed_until,
             });
-            // Nobody may lead for a while.
+            // There may be a time without a leader.
             now = listed_until + millis(rng.u64(0..800) * rng.u64(0..2));
         }
         reigns.push(Reign {
@@ -80,7 +80,7 @@ impl World {
         })
     }
 
-    /// When an attempt that begins then ends, and whether it has succeeded, by itself.
+    /// The end of an attempt that begins at this time, and whether it succeeds, if nothing else ends it.
     fn attempt(&self, leader: &Leader, at: Duration, answer: Duration) -> (Duration, bool) {
         let reign = &self.reigns[usize::try_from(leader.epoch).unwrap()];
         match reign.end {
@@ -153,11 +153,17 @@ fn a_search_through_takeovers_ends_soon_after_the_last_one() {
         let mut search = LeaderSearch::new(rng.u64(..));
         let limit = last.saturating_sub(begin) + LATE_MAX;
         let (ended, is_reached) = run(&mut rng, &world, &mut search, begin, limit);
-        assert!(is_reached, "round {round}: {ended:?} from {begin:?}: {world:?}");
+        assert!(
+            is_reached,
+            "round {round}: {ended:?} from {begin:?}: {world:?}"
+        );
 
-        // After the loss of what was reached, as a client that goes on with its session.
+        // A client continues its session in this way after a lost connection.
         let (again, is_reached) = run(&mut rng, &world, &mut search, ended, limit);
-        assert!(is_reached, "round {round}: {again:?} from {ended:?}: {world:?}");
+        assert!(
+            is_reached,
+            "round {round}: {again:?} from {ended:?}: {world:?}"
+        );
     }
 }
 
@@ -194,7 +200,7 @@ fn an_attempt_at_a_new_leader_has_time_and_further_ones_more_each() {
         address: HostPort::new("host", 1),
         epoch,
     };
-    let mut time_of = |search: &mut LeaderSearch, epoch| {
+    let time_of = |search: &mut LeaderSearch, epoch| {
         search.looked_up(Some(leader(epoch)), now);
         let Step::Try { by, .. } = search.step(now, Deadline::NEVER) else {
             panic!("no attempt");
