@@ -38,15 +38,18 @@ impl ServerArgs {
     }
 
     /// The server of --connect or of the environment, for a client with these credentials. In a worker with a relay that
-    /// is the relay, which asks for no secret, or the store itself, which does.
+    /// is the relay, which asks for no secret, or the store itself, which does: where the relay has found it, unless a
+    /// certificate needs the name of the environment.
     pub(crate) fn target(
         &self,
         credentials: Option<&Credentials>,
     ) -> Result<StoreAddress, Failure> {
-        let through = if credentials.is_some() {
-            Through::Nothing
-        } else {
-            Through::Relay
+        let through = match credentials {
+            Some(credentials) if !credentials.has_certificates() => {
+                return self.target_of_pages(Some(credentials));
+            }
+            Some(_) => Through::Nothing,
+            None => Through::Relay,
         };
         self.target_or(through, |name| env::var(name).ok())
     }
