@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
