@@ -385,13 +385,11 @@ fn silent_addresses() -> [(HostPort, Vec<Socket>); 2] {
         let mut sockets = vec![socket];
         let timeout = Duration::from_millis(200);
         // Until its queue is full.
-        while stage == 1 {
+        let mut is_full = stage == 0;
+        while !is_full {
             let client = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
-            let connected = client.connect_timeout(&address, timeout);
+            is_full = client.connect_timeout(&address, timeout).is_err();
             sockets.push(client);
-            if connected.is_err() {
-                break;
-            }
         }
         (HostPort::new("127.0.0.1", port), sockets)
     })
