@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use c10d_journal::{EtcdAddressError, EtcdDirectory, EtcdOptions};
-use c10d_socket::{Cancel, CertificateFiles, Credentials, Deadline, HostPort};
-use c10d_store::Lookup;
+use c10d_socket::{CertificateFiles, Credentials};
+use c10d_store::StoreAddress;
 use clap::Args;
 use elastic_rendezvous::Endpoint;
 
@@ -102,24 +103,6 @@ fn lease_time(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// How long a command looks for the process that serves.
-const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The address of the process that serves at this moment, of those that stand by.
-pub(crate) fn serving(options: EtcdOptions) -> Result<HostPort, Failure> {
-    let directory = EtcdDirectory::new(options);
-    let deadline = Deadline::after(Instant::now(), LOOKUP_TIMEOUT);
-    let found = directory.leader(deadline, &Cancel::NEVER);
-    let found = found.map_err(|error| Failure::Etcd(error.to_string()))?;
-    let leader = found.ok_or_else(|| {
-        Failure::Etcd(format!(
-            "no process serves the store {} at the moment",
-            directory.name()
-        ))
-    })?;
-    Ok(leader.address)
-}
-
 impl EtcdArgs {
     /// Another journal, with what etcd asks for.
     pub(crate) fn access(&self, options: EtcdOptions) -> Result<EtcdOptions, Failure> {
@@ -145,6 +128,12 @@ impl EtcdArgs {
 }
 
 impl EtcdAccessArgs {
+    /// The store with this journal, wherever it is served.
+    pub(crate) fn store(&self, options: &EtcdOptions) -> Result<StoreAddress, Failure> {
+        let directory = EtcdDirectory::new(self.of(options.clone())?);
+        Ok(StoreAddress::LookedUp(Arc::new(directory)))
+    }
+
     /// With what etcd asks for.
     pub(crate) fn of(&self, mut options: EtcdOptions) -> Result<EtcdOptions, Failure> {
         if let (Some(user), Some(file)) = (&self.etcd_user, &self.etcd_password_file) {

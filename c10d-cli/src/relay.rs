@@ -1,12 +1,8 @@
 //! `c10d relay`: runs a relay in the foreground.
 
 use std::net::TcpListener;
-#[cfg(feature = "etcd")]
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-#[cfg(feature = "etcd")]
-use c10d_journal::EtcdDirectory;
 use c10d_relay::{Relay, RelayOptions};
 use c10d_socket::{Deadline, ListenOptions, is_loopback_name, listen};
 use c10d_store::StoreAddress;
@@ -67,10 +63,7 @@ impl RelayArgs {
         let upstream = match &self.upstream {
             StorePlace::At(upstream) => upstream.with_default_port(DEFAULT_PORT),
             #[cfg(feature = "etcd")]
-            StorePlace::Etcd(options) => {
-                let directory = EtcdDirectory::new(self.etcd.of(options.clone())?);
-                return Ok(StoreAddress::LookedUp(Arc::new(directory)));
-            }
+            StorePlace::Etcd(options) => return self.etcd.store(options),
         };
         if upstream.port() == 0 {
             return Err(Failure::Usage(format!(

@@ -1,11 +1,14 @@
 //! Which store server a command talks to.
 
 use std::env;
+use std::error::Error;
+use std::fmt;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use c10d_inspect::http::store_behind;
-use c10d_socket::{Credentials, HostPort, is_loopback_name};
-use c10d_store::TcpStoreOptions;
+use c10d_socket::{Cancel, Credentials, Deadline, HostPort, is_loopback_name};
+use c10d_store::{Leader, Lookup, StoreAddress, TcpStoreOptions};
 use clap::Args;
 
 use crate::failure::Failure;
@@ -15,8 +18,8 @@ use crate::store_place::StorePlace;
 
 #[derive(Debug, Args)]
 pub(crate) struct ServerArgs {
-    /// The server of the store, or etcd://H1:2379,H2:2379/PREFIX for the one that serves when the command starts.
-    /// [default: $MASTER_ADDR:$MASTER_PORT]
+    /// The server of the store, or etcd://H1:2379,H2:2379/PREFIX for a store in etcd: the command finds the server that
+    /// leads, and follows the store when another one takes over. [default: $MASTER_ADDR:$MASTER_PORT]
     #[arg(long, value_name = "HOST:PORT")]
     connect: Option<StorePlace<HostPort>>,
 
@@ -35,48 +38,56 @@ impl ServerArgs {
     }
 
     /// The server of --connect or of the environment, for a client with these credentials. In a worker with a relay that
-    /// is the relay, which asks for no secret, or the store itself, which does.
-    pub(crate) fn target(&self, credentials: Option<&Credentials>) -> Result<HostPort, Failure> {
-        let through = if credentials.is_some() {
-            Through::Nothing
-        } else {
-            Through::Relay
+    /// is the relay, which asks for no secret, or the store itself, which does: where the relay has found it, unless a
+    /// certificate needs the name of the environment.
+    pub(crate) fn target(
+        &self,
+        credentials: Option<&Credentials>,
+    ) -> Result<StoreAddress, Failure> {
+        let through = match credentials {
+            Some(credentials) if !credentials.has_certificates() => {
+                return self.target_of_pages(Some(credentials));
+            }
+            Some(_) => Through::Nothing,
+            None => Through::Relay,
         };
         self.target_or(through, |name| env::var(name).ok())
     }
 
     /// The same for the status pages, which have a password and no encryption: the store itself. The store of the environment
-    /// may have moved since then, so a relay that forwards to its pages is asked where they are.
+    /// may have moved since then, and may move again, so a relay that forwards to its pages is asked where they are.
     pub(crate) fn target_of_pages(
         &self,
         credentials: Option<&Credentials>,
-    ) -> Result<HostPort, Failure> {
+    ) -> Result<StoreAddress, Failure> {
         let variable = |name: &str| env::var(name).ok();
         let named = self.target_or(Through::Nothing, variable)?;
         if self.connect.is_some() {
             return Ok(named);
         }
         let relay = self.target_or(Through::Relay, variable)?;
-        let current = || {
-            let ip = relay.host().parse().ok().filter(|_| relay != named)?;
-            let token = credentials.and_then(Credentials::http_token);
-            store_behind(SocketAddr::new(ip, relay.port()), token.as_deref())
+        let behind = match &relay {
+            StoreAddress::At(at) if relay != named => {
+                at.host().parse().ok().map(|ip| BehindRelay {
+                    relay: SocketAddr::new(ip, at.port()),
+                    token: credentials.and_then(Credentials::http_token),
+                })
+            }
+            _ => None,
         };
-        Ok(current().map_or(named, |at| HostPort::new(at.ip().to_string(), at.port())))
+        let found = behind.filter(|behind| behind.current().is_some());
+        Ok(found.map_or(named, |behind| StoreAddress::LookedUp(Arc::new(behind))))
     }
 
     fn target_or(
         &self,
         through: Through,
         variable: impl Fn(&str) -> Option<String>,
-    ) -> Result<HostPort, Failure> {
+    ) -> Result<StoreAddress, Failure> {
         match &self.connect {
-            Some(StorePlace::At(target)) => return Ok(target.clone()),
+            Some(StorePlace::At(target)) => return Ok(target.clone().into()),
             #[cfg(feature = "etcd")]
-            Some(StorePlace::Etcd(options)) => {
-                let options = self.etcd.of(options.clone())?;
-                return crate::etcd::serving(options);
-            }
+            Some(StorePlace::Etcd(options)) => return self.etcd.store(options),
             None => {}
         }
         let given = |name: &str| variable(name).filter(|host| !host.is_empty());
@@ -98,7 +109,44 @@ impl ServerArgs {
                 Failure::Usage(format!("{port_name} is {port:?}, which is not a port"))
             })?,
         };
-        Ok(HostPort::new(host, port))
+        Ok(HostPort::new(host, port).into())
+    }
+}
+
+/// The server that a relay has its session with.
+struct BehindRelay {
+    relay: SocketAddr,
+    token: Option<String>,
+}
+
+impl BehindRelay {
+    fn current(&self) -> Option<SocketAddr> {
+        store_behind(self.relay, self.token.as_deref())
+    }
+}
+
+impl Lookup for BehindRelay {
+    fn name(&self) -> String {
+        format!("behind the relay {}", self.relay)
+    }
+
+    fn leader(
+        &self,
+        _: Deadline,
+        _: &Cancel,
+    ) -> Result<Option<Leader>, Box<dyn Error + Send + Sync>> {
+        Ok(self.current().map(|at| Leader {
+            address: HostPort::new(at.ip().to_string(), at.port()),
+            // Its address tells it apart.
+            epoch: 0,
+        }))
+    }
+}
+
+/// Without the password.
+impl fmt::Debug for BehindRelay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("BehindRelay").field(&self.relay).finish()
     }
 }
 

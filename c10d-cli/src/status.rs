@@ -1,8 +1,10 @@
 //! The options of commands that read the status pages of a store server.
 
-use std::time::Duration;
+use std::mem;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use c10d_inspect::http::StatusPages;
+use c10d_inspect::http::{StatusError, StatusPages};
 use c10d_inspect::workers::{Job, JobError};
 use clap::Args;
 
@@ -34,6 +36,34 @@ impl StatusArgs {
             JobError::Store(error) => error.into(),
             nobody => Failure::No(nobody.to_string()),
         })
+    }
+}
+
+/// How long commands that keep running follow a store that moves while no process serves it: as long as its clients do.
+const FOLLOW_TIME_MAX: Duration = Duration::from_secs(600);
+
+/// The pause between two tries: each lasts as long as the timeout of the pages.
+const FOLLOW_PAUSE: Duration = Duration::from_millis(500);
+
+/// Asks the pages, as often as it takes if their store moves and no process serves it at the moment.
+pub(crate) fn ask_following<T>(
+    pages: &StatusPages,
+    ask: impl Fn(&StatusPages) -> Result<T, StatusError>,
+) -> Result<T, StatusError> {
+    let give_up_at = Instant::now() + FOLLOW_TIME_MAX;
+    let mut has_told = false;
+    loop {
+        match ask(pages) {
+            Err(error)
+                if pages.is_following() && error.is_transient() && Instant::now() < give_up_at =>
+            {
+                if !mem::replace(&mut has_told, true) {
+                    log::warn!("{error}; trying for up to {FOLLOW_TIME_MAX:?}");
+                }
+                thread::sleep(FOLLOW_PAUSE);
+            }
+            result => return result,
+        }
     }
 }
 

@@ -69,7 +69,7 @@ impl Answer {
             }
         };
         Ok(Self {
-            server: pages.server().clone(),
+            server: pages.server(),
             report,
             json,
         })

@@ -15,13 +15,6 @@ use mio::Waker;
 
 use crate::patience::{Decision, Patience};
 
-/// The longest time of one attempt. Thousands of relays can come back at once, each of which costs the server a
-/// handshake.
-const ATTEMPT_TIME_MAX: Duration = Duration::from_secs(10);
-
-/// The longest delay between two attempts at a store that is looked up: another process takes over within seconds.
-const FOLLOWING_DELAY_MAX: Duration = Duration::from_millis(500);
-
 /// What to connect.
 #[derive(Debug)]
 pub(crate) struct Order {
@@ -132,8 +125,8 @@ fn connect(
     let mut patience = Patience::new(give_up_at, refused_timeout);
     let mut backoff = Backoff::new(BackoffOptions::default(), fastrand::u64(..));
     loop {
-        let attempt = Deadline::after(Instant::now(), ATTEMPT_TIME_MAX);
-        let error = match dialer.connect(received, attempt.min(Deadline::at(give_up_at))) {
+        let attempt = dialer.attempt_by(Deadline::at(give_up_at));
+        let error = match dialer.connect(received, attempt) {
             Ok(link) => return Some(Ok(link)),
             Err(SessionError::Cancelled) => return None,
             Err(error) => error,
@@ -141,12 +134,9 @@ fn connect(
         if !error.is_transient() {
             return Some(Err(error));
         }
-        let mut delay = backoff.next_delay();
+        let delay = backoff.next_delay();
         // Another process may take over from one whose machine refuses connections.
         let has_ended = is_refused(&error) && !dialer.is_following();
-        if dialer.is_following() {
-            delay = delay.min(FOLLOWING_DELAY_MAX);
-        }
         let decision = patience.on_failure(has_ended, Instant::now(), delay);
         let again_at = match decision {
             Decision::Retry(again_at) => again_at,

@@ -11,7 +11,7 @@ use c10d_socket::{Cancel, Deadline, HostPort};
 pub enum StoreAddress {
     /// A host and port.
     At(HostPort),
-    /// Asked for before each attempt to connect: the process that serves the store may change.
+    /// Asked for before each attempt to connect and every second while it lasts: the process that serves the store may change.
     LookedUp(Arc<dyn Lookup>),
 }
 

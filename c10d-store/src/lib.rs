@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod at_leader;
 mod barrier;
 mod brief;
 mod client;
@@ -37,6 +38,7 @@ mod hash_store;
 pub mod journal;
 mod key;
 mod known;
+mod leader_search;
 mod limits;
 pub mod membership;
 mod message;

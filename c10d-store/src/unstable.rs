@@ -6,11 +6,13 @@
 //! use a store would then compile its event loop whenever any crate of their build has one, as features add up; and
 //! because a crate of its own cannot reach into the server, which keeps the relay a client like any other.
 
+pub use crate::at_leader::{NotReached, at_leader};
 pub use crate::client::{Closer, SILENCE_MAX, SessionDialer, SessionLink};
 pub use crate::journal::Authority;
 pub use crate::journal::batch::{BatchWriter, Effect, Effects, effects};
 pub use crate::journal::contents::{Contents, Entry};
 pub use crate::journal::format::FORMAT_VERSION;
+pub use crate::leader_search::LeaderSearch;
 pub use crate::raw_requests::{RawRequest, RawRequests};
 pub use crate::session::{
     CLIENT_WINDOW_BYTES, Credit, Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, Group,

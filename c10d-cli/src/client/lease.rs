@@ -47,7 +47,7 @@ pub(crate) struct LeaseArgs {
     will: Option<Vec<OsString>>,
 
     /// The server ends the lease after this time without a heartbeat, at least 1s. The end of a connection ends it at
-    /// once.
+    /// once, unless the store is in etcd.
     #[arg(long, value_name = "TIME", value_parser = ttl, default_value = "15s")]
     ttl: Duration,
 
@@ -136,17 +136,12 @@ impl<'a> Lease<'a> {
             let pause = pauses.next_delay();
             thread::sleep(left.map_or(pause, |left| pause.min(left)));
         }
-        let lease = Self {
+        Ok(Self {
             args,
             value,
             holder,
             observer,
-        };
-        // No answer is worth more time than the third part of the silence that the server allows.
-        for client in [&lease.holder, &lease.observer] {
-            client.tcp().set_timeout(Some(lease.silence()));
-        }
-        Ok(lease)
+        })
     }
 
     /// A third of the time to live. A lease that is lost in silence is noticed after two, and the command has one to end.
@@ -164,27 +159,36 @@ impl<'a> Lease<'a> {
         mut is_done: impl FnMut(Option<Signal>) -> Option<T>,
     ) -> Result<T, Failure> {
         let interval = self.silence().min(ASK_INTERVAL);
-        let mut next = Instant::now() + interval;
+        // The server counts from the heartbeat that it got last.
+        let mut kept_at = Instant::now();
+        let mut next = kept_at + interval;
         loop {
             if let Some(done) = is_done(signals.take()) {
                 return Ok(done);
             }
             let now = Instant::now();
             if now >= next {
-                self.ask()?;
-                next = now + interval;
+                self.ask(kept_at + self.silence() * 2)?;
+                (kept_at, next) = (now, now + interval);
             }
             let until = next.saturating_duration_since(now);
             signals.wait(until)?;
         }
     }
 
-    /// Says that this process lives, and asks whether the key is still its own.
-    fn ask(&self) -> Result<(), Failure> {
+    /// Sends a heartbeat, and checks that the key still belongs to this process. Waits for the answers until `by`: so long
+    /// may a takeover of a store in etcd last.
+    fn ask(&self, by: Instant) -> Result<(), Failure> {
+        let limit = |client: &Client| {
+            let left = by.saturating_duration_since(Instant::now());
+            client.tcp().set_timeout(Some(left));
+        };
+        limit(&self.holder);
         let is_kept = self.holder.store().keep_alive(Some(self.args.ttl));
         if !is_kept.map_err(|error| self.lost(error))? {
             return Err(self.lost("the server heard nothing of this process for too long"));
         }
+        limit(&self.observer);
         let value = self.observer.store().try_get(&self.args.key);
         if value.map_err(|error| self.lost(error))?.as_ref() != Some(&self.value) {
             return Err(self.lost("another client has deleted or changed the key"));

@@ -82,7 +82,7 @@ pub(crate) enum ClientCommand {
     /// returned; 128 more than the number of a signal that ended it. When it has ended, so do processes that it has left
     /// behind, and then the key. If the lease is lost, as when the server ends, or somebody deletes or changes the key, the
     /// COMMAND gets SIGTERM, after a third of --ttl SIGKILL, and the exit code is 3. If this process is killed, so is the
-    /// COMMAND (on Linux).
+    /// COMMAND (on Linux). A store in etcd keeps the lease when another server takes over within two thirds of --ttl.
     #[command(override_usage = "c10d store lease [OPTIONS] KEY [-- COMMAND...]")]
     Lease(lease::LeaseArgs),
     /// Prints the time of one round trip in milliseconds.
@@ -90,7 +90,7 @@ pub(crate) enum ClientCommand {
     /// Prints each change of a key as a line: time, key, length, and the start of the value.
     ///
     /// Starts with the present value, and ends when it is interrupted or the connection is lost; --timeout limits the
-    /// time to connect. A deletion of KEY is not shown. A server that is not c10d's is asked once a second, and so is
+    /// time to connect. A store in etcd is followed for up to 10 minutes without a server. A deletion of KEY is not shown. A server that is not c10d's is asked once a second, and so is
     /// any server without KEY, so values between two questions are not seen.
     #[command(override_usage = "c10d store watch [OPTIONS] <KEY|--prefix PREFIX>")]
     Watch(watch::WatchArgs),

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_inspect::http::StoreCounters;
+use c10d_inspect::http::{StatusError, StatusPages, StoreCounters};
 use c10d_socket::printable;
 use clap::Args;
 use jiff::Timestamp;
@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::failure::Failure;
 use crate::output::{print, print_json, print_line};
 use crate::quantity::parse_duration_from;
-use crate::status::StatusArgs;
+use crate::status::{StatusArgs, ask_following};
 
 /// Shorter intervals would measure the command itself.
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
@@ -47,18 +47,7 @@ struct Sample {
 
 pub(super) fn run(args: &StatsArgs) -> Result<(), Failure> {
     let pages = args.status.open()?;
-    let sample = || -> Result<Sample, Failure> {
-        let json: Value = pages.get("/stats.json")?;
-        let counters = StoreCounters::deserialize(&json)
-            .map_err(|error| pages.not_understood("/stats.json", error))?;
-        Ok(Sample {
-            at: Instant::now(),
-            time: Timestamp::now(),
-            json,
-            counters,
-        })
-    };
-    let mut before = sample()?;
+    let mut before = sample(&pages)?;
     let Some(interval) = args.interval else {
         return match args.json {
             true => print_json(&before.json),
@@ -71,7 +60,7 @@ pub(super) fn run(args: &StatsArgs) -> Result<(), Failure> {
     loop {
         let due = before.at + interval;
         thread::sleep(due.saturating_duration_since(Instant::now()));
-        let now = sample()?;
+        let now = ask_following(&pages, sample)?;
         let seconds = now.at.duration_since(before.at).as_secs_f64();
         let rates = rates_between(&before.counters, &now.counters, seconds);
         if args.json {
@@ -84,6 +73,18 @@ pub(super) fn run(args: &StatsArgs) -> Result<(), Failure> {
         }
         before = now;
     }
+}
+
+fn sample(pages: &StatusPages) -> Result<Sample, StatusError> {
+    let json: Value = pages.get("/stats.json")?;
+    let counters = StoreCounters::deserialize(&json)
+        .map_err(|error| pages.not_understood("/stats.json", error))?;
+    Ok(Sample {
+        at: Instant::now(),
+        time: Timestamp::now(),
+        json,
+        counters,
+    })
 }
 
 /// The counters whose changes are shown.

@@ -53,7 +53,7 @@ impl TargetArgs {
         let target = self.server.target(credentials.as_ref())?;
         let options = client_options(credentials.as_ref())
             .with_timeout(self.timeout.max(CONNECT_TIMEOUT_MIN));
-        let tcp = TcpStore::open(target.host(), target.port(), options)?;
+        let tcp = TcpStore::open_at(&target, options)?;
         tcp.set_timeout(Some(self.timeout.saturating_sub(started.elapsed())));
         let tcp = Arc::new(tcp);
         let prefixed = self

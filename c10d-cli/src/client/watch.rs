@@ -16,6 +16,7 @@ use super::target::{Client, TargetArgs};
 use crate::failure::Failure;
 use crate::output::{print_json, print_line};
 use crate::printable::printable_value;
+use crate::status::ask_following;
 
 /// How often the keys of a prefix are compared with those before.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -67,7 +68,7 @@ fn watch_prefix(target: &TargetArgs, client: &Client, prefix: &str) -> Result<()
     let mut known = BTreeMap::new();
     loop {
         let now = match &pages {
-            Some(pages) => keys_of(pages, prefix)?,
+            Some(pages) => ask_following(pages, |pages| keys_of(pages, prefix))?,
             None => keys_and_hashes(client.tcp(), prefix)?,
         };
         let time = Timestamp::now();

@@ -43,6 +43,11 @@ impl Candidate {
         &self.address
     }
 
+    /// Waits until it is a standby again.
+    pub(crate) fn await_standby(&mut self) {
+        assert_eq!(line(&mut self.stdout, "standing by on "), self.address);
+    }
+
     /// Waits until it serves.
     pub(crate) fn store(&mut self) -> TcpStore {
         assert_eq!(line(&mut self.stdout, "listening on "), self.address);
@@ -93,7 +98,7 @@ fn a_server_that_was_stopped_answers_nothing_and_stands_by_again() {
     first.running.signal(Signal::CONT);
     let answer = old.get("sum");
     assert!(answer.is_err(), "the first one still answers: {answer:?}");
-    assert_eq!(line(&mut first.stdout, "standing by on "), first.address);
+    first.await_standby();
     // It takes over in its turn.
     drop(second);
     assert_eq!(first.store().add("sum", 1).unwrap(), 7);

@@ -54,6 +54,8 @@ mod secret;
 mod serve;
 mod stacks;
 mod store_status;
+#[cfg(feature = "etcd")]
+mod takeover_openers;
 #[cfg(all(target_os = "linux", feature = "top"))]
 mod top;
 #[cfg(feature = "etcd")]

@@ -128,6 +128,10 @@ impl Running {
         }
     }
 
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_none()
+    }
+
     /// Waits for the end, and returns the exit code; -1 if a signal ended it.
     pub(crate) fn exit_code(&mut self) -> i32 {
         self.exit_status().code().unwrap_or(-1)

@@ -135,16 +135,18 @@ fn the_pages_of_the_store_are_reached_through_a_relay() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
 
     // In a worker, the store has moved since its environment was made.
-    let in_worker = || {
-        let mut why = command(["why", &secret]);
-        why.env("MASTER_ADDR", relay.address.ip().to_string())
+    let in_worker = |words: &[&str]| {
+        let mut command = command([words, &[&secret]].concat());
+        command
+            .env("MASTER_ADDR", relay.address.ip().to_string())
             .env("MASTER_PORT", relay.address.port().to_string())
             .env("C10D_MASTER_ADDR", "127.0.0.1")
             .env("C10D_MASTER_PORT", free_port().to_string());
-        Running::start(why).end()
+        Running::start(command).end()
     };
-    let ended = in_worker();
+    let ended = in_worker(&["why"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
+    in_worker(&["store", "get", "k"]).assert_prints("v");
 
     let address = store.address.to_string();
     store.running.signal(Signal::KILL);

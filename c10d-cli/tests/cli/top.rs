@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -110,7 +109,7 @@ impl Screen {
     }
 }
 
-fn top_on(far: &File, server: SocketAddr) -> Command {
+fn top_on(far: &File, server: impl ToString) -> Command {
     let mut top = command(["top", "--connect", &server.to_string()]);
     top.env("TERM", "xterm")
         .stdin(far.try_clone().unwrap())
@@ -130,7 +129,7 @@ struct Shown {
 }
 
 impl Shown {
-    fn start(server: SocketAddr) -> Self {
+    fn start(server: impl ToString) -> Self {
         let (near, far) = terminal(COLUMNS, ROWS);
         assert!(is_cooked(&far));
         let top = top_on(&far, server);
@@ -298,6 +297,28 @@ fn the_ranks_of_a_real_server_are_shown() {
     top.wait_for("  waits for    /default_pg/0//cpu//0/2");
     drop(server);
     top.wait_for("cannot connect to");
+    top.press("q");
+    assert_eq!(top.end(), Some(0));
+}
+
+#[test]
+#[cfg(feature = "etcd")]
+#[ignore = "needs etcd (C10D_ETCD)"]
+fn a_store_in_etcd_is_followed() {
+    use crate::candidates::Candidate;
+    let etcd = crate::etcd::Etcd::start();
+    let mut first = Candidate::start(&etcd);
+    let _ = first.store();
+    let mut top = Shown::start(etcd.place("job"));
+    let shows = |address: &str| format!("c10d top  {address}  updated");
+    top.wait_for(&shows(first.address()));
+    for fault in [Signal::KILL, Signal::STOP] {
+        let mut next = Candidate::start(&etcd);
+        first.running.signal(fault);
+        let _ = next.store();
+        top.wait_for(&shows(next.address()));
+        first = next;
+    }
     top.press("q");
     assert_eq!(top.end(), Some(0));
 }

@@ -24,7 +24,8 @@ pub struct Followed<T> {
 impl StatusPages {
     /// Asks the workers' stores that this server of a rendezvous names ([`Report::workers_stores`]), the first three, until
     /// one answers: those of runs that have ended no longer exist. `None` if there is no other store than this server's
-    /// own. What these stores name themselves is ignored, so that no answer sends anybody in circles.
+    /// own, or if its address is looked up: workers use a store that moves too, and the addresses that it names are those of
+    /// servers that have led earlier. What these stores name themselves is ignored, so that no answer sends anybody in circles.
     ///
     /// Blocks as long as `ask`, and for as long as the timeout to look up a name, for each store.
     ///
@@ -35,6 +36,9 @@ impl StatusPages {
         stores: &[WorkersStore],
         ask: impl Fn(&Self) -> Result<T, StatusError>,
     ) -> Result<Option<Followed<T>>, StatusError> {
+        if self.is_following() {
+            return Ok(None);
+        }
         let mut first_error = None;
         for store in stores.iter().take(STORES_TRIED_MAX) {
             let Ok(target) = store.address.parse::<HostPort>() else {
@@ -60,7 +64,7 @@ impl StatusPages {
                     first_error.get_or_insert_with(|| StatusError::WorkersStore {
                         store: store.address.clone(),
                         run_id: store.run_id.clone(),
-                        rendezvous: self.server().clone(),
+                        rendezvous: self.server(),
                         source: Box::new(source),
                     });
                 }

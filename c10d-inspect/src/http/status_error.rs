@@ -22,6 +22,15 @@ pub enum StatusError {
         source: io::Error,
     },
 
+    /// The store moves between servers, and none of them leads, as far as its directory says.
+    #[error("cannot find the server of the store {store}: {reason}")]
+    NoServer {
+        /// The name of the directory.
+        store: String,
+        /// Why there is none.
+        reason: String,
+    },
+
     /// No answer, for a reason that does not depend on the kind of the server.
     #[error(transparent)]
     Http(#[from] HttpError),
@@ -110,4 +119,27 @@ pub enum StatusError {
         /// What is wrong with the answer.
         source: serde_json::Error,
     },
+}
+
+impl StatusError {
+    /// Whether the same request may succeed later: the server does not answer, or not yet, which a takeover by another server
+    /// may change.
+    #[must_use]
+    pub const fn is_transient(&self) -> bool {
+        match self {
+            Self::UnknownHost { .. }
+            | Self::NoServer { .. }
+            | Self::Refused { status: 503, .. } => true,
+            Self::Http(error) => matches!(
+                error,
+                HttpError::Connect { .. }
+                    | HttpError::NoAnswer { .. }
+                    | HttpError::Unfinished { .. }
+                    | HttpError::Closed { .. }
+                    | HttpError::Truncated { .. }
+                    | HttpError::Cancelled { .. }
+            ),
+            _ => false,
+        }
+    }
 }

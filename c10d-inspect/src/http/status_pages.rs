@@ -3,10 +3,12 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, Credentials, Deadline, HostPort, resolve};
-use c10d_store::{Store, StoreError, TcpStore, TcpStoreOptions};
+use c10d_store::unstable::{LeaderSearch, NotReached, at_leader};
+use c10d_store::{Lookup, Store, StoreAddress, StoreError, TcpStore, TcpStoreOptions};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -28,15 +30,23 @@ const ROWS_AT_ONCE: usize = 4096;
 /// The part of an error page that is shown.
 const REASON_CHARS_MAX: usize = 200;
 
-/// The status pages of one server, for programs that watch over jobs. The server is one of this project
-/// ([`StatusServer`](super::StatusServer)); for another one, the error says what it is.
+/// The status pages of one store, for programs that watch over jobs. Its server is one of this project
+/// ([`StatusServer`](super::StatusServer)); for another server, the error reports its kind. An address that is looked up is
+/// followed: each request finds the server that leads, and is repeated at the next one if that fails.
 #[derive(Debug)]
 pub struct StatusPages {
-    server: HostPort,
+    store: StoreAddress,
     credentials: Option<Credentials>,
-    addresses: Vec<SocketAddr>,
+    asked: Mutex<Asked>,
     timeout: Duration,
     has_answered: AtomicBool,
+}
+
+/// The server that was asked last.
+#[derive(Debug, Clone)]
+struct Asked {
+    server: HostPort,
+    addresses: Vec<SocketAddr>,
 }
 
 /// A part of a list.
@@ -53,29 +63,34 @@ enum Kind {
 }
 
 impl StatusPages {
-    /// Looks up the server's name; does not connect. Blocks for up to `timeout`, which is also the time for each answer, and
-    /// 250 ms at least. A server with credentials answers only clients that have them; they need the feature `tls` of
-    /// `c10d-store`.
+    /// Looks up the name of a server at a fixed address; does not connect. Blocks for up to `timeout`, which is also the time for
+    /// each answer, and 250 ms at least. A server with credentials answers only clients that have them; they need the feature
+    /// `tls` of `c10d-store`.
     ///
     /// # Errors
     /// [`StatusError::UnknownHost`]
     pub fn open(
-        server: HostPort,
+        store: impl Into<StoreAddress>,
         credentials: Option<Credentials>,
         timeout: Duration,
     ) -> Result<Self, StatusError> {
+        let store = store.into();
         let timeout = timeout.max(TIMEOUT_MIN);
         let deadline = Deadline::after(Instant::now(), timeout);
-        match resolve(&server, deadline, &Cancel::NEVER) {
-            Ok(addresses) => Ok(Self {
-                server,
-                credentials,
-                addresses,
-                timeout,
-                has_answered: AtomicBool::new(false),
-            }),
-            Err(source) => Err(StatusError::UnknownHost { server, source }),
-        }
+        let asked = match &store {
+            StoreAddress::At(server) => Asked::find(server, deadline, &Cancel::NEVER)?,
+            StoreAddress::LookedUp(lookup) => Asked {
+                server: HostPort::new(lookup.name(), 0),
+                addresses: Vec::new(),
+            },
+        };
+        Ok(Self {
+            store,
+            credentials,
+            asked: Mutex::new(asked),
+            timeout,
+            has_answered: AtomicBool::new(false),
+        })
     }
 
     /// The pages of another server of the same job.
@@ -85,18 +100,35 @@ impl StatusPages {
 
     /// Whether both have an address in common.
     pub(super) fn is_of_same_server(&self, other: &Self) -> bool {
-        self.addresses.iter().any(|it| other.addresses.contains(it))
+        let (own, others) = (self.asked().addresses, other.asked().addresses);
+        own.iter().any(|it| others.contains(it))
     }
 
-    /// The server, as it was named.
+    /// Whether the store may move: then a request that fails with a [transient error](StatusError::is_transient) may succeed after the next takeover.
     #[must_use]
-    pub const fn server(&self) -> &HostPort {
-        &self.server
+    pub const fn is_following(&self) -> bool {
+        matches!(self.store, StoreAddress::LookedUp(_))
+    }
+
+    /// The server, as it was named. Of an address that is looked up the server that was asked last, or before the first request
+    /// the name of the directory.
+    #[must_use]
+    pub fn server(&self) -> HostPort {
+        self.asked().server
     }
 
     /// The first address of the server.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
-        self.addresses.first().copied()
+        self.asked().addresses.first().copied()
+    }
+
+    fn asked(&self) -> Asked {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Asked> {
+        // No code panics while it holds the lock.
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The password of the pages of this job's servers.
@@ -111,7 +143,7 @@ impl StatusPages {
             Some(credentials) => options.with_credentials(credentials.clone()),
             None => options,
         };
-        TcpStore::open(self.server.host(), self.server.port(), options)
+        TcpStore::open_at(&self.store, options)
     }
 
     /// The JSON at `path`, as [`Report`](crate::Report) of `/why.json`. Blocks for up to the timeout; the first time for as
@@ -157,7 +189,7 @@ impl StatusPages {
     #[must_use]
     pub fn not_understood(&self, path: &str, source: serde_json::Error) -> StatusError {
         StatusError::NotUnderstood {
-            server: self.server.clone(),
+            server: self.server(),
             path: path.to_owned(),
             source,
         }
@@ -170,11 +202,15 @@ impl StatusPages {
             self.fetch_first(path)?
         };
         self.has_answered.store(true, Ordering::Relaxed);
+        self.check(path, response).map(|response| response.body)
+    }
+
+    fn check(&self, path: &str, response: HttpResponse) -> Result<HttpResponse, StatusError> {
         if response.is_success() {
-            return Ok(response.body);
+            return Ok(response);
         }
         Err(StatusError::Refused {
-            server: self.server.clone(),
+            server: self.server(),
             path: path.to_owned(),
             status: response.status,
             reason: shown_up_to(response.body.trim_ascii(), REASON_CHARS_MAX),
@@ -183,19 +219,24 @@ impl StatusPages {
 
     /// The first answer. If there is none, asks what kind of server this is.
     fn fetch_first(&self, path: &str) -> Result<HttpResponse, StatusError> {
-        let server = self.server.clone();
-        let source = match self.fetch(path, self.timeout.min(FIRST_TIMEOUT)) {
-            Err(
-                error @ (HttpError::Closed { .. }
-                | HttpError::NotHttp { .. }
-                | HttpError::NoAnswer { .. }),
-            ) => error,
-            result => return Ok(result?),
+        let timeout = match self.store {
+            StoreAddress::At(_) => self.timeout.min(FIRST_TIMEOUT),
+            StoreAddress::LookedUp(_) => self.timeout,
+        };
+        let source = match self.fetch(path, timeout) {
+            Err(StatusError::Http(error @ HttpError::NoAnswer { .. })) if !self.is_following() => {
+                error
+            }
+            Err(StatusError::Http(
+                error @ (HttpError::Closed { .. } | HttpError::NotHttp { .. }),
+            )) => error,
+            result => return result,
         };
         let is_silent = matches!(source, HttpError::NoAnswer { .. });
+        let server = self.server();
         match self.kind() {
             Kind::PyTorch => Err(StatusError::PyTorchs { server }),
-            Kind::C10d if is_silent => Ok(self.fetch(path, self.timeout)?),
+            Kind::C10d if is_silent => self.fetch(path, self.timeout),
             Kind::C10d => Err(StatusError::TurnedOff { server }),
             Kind::NoStore if is_silent => Err(source.into()),
             Kind::NoStore if matches!(source, HttpError::Closed { .. }) => {
@@ -205,15 +246,65 @@ impl StatusPages {
         }
     }
 
+    fn fetch(&self, path: &str, timeout: Duration) -> Result<HttpResponse, StatusError> {
+        match &self.store {
+            StoreAddress::At(_) => {
+                Ok(self.fetch_of(&self.asked().addresses, path, timeout, &Cancel::NEVER)?)
+            }
+            StoreAddress::LookedUp(lookup) => self.fetch_of_leader(&**lookup, path, timeout),
+        }
+    }
+
+    fn fetch_of_leader(
+        &self,
+        lookup: &dyn Lookup,
+        path: &str,
+        timeout: Duration,
+    ) -> Result<HttpResponse, StatusError> {
+        let mut search = LeaderSearch::new(u64::from(std::process::id()));
+        let found = at_leader(
+            lookup,
+            &mut search,
+            Deadline::after(Instant::now(), timeout),
+            &Cancel::NEVER,
+            |leader, by, cancel| {
+                let asked = Asked::find(&leader.address, by, cancel)?;
+                self.lock().clone_from(&asked);
+                let left = by.remaining(Instant::now()).unwrap_or(timeout);
+                let response = self.fetch_of(&asked.addresses, path, left, cancel)?;
+                self.check(path, response)
+            },
+            StatusError::is_transient,
+        );
+        let not_found = |reason: String| StatusError::NoServer {
+            store: lookup.name(),
+            reason,
+        };
+        found.map_err(|error| match error {
+            NotReached::Attempt(error) => error,
+            NotReached::Lookup(error) => not_found(error.to_string()),
+            NotReached::NoLeader | NotReached::Cancelled => {
+                not_found("no process serves it at the moment".to_owned())
+            }
+        })
+    }
+
     /// Asks the addresses of the host in their order, until one accepts a connection. Each has an equal part of the
     /// time: one that swallows packets must not take that of the others.
-    fn fetch(&self, path: &str, timeout: Duration) -> Result<HttpResponse, HttpError> {
-        let count = u32::try_from(self.addresses.len()).unwrap_or(u32::MAX);
+    fn fetch_of(
+        &self,
+        addresses: &[SocketAddr],
+        path: &str,
+        timeout: Duration,
+        cancel: &Cancel,
+    ) -> Result<HttpResponse, HttpError> {
+        let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
         let share = (timeout / count.max(1)).max(TIMEOUT_MIN);
         let mut first_error = None;
-        for address in &self.addresses {
-            let request =
-                HttpRequest::get(Target::Tcp(*address), path).with_token(self.token().as_deref());
+        for address in addresses {
+            let request = HttpRequest::get(Target::Tcp(*address), path)
+                .with_token(self.token().as_deref())
+                .with_cancel(cancel.clone());
             match fetch(&request, share) {
                 Err(error @ HttpError::Connect { .. }) => {
                     first_error.get_or_insert(error);
@@ -230,6 +321,16 @@ impl StatusPages {
             Ok(store) if store.has_prompt_watch() => Kind::C10d,
             Ok(_) => Kind::PyTorch,
             Err(_) => Kind::NoStore,
+        }
+    }
+}
+
+impl Asked {
+    fn find(server: &HostPort, deadline: Deadline, cancel: &Cancel) -> Result<Self, StatusError> {
+        let server = server.clone();
+        match resolve(&server, deadline, cancel) {
+            Ok(addresses) => Ok(Self { server, addresses }),
+            Err(source) => Err(StatusError::UnknownHost { server, source }),
         }
     }
 }

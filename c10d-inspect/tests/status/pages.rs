@@ -1,15 +1,19 @@
 //! A program that reads status pages, and finds the ranks of a job by them.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::error::Error;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_inspect::http::{ClientRow, JobPages, StatusError, StatusPages, StoreCounters};
 use c10d_inspect::workers::{Job, JobError};
 use c10d_inspect::{MembershipReport, RankState, Report, WorkersStore};
-use c10d_socket::HostPort;
-use c10d_store::{ServerOptions, Store, StoreExt, TcpStore, TcpStoreServer};
+use c10d_socket::{Cancel, Deadline, HostPort};
+use c10d_store::{
+    Leader, Lookup, ServerOptions, Store, StoreAddress, StoreExt, TcpStore, TcpStoreServer,
+};
 use serde_json::json;
 
 use crate::canned::{Canned, job_without};
@@ -157,4 +161,72 @@ fn a_store_without_pages_knows_the_ranks_that_have_published_an_address() {
     assert_eq!(job.ranks(), [0, 3].into());
     let url = job.report().ranks[1].debug_url.as_deref();
     assert_eq!(url, Some("http://127.0.0.1:9"));
+}
+
+/// Says who leads.
+#[derive(Debug)]
+struct Directory(Mutex<Option<Leader>>);
+
+impl Lookup for Directory {
+    fn name(&self) -> String {
+        "directory://test".to_owned()
+    }
+
+    fn leader(
+        &self,
+        _: Deadline,
+        _: &Cancel,
+    ) -> Result<Option<Leader>, Box<dyn Error + Send + Sync>> {
+        Ok(self.0.lock().expect("no panic").clone())
+    }
+}
+
+#[test]
+fn the_pages_of_a_store_that_moves_are_followed() {
+    let leader = |address: SocketAddr, epoch| {
+        let address = HostPort::new(address.ip().to_string(), address.port());
+        Some(Leader { address, epoch })
+    };
+    let first = Front::start(Canned::new(job_without(4, &[2])));
+    let directory = Arc::new(Directory(Mutex::new(leader(first.address, 1))));
+    let turn_to = |to| *directory.0.lock().expect("no panic") = to;
+    let store = StoreAddress::LookedUp(Arc::clone(&directory) as _);
+    let mut job = JobPages::new(StatusPages::open(store, None, LIMIT).expect("nothing is opened"));
+    assert_eq!(job.current().server().host(), "directory://test");
+    assert_eq!(job.report().expect("a report").ranks.len(), 4);
+    assert_eq!(job.current().server().port(), first.address.port());
+
+    // Stopped, and still listed for a while: the system accepts connections for it.
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    turn_to(leader(silent.local_addr().expect("bound"), 2));
+    let mut meeting = job_without(8, &[2]);
+    // Workers use the store wherever it is, and no server that has led earlier.
+    let mut earlier = WorkersStore::default();
+    earlier.address = first.address.to_string();
+    meeting.workers_stores = vec![earlier];
+    meeting.is_stuck = false;
+    let next = Front::start(Canned::new(meeting));
+    thread::scope(|scope| {
+        let asking = scope.spawn(|| job.report());
+        let (_asked, _) = silent.accept().expect("it is asked");
+        turn_to(None);
+        turn_to(leader(next.address, 3));
+        let report = asking.join().expect("no panic").expect("a report");
+        assert_eq!(report.ranks.len(), 8);
+    });
+    assert_eq!(job.current().server().port(), next.address.port());
+
+    turn_to(None);
+    let pages = StatusPages::open(
+        StoreAddress::LookedUp(Arc::clone(&directory) as _),
+        None,
+        Duration::ZERO,
+    );
+    let nobody = pages.expect("nothing is opened").get::<Report>("/why.json");
+    let nobody = nobody.expect_err("nobody leads");
+    assert!(nobody.is_transient());
+    assert_eq!(
+        nobody.to_string(),
+        "cannot find the server of the store directory://test: no process serves it at the moment"
+    );
 }

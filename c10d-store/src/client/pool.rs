@@ -20,7 +20,7 @@ use super::closer::Closer;
 use super::connection::{Connection, Failure, Hello, REFUSED_WRITE};
 use super::ends::ConnectionEnds;
 use super::lanes::{Lanes, Need, Take, Wait};
-use super::resumed::{DELAY_MAX, Resumed};
+use super::resumed::Resumed;
 use super::session_dialer::{SessionDialer, SessionError};
 use super::stream::{Stream, is_closed_by_peer};
 use crate::address::{Lookup, StoreAddress};
@@ -484,8 +484,6 @@ impl Pool {
             Some(lookup) => StoreAddress::LookedUp(Arc::clone(lookup)),
             None => target.clone().into(),
         };
-        // The first connection of a store waits until its server has started, any until the next one leads.
-        let is_first = is_first || options.lookup.is_some();
         let mut dialer = SessionDialer::new(address, connect_options, credentials, resume)
             .map_err(|error| Failure::Protocol(error.to_string()))?
             .carrying_over();
@@ -498,10 +496,7 @@ impl Pool {
                 Err(_) if cancel.is_cancelled() => return Err(PoolError::Interrupted.into()),
                 Err(error) => error,
             };
-            let mut delay = backoff.next_delay();
-            if options.lookup.is_some() {
-                delay = delay.min(DELAY_MAX);
-            }
+            let delay = backoff.next_delay();
             let is_late = deadline.has_passed(Instant::now() + delay);
             match error {
                 SessionError::Unsupported { .. } => return Err(SessionFailure::Unsupported),

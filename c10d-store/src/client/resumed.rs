@@ -11,7 +11,7 @@ use c10d_socket::{Backoff, BackoffOptions, Cancel, Deadline, SendBuf, sleep};
 
 use super::ends::ConnectionEnds;
 use super::link::SessionLink;
-use super::session_dialer::{SILENCE_MAX, SessionDialer, SessionError};
+use super::session_dialer::{SILENCE_MAX, SessionDialer, SessionError, seed};
 use super::stream::Stream;
 use crate::limits::WireLimits;
 use crate::raw_requests::RawRequests;
@@ -30,11 +30,8 @@ const KEPT_BYTES_MAX: usize = CLIENT_WINDOW_BYTES as usize + (64 << 10);
 /// What is received from the link at once.
 const WIRE_BYTES: usize = 16 << 10;
 
-/// The longest time of one attempt to connect again.
-const ATTEMPT_TIME_MAX: Duration = Duration::from_secs(10);
-
 /// The longest delay between two attempts: the end of the store does not end it.
-pub(super) const DELAY_MAX: Duration = Duration::from_millis(500);
+const DELAY_MAX: Duration = Duration::from_millis(500);
 
 /// The server checks the lengths.
 const ANY_LENGTH: WireLimits = WireLimits::unlimited();
@@ -382,8 +379,7 @@ impl Resumed {
             let now = Instant::now();
             let lost_at = *self.lost_at.get_or_insert(now);
             let give_up = Deadline::after(lost_at, self.resume_timeout);
-            let attempt = Deadline::after(now, ATTEMPT_TIME_MAX);
-            let attempt = attempt.min(deadline).min(give_up);
+            let attempt = self.dialer.attempt_by(deadline.min(give_up));
             self.dialer.set_position(self.position);
             match self.dialer.connect(self.session.received(), attempt) {
                 Ok(link) => {
@@ -411,10 +407,10 @@ impl Resumed {
                         return Ok(());
                     }
                 }
-                Err(error) if !error.is_transient() => return Err(self.end(error.to_string())),
                 Err(_) if self.dialer.cancel().is_cancelled() => {
                     return Err(io::ErrorKind::Interrupted.into());
                 }
+                Err(error) if !error.is_transient() => return Err(self.end(error.to_string())),
                 Err(error) => {
                     let now = Instant::now();
                     if give_up.has_passed(now) {
@@ -481,12 +477,6 @@ impl Drop for Resumed {
 
 fn new_backoff() -> Backoff {
     Backoff::new(BackoffOptions::default(), seed())
-}
-
-/// A seed for the jitter; the store depends on no source of random numbers.
-fn seed() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(0_u8)
 }
 
 /// A timeout is no error: the bytes are in the session, and are sent over a later link.

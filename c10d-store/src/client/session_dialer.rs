@@ -13,7 +13,9 @@ use c10d_socket::{
 use super::closer::Closer;
 use super::link::SessionLink;
 use super::stream::{Stream, is_closed_by_peer};
-use crate::address::{Lookup, StoreAddress};
+use crate::address::{Leader, Lookup, StoreAddress};
+use crate::at_leader::{NotReached, at_leader};
+use crate::leader_search::LeaderSearch;
 use crate::session::{Hello, SessionId, StoreId, Welcome};
 use crate::wire::{
     CAPABILITY_HEARTBEAT, CAPABILITY_MASK, CAPABILITY_NONCE, CAPABILITY_SESSION, Opcode,
@@ -24,25 +26,22 @@ use crate::wire::{
 /// one has taken over.
 pub const SILENCE_MAX: Duration = Duration::from_secs(2);
 
-/// The time of the first attempt to reach a server that a link was lost to, and that still leads as the directory says. It
-/// doubles with each further one: perhaps thousands of clients come back at once.
-const FIRST_ATTEMPT_TIME: Duration = Duration::from_secs(1);
-
-/// The longest time of an attempt at a server that was looked up, and of a lookup.
+/// The longest attempt to come back to a server at a fixed address. Thousands of clients can come back at once, and each
+/// handshake costs the server time.
 const ATTEMPT_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Connects one session, as often as its connection is lost.
 ///
-/// Each [`connect`](Self::connect) makes one attempt; the caller decides when to make the next and when to give up.
+/// At a fixed address, each [`connect`](Self::connect) makes one attempt; the caller decides when to make the next and when to
+/// give up. A server that is looked up is followed until the deadline.
 #[derive(Debug)]
 pub struct SessionDialer {
     /// The server of the last attempt.
     target: HostPort,
     lookup: Option<Arc<dyn Lookup>>,
+    search: LeaderSearch,
     /// The epoch of the server that was looked up last.
     epoch: u64,
-    /// The attempts at it, so far.
-    attempts_at_epoch: u32,
     connect_options: ConnectOptions,
     credentials: Option<Credentials>,
     tls: Option<TlsClient>,
@@ -109,7 +108,7 @@ pub enum SessionError {
         source: Box<dyn Error + Send + Sync>,
     },
     /// No server leads at the moment, as far as the directory knows.
-    #[error("no server of {directory} leads at the moment")]
+    #[error("no process serves the store {directory} at the moment")]
     NoLeader {
         /// [`Lookup::name`].
         directory: String,
@@ -194,8 +193,8 @@ impl SessionDialer {
             credentials: credentials.cloned(),
             target,
             lookup,
+            search: LeaderSearch::new(seed()),
             epoch: 0,
-            attempts_at_epoch: 0,
             connect_options: connect_options.with_rounds_max(1),
             session: SessionId::random(),
             store: StoreId::ANY,
@@ -280,8 +279,18 @@ impl SessionDialer {
         self.attempt = 0;
     }
 
-    /// Makes one attempt. `received` is how many bytes of the session have arrived here. Blocks until the deadline at
-    /// most.
+    /// Returns the deadline of a [`connect`](Self::connect) that brings a lost session back before `deadline`. At a fixed
+    /// address, it leaves time for further attempts.
+    #[must_use]
+    pub fn attempt_by(&self, deadline: Deadline) -> Deadline {
+        match self.is_following() {
+            true => deadline,
+            false => Deadline::after(Instant::now(), ATTEMPT_TIME_MAX).min(deadline),
+        }
+    }
+
+    /// Makes one attempt at a fixed address, or as many as needed at the servers that are looked up. `received` is how many
+    /// bytes of the session have arrived here. Blocks until the deadline at most.
     ///
     /// # Errors
     /// [`SessionError`]; whether another attempt makes sense says [`SessionError::is_transient`].
@@ -290,16 +299,52 @@ impl SessionDialer {
         received: u64,
         deadline: Deadline,
     ) -> Result<SessionLink, SessionError> {
+        let cancel = self.cancel.clone();
+        let Some(lookup) = self.lookup.clone() else {
+            return self.attempt(received, deadline, &cancel);
+        };
+        let mut search = std::mem::replace(&mut self.search, LeaderSearch::new(0));
+        let result = at_leader(
+            &*lookup,
+            &mut search,
+            deadline,
+            &cancel,
+            |leader, by, cancel| {
+                self.turn_to(leader)?;
+                self.attempt(received, by, cancel)
+            },
+            SessionError::is_transient,
+        );
+        self.search = search;
+        result.map_err(|error| match error {
+            NotReached::Lookup(source) => SessionError::Lookup {
+                directory: lookup.name(),
+                source,
+            },
+            NotReached::NoLeader => SessionError::NoLeader {
+                directory: lookup.name(),
+            },
+            NotReached::Attempt(error) => error,
+            NotReached::Cancelled => SessionError::Cancelled,
+        })
+    }
+
+    /// Makes one attempt at the target.
+    fn attempt(
+        &mut self,
+        received: u64,
+        deadline: Deadline,
+        cancel: &Cancel,
+    ) -> Result<SessionLink, SessionError> {
         if self.closer.is_closed() {
             return Err(SessionError::Cancelled);
         }
-        let deadline = self.look_up(deadline)?;
         let dialer = Dialer::new(&self.target, &self.connect_options, deadline);
-        let socket = dialer.with_cancel(self.cancel.clone()).connect()?;
+        let socket = dialer.with_cancel(cancel.clone()).connect()?;
         let tls = self.tls.as_ref().map(TlsClient::start).transpose();
         let tls = tls.map_err(|error| self.refused(error.to_string()))?;
         let mut stream = Stream::new(socket, tls).map_err(|error| self.lost(error))?;
-        stream.set_cancel(self.cancel.clone());
+        stream.set_cancel(cancel.clone());
         if !stream.register_with(&self.closer) {
             return Err(SessionError::Cancelled);
         }
@@ -309,7 +354,6 @@ impl SessionDialer {
             Err(_) if self.closer.is_closed() => Err(SessionError::Cancelled),
             Err(error) => Err(error),
             Ok((received_by_server, is_restarted, has_heartbeats)) => {
-                self.attempts_at_epoch = 0;
                 let server = stream.peer_addr().map_err(|error| self.lost(error))?;
                 let (socket, tls, received) =
                     stream.into_parts().map_err(|error| self.lost(error))?;
@@ -402,26 +446,11 @@ impl SessionDialer {
         }
     }
 
-    /// Asks the directory for the server. Returns the deadline of the attempt.
-    fn look_up(&mut self, deadline: Deadline) -> Result<Deadline, SessionError> {
-        let Some(lookup) = self.lookup.clone() else {
-            return Ok(deadline);
-        };
-        let within = |time| Deadline::after(Instant::now(), time).min(deadline);
-        let found = lookup.leader(within(ATTEMPT_TIME_MAX), &self.cancel);
-        let directory = || lookup.name();
-        let found = found.map_err(|source| SessionError::Lookup {
-            directory: directory(),
-            source,
-        })?;
-        let Some(leader) = found else {
-            return Err(SessionError::NoLeader {
-                directory: directory(),
-            });
-        };
+    /// The next attempts are at this server.
+    fn turn_to(&mut self, leader: &Leader) -> Result<(), SessionError> {
         if self.store.has_journal() && leader.epoch < self.store.epoch() {
             return Err(SessionError::WentBack {
-                server: leader.address,
+                server: leader.address.clone(),
                 known: format!("epoch {}", self.store.epoch()),
                 found: format!("epoch {}", leader.epoch),
             });
@@ -433,15 +462,9 @@ impl SessionDialer {
                 .transpose()
                 .map_err(|error| self.refused(error.to_string()))?;
         }
-        self.target = leader.address;
-        if self.epoch != leader.epoch {
-            self.epoch = leader.epoch;
-            self.attempts_at_epoch = 0;
-            return Ok(within(ATTEMPT_TIME_MAX));
-        }
-        let doubled = FIRST_ATTEMPT_TIME.saturating_mul(1 << self.attempts_at_epoch.min(4));
-        self.attempts_at_epoch += 1;
-        Ok(within(doubled.min(ATTEMPT_TIME_MAX)))
+        self.target.clone_from(&leader.address);
+        self.epoch = leader.epoch;
+        Ok(())
     }
 
     /// Whether the answer is of a server of which this side knows that another one has taken over.
@@ -511,4 +534,10 @@ impl SessionDialer {
             reason,
         }
     }
+}
+
+/// A seed for the jitter; the store depends on no source of random numbers.
+pub(super) fn seed() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(0_u8)
 }

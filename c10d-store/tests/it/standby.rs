@@ -1,7 +1,7 @@
 //! Servers of one store, on a log that they share: one leads, the others stand by.
 
 use std::io::{self, Read};
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
@@ -14,6 +14,7 @@ use c10d_store::{
     SessionError, SnapshotError, Store, StoreAddress, StoreExt, TcpStore, TcpStoreOptions,
     TcpStoreServer,
 };
+use socket2::{Domain, Socket, Type};
 
 use crate::journal::{client, number};
 use crate::memory_journal::{Candidate, Memory};
@@ -227,7 +228,9 @@ fn a_server_that_was_taken_over_is_found_out_by_its_clients() {
     wait_until("it leads", || !old.is_standby());
     // The directory knows of a later one.
     let (_, mut dialer) = following(leader(&old, 2));
-    let error = dialer.connect(0, soon()).expect_err("an earlier run");
+    let tried_for = Duration::from_secs(2);
+    let by = Deadline::after(Instant::now(), tried_for);
+    let error = dialer.connect(0, by).expect_err("an earlier run");
     assert!(matches!(error, SessionError::Deposed { .. }), "{error}");
     assert!(error.is_transient());
 
@@ -240,7 +243,8 @@ fn a_server_that_was_taken_over_is_found_out_by_its_clients() {
     assert!(link.is_restarted);
     // It learns of the takeover by the client, and answers nothing until its engine knows.
     *directory.0.lock().expect("no panic") = leader(&old, 2);
-    let asking = std::thread::spawn(move || (dialer.connect(0, soon()).err(), dialer));
+    let by = Deadline::after(Instant::now(), tried_for);
+    let asking = std::thread::spawn(move || (dialer.connect(0, by).err(), dialer));
     wait_until("it has doubts", || !first.authority.is_valid(Moment::now()));
     first.authority.extend(Moment::now() + HOUR);
     let (error, mut dialer) = asking.join().expect("no panic");
@@ -400,6 +404,85 @@ fn a_wait_that_is_ended_keeps_its_link() {
         wait_until("it waits no more", || server.waiting_count() == 0);
     }
     assert_eq!(lookups.load(Ordering::Relaxed), before, "another link");
+}
+
+/// The address of a stopped server, whose machine accepts connections for it, and the address of an isolated server, whose
+/// machine accepts none.
+fn silent_addresses() -> [(HostPort, Vec<Socket>); 2] {
+    [0, 1].map(|stage| {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        socket.bind(&any.into()).expect("a free port");
+        socket.listen(0).expect("it listens");
+        let address = socket.local_addr().expect("bound");
+        let port = address.as_socket().expect("of IP").port();
+        let mut sockets = vec![socket];
+        let timeout = Duration::from_millis(200);
+        // Until its queue is full.
+        let mut is_full = stage == 0;
+        while !is_full {
+            let client = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+            is_full = client.connect_timeout(&address, timeout).is_err();
+            sockets.push(client);
+        }
+        (HostPort::new("127.0.0.1", port), sockets)
+    })
+}
+
+/// An attempt alone takes 10 s.
+const WHILE_ATTEMPTED: Duration = Duration::from_secs(8);
+
+#[test]
+fn an_attempt_at_a_silent_server_ends_when_the_directory_names_another() {
+    let log = Memory::default();
+    let [(candidate, server), _] = candidates(&log);
+    lead(&log, 0, &candidate, HOUR);
+    wait_until("it leads", || !server.is_standby());
+    for (silent, _sockets) in silent_addresses() {
+        let before = Leader {
+            address: silent,
+            epoch: 0,
+        };
+        let lookups = Arc::new(AtomicUsize::new(0));
+        let directory = Arc::new(Counted(Fixed(Mutex::new(before)), Arc::clone(&lookups)));
+        let address = StoreAddress::LookedUp(Arc::clone(&directory) as _);
+        let opening = std::thread::spawn(move || {
+            let store = TcpStore::open_at(&address, TcpStoreOptions::default())?;
+            store.add("n", 1)
+        });
+        // One for the attempt, and one beside it.
+        wait_until("it is tried", || lookups.load(Ordering::Relaxed) >= 2);
+        assert!(!opening.is_finished());
+        let taken_over_at = Instant::now();
+        *directory.0.0.lock().expect("no panic") = leader(&server, 1);
+        opening.join().expect("no panic").expect("it is reached");
+        assert!(taken_over_at.elapsed() < WHILE_ATTEMPTED);
+    }
+}
+
+#[test]
+fn an_attempt_beside_which_the_directory_is_asked_can_be_cancelled() {
+    for (silent, _sockets) in silent_addresses() {
+        let lookups = Arc::new(AtomicUsize::new(0));
+        let before = Leader {
+            address: silent,
+            epoch: 0,
+        };
+        let directory = Counted(Fixed(Mutex::new(before)), Arc::clone(&lookups));
+        let address = StoreAddress::LookedUp(Arc::new(directory));
+        let cancel = Cancel::new();
+        let options = TcpStoreOptions::default().with_cancel(cancel.clone());
+        let opening = std::thread::spawn(move || TcpStore::open_at(&address, options));
+        wait_until("it is tried", || lookups.load(Ordering::Relaxed) >= 2);
+        let cancelled_at = Instant::now();
+        cancel.cancel();
+        let error = opening.join().expect("no panic").expect_err("cancelled");
+        assert!(
+            matches!(error, c10d_store::StoreError::Interrupted { .. }),
+            "{error}"
+        );
+        assert!(cancelled_at.elapsed() < WHILE_ATTEMPTED);
+    }
 }
 
 /// Counts what it is asked.

@@ -1,0 +1,151 @@
+//! Carries out the search for the server that leads: the only way to reach a store that moves.
+
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+use std::task::{Wake, Waker};
+use std::thread;
+use std::time::Instant;
+
+use c10d_socket::{Cancel, Deadline, sleep};
+
+use crate::address::{Leader, Lookup};
+use crate::leader_search::{LOOKUP_INTERVAL, LeaderSearch, Step, is_other};
+
+/// Why no server that leads was reached.
+#[derive(Debug)]
+pub enum NotReached<E> {
+    /// The directory did not answer.
+    Lookup(Box<dyn Error + Send + Sync>),
+    /// The directory names no server.
+    NoLeader,
+    /// The last attempt, at the server that the directory names.
+    Attempt(E),
+    /// The caller's [`Cancel`] has ended the search.
+    Cancelled,
+}
+
+/// Reaches the server that leads: looks it up, makes an `attempt` to use it, and repeats both until an attempt succeeds or
+/// fails with an error that `may_repeat` rejects, or until the deadline. While an attempt lasts, the directory is asked every
+/// second. When it names another server, the attempt is cancelled, and an attempt to use that server follows at once. So a
+/// stopped or isolated server delays the caller by at most a second after the takeover.
+///
+/// Blocks until the deadline at most. With a deadline that has passed, makes one lookup and one attempt without waiting. An
+/// attempt gets the server, its deadline, and its [`Cancel`]. The thread `c10d-lookup`, which is joined, asks the directory
+/// while the attempt lasts.
+///
+/// # Errors
+/// [`NotReached`], of the last lookup or attempt.
+pub fn at_leader<T, E: fmt::Display>(
+    lookup: &dyn Lookup,
+    search: &mut LeaderSearch,
+    deadline: Deadline,
+    cancel: &Cancel,
+    mut attempt: impl FnMut(&Leader, Deadline, &Cancel) -> Result<T, E>,
+    may_repeat: impl Fn(&E) -> bool,
+) -> Result<T, NotReached<E>> {
+    let mut last = NotReached::NoLeader;
+    search.start();
+    loop {
+        if cancel.is_cancelled() {
+            return Err(NotReached::Cancelled);
+        }
+        match search.step(Instant::now(), deadline) {
+            Step::LookUp { by } => {
+                let found = match lookup.leader(by, cancel) {
+                    Ok(Some(leader)) => Some(leader),
+                    nobody => {
+                        last = nobody.map_or_else(NotReached::Lookup, |_| NotReached::NoLeader);
+                        None
+                    }
+                };
+                search.looked_up(found, Instant::now());
+            }
+            Step::Try { leader, by } => {
+                let (result, other) = watched(lookup, &leader, by, cancel, |by, cancel| {
+                    attempt(&leader, by, cancel)
+                });
+                match result {
+                    Ok(reached) => {
+                        search.reached();
+                        return Ok(reached);
+                    }
+                    Err(error) if other.is_none() && !may_repeat(&error) => {
+                        return Err(NotReached::Attempt(error));
+                    }
+                    Err(error) => {
+                        let (name, at) = (lookup.name(), &leader.address);
+                        log::debug!("the store {name} is not reached at {at} yet: {error}");
+                        last = NotReached::Attempt(error);
+                        search.failed(other, Instant::now());
+                    }
+                }
+            }
+            Step::Pause { until } => {
+                let pause = until.saturating_duration_since(Instant::now());
+                // The next round looks why it has ended.
+                let _ = sleep(pause, [cancel]);
+            }
+            Step::GiveUp => return Err(last),
+        }
+    }
+}
+
+/// Makes the attempt while the directory is asked beside. Returns the other server for which that has ended it.
+fn watched<T>(
+    lookup: &dyn Lookup,
+    tried: &Leader,
+    by: Deadline,
+    cancel: &Cancel,
+    attempt: impl FnOnce(Deadline, &Cancel) -> T,
+) -> (T, Option<Leader>) {
+    let (ends, done) = (of_both(cancel), Cancel::new());
+    // Wakes the attempt with the caller's: leaves the waker only, and asks again below.
+    let mut watch = cancel.watch();
+    let _ = watch.ask(|| Waker::from(Arc::new(Wakes(ends.clone()))));
+    thread::scope(|scope| {
+        let watch = || {
+            while sleep(LOOKUP_INTERVAL, [&done]).is_ok() {
+                let found = lookup.leader(by, &done).ok().flatten();
+                if let Some(other) = found.filter(|found| is_other(tried, found)) {
+                    ends.cancel();
+                    return Some(other);
+                }
+            }
+            None
+        };
+        let name = "c10d-lookup".to_owned();
+        let watcher = thread::Builder::new()
+            .name(name)
+            .spawn_scoped(scope, watch)
+            .inspect_err(|error| log::debug!("cannot ask the directory beside: {error}"));
+        let by = match watcher {
+            Ok(_) => by,
+            Err(_) => by.min(Deadline::after(Instant::now(), LOOKUP_INTERVAL)),
+        };
+        let result = attempt(by, &ends);
+        done.cancel();
+        let other = watcher
+            .ok()
+            .and_then(|watcher| watcher.join().unwrap_or_default());
+        (result, other)
+    })
+}
+
+/// A [`Cancel`] that ends calls on its own, and when the caller's does.
+fn of_both(callers: &Cancel) -> Cancel {
+    if callers.is_never() {
+        return Cancel::new();
+    }
+    let callers = callers.clone();
+    Cancel::with_check(move || callers.is_cancelled())
+}
+
+/// Wakes those that wait on it.
+struct Wakes(Cancel);
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.wake();
+    }
+}
