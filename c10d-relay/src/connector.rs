@@ -19,8 +19,9 @@ use crate::patience::{Decision, Patience};
 /// handshake.
 const ATTEMPT_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// The longest delay between two attempts at a store that is looked up: another process takes over within seconds.
-const FOLLOWING_DELAY_MAX: Duration = Duration::from_millis(500);
+/// The longest delay between two attempts if ranks wait for the store, or it is looked up and another process takes over
+/// within seconds. A refused connection costs its machine little, even of thousands of relays.
+const DELAY_MAX: Duration = Duration::from_millis(500);
 
 /// What to connect.
 #[derive(Debug)]
@@ -139,8 +140,8 @@ fn connect(
         let mut delay = backoff.next_delay();
         // Another process may take over from one whose machine refuses connections.
         let has_ended = is_refused(&error) && !dialer.is_following();
-        if dialer.is_following() {
-            delay = delay.min(FOLLOWING_DELAY_MAX);
+        if dialer.is_following() || order.received.is_some() {
+            delay = delay.min(DELAY_MAX);
         }
         let decision = patience.on_failure(has_ended, Instant::now(), delay);
         let again_at = match decision {
