@@ -127,7 +127,7 @@ fn waits_barriers_and_queues_go_on_over_restarts() {
 /// Waits for a key. Returns whether another client has ended that.
 fn ended(rank: TcpStore, name: String) -> thread::JoinHandle<bool> {
     thread::spawn(move || {
-        let result = rank.wait_all(&[&name], LONG);
+        let result = rank.wait_all(&[&name], Some(LONG));
         assert!(
             matches!(result, Ok(()) | Err(StoreError::WaitEnded { .. })),
             "{result:?}"
@@ -155,7 +155,7 @@ fn waits_that_missed_their_end_are_ended_and_later_ones_are_not() {
     let mut to_go_on = Vec::new();
     job.restart_and(false, |server| {
         to_end.extend(start(away, "away"));
-        // They have no link over which the test could notice that they wait.
+        // Without a link, the test cannot see that they wait.
         thread::sleep(Duration::from_secs(1));
         let port = server.local_addr().port();
         let ender = TcpStore::open("127.0.0.1", port, TcpStoreOptions::default());

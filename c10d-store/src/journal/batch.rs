@@ -92,8 +92,8 @@ pub enum Effect<'a> {
     },
     /// A client of a session has gone.
     EndClient { session: &'a [u8], client: u32 },
-    /// The waits for names with this prefix have ended, also those that are sent again to a later server than the one with
-    /// this number, which has carried it out (docs/spec/wire-extensions.md, END_WAITS 4).
+    /// The server with this number has ended the waits for names with this prefix, and later servers end those of sessions
+    /// that were away (docs/spec/wire-extensions.md, END_WAITS 4).
     EndWaits { prefix: &'a [u8], server: u32 },
     /// The keys of a client end after a silence of so many milliseconds; 0 for any. They may have ended by one, of which
     /// the client has not heard.

@@ -61,7 +61,7 @@ impl Numbers {
         is_first && request > 0
     }
 
-    /// The next request that can wait is one that goes to a restarted server, which has accepted the session at this time.
+    /// The next request that can wait is sent to a restarted server, which has accepted the session at this time.
     pub(super) const fn set_resent(&mut self, wait: ResentWait, accepted: Moment) {
         self.resent = Some((wait, accepted));
     }

@@ -110,8 +110,8 @@ impl Sessions {
         }
     }
 
-    /// The sessions that a journal has kept begin again, without links, at a store that now has this id. Returns when the
-    /// last of them ends if it has none until then.
+    /// The sessions that a journal has kept begin again, without links, at a store that now has this id. Returns the
+    /// last time at which a session expires that has no link.
     pub(super) fn restore(
         &mut self,
         store: StoreId,

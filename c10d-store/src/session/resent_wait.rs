@@ -9,7 +9,7 @@ const AGE_MILLIS_MAX: u32 = (1 << AGE_BITS) - 1;
 /// A session continues with a restarted server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Restart {
-    /// The number of the server that had the session until then; servers of one journal count from 1.
+    /// The number of the server that had the session before; servers of one journal count from 1.
     pub from: u32,
     /// The number of the restarted server.
     pub to: u32,

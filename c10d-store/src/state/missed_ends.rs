@@ -16,7 +16,7 @@ const END_BYTES: usize = 64;
 
 #[derive(Debug, Default)]
 pub(super) struct MissedEnds {
-    /// The number of this server, while sessions of earlier ones may come back.
+    /// The number of this server, while sessions of earlier servers may come back.
     server: Option<u32>,
     /// The oldest first.
     ends: VecDeque<End>,
@@ -33,7 +33,7 @@ struct End {
 }
 
 impl MissedEnds {
-    /// This server has this number, and sessions of earlier ones may come back.
+    /// This server has this number, and sessions of earlier servers may come back.
     pub(super) const fn expect_sessions(&mut self, server: u32) {
         self.server = Some(server);
     }
@@ -81,7 +81,7 @@ impl MissedEnds {
         self.ends.len() * END_BYTES + self.prefix_bytes
     }
 
-    /// What a restarted server has to know, for a snapshot of the journal.
+    /// Writes all prefixes into a snapshot of the journal.
     pub(super) fn write(&self, writer: &mut BatchWriter) {
         for End { prefix, server, .. } in &self.ends {
             let server = *server;
@@ -90,7 +90,7 @@ impl MissedEnds {
     }
 
     fn insert(&mut self, prefix: &[u8], server: u32, at: Moment) {
-        // The new one ends all waits that these would end.
+        // The waits that these would end are among those of the new prefix.
         self.ends.retain(|end| !end.prefix.starts_with(prefix));
         self.ends.push_back(End {
             prefix: prefix.into(),

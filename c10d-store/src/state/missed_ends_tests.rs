@@ -1,5 +1,5 @@
 //! END_WAITS, crashes and sessions that come back at any moment, in virtual time (docs/spec/wire-extensions.md, END_WAITS 4):
-//! no wait outlasts an END_WAITS for its name, and no wait is ended by an older one.
+//! no wait outlasts an END_WAITS for its name, and no older END_WAITS causes the end of a wait.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -42,7 +42,7 @@ enum Mutant {
     OfTooEarlyServers,
 }
 
-/// The connections whose waits were ended, and what the replies depend on.
+/// The connections whose waits were ended, and the positions of their replies.
 #[derive(Debug, Default)]
 struct Sink {
     ended: Vec<(ConnId, u64)>,
@@ -69,7 +69,7 @@ struct Wait {
     name: &'static [u8],
     kind: Opcode,
     began: u64,
-    /// The first server that was sent it, and whether the session came back then.
+    /// The first server that was sent it, and whether the session came back for that.
     sent_to: Option<(u32, bool)>,
     /// The first server that has carried it out, and when.
     carried_out: Option<(u32, u64)>,
@@ -102,7 +102,7 @@ struct Client {
     lost_at: u64,
     /// The wait is on its way to the server.
     in_flight: Option<Option<(ResentWait, Moment)>>,
-    /// What depends on this position tells of the end of the wait.
+    /// The position on which the reply depends that ends the wait.
     told: Option<u64>,
 }
 
@@ -270,7 +270,7 @@ impl World {
         self.record(sink);
     }
 
-    /// Keeps the replies with which waits have ended, as the server does.
+    /// Keeps the replies that have ended waits. The server does the same.
     fn record(&mut self, sink: Sink) {
         for (conn, position) in sink.ended {
             let of_conn = |client: &Client| client.conn == Some(conn);
@@ -290,7 +290,7 @@ impl World {
         }
     }
 
-    /// What has gathered becomes durable, perhaps with a snapshot.
+    /// The gathered batch becomes durable, perhaps with a snapshot.
     fn keep(&mut self) {
         let Some((position, batch)) = self.state.take_batch(&mut Vec::new()) else {
             return;
@@ -317,7 +317,7 @@ impl World {
         }
     }
 
-    /// A client reads what is durable.
+    /// A client reads its reply if that is durable.
     fn read(&mut self, index: usize) {
         let client = &mut self.clients[index];
         if client.conn.is_none() || client.told.is_none_or(|position| position > self.durable) {
@@ -339,7 +339,7 @@ impl World {
         client.told = None;
     }
 
-    /// What is not durable is lost. A batch may be durable of which nobody was told.
+    /// Loses everything that is not durable. A batch may be durable although no client was told.
     fn crash(&mut self) {
         if self.random.bool()
             && let Some(batch) = self.state.take_batch(&mut Vec::new())
@@ -434,7 +434,7 @@ impl World {
         }
     }
 
-    /// What is wrong with a wait, if anything is.
+    /// Finds a wait that breaks the law.
     fn complaint(&self) -> Option<String> {
         self.waits.iter().find_map(|wait| {
             let of_name = |end: &&End| wait.name.starts_with(end.prefix);
@@ -455,7 +455,7 @@ impl World {
     }
 }
 
-/// Whether this end, which was acknowledged, ends the wait, which had begun before.
+/// Whether this acknowledged END_WAITS must have ended the wait, which had begun before.
 fn must_end(wait: &Wait, end: &End) -> bool {
     let Some((first, came_back)) = wait.sent_to else {
         return false;
@@ -509,7 +509,7 @@ fn each_way_to_end_too_much_or_too_little_is_found() {
     }
 }
 
-/// What is remembered has a bound, and a shorter prefix takes the place of longer ones.
+/// The memory has a bound, and a shorter prefix replaces longer prefixes.
 #[test]
 fn the_oldest_of_too_many_ends_are_forgotten() {
     let mut ends = MissedEnds::default();

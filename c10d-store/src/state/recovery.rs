@@ -137,7 +137,7 @@ impl StoreState {
         }
     }
 
-    /// This server of the journal has this number, and sessions of earlier ones may come back with waits
+    /// This server of the journal has this number, and sessions of earlier servers may come back with waits
     /// (docs/spec/wire-extensions.md, END_WAITS 4), until [`forget_ends`](Self::forget_ends).
     pub(crate) const fn expect_sessions(&mut self, server: u32) {
         self.missed_ends.expect_sessions(server);
@@ -148,7 +148,7 @@ impl StoreState {
         self.missed_ends.forget();
     }
 
-    /// This server ends the waits for names with a prefix, also those that are sent again later.
+    /// Remembers an END_WAITS of this server for sessions that come back later.
     pub(super) fn remember_end(&mut self, prefix: &[u8]) {
         if let Some(server) = self.missed_ends.add(prefix, self.now)
             && let Some(recorder) = &mut self.slots.recorder

@@ -626,7 +626,7 @@ fn waits(request: &mut RequestBuf<'_>, kind: u32) {
     };
 }
 
-/// docs/spec/wire-extensions.md, END_WAITS 4: END_WAITS is carried out by a restarted server, or by one that is killed before the
+/// docs/spec/wire-extensions.md, END_WAITS 4: a restarted server carries out END_WAITS, and in the second case crashes before the
 /// session is back.
 #[test]
 fn waits_of_a_session_that_was_away_are_ended() {
