@@ -42,9 +42,6 @@ use super::layout::{Leader, Life};
 /// The most connections: each standby has one.
 const CONNECTIONS_MAX: usize = 64;
 
-/// The most connections from one address, so that the strangers of a host do not keep out the standbys of others.
-const CONNECTIONS_OF_HOST_MAX: usize = 16;
-
 /// How long a standby tries to connect. It does not follow meanwhile.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -187,7 +184,7 @@ impl Sockets {
                 let mut held = self.held();
                 held.retain(is_there);
                 // A new socket takes as much at once.
-                if has_room_for(peer.ip(), &held) && stream.write_all(said.as_bytes()).is_ok() {
+                if held.len() < CONNECTIONS_MAX && stream.write_all(said.as_bytes()).is_ok() {
                     held.push(stream);
                 }
                 Ok(())
@@ -228,12 +225,6 @@ impl Sockets {
     fn held(&self) -> MutexGuard<'_, Vec<TcpStream>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Whether one more connection from this address is held.
-fn has_room_for(peer: IpAddr, held: &[TcpStream]) -> bool {
-    let is_same = |it: &&TcpStream| it.peer_addr().is_ok_and(|it| it.ip() == peer);
-    held.len() < CONNECTIONS_MAX && held.iter().filter(is_same).count() < CONNECTIONS_OF_HOST_MAX
 }
 
 /// Whether the other end has not closed it.

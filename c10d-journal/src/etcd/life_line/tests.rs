@@ -141,24 +141,6 @@ fn a_process_that_stands_by_says_how_far_it_has_read() {
     assert_eq!(position_of(&candidate, &Cancel::NEVER), None);
 }
 
-/// Strangers that connect and send nothing leave room for the standbys of other hosts.
-#[test]
-fn silent_strangers_of_one_host_keep_out_no_standby_of_another() {
-    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1), 0).expect("a port");
-    let stranger = || TcpStream::connect(("127.0.0.1", line.life().port)).expect("a connection");
-    let mut strangers: Vec<TcpStream> = (0..CONNECTIONS_MAX).map(|_| stranger()).collect();
-    for refused in &mut strangers[CONNECTIONS_OF_HOST_MAX..] {
-        let timeout = Some(Duration::from_secs(60));
-        refused.set_read_timeout(timeout).expect("a timeout");
-        // The system may answer what the other side has not read with a reset.
-        assert!(matches!(refused.read(&mut [0; 128]), Ok(0) | Err(_)));
-    }
-    let held = line.sockets.held();
-    assert_eq!(held.len(), CONNECTIONS_OF_HOST_MAX);
-    assert!(!has_room_for([127, 0, 0, 1].into(), &held));
-    assert!(has_room_for([10, 0, 0, 1].into(), &held));
-}
-
 #[test]
 fn another_process_and_a_proxy_are_no_proof() {
     let line = LifeLine::start(&HostPort::new("127.0.0.1", 1), 0).expect("a port");
