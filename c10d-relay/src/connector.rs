@@ -15,6 +15,10 @@ use mio::Waker;
 
 use crate::patience::{Decision, Patience};
 
+/// The longest delay between two attempts if ranks wait for the store. A refused connection costs its machine little, even
+/// of thousands of relays.
+const DELAY_MAX: Duration = Duration::from_millis(500);
+
 /// What to connect.
 #[derive(Debug)]
 pub(crate) struct Order {
@@ -134,9 +138,12 @@ fn connect(
         if !error.is_transient() {
             return Some(Err(error));
         }
-        let delay = backoff.next_delay();
+        let mut delay = backoff.next_delay();
         // Another process may take over from one whose machine refuses connections.
         let has_ended = is_refused(&error) && !dialer.is_following();
+        if order.received.is_some() {
+            delay = delay.min(DELAY_MAX);
+        }
         let decision = patience.on_failure(has_ended, Instant::now(), delay);
         let again_at = match decision {
             Decision::Retry(again_at) => again_at,

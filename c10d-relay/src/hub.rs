@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use c10d_socket::SendBuf;
 use c10d_store::WireLimits;
 use c10d_store::unstable::{
-    Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, RawRequest, RawRequests, SessionStream,
-    Violation, WireError,
+    Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, RawRequest, RawRequests, Restart,
+    SessionStream, Violation, WireError,
 };
 
 use crate::rank::{Closing, Held, Rank};
@@ -91,9 +91,9 @@ impl Hub {
         self.is_kept = is_kept;
     }
 
-    /// The store was restarted with its journal: it gets all requests again that it has not acknowledged. Returns the
-    /// number of ranks whose connections are closed, as that cannot be done for them.
-    pub(crate) fn restart(&mut self) -> usize {
+    /// The store was restarted with its journal, after its link was lost at `lost_at`: it gets all requests again that it
+    /// has not acknowledged. Returns the number of ranks whose connections are closed, as that cannot be done for them.
+    pub(crate) fn restart(&mut self, restart: Restart, lost_at: Instant, now: Instant) -> usize {
         self.stream = SessionStream::default();
         self.reader = FrameReader::taking_pieces().taking_positions();
         self.turn = Turn::default();
@@ -114,6 +114,10 @@ impl Hub {
                 Ok(first) => {
                     self.stream.push_open(client, rank.port);
                     self.stream.push_resume(client, first);
+                    let resent = rank.outstanding.resent_wait(restart, lost_at, now);
+                    if let Some(wait) = resent {
+                        self.stream.push_resent(client, wait);
+                    }
                     self.wait_to_send(client);
                 }
                 Err(reason) => {
@@ -188,7 +192,7 @@ impl Hub {
             return Ok(());
         }
         if let Some(held) = rank.held.take() {
-            if !rank.on_request(held.opcode, held.key_count, &held.bytes) {
+            if !rank.on_request(held.opcode, held.key_count, &held.bytes, now) {
                 rank.held = Some(held);
                 return Ok(());
             }
@@ -378,7 +382,7 @@ impl Hub {
         let (turn, room, is_kept) = (&mut self.turn, self.stream.room(), self.is_kept);
         let cancels = rank.outstanding.cancels();
         let outcome = parse(&mut requests, &self.limits, &mut |request| {
-            if !rank.on_request(request.opcode, request.key_count, request.bytes) {
+            if !rank.on_request(request.opcode, request.key_count, request.bytes, now) {
                 rank.held = Some(Held {
                     opcode: request.opcode,
                     key_count: request.key_count,

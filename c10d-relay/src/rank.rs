@@ -1,6 +1,7 @@
 //! One rank's side of the relay. Pure. Does not know what a key or a value is.
 
 use std::fmt;
+use std::time::Instant;
 
 use c10d_socket::SendBuf;
 use c10d_store::Opcode;
@@ -93,8 +94,20 @@ impl Rank {
 
     /// The rank sends a request. Returns whether it may be passed on; if not, it has to wait until the store has answered
     /// an earlier one.
-    pub(crate) fn on_request(&mut self, opcode: Opcode, key_count: usize, bytes: &[u8]) -> bool {
-        self.outstanding.owed_replies() < OWED_MAX && self.outstanding.add(opcode, key_count, bytes)
+    pub(crate) fn on_request(
+        &mut self,
+        opcode: Opcode,
+        key_count: usize,
+        bytes: &[u8],
+        now: Instant,
+    ) -> bool {
+        let outstanding = &mut self.outstanding;
+        let is_added =
+            outstanding.owed_replies() < OWED_MAX && outstanding.add(opcode, key_count, bytes);
+        if is_added && opcode.is_wait() {
+            outstanding.sent_at(now);
+        }
+        is_added
     }
 
     /// Takes bytes that the store has sent to the rank.

@@ -16,7 +16,8 @@ pub use crate::leader_search::LeaderSearch;
 pub use crate::raw_requests::{RawRequest, RawRequests};
 pub use crate::session::{
     CLIENT_WINDOW_BYTES, Credit, Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, Group,
-    NotCarried, Outstanding, ReplyError, SESSION_WINDOW_BYTES, SessionStream, Violation,
+    NotCarried, Outstanding, ReplyError, ResentWait, Restart, SESSION_WINDOW_BYTES, SessionStream,
+    Violation,
 };
 pub use crate::wire::{
     ANNOUNCEMENT_BYTES_MAX, CAPABILITIES, CAPABILITY_ANNOUNCE, CAPABILITY_COMPARE_EXCHANGE,

@@ -50,8 +50,9 @@ impl EventLoop {
             };
             let server = link.server;
             self.store_address = Some(server);
-            let closed = if link.is_restarted {
-                Some(self.hub.restart())
+            let closed = if let Some(restart) = link.restart {
+                let lost_at = self.lost_at.unwrap_or(now);
+                Some(self.hub.restart(restart, lost_at, now))
             } else {
                 self.hub.set_kept(link.is_kept);
                 None

@@ -2,7 +2,7 @@
 
 use c10d_store::Opcode;
 use c10d_store::unstable::{
-    CLIENT_WINDOW_BYTES, Credit, NotCarried, RequestBuf, SESSION_WINDOW_BYTES,
+    CLIENT_WINDOW_BYTES, Credit, NotCarried, RequestBuf, ResentWait, SESSION_WINDOW_BYTES,
 };
 
 use super::*;
@@ -29,6 +29,7 @@ enum Got {
     Close(u32),
     Credit(u32, u32),
     Resume(u32, u32),
+    Resent(u32, ResentWait),
 }
 
 impl Node {
@@ -85,7 +86,10 @@ impl Node {
                     Frame::Close { client } => got.push(Got::Close(client)),
                     Frame::Credit { client, bytes } => got.push(Got::Credit(client, bytes)),
                     Frame::Resume { client, request } => got.push(Got::Resume(client, request)),
-                    Frame::Done { .. } | Frame::Shared { .. } | Frame::End => {}
+                    Frame::Done { client, request } => {
+                        got.push(Got::Resent(client, ResentWait::decode(request)));
+                    }
+                    Frame::Shared { .. } | Frame::End => {}
                 }
             }
         }
@@ -106,7 +110,8 @@ impl Node {
 
     /// The store is killed, and another one goes on. Returns the number of ranks that cannot.
     fn restart(&mut self) -> usize {
-        let closed = self.hub.restart();
+        let restart = Restart { from: 1, to: 2 };
+        let closed = self.hub.restart(restart, self.now, self.now);
         self.store = SessionStream::default();
         self.reader = FrameReader::default();
         self.hub.stream().attach(0).expect("a new stream");
@@ -542,6 +547,37 @@ fn a_restarted_store_gets_what_it_has_not_answered() {
     assert_eq!(rank.outstanding.kept_bytes(), 0);
 }
 
+/// docs/spec/wire-extensions.md, END_WAITS 4: the store learns which waits it has lost, and which it never had.
+#[test]
+fn a_restarted_store_learns_which_ranks_have_waited() {
+    let mut node = Node::with_ranks(4);
+    node.hub.set_kept(true);
+    let second = Duration::from_secs(1);
+    let start = node.now;
+    node.send(0, &wait("k"));
+    node.send(1, &add("n"));
+    let cancel = request(|it| {
+        it.opcode(Opcode::CancelWait);
+    });
+    node.send(2, &[wait("k"), cancel].concat());
+    node.now = start + 5 * second;
+    node.send(3, &wait("k"));
+    node.turn();
+    node.now = start + 7 * second;
+    let restart = Restart { from: 4, to: 6 };
+    let closed = node.hub.restart(restart, start + second, node.now);
+    assert_eq!(closed, 0);
+    (node.store, node.reader) = <_>::default();
+    node.hub.stream().attach(0).expect("a new stream");
+    let resent = |client, seconds: u32, starts_ago| {
+        let age = seconds * second;
+        Got::Resent(client, ResentWait { age, starts_ago })
+    };
+    let mut got = node.turn();
+    got.retain(|it| matches!(it, Got::Resent(..)));
+    assert_eq!(got, [resent(0, 7, 2), resent(3, 2, 0)]);
+}
+
 /// What the rank has not read is not of the credit that the restarted store has given.
 #[test]
 fn replies_from_before_a_restart_return_no_credit() {
@@ -716,7 +752,9 @@ impl Job {
 
     fn crash(&mut self) {
         self.server.crash();
-        assert_eq!(self.hub.restart(), 0, "all can go on");
+        let restart = Restart { from: 1, to: 2 };
+        let closed = self.hub.restart(restart, self.now, self.now);
+        assert_eq!(closed, 0, "all can go on");
         self.cut();
     }
 

@@ -2,16 +2,19 @@
 //! the ranks could have seen.
 
 use std::thread;
+use std::time::Duration;
 
 use c10d_relay::{Relay, RelayOptions};
-use c10d_store::{TcpStore, TcpStoreServer};
+use c10d_store::{Store, StoreError, StoreExt, TcpStore, TcpStoreOptions, TcpStoreServer};
 
-use crate::basics::relay_to;
+use crate::basics::{relay_to, wait_until};
 use crate::memory_journal::Memory;
 use crate::proxy::Proxy;
 use crate::workload::{histories_have_an_order, ranks_of, seeds, waits_barriers_and_queues_go_on};
 
 const RESTARTS: usize = 20;
+
+const LONG: Duration = Duration::from_secs(60);
 
 /// The store, and what the ranks connect to.
 struct Job {
@@ -47,6 +50,11 @@ impl Job {
 
     /// Kills the server and starts another one. With `while_appending`, requests were carried out that are not kept.
     fn restart(&mut self, while_appending: bool) {
+        self.restart_and(while_appending, |_| {});
+    }
+
+    /// The same; `meanwhile` gets the server before the relays are back.
+    fn restart_and(&mut self, while_appending: bool, meanwhile: impl FnOnce(&TcpStoreServer)) {
         if while_appending {
             self.journal.set_blocked(true);
             self.journal.wait_until_appending();
@@ -55,6 +63,7 @@ impl Job {
         let crashed = self.journal.crashed();
         let killed = std::mem::replace(&mut self.journal, crashed);
         let server = self.journal.serve();
+        meanwhile(&server);
         for proxy in &self.proxies {
             proxy.set_server(server.local_addr());
             proxy.mend();
@@ -112,5 +121,59 @@ fn waits_barriers_and_queues_go_on_over_restarts() {
             }
             assert!(restarts > RESTARTS / 2, "C10D_SEED={seed}: {restarts}");
         });
+    }
+}
+
+/// Waits for a key. Returns whether another client has ended that.
+fn ended(rank: TcpStore, name: String) -> thread::JoinHandle<bool> {
+    thread::spawn(move || {
+        let result = rank.wait_all(&[&name], Some(LONG));
+        assert!(
+            matches!(result, Ok(()) | Err(StoreError::WaitEnded { .. })),
+            "{result:?}"
+        );
+        result.is_err()
+    })
+}
+
+/// docs/spec/wire-extensions.md, END_WAITS 4: of relays and of clients that resume. Waits begin before the restart, while the
+/// server is away, and after END_WAITS.
+#[test]
+fn waits_that_missed_their_end_are_ended_and_later_ones_are_not() {
+    let mut job = Job::new();
+    let [before, away, late] = [(); 3].map(|()| job.ranks());
+    let count = before.len();
+    let start = |ranks: Vec<TcpStore>, kind: &str| -> Vec<_> {
+        let ranks = ranks.into_iter().enumerate();
+        ranks
+            .map(|(rank, store)| ended(store, format!("a/{kind}/{rank}")))
+            .collect()
+    };
+    let mut to_end = start(before, "before");
+    let server = job.server.as_ref().expect("it runs");
+    wait_until("all wait", || server.waiting_count() == count);
+    let mut to_go_on = Vec::new();
+    job.restart_and(false, |server| {
+        to_end.extend(start(away, "away"));
+        // Without a link, the test cannot see that they wait.
+        thread::sleep(Duration::from_secs(1));
+        let port = server.local_addr().port();
+        let ender = TcpStore::open("127.0.0.1", port, TcpStoreOptions::default());
+        let ended = ender.expect("a client").end_waits("a/");
+        assert_eq!(ended.expect("a number"), 0);
+        thread::sleep(Duration::from_secs(1));
+        to_go_on = start(late, "late");
+        thread::sleep(Duration::from_secs(1));
+    });
+    for wait in to_end {
+        assert!(wait.join().expect("no panic"), "it was not ended");
+    }
+    let server = job.server.as_ref().expect("it runs");
+    wait_until("the later ones wait", || server.waiting_count() == count);
+    let port = server.local_addr().port();
+    let setter = TcpStore::open("127.0.0.1", port, TcpStoreOptions::default()).expect("a client");
+    for (rank, wait) in to_go_on.into_iter().enumerate() {
+        setter.set(&format!("a/late/{rank}"), b"").expect("set");
+        assert!(!wait.join().expect("no panic"), "it was ended");
     }
 }

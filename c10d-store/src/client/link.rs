@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use c10d_socket::TlsLayer;
 use mio::net::TcpStream;
 
+use crate::session::Restart;
+
 /// A connection on which both sides go on with a session. Nothing has been sent over it since.
 #[derive(Debug)]
 pub struct SessionLink {
@@ -18,9 +20,9 @@ pub struct SessionLink {
     pub server: SocketAddr,
     /// How many bytes of the session the server has received.
     pub received_by_server: u64,
-    /// The server was restarted and knows the session: both streams begin anew, and requests are sent again. Only with
-    /// [`carrying_over`](super::SessionDialer::carrying_over).
-    pub is_restarted: bool,
+    /// Set if the server was restarted and knows the session: both streams begin anew, and requests are sent again. Only
+    /// with [`carrying_over`](super::SessionDialer::carrying_over).
+    pub restart: Option<Restart>,
     /// The server sends heartbeats: a link on which nothing has arrived for
     /// [`SILENCE_MAX`](super::SILENCE_MAX) is lost.
     pub has_heartbeats: bool,

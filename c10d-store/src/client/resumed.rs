@@ -16,7 +16,7 @@ use super::stream::Stream;
 use crate::limits::WireLimits;
 use crate::raw_requests::RawRequests;
 use crate::session::{
-    CLIENT_WINDOW_BYTES, Credit, Frame, FrameReader, Outstanding, SessionStream, Violation,
+    CLIENT_WINDOW_BYTES, Credit, Frame, FrameReader, Outstanding, Restart, SessionStream, Violation,
 };
 
 /// The number of the session's only client.
@@ -212,7 +212,11 @@ impl Resumed {
         let outstanding = &mut self.outstanding;
         let added = self.requests.receive(bytes, &ANY_LENGTH, |request| {
             // It is false only if the caller had answered for the server.
-            outstanding.add(request.opcode, request.key_count, request.bytes)
+            let added = outstanding.add(request.opcode, request.key_count, request.bytes);
+            if added && request.opcode.is_wait() {
+                outstanding.sent_at(Instant::now());
+            }
+            added
         });
         match added {
             Ok(true) => Ok(()),
@@ -384,17 +388,17 @@ impl Resumed {
             match self.dialer.connect(self.session.received(), attempt) {
                 Ok(link) => {
                     let received_by_server = link.received_by_server;
-                    let is_restarted = link.is_restarted;
+                    let restart = link.restart;
                     self.is_kept = link.is_kept;
                     self.has_heartbeats = link.has_heartbeats;
-                    if is_restarted {
-                        self.restart()?;
+                    if let Some(restart) = restart {
+                        self.restart(restart, lost_at)?;
                     }
                     self.link.replace(link)?;
                     self.go_on(received_by_server)?;
                     log::info!(
                         "{} {} again after {:.1} s; nothing is lost",
-                        if is_restarted {
+                        if restart.is_some() {
                             "the store was restarted; connected to"
                         } else {
                             "connected to"
@@ -428,7 +432,7 @@ impl Resumed {
     }
 
     /// The server was restarted with its journal, and gets all requests again that it has not acknowledged.
-    fn restart(&mut self) -> io::Result<()> {
+    fn restart(&mut self, restart: Restart, lost_at: Instant) -> io::Result<()> {
         self.session = SessionStream::default();
         self.reader = FrameReader::default().taking_positions();
         self.credit = Credit::default();
@@ -437,6 +441,12 @@ impl Resumed {
             Ok(first) => {
                 self.session.push_open(CLIENT, self.port);
                 self.session.push_resume(CLIENT, first);
+                let resent = self
+                    .outstanding
+                    .resent_wait(restart, lost_at, Instant::now());
+                if let Some(wait) = resent {
+                    self.session.push_resent(CLIENT, wait);
+                }
                 self.fill();
                 Ok(())
             }

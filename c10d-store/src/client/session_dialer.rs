@@ -16,7 +16,7 @@ use super::stream::{Stream, is_closed_by_peer};
 use crate::address::{Leader, Lookup, StoreAddress};
 use crate::at_leader::{NotReached, at_leader};
 use crate::leader_search::LeaderSearch;
-use crate::session::{Hello, SessionId, StoreId, Welcome};
+use crate::session::{Hello, Restart, SessionId, StoreId, Welcome};
 use crate::wire::{
     CAPABILITY_HEARTBEAT, CAPABILITY_MASK, CAPABILITY_NONCE, CAPABILITY_SESSION, Opcode,
     RequestBuf, read_u32,
@@ -220,7 +220,7 @@ impl SessionDialer {
 
     /// The caller can send requests again to a server that was restarted with its journal
     /// (docs/spec/wire-extensions.md, SESSION 12): then the session goes on, with
-    /// [`is_restarted`](SessionLink::is_restarted).
+    /// [`restart`](SessionLink::restart).
     #[must_use]
     pub fn carrying_over(mut self) -> Self {
         self.carries_over = true;
@@ -353,7 +353,7 @@ impl SessionDialer {
         match result {
             Err(_) if self.closer.is_closed() => Err(SessionError::Cancelled),
             Err(error) => Err(error),
-            Ok((received_by_server, is_restarted, has_heartbeats)) => {
+            Ok((received_by_server, restart, has_heartbeats)) => {
                 let server = stream.peer_addr().map_err(|error| self.lost(error))?;
                 let (socket, tls, received) =
                     stream.into_parts().map_err(|error| self.lost(error))?;
@@ -363,7 +363,7 @@ impl SessionDialer {
                     received,
                     server,
                     received_by_server,
-                    is_restarted,
+                    restart,
                     has_heartbeats,
                     is_kept: self.carries_over && self.store.has_journal(),
                 })
@@ -377,7 +377,7 @@ impl SessionDialer {
         stream: &mut Stream,
         received: u64,
         deadline: Deadline,
-    ) -> Result<(u64, bool, bool), SessionError> {
+    ) -> Result<(u64, Option<Restart>, bool), SessionError> {
         let shaken = stream.shake_hands(deadline);
         shaken.map_err(|error| self.lost(error))?;
         self.attempt += 1;
@@ -429,11 +429,14 @@ impl SessionDialer {
             Some(Welcome::Accepted { store, received }) => {
                 self.store = store;
                 self.expects_sessions = true;
-                Ok((received, false, has_heartbeats))
+                Ok((received, None, has_heartbeats))
             }
             Some(Welcome::Restarted { store, .. }) if self.carries_over => {
+                // Below 2^32, as only a store with a journal answers so.
+                let number = |store: StoreId| store.epoch() as u32;
+                let (from, to) = (number(self.store), number(store));
                 self.store = store;
-                Ok((0, true, has_heartbeats))
+                Ok((0, Some(Restart { from, to }), has_heartbeats))
             }
             Some(Welcome::Unknown { store, .. }) => Err(SessionError::Unknown {
                 server: server(),

@@ -15,7 +15,9 @@
 //!    16 begin a session         how long it lasts without a link, in ms, 4 bytes; here the key is the session's id
 //!    17 end a session           nothing
 //!    18 executed                client, request, answered, 4 bytes each; whether it waits, 1 byte; length, 4 bytes; reply
-//!    19 end a client            client, 4 bytes
+//!    19 end a client            client, 4 bytes. If the key is longer than a session's id, END_WAITS was carried out for the
+//!                               prefix behind the first 17 bytes, by the server with this number; releases that have no
+//!                               END_WAITS 4 (docs/spec/wire-extensions.md) read that as the end of a client that is not there
 //!    20 silence                 client, 4 bytes; the longest silence in ms, 4 bytes; whether it was silent, 1 byte
 //! checksum, 8 bytes: SipHash-1-3 with a zero key of all before it, then the position, 8 bytes
 //! ```
@@ -36,6 +38,9 @@ pub(crate) const CHUNK_BYTES: usize = 256 << 10;
 const LENGTH_BYTES: usize = size_of::<u32>();
 
 const CHECKSUM_BYTES: usize = 8;
+
+/// Before the prefix of END_WAITS: one byte more than a session's id has.
+const NO_SESSION: [u8; 17] = [0; 17];
 
 /// A change of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,6 +92,9 @@ pub enum Effect<'a> {
     },
     /// A client of a session has gone.
     EndClient { session: &'a [u8], client: u32 },
+    /// The server with this number has ended the waits for names with this prefix, and later servers end those of sessions
+    /// that were away (docs/spec/wire-extensions.md, END_WAITS 4).
+    EndWaits { prefix: &'a [u8], server: u32 },
     /// The keys of a client end after a silence of so many milliseconds; 0 for any. They may have ended by one, of which
     /// the client has not heard.
     Silence {
@@ -204,6 +212,10 @@ impl BatchWriter {
             Effect::EndClient { session, client } => {
                 self.with_key(kind::END_CLIENT, session);
                 self.with_u32(client);
+            }
+            Effect::EndWaits { prefix, server } => {
+                self.with_key(kind::END_CLIENT, &[&NO_SESSION, prefix].concat());
+                self.with_u32(server);
             }
             Effect::Silence {
                 session,
@@ -393,9 +405,15 @@ impl<'a> Effects<'a> {
                 waits: self.flag()?,
                 reply: self.blob()?,
             },
-            kind::END_CLIENT => Effect::EndClient {
-                session: key,
-                client: self.number()?,
+            kind::END_CLIENT => match key.strip_prefix(&NO_SESSION) {
+                Some(prefix) => Effect::EndWaits {
+                    prefix,
+                    server: self.number()?,
+                },
+                None => Effect::EndClient {
+                    session: key,
+                    client: self.number()?,
+                },
             },
             kind::SILENCE => Effect::Silence {
                 session: key,
@@ -508,6 +526,14 @@ mod tests {
                 client: 2,
                 millis: 500,
                 was_silent: true,
+            },
+            Effect::EndWaits {
+                prefix: b"",
+                server: 3,
+            },
+            Effect::EndWaits {
+                prefix: &[0; 16],
+                server: 4,
             },
         ]
     }

@@ -55,7 +55,8 @@ impl Contents {
             | Effect::BeginSession { .. }
             | Effect::EndSession { .. }
             | Effect::Executed { .. }
-            | Effect::EndClient { .. } => {}
+            | Effect::EndClient { .. }
+            | Effect::EndWaits { .. } => {}
         }
         true
     }

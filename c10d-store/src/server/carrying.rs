@@ -5,10 +5,12 @@ use mio::Token;
 
 use super::carried::Again;
 use super::connection::{Connections, conn_id_of};
+use super::numbers::Numbers;
 use super::sessions::Sessions;
 use crate::journal::batch::Effect;
 use crate::message::Request;
-use crate::session::SessionId;
+use crate::moment::Moment;
+use crate::session::{ResentWait, SessionId};
 use crate::state::{KeptClient, StoreState};
 use crate::wire::{GroupRequest, Opcode, WAIT_CANCELED};
 
@@ -40,6 +42,7 @@ pub(super) struct CarriedRequest {
     can_read: bool,
     is_fresh: bool,
     is_always_recorded: bool,
+    resent: Option<(ResentWait, Moment)>,
     /// Those of the state before it.
     changes: u64,
 }
@@ -88,10 +91,12 @@ impl Parts<'_> {
         let Some(number) = self.next_number(client, can_wait, is_fresh) else {
             return Begun::Answered;
         };
+        let resent = self.numbers(client).filter(|_| command.is_wait());
         let begun = CarriedRequest {
             client,
             number,
             can_wait,
+            resent: resent.and_then(Numbers::take_resent),
             can_read: matches!(command, Opcode::Wait | Opcode::WaitGet | Opcode::WaitChange),
             is_fresh,
             is_always_recorded: matches!(
@@ -106,7 +111,7 @@ impl Parts<'_> {
             .again(client.session, client.number, number);
         match (again, request) {
             (Some(Again::Reply(reply)), _) => {
-                let was_ended = command.is_wait() && reply == [WAIT_CANCELED];
+                let was_ended = command.is_wait() && has_ended(Some(reply));
                 self.state.set_wait_ended(conn, was_ended);
                 if !reply.is_empty() {
                     self.connections.send_after(client.token, 0, reply);
@@ -137,13 +142,18 @@ impl Parts<'_> {
     /// The request was carried out.
     pub(super) fn finish(&mut self, begun: CarriedRequest) {
         let CarriedRequest { client, number, .. } = begun;
+        if let Some((wait, accepted)) = begun.resent {
+            let conn = conn_id_of(client.token);
+            self.state
+                .end_if_missed(conn, wait, accepted, self.connections);
+        }
         let reply = self.connections.take_captured_of(client.token);
         if reply.is_some() {
             self.replies(client, number);
         }
         let must_record = if begun.is_fresh || begun.can_read {
             // A wait that goes on is recorded when it ends.
-            false
+            has_ended(reply.as_deref())
         } else if begun.can_wait {
             // Others may change what it saw before the reply arrives.
             reply.is_some()
@@ -172,7 +182,7 @@ impl Parts<'_> {
             {
                 let (request, is_fresh) = (numbers.wait_request(), numbers.is_wait_fresh());
                 self.replies(client, request);
-                if !is_fresh {
+                if !is_fresh || has_ended(Some(&reply)) {
                     self.record(client, request, false, &reply);
                 }
             }
@@ -185,8 +195,7 @@ impl Parts<'_> {
         can_wait: bool,
         is_fresh: bool,
     ) -> Option<u32> {
-        let connection = self.connections.get_mut(client.token)?;
-        let numbers = connection.client()?.numbers.as_mut()?;
+        let numbers = self.numbers(client)?;
         let number = numbers.next(can_wait);
         if can_wait {
             numbers.set_fresh(is_fresh);
@@ -195,17 +204,20 @@ impl Parts<'_> {
     }
 
     fn replies(&mut self, client: CarriedClient, request: u32) {
-        let connection = self.connections.get_mut(client.token);
-        if let Some(numbers) = connection.and_then(|it| it.client()?.numbers.as_mut()) {
+        if let Some(numbers) = self.numbers(client) {
             numbers.replies(request);
         }
+    }
+
+    fn numbers(&mut self, client: CarriedClient) -> Option<&mut Numbers> {
+        let connection = self.connections.get_mut(client.token)?;
+        connection.client()?.numbers.as_deref_mut()
     }
 
     fn record(&mut self, client: CarriedClient, request: u32, waits: bool, reply: &[u8]) {
         let session = self.sessions.get_mut(client.slot);
         let acknowledged = session.map_or(0, |session| session.stream.acknowledged());
-        let connection = self.connections.get_mut(client.token);
-        let numbers = connection.and_then(|it| it.client()?.numbers.as_mut());
+        let numbers = self.numbers(client);
         let answered = numbers.map_or(0, |numbers| numbers.answered(acknowledged));
         self.happens(Effect::Executed {
             session: client.session.as_bytes(),
@@ -223,4 +235,9 @@ impl Parts<'_> {
         carried.apply(effect);
         self.state.set_carried_bytes(carried.memory_bytes());
     }
+}
+
+/// Whether END_WAITS has ended the wait with this reply.
+fn has_ended(reply: Option<&[u8]>) -> bool {
+    reply == Some(&[WAIT_CANCELED])
 }

@@ -215,6 +215,7 @@ impl EventLoop {
     fn time_to_sleep(&mut self) -> Option<Duration> {
         let is_observed = self.state.is_in_snapshot() || self.is_snapshot_due();
         let hold = self.keeping.as_ref().and_then(|it| it.hold.until());
+        let ends_until = self.keeping.as_ref().and_then(|it| it.ends_until);
         let has_work = !self.ready.is_empty()
             || self.connections.has_touched_clients()
             || self
@@ -244,6 +245,7 @@ impl EventLoop {
             self.acceptor.next_deadline(),
             self.sessions.next_expiry(),
             self.beat_at,
+            ends_until,
             hold.filter(|_| self.state.has_batch()),
         ];
         let next = next.into_iter().flatten().min()?;
@@ -272,6 +274,7 @@ impl EventLoop {
         self.serve_ready(left_over);
         self.expire();
         self.expire_sessions(now);
+        self.forget_ends(now);
         self.end_silent();
         self.tick_groups();
         self.continue_sweep();

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::task::Wake;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use c10d_socket::Moment;
 use mio::{Token, Waker};
@@ -22,6 +22,9 @@ pub(super) const GATHERED_BYTES_MAX: usize = 8 << 20;
 
 /// Chunks of a snapshot in the memory. Copying waits until the thread has written some.
 const CHUNK_BYTES_MAX: usize = 4 << 20;
+
+/// How long a session that has come back at the last moment has to send its requests again.
+const RESENT_WITHIN: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(super) struct Keeping {
@@ -49,6 +52,8 @@ pub(super) struct Keeping {
     pub(super) withheld: BTreeSet<Token>,
     /// Clients whose peers are told that requests are done when a position is durable, in its order.
     pub(super) done: VecDeque<(u64, Token, u32)>,
+    /// Until when sessions of earlier servers may come back, and send their waits again.
+    pub(super) ends_until: Option<Instant>,
 }
 
 impl Keeping {
@@ -62,7 +67,12 @@ impl Keeping {
         let store = StoreId::of_journal(&identity.store, identity.epoch);
         // 0 means that there is none.
         let begins = open.durable + 1;
-        sessions.restore(store, begins, open.carried, Instant::now());
+        let expires = sessions.restore(store, begins, open.carried, Instant::now());
+        let mut state = open.state;
+        match u32::try_from(identity.epoch) {
+            Ok(number) if expires.is_some() => state.expect_sessions(number),
+            _ => state.forget_ends(),
+        }
         let authority = open.journal.authority();
         let format = (open.journal.format(), open.journal.formats().newest);
         if let Some(authority) = &authority {
@@ -82,8 +92,9 @@ impl Keeping {
             is_agreeing: false,
             paused: BTreeSet::new(),
             done: VecDeque::new(),
+            ends_until: expires.and_then(|at| at.checked_add(RESENT_WITHIN)),
         };
-        Ok((open.state, sessions, Some(keeping)))
+        Ok((state, sessions, Some(keeping)))
     }
 
     /// Takes the connections to be flushed if something may be sent now. Else the next extension of the authority wakes the

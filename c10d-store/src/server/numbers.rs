@@ -1,5 +1,8 @@
 //! The numbers of a client's requests, in a session that survives the server (docs/spec/wire-extensions.md, SESSION 13 and 14). Pure.
 
+use crate::moment::Moment;
+use crate::session::ResentWait;
+
 /// The peer is told that requests without a reply are done after as many of them, or as many bytes.
 const UNDONE_REQUESTS_MAX: u32 = 1024;
 const UNDONE_BYTES_MAX: usize = 64 << 10;
@@ -13,6 +16,9 @@ pub(super) struct Numbers {
     wait_request: u32,
     /// Whether that has another reply when it is sent again.
     wait_is_fresh: bool,
+    /// The next request that can wait was sent to an earlier server, or waited for this one, which has accepted the session
+    /// at this time.
+    resent: Option<(ResentWait, Moment)>,
     /// The last request with a reply. One without a reply is sent again until a later one has its.
     replied: u32,
     /// Up to this request the peer has its replies, and sends none again.
@@ -53,6 +59,16 @@ impl Numbers {
         let is_first = self.requests == 0;
         self.requests = request.wrapping_sub(1);
         is_first && request > 0
+    }
+
+    /// The next request that can wait is sent to a restarted server, which has accepted the session at this time.
+    pub(super) const fn set_resent(&mut self, wait: ResentWait, accepted: Moment) {
+        self.resent = Some((wait, accepted));
+    }
+
+    /// The same, if this request is the one.
+    pub(super) const fn take_resent(&mut self) -> Option<(ResentWait, Moment)> {
+        self.resent.take()
     }
 
     /// A request has its reply.

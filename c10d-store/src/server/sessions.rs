@@ -12,6 +12,7 @@ use slab::Slab;
 use super::backlog::Backlog;
 use super::carried::Carried;
 use super::timers::Timers;
+use crate::moment::Moment;
 use crate::session::{
     FrameReader, Hello, SentPieces, SessionId, SessionStream, StoreId, Violation, Welcome,
 };
@@ -52,6 +53,8 @@ pub(super) struct Session {
     /// The number of the last client that was opened.
     last_client: Option<u32>,
     pub(super) link: Option<Token>,
+    /// When the last link was.
+    pub(super) accepted: Moment,
     attempt: u64,
     keep: Duration,
     /// Set while there is no link.
@@ -124,9 +127,17 @@ impl Sessions {
         }
     }
 
-    /// The sessions that a journal has kept begin again, without links, at a store that now has this id.
-    pub(super) fn restore(&mut self, store: StoreId, begins: u64, carried: Carried, now: Instant) {
+    /// The sessions that a journal has kept begin again, without links, at a store that now has this id. Returns the
+    /// last time at which a session expires that has no link.
+    pub(super) fn restore(
+        &mut self,
+        store: StoreId,
+        begins: u64,
+        carried: Carried,
+        now: Instant,
+    ) -> Option<Instant> {
         (self.store, self.begins) = (store, begins);
+        let mut last = None;
         for (id, keep) in carried.sessions() {
             let peer = IpAddr::from([0, 0, 0, 0]);
             let slot = self.insert(id, peer);
@@ -137,9 +148,11 @@ impl Sessions {
                 if let Some(at) = session.expires {
                     self.expiries.add(at, Token(slot));
                 }
+                last = last.max(session.expires);
             }
         }
         self.carried = carried;
+        last
     }
 
     pub(super) fn get_mut(&mut self, slot: usize) -> Option<&mut Session> {
@@ -314,6 +327,7 @@ impl Sessions {
             clients: Vec::new(),
             last_client: None,
             link: None,
+            accepted: Moment::default(),
             attempt: 0,
             keep: Duration::ZERO,
             expires: None,

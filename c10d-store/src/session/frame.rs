@@ -7,6 +7,7 @@ use byteorder::{ByteOrder, LittleEndian};
 use c10d_socket::SendBuf;
 
 use super::pieces::Pieces;
+use super::resent_wait::ResentWait;
 use super::stream::SessionStream;
 use super::violation::Violation;
 
@@ -26,6 +27,7 @@ const CLOSE: u8 = 4;
 const CREDIT: u8 = 5;
 const END: u8 = 6;
 const RESUME: u8 = 7;
+/// To the server, RESENT.
 const DONE: u8 = 8;
 const PIECE: u8 = 9;
 const SHARED: u8 = 10;
@@ -77,11 +79,12 @@ pub enum Frame<'a> {
         /// Of the request, from 1.
         request: u32,
     },
-    /// All requests of the client up to this one are carried out, and survive a restart. From the server only.
+    /// From the server: all requests of the client up to this one are carried out, and survive a restart. To the server:
+    /// the wait that follows is a [`ResentWait`].
     Done {
         /// Its number within the session.
         client: u32,
-        /// Of the request, from 1.
+        /// Of the request, from 1; or the encoded [`ResentWait`].
         request: u32,
     },
     /// The session ends with all its clients. From the server: everything before the client's END has been carried out.
@@ -175,7 +178,12 @@ impl SessionStream {
         self.push(&head(RESUME, client, request));
     }
 
-    /// Appends a [`Frame::Done`].
+    /// Appends a [`Frame::Done`] to the server.
+    pub fn push_resent(&mut self, client: u32, wait: ResentWait) {
+        self.push(&head(DONE, client, wait.encode()));
+    }
+
+    /// Appends a [`Frame::Done`] from the server.
     pub fn push_done(&mut self, client: u32, request: u32) {
         self.push(&head(DONE, client, request));
     }

@@ -24,6 +24,7 @@ mod link_frame;
 mod outstanding;
 mod passed;
 mod pieces;
+mod resent_wait;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -35,5 +36,6 @@ pub(crate) use hello::{Hello, Welcome};
 pub(crate) use id::{SessionId, StoreId, random_seed};
 pub use outstanding::{NotCarried, Outstanding, ReplyError};
 pub(crate) use pieces::{Piece, SentPieces};
+pub use resent_wait::{ResentWait, Restart};
 pub use stream::{SESSION_WINDOW_BYTES, SessionStream};
 pub use violation::Violation;

@@ -3,8 +3,10 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::time::Instant;
 
 use super::passed::Passed;
+use super::resent_wait::{ResentWait, Restart, WaitOrigin};
 use super::stream::SessionStream;
 use crate::wire::{NotAReply, Opcode, ReplyScan};
 
@@ -70,6 +72,8 @@ pub struct Outstanding {
     /// What of that has arrived again.
     repeated: Passed,
     cancels: u64,
+    /// Of the last request that was a wait.
+    wait: Option<WaitOrigin>,
     /// The last request, if that is a wait that END_WAITS has ended.
     ended_wait: Option<u64>,
     /// The CANCEL_WAIT after such a wait: the server does not answer it.
@@ -106,6 +110,13 @@ impl Outstanding {
         true
     }
 
+    /// The client has sent the request that was [added](Self::add) last at this time, which matters if it is a wait.
+    pub fn sent_at(&mut self, now: Instant) {
+        if self.is_waiting() {
+            self.wait = Some(WaitOrigin::new(now));
+        }
+    }
+
     /// Whether the client can go on with a server that was restarted.
     ///
     /// # Errors
@@ -137,6 +148,19 @@ impl Outstanding {
             owed.scan = owed.scan.begun_anew();
         }
         Ok(first)
+    }
+
+    /// The wait that the restarted server is about to get, if the client waits. The link to the server before was lost at
+    /// `lost_at`.
+    pub fn resent_wait(
+        &mut self,
+        restart: Restart,
+        lost_at: Instant,
+        now: Instant,
+    ) -> Option<ResentWait> {
+        let is_waiting = self.is_waiting();
+        let wait = self.wait.as_mut().filter(|_| is_waiting)?;
+        Some(wait.resend(restart, lost_at, now))
     }
 
     /// The bytes that are not sent yet.

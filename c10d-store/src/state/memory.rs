@@ -35,6 +35,7 @@ impl StoreState {
             + self.slots.queued_bytes()
             + self.slots.owned_bytes()
             + self.sweeps.scheduled_bytes
+            + self.missed_ends.memory_bytes()
             + self.slots.len() * NAME_BYTES
             + self.waiters.len() * WAIT_BYTES
             + self.waiters.name_bytes()

@@ -25,6 +25,9 @@ mod key_hash;
 mod known_value;
 mod membership;
 mod memory;
+mod missed_ends;
+#[cfg(test)]
+mod missed_ends_tests;
 #[cfg(test)]
 mod model_tests;
 mod name_map;
@@ -64,6 +67,7 @@ use groups::Groups;
 pub(crate) use image::Image;
 use image::{ConnectionsImage, KeysImage};
 use known_value::KnownValue;
+use missed_ends::MissedEnds;
 pub(crate) use owners::KeptClient;
 use owners::{Owners, silence_max};
 use slots::{NotANumber, Slot, Slots};
@@ -144,6 +148,7 @@ pub(crate) struct StoreState {
     pledges: HashMap<ConnId, Box<[u8]>>,
     /// Connections whose wait END_WAITS has ended, and that have not sent their next request.
     ended_waits: HashSet<ConnId, ConnHash>,
+    missed_ends: MissedEnds,
     snapshot: Option<Box<SnapshotInProgress>>,
     /// Scratch space, empty between calls.
     woken: Vec<Woken>,
@@ -396,6 +401,11 @@ impl StoreState {
     /// Sets the current time.
     pub(crate) const fn set_now(&mut self, now: Moment) {
         self.now = now;
+    }
+
+    /// The current time.
+    pub(crate) const fn now(&self) -> Moment {
+        self.now
     }
 
     /// The totals, except those of bytes and of connections that were turned away.
@@ -926,6 +936,7 @@ impl StoreState {
     /// docs/spec/wire-extensions.md, END_WAITS 1.
     fn end_waits(&mut self, conn: ConnId, prefix: &[u8], replies: &mut impl Replies) {
         let ended = self.end_waits_of(prefix, replies);
+        self.remember_end(prefix);
         self.reply(replies, conn, Reply::Integer(count(ended)));
     }
 

@@ -9,7 +9,7 @@ use crate::decimal::parse_decimal;
 use crate::journal::batch::{BatchWriter, Effect};
 use crate::message::{ConnId, Payload, Replies, Reply};
 use crate::moment::Moment;
-use crate::session::SessionId;
+use crate::session::{ResentWait, SessionId};
 use crate::snapshot::ConnectionId;
 use crate::stored_value::Value;
 
@@ -79,6 +79,7 @@ impl StoreState {
                 let ended = SessionId::from_bytes(session);
                 self.recover_end(|it| ended == Some(it.session));
             }
+            Effect::EndWaits { prefix, server } => self.missed_ends.recover(prefix, server),
             // Of sessions, which the server carries over.
             Effect::BeginSession { .. } | Effect::Executed { .. } => {}
         }
@@ -136,6 +137,50 @@ impl StoreState {
         }
     }
 
+    /// This server of the journal has this number, and sessions of earlier servers may come back with waits
+    /// (docs/spec/wire-extensions.md, END_WAITS 4), until [`forget_ends`](Self::forget_ends).
+    pub(crate) const fn expect_sessions(&mut self, server: u32) {
+        self.missed_ends.expect_sessions(server);
+    }
+
+    /// No session of an earlier server can come back any more.
+    pub(crate) fn forget_ends(&mut self) {
+        self.missed_ends.forget();
+    }
+
+    /// Remembers an END_WAITS of this server for sessions that come back later.
+    pub(super) fn remember_end(&mut self, prefix: &[u8]) {
+        if let Some(server) = self.missed_ends.add(prefix, self.now)
+            && let Some(recorder) = &mut self.slots.recorder
+        {
+            recorder.record_unnamed(Effect::EndWaits { prefix, server });
+        }
+    }
+
+    /// A wait of this connection was sent again, and was carried out. Ends it if its session, which was accepted at this
+    /// time, has missed an END_WAITS (docs/spec/wire-extensions.md, END_WAITS 4).
+    pub(crate) fn end_if_missed(
+        &mut self,
+        conn: ConnId,
+        wait: ResentWait,
+        accepted: Moment,
+        replies: &mut impl Replies,
+    ) {
+        let Some(waiting) = self.waiters.waiting_of(conn) else {
+            return;
+        };
+        self.work += (waiting.missing as usize * self.missed_ends.len()) as u64;
+        let ends = &self.missed_ends;
+        let is_ended = self
+            .waiters
+            .missing_of(waiting)
+            .any(|name| ends.has_ended(name, wait, accepted));
+        if is_ended {
+            self.depend_on_batch();
+            self.end_wait_of(conn, replies);
+        }
+    }
+
     /// What the last request depends on, and so does all that is said about it.
     pub(crate) fn dependency(&self) -> u64 {
         let recorder = self.slots.recorder.as_ref();
@@ -179,6 +224,7 @@ impl StoreState {
         self.write_silences(&mut writer);
         self.sweeps.write(&mut writer);
         self.write_groups(&mut writer);
+        self.missed_ends.write(&mut writer);
         self.slots.start_chunks(position, writer);
     }
 

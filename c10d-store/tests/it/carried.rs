@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::{ConnectOptions, Deadline, HostPort, SendBuf};
 use c10d_store::unstable::{
-    Effect, Frame, FrameReader, RequestBuf, SessionDialer, SessionStream, effects,
+    Effect, Frame, FrameReader, RequestBuf, ResentWait, SessionDialer, SessionStream, effects,
 };
 use c10d_store::{Opcode, ServerOptions, SessionError, Store, StoreExt, TcpStoreServer};
 
@@ -41,7 +41,7 @@ impl Peer {
 
     fn of(mut dialer: SessionDialer) -> Self {
         let link = dialer.connect(0, deadline()).expect("a link");
-        assert!(!link.is_restarted);
+        assert_eq!(link.restart, None);
         let mut peer = Self {
             dialer,
             stream: SessionStream::default(),
@@ -61,8 +61,8 @@ impl Peer {
         self.dialer
             .set_target(HostPort::new("127.0.0.1", server.local_addr().port()));
         let link = self.dialer.connect(self.stream.received(), deadline())?;
-        self.is_restarted = link.is_restarted;
-        if link.is_restarted {
+        self.is_restarted = link.restart.is_some();
+        if self.is_restarted {
             self.stream = SessionStream::default();
             self.reader = FrameReader::default();
             self.received.clear();
@@ -608,6 +608,99 @@ fn a_wait_that_was_ended_is_ended_after_a_restart() {
     assert_eq!(server.waiting_count(), 1);
     peer.request(0, cancel);
     peer.expect(0, &[1]);
+}
+
+/// The waits of all kinds, for names that begin with `k`, and the number of their keys.
+fn waits(request: &mut RequestBuf<'_>, kind: u32) {
+    match kind {
+        0 => request.opcode(Opcode::Wait).count(1).user_key("k0"),
+        1 => request.opcode(Opcode::WaitGet).count(1).user_key("k1"),
+        2 => request
+            .opcode(Opcode::WaitChange)
+            .user_key("k2")
+            .i64(0)
+            .i64(-1)
+            .value(b""),
+        3 => request.opcode(Opcode::Barrier).user_key("k3").i64(2),
+        _ => request.opcode(Opcode::QueueTake).user_key("k4").i64(1),
+    };
+}
+
+/// docs/spec/wire-extensions.md, END_WAITS 4: a restarted server carries out END_WAITS, and in the second case crashes before the
+/// session is back.
+#[test]
+fn waits_of_a_session_that_was_away_are_ended() {
+    for crashes_again in [false, true] {
+        let journal = Memory::default();
+        let server = journal.serve();
+        let mut peer = Peer::new(&server);
+        let other = |r: &mut RequestBuf<'_>| {
+            r.opcode(Opcode::Wait).count(1).user_key("other");
+        };
+        for client in 0..=5 {
+            peer.open(client);
+            peer.request(client, |r| {
+                if client < 5 {
+                    waits(r, client)
+                } else {
+                    other(r)
+                }
+            });
+        }
+        wait_until("they wait", || server.waiting_count() == 6);
+
+        let (journal, old) = (journal.crashed(), server);
+        let server = journal.serve();
+        drop(old);
+        let ended = client(&server).end_waits("k").expect("a number");
+        assert_eq!(ended, 0, "the session is away");
+        let (journal, server) = if crashes_again {
+            let after = journal.crashed();
+            let server = after.serve();
+            (after, server)
+        } else {
+            (journal, server)
+        };
+        peer.reconnect(&server).expect("a link");
+        assert!(peer.is_restarted);
+        let resent = ResentWait {
+            age: LONG,
+            starts_ago: 1 + u32::from(crashes_again),
+        };
+        for client in 0..=5 {
+            peer.open(client);
+            peer.stream.push_resume(client, 1);
+            peer.stream.push_resent(client, resent);
+            peer.request(client, |r| {
+                if client < 5 {
+                    waits(r, client)
+                } else {
+                    other(r)
+                }
+            });
+        }
+        for client in 0..5 {
+            peer.expect(client, &[1]);
+        }
+        assert_eq!(server.waiting_count(), 1);
+        // Later waits are others.
+        for client in 0..3 {
+            peer.request(client, |r| waits(r, client));
+        }
+        wait_until("they wait", || server.waiting_count() == 4);
+
+        // They stay ended, although the peer has not acknowledged the replies.
+        let (journal, old) = (journal.crashed(), server);
+        let server = journal.serve();
+        drop(old);
+        peer.reconnect(&server).expect("a link");
+        for client in 3..5 {
+            peer.open(client);
+            peer.stream.push_resume(client, 1);
+            peer.request(client, |r| waits(r, client));
+            peer.expect(client, &[1]);
+        }
+    }
 }
 
 /// docs/spec/wire-extensions.md, DELETE_PREFIX 3 and 5: the reply to a client of a session that is kept is not lost.

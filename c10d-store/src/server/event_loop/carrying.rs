@@ -6,7 +6,7 @@ use super::EventLoop;
 use crate::journal::batch::Effect;
 use crate::server::carrying::Parts;
 use crate::server::connection::{Connection, conn_id_of};
-use crate::session::{Hello, Violation};
+use crate::session::{Hello, ResentWait, Violation};
 use crate::state::KeptClient;
 
 impl EventLoop {
@@ -66,6 +66,17 @@ impl EventLoop {
             return Ok(());
         }
         Err(Violation::new("it resumed a client that was not new"))
+    }
+
+    /// The next request of a client that can wait was sent before the server was restarted, or since.
+    pub(super) fn note_resent(&mut self, slot: usize, token: Token, wait: ResentWait) {
+        let Some(accepted) = self.sessions.get_mut(slot).map(|it| it.accepted) else {
+            return;
+        };
+        let connection = self.connections.get_mut(token);
+        if let Some(numbers) = connection.and_then(|it| it.client()?.numbers.as_mut()) {
+            numbers.set_resent(wait, accepted);
+        }
     }
 
     /// A client has gone.

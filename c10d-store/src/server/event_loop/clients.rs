@@ -11,7 +11,7 @@ use super::{EventLoop, Input, Ready};
 use crate::request_parser::{ParseError, RequestParser};
 use crate::server::connection::{Carrier, Client, Connection, Phase, conn_id_of};
 use crate::server::sessions::{Attached, Candidate};
-use crate::session::{Frame, Group, Hello, Piece, Violation};
+use crate::session::{Frame, Group, Hello, Piece, ResentWait, Violation};
 use crate::snapshot::CloseReason;
 use crate::state::KeptClient;
 
@@ -82,6 +82,9 @@ impl EventLoop {
             }
         };
         if let Some(slot) = link {
+            if let Some(session) = self.sessions.get_mut(slot) {
+                session.accepted = self.state.now();
+            }
             self.begin_carrying(slot, hello);
             if hello.wants_heartbeats {
                 self.start_beating();
@@ -253,8 +256,13 @@ impl EventLoop {
                     self.resume_numbers(token, request)?;
                 }
             }
+            Frame::Done { client, request } => {
+                if let Some(token) = self.token_of_client(slot, client)? {
+                    self.note_resent(slot, token, ResentWait::decode(request));
+                }
+            }
             // Not to the server.
-            Frame::Done { .. } | Frame::Shared { .. } => {}
+            Frame::Shared { .. } => {}
         }
         Ok(())
     }

@@ -181,6 +181,16 @@ impl EventLoop {
         Ok(())
     }
 
+    /// Forgets END_WAITS that sessions may have missed, once none can come back.
+    pub(super) fn forget_ends(&mut self, now: Instant) {
+        if let Some(keeping) = &mut self.keeping
+            && keeping.ends_until.is_some_and(|at| at <= now)
+        {
+            keeping.ends_until = None;
+            self.state.forget_ends();
+        }
+    }
+
     /// The journal has failed, or another process has taken over: closes everything before the journal's thread ends, which
     /// can take a while.
     pub(super) fn give_up_keeping(&mut self) {

@@ -172,7 +172,9 @@ impl Server {
                     it.credit.returned(bytes).expect("it had credit");
                 }
             }
-            Frame::Done { .. } | Frame::Shared { .. } => panic!("not to the server"),
+            // A wait that was sent before.
+            Frame::Done { .. } => {}
+            Frame::Shared { .. } => panic!("not to the server"),
             Frame::End => {
                 self.is_ended = true;
                 self.stream.push_end();

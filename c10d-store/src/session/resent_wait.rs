@@ -1,0 +1,114 @@
+//! A wait that goes to a restarted server (docs/spec/wire-extensions.md, SESSION 13 and END_WAITS 4).
+
+use std::time::{Duration, Instant};
+
+/// The bits of the age. 2^24 ms are 4.6 h, longer than a session is kept without a link.
+const AGE_BITS: u32 = 24;
+const AGE_MILLIS_MAX: u32 = (1 << AGE_BITS) - 1;
+
+/// A session continues with a restarted server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Restart {
+    /// The number of the server that had the session before; servers of one journal count from 1.
+    pub from: u32,
+    /// The number of the restarted server.
+    pub to: u32,
+}
+
+/// When a client sent a wait that a restarted server gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ResentWait {
+    /// How long ago.
+    pub age: Duration,
+    /// How many starts of the store ago a server was sent the wait for the first time; 0 if none was before.
+    pub starts_ago: u32,
+}
+
+impl ResentWait {
+    pub(super) fn encode(self) -> u32 {
+        let millis = u32::try_from(self.age.as_millis()).unwrap_or(u32::MAX);
+        let starts = self.starts_ago.min(u32::MAX >> AGE_BITS);
+        starts << AGE_BITS | millis.min(AGE_MILLIS_MAX)
+    }
+
+    /// As [`Frame::Done`](super::Frame::Done) to the server has it.
+    #[must_use]
+    pub fn decode(number: u32) -> Self {
+        Self {
+            age: Duration::from_millis(u64::from(number & AGE_MILLIS_MAX)),
+            starts_ago: number >> AGE_BITS,
+        }
+    }
+}
+
+/// Of the wait of one client: when the client sent it, and which server was the first to get it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WaitOrigin {
+    began: Instant,
+    first_server: Option<u32>,
+}
+
+impl WaitOrigin {
+    pub(super) const fn new(began: Instant) -> Self {
+        Self {
+            began,
+            first_server: None,
+        }
+    }
+
+    /// The wait goes to a restarted server. The link to the server before was lost at this time.
+    pub(super) fn resend(
+        &mut self,
+        restart: Restart,
+        lost_at: Instant,
+        now: Instant,
+    ) -> ResentWait {
+        if self.began < lost_at {
+            self.first_server.get_or_insert(restart.from);
+        }
+        let starts_ago = self
+            .first_server
+            .map_or(0, |first| restart.to.saturating_sub(first));
+        ResentWait {
+            age: now.saturating_duration_since(self.began),
+            starts_ago,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_encoded_is_decoded() {
+        for (millis, starts_ago) in [(0, 0), (1, 255), (u64::from(AGE_MILLIS_MAX), 1)] {
+            let age = Duration::from_millis(millis);
+            let resent = ResentWait { age, starts_ago };
+            assert_eq!(ResentWait::decode(resent.encode()), resent);
+        }
+        let beyond = ResentWait {
+            age: Duration::MAX,
+            starts_ago: 256,
+        };
+        let decoded = ResentWait::decode(beyond.encode());
+        assert_eq!(decoded.age.as_millis(), u128::from(AGE_MILLIS_MAX));
+        assert_eq!(decoded.starts_ago, 255);
+    }
+
+    #[test]
+    fn a_wait_counts_from_the_first_server_that_was_sent_it() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let sent = |origin: &mut WaitOrigin, from, to, lost_at, now| {
+            let resent = origin.resend(Restart { from, to }, at(lost_at), at(now));
+            (resent.starts_ago, resent.age.as_secs())
+        };
+        let mut before_the_loss = WaitOrigin::new(at(10));
+        assert_eq!(sent(&mut before_the_loss, 3, 5, 11, 14), (2, 4));
+        assert_eq!(sent(&mut before_the_loss, 5, 6, 20, 21), (3, 11));
+        let mut after_it = WaitOrigin::new(at(12));
+        assert_eq!(sent(&mut after_it, 3, 5, 11, 14), (0, 2));
+        assert_eq!(sent(&mut after_it, 5, 6, 20, 21), (1, 9));
+    }
+}

@@ -1,0 +1,107 @@
+//! END_WAITS that sessions may have missed, since they had no link when it was carried out: their waits, which were pending at
+//! an earlier server of the journal, arrive later (docs/spec/wire-extensions.md, END_WAITS 4).
+
+use std::collections::VecDeque;
+
+use crate::journal::batch::{BatchWriter, Effect};
+use crate::moment::Moment;
+use crate::session::ResentWait;
+
+/// The most prefixes that are remembered, and the most bytes of them. Beyond that, the oldest are forgotten.
+const ENDS_MAX: usize = 1024;
+const PREFIX_BYTES_MAX: usize = 1 << 20;
+
+/// The memory of a prefix besides its bytes.
+const END_BYTES: usize = 64;
+
+#[derive(Debug, Default)]
+pub(super) struct MissedEnds {
+    /// The number of this server, while sessions of earlier servers may come back.
+    server: Option<u32>,
+    /// The oldest first.
+    ends: VecDeque<End>,
+    prefix_bytes: usize,
+}
+
+#[derive(Debug)]
+struct End {
+    prefix: Box<[u8]>,
+    /// The server that has carried it out.
+    server: u32,
+    /// When, if that is this server.
+    at: Moment,
+}
+
+impl MissedEnds {
+    /// This server has this number, and sessions of earlier servers may come back.
+    pub(super) const fn expect_sessions(&mut self, server: u32) {
+        self.server = Some(server);
+    }
+
+    /// No session of an earlier server can come back any more.
+    pub(super) fn forget(&mut self) {
+        *self = Self::default();
+    }
+
+    /// This server carries out END_WAITS. Returns its number if that has to be remembered.
+    pub(super) fn add(&mut self, prefix: &[u8], at: Moment) -> Option<u32> {
+        let server = self.server?;
+        self.insert(prefix, server, at);
+        Some(server)
+    }
+
+    /// An earlier server has carried out END_WAITS.
+    pub(super) fn recover(&mut self, prefix: &[u8], server: u32) {
+        self.insert(prefix, server, Moment::default());
+    }
+
+    /// Whether a wait for this name has missed its end. Its session was accepted at this time.
+    pub(super) fn has_ended(&self, name: &[u8], wait: ResentWait, accepted: Moment) -> bool {
+        let Some(this) = self.server else {
+            return false;
+        };
+        let first_server = this.saturating_sub(wait.starts_ago);
+        let began = accepted.since_start().saturating_sub(wait.age);
+        self.ends.iter().any(|end| {
+            let is_later = if end.server == this {
+                began <= end.at.since_start()
+            } else {
+                first_server < end.server
+            };
+            is_later && name.starts_with(&end.prefix)
+        })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// About the memory of all, in bytes.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.ends.len() * END_BYTES + self.prefix_bytes
+    }
+
+    /// Writes all prefixes into a snapshot of the journal.
+    pub(super) fn write(&self, writer: &mut BatchWriter) {
+        for End { prefix, server, .. } in &self.ends {
+            let server = *server;
+            writer.push(Effect::EndWaits { prefix, server });
+        }
+    }
+
+    fn insert(&mut self, prefix: &[u8], server: u32, at: Moment) {
+        // The waits that these would end are among those of the new prefix.
+        self.ends.retain(|end| !end.prefix.starts_with(prefix));
+        self.ends.push_back(End {
+            prefix: prefix.into(),
+            server,
+            at,
+        });
+        let bytes = |ends: &VecDeque<End>| ends.iter().map(|end| end.prefix.len()).sum();
+        self.prefix_bytes = bytes(&self.ends);
+        while self.ends.len() > ENDS_MAX || self.prefix_bytes > PREFIX_BYTES_MAX {
+            self.ends.pop_front();
+            self.prefix_bytes = bytes(&self.ends);
+        }
+    }
+}

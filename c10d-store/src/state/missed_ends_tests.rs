@@ -1,0 +1,540 @@
+//! END_WAITS, crashes and sessions that come back at any moment, in virtual time (docs/spec/wire-extensions.md, END_WAITS 4):
+//! no wait outlasts an END_WAITS for its name, and no older END_WAITS causes the end of a wait.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use super::StoreState;
+use super::missed_ends::MissedEnds;
+use crate::journal::batch::{Effect, effects};
+use crate::journal::format::FORMAT_VERSION;
+use crate::message::{ConnId, Keys, Payload, Replies, Reply, Request};
+use crate::moment::Moment;
+use crate::session::{Outstanding, ResentWait, Restart, SessionId};
+use crate::wire::Opcode;
+
+const CLIENTS: usize = 3;
+
+/// The connection that sends END_WAITS.
+const ENDER: ConnId = ConnId(1);
+
+const NAMES: [&[u8]; 3] = [b"a/1", b"a/2", b"b/1"];
+/// Those have values.
+const BARRIERS: [&[u8]; 3] = [b"a/1#", b"a/2#", b"b/1#"];
+const PREFIXES: [&[u8]; 5] = [b"", b"a/", b"a/2", b"b/1", b"c"];
+
+const WAITS: [Opcode; 5] = [
+    Opcode::Wait,
+    Opcode::WaitGet,
+    Opcode::WaitChange,
+    Opcode::Barrier,
+    Opcode::QueueTake,
+];
+
+/// A fault that the law must find.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mutant {
+    None,
+    ResentWaitsGoOn,
+    ForgottenInACrash,
+    NotInSnapshots,
+    TooOld,
+    OfTooEarlyServers,
+}
+
+/// The connections whose waits were ended, and the positions of their replies.
+#[derive(Debug, Default)]
+struct Sink {
+    ended: Vec<(ConnId, u64)>,
+    position: u64,
+}
+
+impl Replies for Sink {
+    fn reply(&mut self, conn: ConnId, reply: Reply<'_>) {
+        if matches!(reply, Reply::WaitCanceled) {
+            self.ended.push((conn, self.position));
+        }
+    }
+
+    fn depend_on(&mut self, position: u64) {
+        self.position = position;
+    }
+}
+
+/// Of one client, from its call on.
+#[derive(Debug, Clone)]
+struct Wait {
+    client: usize,
+    request: u32,
+    name: &'static [u8],
+    kind: Opcode,
+    began: u64,
+    /// The first server that was sent it, and whether the session came back for that.
+    sent_to: Option<(u32, bool)>,
+    /// The first server that has carried it out, and when.
+    carried_out: Option<(u32, u64)>,
+    /// The last server that has.
+    carried_out_last: u32,
+    /// When the client was told of its end.
+    ended: Option<u64>,
+}
+
+#[derive(Debug, Clone)]
+struct End {
+    prefix: &'static [u8],
+    at: u64,
+    server: u32,
+    position: u64,
+    /// The client was told.
+    is_acknowledged: bool,
+}
+
+/// A session with its client.
+#[derive(Debug, Default)]
+struct Client {
+    outstanding: Outstanding,
+    requests: u32,
+    /// Of `waits`.
+    wait: Option<usize>,
+    conn: Option<ConnId>,
+    /// The last server that has accepted the session.
+    server: u32,
+    lost_at: u64,
+    /// The wait is on its way to the server.
+    in_flight: Option<Option<(ResentWait, Moment)>>,
+    /// The position on which the reply depends that ends the wait.
+    told: Option<u64>,
+}
+
+#[derive(Debug, Default, Clone)]
+struct Kept {
+    chunks: Vec<(u64, Vec<u8>)>,
+    batches: Vec<(u64, Vec<u8>)>,
+    /// The requests whose replies are in the chunks.
+    answered: HashSet<(u32, u32)>,
+}
+
+struct World {
+    random: fastrand::Rng,
+    mutant: Mutant,
+    start: Instant,
+    now: u64,
+    server: u32,
+    server_started: u64,
+    state: StoreState,
+    answered: HashSet<(u32, u32)>,
+    durable: u64,
+    kept: Kept,
+    conns: u64,
+    clients: Vec<Client>,
+    waits: Vec<Wait>,
+    ends: Vec<End>,
+}
+
+impl World {
+    fn new(seed: u64, mutant: Mutant) -> Self {
+        let mut world = Self {
+            random: fastrand::Rng::with_seed(seed),
+            mutant,
+            start: Instant::now(),
+            now: 0,
+            server: 1,
+            server_started: 0,
+            state: StoreState::new(),
+            answered: HashSet::new(),
+            durable: 0,
+            kept: Kept::default(),
+            conns: 1,
+            clients: (0..CLIENTS).map(|_| Client::default()).collect(),
+            waits: Vec::new(),
+            ends: Vec::new(),
+        };
+        world.state.start_recording(0);
+        world.connect(ENDER);
+        for client in 0..CLIENTS {
+            world.come_back(client);
+        }
+        world
+    }
+
+    fn instant(&self, at: u64) -> Instant {
+        self.start + Duration::from_millis(at)
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.now += 1;
+        let since_start = Duration::from_millis(self.now - self.server_started);
+        self.state.set_now(Moment::from(since_start));
+        self.now
+    }
+
+    fn connect(&mut self, conn: ConnId) {
+        self.state.connect(conn, ([127, 0, 0, 1], 1).into());
+    }
+
+    fn begin_wait(&mut self, index: usize) {
+        let client = &mut self.clients[index];
+        if client.wait.is_some() {
+            return;
+        }
+        let kind = WAITS[self.random.usize(..WAITS.len())];
+        client.requests += 1;
+        client.wait = Some(self.waits.len());
+        assert!(client.outstanding.add(kind, 1, b"w"));
+        client
+            .outstanding
+            .sent_at(self.start + Duration::from_millis(self.now));
+        let sent_to = client.conn.map(|_| (client.server, false));
+        client.in_flight = client.conn.map(|_| None);
+        self.waits.push(Wait {
+            client: index,
+            request: client.requests,
+            name: if kind == Opcode::Barrier {
+                BARRIERS[self.random.usize(..3)]
+            } else {
+                NAMES[self.random.usize(..3)]
+            },
+            kind,
+            began: self.now,
+            sent_to,
+            carried_out: None,
+            carried_out_last: 0,
+            ended: None,
+        });
+    }
+
+    /// The wait on its way arrives.
+    fn arrive(&mut self, index: usize) {
+        let client = &mut self.clients[index];
+        let (Some(conn), Some(resent)) = (client.conn, client.in_flight.take()) else {
+            return;
+        };
+        let wait = &mut self.waits[client.wait.expect("it waits")];
+        wait.carried_out.get_or_insert((self.server, self.now));
+        wait.carried_out_last = self.server;
+        if self.answered.contains(&(index as u32, wait.request)) {
+            client.told = Some(0);
+            return;
+        }
+        let keys = [wait.name];
+        let key = wait.name;
+        let request = match wait.kind {
+            Opcode::Wait => Request::Wait {
+                keys: Keys::from(&keys[..]),
+            },
+            Opcode::WaitGet => Request::WaitGet {
+                keys: Keys::from(&keys[..]),
+            },
+            Opcode::WaitChange => Request::WaitChange {
+                key,
+                offset: 0,
+                length: Some(1000),
+                known: Payload::Borrowed(b""),
+            },
+            Opcode::Barrier => {
+                let world_size = i64::MAX;
+                Request::Barrier { key, world_size }
+            }
+            _ => Request::QueueTake { key, max: 1 },
+        };
+        let mut sink = Sink::default();
+        let handled = self.state.handle(conn, request, &mut sink);
+        handled.expect("no refusal");
+        if let Some((mut resent, accepted)) = resent
+            && self.mutant != Mutant::ResentWaitsGoOn
+        {
+            match self.mutant {
+                Mutant::TooOld => resent.age = Duration::MAX,
+                Mutant::OfTooEarlyServers => resent.starts_ago = 255,
+                _ => {}
+            }
+            self.state.end_if_missed(conn, resent, accepted, &mut sink);
+        }
+        self.record(sink);
+    }
+
+    fn end_waits(&mut self) {
+        let prefix = PREFIXES[self.random.usize(..PREFIXES.len())];
+        let mut sink = Sink::default();
+        let handled = self
+            .state
+            .handle(ENDER, Request::EndWaits { prefix }, &mut sink);
+        handled.expect("no refusal");
+        self.ends.push(End {
+            prefix,
+            at: self.now,
+            server: self.server,
+            position: sink.position,
+            is_acknowledged: sink.position <= self.durable,
+        });
+        self.record(sink);
+    }
+
+    /// Keeps the replies that have ended waits. The server does the same.
+    fn record(&mut self, sink: Sink) {
+        for (conn, position) in sink.ended {
+            let of_conn = |client: &Client| client.conn == Some(conn);
+            let index = self.clients.iter().position(of_conn).expect("a client");
+            let client = &mut self.clients[index];
+            let request = client.requests;
+            client.told = Some(position);
+            self.answered.insert((index as u32, request));
+            self.state.record_session(Effect::Executed {
+                session: SessionId::nth(1).as_bytes(),
+                client: index as u32,
+                request,
+                answered: 0,
+                waits: false,
+                reply: &[1],
+            });
+        }
+    }
+
+    /// The gathered batch becomes durable, perhaps with a snapshot.
+    fn keep(&mut self) {
+        let Some((position, batch)) = self.state.take_batch(&mut Vec::new()) else {
+            return;
+        };
+        let answered = self.answered.clone();
+        self.kept.batches.push((position, batch));
+        if self.random.u8(..3) == 0 {
+            if self.mutant == Mutant::NotInSnapshots {
+                self.state.missed_ends = MissedEnds::default();
+            }
+            self.state.start_chunks(position, FORMAT_VERSION);
+            let (chunks, is_done) = self.state.copy_chunks(usize::MAX);
+            assert!(is_done);
+            self.kept = Kept {
+                chunks: chunks.into_iter().map(|chunk| (position, chunk)).collect(),
+                batches: Vec::new(),
+                answered,
+            };
+        }
+        self.state.batch_appended();
+        self.durable = position;
+        for end in &mut self.ends {
+            end.is_acknowledged |= end.server == self.server && end.position <= position;
+        }
+    }
+
+    /// A client reads its reply if that is durable.
+    fn read(&mut self, index: usize) {
+        let client = &mut self.clients[index];
+        if client.conn.is_none() || client.told.is_none_or(|position| position > self.durable) {
+            return;
+        }
+        client.told = None;
+        let told = client.outstanding.on_reply(&[1], |_| {});
+        told.expect("the reply that is due");
+        let wait = client.wait.take().expect("it waits");
+        self.waits[wait].ended = Some(self.now);
+    }
+
+    fn lose(&mut self, index: usize) {
+        let client = &mut self.clients[index];
+        if client.conn.take().is_some() {
+            client.lost_at = self.now;
+        }
+        client.in_flight = None;
+        client.told = None;
+    }
+
+    /// Loses everything that is not durable. A batch may be durable although no client was told.
+    fn crash(&mut self) {
+        if self.random.bool()
+            && let Some(batch) = self.state.take_batch(&mut Vec::new())
+        {
+            self.kept.batches.push(batch);
+        }
+        for index in 0..CLIENTS {
+            self.lose(index);
+        }
+        self.state = StoreState::new();
+        self.answered = self.kept.answered.clone();
+        for (position, bytes) in self.kept.chunks.iter().chain(&self.kept.batches) {
+            self.durable = *position;
+            for effect in effects(*position, bytes).expect("intact") {
+                let effect = effect.expect("intact");
+                if let Effect::Executed {
+                    client, request, ..
+                } = effect
+                {
+                    self.answered.insert((client, request));
+                }
+                let is_end = matches!(effect, Effect::EndWaits { .. });
+                if self.mutant != Mutant::ForgottenInACrash || !is_end {
+                    assert!(self.state.recover(effect));
+                }
+            }
+        }
+        self.server += 1;
+        self.server_started = self.now;
+        self.state.start_recording(self.durable);
+        self.state.expect_sessions(self.server);
+        self.connect(ENDER);
+    }
+
+    /// A session is accepted, and sends its wait again.
+    fn come_back(&mut self, index: usize) {
+        if self.clients[index].conn.is_some() || self.clients[index].server == self.server {
+            return;
+        }
+        self.conns += 1;
+        let conn = ConnId(self.conns);
+        self.connect(conn);
+        let (lost_at, now) = (
+            self.instant(self.clients[index].lost_at),
+            self.instant(self.now),
+        );
+        let client = &mut self.clients[index];
+        client.conn = Some(conn);
+        let restart = Restart {
+            from: std::mem::replace(&mut client.server, self.server),
+            to: self.server,
+        };
+        client
+            .outstanding
+            .restart()
+            .expect("it can be carried over");
+        if let Some(wait) = client.wait {
+            let resent = client.outstanding.resent_wait(restart, lost_at, now);
+            client.in_flight = Some(Some((resent.expect("it waits"), self.state.now())));
+            let sent_to = &mut self.waits[wait].sent_to;
+            sent_to.get_or_insert((self.server, true));
+        }
+    }
+
+    fn step(&mut self) {
+        self.tick();
+        let client = self.random.usize(..CLIENTS);
+        match self.random.u8(..100) {
+            0..20 => self.begin_wait(client),
+            20..45 => self.arrive(client),
+            45..55 => self.end_waits(),
+            55..70 => self.keep(),
+            70..85 => self.read(client),
+            85..95 => self.come_back(client),
+            _ => self.crash(),
+        }
+    }
+
+    /// All sessions come back, and everything arrives.
+    fn settle(&mut self) {
+        for _ in 0..3 {
+            for client in 0..CLIENTS {
+                self.tick();
+                self.come_back(client);
+                self.arrive(client);
+            }
+            self.keep();
+            self.keep();
+            for client in 0..CLIENTS {
+                self.read(client);
+            }
+        }
+    }
+
+    /// Finds a wait that breaks the law.
+    fn complaint(&self) -> Option<String> {
+        self.waits.iter().find_map(|wait| {
+            let of_name = |end: &&End| wait.name.starts_with(end.prefix);
+            let mut later = self
+                .ends
+                .iter()
+                .filter(of_name)
+                .filter(|end| end.at >= wait.began);
+            match wait.ended {
+                Some(_) if later.next().is_some() => None,
+                Some(_) => Some(format!("ended by none: {wait:?}")),
+                None => {
+                    let missed = later.find(|end| end.is_acknowledged && must_end(wait, end));
+                    missed.map(|end| format!("{wait:?} of {} goes on after {end:?}", wait.client))
+                }
+            }
+        })
+    }
+}
+
+/// Whether this acknowledged END_WAITS must have ended the wait, which had begun before.
+fn must_end(wait: &Wait, end: &End) -> bool {
+    let Some((first, came_back)) = wait.sent_to else {
+        return false;
+    };
+    let carried_out = wait.carried_out;
+    let was_there = |(server, at)| server == end.server && at <= end.at;
+    // A crash may take back that a wait has ended which was sent to no server before.
+    let had_to_wait = came_back && first == end.server && wait.carried_out_last == end.server;
+    first < end.server || carried_out.is_some_and(was_there) || had_to_wait
+}
+
+fn run(seed: u64, mutant: Mutant) -> World {
+    let mut world = World::new(seed, mutant);
+    for _ in 0..200 {
+        world.step();
+    }
+    world.settle();
+    world
+}
+
+/// docs/spec/wire-extensions.md, END_WAITS 4.
+#[test]
+fn no_wait_outlasts_its_end_or_is_ended_by_an_older_one() {
+    let seed = std::env::var("C10D_SEED").ok();
+    let first = seed.and_then(|seed| seed.parse().ok());
+    let first = first.unwrap_or_else(|| fastrand::u64(..1 << 40));
+    let mut ended = 0;
+    for seed in first..first + 1000 {
+        let world = run(seed, Mutant::None);
+        let complaint = world.complaint();
+        assert_eq!(complaint, None, "C10D_SEED={seed}");
+        ended += world.waits.iter().filter(|it| it.ended.is_some()).count();
+    }
+    assert!(
+        ended > 1000,
+        "the waits of {first} were ended {ended} times"
+    );
+}
+
+#[test]
+fn each_way_to_end_too_much_or_too_little_is_found() {
+    for mutant in [
+        Mutant::ResentWaitsGoOn,
+        Mutant::ForgottenInACrash,
+        Mutant::NotInSnapshots,
+        Mutant::TooOld,
+        Mutant::OfTooEarlyServers,
+    ] {
+        let found = (0..1000).find(|seed| run(*seed, mutant).complaint().is_some());
+        assert!(found.is_some(), "{mutant:?} was not found");
+    }
+}
+
+/// The memory has a bound, and a shorter prefix replaces longer prefixes.
+#[test]
+fn the_oldest_of_too_many_ends_are_forgotten() {
+    let mut ends = MissedEnds::default();
+    let wait = ResentWait {
+        age: Duration::from_secs(1),
+        starts_ago: 1,
+    };
+    assert_eq!(ends.add(b"k", Moment::default()), None, "no session");
+    ends.expect_sessions(7);
+    let now = Moment::from(Duration::from_millis(100));
+    let has_ended = |ends: &MissedEnds, name: &str| ends.has_ended(name.as_bytes(), wait, now);
+    for number in 0..2000 {
+        let prefix = format!("k{number}/");
+        assert_eq!(ends.add(prefix.as_bytes(), now), Some(7));
+    }
+    assert_eq!(ends.len(), 1024);
+    assert!(has_ended(&ends, "k1999/x") && !has_ended(&ends, "k0/x"));
+    ends.add(b"k1", now);
+    assert!(ends.len() < 1024 && has_ended(&ends, "k12"));
+    for byte in [b'x', b'y'] {
+        ends.add(&vec![byte; 600 << 10], now);
+    }
+    assert_eq!(ends.len(), 1);
+    assert!(ends.memory_bytes() < 1 << 20);
+    ends.forget();
+    assert_eq!((ends.len(), ends.memory_bytes()), (0, 0));
+    assert_eq!(ends.add(b"k", now), None);
+}
