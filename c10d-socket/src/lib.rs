@@ -52,7 +52,7 @@ pub use open_files::{file_limit, raise_file_limit, restore_file_limit};
 pub use options::{KeepAlive, SocketOptions, configure_accepted};
 pub use own_sockets::OwnConnections;
 pub use printable::{Printable, is_printable, printable};
-pub use process_bound::{OtherProcess, ProcessBound};
+pub use process_bound::{OtherProcess, Process, ProcessBound};
 pub use process_stat::ProcessStat;
 pub use resolve::resolve;
 pub use send::send_vectored;
