@@ -265,7 +265,7 @@ fn the_error_kind_determines_the_outcome() {
 fn an_invalid_hello_closes_the_connection() {
     let group = Group::new();
     let me = group.incarnation();
-    let good = hello_body(1, 0, 5, me, 0, "raw");
+    let good = hello_body(1, 0, group.raw.incarnation, me, 0, "raw");
     let changed = |at: usize, byte: u8| {
         let mut body = good.clone();
         body[at] = byte;
@@ -309,27 +309,35 @@ fn an_invalid_hello_closes_the_connection() {
 #[test]
 fn a_hello_of_or_for_another_worker_is_refused() {
     let group = Group::new();
-    let me = group.incarnation();
+    let (me, raw) = (group.incarnation(), group.raw.incarnation);
+    let other = address_of(&*group.store, 2).1;
     // Reasons: 1 another worker, 2 another incarnation.
     let cases = [
         (
-            hello_body(1, 2, 5, me, 0, "raw"),
+            hello_body(1, 2, raw, me, 0, "raw"),
             1,
             "another worker is expected",
         ),
         (
-            hello_body(1, 0, 5, me ^ 1, 0, "raw"),
+            hello_body(1, 0, raw, me ^ 1, 0, "raw"),
             2,
             "a previous incarnation is expected",
         ),
-        (hello_body(1, 0, 5, me, 0, "war"), 1, "an unknown name"),
+        (hello_body(1, 0, raw, me, 0, "war"), 1, "an unknown name"),
+        (hello_body(1, 0, 5, me, 0, "raw"), 1, "another process"),
+        (hello_body(1, 0, 0, me, 0, "raw"), 1, "no process"),
         (
-            hello_body(2, 0, 5, me, 0, "raw"),
+            hello_body(1, 0, other, me, 0, "raw"),
+            1,
+            "that of another member",
+        ),
+        (
+            hello_body(2, 0, other, me, 0, "raw"),
             1,
             "the name of another id",
         ),
-        (hello_body(7, 0, 5, me, 0, "raw"), 1, "an unknown id"),
-        (hello_body(0, 0, 5, me, 0, "agent"), 1, "the worker itself"),
+        (hello_body(7, 0, raw, me, 0, "raw"), 1, "an unknown id"),
+        (hello_body(0, 0, me, me, 0, "agent"), 1, "the worker itself"),
     ];
     for (body, reason, what) in cases {
         let mut socket = group.stranger();
@@ -342,6 +350,37 @@ fn a_hello_of_or_for_another_worker_is_refused() {
         await_closed(&mut socket);
         group.assert_serves_others();
     }
+}
+
+#[test]
+fn another_process_does_not_get_the_calls_to_a_member_of_a_static_group() {
+    let group = Group::new();
+    let me = group.incarnation();
+    let take_its_name = || {
+        let mut socket = group.stranger();
+        let hello = hello_body(1, 0, 5, me, 7, "raw");
+        send(&mut socket, &frame(HELLO, 0, 0, 0, &hello));
+        let answer = read_frame(&mut socket);
+        assert_eq!((answer.kind, answer.body[0]), (REFUSE, 1));
+    };
+    // Before the member has connected, while it is connected, and after the loss of the connection.
+    take_its_name();
+    let call = group.call_raw(vec![1]);
+    let mut socket = group.raw.accept_link();
+    take_its_name();
+    let id = read_frame(&mut socket).id;
+    send(&mut socket, &frame(RESPONSE, 0, 0, id, &[2]));
+    assert_eq!(wait(&call).unwrap(), vec![2]);
+    drop(socket);
+    until("the loss is noticed", || {
+        group.agent.handle().metrics().connections_lost == 1
+    });
+    take_its_name();
+    let call = group.call_raw(vec![3]);
+    let mut socket = group.raw.accept_link();
+    let id = read_frame(&mut socket).id;
+    send(&mut socket, &frame(RESPONSE, 0, 0, id, &[6]));
+    assert_eq!(wait(&call).unwrap(), vec![6]);
 }
 
 #[test]
