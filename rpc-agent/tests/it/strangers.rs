@@ -384,6 +384,48 @@ fn another_process_does_not_get_the_calls_to_a_member_of_a_static_group() {
 }
 
 #[test]
+fn strangers_that_are_welcomed_and_leave_write_few_lines() {
+    const STRANGERS: u64 = 500;
+    log_lines::record();
+    let store = shared_store();
+    let options = crate::common::named("besieged", 0);
+    let agent = Agent::start(options, registry(|_| {}), Arc::clone(&store)).unwrap();
+    let address = crate::raw::listed_address_of(&*store, 0).0;
+    for incarnation in 1..=STRANGERS {
+        let mut socket = connect(address);
+        let name = format!("stranger{}", incarnation % 3);
+        let hello = hello_body(1, 0, incarnation, 0, 0, &name);
+        send(&mut socket, &frame(HELLO, 0, 0, 0, &hello));
+        assert_eq!(read_frame(&mut socket).kind, WELCOME);
+        drop(socket);
+        // Another name may not take the id of a connected worker.
+        until("the loss is noticed", || {
+            agent.handle().metrics().connections_lost == incarnation
+        });
+    }
+    let lost = || -> Vec<String> {
+        let lines = log_lines::lines().into_iter();
+        let lines = lines.filter(|line| line.contains("besieged") && line.contains(" lost"));
+        lines.collect()
+    };
+    until("all are logged or counted", || {
+        lost().iter().map(|line| events(line)).sum::<u64>() == STRANGERS
+    });
+    // 8 in each 10 s, and a line with the number of further ones.
+    let lost = lost();
+    assert!((9..50).contains(&lost.len()), "{lost:#?}");
+}
+
+/// How many lost connections a line is about.
+fn events(line: &str) -> u64 {
+    let (text, counted) = match line.split_once(" lost connections") {
+        Some((before, _)) => before.rsplit_once([' ', '(']).unwrap(),
+        None => (line, "0"),
+    };
+    counted.parse::<u64>().unwrap() + u64::from(text.contains("connection to"))
+}
+
+#[test]
 fn a_hello_may_arrive_slowly_in_pieces() {
     let group = Group::new();
     let mut socket = group.stranger();
