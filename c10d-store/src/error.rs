@@ -396,7 +396,7 @@ pub enum StoreError {
         context: ErrorContext,
     },
 
-    /// A forked child used a store of its parent. Nothing was sent: the child opens a store of its own.
+    /// A forked child used a store of its parent, which is unharmed: the child opens another store.
     #[error("{context}: {source}")]
     OtherProcess {
         /// The failed call.

@@ -1,6 +1,6 @@
 //! Handles in a forked child: each operation is an error, and dropping them has no effect on the parent.
 //!
-//! A program of its own, because it needs `unsafe`.
+//! A separate program, because it needs `unsafe`.
 #![expect(unsafe_code, reason = "fork(2) has no safe form")]
 
 use std::fmt::{Debug, Display};
@@ -30,7 +30,7 @@ const CHILD_MAX_S: u32 = 60;
 /// Runs `work` in a forked child, which has only this thread.
 fn fork(work: impl FnOnce()) -> libc::pid_t {
     // SAFETY: the child has a copy of this thread alone, and the C library makes its allocator usable there. It takes
-    // other locks only where the tests are about exactly that, and an alarm ends it then.
+    // other locks only where the tests are about exactly that, and an alarm kills the child then.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "fork failed");
     if child > 0 {
@@ -44,7 +44,7 @@ fn fork(work: impl FnOnce()) -> libc::pid_t {
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
         eprintln!("in the child: {}", text.unwrap_or("a panic"));
     }
-    // SAFETY: it takes a number, and ends the process without running the parent's destructors.
+    // SAFETY: it takes a number, and exits without running the parent's destructors.
     unsafe { libc::_exit(result.is_err().into()) }
 }
 

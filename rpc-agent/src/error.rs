@@ -209,7 +209,7 @@ pub enum RpcError {
     /// The options of a call with retries are invalid. Nothing was sent.
     #[error(transparent)]
     RetryOptions(#[from] RetryOptionsError),
-    /// A forked child used the agent of its parent. Nothing was sent.
+    /// A forked child used the agent of its parent, which is unharmed.
     #[error("cannot use this worker's agent: {0}")]
     OtherProcess(#[from] OtherProcess),
     /// A continuation of a future panicked, or a [`Promise`](crate::Promise) was dropped uncompleted.

@@ -204,7 +204,7 @@ pub enum ShutdownError {
     /// No agent is attached.
     #[error("no agent is attached to the references: call `RRefs::attach`")]
     NotAttached,
-    /// A forked child used the references of its parent. Nothing was shut down.
+    /// A forked child used the references of its parent, which are unharmed.
     #[error("cannot shut down the references: {0}")]
     OtherProcess(#[from] c10d_socket::OtherProcess),
     /// The agent is not the attached one. Nothing was shut down.

@@ -35,7 +35,7 @@ use crate::value::Value;
 /// [`RRefs::shutdown`](crate::RRefs::shutdown) only.
 ///
 /// In a forked child every operation on its parent's references fails with
-/// [`RpcError::OtherProcess`](rpc_agent::RpcError::OtherProcess), and dropping its copies notifies nobody.
+/// [`RpcError::OtherProcess`](rpc_agent::RpcError::OtherProcess), and dropping its copies sends nothing.
 ///
 /// A method that may block takes a timeout: `None` waits indefinitely, and zero checks once without waiting.
 pub struct RRef<T> {

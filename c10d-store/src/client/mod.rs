@@ -77,7 +77,7 @@ const WORKER_COUNT_INTERVAL: Duration = Duration::from_millis(10);
 /// is a new, empty store.
 ///
 /// A store belongs to the process that opened it. In a forked child every call fails at once with
-/// [`StoreError::OtherProcess`], and dropping its copy closes nothing: the child opens a store of its own.
+/// [`StoreError::OtherProcess`], and dropping its copy closes nothing: the child opens another store.
 ///
 /// The behaviour follows PyTorch's `TCPStore` (`torch/csrc/distributed/c10d/TCPStore.cpp`).
 ///

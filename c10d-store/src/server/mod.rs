@@ -76,7 +76,7 @@ pub struct TcpStoreServer {
     running: ProcessBound<Running>,
 }
 
-/// The server's thread, and what is shared with it.
+/// The server's thread and its shared state.
 #[derive(Debug)]
 struct Running {
     stop: Arc<AtomicBool>,

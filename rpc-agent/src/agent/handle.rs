@@ -20,7 +20,7 @@ use crate::worker::{Destination, WorkerId, WorkerInfo};
 /// [`RpcError::Shutdown`].
 ///
 /// In a forked child every call fails with [`RpcError::OtherProcess`] without sending anything, futures of the parent's
-/// calls fail too, and callbacks and jobs are dropped: the child starts an agent of its own.
+/// calls fail too, and callbacks and jobs are dropped: the child starts another agent.
 #[derive(Clone)]
 pub struct AgentHandle {
     runtime: ProcessBound<Arc<Runtime>>,
@@ -48,7 +48,7 @@ impl AgentHandle {
         self.runtime().driver.me()
     }
 
-    /// All workers of the group that this agent knows. In a forked child only itself.
+    /// All workers of the group that this agent knows. In a forked child, this worker only.
     #[must_use]
     pub fn workers(&self) -> Vec<WorkerInfo> {
         let Ok(runtime) = self.here() else {

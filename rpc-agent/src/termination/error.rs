@@ -93,7 +93,7 @@ pub enum TerminationError {
         /// The store's error.
         source: Box<StoreError>,
     },
-    /// A forked child used the agent of its parent. Nothing has changed.
+    /// A forked child used the agent of its parent, which is unharmed.
     #[error("graceful shutdown: cannot use this worker's agent: {0}")]
     OtherProcess(#[from] OtherProcess),
     /// This worker could not be removed from the list of a dynamic group.
