@@ -114,11 +114,6 @@ impl<T> ProcessBound<T> {
     pub fn get_anywhere(&self) -> &T {
         self.value.as_ref().expect("it is not dropped yet")
     }
-
-    /// The process that made the value.
-    pub const fn process(&self) -> Process {
-        self.process
-    }
 }
 
 impl<T> Drop for ProcessBound<T> {

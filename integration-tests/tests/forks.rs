@@ -7,7 +7,7 @@ use std::fmt::{Debug, Display};
 use std::net::TcpListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -27,17 +27,30 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A child that hangs is killed after this many seconds.
 const CHILD_MAX_S: u32 = 60;
 
-/// Runs `work` in a forked child, which has only this thread.
-fn fork(work: impl FnOnce()) -> libc::pid_t {
+/// Returns 0 in the child, which has only this thread.
+fn fork() -> libc::pid_t {
     // SAFETY: the child has a copy of this thread alone, and the C library makes its allocator usable there. It takes
     // other locks only where the tests are about exactly that, and an alarm kills the child then.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "fork failed");
-    if child > 0 {
-        return child;
+    if child == 0 {
+        // SAFETY: it takes a number.
+        unsafe { libc::alarm(CHILD_MAX_S) };
     }
-    // SAFETY: it takes a number.
-    unsafe { libc::alarm(CHILD_MAX_S) };
+    child
+}
+
+/// Runs `work` in a forked child.
+fn fork_for(work: impl FnOnce()) -> libc::pid_t {
+    let child = fork();
+    if child == 0 {
+        exit_after(work);
+    }
+    child
+}
+
+/// Ends the child, with 0 if `work` does not panic.
+fn exit_after(work: impl FnOnce()) -> ! {
     let result = catch_unwind(AssertUnwindSafe(work));
     if let Err(panic) = &result {
         let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -48,20 +61,26 @@ fn fork(work: impl FnOnce()) -> libc::pid_t {
     unsafe { libc::_exit(result.is_err().into()) }
 }
 
-/// Waits until the child has exited, and checks that its work did not panic or hang.
+/// Waits until the child has exited, and returns its status.
 #[track_caller]
-fn join(child: libc::pid_t) {
+fn wait_for(child: libc::pid_t) -> i32 {
     let mut status = 0;
     // SAFETY: the status is written to valid memory.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert_eq!(status, 0, "the child failed, or hung (14)");
+    status
+}
+
+/// Checks that the work of a child did not panic or hang.
+#[track_caller]
+fn join(child: libc::pid_t) {
+    assert_eq!(wait_for(child), 0, "the child failed, or hung (14)");
 }
 
 /// Has a forked child use and drop its copies of `values`, and returns the parent's.
 #[track_caller]
 fn in_child<T>(values: T, work: impl FnOnce(T)) -> T {
     let mut values = Some(values);
-    let child = fork(|| work(values.take().expect("taken once in each process")));
+    let child = fork_for(|| work(values.take().expect("taken once in each process")));
     join(child);
     values.expect("taken in the child only")
 }
@@ -130,7 +149,7 @@ fn a_child_never_gets_a_value_of_its_parent_s_connection() {
     let store = TcpStore::connect("127.0.0.1", port).unwrap();
     store.set("parent", "of the parent").unwrap();
     store.set("child", "of the child").unwrap();
-    let child = fork(|| {
+    let child = fork_for(|| {
         for _ in 0..5_000 {
             refused(store.get("child"));
         }
@@ -233,6 +252,46 @@ fn a_child_uses_and_drops_every_kind_of_store() {
     );
 }
 
+/// As the signal handlers of Python may do.
+#[test]
+fn a_child_that_is_forked_within_a_wait_does_not_continue_it() {
+    let (_server, port) = serve();
+    let forked = Arc::new(AtomicI32::new(-1));
+    let check = Arc::clone(&forked);
+    let cancel = Cancel::with_check(move || {
+        if check.load(Ordering::SeqCst) < 0 {
+            check.store(fork(), Ordering::SeqCst);
+        }
+        false
+    });
+    let store = TcpStore::connect("127.0.0.1", port).unwrap();
+    let waits = store.with_cancel(&cancel);
+    let other = store.clone_store().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while forked.load(Ordering::SeqCst) < 0 {
+                thread::sleep(Duration::from_millis(1));
+            }
+            // The child has time to take the answer of its parent.
+            thread::sleep(Duration::from_millis(100));
+            other.set("late", "of the parent").unwrap();
+        });
+        let got = waits.get("late");
+        let child = forked.load(Ordering::SeqCst);
+        if child == 0 {
+            exit_after(|| {
+                refused(got);
+                drop(waits);
+                refused(store.get("late"));
+                drop(store);
+            });
+        }
+        assert_eq!(got.unwrap(), b"of the parent");
+        join(child);
+        assert_eq!(store.get("late").unwrap(), b"of the parent");
+    });
+}
+
 /// Other threads hold each lock now and then when the process forks.
 #[test]
 fn a_child_waits_for_no_lock_of_its_parent_s_threads() {
@@ -276,7 +335,7 @@ fn a_child_waits_for_no_lock_of_its_parent_s_threads() {
             }
         });
         for _ in 0..200 {
-            let child = fork(|| {
+            let child = fork_for(|| {
                 for store in &stores {
                     store.timeout();
                     refused(store.get("a"));
@@ -308,6 +367,24 @@ fn start(
     let agent = Agent::start(options, registry, Arc::new(store.clone())).unwrap();
     rrefs.attach(agent.handle()).unwrap();
     (agent, rrefs)
+}
+
+/// The child of a function has its caller's connection, and would answer too.
+#[test]
+fn a_child_that_returns_from_a_function_ends_without_an_answer() {
+    let mut registry = Registry::new();
+    registry
+        .register_bytes("fork", |_, _| Ok(fork().to_string().into_bytes()))
+        .unwrap();
+    let alone = HashStore::new();
+    let (agent, _) = start("forks", 0, 1, &alone, registry, Functions::new());
+    for _ in 0..3 {
+        let answer = agent.handle().call("forks", "fork").send_bytes("").wait();
+        let child = String::from_utf8(answer.unwrap().to_vec()).unwrap();
+        let child = child.parse().unwrap();
+        assert_eq!(wait_for(child) & 0x7f, libc::SIGABRT);
+    }
+    agent.shutdown(PATIENCE).unwrap();
 }
 
 /// A value that counts its living instances.

@@ -286,10 +286,10 @@ impl TcpStore {
     /// [`StoreError::Closed`], and so do all later ones. Clones continue, and a hosted server runs until
     /// the store is dropped. Does not block.
     pub fn close(&self) {
-        if self.handle.get().is_err() {
+        let Ok(handle) = self.handle.get() else {
             return;
-        }
-        self.handle().transport.pool.close();
+        };
+        handle.transport.pool.close();
         if let Some(owner) = self.known_owner() {
             owner.close();
         }

@@ -560,6 +560,9 @@ impl Pool {
 
     /// Marks the pool as ended, once, and wakes every thread that uses it.
     fn end(&self, ended: Ended) {
+        if !self.process.is_this() {
+            return;
+        }
         let mut shared = self.lock();
         if shared.ended.is_some() {
             return;

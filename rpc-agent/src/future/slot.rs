@@ -19,7 +19,7 @@ pub(super) struct Slot<T> {
     is_complete: AtomicBool,
     executor: Option<Arc<dyn Executor>>,
     hint: Hint,
-    /// The one with the executor's threads and connections.
+    /// The one with the threads that complete it.
     process: Process,
 }
 
@@ -63,12 +63,9 @@ impl<T> Slot<T> {
         self.executor.clone().filter(|_| self.process.is_this())
     }
 
-    /// In a forked child, a future of an agent has failed: its threads do not exist there, and its lock may be held.
+    /// In a forked child, a future has failed: the threads that complete it do not exist, and its lock may be held.
     fn check_process(&self) -> Result<(), OtherProcess> {
-        match self.executor {
-            Some(_) => self.process.check(),
-            None => Ok(()),
-        }
+        self.process.check()
     }
 
     pub(super) fn is_complete(&self) -> bool {
