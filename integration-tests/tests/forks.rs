@@ -374,7 +374,7 @@ fn start(
 fn a_child_that_returns_from_a_function_ends_without_an_answer() {
     let mut registry = Registry::new();
     registry
-        .register_bytes("fork", |_, _| Ok(fork().to_string().into_bytes()))
+        .register_bytes("fork", |_, _| Ok(fork().to_string().into()))
         .unwrap();
     let alone = HashStore::new();
     let (agent, _) = start("forks", 0, 1, &alone, registry, Functions::new());
