@@ -21,7 +21,7 @@ static THIS: AtomicU64 = AtomicU64::new(0);
 pub struct Process(u64);
 
 impl Process {
-    /// The process that asks.
+    /// The calling process.
     #[must_use]
     pub fn this() -> Self {
         match THIS.load(Ordering::Relaxed) {
@@ -30,7 +30,7 @@ impl Process {
         }
     }
 
-    /// Whether the process that asks is this one.
+    /// Whether this is the calling process.
     #[must_use]
     pub fn is_this(self) -> bool {
         self.check().is_ok()
@@ -124,7 +124,7 @@ impl<T> Drop for ProcessBound<T> {
     }
 }
 
-/// A forked child used what its parent had opened. Nothing was sent, and nothing has changed in either.
+/// A forked child used what its parent had opened, and had no effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OtherProcess {
     owner: u32,

@@ -30,7 +30,7 @@ const CHILD_MAX_S: u32 = 60;
 /// Returns 0 in the child, which has only this thread.
 fn fork() -> libc::pid_t {
     // SAFETY: the child has a copy of this thread alone, and the C library makes its allocator usable there. It takes
-    // other locks only where the tests are about exactly that, and an alarm kills the child then.
+    // other locks only where the tests are about exactly that, and an alarm kills such a child.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "fork failed");
     if child == 0 {
@@ -369,7 +369,7 @@ fn start(
     (agent, rrefs)
 }
 
-/// The child of a function has its caller's connection, and would answer too.
+/// The child of a function has its caller's connection, and would also answer.
 #[test]
 fn a_child_that_returns_from_a_function_ends_without_an_answer() {
     let mut registry = Registry::new();

@@ -411,7 +411,7 @@ fn strangers_that_are_welcomed_and_leave_write_few_lines() {
     until("all are logged or counted", || {
         lost().iter().map(|line| events(line)).sum::<u64>() == STRANGERS
     });
-    // 8 in each 10 s, and a line with the number of further ones.
+    // 8 in each 10 s, and a line with the number of further losses.
     let lost = lost();
     assert!((9..50).contains(&lost.len()), "{lost:#?}");
 }
