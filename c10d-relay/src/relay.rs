@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 
-use c10d_socket::{Cancel, Deadline, adopt_listener, check_own_user};
+use c10d_socket::{Cancel, Deadline, ProcessBound, adopt_listener, check_own_user};
 use c10d_store::StoreAddress;
 use c10d_store::unstable::SessionDialer;
 use mio::{Poll, Waker};
@@ -31,6 +31,9 @@ use crate::status::{Status, Upstream};
 /// be reached, the answer is 503 with the reason. The relay forwards 32 of them at a time, and closes a connection without
 /// progress for 15 s.
 ///
+/// A relay belongs to the process that started it. To a forked child it is a relay that has stopped: nothing that the
+/// child does with it, dropping it included, has an effect.
+///
 /// It has two threads, `c10d-relay` and `c10d-relay-dial`, which [`shutdown`](Self::shutdown) and `Drop` stop.
 ///
 /// ```
@@ -51,6 +54,12 @@ use crate::status::{Status, Upstream};
 pub struct Relay {
     target: StoreAddress,
     local_addrs: Vec<SocketAddr>,
+    running: ProcessBound<Running>,
+}
+
+/// The relay's thread, and what is shared with it.
+#[derive(Debug)]
+struct Running {
     status: Arc<Status>,
     waker: Arc<Waker>,
     thread: Option<JoinHandle<()>>,
@@ -107,9 +116,11 @@ impl Relay {
         Ok(Self {
             target: upstream,
             local_addrs,
-            status,
-            waker,
-            thread: Some(thread),
+            running: ProcessBound::new(Running {
+                status,
+                waker,
+                thread: Some(thread),
+            }),
         })
     }
 
@@ -123,7 +134,10 @@ impl Relay {
         deadline: Deadline,
         cancel: &Cancel,
     ) -> Result<(), RelayError> {
-        match self.status.settled(deadline, cancel) {
+        let Some(running) = self.running() else {
+            return Err(RelayError::Stopped);
+        };
+        match running.status.settled(deadline, cancel) {
             None => Err(RelayError::Cancelled),
             Some(Upstream::Connected) => Ok(()),
             Some(Upstream::Failed(source)) => Err(RelayError::Session { source }),
@@ -149,33 +163,48 @@ impl Relay {
     /// Whether the relay is connected to the store at the moment.
     #[must_use]
     pub fn is_connected(&self) -> bool {
-        matches!(self.status.get(), Upstream::Connected)
+        self.running()
+            .is_some_and(|running| matches!(running.status.get(), Upstream::Connected))
     }
 
     /// Whether the relay's thread is running. It runs until the relay is dropped, unless a system call failed, which is
     /// logged.
     #[must_use]
     pub fn is_running(&self) -> bool {
-        let thread = self.thread.as_ref();
+        let thread = self.running().and_then(|running| running.thread.as_ref());
         thread.is_some_and(|thread| !thread.is_finished())
     }
 
     /// The number of connections of ranks.
     #[must_use]
     pub fn connection_count(&self) -> usize {
-        self.status.connections()
+        let running = self.running();
+        running.map_or(0, |running| running.status.connections())
     }
 
     /// Closes all connections, tells the store, and stops the threads. Blocks for at most 10 s, if the relay is just
     /// connecting to a host that does not answer.
-    pub fn shutdown(mut self) {
-        self.end();
+    pub fn shutdown(self) {
+        drop(self);
     }
 
     /// Stops as [`shutdown`](Self::shutdown) does, but only when the ranks have closed their connections and the store has
     /// carried out all that they have sent, or at the deadline: PyTorch's clients do not wait for an answer to SET.
     /// Blocks until then.
-    pub fn finish(mut self, deadline: Deadline) {
+    pub fn finish(self, deadline: Deadline) {
+        if let Some(running) = self.running.into_inner() {
+            running.finish(deadline);
+        }
+    }
+
+    /// `None` in a forked child.
+    fn running(&self) -> Option<&Running> {
+        self.running.get().ok()
+    }
+}
+
+impl Running {
+    fn finish(mut self, deadline: Deadline) {
         self.status.finish_by(deadline);
         if let Err(error) = self.waker.wake() {
             log::error!("cannot stop the relay: {error}");
@@ -206,7 +235,7 @@ impl Relay {
     }
 }
 
-impl Drop for Relay {
+impl Drop for Running {
     fn drop(&mut self) {
         self.end();
     }

@@ -2,8 +2,8 @@
 #![expect(
     unsafe_code,
     reason = "receiving into unset memory, duplicating a descriptor known by its number, listing the \
-              interfaces, reading the disposition of a signal and code between fork and exec have no safe \
-              form; nothing else in the crate is allowed any"
+              interfaces, reading the disposition of a signal, noticing a fork and code between fork and \
+              exec have no safe form; nothing else in the crate is allowed any"
 )]
 
 use std::ffi::CStr;
@@ -91,6 +91,13 @@ pub fn is_signal_ignored(signal: i32) -> bool {
     // SAFETY: the call has filled it, or has left the zeroes, which are valid.
     let action = unsafe { present.assume_init() };
     result == 0 && action.sa_sigaction == libc::SIG_IGN
+}
+
+/// Has fork(3) call `handler` in each child, before it returns there. Returns false if the system has no memory for that.
+pub(crate) fn call_in_forked_children(handler: extern "C" fn()) -> bool {
+    // SAFETY: the handler takes no arguments and is not unwound through. It may run in a child of a process with threads,
+    // where only async-signal-safe code is allowed: the only caller's loads and stores an atomic and asks for the process id.
+    unsafe { libc::pthread_atfork(None, None, Some(handler)) == 0 }
 }
 
 /// Makes the process that `command` starts set this limit on open files before it executes its program.

@@ -8,7 +8,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use c10d_socket::{ConnectError, CredentialsError, ListenError, printable};
+use c10d_socket::{ConnectError, CredentialsError, ListenError, OtherProcess, printable};
 
 use crate::journal::JournalError;
 use crate::key::key_to_bytes;
@@ -395,6 +395,15 @@ pub enum StoreError {
         /// The failed call.
         context: ErrorContext,
     },
+
+    /// A forked child used a store of its parent, which is unharmed: the child opens another store.
+    #[error("{context}: {source}")]
+    OtherProcess {
+        /// The failed call.
+        context: ErrorContext,
+        /// The two processes.
+        source: OtherProcess,
+    },
 }
 
 c10d_socket::debug_as_display!(StoreError);
@@ -446,6 +455,7 @@ impl StoreError {
             | Self::Unsupported { .. }
             | Self::CorruptFile { .. }
             | Self::Closed { .. }
+            | Self::OtherProcess { .. }
             | Self::Journal(_) => false,
         }
     }

@@ -7,11 +7,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Wake;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Cancel, Deadline};
+use c10d_socket::{Cancel, Deadline, Process};
 
 use crate::barrier::meet_by_keys;
 use crate::compare_set::CompareSet;
 use crate::decimal::write_decimal;
+use crate::default_timeout::DefaultTimeout;
 use crate::error::{ErrorContext, Operation, Outcome, StoreError};
 use crate::known::Known;
 use crate::store::{DEFAULT_TIMEOUT, Store, StoreHandle};
@@ -21,6 +22,9 @@ use crate::value_rules;
 ///
 /// A clone is a second handle to the same contents, with its own default timeout; closing one handle
 /// does not close the others. The contents live as long as the last handle.
+///
+/// A store belongs to the process that made it: in a forked child every operation fails with
+/// [`StoreError::OtherProcess`].
 ///
 /// Every operation is atomic. `get` and `multi_get` need a value; a queue with elements also satisfies
 /// `check` and `wait`, as in PyTorch. Unlike in PyTorch's `HashStore`, every write wakes the calls that
@@ -48,7 +52,7 @@ pub struct HashStore {
 }
 
 struct Handle {
-    timeout: Mutex<Option<Duration>>,
+    timeout: DefaultTimeout,
     /// Set under the lock of the contents, so that no waiting thread can miss it.
     closed: AtomicBool,
 }
@@ -58,6 +62,8 @@ struct Shared {
     /// Notified after a write, and when a handle is closed. One condition for all keys and handles: a
     /// woken thread checks again and waits on, which costs little and cannot lose a wakeup.
     written: Condvar,
+    /// Only this process has the threads that hold the lock: a forked child has other contents.
+    process: Process,
 }
 
 #[derive(Default)]
@@ -76,6 +82,7 @@ impl HashStore {
         let shared = Shared {
             contents: Mutex::new(Contents::default()),
             written: Condvar::new(),
+            process: Process::this(),
         };
         Self {
             shared: Arc::new(shared),
@@ -90,9 +97,18 @@ impl HashStore {
         operation: Operation,
         keys: &[&str],
     ) -> Result<MutexGuard<'_, Contents>, StoreError> {
+        self.check_process_of(operation, keys)?;
         let contents = self.shared.contents();
         self.check_not_closed(operation, keys, Duration::ZERO)?;
         Ok(contents)
+    }
+
+    fn check_process_of(&self, operation: Operation, keys: &[&str]) -> Result<(), StoreError> {
+        self.shared.process.check().map_err(|source| {
+            let keys = keys.iter().copied();
+            let context = ErrorContext::new(operation, keys, self.label(), Duration::ZERO);
+            StoreError::OtherProcess { context, source }
+        })
     }
 
     fn check_not_closed(
@@ -168,7 +184,7 @@ impl HashStore {
 impl Handle {
     fn new(timeout: Option<Duration>) -> Arc<Self> {
         Arc::new(Self {
-            timeout: Mutex::new(timeout),
+            timeout: DefaultTimeout::new(timeout),
             closed: AtomicBool::new(false),
         })
     }
@@ -460,14 +476,16 @@ impl StoreHandle for HashStore {
         "hash store".to_owned()
     }
 
+    fn check_process(&self) -> Result<(), StoreError> {
+        self.check_process_of(Operation::Open, &[])
+    }
+
     fn timeout(&self) -> Option<Duration> {
-        let timeout = self.handle.timeout.lock();
-        *timeout.unwrap_or_else(PoisonError::into_inner)
+        self.handle.timeout.get()
     }
 
     fn set_timeout(&self, timeout: Option<Duration>) {
-        let present = self.handle.timeout.lock();
-        *present.unwrap_or_else(PoisonError::into_inner) = timeout;
+        self.handle.timeout.set(timeout);
     }
 
     fn clone_store(&self) -> Result<Arc<dyn Store>, StoreError> {
@@ -484,6 +502,9 @@ impl StoreHandle for HashStore {
     }
 
     fn close(&self) {
+        if !self.shared.process.is_this() {
+            return;
+        }
         let contents = self.shared.contents();
         self.handle.closed.store(true, Ordering::Relaxed);
         drop(contents);

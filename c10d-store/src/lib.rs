@@ -29,6 +29,7 @@ mod brief;
 mod client;
 mod compare_set;
 mod decimal;
+mod default_timeout;
 mod error;
 mod file_store;
 #[cfg(fuzzing)]

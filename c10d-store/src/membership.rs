@@ -109,6 +109,7 @@ impl Membership {
         message: &Message,
         timeout: impl Into<Option<Duration>>,
     ) -> Result<Reply, StoreError> {
+        self.store.check_process()?;
         let call = self.call();
         let known = self.list().clone();
         let request = GroupRequest::Say {

@@ -283,6 +283,10 @@ impl StoreHandle for PrefixStore {
         Some(&*self.underlying)
     }
 
+    fn check_process(&self) -> Result<(), StoreError> {
+        self.underlying.check_process()
+    }
+
     fn timeout(&self) -> Option<Duration> {
         self.underlying.timeout()
     }

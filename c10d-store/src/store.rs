@@ -194,6 +194,14 @@ pub trait StoreHandle: Debug + Send + Sync {
         None
     }
 
+    /// Fails in a forked child of the process that opened the handle, where all its operations do. Does not block.
+    ///
+    /// # Errors
+    /// [`StoreError::OtherProcess`].
+    fn check_process(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     /// The default timeout, for operations without a timeout argument; `None` waits indefinitely.
     fn timeout(&self) -> Option<Duration>;
 

@@ -375,6 +375,8 @@ impl Group {
         operation: impl FnOnce(Turn, &Meeting<'_>, &str) -> Result<(T, Vec<String>), GroupError>,
     ) -> Result<T, GroupError> {
         let began = Instant::now();
+        let process = self.store.check_process();
+        process.map_err(|error| self.failed(kind, error))?;
         let turn = self.sequence().begin(kind);
         let turn = turn.map_err(|refusal| match refusal {
             Refusal::Unfinished(unfinished) => GroupError::OutOfStep {

@@ -129,7 +129,10 @@ impl ServedCall {
     }
 
     fn end(&self, answer: Result<Bytes, Failure>) {
-        let runtime = self.agent.runtime();
+        // Only the process that was called answers.
+        let Ok(runtime) = self.agent.here() else {
+            return;
+        };
         runtime.driver.answer(&self.reply_to, answer);
         let requests = &runtime.driver.metrics.requests;
         requests.deferred_answered.add(self.is_deferred.into());

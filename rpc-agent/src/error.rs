@@ -5,6 +5,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use c10d_socket::OtherProcess;
+
 use crate::retry::RetryOptionsError;
 use crate::worker::WorkerInfo;
 
@@ -207,6 +209,9 @@ pub enum RpcError {
     /// The options of a call with retries are invalid. Nothing was sent.
     #[error(transparent)]
     RetryOptions(#[from] RetryOptionsError),
+    /// A forked child used the agent of its parent, which is unharmed.
+    #[error("cannot use this worker's agent: {0}")]
+    OtherProcess(#[from] OtherProcess),
     /// A continuation of a future panicked, or a [`Promise`](crate::Promise) was dropped uncompleted.
     #[error("{0}")]
     Broken(Arc<str>),
@@ -254,6 +259,7 @@ impl RpcError {
             | Self::NoSuchFunction { .. }
             | Self::Rejected { .. }
             | Self::RetryOptions(_)
+            | Self::OtherProcess(_)
             | Self::NoSuchWorker { .. } => Outcome::NotExecuted,
             Self::TooLarge { message, .. } => match message {
                 CallMessage::Request => Outcome::NotExecuted,
@@ -277,7 +283,7 @@ impl RpcError {
     }
 
     /// The call that failed; `None` for [`NoSuchWorker`](Self::NoSuchWorker),
-    /// [`RetryOptions`](Self::RetryOptions) and [`Broken`](Self::Broken).
+    /// [`RetryOptions`](Self::RetryOptions), [`OtherProcess`](Self::OtherProcess) and [`Broken`](Self::Broken).
     #[must_use]
     pub fn call(&self) -> Option<&CallSite> {
         match self {
@@ -291,7 +297,10 @@ impl RpcError {
             | Self::TooLarge { call, .. }
             | Self::Codec { call, .. } => Some(call),
             Self::RetriesExhausted { last, .. } => last.call(),
-            Self::NoSuchWorker { .. } | Self::RetryOptions(_) | Self::Broken(_) => None,
+            Self::NoSuchWorker { .. }
+            | Self::RetryOptions(_)
+            | Self::OtherProcess(_)
+            | Self::Broken(_) => None,
         }
     }
 }

@@ -39,8 +39,8 @@ pub struct RRefCall<'a> {
 
 #[derive(Clone)]
 enum Callee<'a> {
-    /// `None` before the references are attached.
-    Worker(Option<&'a Arc<Runtime>>, Destination<'a>),
+    /// Or the error of every call, as before the references are attached.
+    Worker(Result<&'a Arc<Runtime>, RRefError>, Destination<'a>),
     Value(&'a Arc<Cell>),
 }
 
@@ -61,7 +61,7 @@ impl<T: Send + Sync + 'static> RRef<T> {
 
 impl<'a> RRefCall<'a> {
     pub(crate) const fn of_function(
-        runtime: Option<&'a Arc<Runtime>>,
+        runtime: Result<&'a Arc<Runtime>, RRefError>,
         to: Destination<'a>,
         name: &'a str,
     ) -> Self {
@@ -127,10 +127,10 @@ impl<'a> RRefCall<'a> {
     ) -> Result<RRef<R>, RRefError> {
         let (runtime, owner, target) = match self.callee {
             Callee::Worker(runtime, to) => {
-                let runtime = runtime.ok_or(RRefError::NotAttached)?;
+                let runtime = runtime?;
                 (runtime, runtime.agent.worker(to)?.id, None)
             }
-            Callee::Value(cell) => (cell.runtime(), cell.owner(), Some(cell)),
+            Callee::Value(cell) => (cell.here()?, cell.owner(), Some(cell)),
         };
         let (type_name, timeout) = (type_name_of::<R>(), self.timeout.flatten());
         let cell = runtime.create(owner, target, self.name, &arguments, type_name, timeout)?;
@@ -138,9 +138,9 @@ impl<'a> RRefCall<'a> {
     }
 
     fn start(self, arguments: &impl Serialize) -> Result<(&'a Arc<Runtime>, Call), RRefError> {
-        let runtime = match self.callee {
-            Callee::Worker(runtime, _) => runtime.ok_or(RRefError::NotAttached)?,
-            Callee::Value(cell) => cell.runtime(),
+        let runtime = match &self.callee {
+            Callee::Worker(runtime, _) => runtime.clone()?,
+            Callee::Value(cell) => cell.here()?,
         };
         let timeout = self.timeout.unwrap_or_else(|| runtime.agent.timeout());
         let call = match self.callee {

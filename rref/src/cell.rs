@@ -5,7 +5,8 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use rpc_agent::{RpcFuture, WorkerId};
+use c10d_socket::ProcessBound;
+use rpc_agent::{RpcError, RpcFuture, WorkerId};
 
 use crate::context::{Handle, UserStatus};
 use crate::error::RRefError;
@@ -13,7 +14,7 @@ use crate::id::{ForkId, RRefId};
 use crate::runtime::Runtime;
 
 pub(crate) struct Cell {
-    runtime: Arc<Runtime>,
+    runtime: ProcessBound<Arc<Runtime>>,
     handle: Handle,
     rref: RRefId,
     owner: WorkerId,
@@ -31,7 +32,7 @@ impl Cell {
         type_name: Arc<str>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            runtime,
+            runtime: ProcessBound::new(runtime),
             handle,
             rref,
             owner,
@@ -47,8 +48,13 @@ impl Cell {
         Self::new(Arc::clone(runtime), handle, rref, me, type_name.into())
     }
 
-    pub(crate) const fn runtime(&self) -> &Arc<Runtime> {
-        &self.runtime
+    pub(crate) fn runtime(&self) -> &Arc<Runtime> {
+        self.runtime.get_anywhere()
+    }
+
+    /// The runtime for an operation of the program. An error in a forked child.
+    pub(crate) fn here(&self) -> Result<&Arc<Runtime>, RRefError> {
+        Ok(self.runtime.get().map_err(RpcError::from)?)
     }
 
     pub(crate) const fn handle(&self) -> Handle {
@@ -76,7 +82,7 @@ impl Cell {
     }
 
     pub(crate) fn status(&self, user: ForkId) -> Option<UserStatus> {
-        self.runtime.lock().context.status(user)
+        self.here().ok()?.lock().context.status(user)
     }
 
     /// Completes when the owner has confirmed or refused this user; its status says which.
@@ -85,7 +91,7 @@ impl Cell {
             return answered;
         }
         // Made before the cell is locked for it. Of two that were made at once, one is dropped.
-        let answered = self.runtime.answered(user);
+        let answered = self.runtime().answered(user);
         self.answered.get_or_init(|| answered)
     }
 
@@ -98,7 +104,7 @@ impl Cell {
             Some(UserStatus::Failed(error)) => Err(RRefError::of_user(
                 error,
                 self.rref,
-                &self.runtime.worker(self.owner),
+                &self.runtime().worker(self.owner),
             )),
             Some(_) => Ok(()),
             None => Err(RRefError::Shutdown),
@@ -107,7 +113,7 @@ impl Cell {
 
     /// Fails if this worker no longer has the value's entry, which it keeps until the shutdown.
     pub(crate) fn check_owned(&self) -> Result<(), RRefError> {
-        let owner = self.runtime.lock().context.owner_of(self.handle);
+        let owner = self.runtime().lock().context.owner_of(self.handle);
         owner.map(drop).ok_or(RRefError::Shutdown)
     }
 
@@ -123,7 +129,10 @@ impl Cell {
 
 impl Drop for Cell {
     fn drop(&mut self) {
-        self.runtime.queue_drop(self.handle);
+        // A forked child's copy is not a reference: its parent still has the handle.
+        if let Ok(runtime) = self.runtime.get() {
+            runtime.queue_drop(self.handle);
+        }
     }
 }
 

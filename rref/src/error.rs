@@ -204,6 +204,9 @@ pub enum ShutdownError {
     /// No agent is attached.
     #[error("no agent is attached to the references: call `RRefs::attach`")]
     NotAttached,
+    /// A forked child used the references of its parent, which are unharmed.
+    #[error("cannot shut down the references: {0}")]
+    OtherProcess(#[from] c10d_socket::OtherProcess),
     /// The agent is not the attached one. Nothing was shut down.
     #[error("the references belong to the agent of {attached}, not to that of {given}")]
     OtherAgent {

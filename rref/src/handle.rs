@@ -34,6 +34,9 @@ use crate::value::Value;
 /// Reference cycles, made of values that hold references to each other, are freed by
 /// [`RRefs::shutdown`](crate::RRefs::shutdown) only.
 ///
+/// In a forked child every operation on its parent's references fails with
+/// [`RpcError::OtherProcess`](rpc_agent::RpcError::OtherProcess), and dropping its copies sends nothing.
+///
 /// A method that may block takes a timeout: `None` waits indefinitely, and zero checks once without waiting.
 pub struct RRef<T> {
     pub(crate) cell: Arc<Cell>,
@@ -99,8 +102,8 @@ impl<T> RRef<T> {
     pub fn has_timed_out(&self) -> bool {
         let user = self.cell.user();
         user.is_some_and(|user| {
-            let inner = self.cell.runtime().lock();
-            inner.context.has_timed_out(user)
+            let runtime = self.cell.here();
+            runtime.is_ok_and(|runtime| runtime.lock().context.has_timed_out(user))
         })
     }
 
@@ -111,9 +114,7 @@ impl<T> RRef<T> {
     /// [`RRefError::CreationTimedOut`], [`RRefError::OwnerLost`], [`RRefError::Refused`] or
     /// [`RRefError::Shutdown`] if the reference cannot be used.
     pub fn wait_confirmed(&self, timeout: impl Into<Option<Duration>>) -> Result<(), RRefError> {
-        self.cell
-            .runtime()
-            .wait_confirmed(&self.cell, timeout.into())
+        self.cell.here()?.wait_confirmed(&self.cell, timeout.into())
     }
 }
 
@@ -127,10 +128,7 @@ impl<T: Send + Sync + 'static> RRef<T> {
     /// [`RRefError::Shutdown`].
     pub fn local_value(&self, timeout: impl Into<Option<Duration>>) -> Result<Arc<T>, RRefError> {
         self.check_owner("localValue")?;
-        let value = self
-            .cell
-            .runtime()
-            .local_value(&self.cell, timeout.into())?;
+        let value = self.cell.here()?.local_value(&self.cell, timeout.into())?;
         typed(&value)
     }
 
@@ -145,7 +143,7 @@ impl<T: Send + Sync + 'static> RRef<T> {
     pub fn value_future(&self) -> Result<RRefFuture<Arc<T>>, RRefError> {
         self.check_owner("getFuture")?;
         self.cell
-            .runtime()
+            .here()?
             .value_future(&self.cell, |value| typed(&value))
     }
 
@@ -156,7 +154,7 @@ impl<T: Send + Sync + 'static> RRef<T> {
     /// [`RRefError::NotOwner`] on other workers; [`RRefError::Shutdown`].
     pub fn has_value(&self) -> Result<bool, RRefError> {
         self.check_owner("hasValue")?;
-        self.cell.runtime().has_value(&self.cell)
+        self.cell.here()?.has_value(&self.cell)
     }
 
     /// [`RRef::set_value`] for a value that never leaves its owner.
@@ -188,7 +186,7 @@ impl<T: Send + Sync + 'static> RRef<T> {
             Ok(_) => "setValue",
             Err(_) => "setError",
         })?;
-        self.cell.runtime().set_value(self.cell.rref(), result)
+        self.cell.here()?.set_value(self.cell.rref(), result)
     }
 
     fn check_owner(&self, operation: &'static str) -> Result<(), RRefError> {
@@ -210,7 +208,7 @@ impl<T: Send + Sync + 'static> RRef<T> {
     /// [`RRefError::TimedOut`] if the value is not ready by then; [`RRefError::Creation`] if its function
     /// failed; [`RRefError::OwnerLost`]; any other [`RRefError`] if the request fails.
     pub fn wait_ready(&self, timeout: impl Into<Option<Duration>>) -> Result<(), RRefError> {
-        self.cell.runtime().wait_ready(&self.cell, timeout.into())
+        self.cell.here()?.wait_ready(&self.cell, timeout.into())
     }
 }
 
@@ -239,7 +237,7 @@ impl<T: DeserializeOwned> RRef<T> {
     /// failed, at once; [`RRefError::OwnerLost`] when the owner is lost; [`RRefError::Opaque`] if the value
     /// has no encoding; any other [`RRefError`] if the request fails.
     pub fn to_here(&self, timeout: impl Into<Option<Duration>>) -> Result<T, RRefError> {
-        let fetch = self.cell.runtime().fetch(&self.cell, timeout.into())?;
+        let fetch = self.cell.here()?.fetch(&self.cell, timeout.into())?;
         fetch.wait_or_failure(&self.cell)
     }
 }
@@ -250,7 +248,7 @@ impl<T: DeserializeOwned + Clone + Send + 'static> RRef<T> {
     /// # Errors
     /// Those that are known at once; the future reports the others.
     pub fn fetch(&self, timeout: impl Into<Option<Duration>>) -> Result<RRefFuture<T>, RRefError> {
-        let runtime = self.cell.runtime();
+        let runtime = self.cell.here()?;
         Ok(runtime
             .fetch(&self.cell, timeout.into())?
             .into_future(runtime))

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use rpc_agent::{AgentHandle, Destination, RegistryId, WorkerInfo};
+use c10d_socket::ProcessBound;
+use rpc_agent::{AgentHandle, Destination, RegistryId, RpcError, WorkerInfo};
 use serde::Serialize;
 
 use crate::call::RRefCall;
@@ -20,19 +21,20 @@ pub(crate) struct Hub {
     pub(crate) creator: Arc<dyn RunCreation>,
     pub(crate) options: RRefOptions,
     pub(crate) registry: RegistryId,
-    pub(crate) runtime: OnceLock<Arc<Runtime>>,
+    pub(crate) runtime: OnceLock<ProcessBound<Arc<Runtime>>>,
 }
 
 impl Hub {
     /// The runtime, which the first request or [`RRefs::attach`] starts.
     pub(crate) fn runtime(&self, agent: &AgentHandle) -> &Arc<Runtime> {
         if let Some(runtime) = self.runtime.get() {
-            return runtime;
+            return runtime.get_anywhere();
         }
         // Started before it is published, so that the agent is not called under the cell's lock. If two
         // threads start one at once, one is dropped, and its callbacks at the agent do nothing.
         let started = Runtime::start(agent, Arc::clone(&self.creator), &self.options);
-        self.runtime.get_or_init(|| started)
+        let runtime = self.runtime.get_or_init(|| ProcessBound::new(started));
+        runtime.get_anywhere()
     }
 }
 
@@ -54,7 +56,7 @@ impl Hub {
 /// ```
 #[derive(Clone)]
 pub struct RRefs {
-    hub: Arc<Hub>,
+    pub(crate) hub: Arc<Hub>,
 }
 
 impl RRefs {
@@ -63,7 +65,8 @@ impl RRefs {
     }
 
     pub(crate) fn runtime(&self) -> Result<&Arc<Runtime>, RRefError> {
-        self.hub.runtime.get().ok_or(RRefError::NotAttached)
+        let runtime = self.hub.runtime.get().ok_or(RRefError::NotAttached)?;
+        Ok(runtime.get().map_err(RpcError::from)?)
     }
 
     /// Attaches the references to the agent that was started with their registry. The first request of another
@@ -72,6 +75,8 @@ impl RRefs {
     /// # Errors
     /// [`RRefError::Refused`] if the agent was started with another registry.
     pub fn attach(&self, agent: &AgentHandle) -> Result<(), RRefError> {
+        // The agent of a parent process cannot be used.
+        agent.worker(agent.me().id)?;
         // Another registry lacks the functions that serve references.
         if agent.registry_id() != self.hub.registry {
             let me = agent.me();
@@ -162,7 +167,7 @@ impl RRefs {
     /// # }
     /// ```
     pub fn call<'a>(&'a self, to: impl Into<Destination<'a>>, function: &'a str) -> RRefCall<'a> {
-        RRefCall::of_function(self.hub.runtime.get(), to.into(), function)
+        RRefCall::of_function(self.runtime(), to.into(), function)
     }
 
     /// The number of entries of each table. Takes time in proportion to the tables.
@@ -195,7 +200,7 @@ impl RRefs {
 impl fmt::Debug for RRefs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("RRefs")
-            .field(&self.hub.runtime.get().map(|runtime| runtime.agent.me()))
+            .field(&self.runtime().map(|runtime| runtime.agent.me()))
             .finish()
     }
 }

@@ -12,13 +12,18 @@ use crate::rrefs::RRefs;
 use crate::runtime::{Inner, RunOn, Runtime};
 
 impl RRefs {
+    fn attached(&self) -> Result<&Arc<Runtime>, ShutdownError> {
+        let runtime = self.hub.runtime.get().ok_or(ShutdownError::NotAttached)?;
+        Ok(runtime.get()?)
+    }
+
     /// Returns the values of this worker that are held, with their holders. Takes time in proportion to the
     /// tables.
     ///
     /// # Errors
     /// [`ShutdownError::NotAttached`].
     pub fn leak_report(&self) -> Result<LeakReport, ShutdownError> {
-        let runtime = self.runtime().map_err(|_| ShutdownError::NotAttached)?;
+        let runtime = self.attached()?;
         Ok(leak_report(runtime))
     }
 
@@ -41,7 +46,7 @@ impl RRefs {
         agent: &Agent,
         timeout: impl Into<Option<Duration>>,
     ) -> Result<LeakReport, ShutdownError> {
-        let runtime = self.runtime().map_err(|_| ShutdownError::NotAttached)?;
+        let runtime = self.attached()?;
         if runtime.agent.incarnation() != agent.handle().incarnation() {
             return Err(ShutdownError::OtherAgent {
                 attached: runtime.agent.me().clone(),
@@ -70,7 +75,7 @@ impl RRefs {
     /// [`ShutdownError::Missing`], [`ShutdownError::NotAttached`] or [`ShutdownError::InProgress`], as
     /// [`RRefs::shutdown`].
     pub fn leave(&self, timeout: impl Into<Option<Duration>>) -> Result<LeakReport, ShutdownError> {
-        let runtime = self.runtime().map_err(|_| ShutdownError::NotAttached)?;
+        let runtime = self.attached()?;
         let ending = Ending::begin(runtime, timeout.into())?;
         let report = leak_report(runtime);
         ending.end_references().finish(report)

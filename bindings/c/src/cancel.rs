@@ -23,7 +23,7 @@ struct State {
 impl Default for State {
     fn default() -> Self {
         Self {
-            cancel: ProcessBound::new("cancel handle", fresh()),
+            cancel: ProcessBound::new(fresh()),
             of_child: OnceLock::new(),
         }
     }

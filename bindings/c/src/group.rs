@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use c10d::{Group, GroupOptions};
-use c10d_socket::{Cancel, ProcessBound};
+use c10d_socket::Cancel;
 
 use crate::border::{self, Buffer, BufferList, CText, DataPointer, NumberArray, ValuePointer};
 use crate::cancel::{self, CancelHandle, Wait};
@@ -18,7 +18,7 @@ use crate::timeout;
 /// operation returns when all ranks have taken part. After `C10D_ERROR_MISSING_RANKS` and `C10D_ERROR_INTERRUPTED`
 /// the same call can be made again: it goes on where it was.
 #[derive(Debug)]
-pub struct GroupHandle(ProcessBound<JoinedGroup>);
+pub struct GroupHandle(JoinedGroup);
 
 #[derive(Debug)]
 pub(crate) struct JoinedGroup {
@@ -34,7 +34,7 @@ impl GroupHandle {
             group: group.with_cancel(&Cancel::NEVER),
             key_bytes_max,
         };
-        Box::new(Self(ProcessBound::new("group", joined)))
+        Box::new(Self(joined))
     }
 }
 
@@ -42,7 +42,9 @@ impl<'a> Argument for Option<&'a GroupHandle> {
     type Checked = &'a JoinedGroup;
 
     fn check(self, name: &'static str) -> Result<&'a JoinedGroup, Failure> {
-        Ok(border::not_null(self, name)?.0.get()?)
+        let joined = &border::not_null(self, name)?.0;
+        joined.group.store().check_process()?;
+        Ok(joined)
     }
 }
 

@@ -58,7 +58,7 @@ operations! {
             port: server.local_addr().port(),
             running: Mutex::new(Some(server)),
         };
-        Box::new(ServerHandle(ProcessBound::new("server", server)))
+        Box::new(ServerHandle(ProcessBound::new(server)))
     };
 
     /// The port that the server listens on, or listened on until it was stopped.

@@ -123,6 +123,7 @@ impl Status {
             StoreError::WorkersMissing { .. } => Self::C10D_ERROR_MISSING_RANKS,
             StoreError::Journal(_) => Self::C10D_ERROR_JOURNAL,
             StoreError::WaitEnded { .. } => Self::C10D_ERROR_WAIT_ENDED,
+            StoreError::OtherProcess { .. } => Self::C10D_ERROR_FORKED,
             _ => Self::C10D_ERROR_OTHER,
         }
     }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use c10d_socket::{Cancel, ProcessBound};
+use c10d_socket::Cancel;
 use c10d_store::{
     FileStore, HashStore, PrefixStore, Store, StoreHandle as _, TcpStore, key_from_bytes,
 };
@@ -20,7 +20,7 @@ use crate::timeout;
 /// A store of the process that opened it. Any number of threads may use one at a time; a call that waits delays no
 /// other.
 #[derive(Debug)]
-pub struct StoreHandle(ProcessBound<OpenStore>);
+pub struct StoreHandle(OpenStore);
 
 #[derive(Debug)]
 pub(crate) struct OpenStore {
@@ -74,7 +74,7 @@ impl OpenStore {
 
 impl StoreHandle {
     fn with(open: OpenStore) -> Box<Self> {
-        Box::new(Self(ProcessBound::new("store", open)))
+        Box::new(Self(open))
     }
 
     /// A store that is not known as a TCP store.
@@ -91,7 +91,9 @@ impl<'a> Argument for Option<&'a StoreHandle> {
     type Checked = &'a OpenStore;
 
     fn check(self, name: &'static str) -> Result<&'a OpenStore, Failure> {
-        Ok(border::not_null(self, name)?.0.get()?)
+        let open = &border::not_null(self, name)?.0;
+        open.store.check_process()?;
+        Ok(open)
     }
 }
 

@@ -5,12 +5,17 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
+use crate::owned::forked;
+
 /// The module of the exception classes.
 const MODULE: &str = "c10d_rs._errors";
 
 /// The exception for an error of a store.
 pub(crate) fn store_error(py: Python<'_>, error: &StoreError) -> PyErr {
-    raise(py, class_name(error), error.to_string())
+    match error {
+        StoreError::OtherProcess { source, .. } => forked(*source),
+        _ => raise(py, class_name(error), error.to_string()),
+    }
 }
 
 /// An exception of the class with this name.

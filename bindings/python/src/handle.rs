@@ -34,7 +34,10 @@ impl Handle {
     /// # Errors
     /// In a forked child, before [`open`](Self::open), and after [`close`](Self::close).
     pub(crate) fn store(&self, py: Python<'_>) -> PyResult<Arc<dyn Store>> {
-        self.0.get()?.get(py)
+        let store = self.0.get()?.get(py)?;
+        let process = store.check_process();
+        process.map_err(|error| store_error(py, &error))?;
+        Ok(store)
     }
 
     /// Makes a call, which Ctrl-C ends.
@@ -48,8 +51,15 @@ impl Handle {
     }
 
     /// Ends the calls in progress in other threads, and later ones. The process' last handle of a server stops it.
+    ///
+    /// # Errors
+    /// In a forked child, whose parent's handle stays open.
     pub(crate) fn close(&self, py: Python<'_>) -> PyResult<()> {
-        if let Some(store) = self.0.get()?.take()? {
+        let owned = self.0.get()?;
+        if let Some(Err(error)) = owned.read(|store| store.check_process()) {
+            return Err(store_error(py, &error));
+        }
+        if let Some(store) = owned.take() {
             py.detach(|| {
                 store.close();
                 drop(store);

@@ -1,26 +1,25 @@
 //! Whether this is the thread that runs Python's signal handlers.
 
 use std::cell::Cell;
-use std::process;
 
+use c10d_socket::Process;
 use pyo3::prelude::*;
 
 thread_local! {
     /// The answer and the process that it is for: in a forked child, the thread that forked is the main thread.
-    static KNOWN: Cell<Option<(u32, bool)>> = const { Cell::new(None) };
+    static KNOWN: Cell<Option<(Process, bool)>> = const { Cell::new(None) };
 }
 
 /// Whether Python runs its signal handlers on this thread.
 pub(crate) fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
-    let process = process::id();
-    if let Some((known_process, is_main)) = KNOWN.get()
-        && known_process == process
+    if let Some((process, is_main)) = KNOWN.get()
+        && process.is_this()
     {
         return Ok(is_main);
     }
     let threading = py.import("threading")?;
     let main = threading.call_method0("main_thread")?.getattr("ident")?;
     let is_main = main.eq(threading.call_method0("get_ident")?)?;
-    KNOWN.set(Some((process, is_main)));
+    KNOWN.set(Some((Process::this(), is_main)));
     Ok(is_main)
 }

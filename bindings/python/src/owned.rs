@@ -1,64 +1,85 @@
-//! Connections, threads and servers that belong to one process, until they are closed.
+//! Values that end when they are taken out: stores, groups, servers and threads, until they are closed.
 
 use std::sync::{Mutex, PoisonError};
 
-use c10d_socket::ProcessBound;
+use c10d_socket::{OtherProcess, ProcessBound};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 use crate::errors::raise;
 
-/// A value that only the process that made it may use or end, until it is taken out.
+/// A value until it is taken out. Its lock is held under Python's lock only, so that a forked child finds it free.
 #[derive(Debug)]
 pub(crate) struct Owned<T> {
     what: &'static str,
-    value: ProcessBound<Mutex<Option<T>>>,
+    value: Mutex<Option<T>>,
 }
 
 impl<T> Owned<T> {
     /// Errors call the value `what`.
-    pub(crate) fn new(what: &'static str, value: T) -> Self {
+    pub(crate) const fn new(what: &'static str, value: T) -> Self {
         Self {
             what,
-            value: ProcessBound::new(what, Mutex::new(Some(value))),
+            value: Mutex::new(Some(value)),
         }
     }
 
     /// A clone of the value.
     ///
     /// # Errors
-    /// In a forked child, and after [`take`](Self::take).
+    /// After [`take`](Self::take).
     pub(crate) fn get(&self, py: Python<'_>) -> PyResult<T>
     where
         T: Clone,
     {
-        self.with(|value| value.clone())?.ok_or_else(|| {
+        self.read(T::clone).ok_or_else(|| {
             let message = format!("the {} has been closed", self.what);
             raise(py, "DistStoreError", message)
         })
     }
 
     /// Takes the value out; `None` if that was done before.
-    ///
-    /// # Errors
-    /// In a forked child.
-    pub(crate) fn take(&self) -> PyResult<Option<T>> {
+    pub(crate) fn take(&self) -> Option<T> {
         self.with(Option::take)
     }
 
-    /// What `read` makes of the value; `None` after [`take`](Self::take), and in a forked child.
+    /// What `read` makes of the value; `None` after [`take`](Self::take).
     pub(crate) fn read<R>(&self, read: impl FnOnce(&T) -> R) -> Option<R> {
-        self.with(|value| value.as_ref().map(read)).ok()?
+        self.with(|value| value.as_ref().map(read))
     }
 
-    fn with<R>(&self, work: impl FnOnce(&mut Option<T>) -> R) -> PyResult<R> {
-        let value = self.value.get().map_err(|forked| {
-            PyRuntimeError::new_err(format!(
-                "{forked}, or start the child with the method \"spawn\""
-            ))
-        })?;
-        Ok(work(
-            &mut value.lock().unwrap_or_else(PoisonError::into_inner),
-        ))
+    fn with<R>(&self, work: impl FnOnce(&mut Option<T>) -> R) -> R {
+        work(&mut self.value.lock().unwrap_or_else(PoisonError::into_inner))
     }
+}
+
+impl<T> Owned<ProcessBound<T>> {
+    /// A clone of the value.
+    ///
+    /// # Errors
+    /// After [`take`](Self::take), and in a forked child.
+    pub(crate) fn get_here(&self, py: Python<'_>) -> PyResult<T>
+    where
+        T: Clone,
+    {
+        self.get(py)?.get().cloned().map_err(forked)
+    }
+
+    /// Takes the value out; `None` if that was done before.
+    ///
+    /// # Errors
+    /// In a forked child.
+    pub(crate) fn take_here(&self) -> PyResult<Option<T>> {
+        if let Some(Err(error)) = self.read(|value| value.get().map(drop)) {
+            return Err(forked(error));
+        }
+        Ok(self.take().and_then(ProcessBound::into_inner))
+    }
+}
+
+/// The exception of a forked child that uses what its parent has opened.
+pub(crate) fn forked(error: OtherProcess) -> PyErr {
+    PyRuntimeError::new_err(format!(
+        "{error}, or start the child with the method \"spawn\""
+    ))
 }

@@ -9,6 +9,7 @@ use std::task::Wake;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use c10d_socket::ProcessBound;
 use elastic_rendezvous::{
     DEFAULT_PORT, DynamicRendezvous, Endpoint, RendezvousError, RendezvousHandler,
     RendezvousParameters, ServerHook, create_c10d,
@@ -29,7 +30,7 @@ const LEAVE_GRACE: Duration = Duration::from_secs(2);
 #[pyclass(frozen, module = "c10d_rs._native")]
 #[derive(Debug)]
 pub(crate) struct Rendezvous {
-    node: Owned<Arc<DynamicRendezvous>>,
+    node: Owned<ProcessBound<Arc<DynamicRendezvous>>>,
     store_address: (String, u16),
 }
 
@@ -51,7 +52,7 @@ impl Rendezvous {
         let opened = run(py, || open(&endpoint, run_id, nodes, local_addr, settings))?;
         let (node, store_address) = opened.map_err(|error| rendezvous_error(py, &error))?;
         Ok(Self {
-            node: Owned::new("rendezvous", Arc::new(node)),
+            node: Owned::new("rendezvous", ProcessBound::new(Arc::new(node))),
             store_address,
         })
     }
@@ -67,7 +68,7 @@ impl Rendezvous {
 
     /// Whether an agent serves the workers' store.
     fn uses_agent_store(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.node.get(py)?.has_agent_store())
+        Ok(self.node.get_here(py)?.has_agent_store())
     }
 
     /// The host and port of the rendezvous' store.
@@ -89,14 +90,14 @@ impl Rendezvous {
     /// The number of nodes that wait for the next round. Does not block.
     fn num_nodes_waiting(&self, py: Python<'_>) -> PyResult<usize> {
         self.node
-            .get(py)?
+            .get_here(py)?
             .num_nodes_waiting()
             .map_err(|error| rendezvous_error(py, &error))
     }
 
     /// Ends the rendezvous for all nodes, and this node. Returns whether the first succeeded.
     fn shutdown(&self, py: Python<'_>) -> PyResult<bool> {
-        let Some(node) = self.node.take()? else {
+        let Some(node) = self.node.take_here()? else {
             return Ok(true);
         };
         run_aside(py, || (), move || node.shutdown())
@@ -109,7 +110,7 @@ impl Rendezvous {
         py: Python<'_>,
         call: impl FnOnce(&DynamicRendezvous) -> Result<T, RendezvousError> + Send + 'static,
     ) -> PyResult<T> {
-        let node = self.node.get(py)?;
+        let node = self.node.get_here(py)?;
         let caller = Arc::clone(&node);
         let result = run_aside(py, move || node.interrupt(), move || call(&caller))?;
         result.map_err(|error| rendezvous_error(py, &error))

@@ -12,9 +12,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
-use std::{process, thread};
+use std::thread;
 
-use c10d_socket::Cancel;
+use c10d_socket::{Cancel, Process};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -31,7 +31,7 @@ static RECEIVED: AtomicU64 = AtomicU64::new(0);
 static USERS: AtomicI32 = AtomicI32::new(NONE);
 
 /// The process and the end that its handlers write to. A forked child has no thread that reads it.
-static WATCHED: Mutex<Option<(u32, UnixStream)>> = Mutex::new(None);
+static WATCHED: Mutex<Option<(Process, UnixStream)>> = Mutex::new(None);
 
 thread_local! {
     /// The call in progress on the main thread.
@@ -134,9 +134,8 @@ fn set_wakeup_fd(py: Python<'_>, fd: i32) -> PyResult<i32> {
 /// The descriptor of this process that `c10d-signals` reads.
 fn watched() -> io::Result<i32> {
     let mut watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
-    let process = process::id();
     if let Some((owner, end)) = &*watched
-        && *owner == process
+        && owner.is_this()
     {
         return Ok(end.as_raw_fd());
     }
@@ -145,7 +144,7 @@ fn watched() -> io::Result<i32> {
     thread::Builder::new()
         .name("c10d-signals".to_owned())
         .spawn(move || watch(read))?;
-    let (_, written) = watched.insert((process, written));
+    let (_, written) = watched.insert((Process::this(), written));
     Ok(written.as_raw_fd())
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use c10d_journal::SqliteJournal;
-use c10d_socket::Cancel;
+use c10d_socket::{Cancel, ProcessBound};
 use c10d_store::journal::JournalSource;
 use c10d_store::{ServerOptions, TcpStoreServer};
 use pyo3::exceptions::PyTypeError;
@@ -24,7 +24,7 @@ use crate::secret::read_secret_file;
 pub(crate) struct StoreServer {
     host: String,
     port: u16,
-    server: Owned<TcpStoreServer>,
+    server: Owned<ProcessBound<TcpStoreServer>>,
 }
 
 #[pymethods]
@@ -55,7 +55,7 @@ impl StoreServer {
         Ok(Self {
             host: host.to_owned(),
             port: server.local_addr().port(),
-            server: Owned::new("server", server),
+            server: Owned::new("server", ProcessBound::new(server)),
         })
     }
 
@@ -75,7 +75,7 @@ impl StoreServer {
     #[getter]
     fn connection_count(&self) -> usize {
         self.server
-            .read(TcpStoreServer::connection_count)
+            .read(|server| server.get_anywhere().connection_count())
             .unwrap_or(0)
     }
 
@@ -83,13 +83,16 @@ impl StoreServer {
     /// the directory. None while it serves, after close, and without a dir.
     #[getter]
     fn journal_failure(&self) -> Option<String> {
-        let failure = |server: &TcpStoreServer| server.journal_failure().map(ToString::to_string);
+        let failure = |server: &ProcessBound<TcpStoreServer>| {
+            let failure = server.get_anywhere().journal_failure();
+            failure.map(ToString::to_string)
+        };
         self.server.read(failure).flatten()
     }
 
     /// Stops the server, and its clients lose their connections. Without a dir its data is lost.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let server = self.server.take()?;
+        let server = self.server.take_here()?;
         py.detach(|| drop(server));
         Ok(())
     }

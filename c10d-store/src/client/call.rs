@@ -72,12 +72,12 @@ impl<'c> Call<'c> {
     }
 
     pub(super) fn store_timeout(&self) -> Option<Duration> {
-        self.transport.timeout()
+        self.transport.timeout.get()
     }
 
     /// The time limit for a request that the server answers at once.
     pub(super) fn answer_timeout(&self) -> Option<Duration> {
-        at_least_an_answer(self.transport.timeout())
+        at_least_an_answer(self.transport.timeout.get())
     }
 
     /// A connection for this call. Waits for at most `timeout`, or [`ANSWER_TIMEOUT_MIN`] if longer.
@@ -114,7 +114,7 @@ impl<'c> Call<'c> {
         &self,
         build: impl FnOnce(&mut RequestBuf<'v>),
     ) -> Result<(), StoreError> {
-        self.tell_on(&mut self.lease(self.transport.timeout())?, build)
+        self.tell_on(&mut self.lease(self.transport.timeout.get())?, build)
     }
 
     pub(super) fn tell_on<'v>(
@@ -145,7 +145,7 @@ impl<'c> Call<'c> {
         build: impl FnOnce(&mut RequestBuf<'v>),
         read: impl FnOnce(&mut Connection, Deadline) -> Result<T, Failure>,
     ) -> Result<T, StoreError> {
-        self.ask_on(&mut self.lease(self.transport.timeout())?, build, read)
+        self.ask_on(&mut self.lease(self.transport.timeout.get())?, build, read)
     }
 
     pub(super) fn ask_on<'v, T>(

@@ -2,7 +2,7 @@
 //! is alive, and the connection is never closed for being unused.
 
 use std::mem;
-use std::sync::{Arc, PoisonError};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use super::TcpStore;
@@ -40,7 +40,7 @@ impl TcpStore {
         let count = 1 + usize::from(will.is_some());
         let call = self.call(Operation::SetEphemeral, &keys[..count], &values[..count])?;
         let (owner, _) = self.owner(&call, true)?;
-        let call = call.over(&owner.handle.transport);
+        let call = call.over(&owner.handle().transport);
         let claim = call.ask(
             |request| {
                 request.opcode(Opcode::SetEphemeral).user_key(key);
@@ -80,7 +80,7 @@ impl TcpStore {
     ) -> Result<bool, StoreError> {
         let call = self.call_of(Operation::KeepAlive);
         let (owner, was_lost) = self.owner(&call, false)?;
-        let call = call.over(&owner.handle.transport);
+        let call = call.over(&owner.handle().transport);
         // At least 1 ms: 0 is any time.
         let millis = silence_max.map_or(0, |it| it.as_millis().max(1));
         let millis = u32::try_from(millis).unwrap_or(u32::MAX);
@@ -101,6 +101,8 @@ impl TcpStore {
     /// The owner of this store's ephemeral keys, and whether another one was lost. If the request shows what was written
     /// before, that is acknowledged first.
     fn owner(&self, call: &Call<'_>, shows_writes: bool) -> Result<(Self, bool), StoreError> {
+        // Before its lock, which a forked child could find held.
+        self.check_not_closed()?;
         let timeout = self.timeout();
         let known = self.known_owner();
         if known.is_none() || shows_writes {
@@ -118,7 +120,7 @@ impl TcpStore {
             }
         };
         let (owner, was_lost) = {
-            let owner = self.handle.owner.lock();
+            let owner = self.handle().owner.lock();
             let mut owner = owner.unwrap_or_else(PoisonError::into_inner);
             // One that another thread has opened meanwhile is as good.
             let store = owner.store.take().or(known).or(opened);
@@ -139,7 +141,7 @@ impl TcpStore {
 
     /// The owner, if there is one.
     pub(super) fn known_owner(&self) -> Option<Self> {
-        let owner = self.handle.owner.lock();
+        let owner = self.handle().owner.lock();
         let owner = owner.unwrap_or_else(PoisonError::into_inner);
         owner.store.as_ref().map(Self::share)
     }
@@ -157,9 +159,9 @@ impl TcpStore {
             return;
         }
         lost.close();
-        let owner = self.handle.owner.lock();
+        let owner = self.handle().owner.lock();
         let mut owner = owner.unwrap_or_else(PoisonError::into_inner);
-        let is_it = |store: &mut Self| Arc::ptr_eq(&store.handle, &lost.handle);
+        let is_it = |store: &mut Self| std::ptr::eq(store.handle(), lost.handle());
         if owner.store.take_if(is_it).is_some() {
             owner.was_lost = true;
         }

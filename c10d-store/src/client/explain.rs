@@ -23,6 +23,7 @@ pub(super) fn explain(
             return StoreError::Connect { context, source };
         }
         PoolError::Ended(Ended::Closed) => return StoreError::Closed { context },
+        PoolError::OtherProcess(source) => return StoreError::OtherProcess { context, source },
         PoolError::Ended(Ended::Lost { kind, text }) => {
             let source = io::Error::new(kind, format!("earlier: {text}"));
             return StoreError::ConnectionLost {

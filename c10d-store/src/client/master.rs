@@ -35,7 +35,9 @@ pub(super) fn start(
     // means a bind and a thread; only a name lookup can take long.
     let mut tenants = TENANTS.lock().unwrap_or_else(PoisonError::into_inner);
     let tenants = tenants.get_or_insert_default();
-    if let Some(server) = tenants.get(&target.port()).and_then(Weak::upgrade) {
+    // A forked child cannot share the server of its parent.
+    let present = tenants.get(&target.port()).and_then(Weak::upgrade);
+    if let Some(server) = present.filter(|server| server.is_running()) {
         return Ok(server);
     }
     // The thread of a server that its last tenant dropped may still be closing the port.

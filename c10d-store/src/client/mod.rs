@@ -27,7 +27,9 @@ mod waiting;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Cancel, ConnectOptions, Credentials, Deadline, HostPort, Protocol, sleep};
+use c10d_socket::{
+    Cancel, ConnectOptions, Credentials, Deadline, HostPort, ProcessBound, Protocol, sleep,
+};
 
 use crate::address::{Lookup, StoreAddress};
 use crate::error::{ErrorContext, Operation, Outcome, StoreError};
@@ -74,6 +76,9 @@ const WORKER_COUNT_INTERVAL: Duration = Duration::from_millis(10);
 /// protocol has no error replies), the current and all later calls fail at once: a server that restarts
 /// is a new, empty store.
 ///
+/// A store belongs to the process that opened it. In a forked child every call fails at once with
+/// [`StoreError::OtherProcess`], and dropping its copy closes nothing: the child opens another store.
+///
 /// The behaviour follows PyTorch's `TCPStore` (`torch/csrc/distributed/c10d/TCPStore.cpp`).
 ///
 /// ```
@@ -89,7 +94,7 @@ const WORKER_COUNT_INTERVAL: Duration = Duration::from_millis(10);
 /// ```
 #[derive(Debug)]
 pub struct TcpStore {
-    handle: Arc<Handle>,
+    handle: ProcessBound<Arc<Handle>>,
     cancel: Cancel,
 }
 
@@ -205,26 +210,26 @@ impl TcpStore {
     /// [`Lookup::name`](crate::Lookup::name), with the port 0.
     #[must_use]
     pub fn host(&self) -> &str {
-        self.handle.server_name.host()
+        self.handle().server_name.host()
     }
 
     /// The server's port; for a master opened with port 0, the port that the system chose.
     #[must_use]
     pub fn port(&self) -> u16 {
-        self.handle.server_name.port()
+        self.handle().server_name.port()
     }
 
     /// The server, if this store is a master. It stops when the last store that shares it is dropped.
     #[must_use]
     pub fn server(&self) -> Option<&TcpStoreServer> {
-        self.handle.server.as_deref()
+        self.handle().server.as_deref()
     }
 
     /// Returns the addresses of the two ends of the store's first connection, or `None` if the system reported none.
     /// With an [address that is looked up](Self::open_at), the server may have moved since. Does not block.
     #[must_use]
     pub fn connection_ends(&self) -> Option<ConnectionEnds> {
-        self.handle.transport.pool.ends()
+        self.handle().transport.pool.ends()
     }
 
     /// Measures a round trip to the server. Blocks for at most the store's timeout.
@@ -272,7 +277,7 @@ impl TcpStore {
     #[must_use]
     pub fn with_cancel(&self, cancel: &Cancel) -> Self {
         Self {
-            handle: Arc::clone(&self.handle),
+            handle: self.handle.clone(),
             cancel: cancel.clone(),
         }
     }
@@ -281,10 +286,18 @@ impl TcpStore {
     /// [`StoreError::Closed`], and so do all later ones. Clones continue, and a hosted server runs until
     /// the store is dropped. Does not block.
     pub fn close(&self) {
-        self.handle.transport.pool.close();
+        let Ok(handle) = self.handle.get() else {
+            return;
+        };
+        handle.transport.pool.close();
         if let Some(owner) = self.known_owner() {
             owner.close();
         }
+    }
+
+    /// In a forked child, the pool refuses what needs a lock or a connection.
+    fn handle(&self) -> &Handle {
+        self.handle.get_anywhere()
     }
 
     /// Starts a call with these keys and values, after checking the limits.
@@ -294,19 +307,19 @@ impl TcpStore {
         keys: &'c [&'c str],
         values: &[&[u8]],
     ) -> Result<Call<'c>, StoreError> {
-        let call = Call::new(&self.handle.transport, &self.cancel, operation, keys);
+        let call = Call::new(&self.handle().transport, &self.cancel, operation, keys);
         call.check_limits(values)?;
         Ok(call)
     }
 
     /// Starts a call without keys.
     fn call_of(&self, operation: Operation) -> Call<'_> {
-        Call::new(&self.handle.transport, &self.cancel, operation, &[])
+        Call::new(&self.handle().transport, &self.cancel, operation, &[])
     }
 
     fn check_not_closed(&self) -> Result<(), StoreError> {
         let context = || ErrorContext::new(Operation::Open, [], self.label(), Duration::ZERO);
-        let result = self.handle.transport.pool.check_not_closed();
+        let result = self.handle().transport.pool.check_not_closed();
         result.map_err(|error| explain(error, context(), self.timeout()))
     }
 
@@ -340,7 +353,7 @@ impl TcpStore {
         )
         .map_err(|error| explain(error, context(), options.timeout))?;
         Ok(Self {
-            handle: Arc::new(Handle {
+            handle: ProcessBound::new(Arc::new(Handle {
                 transport: Transport::new(pool, label, options.limits, options.timeout),
                 server_name,
                 connect_options: options.connect_options.clone(),
@@ -350,7 +363,7 @@ impl TcpStore {
                 lookup: options.lookup.clone(),
                 owner: Mutex::default(),
                 server,
-            }),
+            })),
             cancel: options.cancel.clone(),
         })
     }
@@ -394,7 +407,7 @@ impl TcpStore {
         deadline: Deadline,
     ) -> Result<(), StoreError> {
         let mut joined = self.count_worker()?;
-        if self.handle.server.is_none() {
+        if self.handle().server.is_none() {
             return Ok(());
         }
         let expected = i64::try_from(world_size).unwrap_or(i64::MAX);

@@ -320,7 +320,7 @@ impl Store for TcpStore {
 
     /// True on this crate's server, false on PyTorch's.
     fn has_prompt_watch(&self) -> bool {
-        self.handle.transport.pool.has_wait_change()
+        self.handle().transport.pool.has_wait_change()
     }
 
     fn delete_prefix(&self, prefix: &str, delay: Duration) -> Result<u64, StoreError> {
@@ -424,15 +424,24 @@ impl Store for TcpStore {
 
 impl StoreHandle for TcpStore {
     fn label(&self) -> String {
-        self.handle.transport.label.clone()
+        self.handle().transport.label.clone()
+    }
+
+    fn check_process(&self) -> Result<(), StoreError> {
+        let context = || self.call_of(Operation::Open).context();
+        let process = self.handle.get().map(drop);
+        process.map_err(|source| StoreError::OtherProcess {
+            context: context(),
+            source,
+        })
     }
 
     fn timeout(&self) -> Option<Duration> {
-        self.handle.transport.timeout()
+        self.handle().transport.timeout.get()
     }
 
     fn set_timeout(&self, timeout: Option<Duration>) {
-        self.handle.transport.set_timeout(timeout);
+        self.handle().transport.timeout.set(timeout);
     }
 
     /// Opens a new connection to the same server, with this store's timeout. Does not keep a hosted
@@ -460,16 +469,16 @@ impl TcpStore {
         let timeout = self.timeout();
         let mut options = TcpStoreOptions::default()
             .with_timeout(timeout)
-            .with_limits(self.handle.transport.limits)
-            .with_connect_options(self.handle.connect_options.clone())
-            .with_reply_bytes_max(self.handle.reply_bytes_max)
+            .with_limits(self.handle().transport.limits)
+            .with_connect_options(self.handle().connect_options.clone())
+            .with_reply_bytes_max(self.handle().reply_bytes_max)
             .with_cancel(self.cancel.clone());
-        options.credentials.clone_from(&self.handle.credentials);
-        options.resume = self.handle.resume;
-        options.lookup.clone_from(&self.handle.lookup);
-        let address = self.handle.transport.pool.target().clone();
+        options.credentials.clone_from(&self.handle().credentials);
+        options.resume = self.handle().resume;
+        options.lookup.clone_from(&self.handle().lookup);
+        let address = self.handle().transport.pool.target().clone();
         Self::connect_to(
-            self.handle.server_name.clone(),
+            self.handle().server_name.clone(),
             address,
             &options,
             deadline,

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::{
     Backoff, BackoffOptions, Cancel, ConnectError, ConnectOptions, Credentials, Deadline, Dialer,
-    HostPort, TlsClient, Watch, sleep,
+    HostPort, OtherProcess, Process, TlsClient, Watch, sleep,
 };
 
 use super::channel::Channel;
@@ -33,6 +33,8 @@ pub(super) struct Pool {
     lane_changed: Condvar,
     /// The pool has ended, or a call was cancelled.
     has_ended: Condvar,
+    /// Only this process has the threads that hold the lock and share the connections.
+    process: Process,
 }
 
 /// How lanes are opened.
@@ -88,6 +90,8 @@ pub(super) enum Ended {
 #[derive(Debug)]
 pub(super) enum PoolError {
     Ended(Ended),
+    /// A forked child called.
+    OtherProcess(OtherProcess),
     Connect(ConnectError),
     Failure(Failure),
     /// Other calls held every lane until the deadline.
@@ -108,6 +112,12 @@ enum SessionFailure {
 impl<E: Into<PoolError>> From<E> for SessionFailure {
     fn from(error: E) -> Self {
         Self::Failed(error.into())
+    }
+}
+
+impl From<OtherProcess> for PoolError {
+    fn from(error: OtherProcess) -> Self {
+        Self::OtherProcess(error)
     }
 }
 
@@ -149,6 +159,7 @@ impl Pool {
             shared: Mutex::default(),
             lane_changed: Condvar::new(),
             has_ended: Condvar::new(),
+            process: Process::this(),
         });
         drop(pool.take(Need::Answer, deadline, cancel)?);
         Ok(pool)
@@ -201,18 +212,20 @@ impl Pool {
         Err(PoolError::Failure(Failure::NoReply))
     }
 
-    /// The ends of the first connection; `None` if the system did not tell them.
+    /// The ends of the first connection; `None` if the system did not tell them, and in a forked child.
     pub(super) fn ends(&self) -> Option<ConnectionEnds> {
+        self.process.check().ok()?;
         self.lock().ends
     }
 
-    /// Whether the server has WAIT_CHANGE.
+    /// Whether the server has WAIT_CHANGE. False in a forked child.
     pub(super) fn has_wait_change(&self) -> bool {
-        self.lock().has_wait_change
+        self.process.is_this() && self.lock().has_wait_change
     }
 
     /// Fails if the process has closed the store.
     pub(super) fn check_not_closed(&self) -> Result<(), PoolError> {
+        self.process.check()?;
         match self.lock().ended {
             Some(Ended::Closed) => Err(PoolError::Ended(Ended::Closed)),
             Some(Ended::Lost { .. }) | None => Ok(()),
@@ -225,6 +238,7 @@ impl Pool {
         deadline: Deadline,
         cancel: &Cancel,
     ) -> Result<(), PoolError> {
+        self.process.check()?;
         let mut watch = cancel.watch();
         let mut shared = self.lock();
         loop {
@@ -259,6 +273,7 @@ impl Pool {
         deadline: Deadline,
         cancel: &Cancel,
     ) -> Result<(usize, Option<Connection>, Option<Connection>), PoolError> {
+        self.process.check()?;
         let this = thread::current().id();
         let mut watch = cancel.watch();
         let mut shared = self.lock();
@@ -540,6 +555,9 @@ impl Pool {
 
     /// Marks the pool as ended, once, and wakes every thread that uses it.
     fn end(&self, ended: Ended) {
+        if !self.process.is_this() {
+            return;
+        }
         let mut shared = self.lock();
         if shared.ended.is_some() {
             return;

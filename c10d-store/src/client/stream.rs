@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Cancel, Deadline, TlsLayer, recv_into_spare, send_vectored};
+use c10d_socket::{Cancel, Deadline, Process, TlsLayer, recv_into_spare, send_vectored};
 use mio::event::Event;
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token};
@@ -43,6 +43,8 @@ pub(super) struct Stream {
     is_wakeable: bool,
     /// A wake that has not ended a wait yet. It may be an old one.
     is_woken: bool,
+    /// The check of a cancel may fork: its child must neither take events of the poll nor send, which are its parent's.
+    process: Process,
 }
 
 /// What lies between the socket and the protocol.
@@ -127,6 +129,7 @@ impl Stream {
             cancel: Cancel::NEVER,
             is_wakeable: false,
             is_woken: false,
+            process: Process::this(),
         })
     }
 
@@ -271,6 +274,7 @@ impl Stream {
         mut pieces: &mut [IoSlice<'_>],
         deadline: Deadline,
     ) -> io::Result<()> {
+        self.process.check().map_err(io::Error::other)?;
         // With empty pieces in front, a send of 0 bytes would look like a closed connection.
         IoSlice::advance_slices(&mut pieces, 0);
         if self.tls.is_some() {
@@ -422,6 +426,7 @@ impl Stream {
         };
         let mut patience = Deadline::after(Instant::now(), pause);
         loop {
+            self.process.check().map_err(io::Error::other)?;
             if self.is_wakeable && std::mem::take(&mut self.is_woken) {
                 return Err(io::ErrorKind::TimedOut.into());
             }

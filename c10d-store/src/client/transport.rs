@@ -1,9 +1,10 @@
 //! State shared by all calls of one store: connections, default timeout and limits.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::pool::Pool;
+use crate::default_timeout::DefaultTimeout;
 use crate::limits::WireLimits;
 
 #[derive(Debug)]
@@ -12,11 +13,11 @@ pub(super) struct Transport {
     /// The store's name in errors.
     pub(super) label: String,
     pub(super) limits: WireLimits,
-    timeout: Mutex<Option<Duration>>,
+    pub(super) timeout: DefaultTimeout,
 }
 
 impl Transport {
-    pub(super) const fn new(
+    pub(super) fn new(
         pool: Arc<Pool>,
         label: String,
         limits: WireLimits,
@@ -26,16 +27,7 @@ impl Transport {
             pool,
             label,
             limits,
-            timeout: Mutex::new(timeout),
+            timeout: DefaultTimeout::new(timeout),
         }
-    }
-
-    /// The default timeout.
-    pub(super) fn timeout(&self) -> Option<Duration> {
-        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn set_timeout(&self, timeout: Option<Duration>) {
-        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
     }
 }

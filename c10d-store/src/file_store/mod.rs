@@ -7,7 +7,7 @@ mod store_file;
 
 use std::fmt;
 use std::path::{self, Path};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use c10d_socket::Cancel;
@@ -17,6 +17,7 @@ use self::store_file::{Call, StoreFile, Writer};
 use crate::barrier::meet_by_keys;
 use crate::compare_set::CompareSet;
 use crate::decimal::write_decimal;
+use crate::default_timeout::DefaultTimeout;
 use crate::error::{Operation, StoreError};
 use crate::key::{key_from_bytes, key_to_bytes};
 use crate::known::Known;
@@ -50,6 +51,9 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// for the file's lock for at most 5 s and logs errors. [Closing](StoreHandle::close) a store ends its calls,
 /// but the file counts it as closed only when it is dropped.
 ///
+/// A store belongs to the process that opened it: in a forked child every operation fails with
+/// [`StoreError::OtherProcess`], and dropping its copy changes nothing.
+///
 /// ```
 /// use c10d_store::{FileStore, StoreExt};
 ///
@@ -74,7 +78,7 @@ pub struct FileStore {
 struct Handle {
     file: StoreFile,
     world_size: Option<usize>,
-    timeout: Mutex<Option<Duration>>,
+    timeout: DefaultTimeout,
     /// [`CLOSE_TIMEOUT`], except in tests.
     close_timeout: Duration,
 }
@@ -158,7 +162,7 @@ impl FileStore {
             handle: Arc::new(Handle {
                 file,
                 world_size: options.world_size,
-                timeout: Mutex::new(options.timeout),
+                timeout: DefaultTimeout::new(options.timeout),
                 close_timeout: CLOSE_TIMEOUT,
             }),
             cancel: options.cancel.clone(),
@@ -319,6 +323,10 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        // A forked child's copy was never counted as open.
+        if self.file.is_of_other_process() {
+            return;
+        }
         if let Err(error) = self.count_as_closed() {
             log::warn!("cannot count a file store as closed: {error}");
         }
@@ -474,14 +482,17 @@ impl StoreHandle for FileStore {
         self.handle.file.label()
     }
 
+    fn check_process(&self) -> Result<(), StoreError> {
+        let call = self.call(Operation::Open, &[]);
+        self.handle.file.check_process(&call)
+    }
+
     fn timeout(&self) -> Option<Duration> {
-        let timeout = self.handle.timeout.lock();
-        *timeout.unwrap_or_else(PoisonError::into_inner)
+        self.handle.timeout.get()
     }
 
     fn set_timeout(&self, timeout: Option<Duration>) {
-        let present = self.handle.timeout.lock();
-        *present.unwrap_or_else(PoisonError::into_inner) = timeout;
+        self.handle.timeout.set(timeout);
     }
 
     /// Opens the file again: the clone counts as another open store.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Cancel, Deadline, sleep};
+use c10d_socket::{Cancel, Deadline, Process, sleep};
 
 use super::locked_file::{LockError, LockedFile, Patience, open_to_read};
 use super::record::{Entries, TooLong};
@@ -35,6 +35,8 @@ pub(super) struct StoreFile {
     /// replica are not delayed.
     replica: Mutex<Replica>,
     closed: Cancel,
+    /// Only this process has the threads that hold the locks.
+    process: Process,
 }
 
 /// The exclusively locked file, with all its records read.
@@ -52,6 +54,7 @@ impl StoreFile {
             path,
             replica: Mutex::new(Replica::default()),
             closed: Cancel::new(),
+            process: Process::this(),
         }
     }
 
@@ -67,11 +70,27 @@ impl StoreFile {
     /// Fails the calls in progress and all later ones, except [`Operation::Close`], which dropping the
     /// store object still needs.
     pub(super) fn close(&self) {
-        self.closed.cancel();
+        if self.process.is_this() {
+            self.closed.cancel();
+        }
     }
 
-    /// Fails if the store object has been closed.
+    /// Whether this is a forked child of the process that opened it.
+    pub(super) fn is_of_other_process(&self) -> bool {
+        !self.process.is_this()
+    }
+
+    /// Fails in a forked child.
+    pub(super) fn check_process(&self, call: &Call<'_>) -> Result<(), StoreError> {
+        self.process.check().map_err(|source| {
+            let context = self.context(call, call.keys.iter().copied());
+            StoreError::OtherProcess { context, source }
+        })
+    }
+
+    /// Fails if the store object has been closed, and in a forked child.
     pub(super) fn check_not_closed(&self, call: &Call<'_>) -> Result<(), StoreError> {
+        self.check_process(call)?;
         if call.closed_by(&self.closed).is_cancelled() {
             return Err(self.closed_error(call));
         }

@@ -30,7 +30,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use c10d_socket::{
-    Cancel, ListenOptions, Protocol, TlsServer, adopt_listener, check_own_user, listen,
+    Cancel, ListenOptions, ProcessBound, Protocol, TlsServer, adopt_listener, check_own_user,
+    listen,
 };
 
 use crate::error::StoreError;
@@ -48,6 +49,9 @@ use recover::OpenJournal;
 ///
 /// It has one thread, `c10d-store`, which [`shutdown`](Self::shutdown) and `Drop` stop. They close all
 /// connections, so that waiting clients get an error instead of hanging.
+///
+/// A server belongs to the process that started it. To a forked child it is a server that has stopped, without
+/// connections: nothing that the child does with it, dropping it included, has an effect.
 ///
 /// PyTorch's protocol has no authentication and no encryption: anyone who reaches the port can read and write
 /// everything. Listen on an address of the cluster's own network, or give the server a secret (feature `tls`,
@@ -69,6 +73,12 @@ use recover::OpenJournal;
 #[derive(Debug)]
 pub struct TcpStoreServer {
     local_addrs: Vec<SocketAddr>,
+    running: ProcessBound<Running>,
+}
+
+/// The server's thread and its shared state.
+#[derive(Debug)]
+struct Running {
     stop: Arc<AtomicBool>,
     counts: Arc<Counts>,
     http_handler: InstalledHandler,
@@ -190,14 +200,17 @@ impl TcpStoreServer {
         let thread = thread::Builder::new()
             .name("c10d-store".to_owned())
             .spawn(move || event_loop.run())?;
-        Ok(Self {
-            local_addrs,
+        let running = ProcessBound::new(Running {
             stop,
             counts,
             http_handler,
             observer,
             waker,
             thread: Some(thread),
+        });
+        Ok(Self {
+            local_addrs,
+            running,
         })
     }
 
@@ -217,68 +230,76 @@ impl TcpStoreServer {
     /// without such a client. A peer that did not complete the handshake is no client. Does not block.
     #[must_use]
     pub fn reached_at(&self) -> Option<IpAddr> {
-        self.counts.reached_at.get().copied()
+        self.running()?.counts.reached_at.get().copied()
     }
 
     /// Returns the addresses of the clients of other hosts, each once, the latest last, and at most the last eight. A peer
     /// that did not complete the handshake is not a client. Does not block.
     #[must_use]
     pub fn peers(&self) -> Vec<IpAddr> {
-        self.counts.peers().clone()
+        let running = self.running();
+        running.map_or_else(Vec::new, |running| running.counts.peers().clone())
     }
 
     /// Whether the server [stands by](Self::stand_by): it does not serve the store yet.
     #[must_use]
     pub fn is_standby(&self) -> bool {
-        self.counts.is_standby.load(Ordering::Acquire)
+        self.running()
+            .is_some_and(|running| running.counts.is_standby.load(Ordering::Acquire))
     }
 
     /// Whether the server's thread is running. It runs until the server is dropped, unless a system call or the
     /// journal failed, which is logged: long-running hosts may check this from time to time.
     #[must_use]
     pub fn is_running(&self) -> bool {
-        self.thread
-            .as_ref()
-            .is_some_and(|thread| !thread.is_finished())
+        let thread = self.running().and_then(|running| running.thread.as_ref());
+        thread.is_some_and(|thread| !thread.is_finished())
     }
 
     /// Why the server has stopped by itself: its journal failed, so that it can keep nothing more and has closed all
     /// connections without a word. `None` while it runs, and if it stopped for another reason.
     #[must_use]
     pub fn journal_failure(&self) -> Option<&JournalError> {
-        self.counts.journal_failure.get()
+        self.running()?.counts.journal_failure.get()
     }
 
     /// The number of connections, including those that have not completed the handshake. A host can
     /// wait until its clients have disconnected before it stops.
     #[must_use]
     pub fn connection_count(&self) -> usize {
-        self.counts.connections.load(Ordering::Acquire)
+        let running = self.running();
+        running.map_or(0, |running| {
+            running.counts.connections.load(Ordering::Acquire)
+        })
     }
 
     /// The number of connections that wait for a key, a barrier or an element of a queue.
     #[must_use]
     pub fn waiting_count(&self) -> usize {
-        self.counts.waiting.load(Ordering::Acquire)
+        let running = self.running();
+        running.map_or(0, |running| running.counts.waiting.load(Ordering::Acquire))
     }
 
     /// Limits the memory of the store's data from now on, as
     /// [`ServerOptions::with_memory_max`] does from the start: for launchers, which do not start the server themselves.
     /// 0 for no limit. Does not block.
     pub fn set_memory_max(&self, bytes: usize) {
-        self.counts.memory_max.store(bytes, Ordering::Release);
+        if let Some(running) = self.running() {
+            running.counts.memory_max.store(bytes, Ordering::Release);
+        }
     }
 
     /// The most memory of the store's data in bytes; `None` for no limit.
     #[must_use]
     pub fn memory_max(&self) -> Option<usize> {
-        Some(self.counts.memory_max.load(Ordering::Acquire)).filter(|bytes| *bytes > 0)
+        let memory_max = self.running()?.counts.memory_max.load(Ordering::Acquire);
+        Some(memory_max).filter(|bytes| *bytes > 0)
     }
 
     /// Reads what the server knows about its connections and keys.
     #[must_use]
     pub fn observer(&self) -> StoreObserver {
-        self.observer.clone()
+        self.running.get_anywhere().observer.clone()
     }
 
     /// Installs the handler of connections that speak HTTP, in place of an earlier one. Without a handler they
@@ -288,16 +309,25 @@ impl TcpStoreServer {
     ///
     /// The handler is dropped with the server and its thread, or when it is replaced. Does not block.
     pub fn set_http_handler(&self, handler: Arc<dyn HttpHandler>) {
-        self.http_handler.install(handler);
+        if let Some(running) = self.running() {
+            running.http_handler.install(handler);
+        }
     }
 
     /// Closes all connections and stops the thread. Blocks until the current request is complete, which
     /// takes microseconds, and with a journal until everything is kept, for at most 11 s.
-    pub fn shutdown(mut self) {
-        self.end();
+    pub fn shutdown(self) {
+        drop(self);
     }
 
-    fn end(&mut self) {
+    /// `None` in a forked child.
+    fn running(&self) -> Option<&Running> {
+        self.running.get().ok()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
         let Some(thread) = self.thread.take() else {
             return;
         };
@@ -310,12 +340,6 @@ impl TcpStoreServer {
         if thread.join().is_err() {
             log::error!("the thread of the store server panicked");
         }
-    }
-}
-
-impl Drop for TcpStoreServer {
-    fn drop(&mut self) {
-        self.end();
     }
 }
 

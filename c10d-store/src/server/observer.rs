@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::time::{Duration, Instant, SystemTime};
 
-use c10d_socket::Deadline;
+use c10d_socket::{Deadline, OtherProcess, ProcessBound};
 
 use crate::snapshot::{Counters, Snapshot};
 use crate::state::Image;
@@ -32,7 +32,10 @@ use crate::state::Image;
 /// # }
 /// ```
 #[derive(Debug, Clone)]
-pub struct StoreObserver {
+pub struct StoreObserver(ProcessBound<Observer>);
+
+#[derive(Debug, Clone)]
+struct Observer {
     requests: Sender<Request>,
     waker: Arc<mio::Waker>,
     /// The server's start by the system's clock.
@@ -43,6 +46,9 @@ pub struct StoreObserver {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SnapshotError {
+    /// A forked child asked the server of its parent.
+    #[error("cannot ask the store server: {0}")]
+    OtherProcess(#[from] OtherProcess),
     /// The server has stopped, before the call or during it.
     #[error("the store server has stopped")]
     Stopped,
@@ -75,7 +81,7 @@ impl StoreObserver {
         timeout: impl Into<Option<Duration>>,
     ) -> Result<Snapshot, SnapshotError> {
         let taken = self.ask(Request::Snapshot, timeout.into())?;
-        let mut snapshot = taken.image.to_snapshot(self.started);
+        let mut snapshot = taken.image.to_snapshot(self.0.get()?.started);
         snapshot.server_time = taken.server_time;
         Ok(snapshot)
     }
@@ -96,12 +102,13 @@ impl StoreObserver {
         request: impl FnOnce(SyncSender<Answered<T>>) -> Request,
         timeout: Option<Duration>,
     ) -> Result<T, SnapshotError> {
+        let observer = self.0.get()?;
         let deadline = Deadline::after(Instant::now(), timeout);
         let (sender, answer) = mpsc::sync_channel(1);
         // The end of the server's thread drops the request, and with it the sender: that wakes this thread.
         let stopped = |_| SnapshotError::Stopped;
-        self.requests.send(request(sender)).map_err(stopped)?;
-        if let Err(error) = self.waker.wake() {
+        observer.requests.send(request(sender)).map_err(stopped)?;
+        if let Err(error) = observer.waker.wake() {
             // The request waits for the next one of a client.
             log::warn!("cannot wake the store server for a snapshot: {error}");
         }
@@ -179,11 +186,11 @@ impl Observed {
     /// Both sides. `waker` must wake the server's thread.
     pub(super) fn new(waker: Arc<mio::Waker>) -> (StoreObserver, Self) {
         let (sender, requests) = mpsc::channel();
-        let observer = StoreObserver {
+        let observer = StoreObserver(ProcessBound::new(Observer {
             requests: sender,
             waker,
             started: SystemTime::now(),
-        };
+        }));
         let observed = Self {
             requests,
             next: Vec::new(),

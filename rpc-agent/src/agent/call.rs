@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::handle::AgentHandle;
-use crate::future::FutureMessage;
+use crate::future::{FutureMessage, RpcFuture};
 use crate::retry::RetryOptions;
 use crate::worker::Destination;
 
@@ -67,7 +67,10 @@ impl<'a> Call<'a> {
 
     /// Makes the call with bytes, without waiting. The future has the answer, and all errors.
     pub fn send_bytes(self, payload: impl Into<Bytes>) -> FutureMessage {
-        let runtime = self.agent.runtime();
+        let runtime = match self.agent.here() {
+            Ok(runtime) => runtime,
+            Err(error) => return RpcFuture::ready(Err(error.into())),
+        };
         let (to, payload) = (self.to, payload.into());
         match self.retries {
             None => runtime

@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use c10d_socket::{OtherProcess, ProcessBound};
+
 use crate::error::RpcError;
 use crate::future::{Promise, RpcFuture, contained};
 use crate::metrics::MetricsSnapshot;
@@ -16,51 +18,64 @@ use crate::worker::{Destination, WorkerId, WorkerInfo};
 ///
 /// A handle does not keep the agent alive: once the agent has ended, every call fails with
 /// [`RpcError::Shutdown`].
+///
+/// In a forked child every call fails with [`RpcError::OtherProcess`] without sending anything, futures of the parent's
+/// calls fail too, and callbacks and jobs are dropped: the child starts another agent.
 #[derive(Clone)]
 pub struct AgentHandle {
-    runtime: Arc<Runtime>,
+    runtime: ProcessBound<Arc<Runtime>>,
 }
 
 impl AgentHandle {
     pub(super) fn new(runtime: Arc<Runtime>) -> Self {
+        let runtime = ProcessBound::new(runtime);
         Self { runtime }
     }
 
+    /// For the agent's own threads, and for what needs neither a lock nor a thread.
     pub(crate) fn runtime(&self) -> &Runtime {
-        &self.runtime
+        self.runtime.get_anywhere()
+    }
+
+    /// For a call of the program. An error in a forked child.
+    pub(crate) fn here(&self) -> Result<&Runtime, OtherProcess> {
+        Ok(&**self.runtime.get()?)
     }
 
     /// This worker.
     #[must_use]
     pub fn me(&self) -> &WorkerInfo {
-        self.runtime.driver.me()
+        self.runtime().driver.me()
     }
 
-    /// All workers of the group that this agent knows.
+    /// All workers of the group that this agent knows. In a forked child, this worker only.
     #[must_use]
     pub fn workers(&self) -> Vec<WorkerInfo> {
-        let peers = self.runtime.driver.peers.all();
+        let Ok(runtime) = self.here() else {
+            return vec![self.me().clone()];
+        };
+        let peers = runtime.driver.peers.all();
         peers.iter().map(|peer| peer.info.clone()).collect()
     }
 
     /// A worker by name or id. In a dynamic group, the agent looks an unknown worker up in the store.
     ///
     /// # Errors
-    /// [`RpcError::NoSuchWorker`].
+    /// [`RpcError::NoSuchWorker`], [`RpcError::OtherProcess`].
     pub fn worker<'a>(&self, which: impl Into<Destination<'a>>) -> Result<WorkerInfo, RpcError> {
-        let peer = self.runtime.driver.find(which.into())?;
+        let peer = self.here()?.driver.find(which.into())?;
         Ok(peer.info.clone())
     }
 
     /// Timeout of calls without their own; `None` for no limit.
     #[must_use]
     pub fn timeout(&self) -> Option<Duration> {
-        self.runtime.driver.timeout()
+        self.runtime().driver.timeout()
     }
 
     /// Changes [`AgentHandle::timeout`] for later calls; `None` for no limit.
     pub fn set_timeout(&self, timeout: impl Into<Option<Duration>>) {
-        self.runtime.driver.set_timeout(timeout.into());
+        self.runtime().driver.set_timeout(timeout.into());
     }
 
     /// Stops the retries of a group's calls to a worker, without waiting. For a worker known to be dead.
@@ -68,15 +83,19 @@ impl AgentHandle {
     /// The calls fail with [`RpcError::RetriesExhausted`]: those that wait for their next attempt at once, the
     /// others if their current attempt fails. Calls outside the group, and later ones, are retried as usual.
     pub fn abandon_retries(&self, group: &RetryGroup, worker: WorkerId) {
-        self.runtime.retries.abandon(group, worker);
+        if let Ok(runtime) = self.here() {
+            runtime.retries.abandon(group, worker);
+        }
     }
 
     /// Registers a callback for connections that end without a Goodbye. It receives the worker and the reason.
     ///
     /// It runs on an agent thread, after the calls in flight on the connection have failed.
     pub fn on_peer_lost(&self, callback: impl Fn(&WorkerInfo, &str) + Send + Sync + 'static) {
-        let mut callbacks = self.runtime.driver.listeners.lost.lock();
-        callbacks.push(Arc::new(callback));
+        if let Ok(runtime) = self.here() {
+            let mut callbacks = runtime.driver.listeners.lost.lock();
+            callbacks.push(Arc::new(callback));
+        }
     }
 
     /// Registers a callback for workers that close their connection with a Goodbye, to shut down or to
@@ -88,8 +107,10 @@ impl AgentHandle {
         &self,
         callback: impl Fn(&WorkerInfo, Option<u64>) + Send + Sync + 'static,
     ) {
-        let mut callbacks = self.runtime.driver.listeners.left.lock();
-        callbacks.push(Arc::new(callback));
+        if let Ok(runtime) = self.here() {
+            let mut callbacks = runtime.driver.listeners.left.lock();
+            callbacks.push(Arc::new(callback));
+        }
     }
 
     /// Registers a callback for the agent's end. If the agent has already ended, the callback is dropped.
@@ -97,7 +118,9 @@ impl AgentHandle {
     /// It runs on the thread that ended the agent, after all calls have failed and all agent threads have
     /// ended.
     pub fn on_end(&self, callback: impl FnOnce() + Send + 'static) {
-        self.runtime.on_end(Box::new(callback));
+        if let Ok(runtime) = self.here() {
+            runtime.on_end(Box::new(callback));
+        }
     }
 
     /// Runs a job on an agent thread, without waiting. For work that must not run in place, as in a
@@ -106,42 +129,48 @@ impl AgentHandle {
     /// A coordinated shutdown waits for the job. Once the agent has ended, the job is dropped on the calling
     /// thread. A panic of the job is logged.
     pub fn spawn(&self, job: impl FnOnce() + Send + 'static) {
-        let driver = &self.runtime.driver;
-        driver.spawn(Box::new(move || contained("a job", job)));
+        if let Ok(runtime) = self.here() {
+            let job = move || contained("a job", job);
+            runtime.driver.spawn(Box::new(job));
+        }
     }
 
     /// [`AgentHandle::spawn`] at the given time, or at once if it has passed.
     ///
     /// A coordinated shutdown does not wait for a job that is not due; the agent's end drops it.
     pub fn spawn_at(&self, at: Instant, job: impl FnOnce() + Send + 'static) {
-        self.runtime
-            .spawn_at(at, Box::new(move || contained("a job", job)));
+        if let Ok(runtime) = self.here() {
+            runtime.spawn_at(at, Box::new(move || contained("a job", job)));
+        }
     }
 
     /// A pending future and its write half. Its callbacks run on the agent's threads.
     ///
     /// While an agent thread waits for the future, another thread replaces it, as with the future of a call.
     pub fn promise<T: Clone + Send + 'static>(&self) -> (Promise<T>, RpcFuture<T>) {
-        self.runtime.driver.promise()
+        match self.here() {
+            Ok(runtime) => runtime.driver.promise(),
+            Err(_) => RpcFuture::new(),
+        }
     }
 
     /// Identifies the registry that the agent was started with.
     #[must_use]
     pub fn registry_id(&self) -> RegistryId {
-        self.runtime.registry_id.clone()
+        self.runtime().registry_id.clone()
     }
 
     /// Time limit for connecting to a worker: see [`with_connect_timeout`](crate::AgentOptions::with_connect_timeout).
     #[must_use]
     pub fn connect_timeout(&self) -> Duration {
-        self.runtime.driver.config.connect_timeout
+        self.runtime().driver.config.connect_timeout
     }
 
     /// The agent's random incarnation number, never 0. It distinguishes this process from others with the
     /// same worker name and id.
     #[must_use]
     pub fn incarnation(&self) -> u64 {
-        self.runtime.driver.config.incarnation
+        self.runtime().driver.config.incarnation
     }
 
     /// The incarnation of a worker's process at its last connection; `None` before the first one.
@@ -150,13 +179,14 @@ impl AgentHandle {
         if worker == self.me().id {
             return Some(self.incarnation());
         }
-        self.runtime.driver.peers.get(worker.get())?.incarnation()
+        let peers = &self.here().ok()?.driver.peers;
+        peers.get(worker.get())?.incarnation()
     }
 
-    /// Returns the counters and gauges of the agent.
+    /// Returns the counters and gauges of the agent; all 0 in a forked child.
     #[must_use]
     pub fn metrics(&self) -> MetricsSnapshot {
-        self.runtime.metrics()
+        self.here().map(Runtime::metrics).unwrap_or_default()
     }
 }
 

@@ -18,7 +18,8 @@ use crate::termination::TerminationError;
 /// The agent of a worker: it serves the functions of its [`Registry`] to the others of its group, and calls theirs.
 /// See the [crate's documentation](crate).
 ///
-/// Dropping it ends it at once, as [`Agent::shutdown_now`] does.
+/// Dropping it ends it at once, as [`Agent::shutdown_now`] does. An agent belongs to the process that started it: in a
+/// forked child every operation is an error or does nothing, and dropping its copy ends nothing.
 pub struct Agent {
     handle: AgentHandle,
 }
@@ -66,7 +67,7 @@ impl Agent {
     /// # Errors
     /// [`TerminationError`], which names who had not come.
     pub fn join(&self, timeout: impl Into<Option<Duration>>) -> Result<(), TerminationError> {
-        self.handle.runtime().join(deadline_of(timeout))
+        self.handle.here()?.join(deadline_of(timeout))
     }
 
     /// Ends the agent together with all others of the group: no worker leaves while another still needs
@@ -84,19 +85,21 @@ impl Agent {
     /// # Errors
     /// [`TerminationError`], which names who had not come.
     pub fn shutdown(&self, timeout: impl Into<Option<Duration>>) -> Result<(), TerminationError> {
-        self.handle.runtime().shutdown(deadline_of(timeout))
+        self.handle.here()?.shutdown(deadline_of(timeout))
     }
 
     /// Ends the agent at once: calls and retries that are under way fail, others' calls to this worker
     /// fail, too. Blocks until the functions that run here have returned. A second time it does nothing.
     pub fn shutdown_now(&self) {
-        self.handle.runtime().stop();
+        if let Ok(runtime) = self.handle.here() {
+            runtime.stop();
+        }
     }
 }
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        self.handle.runtime().stop();
+        self.shutdown_now();
     }
 }
 

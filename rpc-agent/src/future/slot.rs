@@ -4,7 +4,7 @@
 
 use std::task::Waker;
 
-use c10d_socket::{Cancel, Deadline};
+use c10d_socket::{Cancel, Deadline, OtherProcess, Process};
 use smallvec::SmallVec;
 
 use super::executor::{Executor, Hint, Job};
@@ -19,6 +19,8 @@ pub(super) struct Slot<T> {
     is_complete: AtomicBool,
     executor: Option<Arc<dyn Executor>>,
     hint: Hint,
+    /// The one with the threads that complete it.
+    process: Process,
 }
 
 struct State<T> {
@@ -53,19 +55,28 @@ impl<T> Slot<T> {
             }),
             executor,
             hint,
+            process: Process::this(),
         }
     }
 
     pub(super) fn executor(&self) -> Option<Arc<dyn Executor>> {
-        self.executor.clone()
+        self.executor.clone().filter(|_| self.process.is_this())
+    }
+
+    /// In a forked child, a future has failed: the threads that complete it do not exist, and its lock may be held.
+    fn check_process(&self) -> Result<(), OtherProcess> {
+        self.process.check()
     }
 
     pub(super) fn is_complete(&self) -> bool {
-        self.is_complete.load(Ordering::Acquire)
+        self.is_complete.load(Ordering::Acquire) || self.check_process().is_err()
     }
 
     /// Returns `true` if the future was pending. Otherwise drops `result`.
     pub(super) fn complete(&self, result: Result<T, RpcError>) -> bool {
+        if self.check_process().is_err() {
+            return false;
+        }
         let mut state = self.state.lock();
         if state.result.is_some() {
             drop(state);
@@ -103,6 +114,9 @@ impl<T> Slot<T> {
 
     /// Removes the waker of a handle that was dropped.
     pub(super) fn remove_waker(&self, key: WakerKey) {
+        if self.check_process().is_err() {
+            return;
+        }
         let removed = {
             let wakers = &mut self.state.lock().wakers;
             let position = wakers.iter().position(|(of, _)| *of == key);
@@ -118,6 +132,9 @@ impl<T> Slot<T> {
     }
 
     pub(super) fn describe(&self) -> &'static str {
+        if self.check_process().is_err() {
+            return "error";
+        }
         match &self.state.lock().result {
             None => "pending",
             Some(Ok(_)) => "value",
@@ -128,6 +145,9 @@ impl<T> Slot<T> {
 
 impl<T: Clone + Send + 'static> Slot<T> {
     pub(super) fn try_get(&self) -> Option<Result<T, RpcError>> {
+        if let Err(error) = self.check_process() {
+            return Some(Err(error.into()));
+        }
         if !self.is_complete() {
             return None;
         }

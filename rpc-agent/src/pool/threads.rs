@@ -5,6 +5,8 @@ use std::io;
 use std::sync::PoisonError;
 use std::time::Instant;
 
+use c10d_socket::Process;
+
 use super::scheduler::{
     Effects, IDLE_MAX, Look, Next, PoolGauges, QueuedRequest, Scheduler, Sleep, TICK, Task, Thread,
 };
@@ -345,11 +347,20 @@ impl<R: Send + 'static> Pool<R> {
         run: impl FnOnce(),
     ) -> MutexGuard<'_, State<R>> {
         self.continue_as(Role::Runs(task));
+        let started_in = Process::this();
         if cfg!(shuttle) {
             // The model checker reports panics.
             run();
         } else {
             contained("a task", run);
+        }
+        if let Err(error) = started_in.check() {
+            // It would take the events of its parent's sockets.
+            log::error!(
+                "{}: a function forked, and its child returned: {error}",
+                self.name
+            );
+            std::process::abort();
         }
         self.continue_as(Role::None);
         self.lock_and(|scheduler| scheduler.returned(thread))

@@ -295,7 +295,7 @@ impl Acceptor {
         let me = driver.me();
         if hello.to != me.id || hello.from.id == me.id || self.is_stranger(hello) {
             let text = format!(
-                "refused {}: it expects worker {} here, but this is {me}, or it is not in the group under this name",
+                "refused {}: it expects worker {} here, but this is {me}, or its process is not a member of the group",
                 hello.from, hello.to
             );
             return self.refuse(&handshake, RefuseReason::WrongWorker, 0, text);
@@ -335,12 +335,15 @@ impl Acceptor {
     /// Whether the sender is not a member of the group. In a dynamic group a new name may take the id of a worker that
     /// is not connected any more.
     fn is_stranger(&self, hello: &Hello) -> bool {
-        let is_dynamic = self.driver.directory.is_dynamic();
-        match self.driver.peers.get(hello.from.id.get()) {
-            Some(peer) if peer.info == hello.from => false,
-            Some(peer) => !is_dynamic || peer.lock().core.is_connected(),
-            None => !is_dynamic,
+        if !self
+            .driver
+            .directory
+            .may_have(&hello.from, hello.incarnation)
+        {
+            return true;
         }
+        let present = self.driver.peers.get(hello.from.id.get());
+        present.is_some_and(|peer| peer.info != hello.from && peer.lock().core.is_connected())
     }
 
     fn refuse(&mut self, handshake: &Handshake, reason: RefuseReason, links: u32, text: String) {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use c10d_socket::OtherProcess;
 use c10d_store::StoreError;
 
 use crate::directory::DirectoryError;
@@ -92,6 +93,9 @@ pub enum TerminationError {
         /// The store's error.
         source: Box<StoreError>,
     },
+    /// A forked child used the agent of its parent, which is unharmed.
+    #[error("graceful shutdown: cannot use this worker's agent: {0}")]
+    OtherProcess(#[from] OtherProcess),
     /// This worker could not be removed from the list of a dynamic group.
     #[error("graceful shutdown: {source}")]
     Leave {

@@ -265,7 +265,7 @@ fn the_error_kind_determines_the_outcome() {
 fn an_invalid_hello_closes_the_connection() {
     let group = Group::new();
     let me = group.incarnation();
-    let good = hello_body(1, 0, 5, me, 0, "raw");
+    let good = hello_body(1, 0, group.raw.incarnation, me, 0, "raw");
     let changed = |at: usize, byte: u8| {
         let mut body = good.clone();
         body[at] = byte;
@@ -309,27 +309,35 @@ fn an_invalid_hello_closes_the_connection() {
 #[test]
 fn a_hello_of_or_for_another_worker_is_refused() {
     let group = Group::new();
-    let me = group.incarnation();
+    let (me, raw) = (group.incarnation(), group.raw.incarnation);
+    let other = address_of(&*group.store, 2).1;
     // Reasons: 1 another worker, 2 another incarnation.
     let cases = [
         (
-            hello_body(1, 2, 5, me, 0, "raw"),
+            hello_body(1, 2, raw, me, 0, "raw"),
             1,
             "another worker is expected",
         ),
         (
-            hello_body(1, 0, 5, me ^ 1, 0, "raw"),
+            hello_body(1, 0, raw, me ^ 1, 0, "raw"),
             2,
             "a previous incarnation is expected",
         ),
-        (hello_body(1, 0, 5, me, 0, "war"), 1, "an unknown name"),
+        (hello_body(1, 0, raw, me, 0, "war"), 1, "an unknown name"),
+        (hello_body(1, 0, 5, me, 0, "raw"), 1, "another process"),
+        (hello_body(1, 0, 0, me, 0, "raw"), 1, "no process"),
         (
-            hello_body(2, 0, 5, me, 0, "raw"),
+            hello_body(1, 0, other, me, 0, "raw"),
+            1,
+            "that of another member",
+        ),
+        (
+            hello_body(2, 0, other, me, 0, "raw"),
             1,
             "the name of another id",
         ),
-        (hello_body(7, 0, 5, me, 0, "raw"), 1, "an unknown id"),
-        (hello_body(0, 0, 5, me, 0, "agent"), 1, "the worker itself"),
+        (hello_body(7, 0, raw, me, 0, "raw"), 1, "an unknown id"),
+        (hello_body(0, 0, me, me, 0, "agent"), 1, "the worker itself"),
     ];
     for (body, reason, what) in cases {
         let mut socket = group.stranger();
@@ -342,6 +350,79 @@ fn a_hello_of_or_for_another_worker_is_refused() {
         await_closed(&mut socket);
         group.assert_serves_others();
     }
+}
+
+#[test]
+fn another_process_does_not_get_the_calls_to_a_member_of_a_static_group() {
+    let group = Group::new();
+    let me = group.incarnation();
+    let take_its_name = || {
+        let mut socket = group.stranger();
+        let hello = hello_body(1, 0, 5, me, 7, "raw");
+        send(&mut socket, &frame(HELLO, 0, 0, 0, &hello));
+        let answer = read_frame(&mut socket);
+        assert_eq!((answer.kind, answer.body[0]), (REFUSE, 1));
+    };
+    // Before the member has connected, while it is connected, and after the loss of the connection.
+    take_its_name();
+    let call = group.call_raw(vec![1]);
+    let mut socket = group.raw.accept_link();
+    take_its_name();
+    let id = read_frame(&mut socket).id;
+    send(&mut socket, &frame(RESPONSE, 0, 0, id, &[2]));
+    assert_eq!(wait(&call).unwrap(), vec![2]);
+    drop(socket);
+    until("the loss is noticed", || {
+        group.agent.handle().metrics().connections_lost == 1
+    });
+    take_its_name();
+    let call = group.call_raw(vec![3]);
+    let mut socket = group.raw.accept_link();
+    let id = read_frame(&mut socket).id;
+    send(&mut socket, &frame(RESPONSE, 0, 0, id, &[6]));
+    assert_eq!(wait(&call).unwrap(), vec![6]);
+}
+
+#[test]
+fn strangers_that_are_welcomed_and_leave_write_few_lines() {
+    const STRANGERS: u64 = 500;
+    log_lines::record();
+    let store = shared_store();
+    let options = crate::common::named("besieged", 0);
+    let agent = Agent::start(options, registry(|_| {}), Arc::clone(&store)).unwrap();
+    let address = crate::raw::listed_address_of(&*store, 0).0;
+    for incarnation in 1..=STRANGERS {
+        let mut socket = connect(address);
+        let name = format!("stranger{}", incarnation % 3);
+        let hello = hello_body(1, 0, incarnation, 0, 0, &name);
+        send(&mut socket, &frame(HELLO, 0, 0, 0, &hello));
+        assert_eq!(read_frame(&mut socket).kind, WELCOME);
+        drop(socket);
+        // Another name may not take the id of a connected worker.
+        until("the loss is noticed", || {
+            agent.handle().metrics().connections_lost == incarnation
+        });
+    }
+    let lost = || -> Vec<String> {
+        let lines = log_lines::lines().into_iter();
+        let lines = lines.filter(|line| line.contains("besieged") && line.contains(" lost"));
+        lines.collect()
+    };
+    until("all are logged or counted", || {
+        lost().iter().map(|line| events(line)).sum::<u64>() == STRANGERS
+    });
+    // 8 in each 10 s, and a line with the number of further losses.
+    let lost = lost();
+    assert!((9..50).contains(&lost.len()), "{lost:#?}");
+}
+
+/// How many lost connections a line is about.
+fn events(line: &str) -> u64 {
+    let (text, counted) = match line.split_once(" lost connections") {
+        Some((before, _)) => before.rsplit_once([' ', '(']).unwrap(),
+        None => (line, "0"),
+    };
+    counted.parse::<u64>().unwrap() + u64::from(text.contains("connection to"))
 }
 
 #[test]

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use c10d_socket::ProcessBound;
 use c10d_store::StoreExt;
 use c10d_store::membership::{
     EndReason, Ending, GroupOptions, MemberInput, MemberKey, Reason, Record,
@@ -29,7 +30,7 @@ use self::watch::{Abort, News, Settings, Waited, Watch};
 #[pyclass(frozen, module = "c10d_rs._native")]
 #[derive(Debug)]
 pub(crate) struct Membership {
-    watch: Owned<Arc<Watch>>,
+    watch: Owned<ProcessBound<Arc<Watch>>>,
 }
 
 /// A process of a generation: id, steps done, and rank in the generation before.
@@ -77,7 +78,7 @@ impl Membership {
         })?;
         let watch = Watch::start(service, settings)?;
         Ok(Self {
-            watch: Owned::new("membership", Arc::new(watch)),
+            watch: Owned::new("membership", ProcessBound::new(Arc::new(watch))),
         })
     }
 
@@ -98,7 +99,7 @@ impl Membership {
     /// The mesh is left: torch has this handle now, and this many steps are done.
     fn left(&self, py: Python<'_>, handle: &str, step: u64) -> PyResult<()> {
         let handle = handle.into();
-        let watch = self.watch.get(py)?;
+        let watch = self.watch.get_here(py)?;
         watch.leave_mesh();
         self.tell(py, MemberInput::Left { handle, step })
     }
@@ -114,18 +115,18 @@ impl Membership {
                 }
             });
         };
-        self.watch.get(py)?.free_by(Abort(Arc::new(call)));
+        self.watch.get_here(py)?.free_by(Abort(Arc::new(call)));
         Ok(())
     }
 
     /// Torch's call begins: the connections that it makes are the mesh. All members have left the one before, which ends.
     fn call_begins(&self, py: Python<'_>) -> PyResult<()> {
-        Ok(self.watch.get(py)?.call_begins()?)
+        Ok(self.watch.get_here(py)?.call_begins()?)
     }
 
     /// Torch's call has returned.
     fn called(&self, py: Python<'_>, is_ok: bool) -> PyResult<()> {
-        self.watch.get(py)?.call_ends(is_ok)?;
+        self.watch.get_here(py)?.call_ends(is_ok)?;
         self.tell(py, MemberInput::Called { is_ok })
     }
 
@@ -143,19 +144,19 @@ impl Membership {
     /// Whether to leave the mesh. Neither blocks nor asks.
     #[getter]
     fn must_leave(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.watch.get(py)?.must_leave())
+        Ok(self.watch.get_here(py)?.must_leave())
     }
 
     /// Whether it knows of a change that waits for a step boundary. Neither blocks nor asks.
     #[getter]
     fn has_change(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.watch.get(py)?.has_change())
+        Ok(self.watch.get_here(py)?.has_change())
     }
 
     /// Whether an operation of the mesh that still waits has been lost: its connections were ended some time ago.
     #[getter]
     fn is_abandoned(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.watch.get(py)?.is_abandoned())
+        Ok(self.watch.get_here(py)?.is_abandoned())
     }
 
     /// Leaves at the next step boundary; at once outside of a generation.
@@ -170,7 +171,7 @@ impl Membership {
 
     /// Ends the thread and the connection. A member that has not left counts as dead.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let watch = self.watch.take()?;
+        let watch = self.watch.take_here()?;
         py.detach(|| drop(watch));
         Ok(())
     }
@@ -178,7 +179,7 @@ impl Membership {
 
 impl Membership {
     fn tell(&self, py: Python<'_>, input: MemberInput) -> PyResult<()> {
-        let watch = self.watch.get(py)?;
+        let watch = self.watch.get_here(py)?;
         run(py, || watch.tell(input))
     }
 
@@ -187,7 +188,7 @@ impl Membership {
         py: Python<'_>,
         wait: impl FnOnce(&Watch) -> Result<T, Waited> + Send,
     ) -> PyResult<T> {
-        let watch = self.watch.get(py)?;
+        let watch = self.watch.get_here(py)?;
         run(py, || wait(&watch))?.map_err(|waited| match waited {
             Waited::TimedOut(elapsed) => {
                 let text = format!("no list of members after {:.1} s", elapsed.as_secs_f64());

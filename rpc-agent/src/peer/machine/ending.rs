@@ -53,7 +53,8 @@ impl<P, S: Clone> Peer<P, S> {
             End::Left => io::Error::new(io::ErrorKind::ConnectionAborted, "the worker has left"),
             End::Failed(error) => error,
         });
-        let cause: Arc<str> = format!("connection to {} lost: {error}", current.address).into();
+        let address = current.address;
+        let cause: Arc<str> = format!("connection to {address} lost: {error}").into();
         self.last_failure = Some(Arc::clone(&cause));
         // Of the process that has ended: another one may be connected by the time that the program is told.
         let incarnation = self.peer_incarnation();
@@ -71,6 +72,7 @@ impl<P, S: Clone> Peer<P, S> {
             Notice::Left { incarnation }
         } else {
             Notice::Lost {
+                address,
                 cause,
                 calls_failed,
             }
