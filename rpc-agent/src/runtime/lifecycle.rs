@@ -50,6 +50,7 @@ pub(super) struct Turn {
 impl Runtime {
     /// Starts the threads; `work` is done by those of the pool. After an error [`Runtime::stop`] ends what was started.
     pub(crate) fn start(&self, work: Arc<dyn Work<Served>>) -> io::Result<()> {
+        self.retries.start()?;
         self.driver.pool.start(work)
     }
 
@@ -159,7 +160,6 @@ impl Runtime {
         // already, or has seen the stage.
         self.turn.ring();
         self.retries.stop();
-        driver.timers.stop();
         // Before attempts to connect have ended, which can take a moment: no call has to wait for that.
         driver.peers.close();
         self.end_connections();
@@ -170,7 +170,6 @@ impl Runtime {
         driver.stage.end_stop();
         // What a function or a callback that was still running began.
         self.end_connections();
-        self.retries.stop();
         let ended = std::mem::take(&mut *self.ended.lock());
         for callback in ended {
             contained("the callback of `on_end`", callback);

@@ -104,7 +104,7 @@ impl Poller {
         let now = Instant::now();
         self.acceptor.accept(now, admitted);
         self.acceptor.expire(now);
-        driver.run_due(now);
+        driver.expire_all(now);
     }
 
     fn timeout(&self, call_ms: Option<u64>, now: Instant) -> Option<Duration> {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use rpc_agent::{
-    Agent, AgentHandle, FutureMessage, Outcome, Registry, Reply, RpcError, StartError,
+    Agent, AgentHandle, FutureMessage, Outcome, Registry, Reply, RetryOptions, RpcError, StartError,
 };
 
 use crate::common::until;
@@ -495,4 +495,83 @@ fn the_timeout_of_an_unsent_call_says_why_it_was_not_sent() {
     assert_eq!(error.outcome(), Outcome::Unknown);
     gate.open();
     drop(silent);
+}
+
+/// Blocks every thread of the agent that may run callbacks, and queues more of them.
+fn fill_pool(agent: &AgentHandle, threads_max: usize) -> (Arc<Gate>, OpenAtEnd) {
+    let gate = Gate::new();
+    for _ in 0..2 * threads_max {
+        let gate = Arc::clone(&gate);
+        agent.spawn(move || gate.pass());
+    }
+    gate.await_inside(threads_max);
+    let end = OpenAtEnd(Arc::clone(&gate));
+    (gate, end)
+}
+
+#[test]
+fn a_pool_full_of_callbacks_delays_neither_deadlines_nor_retries() {
+    const THREADS_MAX: usize = 4;
+    let replies: Arc<Mutex<Vec<Reply>>> = Arc::default();
+    let (agent, other) = pair_with(
+        |_, options| {
+            options
+                .with_handler_threads(THREADS_MAX)
+                .with_threads_max(THREADS_MAX)
+        },
+        |registry| register_never(registry, &replies),
+    );
+    let handle = agent.handle();
+    assert_eq!(handle.call(1, "echo").send_bytes("").wait().unwrap(), "");
+    let (gate, _end) = fill_pool(handle, THREADS_MAX);
+    let limit = Duration::from_millis(400);
+    let retries = RetryOptions::default()
+        .with_max_retries(3)
+        .with_retry_duration(Duration::from_millis(50))
+        .with_attempt_timeout(Duration::from_millis(60))
+        .with_timeout(limit);
+    let plain = handle.call(1, "never").with_timeout(limit).send_bytes("");
+    let began = Instant::now();
+    let retried = handle
+        .call(1, "never")
+        .with_retries(&retries)
+        .send_bytes("");
+    let error = retried
+        .wait_timeout(PATIENCE / 4)
+        .expect("it ends")
+        .unwrap_err();
+    assert!(
+        matches!(error, RpcError::RetriesExhausted { .. }),
+        "{error}"
+    );
+    assert_eq!(handle.metrics().retries_sent, 2, "{error}");
+    assert!(
+        began.elapsed() >= Duration::from_millis(280),
+        "{:?}",
+        began.elapsed()
+    );
+    assert_eq!(expired_after(&plain), limit);
+    // An answered call and a lost worker need no thread of the pool either.
+    let answered = handle
+        .call(1, "echo")
+        .with_retries(&retries)
+        .send_bytes("x");
+    assert_eq!(
+        answered
+            .wait_timeout(PATIENCE / 4)
+            .expect("it ends")
+            .unwrap(),
+        "x"
+    );
+    drop(other);
+    let lost = handle.call(1, "echo").with_retries(&retries).send_bytes("");
+    let error = lost
+        .wait_timeout(PATIENCE / 4)
+        .expect("it ends")
+        .unwrap_err();
+    assert!(
+        matches!(error, RpcError::RetriesExhausted { .. }),
+        "{error}"
+    );
+    assert_eq!(gate.inside(), THREADS_MAX, "the pool was full all the time");
 }

@@ -808,7 +808,7 @@ fn no_thread_outlives_its_agent() {
     for round in 0..200 {
         let agents = group(2);
         // Each thread sets its own name, after its start.
-        until("each agent has two threads", || agent_threads() >= 4);
+        until("each agent has three threads", || agent_threads() >= 6);
         let mut calls = Vec::new();
         if round % 2 == 0 {
             for number in 0..20 {
