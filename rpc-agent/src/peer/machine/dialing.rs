@@ -235,6 +235,11 @@ impl<P, S: Clone> Peer<P, S> {
     /// The incarnation of the process at the other end of the last connection.
     pub(crate) fn peer_incarnation(&self) -> Option<u64> {
         self.pair.as_ref()?.peer_incarnation()
+    /// The incarnation of the process that has left, while no later one is connected.
+    pub(crate) fn left_incarnation(&self) -> Option<u64> {
+        (self.absence() == Some(Absence::Left)).then(|| self.peer_incarnation())?
+    }
+
     }
 
     pub(super) fn begin_dial(&mut self, before: Absence, now: Instant) {
