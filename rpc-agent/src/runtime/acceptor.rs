@@ -300,6 +300,16 @@ impl Acceptor {
             );
             return self.refuse(&handshake, RefuseReason::WrongWorker, 0, text);
         }
+        let directory = &driver.directory;
+        if directory.is_dynamic() && !directory.is_published(&hello.from, hello.incarnation) {
+            // It may have joined since the list was read. Then it is accepted when it dials again, in a moment.
+            driver.refresh_members();
+            let text = format!(
+                "this process of {} is not a member of the group",
+                hello.from
+            );
+            return self.refuse(&handshake, RefuseReason::WrongWorker, 0, text);
+        }
         let Handshake {
             socket,
             watched,

@@ -114,6 +114,7 @@ impl Driver {
                     log::warn!("{}: {error}", self.me());
                     None
                 });
+                self.check_members();
                 worker.map(|worker| self.peer_of(worker))
             }
             Destination::Id(id) => self.peers.get(*id),

@@ -55,7 +55,12 @@ impl Driver {
     ) -> Result<(), AttemptFailure> {
         let ended = &self.ended;
         let again = |cause: String| AttemptFailure::Again(cause.into());
-        let address = match self.directory.address_of(&peer.info, deadline, ended) {
+        let address = self.directory.address_of(&peer.info, deadline, ended);
+        self.check_members();
+        if let Some(why) = self.exclusion() {
+            return Err(AttemptFailure::Hopeless(why));
+        }
+        let address = match address {
             Ok(Some(address)) => address,
             // A worker that has left does not come back.
             Ok(None) if self.directory.is_dynamic() => {
@@ -168,6 +173,8 @@ impl Driver {
                 let welcomed = self.step(peer, |core| {
                     core.welcomed(dial, &welcome, connection, link.decoder, messages, now)
                 });
+                // The list may have changed since the address was read.
+                self.check_member(peer);
                 Ok(welcomed == Welcomed::Established)
             }
             Message::Refuse(refuse) => {

@@ -9,6 +9,7 @@ use c10d_socket::{Cancel, Credentials, SocketOptions};
 
 use super::activity::Activity;
 use super::gathered::Gathered;
+use super::membership::Membership;
 use super::peers::{Core, CoreEffects, PeerEntry, PeerTable, State};
 use super::retrier::{Inbox, Input};
 use super::sockets::Sockets;
@@ -64,8 +65,9 @@ pub(crate) struct Driver {
     pub(crate) listeners: Listeners,
     pub(super) dials: DialOptions,
     pub(super) retries: Inbox,
+    pub(super) membership: Membership,
     /// For attempts to connect, which need not be made any more when the agent is gone.
-    this: Weak<Self>,
+    pub(super) this: Weak<Self>,
     /// Runs the callbacks of futures, and helps threads that wait for one.
     pub(super) executor: Arc<dyn Executor>,
     /// Of calls without their own.
@@ -102,6 +104,7 @@ impl Driver {
             listeners: Listeners::default(),
             dials,
             retries: Inbox::default(),
+            membership: Membership::default(),
             this: Weak::clone(this),
             executor: Arc::new(Weak::clone(this)),
             timeout_ms: AtomicU64::default(),
@@ -289,6 +292,7 @@ impl Driver {
             Err(error) => {
                 self.metrics.call_failed(error);
                 log::debug!("{}: {error}", self.me());
+                self.suspect(error);
             }
         }
         promise.complete(result);
@@ -465,7 +469,16 @@ impl Driver {
                 cause,
                 calls_failed,
             } => {
-                log::warn!("{me}: cannot connect to {info}: {cause}; {calls_failed} calls fail");
+                // Without a call nothing is to be done.
+                let level = if calls_failed > 0 {
+                    log::Level::Warn
+                } else {
+                    log::Level::Debug
+                };
+                log::log!(
+                    level,
+                    "{me}: cannot connect to {info}: {cause}; {calls_failed} calls fail"
+                );
             }
         }
     }

@@ -74,7 +74,11 @@ impl Runtime {
     /// Starts the threads; `work` is done by those of the pool. After an error [`Runtime::stop`] ends what was started.
     pub(crate) fn start(&self, work: Arc<dyn Work<Served>>) -> io::Result<()> {
         self.retries.start()?;
-        self.driver.pool.start(work)
+        self.driver.pool.start(work)?;
+        if self.driver.directory.has_replaced() {
+            self.driver.contact_all();
+        }
+        Ok(())
     }
 
     /// Waits for the sockets once; requests that may run go to `admitted`.
@@ -187,12 +191,12 @@ impl Runtime {
         if !driver.stage.begin_stop() {
             return;
         }
+        // First: a connection that is accepted from now on would have no answer while a function still runs.
+        self.close_listeners();
         driver.activity.end_waits();
         driver.end_store_wait();
         // A thread that waits for its turn need not wait any longer. Locked, so that it sleeps
         // already, or has seen the stage.
-        // First: a connection that is accepted from now on would have no answer while a function still runs.
-        self.close_listeners();
         self.turn.ring();
         self.retries.stop();
         // Before attempts to connect have ended, which can take a moment: no call has to wait for that.
@@ -210,10 +214,6 @@ impl Runtime {
         }
     }
 
-    /// Says goodbye to all peers, and fails the calls to them.
-    fn end_connections(&self) {
-        for peer in self.driver.peers.all() {
-            self.driver.step(&peer, Core::say_goodbye);
     /// Closes the listeners, if need be on the thread that polls.
     fn close_listeners(&self) {
         let by = Deadline::after(Instant::now(), FAREWELL_MAX);
@@ -225,6 +225,10 @@ impl Runtime {
         }
     }
 
+    /// Says goodbye to all peers, and fails the calls to them.
+    fn end_connections(&self) {
+        for peer in self.driver.peers.all() {
+            self.driver.step(&peer, Core::say_goodbye);
             // A thread that is writing takes the farewell along, if it is given the time to.
             peer.wait_written(Deadline::after(Instant::now(), FAREWELL_MAX));
             self.driver.step(&peer, Core::end);
