@@ -497,6 +497,34 @@ fn the_timeout_of_an_unsent_call_says_why_it_was_not_sent() {
     drop(silent);
 }
 
+#[test]
+fn the_timeout_of_a_call_with_retries_is_that_of_all_attempts() {
+    let replies: Arc<Mutex<Vec<Reply>>> = Arc::default();
+    let (agent, _other) = pair(|registry| register_never(registry, &replies));
+    let retries = RetryOptions::default().with_attempt_timeout(PATIENCE);
+    let within = |timeout: Duration, retries: &RetryOptions| {
+        let call = agent.handle().call(1, "never").with_timeout(timeout);
+        call.with_retries(retries)
+            .send_bytes("")
+            .wait()
+            .unwrap_err()
+    };
+    let last_timeout = |error: RpcError| match error {
+        RpcError::RetriesExhausted { last, .. } => match *last {
+            RpcError::Timeout { after, .. } => after,
+            other => unreachable!("{other:?}"),
+        },
+        other => unreachable!("{other:?}"),
+    };
+    // The time since the call began is subtracted from that of its attempt.
+    assert!(last_timeout(within(SHORT, &retries)) <= SHORT);
+    let shorter = retries.clone().with_timeout(SHORT);
+    assert!(last_timeout(within(PATIENCE, &shorter)) <= SHORT);
+    let error = within(Duration::ZERO, &retries);
+    assert!(matches!(error, RpcError::Timeout { .. }), "{error:?}");
+    assert_eq!(error.outcome(), Outcome::NotExecuted);
+}
+
 /// Blocks every thread of the agent that may run callbacks, and queues more of them.
 fn fill_pool(agent: &AgentHandle, threads_max: usize) -> (Arc<Gate>, OpenAtEnd) {
     let gate = Gate::new();
