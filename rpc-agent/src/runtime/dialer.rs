@@ -16,7 +16,7 @@ use super::peers::PeerEntry;
 use super::reader::Inbox;
 use super::socket::Socket;
 use super::sockets::Owner;
-use super::tls::{ASKS_FOR_SECRET, SealedReads, Tls};
+use super::tls::{SECRETS_DIFFER, SealedReads, Tls};
 use crate::future::catch_panic;
 use crate::peer::{AttemptFailure, Expects, Incoming, Message, Recipient, Watch, Welcomed};
 use crate::segmented_queue::SegmentedQueue;
@@ -88,8 +88,8 @@ impl Driver {
         let failed = |error: io::Error| {
             let cause = format!("{}: no welcome: {error}", address.host_port).into();
             let source = error.get_ref();
-            if source.is_some_and(|it| it.is::<TlsError>() || it.is::<NoSecret>()) {
-                // It has another secret, or this worker has none, now and later.
+            if source.is_some_and(|it| it.is::<TlsError>() || it.is::<OnlyOneSecret>()) {
+                // It has another secret, or only one of the two workers has one, now and later.
                 AttemptFailure::Hopeless(cause)
             } else {
                 AttemptFailure::Again(cause)
@@ -186,12 +186,18 @@ impl Driver {
     }
 }
 
-/// The peer asks for a secret.
+/// One of the two workers has a secret.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "the worker there has a secret, and this one has none: give all workers of the group the same"
-)]
-struct NoSecret;
+enum OnlyOneSecret {
+    #[error(
+        "the worker there has a secret, and this one has none: give all workers of the group the same"
+    )]
+    Theirs,
+    #[error(
+        "this worker has a secret, and the one there has none: give all workers of the group the same"
+    )]
+    Ours,
+}
 
 /// A connection that is being made.
 struct Link {
@@ -235,12 +241,15 @@ impl Link {
             return Ok(());
         };
         let Some(tls) = self.socket.tls() else {
-            return Err(if self.decoder.unfinished() == ASKS_FOR_SECRET {
-                io::Error::other(NoSecret)
+            return Err(if self.decoder.unfinished() == SECRETS_DIFFER {
+                io::Error::other(OnlyOneSecret::Theirs)
             } else {
                 error
             });
         };
+        if tls.is_handshaking() && self.reads.received(&SECRETS_DIFFER) {
+            return Err(io::Error::other(OnlyOneSecret::Ours));
+        }
         // Tells the peer why, if the system takes it at once.
         let _ = tls.flush(&self.socket.stream);
         if error.kind() == io::ErrorKind::UnexpectedEof && tls.is_handshaking() {
