@@ -53,15 +53,15 @@ impl AgentHandle {
 impl<'a> Call<'a> {
     /// How long the call may take; `None` for no limit. Default: [`AgentHandle::timeout`].
     ///
-    /// Zero expires before the request is sent: the function never runs. Of a call with retries it is the time of all
-    /// attempts together, as in [`RetryOptions::with_timeout`]: the shorter of both applies.
+    /// Zero expires before the request is sent: the function never runs. It limits all attempts of a call with
+    /// retries together, like [`RetryOptions::with_timeout`], and the shorter of both applies.
     pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.timeout = Some(timeout.into());
         self
     }
 
     /// Repeats the call while it fails. The function must be idempotent: if an answer is lost, it runs again. The
-    /// times are those of `options`, and [`Call::with_timeout`] if it is set; the agent's timeout does not apply.
+    /// times of `options` apply, and [`Call::with_timeout`] if it is set, but not the agent's timeout.
     pub fn with_retries(mut self, options: &'a RetryOptions) -> Self {
         self.retries = Some(options);
         self

@@ -21,7 +21,7 @@ const REFRESH_MAX: Duration = Duration::from_secs(2);
 /// The list is read at most this often because calls have timed out.
 const AFTER_TIMEOUT_MS: u64 = 1_000;
 
-/// What an agent remembers about the list.
+/// The state of an agent that concerns the list.
 #[derive(Debug, Default)]
 pub(super) struct Membership {
     is_refreshing: AtomicBool,
@@ -34,7 +34,7 @@ pub(super) struct Membership {
 }
 
 impl Driver {
-    /// Connects to all members, because this process has replaced another one.
+    /// Connects to all members, because this process has replaced another process.
     pub(super) fn contact_all(&self) {
         let now = Instant::now();
         for peer in self.peers.all() {
