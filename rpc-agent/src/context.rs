@@ -1,11 +1,14 @@
 //! The call that a function serves: its [`Context`], and the [`Reply`] that answers it later.
 
+use std::cell::RefCell;
 use std::fmt;
+use std::thread;
 
 use bytes::Bytes;
 use c10d_socket::Deadline;
 
 use crate::agent::AgentHandle;
+use crate::future::catch_panic;
 use crate::handler_error::HandlerError;
 use crate::runtime::ReplyTo;
 use crate::wire::Failure;
@@ -75,10 +78,42 @@ impl Reply {
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        if let Some(call) = self.pending.take() {
-            let error = HandlerError::new("the function dropped its reply without an answer");
-            call.answer(Err(error));
+        let Some(call) = self.pending.take() else {
+            return;
+        };
+        let kept = thread::panicking().then(|| keep_for_panic(call.clone()));
+        if kept != Some(true) {
+            call.dropped();
         }
+    }
+}
+
+thread_local! {
+    /// While this thread runs a deferred function: the calls whose replies were dropped by a panic.
+    static DROPPED_BY_PANIC: RefCell<Option<Vec<ServedCall>>> = const { RefCell::new(None) };
+}
+
+/// Whether the thread answers the call when the deferred function has ended.
+fn keep_for_panic(call: ServedCall) -> bool {
+    let kept = DROPPED_BY_PANIC.try_with(|dropped| {
+        let mut dropped = dropped.borrow_mut();
+        dropped.as_mut().map(|dropped| dropped.push(call)).is_some()
+    });
+    kept.unwrap_or(false)
+}
+
+/// Runs a deferred function. If it panics, returns the text, and the calls that are to be answered with it.
+pub(crate) fn run_deferred(run: impl FnOnce()) -> Result<(), (String, Vec<ServedCall>)> {
+    DROPPED_BY_PANIC.set(Some(Vec::new()));
+    let result = catch_panic(run);
+    let dropped = DROPPED_BY_PANIC.take().unwrap_or_default();
+    match result {
+        Ok(()) => {
+            // The function has caught the panic itself.
+            dropped.iter().for_each(ServedCall::dropped);
+            Ok(())
+        }
+        Err(text) => Err((text, dropped)),
     }
 }
 
@@ -121,6 +156,11 @@ impl ServedCall {
 
     pub(crate) fn answer(&self, answer: Result<Bytes, HandlerError>) {
         self.end(answer.map_err(|error| Failure::Handler(error.message().into())));
+    }
+
+    fn dropped(&self) {
+        let error = HandlerError::new("the function dropped its reply without an answer");
+        self.answer(Err(error));
     }
 
     /// Answers that the function panicked.

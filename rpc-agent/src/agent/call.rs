@@ -29,7 +29,8 @@ pub struct Call<'a> {
     pub(crate) agent: &'a AgentHandle,
     pub(crate) to: Destination<'a>,
     pub(crate) function: &'a str,
-    pub(crate) timeout: Option<Duration>,
+    /// `None`: the agent's.
+    pub(crate) timeout: Option<Option<Duration>>,
     pub(crate) retries: Option<&'a RetryOptions>,
 }
 
@@ -43,7 +44,7 @@ impl AgentHandle {
             agent: self,
             to: to.into(),
             function,
-            timeout: self.timeout(),
+            timeout: None,
             retries: None,
         }
     }
@@ -52,14 +53,15 @@ impl AgentHandle {
 impl<'a> Call<'a> {
     /// How long the call may take; `None` for no limit. Default: [`AgentHandle::timeout`].
     ///
-    /// Zero expires before the request is sent: the function never runs.
+    /// Zero expires before the request is sent: the function never runs. It limits all attempts of a call with
+    /// retries together, like [`RetryOptions::with_timeout`], and the shorter of both applies.
     pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
-        self.timeout = timeout.into();
+        self.timeout = Some(timeout.into());
         self
     }
 
-    /// Repeats the call while it fails. The function must be idempotent: if an answer is lost, it runs again. All times
-    /// are those of `options`.
+    /// Repeats the call while it fails. The function must be idempotent: if an answer is lost, it runs again. The
+    /// times of `options` apply, and [`Call::with_timeout`] if it is set, but not the agent's timeout.
     pub fn with_retries(mut self, options: &'a RetryOptions) -> Self {
         self.retries = Some(options);
         self
@@ -72,11 +74,21 @@ impl<'a> Call<'a> {
             Err(error) => return RpcFuture::ready(Err(error.into())),
         };
         let (to, payload) = (self.to, payload.into());
-        match self.retries {
-            None => runtime
-                .driver
-                .call(to, self.function, payload, self.timeout),
-            Some(retries) => runtime.retries.call(to, self.function, payload, retries),
+        let function = self.function;
+        match (self.retries, self.timeout) {
+            (None, None) => {
+                let timeout = self.agent.timeout();
+                runtime.driver.call(to, function, payload, timeout)
+            }
+            // Zero expires before the first attempt.
+            (None, Some(timeout)) | (Some(_), Some(timeout @ Some(Duration::ZERO))) => {
+                runtime.driver.call(to, function, payload, timeout)
+            }
+            (Some(retries), Some(Some(timeout))) => {
+                let retries = retries.clone().with_timeout_at_most(timeout);
+                runtime.retries.call(to, function, payload, &retries)
+            }
+            (Some(retries), _) => runtime.retries.call(to, function, payload, retries),
         }
     }
 }

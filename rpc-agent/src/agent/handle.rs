@@ -183,6 +183,14 @@ impl AgentHandle {
         peers.get(worker.get())?.incarnation()
     }
 
+    /// The incarnation of a worker's process that has closed its connection with a Goodbye. `None` without a Goodbye, or
+    /// when a later process has connected.
+    #[must_use]
+    pub fn left_incarnation_of(&self, worker: WorkerId) -> Option<u64> {
+        let peers = &self.here().ok()?.driver.peers;
+        peers.get(worker.get())?.left_incarnation()
+    }
+
     /// Returns the counters and gauges of the agent; all 0 in a forked child.
     #[must_use]
     pub fn metrics(&self) -> MetricsSnapshot {

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::handle::AgentHandle;
-use crate::context::{Context, Reply, ServedCall};
+use crate::context::{Context, Reply, ServedCall, run_deferred};
 use crate::future::catch_panic;
 use crate::pool::Work;
 use crate::registry::{Body, Registry};
@@ -61,20 +61,24 @@ impl Work<Served> for Service {
             call: ServedCall::begin(&self.agent, reply_to, request.deadline, is_deferred),
         };
         let payload = request.payload;
-        let result = catch_panic(|| match &function.body {
-            Body::Direct(run) => Some(run(&context, payload)),
+        let result = match &function.body {
+            Body::Direct(run) => {
+                let result = catch_panic(|| run(&context, payload));
+                result
+                    .map(Some)
+                    .map_err(|text| (text, vec![context.call.clone()]))
+            }
             Body::Deferred(run) => {
                 let pending = Some(context.call.clone());
-                run(&context, payload, Reply { pending });
-                None
+                run_deferred(|| run(&context, payload, Reply { pending })).map(|()| None)
             }
-        });
+        };
         function.ran_for(began.elapsed());
         match result {
             Ok(Some(answer)) => context.call.answer(answer),
             // The reply answers.
             Ok(None) => {}
-            Err(text) => {
+            Err((text, unanswered)) => {
                 // Counted and logged before the answer: the caller may look at once.
                 runtime.driver.metrics.requests.panics.add(1);
                 log::error!(
@@ -83,9 +87,8 @@ impl Work<Served> for Service {
                     context.function(),
                     context.caller()
                 );
-                // A reply was dropped on the way, and has answered.
-                if !is_deferred {
-                    context.call.panicked(&text);
+                for call in unanswered {
+                    call.panicked(&text);
                 }
             }
         }

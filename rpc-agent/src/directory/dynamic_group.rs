@@ -17,18 +17,21 @@ pub(super) const LIST_KEY: &str = "names/_ALL_WORKER_INFOS";
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// Adds a worker to the list, and returns the list.
+/// Adds a worker to the list. Returns the list, and whether another process of the worker was on it.
 pub(super) fn join(
     store: &BoundedStore,
     me: &Member,
     by: Deadline,
-) -> Result<Members, DirectoryError> {
-    change(store, me, by, |members| {
+) -> Result<(Members, bool), DirectoryError> {
+    let mut has_replaced = false;
+    let members = change(store, me, by, |members| {
+        has_replaced = members.of(&me.info).is_some();
         members.add(me.clone()).map_err(|taken| match taken {
             Taken::Name(holder) => DirectoryError::name_taken(&holder, me),
             Taken::Id(holder) => DirectoryError::id_taken(&holder, me),
         })
-    })
+    })?;
+    Ok((members, has_replaced))
 }
 
 /// Removes a worker from the list, unless a later incarnation has replaced it.

@@ -27,6 +27,7 @@ mod static_group;
 #[cfg(test)]
 mod tests;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
@@ -59,6 +60,10 @@ pub(crate) struct Directory {
     world_size: Option<u32>,
     /// Constant in a static group. The lock is held only to read or to replace the list.
     members: RwLock<Members>,
+    /// How often the local list has changed.
+    changes: AtomicU64,
+    /// Another process of this worker was a member when this one joined.
+    has_replaced: bool,
 }
 
 impl Directory {
@@ -95,8 +100,11 @@ impl Directory {
         let store = BoundedStore::new(store);
         let joining = store.with_cancel(cancel);
         agree_on_kind(&joining, world_size.is_some(), by)?;
-        let members = match world_size {
-            Some(world_size) => static_group::join(&joining, &me, world_size, started, by)?,
+        let (members, has_replaced) = match world_size {
+            Some(world_size) => {
+                let members = static_group::join(&joining, &me, world_size, started, by)?;
+                (members, false)
+            }
             None => dynamic_group::join(&joining, &me, by)?,
         };
         Ok(Self {
@@ -104,6 +112,8 @@ impl Directory {
             me,
             world_size,
             members: RwLock::new(members),
+            changes: AtomicU64::new(0),
+            has_replaced,
         })
     }
 
@@ -127,6 +137,37 @@ impl Directory {
         }
         self.learn(dynamic_group::read(&self.store, by)?);
         Ok(self.find(destination))
+    }
+
+    /// Reads the list of a dynamic group. Blocks like [`Directory::address_of`].
+    ///
+    /// # Errors
+    /// [`DirectoryError::Store`], [`DirectoryError::Corrupt`].
+    pub(crate) fn refresh(&self, by: Deadline, cancel: &Cancel) -> Result<(), DirectoryError> {
+        self.learn(dynamic_group::read(&self.store.with_cancel(cancel), by)?);
+        Ok(())
+    }
+
+    /// Whether the local list has this process of the worker.
+    pub(crate) fn is_published(&self, worker: &WorkerInfo, incarnation: u64) -> bool {
+        let is_it = |member: &Member| member.address.incarnation == incarnation;
+        self.view(|members| members.of(worker).is_some_and(is_it))
+    }
+
+    /// Whether the local list has another process under the worker's id.
+    pub(crate) fn is_superseded(&self, worker: &WorkerInfo, incarnation: u64) -> bool {
+        let id = Destination::Id(worker.id.get());
+        self.view(|members| members.find(&id).is_some()) && !self.is_published(worker, incarnation)
+    }
+
+    /// How often the local list has changed. Does not lock.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// Whether this process has replaced a process of the same worker, which may still live.
+    pub(crate) const fn has_replaced(&self) -> bool {
+        self.has_replaced
     }
 
     /// Whether workers may join and leave at any time.
@@ -208,6 +249,7 @@ impl Directory {
         let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
         if read.version() > members.version() {
             *members = read;
+            self.changes.fetch_add(1, Ordering::Release);
         }
     }
 }

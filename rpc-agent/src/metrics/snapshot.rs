@@ -48,7 +48,7 @@ pub struct MetricsSnapshot {
     /// The greatest `handler_queue_len` so far.
     pub handler_queue_len_peak: u64,
 
-    /// Gauge: threads of the agent.
+    /// Gauge: threads of the agent's pool.
     pub threads: u64,
     /// Gauge: threads without work.
     pub threads_idle: u64,

@@ -102,6 +102,12 @@ impl RetryOptions {
         self
     }
 
+    /// [`RetryOptions::with_timeout`], unless that is shorter already.
+    pub(crate) fn with_timeout_at_most(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(self.timeout.map_or(timeout, |own| own.min(timeout)));
+        self
+    }
+
     /// Whether permanent errors are retried too: the function's own errors, an unknown function or worker.
     /// Default no: they end the call at once.
     pub fn retry_executed(mut self, is_wanted: bool) -> Self {

@@ -11,15 +11,16 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::{
     AcceptLimits, Listeners, Refusal, SocketOptions, Stage, Step, TlsServer, configure_accepted,
+    is_tls,
 };
 use mio::net::{TcpListener, TcpStream};
 
 use super::driver::{Driver, Served};
 use super::reader::{self, ReadBuffers};
-use super::received::Received;
+use super::received::{Received, invalid};
 use super::socket::Socket;
 use super::sockets::{Owner, Sockets};
-use super::tls::{SealedReads, Tls};
+use super::tls::{SECRETS_DIFFER, SealedReads, Tls};
 use crate::peer::{
     Effects, Expects, FunctionId, Incoming, IncomingLimits, Message, Reads, Recipient, Watch,
 };
@@ -300,6 +301,16 @@ impl Acceptor {
             );
             return self.refuse(&handshake, RefuseReason::WrongWorker, 0, text);
         }
+        let directory = &driver.directory;
+        if directory.is_dynamic() && !directory.is_published(&hello.from, hello.incarnation) {
+            // It may have joined since the list was read. Then it is accepted when it dials again, in a moment.
+            driver.refresh_members();
+            let text = format!(
+                "this process of {} is not a member of the group",
+                hello.from
+            );
+            return self.refuse(&handshake, RefuseReason::WrongWorker, 0, text);
+        }
         let Handshake {
             socket,
             watched,
@@ -406,6 +417,14 @@ fn read_hello(handshake: &mut Handshake, reads: &mut SealedReads) -> io::Result<
         is_silent,
         ..
     } = handshake;
+    if *is_silent && socket.tls().is_none() {
+        let mut first = [0];
+        if matches!(socket.stream.peek(&mut first), Ok(1)) && is_tls(first[0]) {
+            // So that the peer does not try again.
+            socket.write_bytes(&SECRETS_DIFFER)?;
+            return Err(invalid("it uses a secret, and this worker has none"));
+        }
+    }
     loop {
         let Received { count, failure, .. } = socket.receive(decoder, reads, &mut hellos);
         *is_silent &= count == 0;

@@ -54,7 +54,29 @@ impl Driver {
         payload: Bytes,
         timeout: Option<Duration>,
     ) -> FutureMessage {
-        let (promise, future) = self.promise_driven_by(peer.hint());
+        let pending = self.promise_driven_by(peer.hint());
+        self.call_as(pending, peer, function, payload, timeout)
+    }
+
+    /// [`Driver::call_peer`], but callbacks run at once on the thread that completes the call. They do not block.
+    pub(super) fn call_inline(
+        self: &Arc<Self>,
+        peer: &Arc<PeerEntry>,
+        function: &str,
+        payload: Bytes,
+        timeout: Option<Duration>,
+    ) -> FutureMessage {
+        self.call_as(RpcFuture::new(), peer, function, payload, timeout)
+    }
+
+    fn call_as(
+        self: &Arc<Self>,
+        (promise, future): (Promise<Bytes>, FutureMessage),
+        peer: &Arc<PeerEntry>,
+        function: &str,
+        payload: Bytes,
+        timeout: Option<Duration>,
+    ) -> FutureMessage {
         let started_at = Instant::now();
         self.metrics.call_started();
         self.activity.begin_call();
@@ -92,6 +114,7 @@ impl Driver {
                     log::warn!("{}: {error}", self.me());
                     None
                 });
+                self.check_members();
                 worker.map(|worker| self.peer_of(worker))
             }
             Destination::Id(id) => self.peers.get(*id),

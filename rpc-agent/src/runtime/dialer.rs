@@ -16,7 +16,7 @@ use super::peers::PeerEntry;
 use super::reader::Inbox;
 use super::socket::Socket;
 use super::sockets::Owner;
-use super::tls::{ASKS_FOR_SECRET, SealedReads, Tls};
+use super::tls::{SECRETS_DIFFER, SealedReads, Tls};
 use crate::future::catch_panic;
 use crate::peer::{AttemptFailure, Expects, Incoming, Message, Recipient, Watch, Welcomed};
 use crate::segmented_queue::SegmentedQueue;
@@ -55,7 +55,12 @@ impl Driver {
     ) -> Result<(), AttemptFailure> {
         let ended = &self.ended;
         let again = |cause: String| AttemptFailure::Again(cause.into());
-        let address = match self.directory.address_of(&peer.info, deadline, ended) {
+        let address = self.directory.address_of(&peer.info, deadline, ended);
+        self.check_members();
+        if let Some(why) = self.exclusion() {
+            return Err(AttemptFailure::Hopeless(why));
+        }
+        let address = match address {
             Ok(Some(address)) => address,
             // A worker that has left does not come back.
             Ok(None) if self.directory.is_dynamic() => {
@@ -83,8 +88,8 @@ impl Driver {
         let failed = |error: io::Error| {
             let cause = format!("{}: no welcome: {error}", address.host_port).into();
             let source = error.get_ref();
-            if source.is_some_and(|it| it.is::<TlsError>() || it.is::<NoSecret>()) {
-                // It has another secret, or this worker has none, now and later.
+            if source.is_some_and(|it| it.is::<TlsError>() || it.is::<OnlyOneSecret>()) {
+                // It has another secret, or only one of the two workers has one, now and later.
                 AttemptFailure::Hopeless(cause)
             } else {
                 AttemptFailure::Again(cause)
@@ -168,6 +173,8 @@ impl Driver {
                 let welcomed = self.step(peer, |core| {
                     core.welcomed(dial, &welcome, connection, link.decoder, messages, now)
                 });
+                // The list may have changed since the address was read.
+                self.check_member(peer);
                 Ok(welcomed == Welcomed::Established)
             }
             Message::Refuse(refuse) => {
@@ -179,12 +186,18 @@ impl Driver {
     }
 }
 
-/// The peer asks for a secret.
+/// One of the two workers has a secret.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "the worker there has a secret, and this one has none: give all workers of the group the same"
-)]
-struct NoSecret;
+enum OnlyOneSecret {
+    #[error(
+        "the worker there has a secret, and this one has none: give all workers of the group the same"
+    )]
+    Theirs,
+    #[error(
+        "this worker has a secret, and the one there has none: give all workers of the group the same"
+    )]
+    Ours,
+}
 
 /// A connection that is being made.
 struct Link {
@@ -228,12 +241,15 @@ impl Link {
             return Ok(());
         };
         let Some(tls) = self.socket.tls() else {
-            return Err(if self.decoder.unfinished() == ASKS_FOR_SECRET {
-                io::Error::other(NoSecret)
+            return Err(if self.decoder.unfinished() == SECRETS_DIFFER {
+                io::Error::other(OnlyOneSecret::Theirs)
             } else {
                 error
             });
         };
+        if tls.is_handshaking() && self.reads.received(&SECRETS_DIFFER) {
+            return Err(io::Error::other(OnlyOneSecret::Ours));
+        }
         // Tells the peer why, if the system takes it at once.
         let _ = tls.flush(&self.socket.stream);
         if error.kind() == io::ErrorKind::UnexpectedEof && tls.is_handshaking() {

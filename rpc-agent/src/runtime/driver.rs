@@ -11,10 +11,11 @@ use c10d_socket::{Cancel, Credentials, LimitedLog, SocketOptions};
 
 use super::activity::Activity;
 use super::gathered::Gathered;
+use super::membership::Membership;
 use super::peers::{Core, CoreEffects, PeerEntry, PeerTable, State};
+use super::retrier::{Inbox, Input};
 use super::sockets::Sockets;
 use super::stage::Stage;
-use super::timers::Timers;
 use crate::clock::Clock;
 use crate::directory::Directory;
 use crate::error::RpcError;
@@ -68,9 +69,10 @@ pub(crate) struct Driver {
     pub(crate) activity: Arc<Activity>,
     pub(crate) listeners: Listeners,
     pub(super) dials: DialOptions,
-    pub(super) timers: Timers,
+    pub(super) retries: Inbox,
+    pub(super) membership: Membership,
     /// For attempts to connect, which need not be made any more when the agent is gone.
-    this: Weak<Self>,
+    pub(super) this: Weak<Self>,
     /// Runs the callbacks of futures, and helps threads that wait for one.
     pub(super) executor: Arc<dyn Executor>,
     /// Of calls without their own.
@@ -107,7 +109,8 @@ impl Driver {
             activity: Arc::default(),
             listeners: Listeners::default(),
             dials,
-            timers: Timers::default(),
+            retries: Inbox::default(),
+            membership: Membership::default(),
             this: Weak::clone(this),
             executor: Arc::new(Weak::clone(this)),
             timeout_ms: AtomicU64::default(),
@@ -196,27 +199,22 @@ impl Driver {
         })
     }
 
-    /// Has the thread that polls run a job at this time, unless the agent has ended by then. The job does not block, and
-    /// runs no code of the program.
+    /// Has the retry thread run a job at this time, unless the agent has ended by then. The job does not block, and runs
+    /// no code of the program.
     pub(super) fn run_at(&self, at: Instant, job: Job) {
-        let at_ms = self.clock.ms_until(at);
-        self.timers.schedule(at_ms, job);
-        self.sockets.expect_at(Some(at_ms));
+        // Dropped without a lock otherwise: it may hold anything.
+        drop(self.retries.send(Input::Job { at, job }));
     }
 
-    /// Runs the jobs that are due, and fails the calls whose deadline has passed.
-    pub(super) fn run_due(&self, now: Instant) {
+    /// Fails the calls whose deadline has passed.
+    pub(super) fn expire_all(&self, now: Instant) {
         let now_ms = self.clock.ms_of(now);
         if !self.sockets.take_due(now_ms) {
             return;
         }
-        for job in self.timers.due(now_ms) {
-            contained("a delayed job", job);
-        }
         let peers = self.peers.all();
         let next = peers.iter().filter_map(|peer| self.expire(peer, now_ms));
-        self.sockets
-            .expect_at(next.chain(self.timers.next_ms()).min());
+        self.sockets.expect_at(next.min());
     }
 
     /// Fails the calls to a peer whose deadline has passed; returns the next deadline.
@@ -305,6 +303,7 @@ impl Driver {
             Err(error) => {
                 self.metrics.call_failed(error);
                 log::debug!("{}: {error}", self.me());
+                self.suspect(error);
             }
         }
         promise.complete(result);
@@ -511,7 +510,16 @@ impl Driver {
                 cause,
                 calls_failed,
             } => {
-                log::warn!("{me}: cannot connect to {info}: {cause}; {calls_failed} calls fail");
+                // Without a call nothing is to be done.
+                let level = if calls_failed > 0 {
+                    log::Level::Warn
+                } else {
+                    log::Level::Debug
+                };
+                log::log!(
+                    level,
+                    "{me}: cannot connect to {info}: {cause}; {calls_failed} calls fail"
+                );
             }
         }
     }

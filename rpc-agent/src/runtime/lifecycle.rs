@@ -27,14 +27,37 @@ pub(crate) struct Runtime {
     pub(crate) driver: Arc<Driver>,
     pub(crate) retries: Arc<Retrier>,
     pub(crate) registry_id: RegistryId,
-    /// `None` while a thread polls, which the pool lets one at a time do, and after the end.
-    pub(super) poller: Lock<Option<Box<Poller>>>,
+    pub(super) polling: Monitor<Polling>,
     /// Kept open for as long as the agent: it may host the server that the others use.
     pub(super) _store: Arc<dyn Store>,
     pub(super) turn: Arc<Monitor<Turn>>,
     /// Of the waits of [`Runtime::join`] and [`Runtime::shutdown`].
     pub(super) cancel: Cancel,
     pub(super) ended: Lock<Vec<Job>>,
+}
+
+/// The poller, for one thread of the pool at a time.
+pub(super) struct Polling {
+    /// `None` while a thread polls, and after the end.
+    poller: Option<Box<Poller>>,
+    is_listening: bool,
+}
+
+impl Polling {
+    pub(super) fn new(poller: Poller) -> Self {
+        Self {
+            poller: Some(Box::new(poller)),
+            is_listening: true,
+        }
+    }
+
+    /// Closes the listeners, unless a thread polls.
+    fn close_listeners(&mut self) {
+        if let Some(poller) = &mut self.poller {
+            poller.close_listeners();
+            self.is_listening = false;
+        }
+    }
 }
 
 /// The right to join the group or to end the agent in order, which one thread at a time has.
@@ -50,16 +73,31 @@ pub(super) struct Turn {
 impl Runtime {
     /// Starts the threads; `work` is done by those of the pool. After an error [`Runtime::stop`] ends what was started.
     pub(crate) fn start(&self, work: Arc<dyn Work<Served>>) -> io::Result<()> {
-        self.driver.pool.start(work)
+        self.retries.start()?;
+        self.driver.pool.start(work)?;
+        if self.driver.directory.has_replaced() {
+            self.driver.contact_all();
+        }
+        Ok(())
     }
 
     /// Waits for the sockets once; requests that may run go to `admitted`.
     pub(crate) fn poll(&self, admitted: &mut SegmentedQueue<Served>) {
-        let Some(mut poller) = self.poller.lock().take() else {
+        let Some(mut poller) = self.polling.lock().poller.take() else {
             return;
         };
         poller.poll(admitted);
-        *self.poller.lock() = Some(poller);
+        let mut polling = self.polling.lock();
+        polling.poller = Some(poller);
+        // `Runtime::stop` changes the stage before it takes the lock.
+        let closes = polling.is_listening && !self.driver.stage.is_running();
+        if closes {
+            polling.close_listeners();
+        }
+        drop(polling);
+        if closes {
+            self.polling.notify_all();
+        }
     }
 
     /// Runs a job on a thread of the pool at `at`, unless the agent has ended by then.
@@ -153,27 +191,37 @@ impl Runtime {
         if !driver.stage.begin_stop() {
             return;
         }
+        // First: a connection that is accepted from now on would have no answer while a function still runs.
+        self.close_listeners();
         driver.activity.end_waits();
         driver.end_store_wait();
         // A thread that waits for its turn need not wait any longer. Locked, so that it sleeps
         // already, or has seen the stage.
         self.turn.ring();
         self.retries.stop();
-        driver.timers.stop();
         // Before attempts to connect have ended, which can take a moment: no call has to wait for that.
         driver.peers.close();
         self.end_connections();
         driver.ended.cancel();
         driver.pool.stop();
-        // Closes the listeners also when a function of this agent has stopped it and still runs.
-        drop(self.poller.lock().take());
+        drop(self.polling.lock().poller.take());
         driver.stage.end_stop();
         // What a function or a callback that was still running began.
         self.end_connections();
-        self.retries.stop();
         let ended = std::mem::take(&mut *self.ended.lock());
         for callback in ended {
             contained("the callback of `on_end`", callback);
+        }
+    }
+
+    /// Closes the listeners, if need be on the thread that polls.
+    fn close_listeners(&self) {
+        let by = Deadline::after(Instant::now(), FAREWELL_MAX);
+        let (mut polling, mut has_passed) = (self.polling.lock(), false);
+        polling.close_listeners();
+        while polling.is_listening && !has_passed {
+            self.driver.sockets.wake();
+            (polling, has_passed) = self.polling.wait_until(polling, by);
         }
     }
 

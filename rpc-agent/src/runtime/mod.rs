@@ -2,7 +2,7 @@
 //!
 //! Each file here is one part: [`driver`] locks a peer's machine, gives it an input, unlocks it, and carries out what
 //! follows; [`poller`] waits for all sockets; [`acceptor`] and [`dialer`] make connections; [`reader`] reads them;
-//! [`caller`] makes calls and [`retrier`] repeats them; [`start`] makes everything, and [`lifecycle`] ends it. What each one needs it holds;
+//! [`caller`] makes calls and [`retrier`] repeats them on the retry thread; [`start`] makes everything, and [`lifecycle`] ends it. What each one needs it holds;
 //! nothing holds everything.
 //!
 //! Decides nothing about calls, requests and connections: that is `peer`. Knows neither the registered functions nor
@@ -21,6 +21,7 @@ mod dialer;
 mod driver;
 mod gathered;
 mod lifecycle;
+mod membership;
 mod peers;
 mod poller;
 mod reader;
@@ -31,7 +32,6 @@ mod socket;
 mod sockets;
 mod stage;
 mod start;
-mod timers;
 mod tls;
 
 pub(crate) use self::driver::Served;

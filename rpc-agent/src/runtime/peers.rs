@@ -81,6 +81,16 @@ impl PeerEntry {
     pub(crate) fn incarnation(&self) -> Option<u64> {
         self.lock().core.peer_incarnation()
     }
+
+    /// The incarnation of the connected process.
+    pub(super) fn connected_incarnation(&self) -> Option<u64> {
+        self.lock().core.connected_incarnation()
+    }
+
+    /// The incarnation of the process that has left, while no later one is connected.
+    pub(crate) fn left_incarnation(&self) -> Option<u64> {
+        self.lock().core.left_incarnation()
+    }
 }
 
 impl fmt::Debug for PeerEntry {

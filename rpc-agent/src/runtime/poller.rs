@@ -23,7 +23,8 @@ pub(crate) struct Poller {
     driver: Arc<Driver>,
     poll: Poll,
     events: Events,
-    acceptor: Acceptor,
+    /// `None` once the agent ends.
+    acceptor: Option<Acceptor>,
     buffers: ReadBuffers,
     /// Connections of which more can be read at once.
     more: VecDeque<(Arc<PeerEntry>, ConnectionId)>,
@@ -49,10 +50,15 @@ impl Poller {
             driver: Arc::clone(driver),
             poll,
             events: Events::with_capacity(EVENTS_MAX),
-            acceptor,
+            acceptor: Some(acceptor),
             buffers: ReadBuffers::default(),
             more: VecDeque::new(),
         })
+    }
+
+    /// Closes the listeners, and the connections whose handshake is not complete.
+    pub(super) fn close_listeners(&mut self) {
+        self.acceptor = None;
     }
 
     /// Waits for the sockets and the earliest deadline, once, and handles what is ready. Requests that may run go to
@@ -61,7 +67,9 @@ impl Poller {
         let driver = Arc::clone(&self.driver);
         let call_ms = driver.sockets.begin_wait();
         let now = Instant::now();
-        self.acceptor.rules.next_turn(now);
+        if let Some(acceptor) = &mut self.acceptor {
+            acceptor.rules.next_turn(now);
+        }
         let timeout = self.timeout(call_ms, now);
         let polled = self.poll.poll(&mut self.events, timeout);
         driver.sockets.end_wait();
@@ -86,7 +94,9 @@ impl Poller {
                 Some(Owner::Handshake) => handshakes.push(event.token().0),
                 // A listener's, or of a connection that was closed while its event was on its way.
                 None => {
-                    self.acceptor.rules.on_event(event.token().0);
+                    if let Some(acceptor) = &mut self.acceptor {
+                        acceptor.rules.on_event(event.token().0);
+                    }
                 }
             }
         }
@@ -98,21 +108,27 @@ impl Poller {
                 self.more.push_back((peer, connection));
             }
         }
-        for token in handshakes {
-            self.acceptor.readable(token, admitted);
-        }
-        let now = Instant::now();
-        self.acceptor.accept(now, admitted);
-        self.acceptor.expire(now);
-        driver.run_due(now);
+        let now = if let Some(acceptor) = &mut self.acceptor {
+            for token in handshakes {
+                acceptor.readable(token, admitted);
+            }
+            let now = Instant::now();
+            acceptor.accept(now, admitted);
+            acceptor.expire(now);
+            now
+        } else {
+            Instant::now()
+        };
+        driver.expire_all(now);
     }
 
     fn timeout(&self, call_ms: Option<u64>, now: Instant) -> Option<Duration> {
-        if !self.more.is_empty() || self.acceptor.rules.has_ready() {
+        let acceptor = self.acceptor.as_ref();
+        if !self.more.is_empty() || acceptor.is_some_and(|acceptor| acceptor.rules.has_ready()) {
             return Some(Duration::ZERO);
         }
         let call = call_ms.and_then(|ms| self.driver.clock.at_ms(ms).instant());
-        [call, self.acceptor.next_deadline()]
+        [call, acceptor.and_then(Acceptor::next_deadline)]
             .into_iter()
             .flatten()
             .min()

@@ -1,47 +1,92 @@
-//! Calls with retries: makes each attempt, and has it repeated when it is due.
+//! Calls with retries, and the retry thread, which reacts to failed attempts and makes the next ones when they are due.
+//! It also hands over the agent's other delayed jobs.
 //!
-//! What follows from a failure is decided by [`RetryState`].
+//! The answer of an attempt completes its call where it is read, like a call without retries. The thread has its inputs
+//! from a channel and lets the [`Schedule`] decide, which no other thread uses. It runs neither functions nor callbacks,
+//! so a full pool does not delay a deadline.
 
-use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use bytes::Bytes;
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
 use super::driver::Driver;
 use super::peers::PeerEntry;
 use crate::error::{CallSite, NotSent, RpcError};
-use crate::future::{FutureMessage, Promise};
-use crate::retry::{RetryGroup, RetryMembership, RetryOptions, RetryState, Verdict};
+use crate::future::{FutureMessage, Job, Promise, contained};
+use crate::retry::{
+    Due, Retried, RetryGroup, RetryMembership, RetryOptions, RetryState, Schedule, Verdict,
+};
 use crate::sync::Lock;
 use crate::worker::{Destination, WorkerId};
 
 /// Makes calls with retries on behalf of an agent.
 pub(crate) struct Retrier {
     driver: Arc<Driver>,
-    waiting: Lock<Waiting>,
-    /// Of the next call's jitter, by which it is known.
+    /// Of the next call's jitter.
     next_seed: AtomicU64,
+    /// How many attempts wait for their time.
+    waiting: AtomicUsize,
+    thread: Lock<Option<JoinHandle<()>>>,
 }
 
-/// The calls whose next attempt is not due yet.
-#[derive(Default)]
-struct Waiting {
-    calls: HashMap<u64, Box<Retried>>,
-    is_stopped: bool,
+/// The way to the retry thread.
+pub(super) struct Inbox {
+    /// `None` once the agent ends. Earlier inputs are still received.
+    sender: Lock<Option<Sender<Input>>>,
+    /// `None` once the thread has it.
+    receiver: Lock<Option<Receiver<Input>>>,
 }
 
-/// A call with retries that has no result yet.
-struct Retried {
-    seed: u64,
+/// A message to the retry thread.
+pub(super) enum Input {
+    /// A job that does not block, and runs no code of the program.
+    Job { at: Instant, job: Job },
+    /// An attempt of this call has failed.
+    Failed { call: Box<Call>, error: RpcError },
+    /// A group has abandoned a worker.
+    Abandoned,
+}
+
+type Call = Retried<Attempts>;
+
+/// Makes the attempts of one call.
+pub(super) struct Attempts {
     peer: Arc<PeerEntry>,
     function: Arc<str>,
     payload: Bytes,
     promise: Promise<Bytes>,
-    state: RetryState,
-    /// `None`: in no group, so never abandoned.
-    membership: Option<RetryMembership>,
+}
+
+impl Attempts {
+    fn site(&self) -> Box<CallSite> {
+        CallSite::of(&self.peer.info, Arc::clone(&self.function))
+    }
+}
+
+impl Default for Inbox {
+    fn default() -> Self {
+        let (sender, receiver) = unbounded();
+        Self {
+            sender: Lock::new(Some(sender)),
+            receiver: Lock::new(Some(receiver)),
+        }
+    }
+}
+
+impl Inbox {
+    /// Wakes the thread. Returns the input once the agent ends.
+    pub(super) fn send(&self, input: Input) -> Result<(), Input> {
+        let sender = self.sender.lock();
+        match &*sender {
+            Some(sender) => sender.send(input).map_err(|failed| failed.0),
+            None => Err(input),
+        }
+    }
 }
 
 impl Retrier {
@@ -49,9 +94,19 @@ impl Retrier {
     pub(super) fn new(driver: &Arc<Driver>, seed: u64) -> Arc<Self> {
         Arc::new(Self {
             driver: Arc::clone(driver),
-            waiting: Lock::default(),
             next_seed: AtomicU64::new(seed),
+            waiting: AtomicUsize::new(0),
+            thread: Lock::default(),
         })
+    }
+
+    /// Starts the thread.
+    pub(super) fn start(self: &Arc<Self>) -> io::Result<()> {
+        let this = Arc::clone(self);
+        let run = move || this.run();
+        let started = thread::Builder::new().name("rpc-retry".into()).spawn(run)?;
+        *self.thread.lock() = Some(started);
+        Ok(())
     }
 
     /// Makes a call until it succeeds.
@@ -73,17 +128,16 @@ impl Retrier {
         let (promise, future) = driver.promise();
         driver.activity.begin();
         let seed = self.next_seed.fetch_add(1, Ordering::Relaxed);
+        let group = options.group.as_ref();
         self.attempt(Box::new(Retried {
-            seed,
-            membership: options
-                .group
-                .as_ref()
-                .map(|group| RetryMembership::new(group, peer.info.id)),
-            peer,
-            function: function.into(),
-            payload,
-            promise,
             state: RetryState::new(options.clone(), Instant::now(), seed),
+            membership: group.map(|group| RetryMembership::new(group, peer.info.id)),
+            call: Attempts {
+                peer,
+                function: function.into(),
+                payload,
+                promise,
+            },
         }));
         future
     }
@@ -92,125 +146,150 @@ impl Retrier {
     /// attempt has failed.
     pub(crate) fn abandon(&self, group: &RetryGroup, worker: WorkerId) {
         group.abandon(worker);
-        self.end_abandoned();
+        // An agent that ends has failed its waiting calls.
+        let _ = self.driver.retries.send(Input::Abandoned);
     }
 
     /// How many attempts wait for their time.
     pub(super) fn waiting(&self) -> usize {
-        self.waiting.lock().calls.len()
+        self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Fails the calls that wait for their next attempt, and those that would from now on.
-    pub(super) fn stop(&self) {
-        let mut waiting = self.waiting.lock();
-        waiting.is_stopped = true;
-        let calls = std::mem::take(&mut waiting.calls);
-        drop(waiting);
-        for call in calls.into_values() {
-            self.end_by_shutdown(*call);
+    /// Fails the calls that wait for their next attempt, drops the jobs that are not due, and joins the thread. Those that
+    /// would wait from now on fail at once.
+    pub(super) fn stop(self: &Arc<Self>) {
+        let sender = self.driver.retries.sender.lock().take();
+        drop(sender);
+        let thread = self.thread.lock().take();
+        match thread {
+            // A destructor of the program may end the agent on the thread itself.
+            Some(thread) if thread.thread().id() == thread::current().id() => {}
+            Some(thread) => {
+                if thread.join().is_err() {
+                    log::error!("{}: the retry thread panicked", self.driver.me());
+                }
+            }
+            None => self.run(),
         }
     }
 
-    fn attempt(self: &Arc<Self>, mut call: Box<Retried>) {
-        let membership = call.membership.as_ref();
-        let measured = membership.map(RetryMembership::measured_timeout);
-        let timeout = call.state.begin_attempt(Instant::now(), measured);
-        let attempt =
-            self.driver
-                .call_peer(&call.peer, &call.function, call.payload.clone(), timeout);
+    /// The life of the thread.
+    fn run(self: &Arc<Self>) {
+        let Some(inputs) = self.driver.retries.receiver.lock().take() else {
+            return;
+        };
+        let mut schedule = Schedule::new();
+        loop {
+            let input = match schedule.next_at() {
+                None => inputs.recv().map_err(RecvTimeoutError::from),
+                // An input that has come goes first: it may be the end of a call.
+                Some(at) => inputs.recv_deadline(at),
+            };
+            // Destructors and injected faults are code of the program.
+            match input {
+                Ok(input) => contained("a retry", || self.take(&mut schedule, input)),
+                Err(RecvTimeoutError::Timeout) => {
+                    if let Some(due) = schedule.pop_due(Instant::now()) {
+                        self.publish_waiting(&schedule);
+                        contained("a retry", || self.begin(due));
+                    }
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            self.publish_waiting(&schedule);
+        }
+        for due in schedule.take_all() {
+            contained("a retry", || match due {
+                Due::Attempt(call) => self.end_by_shutdown(*call),
+                Due::Job(job) => drop(job),
+            });
+        }
+        self.publish_waiting(&schedule);
+    }
+
+    fn publish_waiting(&self, schedule: &Schedule<Attempts, Job>) {
+        self.waiting.store(schedule.attempts(), Ordering::Relaxed);
+    }
+
+    fn begin(self: &Arc<Self>, due: Due<Attempts, Job>) {
+        match due {
+            Due::Job(job) => job(),
+            Due::Attempt(call) => {
+                self.driver.metrics.calls.retries_sent.add(1);
+                self.attempt(call);
+            }
+        }
+    }
+
+    fn take(&self, schedule: &mut Schedule<Attempts, Job>, input: Input) {
+        match input {
+            Input::Job { at, job } => schedule.add_job(at, job),
+            Input::Failed { call, error } => {
+                let (me, attempts) = (self.driver.me(), call.state.attempts());
+                log::debug!("{me}: Send try {attempts} failed: {error}");
+                if let Some((call, error)) = schedule.failed(call, error, Instant::now()) {
+                    self.end(*call, Err(error));
+                }
+            }
+            Input::Abandoned => {
+                for call in schedule.take_abandoned() {
+                    let last = RpcError::NotSent {
+                        call: call.call.site(),
+                        cause: NotSent::Connect("the worker was abandoned".into()),
+                    };
+                    let error = call.state.abandoned(last);
+                    self.end(*call, Err(error));
+                }
+            }
+        }
+    }
+
+    fn attempt(self: &Arc<Self>, mut call: Box<Call>) {
+        let timeout = call.begin_attempt(Instant::now());
+        let Attempts {
+            peer,
+            function,
+            payload,
+            ..
+        } = &call.call;
+        let attempt = self
+            .driver
+            .call_inline(peer, function, payload.clone(), timeout);
         let this = Arc::clone(self);
         attempt.on_complete(move |result| this.after_attempt(call, result));
     }
 
-    fn after_attempt(self: &Arc<Self>, mut call: Box<Retried>, result: &Result<Bytes, RpcError>) {
-        let driver = &self.driver;
+    /// On the thread that has completed the attempt.
+    fn after_attempt(&self, call: Box<Call>, result: &Result<Bytes, RpcError>) {
         let error = match result {
             Ok(payload) => {
-                if let Some(membership) = &call.membership
-                    && let Some(took) = call.state.answered(Instant::now())
-                {
-                    membership.answered_after(took);
-                }
+                call.answered(Instant::now());
                 return self.end(*call, Ok(payload.clone()));
             }
-            Err(error) => error,
+            Err(error) => error.clone(),
         };
-        let (me, attempts) = (driver.me(), call.state.attempts());
-        log::debug!("{me}: Send try {attempts} failed: {error}");
-        match call.state.on_failure(error, Instant::now()) {
-            Verdict::GiveUp(error) => self.end(*call, Err(error)),
-            Verdict::Again { .. } if call.is_abandoned() => {
-                let error = call.state.abandoned(error.clone());
-                self.end(*call, Err(error));
+        if let Err(Input::Failed { mut call, error }) =
+            self.driver.retries.send(Input::Failed { call, error })
+        {
+            match call.after_failure(error, Instant::now()) {
+                Verdict::GiveUp(error) => self.end(*call, Err(error)),
+                Verdict::Again { .. } => self.end_by_shutdown(*call),
             }
-            Verdict::Again { at } => self.attempt_at(at, call),
-        }
-    }
-
-    fn attempt_at(self: &Arc<Self>, at: Instant, call: Box<Retried>) {
-        let (seed, membership) = (call.seed, call.membership.clone());
-        let mut waiting = self.waiting.lock();
-        if waiting.is_stopped {
-            drop(waiting);
-            return self.end_by_shutdown(*call);
-        }
-        waiting.calls.insert(seed, call);
-        drop(waiting);
-        let this = Arc::clone(self);
-        let attempt = move || {
-            let call = this.waiting.lock().calls.remove(&seed);
-            // Unless the call has been abandoned.
-            if let Some(call) = call {
-                this.driver.metrics.calls.retries_sent.add(1);
-                this.attempt(call);
-            }
-        };
-        self.driver.run_at(at, Box::new(attempt));
-        if membership.is_some_and(|membership| membership.is_abandoned()) {
-            // Abandoned just now, before this attempt could be found.
-            self.end_abandoned();
-        }
-    }
-
-    fn end_abandoned(&self) {
-        let is_abandoned = |_: &u64, call: &mut Box<Retried>| call.is_abandoned();
-        let abandoned: Vec<_> = {
-            let mut waiting = self.waiting.lock();
-            waiting.calls.extract_if(is_abandoned).collect()
-        };
-        for (_, call) in abandoned {
-            let last = RpcError::NotSent {
-                call: call.site(),
-                cause: NotSent::Connect("the worker was abandoned".into()),
-            };
-            let error = call.state.abandoned(last);
-            self.end(*call, Err(error));
         }
     }
 
     /// The agent ends before the next attempt.
-    fn end_by_shutdown(&self, call: Retried) {
-        let error = call.state.shut_down(call.site());
+    fn end_by_shutdown(&self, call: Call) {
+        let error = call.state.shut_down(call.call.site());
         self.end(call, Err(error));
     }
 
-    fn end(&self, call: Retried, result: Result<Bytes, RpcError>) {
+    fn end(&self, call: Call, result: Result<Bytes, RpcError>) {
         let driver = &self.driver;
         if matches!(result, Err(RpcError::RetriesExhausted { .. })) {
             driver.metrics.calls.retries_exhausted.add(1);
         }
-        call.promise.complete(result);
+        call.call.promise.complete(result);
         driver.activity.end();
-    }
-}
-
-impl Retried {
-    fn is_abandoned(&self) -> bool {
-        let membership = self.membership.as_ref();
-        membership.is_some_and(RetryMembership::is_abandoned)
-    }
-
-    fn site(&self) -> Box<CallSite> {
-        CallSite::of(&self.peer.info, Arc::clone(&self.function))
     }
 }

@@ -30,7 +30,7 @@ pub(crate) struct Sockets {
     registry: mio::Registry,
     waker: Waker,
     owners: Lock<Slab<Owner>>,
-    /// When the earliest call expires or the earliest job is due, in milliseconds of the agent's clock, or an earlier time.
+    /// When the earliest call expires, in milliseconds of the agent's clock, or an earlier time.
     next_deadline_ms: AtomicU64,
     /// The poller waits, for that deadline at most.
     is_waiting: AtomicBool,
@@ -74,7 +74,7 @@ impl Sockets {
         }
     }
 
-    /// A call expires at this time, if at all, or a job is due: the poller will not sleep beyond.
+    /// A call expires at this time, if at all: the poller will not sleep beyond.
     pub(super) fn expect_at(&self, deadline_ms: Option<u64>) {
         let Some(deadline_ms) = deadline_ms else {
             return;

@@ -10,7 +10,7 @@ use c10d_store::Store;
 
 use super::acceptor::AcceptOptions;
 use super::driver::{DialOptions, Driver};
-use super::lifecycle::Runtime;
+use super::lifecycle::{Polling, Runtime};
 use super::poller::Poller;
 use super::retrier::Retrier;
 use crate::agent::StartError;
@@ -18,7 +18,7 @@ use crate::directory::{Directory, DirectoryError, publish_failure};
 use crate::options::AgentOptions;
 use crate::peer::{Config, Functions, IncomingLimits};
 use crate::registry_id::RegistryId;
-use crate::sync::Lock;
+use crate::sync::{Lock, Monitor};
 use crate::termination::FIRST_SUM_KEY;
 use crate::worker::WorkerInfo;
 
@@ -132,7 +132,7 @@ impl Runtime {
             retries: Retrier::new(&driver, seed),
             driver,
             registry_id,
-            poller: Lock::new(Some(Box::new(poller))),
+            polling: Monitor::new(Polling::new(poller)),
             _store: store,
             turn: Arc::default(),
             cancel: options.cancel,

@@ -21,10 +21,10 @@ const WIRE_BYTES_MAX: usize = 64 << 10;
 /// A buffer with more capacity is freed after a use that needed at most this.
 const IDLE_BYTES_MAX: usize = 4 << 10;
 
-/// What a worker with a secret answers to one without, which then need not try again: an alert of TLS, in clear
-/// (unexpected_message; RFC 8446, section 6). As the head of a frame it would announce more than any answer to a Hello
-/// may have.
-pub(super) const ASKS_FOR_SECRET: [u8; 7] = [0x15, 3, 3, 0, 2, 2, 10];
+/// The answer of a worker with a secret to a worker without one, and the other way round, which then need not try again: an
+/// alert of TLS, in clear (unexpected_message; RFC 8446, section 6). As the head of a frame it would announce more than any
+/// answer to a Hello may have.
+pub(super) const SECRETS_DIFFER: [u8; 7] = [0x15, 3, 3, 0, 2, 2, 10];
 
 /// The TLS of one connection.
 #[derive(Debug)]
@@ -138,7 +138,7 @@ impl Tls {
     fn open(&self, wire: &[u8], opened: &mut Vec<u8>) -> io::Result<()> {
         let mut state = self.0.lock();
         if mem::take(&mut state.is_new) && wire.first().is_some_and(|first| !is_tls(*first)) {
-            state.sealed.bytes.extend_from_slice(&ASKS_FOR_SECRET);
+            state.sealed.bytes.extend_from_slice(&SECRETS_DIFFER);
             return Err(invalid("it does not use the secret of this worker"));
         }
         Ok(state.layer.receive(wire, opened)?)
@@ -230,6 +230,11 @@ impl SealedReads {
         self.wire_bytes = self.wire_bytes.clamp(WIRE_BYTES_MIN, WIRE_BYTES_MAX);
         self.wire.reserve_exact(self.wire_bytes);
         self.wire_bytes
+    }
+
+    /// Whether the last read has received exactly this.
+    pub(super) fn received(&self, wire: &[u8]) -> bool {
+        self.wire == wire
     }
 
     fn done(&mut self, count: usize, bytes_max: usize) {

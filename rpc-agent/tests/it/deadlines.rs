@@ -1,11 +1,13 @@
 //! Deadlines of calls over loopback, and the outcomes of expired calls.
 
 use std::net::TcpListener;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use rpc_agent::{
-    Agent, AgentHandle, FutureMessage, Outcome, Registry, Reply, RpcError, StartError,
+    Agent, AgentHandle, FutureMessage, Outcome, Registry, Reply, RetryOptions, RpcError, StartError,
 };
 
 use crate::common::until;
@@ -495,4 +497,187 @@ fn the_timeout_of_an_unsent_call_says_why_it_was_not_sent() {
     assert_eq!(error.outcome(), Outcome::Unknown);
     gate.open();
     drop(silent);
+}
+
+#[test]
+fn the_timeout_of_a_call_with_retries_is_that_of_all_attempts() {
+    let replies: Arc<Mutex<Vec<Reply>>> = Arc::default();
+    let (agent, _other) = pair(|registry| register_never(registry, &replies));
+    let retries = RetryOptions::default().with_attempt_timeout(PATIENCE);
+    let within = |timeout: Duration, retries: &RetryOptions| {
+        let call = agent.handle().call(1, "never").with_timeout(timeout);
+        call.with_retries(retries)
+            .send_bytes("")
+            .wait()
+            .unwrap_err()
+    };
+    let last_timeout = |error: RpcError| match error {
+        RpcError::RetriesExhausted { last, .. } => match *last {
+            RpcError::Timeout { after, .. } => after,
+            other => unreachable!("{other:?}"),
+        },
+        other => unreachable!("{other:?}"),
+    };
+    // The attempt begins somewhat later than the call, and has the rest of its time.
+    assert!(last_timeout(within(SHORT, &retries)) <= SHORT);
+    let shorter = retries.clone().with_timeout(SHORT);
+    assert!(last_timeout(within(PATIENCE, &shorter)) <= SHORT);
+    let error = within(Duration::ZERO, &retries);
+    assert!(matches!(error, RpcError::Timeout { .. }), "{error:?}");
+    assert_eq!(error.outcome(), Outcome::NotExecuted);
+}
+
+/// Blocks every thread of the agent that may run callbacks, and queues more of them.
+fn fill_pool(agent: &AgentHandle, threads_max: usize) -> (Arc<Gate>, OpenAtEnd) {
+    let gate = Gate::new();
+    for _ in 0..2 * threads_max {
+        let gate = Arc::clone(&gate);
+        agent.spawn(move || gate.pass());
+    }
+    gate.await_inside(threads_max);
+    let end = OpenAtEnd(Arc::clone(&gate));
+    (gate, end)
+}
+
+#[test]
+fn a_pool_full_of_callbacks_delays_neither_deadlines_nor_retries() {
+    const THREADS_MAX: usize = 4;
+    let replies: Arc<Mutex<Vec<Reply>>> = Arc::default();
+    let (agent, other) = pair_with(
+        |_, options| {
+            options
+                .with_handler_threads(THREADS_MAX)
+                .with_threads_max(THREADS_MAX)
+        },
+        |registry| register_never(registry, &replies),
+    );
+    let handle = agent.handle();
+    assert_eq!(handle.call(1, "echo").send_bytes("").wait().unwrap(), "");
+    let (gate, _end) = fill_pool(handle, THREADS_MAX);
+    let limit = Duration::from_millis(400);
+    let retries = RetryOptions::default()
+        .with_max_retries(3)
+        .with_retry_duration(Duration::from_millis(50))
+        .with_attempt_timeout(Duration::from_millis(60))
+        .with_timeout(limit);
+    let plain = handle.call(1, "never").with_timeout(limit).send_bytes("");
+    let began = Instant::now();
+    let retried = handle
+        .call(1, "never")
+        .with_retries(&retries)
+        .send_bytes("");
+    let error = retried
+        .wait_timeout(PATIENCE / 4)
+        .expect("it ends")
+        .unwrap_err();
+    assert!(
+        matches!(error, RpcError::RetriesExhausted { .. }),
+        "{error}"
+    );
+    assert_eq!(handle.metrics().retries_sent, 2, "{error}");
+    assert!(
+        began.elapsed() >= Duration::from_millis(280),
+        "{:?}",
+        began.elapsed()
+    );
+    assert_eq!(expired_after(&plain), limit);
+    // An answered call and a lost worker need no thread of the pool either.
+    let answered = handle
+        .call(1, "echo")
+        .with_retries(&retries)
+        .send_bytes("x");
+    assert_eq!(
+        answered
+            .wait_timeout(PATIENCE / 4)
+            .expect("it ends")
+            .unwrap(),
+        "x"
+    );
+    drop(other);
+    let lost = handle.call(1, "echo").with_retries(&retries).send_bytes("");
+    let error = lost
+        .wait_timeout(PATIENCE / 4)
+        .expect("it ends")
+        .unwrap_err();
+    assert!(
+        matches!(error, RpcError::RetriesExhausted { .. }),
+        "{error}"
+    );
+    assert_eq!(gate.inside(), THREADS_MAX, "the pool was full all the time");
+}
+
+/// Notes when a future is completed, on the thread that completes it.
+struct Completed(Mutex<Option<Instant>>);
+
+impl Wake for Completed {
+    fn wake(self: Arc<Self>) {
+        *self.0.lock().unwrap() = Some(Instant::now());
+    }
+}
+
+/// How late calls end while the pool is full. On an idle machine 99.9 % of them end within 20 ms.
+#[test]
+#[expect(clippy::print_stderr, reason = "the measurement is for the reader")]
+fn deadlines_hold_with_a_full_pool() {
+    const CALLS: usize = 2_000;
+    const THREADS_MAX: usize = 4;
+    let seed = seed();
+    let mut random = fastrand::Rng::with_seed(seed);
+    let replies: Arc<Mutex<Vec<Reply>>> = Arc::default();
+    let (agent, _other) = pair_with(
+        |_, options| options.with_threads_max(THREADS_MAX),
+        |registry| register_never(registry, &replies),
+    );
+    let handle = agent.handle();
+    assert_eq!(handle.call(1, "echo").send_bytes("").wait().unwrap(), "");
+    let (_gate, _end) = fill_pool(handle, THREADS_MAX);
+    for with_retries in [false, true] {
+        let calls: Vec<_> = (0..CALLS)
+            .map(|_| {
+                let limit = Duration::from_millis(random.u64(100..1_000));
+                // The last attempt is cut to the end of the call.
+                let retries = RetryOptions::default()
+                    .with_max_retries(1_000)
+                    .with_retry_duration(Duration::from_millis(1))
+                    .with_backoff(1.0)
+                    .with_attempt_timeout(Duration::from_millis(random.u64(20..200)));
+                let call = handle.call(1, "never").with_timeout(limit);
+                let began = Instant::now();
+                let mut future = if with_retries {
+                    call.with_retries(&retries).send_bytes("")
+                } else {
+                    call.send_bytes("")
+                };
+                let completed = Arc::new(Completed(Mutex::default()));
+                let waker = Waker::from(Arc::clone(&completed));
+                let polled = Pin::new(&mut future).poll(&mut Context::from_waker(&waker));
+                assert!(polled.is_pending(), "it ends later");
+                (future, completed, began + limit)
+            })
+            .collect();
+        let mut late: Vec<_> = calls
+            .iter()
+            .map(|(future, completed, deadline)| {
+                let result = future.wait_timeout(PATIENCE).expect("the call ends");
+                assert!(result.is_err(), "nothing answers");
+                let mut at = None;
+                until("its waker has run", || {
+                    at = *completed.0.lock().unwrap();
+                    at.is_some()
+                });
+                // A call with retries ends early if no other attempt fits.
+                at.unwrap().saturating_duration_since(*deadline)
+            })
+            .collect();
+        late.sort_unstable();
+        let (half, most, last) = (
+            late[CALLS / 2],
+            late[CALLS * 999 / 1_000 - 1],
+            late[CALLS - 1],
+        );
+        eprintln!(
+            "late, with retries: {with_retries}: 50 % {half:?}, 99.9 % {most:?}, all {last:?}"
+        );
+        assert!(last < PATIENCE / 4, "{last:?}");
+    }
 }

@@ -1,6 +1,7 @@
 //! Joining and leaving groups, over loopback and a shared store.
 
 use std::io::Write;
+use std::net::TcpStream;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use rpc_agent::{
 };
 
 use crate::common::{PATIENCE, named, options, registry, shared_store, start_all, until};
-use crate::raw::{HELLO, RawWorker, WELCOME, connect, frame, hello_body, listed_address_of};
+use crate::raw::{HELLO, REFUSE, REQUEST, RawWorker, WELCOME, connect, listed_address_of};
 use crate::raw::{await_closed, read_frame, request, send, welcome};
 
 /// Starts workers concurrently. Each has the function `echo`.
@@ -576,10 +577,8 @@ fn calls_to_a_replaced_worker_fail_at_once() {
         .with_retries(&retries)
         .send_bytes("x");
 
-    let mut link = connect(listed_address_of(&*store, 0).0);
-    let hello = hello_body(1, 0, 77, 0, 0, "c");
-    send(&mut link, &frame(HELLO, 0, 0, 0, &hello));
-    assert_eq!(read_frame(&mut link).kind, WELCOME);
+    let successor = RawWorker::join_list(&*store, 1, "c", 77);
+    let mut link = dial_until_welcome(&successor, &*store);
     assert_replaced(&error_of(&call));
     // The second attempt makes no connection either.
     let error = error_of(&retried);
@@ -597,6 +596,120 @@ fn calls_to_a_replaced_worker_fail_at_once() {
     await_closed(&mut silent);
     send(&mut link, &request(1, "echo", b"c"));
     assert_eq!(read_frame(&mut link).body, b"c");
+}
+
+/// Dials worker 0, which may have to read the list first.
+fn dial_until_welcome(raw: &RawWorker, store: &dyn Store) -> TcpStream {
+    let address = listed_address_of(store, 0).0;
+    loop {
+        let mut link = connect(address);
+        send(&mut link, &raw.hello(0, 0, 0));
+        let answer = read_frame(&mut link);
+        if answer.kind == WELCOME {
+            return link;
+        }
+        assert_eq!(answer.kind, REFUSE, "{answer:?}");
+    }
+}
+
+/// The previous process is connected and reads nothing, like a stopped one.
+#[test]
+fn callers_of_a_stopped_worker_use_the_process_that_replaces_it() {
+    let store = shared_store();
+    let caller = start_one(&store, options(0));
+    let stopped = RawWorker::join_list(&*store, 1, "worker1", 5);
+    let call = |timeout| {
+        let call = caller.handle().call("worker1", "echo");
+        call.with_timeout(timeout).send_bytes("x")
+    };
+    let pending = call(None);
+    let mut link = stopped.accept_link();
+    assert_eq!(read_frame(&mut link).kind, REQUEST);
+
+    let _present = start_one(&store, options(1));
+    // The call fails because the successor has connected.
+    let error = error_of(&pending);
+    assert!(
+        matches!(error, RpcError::ConnectionLost { .. }),
+        "{error:?}"
+    );
+    let text = error.to_string();
+    assert!(
+        text.contains("another worker has taken its place"),
+        "{text}"
+    );
+    for _ in 0..25 {
+        assert_eq!(call(Some(PATIENCE)).wait().unwrap(), "x");
+    }
+    // If the previous process continues, it is refused.
+    send(
+        &mut connect(listed_address_of(&*store, 0).0),
+        &stopped.hello(0, 0, 1),
+    );
+    let mut again = connect(listed_address_of(&*store, 0).0);
+    send(&mut again, &stopped.hello(0, 0, 1));
+    assert_eq!(read_frame(&mut again).kind, REFUSE);
+    assert_eq!(caller.handle().metrics().connections_lost, 1);
+}
+
+#[test]
+fn a_replaced_worker_that_lives_on_is_refused_and_told() {
+    let store = shared_store();
+    let caller = start_one(&store, options(0));
+    let replies: Arc<Mutex<Vec<Reply>>> = Arc::default();
+    let former = start_incarnation(&store, 1, &replies);
+    let to_caller = |agent: &Agent| agent.handle().call(0, "echo").send_bytes("x").wait();
+    let asked = || caller.handle().call(1, "incarnation").send_bytes("").wait();
+    assert_eq!(to_caller(&former).unwrap(), "x");
+    assert_eq!(asked().unwrap(), "1");
+
+    let present = start_incarnation(&store, 2, &replies);
+    until("the callers use the new process", || {
+        asked().is_ok_and(|incarnation| incarnation == "2")
+    });
+    until("the former process has lost its connection", || {
+        to_caller(&former).is_err_and(|error| matches!(error, RpcError::NotSent { .. }))
+    });
+    // The former process gets errors, and the other workers are not disturbed.
+    for _ in 0..50 {
+        let error = to_caller(&former).unwrap_err();
+        assert_eq!(error.outcome(), Outcome::NotExecuted);
+        let told = "another process has joined the group as WorkerInfo(id=1, name=worker1)";
+        assert!(error.to_string().contains(told), "{error}");
+        assert_eq!(to_caller(&present).unwrap(), "x");
+        assert_eq!(asked().unwrap(), "2");
+    }
+    assert_eq!(caller.handle().metrics().connections_lost, 1);
+    // Its end does not remove the new process from the group.
+    former.shutdown(PATIENCE).unwrap();
+    assert_eq!(asked().unwrap(), "2");
+}
+
+#[test]
+fn a_timeout_shows_a_successor_that_cannot_connect() {
+    let store = shared_store();
+    let caller = start_one(&store, options(0));
+    let call = |timeout: Duration| {
+        let call = caller.handle().call("worker1", "echo");
+        call.with_timeout(timeout).send_bytes("x")
+    };
+    let stopped = RawWorker::join_list(&*store, 1, "worker1", 5);
+    let pending = call(PATIENCE);
+    let mut link = stopped.accept_link();
+    assert_eq!(read_frame(&mut link).kind, REQUEST);
+    let present = RawWorker::join_list(&*store, 1, "worker1", 6);
+    let error = error_of(&call(Duration::from_millis(20)));
+    assert!(matches!(error, RpcError::Timeout { .. }), "{error:?}");
+    // The agent has read the list, and closes the connection to the previous process.
+    let error = error_of(&pending);
+    assert!(
+        matches!(error, RpcError::ConnectionLost { .. }),
+        "{error:?}"
+    );
+    let next = call(PATIENCE);
+    let mut link = present.accept_link();
+    assert_eq!(read_frame(&mut link).kind, REQUEST);
+    drop((next, caller));
 }
 
 #[track_caller]

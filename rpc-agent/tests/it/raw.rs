@@ -52,10 +52,15 @@ impl RawWorker {
         }
     }
 
-    /// Registers the worker in a dynamic group. No other worker may join or leave at the same time.
+    /// Registers the worker in a dynamic group, and replaces a worker with its id. No other worker may join or leave at the
+    /// same time.
     pub(crate) fn join_list(store: &dyn Store, id: u16, name: &str, incarnation: u64) -> Self {
         let worker = Self::join(store, id, name, incarnation);
-        let (version, members) = member_list(store);
+        let (version, mut members) = member_list(store);
+        if let Some(start) = members.find(&format!("{id} ")) {
+            let end = members[start..].find('\n').unwrap();
+            members.replace_range(start..=start + end, "");
+        }
         let record = String::from_utf8(store.get(&format!("names/{id}")).unwrap()).unwrap();
         let list = format!("version {}\n{members}{id} {record}\n", version + 1);
         store.set(MEMBER_LIST, list.as_bytes()).unwrap();

@@ -709,7 +709,7 @@ fn abandoned_calls_of_a_group_end_with_exhausted_retries_and_no_others() {
     });
     agent.handle().abandon_retries(&group, to);
     for call in &waiting {
-        let error = call.try_get().expect("the call fails at once").unwrap_err();
+        let error = wait(call).unwrap_err();
         assert!(
             matches!(error, RpcError::RetriesExhausted { attempts: 1, .. }),
             "{error:?}"

@@ -174,10 +174,13 @@ fn a_call_to_a_worker_with_another_secret_fails_at_once_and_says_so() {
 fn workers_with_and_without_a_secret_do_not_meet() {
     let secret = secret();
     let error = error_between(|rank, options| match rank {
-        0 => options.with_secret(secret.clone()),
+        // Without giving up, the call would fail at the end of this time only.
+        0 => options
+            .with_connect_timeout(PATIENCE)
+            .with_secret(secret.clone()),
         _ => options,
     });
-    let text = "closed during the TLS handshake, as a worker without a secret does";
+    let text = "this worker has a secret, and the one there has none";
     assert!(error.to_string().contains(text), "{error}");
     let error = error_between(|rank, options| match rank {
         // Without giving up, the call would fail at the end of this time only.

@@ -1,6 +1,7 @@
 //! Coordinated and immediate shutdown of agents, and the outcomes of their calls.
 
 use std::fs;
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex, OnceLock, mpsc};
 use std::thread;
@@ -19,7 +20,7 @@ use crate::common::{
 };
 use crate::fault_plan::FaultPlan;
 use crate::own_process::in_own_process;
-use crate::raw::{REQUEST, RawWorker, read_frame};
+use crate::raw::{REQUEST, RawWorker, address_of, await_closed, read_frame};
 
 #[track_caller]
 fn wait(future: &FutureMessage) -> Result<Bytes, RpcError> {
@@ -617,6 +618,41 @@ fn shutdown_waits_for_running_functions() {
     assert_eq!(other.handle().metrics().threads, 0);
 }
 
+/// The callee of a call that is under way ends, and its function still runs.
+#[test]
+fn a_worker_that_ends_while_a_function_runs_accepts_no_connection() {
+    let store = shared_store();
+    let gate = Gate::new();
+    let _open = OpenAtEnd(Arc::clone(&gate));
+    let agents = start_group(&store, 3, |_, registry| {
+        let gate = Arc::clone(&gate);
+        registry
+            .register("slow", move |_, _| {
+                gate.pass();
+                Ok(Vec::new())
+            })
+            .unwrap();
+    });
+    let under_way = call(agents[0].handle(), "worker1", "slow");
+    gate.await_inside(1);
+    let (address, _) = address_of(&*store, 1);
+    // A connection that has not said who it is.
+    let mut silent = TcpStream::connect(address).unwrap();
+    thread::scope(|scope| {
+        let end = scope.spawn(|| agents[1].shutdown_now());
+        assert!(wait(&under_way).is_err());
+        await_closed(&mut silent);
+        // The first caller has lost its connection, the second caller had none.
+        for caller in [0, 2] {
+            let error = wait(&call(agents[caller].handle(), "worker1", "echo")).unwrap_err();
+            assert!(error.to_string().contains("refused"), "{error}");
+            assert_eq!(error.outcome(), Outcome::NotExecuted);
+        }
+        assert!(!end.is_finished());
+        gate.open();
+    });
+}
+
 /// An agent whose function `function` runs `end` on the agent itself.
 fn agent_that_ends_itself(
     function: &str,
@@ -808,7 +844,7 @@ fn no_thread_outlives_its_agent() {
     for round in 0..200 {
         let agents = group(2);
         // Each thread sets its own name, after its start.
-        until("each agent has two threads", || agent_threads() >= 4);
+        until("each agent has three threads", || agent_threads() >= 6);
         let mut calls = Vec::new();
         if round % 2 == 0 {
             for number in 0..20 {

@@ -277,6 +277,43 @@ fn a_killed_workers_references_are_released_and_its_values_are_lost_at_once() {
     agent.shutdown_now();
 }
 
+/// The owner says Goodbye and refuses connections, but its process lives until the function returns.
+#[test]
+fn an_owner_that_ends_while_a_function_runs_is_lost_at_once() {
+    let gate = Gate::new();
+    let workers = group_with(
+        2,
+        |_, options| options.with_connect_timeout(Duration::from_secs(3600)),
+        |_, functions| {
+            let gate = gate.clone();
+            functions
+                .register("slow", move |_, ()| {
+                    gate.pass();
+                    Ok(1_i64)
+                })
+                .unwrap();
+        },
+    );
+    let rrefs = &workers[0].rrefs;
+    let lost: RRef<i64> = rrefs.call("worker1", "number").remote(3_i64).unwrap();
+    assert_eq!(lost.to_here(Some(PATIENCE)).unwrap(), 3);
+    let slow: RRef<i64> = rrefs.call("worker1", "slow").remote(()).unwrap();
+    let waiting = slow.fetch(None).unwrap();
+    until("the function runs", || gate.arrived() == 1);
+    thread::scope(|scope| {
+        let end = scope.spawn(|| workers[1].agent.shutdown_now());
+        let error = waiting.wait_timeout(Some(PATIENCE / 4)).expect("it ends");
+        let error = error.unwrap_err();
+        assert!(matches!(error, RRefError::OwnerLost { .. }), "{error}");
+        let error = lost.to_here(Some(PATIENCE / 4)).unwrap_err();
+        assert!(matches!(error, RRefError::OwnerLost { .. }), "{error}");
+        assert!(!end.is_finished());
+        gate.open();
+    });
+    drop((lost, slow));
+    workers[0].agent.shutdown_now();
+}
+
 #[test]
 fn the_value_of_a_worker_that_waits_to_leave_can_be_used_while_it_is_held() {
     let workers = group(2);

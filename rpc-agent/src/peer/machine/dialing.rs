@@ -217,9 +217,27 @@ impl<P, S: Clone> Peer<P, S> {
         false
     }
 
+    /// Dials the peer without a call, unless there is a connection or an attempt.
+    pub(crate) fn contact(&mut self, now: Instant) {
+        if matches!(self.phase, Phase::Absent(_)) && !self.is_closing {
+            // As after a loss: the attempt needs no call.
+            self.begin_dial(Absence::Lost, now);
+        }
+    }
+
+    /// The process at the other end of the connection.
+    pub(crate) fn connected_incarnation(&self) -> Option<u64> {
+        self.is_connected().then(|| self.peer_incarnation())?
+    }
+
     /// Whether its connection was lost, and no other was made.
     pub(crate) fn is_lost(&self) -> bool {
         self.absence() == Some(Absence::Lost)
+    }
+
+    /// The incarnation of the process that has left, while no later one is connected.
+    pub(crate) fn left_incarnation(&self) -> Option<u64> {
+        (self.absence() == Some(Absence::Left)).then(|| self.peer_incarnation())?
     }
 
     fn absence(&self) -> Option<Absence> {

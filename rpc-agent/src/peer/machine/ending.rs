@@ -23,6 +23,12 @@ impl<P, S: Clone> Peer<P, S> {
         self.phase = Phase::Replaced;
     }
 
+    /// A later process of this worker is published: closes the connection. The next call connects again.
+    pub(crate) fn superseded(&mut self) {
+        let error = io::Error::new(io::ErrorKind::ConnectionReset, REPLACED);
+        self.end_connection(End::Failed(error));
+    }
+
     /// The agent shuts down: takes no more calls and connections, and tells the peer so.
     pub(crate) fn say_goodbye(&mut self) {
         self.is_closing = true;
