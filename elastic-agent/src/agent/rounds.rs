@@ -378,7 +378,7 @@ mod tests {
         let node = Node::new(&store);
         let mut rounds = Rounds::default();
         let keys = |round| {
-            ["MASTER_ADDR", "torchelastic/role_info/0", "c10d/starts/0"]
+            ["MASTER_ADDR", "torchelastic/role_info/0", "c10d/places/group"]
                 .map(|name| format!("torch.rendezvous.job.{round}/{name}"))
         };
         let exist = |round| keys(round).map(|key| store.check(&[&key]).unwrap());
