@@ -487,7 +487,9 @@ fn a_rendezvous_whose_store_came_back_empty_has_another_group() {
     let first = members.generation(4, &[]);
     let at = &members.job.server().address;
     let store = TcpStore::open(&at.ip().to_string(), at.port(), TcpStoreOptions::default());
-    let emptied = store.unwrap().delete_prefix("torch.rendezvous.job", Duration::ZERO);
+    let emptied = store
+        .unwrap()
+        .delete_prefix("torch.rendezvous.job", Duration::ZERO);
     assert!(emptied.unwrap() > 0);
     let dead: Vec<i32> = first.into_values().collect();
     members.generation(4, &dead);

@@ -43,7 +43,7 @@ impl GroupLink {
     /// the group of the node's last workers.
     ///
     /// # Errors
-    /// [`AgentError::NoMembership`] if the store has no such service, else those of the exchange of ranks.
+    /// [`AgentError::NoMembership`] if the store has no such service, or the errors of the exchange of ranks.
     pub(super) fn open(
         round: &RendezvousInfo,
         shared: &Shared,
@@ -85,13 +85,13 @@ impl GroupLink {
         self.open = None;
     }
 
-    /// Whether the group with this name, which becomes that of the link, was given up.
+    /// Makes this group the group of the link. Returns whether it has ended without finishing.
     fn has_ended(&mut self, name: &str, round: &RendezvousInfo) -> Result<bool, AgentError> {
         self.set_name(name.to_owned());
         match self.ask(Membership::status) {
-            Ok(status) => Ok(status.is_some_and(|it| {
-                matches!(it.stage, GroupStage::Ended(reason) if reason != EndReason::Finished)
-            })),
+            Ok(status) => Ok(status.is_some_and(
+                |it| matches!(it.stage, GroupStage::Ended(reason) if reason != EndReason::Finished),
+            )),
             Err(StoreError::Unsupported { .. }) => {
                 let store = round.bootstrap.master.clone();
                 Err(AgentError::NoMembership { store })

@@ -561,7 +561,7 @@ impl World {
         {
             self.now += *wait;
         }
-        // One that was cut off may report its success.
+        // A node that was cut off may report its success.
         let is_gone = |it: &usize| {
             let is_lost = self.meeting.lost.contains(it) && self.nodes[*it].doing == Doing::Lost;
             is_lost || self.meeting.left.contains(it)
