@@ -1,6 +1,6 @@
 //! The ranks of a running round, for nodes that enter it: a node writes those of its workers, and one that enters takes
-//! those of the node whose place it has, or new ones behind all that the round ever had. A count of starts and one of
-//! processes give each process of a worker its numbers, even if the launcher itself is started again.
+//! those of the node whose place it has, or new ones behind all that the round ever had. The nodes also agree on the name
+//! of the workers' membership group, and a counter numbers the processes of that group.
 //!
 //! Only jobs have these names whose workers survive others.
 
@@ -15,6 +15,9 @@ const FIRST_SIZE: &str = "c10d/places/size";
 /// How many ranks entering nodes have got besides, and how many processes were started besides the first.
 const RANKS: &str = "c10d/places/ranks";
 const SERIALS: &str = "c10d/places/serials";
+
+/// The name of the membership group of the round's workers.
+const GROUP: &str = "c10d/places/group";
 
 /// The place of a node in a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,21 +79,68 @@ pub(crate) fn take(
     })
 }
 
-/// The number of a start of workers on a node, from 1.
-pub(crate) fn next_start(board: &RoundBoard, group_rank: usize) -> Result<u64, BoardError> {
-    Ok(board.take_numbers(&format!("c10d/starts/{group_rank}"), 1)?)
+/// The name of the group of the round's workers, which the first node chooses: `fresh`. A group with the name `ended` is
+/// over, so that the first node that starts its workers again in this round chooses another name.
+pub(crate) fn group(
+    board: &RoundBoard,
+    ended: Option<&str>,
+    fresh: &str,
+) -> Result<String, BoardError> {
+    let ended = ended.unwrap_or_default();
+    let mut name = board.agree(GROUP, ended.as_bytes(), fresh.as_bytes())?;
+    // A store that has no value returns the expected one.
+    if name == ended.as_bytes() {
+        name = board.agree(GROUP, b"", fresh.as_bytes())?;
+    }
+    board.parsed(GROUP, &name, "the name of a group", |name| {
+        let name = str::from_utf8(name).ok()?;
+        (!name.is_empty()).then(|| name.to_owned())
+    })
 }
 
-/// Numbers for so many processes, which no other process of the round has; the first of them.
-pub(crate) fn next_serials(
+/// Numbers later processes of workers, and the workers of a node that enters the round. No other process of the round has these numbers, however often a
+/// node enters it.
+pub(crate) fn next_identities(
     board: &RoundBoard,
     first_size: usize,
     count: usize,
-) -> Result<u64, BoardError> {
-    let last = board.take_numbers(SERIALS, count)?;
-    Ok((first_size as u64)
-        .saturating_add(last)
-        .saturating_sub(count as u64))
+) -> Result<Vec<Identity>, BoardError> {
+    let taken = board.take_numbers(SERIALS, count)?;
+    let end = (first_size as u64).saturating_add(taken);
+    let first = end.saturating_sub(count as u64);
+    Ok((first..=end).take(count).map(Identity::later).collect())
+}
+
+/// Numbers the first processes of the workers of a group, on a node with this place: their serials are their ranks.
+pub(crate) fn first_identities(place: &Place, count: usize) -> Vec<Identity> {
+    let first = place.ranks.first_rank as u64;
+    (first..).take(count).map(Identity::first).collect()
+}
+
+/// The numbers of a process in the membership group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Identity {
+    /// A number that no other process of the group ever has.
+    pub(crate) serial: u64,
+    /// Ascends with each process of a worker: the server refuses an earlier process of the same worker.
+    pub(crate) incarnation: u64,
+}
+
+impl Identity {
+    const fn first(rank: u64) -> Self {
+        Self {
+            serial: rank,
+            incarnation: 1,
+        }
+    }
+
+    /// The serials of the first processes are below the number of ranks, so this incarnation is above 1.
+    const fn later(serial: u64) -> Self {
+        Self {
+            serial,
+            incarnation: serial.saturating_add(1),
+        }
+    }
 }
 
 /// The ranks in the description of a place, if they fit the workers of this node.
@@ -150,15 +200,45 @@ mod tests {
         }
     }
 
+    /// docs/spec/rendezvous.md, PLACES 2.
     #[test]
-    fn no_two_processes_have_one_serial_or_one_start() {
+    fn no_two_processes_have_one_number() {
         let board = round();
-        assert_eq!(next_serials(&board, 4, 1).unwrap(), 4);
-        assert_eq!(next_serials(&board, 4, 3).unwrap(), 5);
-        assert_eq!(next_serials(&board, 4, 1).unwrap(), 8);
-        for (rank, start) in [(0, 1), (1, 1), (0, 2)] {
-            assert_eq!(next_start(&board, rank).unwrap(), start);
+        let ranks = RankBlock::identical(0, 1, 4);
+        let mut all = first_identities(
+            &Place {
+                ranks,
+                first_size: 4,
+            },
+            4,
+        );
+        for count in [1, 3, 1] {
+            all.extend(next_identities(&board, 4, count).unwrap());
         }
+        assert_eq!(all.len(), 9);
+        assert!(all.is_sorted_by(|a, b| a.serial < b.serial));
+        assert!(all[3..].is_sorted_by(|a, b| a.incarnation < b.incarnation));
+    }
+
+    /// docs/spec/rendezvous.md, PLACES 1. The members of another round, of the same round in a store that came back empty, and of a round in which a group has
+    /// ended, are another group.
+    #[test]
+    fn the_name_of_a_group_never_repeats() {
+        let board = round();
+        let name = |ended, fresh| group(&board, ended, fresh).unwrap();
+        assert_eq!(name(None, "job/0/a"), "job/0/a");
+        assert_eq!(name(None, "job/0/b"), "job/0/a");
+        assert_eq!(name(Some("job/0/a"), "job/0/c"), "job/0/c");
+        // The other node has learned it later.
+        assert_eq!(name(Some("job/0/a"), "job/0/d"), "job/0/c");
+        board.store().delete_key(GROUP).unwrap();
+        assert_eq!(name(Some("job/0/c"), "job/0/e"), "job/0/e");
+        board.put(GROUP, b"\xff").unwrap();
+        let error = group(&board, None, "job/0/f").unwrap_err().to_string();
+        assert!(
+            error.contains("which is not the name of a group"),
+            "{error}"
+        );
     }
 
     #[test]

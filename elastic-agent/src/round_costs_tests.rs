@@ -233,7 +233,8 @@ fn take_part(board: &RoundBoard, rank: usize, nodes: usize, uses: Uses) -> bool 
     assert_eq!(ranks, RankBlock::identical(rank, nodes, 8));
     if uses == Uses::Everything {
         let first_size = ranks.world_size;
-        assert_eq!(places::next_start(board, rank).expect("an answer"), 1);
+        let fresh = format!("job/0/{rank}");
+        places::group(board, None, &fresh).expect("the name of a group");
         places::publish(board, rank, &Place { ranks, first_size }, &trainer(8)).expect("to set");
         let master = BootstrapInfo::new(HostPort::new("node0", 1), true, true);
         let store = Arc::clone(board.store());

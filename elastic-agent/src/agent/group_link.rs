@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use c10d_socket::{Cancel, Credentials};
-use c10d_store::membership::{GroupStage, MemberKey, Membership};
+use c10d_store::membership::{EndReason, GroupStage, MemberKey, Membership};
 use c10d_store::{StoreAddress, StoreError, StoreExt, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::{BoardError, RendezvousInfo};
 
 use super::handle::Shared;
-use crate::places::{self, Place};
+use crate::places::{self, Identity, Place};
 use crate::round::{AgentError, GroupNews};
 use crate::worker::WorkerExit;
 
@@ -24,10 +24,8 @@ pub(super) struct GroupLink {
     cancel: Cancel,
     open: Option<Membership>,
     first_size: usize,
-    /// The number of the start that counts for each worker, by local rank.
-    incarnations: Vec<u64>,
-    /// A number of each process that no other one of the group ever has, by local rank.
-    serials: Vec<u64>,
+    /// Of the last process of each worker, by local rank.
+    processes: Vec<Identity>,
 }
 
 /// Which processes of the group the workers are that start.
@@ -36,50 +34,70 @@ pub(super) struct GroupStart<'l> {
     pub(super) name: &'l str,
     /// How many members it had at first.
     pub(super) first_size: usize,
-    /// By local rank, as the serials.
-    pub(super) incarnations: &'l [u64],
-    pub(super) serials: &'l [u64],
+    /// By local rank.
+    pub(super) processes: &'l [Identity],
 }
 
 impl GroupLink {
-    /// Connects to the service, and counts a start of all workers of the node. Blocks for up to 10 s.
+    /// Connects to the service of the round's group, and numbers all workers of the node. Blocks for up to 10 s. `last` is
+    /// the group of the node's last workers.
     ///
     /// # Errors
-    /// [`AgentError::NoMembership`] if the store has no such service, else those of the exchange of ranks.
+    /// [`AgentError::NoMembership`] if the store has no such service, or the errors of the exchange of ranks.
     pub(super) fn open(
         round: &RendezvousInfo,
         shared: &Shared,
         place: Place,
         workers: usize,
+        last: Option<&str>,
     ) -> Result<Self, AgentError> {
         let mut link = Self {
-            name: format!("{}/{}", shared.handler.run_id(), round.round),
+            name: String::new(),
             store: round.bootstrap.address(),
             credentials: round.bootstrap.credentials.clone(),
             cancel: shared.stopping.clone(),
             open: None,
             first_size: place.first_size,
-            incarnations: Vec::new(),
-            serials: Vec::new(),
+            processes: Vec::new(),
         };
-        match link.ask(|group| group.status().map(drop)) {
-            Ok(()) => {}
+        let board = round.board();
+        let run_id = shared.handler.run_id();
+        let fresh = format!("{run_id}/{}/{:x}", round.round, fastrand::u64(..));
+        let mut name = places::group(&board, None, &fresh)?;
+        // Only a round whose workers start several times can have a group that has ended.
+        if link.has_ended(&name, round)? && !shared.handler.has_store_per_round() {
+            name = places::group(&board, Some(&name), &fresh)?;
+            link.set_name(name.clone());
+        }
+        link.processes = match round.has_entered || last == Some(&name) {
+            false => places::first_identities(&place, workers),
+            true => places::next_identities(&board, link.first_size, workers)?,
+        };
+        Ok(link)
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn set_name(&mut self, name: String) {
+        self.name = name;
+        self.open = None;
+    }
+
+    /// Makes this group the group of the link. Returns whether it has ended without finishing.
+    fn has_ended(&mut self, name: &str, round: &RendezvousInfo) -> Result<bool, AgentError> {
+        self.set_name(name.to_owned());
+        match self.ask(Membership::status) {
+            Ok(status) => Ok(status.is_some_and(
+                |it| matches!(it.stage, GroupStage::Ended(reason) if reason != EndReason::Finished),
+            )),
             Err(StoreError::Unsupported { .. }) => {
                 let store = round.bootstrap.master.clone();
-                return Err(AgentError::NoMembership { store });
+                Err(AgentError::NoMembership { store })
             }
-            Err(error) => return Err(BoardError::from(error).into()),
+            Err(error) => Err(BoardError::from(error).into()),
         }
-        let board = round.board();
-        let start = places::next_start(&board, round.rank)?;
-        link.incarnations = vec![start; workers];
-        // Those of the first processes are their ids.
-        let first = match start {
-            1 if !round.has_entered => place.ranks.first_rank as u64,
-            _ => places::next_serials(&board, link.first_size, workers)?,
-        };
-        link.serials = (first..).take(workers).collect();
-        Ok(link)
     }
 
     /// The last start of each worker.
@@ -87,26 +105,24 @@ impl GroupLink {
         GroupStart {
             name: &self.name,
             first_size: self.first_size,
-            incarnations: &self.incarnations,
-            serials: &self.serials,
+            processes: &self.processes,
         }
     }
 
-    /// Counts a start of one worker; returns as [`start`](Self::start).
+    /// Numbers another process of one worker; returns as [`start`](Self::start).
     pub(super) fn next_start(
         &mut self,
         local_rank: usize,
         round: &RendezvousInfo,
     ) -> Result<GroupStart<'_>, AgentError> {
-        let board = round.board();
-        self.incarnations[local_rank] = places::next_start(&board, round.rank)?;
-        self.serials[local_rank] = places::next_serials(&board, self.first_size, 1)?;
+        let next = places::next_identities(&round.board(), self.first_size, 1)?;
+        self.processes[local_rank..=local_rank].copy_from_slice(&next);
         Ok(self.start())
     }
 
     /// Says that a worker is dead, and asks how the group is after that.
     pub(super) fn dead(&mut self, exit: &WorkerExit) -> GroupNews {
-        let incarnation = self.incarnations[exit.local_rank];
+        let incarnation = self.processes[exit.local_rank].incarnation;
         let member = MemberKey::new(exit.rank as u64, incarnation);
         self.status_after(|group| group.dead(member).map(drop))
     }

@@ -56,8 +56,8 @@ impl Node {
         for (local_rank, logs) in local_ranks.zip(logs.workers) {
             let member = start.group.zip(keep).map(|(start, keep)| GroupMember {
                 group: start.name,
-                incarnation: start.incarnations[local_rank],
-                serial: start.serials[local_rank],
+                incarnation: start.processes[local_rank].incarnation,
+                serial: start.processes[local_rank].serial,
                 members_first: start.first_size,
                 members_min: keep.members_min,
             });

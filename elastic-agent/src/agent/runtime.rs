@@ -47,6 +47,8 @@ pub(super) struct Runtime<'a> {
     /// The unpublished exits of this node, if all its workers have succeeded.
     pub(super) untold: Option<NodeExits>,
     pub(super) has_store_per_round: bool,
+    /// The membership group of the last workers.
+    pub(super) group: Option<String>,
     /// How long the workers of the last round took to stop.
     stopping: Duration,
     /// A restart that was not reported to the listeners yet.
@@ -76,6 +78,7 @@ impl<'a> Runtime<'a> {
             restart: None,
             met_at: None,
             world_size: 0,
+            group: None,
             exchange: None,
             untold: None,
             loss: None,

@@ -153,12 +153,14 @@ impl Runtime<'_> {
 
     /// Opens the membership group, and writes which place the workers have, for nodes that enter the round.
     fn join_group(
-        &self,
+        &mut self,
         round: &RendezvousInfo,
         place: Place,
         workers: usize,
     ) -> Result<GroupLink, AgentError> {
-        let link = GroupLink::open(round, &self.node.shared, place, workers)?;
+        let last = self.group.as_deref();
+        let link = GroupLink::open(round, &self.node.shared, place, workers, last)?;
+        self.group = Some(link.name().to_owned());
         places::publish(&round.board(), round.rank, &place, &self.own_role())?;
         Ok(link)
     }

@@ -148,6 +148,21 @@ impl RoundBoard {
         self.store.compare_set(name, b"", value).map(drop)
     }
 
+    /// Writes `proposal` if the value is still `expected` (empty: there is none), and returns the value after that. A
+    /// `proposal` that no other node makes shows which node has written it, even if an answer was lost.
+    ///
+    /// # Errors
+    /// An error of the store.
+    pub fn agree(
+        &self,
+        name: &str,
+        expected: &[u8],
+        proposal: &[u8],
+    ) -> Result<Vec<u8>, StoreError> {
+        let agreed = until_answered(|| self.store.compare_set(name, expected, proposal))?;
+        Ok(agreed.into_value())
+    }
+
     /// Adds to a counter, and returns the sum. Is not repeated if the answer is lost: then the sum could count this node
     /// twice.
     ///

@@ -11,7 +11,9 @@ use crate::values::goal::Entry;
 const ENTRY: &str = "c10d/entry";
 const COUNT: &str = "c10d/entry/n";
 
-const OPEN: &[u8] = b"open";
+/// Release 0.2 writes `open`, and its nodes number the workers of a group in another way. So neither enters a round of the
+/// other.
+const OPEN: &[u8] = b"open 2";
 const OVER: &[u8] = b"over";
 
 /// Says that the workers of this node run, and that they go on if other nodes enter the round. The last node of the round

@@ -4,6 +4,7 @@ mod effects;
 mod keep;
 mod laws;
 mod meeting;
+mod numbers;
 mod orders;
 mod rendezvous;
 mod table;

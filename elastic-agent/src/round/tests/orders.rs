@@ -209,6 +209,33 @@ fn nodes_enter_and_leave_a_running_round_in_every_order() {
     assert!(tried >= 20_000, "{tried}");
 }
 
+/// The other nodes drop a node again and again, and it enters the round each time: `numbers.rs` has the law.
+#[test]
+fn a_node_returns_to_a_running_round_any_number_of_times() {
+    let mut world = World::new(Shape {
+        workers: 2,
+        keep: Some((Replacement::Fork, Duration::ZERO)),
+        restarts: 20,
+        ..TWO_NODES
+    });
+    world.apply(Event::CompleteRound);
+    world.apply(Event::EndPreparation(0));
+    world.apply(Event::EndPreparation(1));
+    world.apply(Event::AdvanceGroup);
+    for turn in 0..20 {
+        world.apply(Event::CutOff(1));
+        world.apply(Event::TellMembers(1));
+        world.apply(Event::EndStop(1));
+        world.apply(Event::Enter(1));
+        world.apply(Event::EndPreparation(1));
+        assert_eq!(world.nodes[1].doing, Doing::Running, "turn {turn}");
+        // A worker is replaced in between.
+        world.apply(Event::Exit(1, 1));
+        assert_eq!(world.nodes[0].round.policy.used(), 0, "turn {turn}");
+    }
+    end(&mut world);
+}
+
 /// All nodes wait for all nodes in the exit barrier, including a node that has entered.
 #[test]
 fn a_node_that_enters_is_waited_for_at_the_end() {

@@ -7,6 +7,7 @@ use elastic_rendezvous::{LeftNode, LostNode, Membership, NodeId};
 
 use super::super::input::Input;
 use super::meeting::Meeting;
+use super::numbers::Numbers;
 use super::world::{Doing, Node, World};
 
 impl World {
@@ -52,6 +53,7 @@ impl World {
             first: members.clone(),
             ..Meeting::default()
         };
+        self.numbers = Numbers::default();
         for index in members.iter().copied() {
             self.nodes[index].begin_round();
             let before = std::mem::replace(&mut self.nodes[index].members[0], members.clone());
@@ -96,6 +98,7 @@ impl World {
     pub(super) fn enter(&mut self, index: usize) {
         self.meeting.members.insert(index);
         self.meeting.left.remove(&index);
+        self.meeting.lost.remove(&index);
         let nodes = self.present();
         let node = &mut self.nodes[index];
         node.begin_round();
@@ -159,6 +162,11 @@ impl World {
         }
     }
 
+    /// Whether the other nodes can drop this node while it runs.
+    pub(super) fn can_cut_off(&self, index: usize) -> bool {
+        self.is_running() && self.is_member(index) && self.present() > 1
+    }
+
     pub(super) fn leave(&mut self, index: usize) {
         if self.is_member(index) {
             self.meeting.left.insert(index);
@@ -177,6 +185,7 @@ impl World {
         let mut membership = Membership::default();
         membership.members = Some(self.present());
         membership.is_closed = self.is_closed;
+        membership.is_evicted = self.meeting.lost.contains(&index);
         let lost = others(&self.meeting.lost).into_iter();
         membership.lost = lost
             .map(|node| LostNode::new(node, Duration::from_secs(60)))

@@ -141,6 +141,7 @@ impl World {
         );
         let code = node.exits[local_rank].take();
         assert!(!matches!(code, None | Some(0 | FINAL)), "{code:?}");
+        self.number_again(index, local_rank);
         Input::Replaced { local_rank, pid: 2 }
     }
 

@@ -12,6 +12,7 @@ use super::super::outcome::AgentOutcome;
 use super::super::stuck::StuckWorkers;
 use super::super::{KeepOptions, Replacement, Settings};
 use super::meeting::Meeting;
+use super::numbers::Numbers;
 use crate::job_end::EndNotice;
 use crate::restart_policy::RestartRules;
 use crate::round::Round;
@@ -59,6 +60,8 @@ pub(super) enum Event {
     Stall(usize),
     Signal(usize),
     Lose(usize),
+    /// The other nodes drop a node that runs, and does not know it yet.
+    CutOff(usize),
     /// The health check before a rejoin fails.
     Sicken(usize),
     /// The store stops answering, or answers again.
@@ -184,6 +187,8 @@ pub(super) struct World {
     pub(super) has_health_checks: bool,
     pub(super) keep: Option<(Replacement, Duration)>,
     pub(super) has_aborts: bool,
+    /// How the processes of the round's workers are numbered, if workers survive others.
+    pub(super) numbers: Numbers,
 }
 
 /// How a job begins.
@@ -257,6 +262,7 @@ impl World {
             has_health_checks: shape.has_health_checks,
             keep: shape.keep,
             has_aborts: shape.has_aborts,
+            numbers: Numbers::default(),
         }
     }
 
@@ -310,6 +316,9 @@ impl World {
                     events.push(Event::Signal(index));
                 }
                 events.push(Event::Lose(index));
+            }
+            if self.keep.is_some() && node.doing == Doing::Running && self.can_cut_off(index) {
+                events.push(Event::CutOff(index));
             }
         }
         events.push(Event::ToggleStore);
@@ -439,6 +448,10 @@ impl World {
                 self.lose(index);
                 self.tell_members();
             }
+            Event::CutOff(index) => {
+                self.lose(index);
+                self.tell_members();
+            }
             Event::Sicken(index) => {
                 self.nodes[index].doing = Doing::Checking;
                 self.tell_members();
@@ -494,6 +507,7 @@ impl World {
                 self.nodes[index].has_news = false;
                 let mut others = self.nodes.iter();
                 let is_kept = self.keep.is_some()
+                    && !self.meeting.lost.contains(&index)
                     && !self.is_closed
                     && others.all(|node| node.doing != Doing::Joining);
                 self.step(index, Input::MembersChanged);
@@ -547,10 +561,13 @@ impl World {
         {
             self.now += *wait;
         }
-        let others = self.meeting.members.iter().filter(|it| **it != index);
-        let are_all_gone = others
-            .clone()
-            .all(|it| self.meeting.left.contains(it) || self.meeting.lost.contains(it));
+        // A node that was cut off may report its success.
+        let is_gone = |it: &usize| {
+            let is_lost = self.meeting.lost.contains(it) && self.nodes[*it].doing == Doing::Lost;
+            is_lost || self.meeting.left.contains(it)
+        };
+        let mut others = self.meeting.members.iter().filter(|it| **it != index);
+        let are_all_gone = others.all(is_gone);
         self.step(index, input);
         assert!(
             !are_all_gone || self.nodes[index].doing != Doing::AtBarrier,
@@ -617,6 +634,7 @@ impl World {
             }
             Effect::Prepare { .. } => {
                 self.check_count(index);
+                self.number_workers(index);
                 self.nodes[index].doing = Doing::Preparing;
             }
             Effect::Start(_) => {
