@@ -80,10 +80,6 @@ impl<'a> Known<'a> {
 
     /// The length of the whole value in bytes; `None` if it does not matter.
     #[must_use]
-    #[expect(
-        clippy::len_without_is_empty,
-        reason = "the length of the value, not of the known bytes"
-    )]
     pub(crate) const fn len(&self) -> Option<usize> {
         self.len
     }

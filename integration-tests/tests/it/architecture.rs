@@ -49,7 +49,7 @@ fn the_table_of_threads_has_the_name_of_each_thread() {
     assert!(missing.is_empty(), "not in the table: {missing:?}");
 }
 
-/// The crates of the workspace by their names, each with the ones that it uses.
+/// The crates of the workspace by their names, each with the crates that it uses.
 fn manifests(tree: &Tree) -> BTreeMap<String, BTreeSet<String>> {
     let mut used_by = BTreeMap::new();
     for manifest in tree.files_ending_with("/Cargo.toml") {
