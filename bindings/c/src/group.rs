@@ -75,7 +75,7 @@ operations! {
     /// which may be null, it uses the timeout, the longest value, the secret and the cancel handle.
     fn c10d_group_init_from_env(name: CText, options: Option<&Options>) -> group: Option<Box<GroupHandle>> = {
         let group = named(&name, &options)?.init_from_env()?;
-        GroupHandle::new(group, Options::default().key_bytes_max)
+        GroupHandle::new(group, Options::default().key_bytes_max())
     };
 
     /// Joins a group over a store, as `rank` of `world_size`, and returns when all have joined. The group shares the

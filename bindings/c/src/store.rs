@@ -112,7 +112,7 @@ fn open_tcp(
     Ok(StoreHandle::with(OpenStore {
         store: tcp.clone(),
         tcp: Some(tcp),
-        key_bytes_max: options.key_bytes_max,
+        key_bytes_max: options.key_bytes_max(),
     }))
 }
 
@@ -140,7 +140,7 @@ operations! {
     /// `options` may be null.
     fn c10d_store_open_file(path: CText, options: Option<&Options>) -> store: Option<Box<StoreHandle>> = {
         let file = FileStore::open_with(path.required("path")?, &options.file()?)?;
-        StoreHandle::new(file.with_cancel(&Cancel::NEVER), options.key_bytes_max)
+        StoreHandle::new(file.with_cancel(&Cancel::NEVER), options.key_bytes_max())
     };
 
     /// A new, empty store within this process, for tests and for jobs of one process. `options` may be null.
@@ -149,7 +149,7 @@ operations! {
         if let Some(timeout) = options.timeout {
             hash.set_timeout(timeout);
         }
-        StoreHandle::new(Arc::new(hash), options.key_bytes_max)
+        StoreHandle::new(Arc::new(hash), options.key_bytes_max())
     };
 
     /// A namespace within another store: the key `k` becomes `prefix/k` there. Shares the other store's connection, default
