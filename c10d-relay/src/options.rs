@@ -53,7 +53,7 @@ impl Default for RelayOptions {
 impl RelayOptions {
     /// How long the relay tries to reach the store, at first and after a loss, before it closes the connections of its
     /// ranks. The store forgets the relay's session after the same time, or after its own
-    /// (`ServerOptions::session_timeout`) if that is shorter. Default 10 min.
+    /// (`ServerOptions::with_session_timeout`) if that is shorter. Default 10 min.
     #[must_use]
     pub const fn resume_timeout(&self) -> Duration {
         self.resume_timeout

@@ -35,21 +35,6 @@ use crate::status::{Status, Upstream};
 /// child does with it, dropping it included, has an effect.
 ///
 /// It has two threads, `c10d-relay` and `c10d-relay-dial`, which [`shutdown`](Self::shutdown) and `Drop` stop.
-///
-/// ```
-/// use c10d_relay::{HostPort, Relay, RelayOptions};
-/// use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreOptions, TcpStoreServer};
-/// use std::net::TcpListener;
-///
-/// let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default())?;
-/// let store = HostPort::new("127.0.0.1", server.local_addr().port());
-/// let relay = Relay::start(store, vec![TcpListener::bind("127.0.0.1:0")?], RelayOptions::default())?;
-///
-/// let port = relay.local_addrs()[0].port();
-/// let rank = TcpStore::open("127.0.0.1", port, TcpStoreOptions::default())?;
-/// assert_eq!(rank.add("ranks", 1)?, 1);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Debug)]
 pub struct Relay {
     target: StoreAddress,

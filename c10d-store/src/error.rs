@@ -140,7 +140,7 @@ impl ErrorContext {
     /// The same store and time with another operation and key, for an operation that is built from
     /// simpler ones.
     #[must_use]
-    pub fn for_operation(self, operation: Operation, key: &str) -> Self {
+    pub(crate) fn for_operation(self, operation: Operation, key: &str) -> Self {
         Self {
             operation,
             keys: summarize_keys([key]),

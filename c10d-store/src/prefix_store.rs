@@ -86,12 +86,6 @@ impl PrefixStore {
     /// The most prefixes around a store. PyTorch's process groups need five.
     pub const NESTED_MAX: usize = 100;
 
-    /// The prefix, without the `/`.
-    #[must_use]
-    pub fn prefix(&self) -> &str {
-        &self.prefix
-    }
-
     fn around(&self, underlying: Arc<dyn Store>) -> Arc<dyn Store> {
         Arc::new(Self::new(self.prefix.clone(), underlying))
     }

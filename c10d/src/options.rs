@@ -57,7 +57,7 @@ impl Default for GroupOptions {
         Self {
             name: DEFAULT_NAME.to_owned(),
             timeout: Some(DEFAULT_TIMEOUT),
-            value_bytes_max: WireLimits::default().value_bytes_max(),
+            value_bytes_max: WireLimits::default().value_bytes_max,
             credentials: None,
             cancel: Cancel::NEVER,
         }
@@ -127,9 +127,9 @@ impl GroupOptions {
         let began = Instant::now();
         self.check()?;
         let environment = Environment::read(variable)?;
-        let limits = WireLimits::default();
-        let value_bytes_max = self.value_bytes_max.max(limits.value_bytes_max());
-        let limits = limits.with_value_bytes_max(value_bytes_max);
+        let mut limits = WireLimits::default();
+        let value_bytes_max = self.value_bytes_max.max(limits.value_bytes_max);
+        limits.value_bytes_max = value_bytes_max;
         let mut options = TcpStoreOptions::default()
             .with_master(environment.hosts_store)
             .with_multi_tenant(true)

@@ -87,7 +87,7 @@ impl Options {
 
     pub(crate) fn group(&self) -> Result<GroupOptions, Failure> {
         let options = GroupOptions::default()
-            .with_value_bytes_max(self.limits.value_bytes_max())
+            .with_value_bytes_max(self.limits.value_bytes_max)
             .with_cancel(cancel::of_call(self.cancel.as_ref())?);
         let (timeout, credentials) = (self.timeout, self.credentials.clone());
         Ok(with_given!(
@@ -98,7 +98,7 @@ impl Options {
     }
 
     pub(crate) const fn key_bytes_max(&self) -> usize {
-        self.limits.key_bytes_max()
+        self.limits.key_bytes_max
     }
 }
 
@@ -220,12 +220,12 @@ operations! {
     /// store: a longer key is refused before it is read. A server closes the connection on a longer one: change it on both
     /// sides.
     fn c10d_options_set_key_bytes_max(options: Option<&mut Options>, bytes: usize) =
-        options.limits = options.limits.with_key_bytes_max(bytes);
+        options.limits.key_bytes_max = bytes;
 
     /// The longest value of a store or a group in bytes. 8 MiB by default, as in PyTorch. A server closes the
     /// connection on a longer one: change it on both sides.
     fn c10d_options_set_value_bytes_max(options: Option<&mut Options>, bytes: usize) =
-        options.limits = options.limits.with_value_bytes_max(bytes);
+        options.limits.value_bytes_max = bytes;
 
     /// The most connections of a server at a time; it closes further ones. 262,144 by default.
     fn c10d_options_set_connections_max(options: Option<&mut Options>, connections: usize) =

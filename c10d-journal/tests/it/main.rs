@@ -7,7 +7,6 @@
 mod damaged;
 mod harness;
 mod killed;
-mod measure;
 #[cfg(target_os = "linux")]
 mod power_loss;
 mod recovered;

@@ -442,14 +442,14 @@ impl<'c> Call<'c> {
         let mut of_keys = 0;
         for key in self.keys {
             // The limit includes the `/`.
-            let limit = limits.key_bytes_max().saturating_sub(1);
+            let limit = limits.key_bytes_max.saturating_sub(1);
             let length = key_to_bytes(key).len();
             of_keys += length + 1;
             if length > limit {
                 return Err(too_long("key bytes", length, limit));
             }
         }
-        let limit = limits.keys_per_request_max();
+        let limit = limits.keys_per_request_max;
         if self.keys.len() > limit {
             return Err(too_long("keys in one request", self.keys.len(), limit));
         }
@@ -457,12 +457,12 @@ impl<'c> Call<'c> {
         let length_words = 8 * (2 + self.keys.len() + values.len());
         let of_values: usize = values.iter().map(|value| value.len()).sum();
         let request_bytes = 1 + length_words + of_keys + of_values;
-        let limit = limits.request_bytes_max();
+        let limit = limits.request_bytes_max;
         if request_bytes > limit {
             return Err(too_long("request bytes", request_bytes, limit));
         }
         for value in values {
-            let limit = limits.value_bytes_max();
+            let limit = limits.value_bytes_max;
             if value.len() > limit {
                 return Err(too_long("value bytes", value.len(), limit));
             }

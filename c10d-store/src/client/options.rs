@@ -113,7 +113,7 @@ impl TcpStoreOptions {
     /// none, and a lost connection is final, as in PyTorch.
     ///
     /// The server forgets a client that has been without a connection for `timeout`, or for its
-    /// [`session_timeout`](ServerOptions::session_timeout) if that is shorter: a store that makes no call for so long
+    /// [`with_session_timeout`](ServerOptions::with_session_timeout) if that is shorter: a store that makes no call for so long
     /// after a loss fails with its next one. A server of PyTorch knows no sessions; then this has no effect.
     pub const fn with_resume(mut self, timeout: Duration) -> Self {
         self.resume = Some(timeout);

@@ -81,23 +81,17 @@ impl ServerOptions {
         self.connections_max
     }
 
-    /// The time limit for the handshake of a new connection; [`Duration::MAX`] for none. Default 60 s:
-    /// far above the slowest start seen, and short enough to close idle connections of port scanners.
-    /// PyTorch has no limit. A server with [credentials](Self::with_credentials) gives the first byte 5 s of it.
-    #[must_use]
-    pub const fn handshake_timeout(&self) -> Duration {
+    pub(crate) const fn handshake_timeout(&self) -> Duration {
         self.handshake_timeout
+    }
+
+    pub(crate) const fn session_timeout(&self) -> Duration {
+        self.session_timeout
     }
 
     /// The longest time that the server remembers a session (docs/spec/wire-extensions.md, section 9.9) whose connection is
     /// lost. The client may ask for less. Then the session's clients end as if they had closed their connections.
     /// Default 10 min.
-    #[must_use]
-    pub const fn session_timeout(&self) -> Duration {
-        self.session_timeout
-    }
-
-    /// Sets [`session_timeout`](Self::session_timeout).
     pub const fn with_session_timeout(mut self, timeout: Duration) -> Self {
         self.session_timeout = timeout;
         self
@@ -155,7 +149,9 @@ impl ServerOptions {
         self
     }
 
-    /// Sets [`handshake_timeout`](Self::handshake_timeout).
+    /// The time limit for the handshake of a new connection; [`Duration::MAX`] for none. Default 60 s:
+    /// far above the slowest start seen, and short enough to close idle connections of port scanners.
+    /// PyTorch has no limit. A server with [credentials](Self::with_credentials) gives the first byte 5 s of it.
     pub const fn with_handshake_timeout(mut self, timeout: Duration) -> Self {
         self.handshake_timeout = timeout;
         self

@@ -226,7 +226,7 @@ fn memory_follows_what_has_arrived() {
         .receive(&hello.to_bytes(), &limits, ignore)
         .expect("a hello");
 
-    let length = limits.value_bytes_max();
+    let length = limits.value_bytes_max;
     let mut head = RequestBuf::new();
     head.opcode(Opcode::Set).raw_key(b"k").count(length);
     parser

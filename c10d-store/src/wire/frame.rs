@@ -80,18 +80,15 @@ impl FrameScan {
                 opcode
             }
         };
-        let own;
-        let limits = match opcode {
-            Opcode::Announce => {
-                own = limits.with_value_bytes_max(ANNOUNCEMENT_BYTES_MAX);
-                &own
-            }
+        let mut limits = *limits;
+        match opcode {
+            Opcode::Announce => limits.value_bytes_max = ANNOUNCEMENT_BYTES_MAX,
             Opcode::Membership | Opcode::MembershipPoll => {
-                own = limits.with_value_bytes_max(MEMBERSHIP_BYTES_MAX);
-                &own
+                limits.value_bytes_max = MEMBERSHIP_BYTES_MAX
             }
-            _ => limits,
-        };
+            _ => {}
+        }
+        let limits = &limits;
         let fields = opcode.fields();
         while let Some(field) = fields.get(self.field) {
             let start = self.checked;
@@ -191,8 +188,8 @@ impl FrameScan {
         };
         let announced = LittleEndian::read_u64(word);
         let bytes_max = match field {
-            Field::Key => limits.key_bytes_max(),
-            _ => limits.value_bytes_max(),
+            Field::Key => limits.key_bytes_max,
+            _ => limits.value_bytes_max,
         };
         let length = match usize::try_from(announced) {
             Ok(length) if length <= bytes_max => length,
@@ -206,10 +203,10 @@ impl FrameScan {
             }
         };
         let end = start + LENGTH_BYTES + length;
-        if end > limits.request_bytes_max() {
+        if end > limits.request_bytes_max {
             return Err(self.error(WireErrorKind::RequestTooLong {
                 bytes: end,
-                bytes_max: limits.request_bytes_max(),
+                bytes_max: limits.request_bytes_max,
             }));
         }
         if end > bytes.len() {
@@ -232,7 +229,7 @@ impl FrameScan {
                     return Ok(Some(Progress::NeedAtLeast(self.checked + LENGTH_BYTES)));
                 };
                 let announced = LittleEndian::read_u64(word);
-                let keys_max = limits.keys_per_request_max();
+                let keys_max = limits.keys_per_request_max;
                 let count = match usize::try_from(announced) {
                     Ok(count) if count <= keys_max => count,
                     _ => {

@@ -47,7 +47,7 @@ fn wait_of(snapshot: &Snapshot, connection: usize) -> Vec<&[u8]> {
 fn a_key_that_is_no_text_has_its_bytes_at_the_server() {
     let server = serve(ServerOptions::default());
     let store = connect(&server);
-    let longest = vec![0xff; WireLimits::default().key_bytes_max() - 1];
+    let longest = vec![0xff; WireLimits::default().key_bytes_max - 1];
     for name in [&b"a\xff\0"[..], &longest] {
         let key = key_from_bytes(name);
         assert_eq!(store.add(&key, 7).unwrap(), 7);

@@ -102,11 +102,12 @@ fn golden_vectors_of_one_connection_hold_over_tcp() {
 /// docs/spec/wire.md, CLOSE 1, and docs/spec/wire-extensions.md, WAIT_CHANGE 6.
 #[test]
 fn exceeding_a_wire_limit_closes_only_that_connection() {
-    let limits = WireLimits::default()
-        .with_key_bytes_max(10)
-        .with_value_bytes_max(20)
-        .with_keys_per_request_max(3)
-        .with_request_bytes_max(60);
+    let limits = WireLimits {
+        key_bytes_max: 10,
+        value_bytes_max: 20,
+        keys_per_request_max: 3,
+        request_bytes_max: 60,
+    };
     let server = with_limits(limits);
     let store = TcpStore::connect("127.0.0.1", server.local_addr().port()).expect("a client");
     store.set("unused", b"").expect("a client");
@@ -175,7 +176,10 @@ fn exceeding_a_wire_limit_closes_only_that_connection() {
 
 #[test]
 fn raised_limits_allow_large_values() {
-    let limits = WireLimits::default().with_value_bytes_max(64 << 20);
+    let limits = WireLimits {
+        value_bytes_max: 64 << 20,
+        ..WireLimits::default()
+    };
     let server = with_limits(limits);
     let options = TcpStoreOptions::default()
         .with_limits(limits)

@@ -1092,7 +1092,10 @@ fn limits_are_checked_before_anything_is_sent() {
 #[test]
 fn limits_count_the_bytes_on_the_wire() {
     let server = serve();
-    let limits = WireLimits::default().with_request_bytes_max(1000);
+    let limits = WireLimits {
+        request_bytes_max: 1000,
+        ..WireLimits::default()
+    };
     let options = TcpStoreOptions::default()
         .with_limits(limits)
         .with_timeout(LONG);

@@ -3,6 +3,7 @@
 //! `tests/scale.rs` is a separate program because it raises the limit on open files.
 
 mod addresses;
+mod architecture;
 mod blame;
 mod conform;
 mod debug_servers;
