@@ -125,7 +125,7 @@ impl Opcode {
 
     /// Whether the reply comes later if it must, and CANCEL_WAIT ends the wait for it.
     #[must_use]
-    pub(crate) const fn is_wait(self) -> bool {
+    pub const fn is_wait(self) -> bool {
         matches!(
             self,
             Self::Wait
