@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use integration_tests::hosts::{HostSetup, Hosts};
 use integration_tests::launcher::c10d;
-use integration_tests::torch::{Feature, Release};
+use integration_tests::torch::{Feature, Release, print_skipped};
 use integration_tests::watchdog::Watchdog;
 use serde_json::Value;
 
@@ -368,10 +368,10 @@ fn an_abort_of_gloo_at_exit_has_a_cure() {
         return;
     }
     let _watchdog = Watchdog::start("an_abort_of_gloo_at_exit_has_a_cure", LIMIT);
-    // It happens in about half of the runs.
-    let told = (0..20)
-        .find_map(|_| told_by_torch("end", 3))
-        .expect("an abort");
+    // It happens in about half of the runs on a busy machine, and seldom on an idle one.
+    let Some(told) = (0..20).find_map(|_| told_by_torch("end", 3)) else {
+        return print_skipped("gloo's abort, which did not happen in 20 runs (LEFT OUT)");
+    };
     let rank = told.json["root_cause"]["rank"].as_u64().expect("a rank");
     let rank = usize::try_from(rank).expect("a rank");
     told.names(rank, &["was ended by SIGABRT at the end of its program"]);
