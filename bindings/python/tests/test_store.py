@@ -1,5 +1,6 @@
 """Every kind of store keeps the contract, on our server and on PyTorch's, and opens and closes as PyTorch's does."""
 
+import importlib.metadata
 import pickle
 import resource
 import signal
@@ -8,6 +9,7 @@ import sys
 import tempfile
 import time
 import unittest
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -21,6 +23,7 @@ from c10d_rs import (
     DistNetworkError,
     DistStoreError,
     FileStore,
+    Group,
     HashStore,
     PrefixStore,
     Store,
@@ -408,6 +411,26 @@ class TestOpening(unittest.TestCase):
             self.assertTrue(issubclass(kind, Store))
         self.assertTrue(issubclass(DistError, RuntimeError))
         self.assertEqual(sorted(c10d_rs.__all__), c10d_rs.__all__)
+
+    def test_the_version_is_that_of_the_installed_package(self) -> None:
+        self.assertEqual(c10d_rs.__version__, importlib.metadata.version("c10d-rs"))
+
+    def test_weak_references(self) -> None:
+        with StoreServer() as server, tempfile.TemporaryDirectory() as folder:
+            base = HashStore()
+            objects: list[Any] = [
+                TCPStore("127.0.0.1", server.port),
+                FileStore(Path(folder) / "store"),
+                HashStore(),
+                PrefixStore("p", base),
+                base.clone(),
+                StoreServer(),
+                Group.join(HashStore(), 0, 1),
+            ]
+            references = [weakref.ref(it) for it in objects]
+            self.assertEqual([reference() for reference in references], objects)
+            objects.clear()
+            self.assertEqual([reference() for reference in references], [None] * len(references))
 
 
 if __name__ == "__main__":
