@@ -80,9 +80,7 @@ impl TCPStore {
         secret_file: Option<PathBuf>,
     ) -> PyResult<()> {
         if world_size == Some(0) {
-            return Err(PyValueError::new_err(
-                "the world size of a TCPStore cannot be 0",
-            ));
+            return Err(PyValueError::new_err("TCPStore world size cannot be 0"));
         }
         let mut options = TcpStoreOptions::default()
             .with_master(is_master)
