@@ -1,11 +1,12 @@
 //! `TCPStore`: a client of a server, PyTorch's or ours, and optionally its host.
 
-use std::net::TcpListener;
+use std::ffi::CString;
+use std::net::{IpAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use c10d_store::{DEFAULT_TIMEOUT, TcpStore, TcpStoreOptions};
-use pyo3::exceptions::PyValueError;
+use c10d_store::{DEFAULT_TIMEOUT, TcpStore, TcpStoreOptions, TcpStoreServer};
+use pyo3::exceptions::{PyRuntimeWarning, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
@@ -98,8 +99,12 @@ impl TCPStore {
         if let Some(fd) = master_listen_fd.filter(|_| is_master) {
             options = options.with_listener(take_listener(py, fd)?);
         }
+        let chooses_addresses = is_master && master_listen_fd.is_none();
         let store = run(py, || TcpStore::open(&host_name, port, options))?;
         let store = store.map_err(|error| store_error(py, &error))?;
+        if chooses_addresses {
+            warn_if_exposed(py, &store)?;
+        }
         let server = Server {
             host: store.host().to_owned(),
             port: store.port(),
@@ -159,6 +164,27 @@ impl TCPStore {
         let closed = slf.as_super().handle.state();
         Ok(format!("TCPStore({host:?}, {port}{master}{closed})"))
     }
+}
+
+/// Warns if a master listens on all interfaces, although its host is not the address that means them.
+///
+/// # Errors
+/// If the program's filters make an exception of the warning.
+fn warn_if_exposed(py: Python<'_>, store: &TcpStore) -> PyResult<()> {
+    let is_all = |ip: IpAddr| ip.is_unspecified();
+    let is_wanted = store.host().parse().is_ok_and(is_all);
+    let server = store.server().map(TcpStoreServer::local_addr);
+    if is_wanted || !server.is_some_and(|address| is_all(address.ip())) {
+        return Ok(());
+    }
+    let text = format!(
+        "the store at port {} listens on all interfaces, because {} has no address of this machine that others can reach: \
+         pass the host name \"localhost\", or one that leads to such an address",
+        store.port(),
+        store.host()
+    );
+    let text = CString::new(text)?;
+    PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &text, 1)
 }
 
 /// The listening socket with this number, which the store takes over, as PyTorch's does.

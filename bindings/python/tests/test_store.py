@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 import unittest
+import warnings
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -324,6 +325,30 @@ class TestOpening(unittest.TestCase):
                 first.set("k", "v")
                 self.assertEqual(second.get("k"), b"v")
             first.set("still", "served")
+
+    def test_a_name_that_is_not_known(self) -> None:
+        for multi_tenant in (False, True):
+            with self.assertRaisesRegex(DistNetworkError, "look up does-not-exist.invalid"):
+                TCPStore("does-not-exist.invalid", 0, is_master=True, timeout=0.3, multi_tenant=multi_tenant)
+
+    def test_listening_on_all_interfaces_is_a_warning(self) -> None:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for quiet in ("localhost", "127.0.0.1", "0.0.0.0", "::"):
+                TCPStore(quiet, 0, is_master=True).close()
+            listener = socket.create_server(("", 0))
+            port = listener.getsockname()[1]
+            TCPStore("127.0.0.1", port, is_master=True, master_listen_fd=listener.detach()).close()
+            self.assertEqual(caught, [])
+            # It resolves, but no machine has it (RFC 5737).
+            TCPStore("192.0.2.1", 0, is_master=True).close()
+            (warning,) = caught
+        self.assertEqual((warning.category, warning.filename), (RuntimeWarning, __file__))
+        self.assertRegex(str(warning.message), "listens on all interfaces, because 192.0.2.1")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with self.assertRaisesRegex(RuntimeWarning, "all interfaces"):
+                TCPStore("192.0.2.1", 0, is_master=True)
 
     def test_listening_socket(self) -> None:
         listener = socket.socket()
