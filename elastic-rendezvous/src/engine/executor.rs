@@ -10,7 +10,7 @@ use crate::engine::apply::{apply, make_spares, remove_dead};
 use crate::engine::decide::step_of_action;
 use crate::engine::decide::{self, Action, Context, Decision, Entering, Rule};
 use crate::engine::identity::OwnHeartbeats;
-use crate::engine::last_round::{LastRound, REJOIN_GRACE};
+use crate::engine::last_round::{LastRound, Loss, REJOIN_GRACE};
 use crate::engine::links::{Links, Marks, RETURN_GRACE};
 use crate::engine::observations::Observations;
 use crate::values::clock::Now;
@@ -759,7 +759,11 @@ impl Executor {
         let dead = silent.iter().map(|silent| &silent.node);
         remove_dead(&mut self.state, dead, &self.settings);
         let dead = silent.iter().map(|silent| silent.node.clone());
-        lost.extend(dead.map(|node| (node, now.monotonic)));
+        let at_once = Loss {
+            from: now.monotonic,
+            is_of_connection: false,
+        };
+        lost.extend(dead.map(|node| (node, at_once)));
         self.last_round
             .observe(&self.state, now.monotonic, |node| lost.get(node).copied());
         for silent in silent {
@@ -784,28 +788,38 @@ impl Executor {
             .retain(|node, _| !state.last_heartbeats.contains_key(node));
     }
 
-    /// The members of the last round that another node seems to have dropped in `state`, and from when on they count as
-    /// lost. Must run before the observations adopt `state`.
-    fn overdue(&self, state: &RendezvousState, now: Now) -> BTreeMap<NodeId, Duration> {
-        let lost_from = |node: &NodeId| {
+    /// The members of the last round that another node seems to have dropped in `state`. Must run before the observations
+    /// adopt `state`.
+    fn overdue(&self, state: &RendezvousState, now: Now) -> BTreeMap<NodeId, Loss> {
+        let loss = |from: Duration, is_of_connection: bool| {
+            Some(Loss {
+                from,
+                is_of_connection,
+            })
+        };
+        let loss_of = |node: &NodeId| {
             let is_overdue = |silence: Option<Duration>| {
                 silence.is_some_and(|silence| silence > self.overdue_after())
             };
             if is_overdue(self.observations.silence_of(node, self.known_as_of)) {
-                return Some(now.monotonic);
+                return loss(now.monotonic, false);
             }
             if let Some(at) = self.observations.links.closed_since(node) {
-                return Some(at.saturating_add(RETURN_GRACE));
+                return loss(at.saturating_add(RETURN_GRACE), true);
             }
             // A live member looks like that if its clock is behind, or if it is about to connect again; then it is back soon.
             let age = self.observations.age_of(node, self.known_as_of);
-            let is_behind = is_overdue(age) || self.observations.links.was_found_closed(node);
-            is_behind.then(|| now.monotonic.saturating_add(REJOIN_GRACE))
+            let is_behind = is_overdue(age);
+            let is_away = is_behind || self.observations.links.was_found_closed(node);
+            if !is_away {
+                return None;
+            }
+            loss(now.monotonic.saturating_add(REJOIN_GRACE), !is_behind)
         };
         self.last_round
             .members()
             .filter(|node| !state.last_heartbeats.contains_key(*node))
-            .filter_map(|node| Some((node.clone(), lost_from(node)?)))
+            .filter_map(|node| Some((node.clone(), loss_of(node)?)))
             .collect()
     }
 

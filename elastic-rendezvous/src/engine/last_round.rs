@@ -27,18 +27,26 @@ pub(crate) struct LastRound {
     ranks: Ranks,
     /// When this node saw that the next one was open.
     ended_at: Option<Duration>,
-    /// Members that were lost since, and from when on they count as lost.
-    lost: BTreeMap<NodeId, Duration>,
+    /// Members that were lost since.
+    lost: BTreeMap<NodeId, Loss>,
+}
+
+/// That a member of the last round counts as lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Loss {
+    pub from: Duration,
+    /// Only because its connection has closed, so that it is not lost if it connects again before `from`.
+    pub is_of_connection: bool,
 }
 
 impl LastRound {
-    /// Adopts a state that was read at `now`, without dead nodes. `lost_from`: from when on a member that is not listed
-    /// counts as dropped; `None` if nothing tells that it was.
+    /// Adopts a state that was read at `now`, without dead nodes. `loss`: whether a member that is not listed counts as
+    /// dropped; `None` if nothing tells that it was.
     pub(crate) fn observe(
         &mut self,
         state: &RendezvousState,
         now: Duration,
-        lost_from: impl Fn(&NodeId) -> Option<Duration>,
+        loss: impl Fn(&NodeId) -> Option<Loss>,
     ) {
         if state.complete {
             if self.round != Some(state.round) {
@@ -62,9 +70,17 @@ impl LastRound {
         for node in self.ranks.keys() {
             if state.last_heartbeats.contains_key(node) {
                 self.lost.remove(node);
-            } else if let Some(at) = lost_from(node) {
-                let known = self.lost.entry(node.clone()).or_insert(at);
-                *known = at.min(*known);
+            } else if let Some(loss) = loss(node) {
+                let known = self.lost.entry(node.clone()).or_insert(loss);
+                if loss.from < known.from {
+                    *known = loss;
+                }
+            } else if self
+                .lost
+                .get(node)
+                .is_some_and(|known| known.is_of_connection && now < known.from)
+            {
+                self.lost.remove(node);
             }
         }
     }
@@ -98,7 +114,7 @@ impl LastRound {
     ) -> impl Iterator<Item = &'l NodeId> {
         self.ranks.keys().filter(move |node| {
             let is_listed = state.last_heartbeats.contains_key(*node);
-            let is_lost = self.lost.get(*node).is_some_and(|from| *from <= now);
+            let is_lost = self.lost.get(*node).is_some_and(|loss| loss.from <= now);
             let is_gone = is_lost || gone.contains(*node);
             !state.participants.contains_key(*node) && (is_listed || !is_gone)
         })
@@ -122,7 +138,7 @@ impl LastRound {
         now: Duration,
     ) -> Option<Duration> {
         let until = self.precedence_until(state, settings)?;
-        let lost_from = self.lost.values().copied();
+        let lost_from = self.lost.values().map(|loss| loss.from);
         lost_from.chain([until]).filter(|at| *at > now).min()
     }
 
@@ -187,6 +203,13 @@ mod tests {
         last
     }
 
+    const fn loss(from: u64, is_of_connection: bool) -> Loss {
+        Loss {
+            from: Duration::from_secs(from),
+            is_of_connection,
+        }
+    }
+
     /// Whether a spare yields after this many seconds, of three nodes.
     fn yields(last: &LastRound, state: &RendezvousState, at: u32, gone: &str) -> bool {
         let settings = RendezvousSettings::for_test(2, 3);
@@ -237,7 +260,7 @@ mod tests {
         let mut last = ended();
         let open = state(4, false, "a,b", "");
         last.observe(&open, 101 * SECOND, |it| {
-            (*it == node("c")).then_some(103 * SECOND)
+            (*it == node("c")).then_some(loss(103, false))
         });
         for (at, expected) in [(102, true), (103, false)] {
             assert_eq!(yields(&last, &open, at, ""), expected, "at {at} s");
@@ -247,8 +270,23 @@ mod tests {
         assert_eq!(changes(102), Some(103 * SECOND));
         assert_eq!(changes(103), Some(115 * SECOND));
         let back = state(4, false, "a,b", "c");
-        last.observe(&back, 104 * SECOND, |_| Some(104 * SECOND));
+        last.observe(&back, 104 * SECOND, |_| Some(loss(104, false)));
         assert!(yields(&last, &back, 104, ""));
+    }
+
+    /// docs/spec/rendezvous.md, SPARE 3: it was away for less than the time after which it counts as lost.
+    #[test]
+    fn a_member_that_connects_again_in_time_has_its_claim() {
+        let open = state(4, false, "a,b", "");
+        for (connects_at, is_of_connection, expected) in
+            [(102, true, true), (103, true, false), (102, false, false)]
+        {
+            let mut last = ended();
+            let is_away = |_: &NodeId| Some(loss(103, is_of_connection));
+            last.observe(&open, 101 * SECOND, is_away);
+            last.observe(&open, connects_at * SECOND, |_| None);
+            assert_eq!(yields(&last, &open, 104, ""), expected, "{connects_at} s");
+        }
     }
 
     /// docs/spec/rendezvous.md, SPARE 4.

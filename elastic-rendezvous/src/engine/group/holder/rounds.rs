@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::engine::group::message::Summary;
-use crate::engine::last_round::LastRound;
-use crate::engine::last_round::REJOIN_GRACE;
+use crate::engine::last_round::{LastRound, Loss, REJOIN_GRACE};
 use crate::engine::observations::Observations;
 use crate::values::clock::Now;
 use crate::values::node::NodeId;
@@ -58,8 +57,13 @@ impl Rounds {
 
     /// Notes the members of the last round, for their ranks and places in the next one.
     pub(super) fn observe_last(&mut self, state: &RendezvousState, now: Now) {
-        let lost_from = |node: &NodeId| self.dropped.get(node).map(|_| now.monotonic);
-        self.last.observe(state, now.monotonic, lost_from);
+        let loss = |node: &NodeId| {
+            self.dropped.get(node).map(|_| Loss {
+                from: now.monotonic,
+                is_of_connection: false,
+            })
+        };
+        self.last.observe(state, now.monotonic, loss);
     }
 
     /// Notes the members of a complete round, and which have departed since. The state is the stored one.
