@@ -36,7 +36,7 @@ fn a_program_may_import_everything() -> Result<(), StoreError> {
 
     // A clone is the same handle.
     let same = store.clone();
-    same.set_timeout(Duration::from_secs(7));
+    same.set_timeout(Some(Duration::from_secs(7)));
     assert_eq!(
         (store.timeout(), same.label()),
         (Some(Duration::from_secs(7)), store.label())
