@@ -1,6 +1,6 @@
 //! Starts the calls and references of a worker in one step, as PyTorch's `init_rpc`.
 //!
-//! This module has all that a worker of [`init_rpc`] needs, so that a program depends on this crate only. More is in the crates
+//! This module has the types that a worker of [`init_rpc`] needs, so that a program depends on this crate only. More is in the crates
 //! `rpc-agent` and `rref`.
 
 use std::sync::Arc;

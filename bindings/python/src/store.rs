@@ -17,7 +17,7 @@ use crate::handle::Handle;
 #[derive(Debug)]
 pub(crate) struct Store {
     pub(crate) handle: Handle,
-    /// What lives until the store is closed: see c10d_rs.torch.Store.
+    /// Objects that live until the store is closed: see c10d_rs.torch.Store.
     kept: Mutex<Vec<Py<PyAny>>>,
 }
 

@@ -179,7 +179,7 @@ fn warn_if_exposed(py: Python<'_>, store: &TcpStore) -> PyResult<()> {
     }
     let text = format!(
         "the store at port {} listens on all interfaces, because {} has no address of this machine that others can reach: \
-         pass the host name \"localhost\", or one that leads to such an address",
+         pass the host name \"localhost\", or a name that leads to such an address",
         store.port(),
         store.host()
     );

@@ -123,8 +123,8 @@ fn listen_for(
     }
 }
 
-/// Returns the addresses of the master's host to listen on; none for all interfaces, or if the options name other ones.
-/// Without other addresses it looks the name up until the deadline, because a name may become known late.
+/// Returns the addresses of the master's host to listen on; none for all interfaces, or if the options have others.
+/// Without other addresses, a lookup is repeated until the deadline, because a name may become known late.
 fn host_ips(
     target: &HostPort,
     options: &TcpStoreOptions,

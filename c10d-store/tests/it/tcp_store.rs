@@ -1157,7 +1157,7 @@ fn a_master_does_not_listen_for_a_name_that_is_not_known() {
             "{text}"
         );
 
-        // A launcher knows another address of this machine.
+        // A launcher has another address of this machine.
         let address = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
         let options = options.with_timeout(LONG);
         let store = TcpStore::open(unknown, 0, options.with_listen_also_on(vec![address]));
