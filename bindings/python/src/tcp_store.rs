@@ -1,11 +1,12 @@
 //! `TCPStore`: a client of a server, PyTorch's or ours, and optionally its host.
 
+use std::env;
 use std::ffi::CString;
 use std::net::{IpAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use c10d_store::{DEFAULT_TIMEOUT, TcpStore, TcpStoreOptions, TcpStoreServer};
+use c10d_store::{DEFAULT_TIMEOUT, StoreError, TcpStore, TcpStoreOptions, TcpStoreServer};
 use pyo3::exceptions::{PyRuntimeWarning, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -100,7 +101,14 @@ impl TCPStore {
             options = options.with_listener(take_listener(py, fd)?);
         }
         let chooses_addresses = is_master && master_listen_fd.is_none();
-        let store = run(py, || TcpStore::open(&host_name, port, options))?;
+        let mut store = run(py, || TcpStore::open(&host_name, port, options.clone()))?;
+        if let Err(StoreError::Listen(error)) = &store
+            && error.is_address_in_use()
+            && is_store_of_agent(port)
+        {
+            let client = options.with_master(false);
+            store = run(py, || TcpStore::open(&host_name, port, client))?;
+        }
         let store = store.map_err(|error| store_error(py, &error))?;
         if chooses_addresses {
             warn_if_exposed(py, &store)?;
@@ -108,7 +116,7 @@ impl TCPStore {
         let server = Server {
             host: store.host().to_owned(),
             port: store.port(),
-            is_ours: is_master,
+            is_ours: store.server().is_some(),
             use_libuv: use_libuv.unwrap_or(true),
         };
         slf.as_super().handle.open(Arc::new(store))?;
@@ -164,6 +172,13 @@ impl TCPStore {
         let closed = slf.as_super().handle.state();
         Ok(format!("TCPStore({host:?}, {port}{master}{closed})"))
     }
+}
+
+/// Whether the launcher of this process serves the store at the port. As in PyTorch, a master is a client there.
+fn is_store_of_agent(port: u16) -> bool {
+    let is_used = env::var("TORCHELASTIC_USE_AGENT_STORE");
+    let is_used = is_used.is_ok_and(|it| it == "1" || it.eq_ignore_ascii_case("true"));
+    is_used && env::var("MASTER_PORT").is_ok_and(|it| it.parse() == Ok(port))
 }
 
 /// Warns if a master listens on all interfaces, although its host is not the address that means them.

@@ -1,6 +1,7 @@
 """Every kind of store keeps the contract, on our server and on PyTorch's, and opens and closes as PyTorch's does."""
 
 import importlib.metadata
+import os
 import pickle
 import resource
 import signal
@@ -16,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import c10d_rs
 import contract
@@ -317,6 +319,21 @@ class TestOpening(unittest.TestCase):
         with StoreServer() as server:
             with self.assertRaisesRegex(DistNetworkError, "in use"):
                 TCPStore("127.0.0.1", server.port, is_master=True)
+
+    def test_a_master_is_a_client_of_its_launchers_store(self) -> None:
+        with StoreServer() as server:
+            port = str(server.port)
+            for flag, named in (("True", "1"), ("0", port), ("", port)):
+                with patch.dict(os.environ, TORCHELASTIC_USE_AGENT_STORE=flag, MASTER_PORT=named):
+                    with self.assertRaisesRegex(DistNetworkError, "in use"):
+                        TCPStore("127.0.0.1", server.port, is_master=True)
+            for flag in ("True", "1"):
+                with patch.dict(os.environ, TORCHELASTIC_USE_AGENT_STORE=flag, MASTER_PORT=port):
+                    with TCPStore("127.0.0.1", server.port, is_master=True) as store:
+                        store.add("n", 1)
+                        self.assertEqual(store.port, server.port)
+                        self.assertNotIn("is_master", repr(store))
+            self.assertEqual(TCPStore("127.0.0.1", server.port).get("n"), b"2")
 
     def test_multi_tenant(self) -> None:
         port = free_port()
