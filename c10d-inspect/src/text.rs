@@ -32,6 +32,14 @@ pub(crate) fn age(age: Duration) -> String {
     }
 }
 
+/// ", seen 5 s ago" after a state, or nothing if that was less than a second ago: a page shows the text for longer.
+pub(crate) fn seen(age_then: Duration) -> String {
+    match age_then.as_secs() {
+        0 => String::new(),
+        _ => format!(", seen {} ago", age(age_then)),
+    }
+}
+
 /// "rank 2", "ranks 1 and 3", "ranks 0-4095 and 4100"; at most 8 ranges.
 pub(crate) fn ranks(ranks: &BTreeSet<usize>) -> String {
     let noun = if ranks.len() == 1 { "rank" } else { "ranks" };

@@ -14,9 +14,8 @@ use std::process::{Child, Command};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
+use c10d::rpc::{AgentOptions, Functions, HandlerError, RRef, RRefFuture, RRefs};
 use c10d::{Rpc, RpcOptions};
-use rpc_agent::{AgentOptions, HandlerError};
-use rref::{Functions, RRef, RRefFuture, RRefs};
 use serde::Serialize;
 
 /// How long a worker waits for the others, at the start, for a value, and at the end.

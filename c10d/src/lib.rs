@@ -12,7 +12,7 @@ mod name;
 mod options;
 mod rank_list;
 #[cfg(feature = "rpc")]
-mod rpc;
+pub mod rpc;
 mod sequence;
 
 // The types of other crates that this one's API takes and gives.

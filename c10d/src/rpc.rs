@@ -1,13 +1,18 @@
 //! Starts the calls and references of a worker in one step, as PyTorch's `init_rpc`.
+//!
+//! This module has the types that a worker of [`init_rpc`] needs, so that a program depends on this crate only. More is in the crates
+//! `rpc-agent` and `rref`.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use c10d_store::{Credentials, PrefixStore, RendezvousOptions, UrlError};
-use rpc_agent::{Agent, AgentOptions, Registry, StartError, TerminationError};
-use rref::{
-    FunctionError, Functions, LeakReport, RRefError, RRefOptions, RRefs, RegisterError,
-    ShutdownError,
+use rpc_agent::Registry;
+// The types of other crates that this one's API takes and gives.
+pub use rpc_agent::{Agent, AgentOptions, HandlerError, StartError, TerminationError};
+pub use rref::{
+    CallContext, FunctionError, Functions, LeakReport, RRef, RRefCall, RRefError, RRefFuture,
+    RRefOptions, RRefs, RegisterError, ShutdownError,
 };
 
 use crate::error::GroupError;

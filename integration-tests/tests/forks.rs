@@ -50,6 +50,7 @@ fn fork_for(work: impl FnOnce()) -> libc::pid_t {
 }
 
 /// Ends the child, with 0 if `work` does not panic.
+#[expect(clippy::print_stderr, reason = "shown when the test fails")]
 fn exit_after(work: impl FnOnce()) -> ! {
     let result = catch_unwind(AssertUnwindSafe(work));
     if let Err(panic) = &result {

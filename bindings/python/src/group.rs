@@ -33,7 +33,7 @@ pub(crate) fn init_from_env(
 }
 
 /// The ranks of a job. All of them make the same calls in the same order.
-#[pyclass(frozen, module = "c10d_rs")]
+#[pyclass(frozen, weakref, module = "c10d_rs")]
 #[derive(Debug)]
 pub(crate) struct Group {
     group: Owned<Arc<c10d::Group>>,

@@ -44,4 +44,8 @@ mod _native {
     use crate::store_server::StoreServer;
     #[pymodule_export]
     use crate::tcp_store::TCPStore;
+    /// The version of this package.
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "the name in Python")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -42,6 +42,9 @@ impl PrefixStore {
         prefix: String,
         store: Bound<'_, PyAny>,
     ) -> PyResult<()> {
+        if store.is_none() {
+            return Err(PyValueError::new_err("store argument cannot be None"));
+        }
         let Ok(underlying) = store.cast::<Store>() else {
             let name = store.get_type().name()?;
             return Err(PyTypeError::new_err(format!(
@@ -68,7 +71,7 @@ impl PrefixStore {
 
     /// Closes this store and the one that it wraps.
     fn close(slf: PyRef<'_, Self>, py: Python<'_>) -> PyResult<()> {
-        slf.as_super().handle.close(py)?;
+        slf.as_super().end(py)?;
         let wrapped = slf.wrapped.get()?;
         wrapped.underlying.bind(py).call_method0("close")?;
         Ok(())

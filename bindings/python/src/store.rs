@@ -1,6 +1,6 @@
 //! `Store`: the operations that all stores have.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use c10d_store::StoreExt;
@@ -13,16 +13,19 @@ use crate::errors::raise;
 use crate::handle::Handle;
 
 /// A key-value store that the workers of a job share. The base of TCPStore, FileStore, HashStore and PrefixStore.
-#[pyclass(subclass, frozen, module = "c10d_rs")]
+#[pyclass(subclass, frozen, weakref, module = "c10d_rs")]
 #[derive(Debug)]
 pub(crate) struct Store {
     pub(crate) handle: Handle,
+    /// Objects that live until the store is closed: see c10d_rs.torch.Store.
+    kept: Mutex<Vec<Py<PyAny>>>,
 }
 
 impl Store {
     pub(crate) fn new(store: Arc<dyn c10d_store::Store>) -> Self {
         Self {
             handle: Handle::new(store),
+            kept: Mutex::new(Vec::new()),
         }
     }
 
@@ -30,7 +33,16 @@ impl Store {
     pub(crate) const fn unopened() -> Self {
         Self {
             handle: Handle::unopened(),
+            kept: Mutex::new(Vec::new()),
         }
+    }
+
+    /// Closes the store, and then drops what it kept.
+    pub(crate) fn end(&self, py: Python<'_>) -> PyResult<()> {
+        self.handle.close(py)?;
+        let kept = std::mem::take(&mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(kept);
+        Ok(())
     }
 
     /// The timeout of the call, or else the store's.
@@ -248,7 +260,17 @@ impl Store {
     /// Closes this store: calls in progress in other threads fail, and so do later ones. Stops the server that this
     /// store hosts, unless another store of the process shares it.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.handle.close(py)
+        self.end(py)
+    }
+
+    /// Keeps a reference to the object until this store is closed.
+    fn _keep(&self, py: Python<'_>, object: Py<PyAny>) -> PyResult<()> {
+        self.handle.store(py)?;
+        self.kept
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(object);
+        Ok(())
     }
 
     /// Opens the same store again.

@@ -19,7 +19,7 @@ use crate::secret::read_secret_file;
 /// all interfaces. Every process that reaches the port can read and change the store, or with a secret_file every process
 /// that has the secret. With a dir the store is kept in this directory, and continues with what that has: see
 /// docs/how-to/durable.md.
-#[pyclass(frozen, module = "c10d_rs")]
+#[pyclass(frozen, weakref, module = "c10d_rs")]
 #[derive(Debug)]
 pub(crate) struct StoreServer {
     host: String,

@@ -1,11 +1,13 @@
 //! `TCPStore`: a client of a server, PyTorch's or ours, and optionally its host.
 
-use std::net::TcpListener;
+use std::env;
+use std::ffi::CString;
+use std::net::{IpAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use c10d_store::{DEFAULT_TIMEOUT, TcpStore, TcpStoreOptions};
-use pyo3::exceptions::PyValueError;
+use c10d_store::{DEFAULT_TIMEOUT, StoreError, TcpStore, TcpStoreOptions, TcpStoreServer};
+use pyo3::exceptions::{PyRuntimeWarning, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
@@ -80,9 +82,7 @@ impl TCPStore {
         secret_file: Option<PathBuf>,
     ) -> PyResult<()> {
         if world_size == Some(0) {
-            return Err(PyValueError::new_err(
-                "the world size of a TCPStore cannot be 0",
-            ));
+            return Err(PyValueError::new_err("TCPStore world size cannot be 0"));
         }
         let mut options = TcpStoreOptions::default()
             .with_master(is_master)
@@ -100,12 +100,23 @@ impl TCPStore {
         if let Some(fd) = master_listen_fd.filter(|_| is_master) {
             options = options.with_listener(take_listener(py, fd)?);
         }
-        let store = run(py, || TcpStore::open(&host_name, port, options))?;
+        let chooses_addresses = is_master && master_listen_fd.is_none();
+        let mut store = run(py, || TcpStore::open(&host_name, port, options.clone()))?;
+        if let Err(StoreError::Listen(error)) = &store
+            && error.is_address_in_use()
+            && is_store_of_agent(port)
+        {
+            let client = options.with_master(false);
+            store = run(py, || TcpStore::open(&host_name, port, client))?;
+        }
         let store = store.map_err(|error| store_error(py, &error))?;
+        if chooses_addresses {
+            warn_if_exposed(py, &store)?;
+        }
         let server = Server {
             host: store.host().to_owned(),
             port: store.port(),
-            is_ours: is_master,
+            is_ours: store.server().is_some(),
             use_libuv: use_libuv.unwrap_or(true),
         };
         slf.as_super().handle.open(Arc::new(store))?;
@@ -161,6 +172,34 @@ impl TCPStore {
         let closed = slf.as_super().handle.state();
         Ok(format!("TCPStore({host:?}, {port}{master}{closed})"))
     }
+}
+
+/// Whether the launcher of this process serves the store at the port. As in PyTorch, a master is a client there.
+fn is_store_of_agent(port: u16) -> bool {
+    let is_used = env::var("TORCHELASTIC_USE_AGENT_STORE");
+    let is_used = is_used.is_ok_and(|it| it == "1" || it.eq_ignore_ascii_case("true"));
+    is_used && env::var("MASTER_PORT").is_ok_and(|it| it.parse() == Ok(port))
+}
+
+/// Warns if a master listens on all interfaces, although its host is not the address that means them.
+///
+/// # Errors
+/// If the program's filters make an exception of the warning.
+fn warn_if_exposed(py: Python<'_>, store: &TcpStore) -> PyResult<()> {
+    let is_all = |ip: IpAddr| ip.is_unspecified();
+    let is_wanted = store.host().parse().is_ok_and(is_all);
+    let server = store.server().map(TcpStoreServer::local_addr);
+    if is_wanted || !server.is_some_and(|address| is_all(address.ip())) {
+        return Ok(());
+    }
+    let text = format!(
+        "the store at port {} listens on all interfaces, because {} has no address of this machine that others can reach: \
+         pass the host name \"localhost\", or a name that leads to such an address",
+        store.port(),
+        store.host()
+    );
+    let text = CString::new(text)?;
+    PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &text, 1)
 }
 
 /// The listening socket with this number, which the store takes over, as PyTorch's does.

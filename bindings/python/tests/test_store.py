@@ -1,5 +1,7 @@
 """Every kind of store keeps the contract, on our server and on PyTorch's, and opens and closes as PyTorch's does."""
 
+import importlib.metadata
+import os
 import pickle
 import resource
 import signal
@@ -8,11 +10,14 @@ import sys
 import tempfile
 import time
 import unittest
+import warnings
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import c10d_rs
 import contract
@@ -21,6 +26,7 @@ from c10d_rs import (
     DistNetworkError,
     DistStoreError,
     FileStore,
+    Group,
     HashStore,
     PrefixStore,
     Store,
@@ -314,6 +320,21 @@ class TestOpening(unittest.TestCase):
             with self.assertRaisesRegex(DistNetworkError, "in use"):
                 TCPStore("127.0.0.1", server.port, is_master=True)
 
+    def test_a_master_is_a_client_of_its_launchers_store(self) -> None:
+        with StoreServer() as server:
+            port = str(server.port)
+            for flag, named in (("True", "1"), ("0", port), ("", port)):
+                with patch.dict(os.environ, TORCHELASTIC_USE_AGENT_STORE=flag, MASTER_PORT=named):
+                    with self.assertRaisesRegex(DistNetworkError, "in use"):
+                        TCPStore("127.0.0.1", server.port, is_master=True)
+            for flag in ("True", "1"):
+                with patch.dict(os.environ, TORCHELASTIC_USE_AGENT_STORE=flag, MASTER_PORT=port):
+                    with TCPStore("127.0.0.1", server.port, is_master=True) as store:
+                        store.add("n", 1)
+                        self.assertEqual(store.port, server.port)
+                        self.assertNotIn("is_master", repr(store))
+            self.assertEqual(TCPStore("127.0.0.1", server.port).get("n"), b"2")
+
     def test_multi_tenant(self) -> None:
         port = free_port()
         with TCPStore("127.0.0.1", port, is_master=True, multi_tenant=True) as first:
@@ -321,6 +342,30 @@ class TestOpening(unittest.TestCase):
                 first.set("k", "v")
                 self.assertEqual(second.get("k"), b"v")
             first.set("still", "served")
+
+    def test_a_name_that_is_not_known(self) -> None:
+        for multi_tenant in (False, True):
+            with self.assertRaisesRegex(DistNetworkError, "look up does-not-exist.invalid"):
+                TCPStore("does-not-exist.invalid", 0, is_master=True, timeout=0.3, multi_tenant=multi_tenant)
+
+    def test_listening_on_all_interfaces_is_a_warning(self) -> None:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for quiet in ("localhost", "127.0.0.1", "0.0.0.0", "::"):
+                TCPStore(quiet, 0, is_master=True).close()
+            listener = socket.create_server(("", 0))
+            port = listener.getsockname()[1]
+            TCPStore("127.0.0.1", port, is_master=True, master_listen_fd=listener.detach()).close()
+            self.assertEqual(caught, [])
+            # It resolves, but no machine has it (RFC 5737).
+            TCPStore("192.0.2.1", 0, is_master=True).close()
+            (warning,) = caught
+        self.assertEqual((warning.category, warning.filename), (RuntimeWarning, __file__))
+        self.assertRegex(str(warning.message), "listens on all interfaces, because 192.0.2.1")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with self.assertRaisesRegex(RuntimeWarning, "all interfaces"):
+                TCPStore("192.0.2.1", 0, is_master=True)
 
     def test_listening_socket(self) -> None:
         listener = socket.socket()
@@ -408,6 +453,26 @@ class TestOpening(unittest.TestCase):
             self.assertTrue(issubclass(kind, Store))
         self.assertTrue(issubclass(DistError, RuntimeError))
         self.assertEqual(sorted(c10d_rs.__all__), c10d_rs.__all__)
+
+    def test_the_version_is_that_of_the_installed_package(self) -> None:
+        self.assertEqual(c10d_rs.__version__, importlib.metadata.version("c10d-rs"))
+
+    def test_weak_references(self) -> None:
+        with StoreServer() as server, tempfile.TemporaryDirectory() as folder:
+            base = HashStore()
+            objects: list[Any] = [
+                TCPStore("127.0.0.1", server.port),
+                FileStore(Path(folder) / "store"),
+                HashStore(),
+                PrefixStore("p", base),
+                base.clone(),
+                StoreServer(),
+                Group.join(HashStore(), 0, 1),
+            ]
+            references = [weakref.ref(it) for it in objects]
+            self.assertEqual([reference() for reference in references], objects)
+            objects.clear()
+            self.assertEqual([reference() for reference in references], [None] * len(references))
 
 
 if __name__ == "__main__":

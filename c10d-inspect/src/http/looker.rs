@@ -9,6 +9,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::answer::Answer;
 use super::counters::StoreCounters;
+use super::exposition::Format;
 use super::metrics::{self, Conflicts};
 use super::options::StatusOptions;
 use super::pace;
@@ -142,7 +143,7 @@ impl Looker {
             Wanted::Stats => self
                 .counters()
                 .map(|counters| Answer::json(&StoreCounters::new(&counters))),
-            Wanted::Metrics => self.metrics(),
+            Wanted::Metrics(format) => self.metrics(*format),
             Wanted::Health => self.counters().map(|_| Answer::text(StatusCode::OK, "ok")),
             _ => self.look().map(|look| part(&look, wanted)),
         };
@@ -163,12 +164,12 @@ impl Looker {
     }
 
     /// A scrape takes a snapshot too if one is due, so that alerts work when no page is open.
-    fn metrics(&mut self) -> Result<Answer, SnapshotError> {
+    fn metrics(&mut self, format: Format) -> Result<Answer, SnapshotError> {
         let counters = self.counters()?;
         let look = self.look().ok();
         let report = look.as_ref().map(|look| (&*look.report, look.at.elapsed()));
-        let text = metrics::text(&counters, report, &self.conflicts, &self.timeline);
-        Ok(Answer::new(metrics::CONTENT_TYPE, text))
+        let text = metrics::text(format, &counters, report, &self.conflicts, &self.timeline);
+        Ok(Answer::new(format.media_type(), text))
     }
 }
 
@@ -211,7 +212,7 @@ fn part(look: &Look, wanted: &Wanted) -> Answer {
             let rows: Rows<_> = rows::keys(snapshot, prefix, *from, *count);
             Answer::json(&rows)
         }
-        Wanted::Page | Wanted::Status | Wanted::Stats | Wanted::Metrics | Wanted::Health => {
+        Wanted::Page | Wanted::Status | Wanted::Stats | Wanted::Metrics(_) | Wanted::Health => {
             unreachable!("needs more than a look")
         }
     }

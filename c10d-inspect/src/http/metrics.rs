@@ -1,18 +1,15 @@
-//! The metrics of a store, of its job, of its launcher and of this process, as OpenMetrics text.
+//! The metrics of a store, of its job, of its launcher and of this process.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::{Display, Write as _};
 use std::time::Duration;
 
 use c10d_store::Counters;
 
 use super::command::command_name;
+use super::exposition::{Format, Text};
 use super::process::ProcessUse;
 use super::timeline::{EventKind, Timeline};
 use crate::{FindingKind, RankState, Report};
-
-/// The media type of the text.
-pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Counts conflicts: findings of these kinds that the report before did not have.
 #[derive(Debug, Default)]
@@ -52,12 +49,13 @@ impl Conflicts {
 
 /// The whole text. `report` is the newest one, and its age; without one the job's metrics are left out.
 pub(super) fn text(
+    format: Format,
     counters: &Counters,
     report: Option<(&Report, Duration)>,
     conflicts: &Conflicts,
     timeline: &Timeline,
 ) -> String {
-    let mut text = Text::default();
+    let mut text = Text::new(format);
     // A gauge, as the kind "info" is not known to all readers of metrics.
     let version = [(env!("CARGO_PKG_VERSION"), 1)];
     let help = "The version of the server";
@@ -74,50 +72,7 @@ pub(super) fn text(
         conflicts.totals(),
     );
     launcher_values(&mut text, timeline);
-    text.0 + "# EOF\n"
-}
-
-/// Metrics, in the format of OpenMetrics 1.0.0. No label's value has a character that it escapes.
-#[derive(Debug, Default)]
-struct Text(String);
-
-impl Text {
-    fn gauge(&mut self, name: &str, help: &str, value: impl Display) {
-        self.metric(name, help, "gauge", None, [("", value)]);
-    }
-
-    fn counter(&mut self, name: &str, help: &str, value: impl Display) {
-        self.metric(name, help, "counter", None, [("", value)]);
-    }
-
-    fn counters<'a>(
-        &mut self,
-        name: &str,
-        help: &str,
-        label: &str,
-        values: impl IntoIterator<Item = (&'a str, u64)>,
-    ) {
-        self.metric(name, help, "counter", Some(label), values);
-    }
-
-    fn metric<'a, V: Display>(
-        &mut self,
-        name: &str,
-        help: &str,
-        kind: &str,
-        label: Option<&str>,
-        values: impl IntoIterator<Item = (&'a str, V)>,
-    ) {
-        let total = if kind == "counter" { "_total" } else { "" };
-        // Writing to a string cannot fail.
-        _ = writeln!(self.0, "# HELP {name} {help}.\n# TYPE {name} {kind}");
-        for (of, value) in values {
-            _ = match label {
-                Some(label) => writeln!(self.0, "{name}{total}{{{label}=\"{of}\"}} {value}"),
-                None => writeln!(self.0, "{name}{total} {value}"),
-            };
-        }
-    }
+    text.finish()
 }
 
 fn store_values(text: &mut Text, counters: &Counters) {

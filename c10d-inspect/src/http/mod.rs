@@ -12,13 +12,14 @@
 //! | `/keys.json` | keys without their values: `?prefix=P&from=N&count=M` |
 //! | `/status.json` | what the page shows |
 //! | `/stats.json` | the store's counters |
-//! | `/metrics` | the same for Prometheus |
+//! | `/metrics` | the same for Prometheus, in its text format or as OpenMetrics, as `Accept` says |
 //! | `/healthz` | 200 while the store's thread answers, else 503 |
 
 mod answer;
 mod client;
 mod command;
 mod counters;
+mod exposition;
 mod follow;
 mod guard;
 mod hosts;

@@ -6,6 +6,7 @@ use hyper::StatusCode;
 use hyper::http::request::Parts;
 
 use super::answer::Answer;
+use super::exposition::Format;
 
 /// The rows of a list unless the request says how many.
 const ROWS_DEFAULT: usize = 1000;
@@ -34,7 +35,7 @@ pub(super) enum Wanted {
         count: usize,
     },
     Stats,
-    Metrics,
+    Metrics(Format),
     Health,
 }
 
@@ -63,7 +64,7 @@ pub(super) fn route(request: &Parts) -> Result<Wanted, Answer> {
             count: Query::of(request).number("count")?.unwrap_or(ROWS_DEFAULT),
         },
         "/stats.json" => Wanted::Stats,
-        "/metrics" => Wanted::Metrics,
+        "/metrics" => Wanted::Metrics(Format::accepted(&request.headers)),
         "/healthz" => Wanted::Health,
         _ => {
             let text = "there is no such page: try / for the page, or /why.json, /status.json, /ranks.json, \

@@ -64,8 +64,8 @@ pub(super) fn outside(job: &Job<'_>, worker: Worker<'_>) -> String {
     );
     if let Some(pid) = worker.stopped_pid() {
         return format!(
-            "{process}, is stopped (state T of pid {pid}, seen {} ago): continue it with kill -CONT {pid}",
-            text::age(job.ago(worker.seen())),
+            "{process}, is stopped (state T of pid {pid}{}): continue it with kill -CONT {pid}",
+            text::seen(job.ago(worker.seen())),
         );
     }
     if let Some(address) = worker.connecting_to() {

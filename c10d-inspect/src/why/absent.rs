@@ -257,8 +257,8 @@ impl<'a> Absent<'a> {
                 .and_then(|worker| Some((worker.stopped_pid()?, worker.seen())));
             match stopped {
                 Some((pid, seen)) => format!(
-                    "rank {rank} ({process}, pid {pid} is in state T, seen {} ago: stopped)",
-                    text::age(job.ago(seen))
+                    "rank {rank} ({process}, pid {pid} is in state T{}: stopped)",
+                    text::seen(job.ago(seen))
                 ),
                 None => format!("rank {rank} ({process})"),
             }

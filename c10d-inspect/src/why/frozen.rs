@@ -76,8 +76,8 @@ fn find_in(job: &Job<'_>, state: &GroupState<'_>) -> Option<Draft> {
     }
     if let Some((pid, seen)) = first.rank.and_then(|rank| stopped_pid(job, rank)) {
         text.push_str(&format!(
-            " Pid {pid} is stopped (state T, seen {} ago): continue it with kill -CONT {pid}.",
-            text::age(job.ago(seen))
+            " Pid {pid} is stopped (state T{}): continue it with kill -CONT {pid}.",
+            text::seen(job.ago(seen))
         ));
     }
     let others = state.ranks(|member| {

@@ -26,9 +26,9 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
         return;
     };
     let mut text = format!(
-        "Rank {rank} is stopped: pid {pid} on {} is in state T, seen {} ago. Continue it with kill -CONT {pid}.",
+        "Rank {rank} is stopped: pid {pid} on {} is in state T{}. Continue it with kill -CONT {pid}.",
         shown_name(&worker.node.announced.host),
-        text::age(job.ago(worker.seen())),
+        text::seen(job.ago(worker.seen())),
     );
     if ranks.len() > 1 {
         text.push_str(&format!(" In all, {} are stopped.", text::ranks(&ranks)));

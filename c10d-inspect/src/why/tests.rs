@@ -173,6 +173,9 @@ fn a_launcher_says_that_a_rank_is_stopped_though_none_waits_for_it() {
     node.workers[2].processes[0].state = Some('T');
     node.looked_ago_ms = 500;
     script.store.announce(launcher, &node);
+    // A state of this moment has no age, because the text stays on a page.
+    let now = "Rank 2 is stopped: pid 4102 on vm is in state T. Continue it with kill -CONT 4102.";
+    assert_eq!(script.cause().text, now);
     script.pass(1.0);
     let cause = script.cause();
     assert_cause(&cause, FindingKind::WorkerStopped, &[2], &[]);

@@ -317,6 +317,31 @@ fn assert_contrast(browser: &mut Chromium) {
 }
 
 /// 32 ranks on four nodes: rank 19 has not come back after a restart.
+/// At every width, because a break after the hyphen depends on it.
+#[test]
+#[ignore = "needs Chromium"]
+fn a_command_is_not_broken() {
+    let mut report = job_without(4, &[2]);
+    report.headline = "Rank 2 is stopped: pid 40003 on gpu-node-3 is in state T. Continue it with kill -CONT 40003.".to_owned();
+    report.findings[0].text =
+        "rank 2 (process 3, state T of pid 40003): continue it with kill -CONT 40003".to_owned();
+    let front = Front::start(Canned::new(report));
+    let mut browser = open(&front, (390, 844));
+    browser.wait_until("document.querySelectorAll('.command').length >= 2");
+    for width in (320..900).step_by(7) {
+        browser.resize(width, 844, false);
+        browser.wait_until(&format!("innerWidth === {width}"));
+        let lines = "Math.max(...[...document.querySelectorAll('.command')].map(it => it.getClientRects().length))";
+        assert_eq!(browser.value(lines), 1, "{width}");
+    }
+    let text = browser.text("#headline");
+    assert!(
+        text.ends_with("Continue it with kill -CONT 40003."),
+        "{text}"
+    );
+    assert_quiet(&mut browser, &front);
+}
+
 fn job_for_pictures() -> Report {
     let mut report = job_without(32, &[19]);
     report.headline =

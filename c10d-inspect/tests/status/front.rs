@@ -62,6 +62,14 @@ impl Front {
         ))
     }
 
+    /// The answer to a GET that accepts this media type.
+    pub(crate) fn get_as(&self, media_type: &str, path: &str) -> Answer {
+        let host = self.address;
+        self.send(&format!(
+            "GET {path} HTTP/1.1\r\nHost: {host}\r\nAccept: {media_type}\r\nConnection: close\r\n\r\n"
+        ))
+    }
+
     /// The answer to these bytes, after which the server closes the connection.
     pub(crate) fn send(&self, request: &str) -> Answer {
         let mut stream = self.connect();

@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{
     Deadline, HostPort, ListenError, ListenOptions, adopt_listener, is_loopback_name, listen,
-    listen_at, resolve_local,
+    listen_at, resolve_local, sleep,
 };
 
 use super::options::{ListenOn, TcpStoreOptions};
@@ -22,29 +22,39 @@ static TENANTS: Mutex<Option<HashMap<u16, Weak<TcpStoreServer>>>> = Mutex::new(N
 /// millisecond, but its thread must be scheduled.
 const CLOSING_TIME_MAX: Duration = Duration::from_secs(1);
 
+/// From one lookup of a master's name that failed to the next.
+const LOOKUP_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Starts the server of a master, or returns one that it may share (docs/spec/wire.md, section 8).
 pub(super) fn start(
     target: &HostPort,
     options: &mut TcpStoreOptions,
     deadline: Deadline,
 ) -> Result<Arc<TcpStoreServer>, StoreError> {
+    let shared = |tenants: &HashMap<u16, Weak<TcpStoreServer>>| {
+        let server = tenants.get(&target.port())?.upgrade()?;
+        // A forked child cannot share the server of its parent.
+        (options.multi_tenant && server.is_running()).then_some(server)
+    };
+    if let Some(server) = lock_tenants().as_ref().and_then(shared) {
+        return Ok(server);
+    }
+    let ips = host_ips(target, options, deadline)?;
     if !options.multi_tenant {
-        return Ok(Arc::new(start_new(target, options, deadline)?));
+        return Ok(Arc::new(start_new(target, options, &ips)?));
     }
     // Held while the server starts, so that two masters on one port cannot both start one. Starting
-    // means a bind and a thread; only a name lookup can take long.
-    let mut tenants = TENANTS.lock().unwrap_or_else(PoisonError::into_inner);
+    // means a bind and a thread; the name lookup, which can take long, is over.
+    let mut tenants = lock_tenants();
     let tenants = tenants.get_or_insert_default();
-    // A forked child cannot share the server of its parent.
-    let present = tenants.get(&target.port()).and_then(Weak::upgrade);
-    if let Some(server) = present.filter(|server| server.is_running()) {
+    if let Some(server) = shared(tenants) {
         return Ok(server);
     }
     // The thread of a server that its last tenant dropped may still be closing the port.
     let may_be_closing = tenants.contains_key(&target.port());
     let patience = Deadline::after(Instant::now(), CLOSING_TIME_MAX).min(deadline);
     let server = loop {
-        match start_new(target, options, deadline) {
+        match start_new(target, options, &ips) {
             Err(StoreError::Listen(error))
                 if error.is_address_in_use()
                     && may_be_closing
@@ -58,6 +68,10 @@ pub(super) fn start(
     tenants.retain(|_, server| server.strong_count() > 0);
     tenants.insert(server.local_addr().port(), Arc::downgrade(&server));
     Ok(server)
+}
+
+fn lock_tenants() -> MutexGuard<'static, Option<HashMap<u16, Weak<TcpStoreServer>>>> {
+    TENANTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The address at which a client in the same process reaches the server.
@@ -75,11 +89,16 @@ pub(super) fn address_from_here(server: &TcpStoreServer) -> SocketAddr {
 fn start_new(
     target: &HostPort,
     options: &mut TcpStoreOptions,
-    deadline: Deadline,
+    ips: &[IpAddr],
 ) -> Result<TcpStoreServer, StoreError> {
     let listeners = match options.listener.take() {
-        Some(listener) => vec![adopt_listener(listener.into(), target.port())?],
-        None => listen_for(target, options, deadline)?,
+        Some(listener) => {
+            // A clone of the options still has it.
+            let listener = Arc::try_unwrap(listener).or_else(|shared| shared.try_clone());
+            let listener = listener.map_err(|source| StoreError::Server { source })?;
+            vec![adopt_listener(listener.into(), target.port())?]
+        }
+        None => listen_for(target, options, ips)?,
     };
     let mut server_options = options.server_options.clone();
     if server_options.credentials.is_none() {
@@ -88,43 +107,62 @@ fn start_new(
     TcpStoreServer::serve(listeners, server_options)
 }
 
+/// Listens where the options say; `ips` are [`host_ips`].
 fn listen_for(
     target: &HostPort,
     options: &TcpStoreOptions,
-    deadline: Deadline,
+    ips: &[IpAddr],
 ) -> Result<Vec<TcpListener>, ListenError> {
-    let on_port = |port: u16| ListenOptions::default().with_port(port);
-    let cancel = &options.cancel;
+    let on_port = ListenOptions::default().with_port(target.port());
     match options.listen_on {
-        ListenOn::AllInterfaces => return listen(&on_port(target.port())),
-        ListenOn::Address(ip) => {
-            return listen(&on_port(target.port()).with_host(ip.to_string()));
-        }
+        ListenOn::AllInterfaces => listen(&on_port),
+        ListenOn::Address(ip) => listen(&on_port.with_host(ip.to_string())),
         ListenOn::Host if is_loopback_name(target.host()) => {
-            return listen(&on_port(target.port()).with_host(target.host()));
+            listen(&on_port.with_host(target.host()))
         }
-        ListenOn::Host => {}
+        ListenOn::Host => listen_at(ips, target.port()),
     }
-    let local = match resolve_local(target, deadline, cancel) {
-        Ok(local) => local.iter().map(SocketAddr::ip).collect(),
-        Err(error) if cancel.is_cancelled() => return Err(error),
-        Err(error) => {
-            log::debug!("looking for addresses to listen on: {error}");
-            Vec::new()
+}
+
+/// Returns the addresses of the master's host to listen on; none for all interfaces, or if the options have others.
+/// Without other addresses, a lookup is repeated until the deadline, because a name may become known late.
+fn host_ips(
+    target: &HostPort,
+    options: &TcpStoreOptions,
+    deadline: Deadline,
+) -> Result<Vec<IpAddr>, ListenError> {
+    let needs_host = options.listener.is_none() && options.listen_on == ListenOn::Host;
+    if !needs_host || is_loopback_name(target.host()) {
+        return Ok(Vec::new());
+    }
+    let cancel = &options.cancel;
+    let local = loop {
+        match resolve_local(target, deadline, cancel) {
+            Ok(local) => break local.iter().map(SocketAddr::ip).collect(),
+            Err(error) if cancel.is_cancelled() => return Err(error),
+            Err(error) if options.listen_also_on.is_empty() => {
+                let now = Instant::now();
+                let is_last = deadline.has_passed(now + LOOKUP_INTERVAL);
+                if is_last || sleep(LOOKUP_INTERVAL, [cancel]).is_err() {
+                    return Err(error);
+                }
+            }
+            Err(error) => {
+                log::debug!("looking for addresses to listen on: {error}");
+                break Vec::new();
+            }
         }
     };
-    let ips = match choose_addresses(local, &options.listen_also_on) {
-        Ok(ips) => ips,
-        Err(reason) => {
+    Ok(
+        choose_addresses(local, &options.listen_also_on).unwrap_or_else(|reason| {
             log::warn!(
                 "the store at port {} listens on all interfaces: {} {reason}",
                 target.port(),
                 target.host()
             );
             Vec::new()
-        }
-    };
-    listen_at(&ips, target.port())
+        }),
+    )
 }
 
 /// Returns where to listen, given the addresses of a name that this machine has and the further addresses of the options, or

@@ -92,7 +92,10 @@ const WORKER_COUNT_INTERVAL: Duration = Duration::from_millis(10);
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug)]
+///
+/// A clone is the same handle: it shares the connections, the timeout and [`close`](Self::close). Use
+/// [`clone_store`](crate::StoreHandle::clone_store) for another handle.
+#[derive(Debug, Clone)]
 pub struct TcpStore {
     handle: ProcessBound<Arc<Handle>>,
     cancel: Cancel,

@@ -12,7 +12,7 @@ use crate::server::ServerOptions;
 use crate::store::DEFAULT_TIMEOUT;
 
 /// The options of [`TcpStore::open`](super::TcpStore::open), named as in PyTorch's `TCPStore`
-/// constructor. The defaults make a plain client.
+/// constructor. The defaults make a plain client. A clone has the same [listener](Self::with_listener).
 ///
 /// ```
 /// use c10d_store::{StoreExt, TcpStore, TcpStoreOptions};
@@ -27,7 +27,7 @@ use crate::store::DEFAULT_TIMEOUT;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 #[must_use]
 pub struct TcpStoreOptions {
     pub(super) world_size: Option<usize>,
@@ -35,7 +35,7 @@ pub struct TcpStoreOptions {
     pub(super) timeout: Option<Duration>,
     pub(super) wait_for_workers: bool,
     pub(super) multi_tenant: bool,
-    pub(super) listener: Option<TcpListener>,
+    pub(super) listener: Option<Arc<TcpListener>>,
     pub(super) listen_on: ListenOn,
     pub(super) listen_also_on: Vec<IpAddr>,
     pub(super) connect_options: ConnectOptions,
@@ -52,8 +52,9 @@ pub struct TcpStoreOptions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum ListenOn {
-    /// The addresses of the store's host name, if this machine has them. All interfaces, with a
-    /// warning, if it has none of them, or if the name resolves to a loopback address here and may
+    /// The addresses of the store's host name, if this machine has them. A name that cannot be looked up is an error, unless
+    /// there are [further addresses](TcpStoreOptions::with_listen_also_on). All interfaces, with a
+    /// warning, if this machine has none of the addresses, or if the name resolves to a loopback address here and may
     /// resolve to another one elsewhere. (PyTorch always listens on all interfaces, which has exposed
     /// stores to untrusted networks: CVE-2025-47277.)
     #[default]
@@ -157,7 +158,7 @@ impl TcpStoreOptions {
     /// A bound socket for the master's server (PyTorch's `master_listen_fd`; an `OwnedFd` converts into
     /// a `TcpListener`). It must be bound to the store's port, unless that is 0. Default: none.
     pub fn with_listener(mut self, listener: TcpListener) -> Self {
-        self.listener = Some(listener);
+        self.listener = Some(Arc::new(listener));
         self
     }
 

@@ -35,4 +35,5 @@ mod standby;
 mod store_contract;
 mod tcp_store;
 mod turns;
+mod whole_crate;
 mod without_extensions;

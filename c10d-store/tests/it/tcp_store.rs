@@ -10,8 +10,9 @@ use crate::raw::{LONG, wait_until};
 use crate::store_contract::{self, Features};
 use crate::without_extensions::WithoutExtensions;
 use c10d_store::{
-    Known, ListenOn, Operation, Outcome, PrefixStore, ServerOptions, Store, StoreError, StoreExt,
-    StoreHandle, TcpStore, TcpStoreOptions, TcpStoreServer, WireLimits, in_brief, key_from_bytes,
+    Known, ListenError, ListenOn, Operation, Outcome, PrefixStore, ServerOptions, Store,
+    StoreError, StoreExt, StoreHandle, TcpStore, TcpStoreOptions, TcpStoreServer, WireLimits,
+    in_brief, key_from_bytes,
 };
 
 fn serve() -> TcpStoreServer {
@@ -1139,6 +1140,32 @@ fn a_master_listens_on_its_hosts_address_only() {
         "127.0.0.2"
     );
     store.set("k", b"v").unwrap();
+}
+
+#[test]
+fn a_master_does_not_listen_for_a_name_that_is_not_known() {
+    for is_multi_tenant in [false, true] {
+        let options = master()
+            .with_timeout(Duration::from_millis(300))
+            .with_multi_tenant(is_multi_tenant);
+        let unknown = "does-not-exist.invalid";
+        let error = TcpStore::open(unknown, 0, options.clone()).unwrap_err();
+        assert!(
+            matches!(error, StoreError::Listen(ListenError::Lookup { .. })),
+            "{error}"
+        );
+        let text = error.to_string();
+        assert!(
+            text.starts_with("cannot look up does-not-exist.invalid to listen on it: "),
+            "{text}"
+        );
+
+        // A launcher has another address of this machine.
+        let address = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+        let options = options.with_timeout(LONG);
+        let store = TcpStore::open(unknown, 0, options.with_listen_also_on(vec![address]));
+        store.unwrap().set("k", b"v").unwrap();
+    }
 }
 
 #[test]

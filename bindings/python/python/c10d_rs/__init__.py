@@ -24,6 +24,7 @@ from c10d_rs._native import (
     Store,
     StoreServer,
     TCPStore,
+    __version__,
     init_from_env,
 )
 
@@ -45,5 +46,6 @@ __all__ = [
     "StoreUnsupportedError",
     "StoreValueError",
     "TCPStore",
+    "__version__",
     "init_from_env",
 ]

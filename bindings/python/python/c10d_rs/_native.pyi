@@ -14,8 +14,11 @@ __all__ = [
     "Store",
     "StoreServer",
     "TCPStore",
+    "__version__",
     "init_from_env",
 ]
+
+__version__: str
 
 _S = TypeVar("_S", bound="Store")
 
@@ -59,6 +62,7 @@ class Store:
     def timeout(self) -> timedelta: ...
     def clone(self: _S) -> _S: ...
     def close(self) -> None: ...
+    def _keep(self, object: object) -> None: ...
     def __enter__(self: _S) -> _S: ...
     def __exit__(
         self,

@@ -93,7 +93,7 @@ class Place:
         from c10d_rs.torch import Store
 
         if self.store is not None or self.secret:
-            store: Any = Store(self.own.clone())
+            store: Any = Store(self.own.clone(), _keeper=self.own)
         else:
             store = dist.TCPStore(self.host, int(self.port), None, False, _STORE_TIMEOUT, wait_for_workers=False)
         return dist.PrefixStore(self.key("torch"), store)
