@@ -7,7 +7,7 @@ use super::layout::{Layout, Leader};
 /// Why a writer can write nothing more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Stopped {
-    /// This process leads no more; another one may.
+    /// This process no longer leads. Another process may lead.
     Deposed(Option<Leader>),
     /// The head is not what this leader has written.
     Overwritten,

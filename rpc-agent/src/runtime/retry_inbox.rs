@@ -1,4 +1,4 @@
-//! What the retry thread is told, and the way to it.
+//! Messages to the retry thread.
 
 use std::sync::Arc;
 use std::time::Instant;
