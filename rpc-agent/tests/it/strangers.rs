@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use c10d_store::Store;
+use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
 use rpc_agent::{
     Agent, AgentOptions, FutureMessage, NotSent, Outcome, Registry, RpcError, RpcFuture,
 };
@@ -414,6 +414,31 @@ fn thousands_of_refused_strangers_write_few_lines() {
     let mut lines = log_lines::lines();
     lines.retain(|line| line.contains("besieged"));
     assert!(lines.len() < 10, "{lines:#?}");
+}
+
+#[test]
+fn strangers_do_not_keep_the_store_busy() {
+    let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap();
+    let store = TcpStore::connect("127.0.0.1", server.local_addr().port()).unwrap();
+    let store: Arc<dyn Store> = Arc::new(store);
+    let options = crate::common::named("agent", 0);
+    let _agent = Agent::start(options, registry(|_| {}), Arc::clone(&store)).unwrap();
+    let address = crate::raw::listed_address_of(&*store, 0).0;
+    let requests = || -> u64 {
+        let counters = server.observer().counters(PATIENCE).unwrap();
+        counters.requests.iter().map(|(_, count)| count).sum()
+    };
+    let (began, before) = (Instant::now(), requests());
+    for incarnation in 1..=1_000 {
+        let mut socket = connect(address);
+        let hello = hello_body(1, 0, incarnation, 0, 0, "stranger");
+        send(&mut socket, &frame(HELLO, 0, 0, 0, &hello));
+        assert_eq!(read_frame(&mut socket).kind, REFUSE);
+    }
+    // A look at the list is at most two requests.
+    let looks = (requests() - before).div_ceil(2);
+    let looks_max = began.elapsed().as_millis() / 50 + 2;
+    assert!(u128::from(looks) <= looks_max, "{looks} of {looks_max}");
 }
 
 #[test]
