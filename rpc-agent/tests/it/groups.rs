@@ -749,9 +749,7 @@ fn a_new_process_calls_while_it_contacts_silent_members() {
     let silent = (2..66).map(|id| RawWorker::join_list(&*store, id, &format!("silent{id}"), 5));
     let silent: Vec<RawWorker> = silent.collect();
     let caller = start_one(&store, options(0));
-    until("it contacts members", || {
-        silent.iter().any(has_caller)
-    });
+    until("it contacts members", || silent.iter().any(has_caller));
     let _callee = start_one(&store, options(1));
     let call = caller.handle().call(1, "echo").send_bytes("x");
     assert_eq!(call.wait_timeout(PATIENCE).unwrap().unwrap(), "x");
