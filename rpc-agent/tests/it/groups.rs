@@ -728,7 +728,7 @@ fn a_member_that_cannot_read_the_list_says_so_and_shows_that_it_lives() {
     let (store, readable) = (shared_store(), shared_store());
     let _member = start_one(&store, options(0));
     for key in ["rpcIsStaticGroup", MEMBER_LIST] {
-        readable.set(key, &store.get(key).unwrap()).unwrap();
+        readable.set(key, store.get(key).unwrap()).unwrap();
     }
     store.set(MEMBER_LIST, b"garbage").unwrap();
     let connect_timeout = Duration::from_secs(2);
@@ -749,9 +749,7 @@ fn a_new_process_calls_while_it_contacts_silent_members() {
     let silent = (2..66).map(|id| RawWorker::join_list(&*store, id, &format!("silent{id}"), 5));
     let silent: Vec<RawWorker> = silent.collect();
     let caller = start_one(&store, options(0));
-    until("it contacts members", || {
-        silent.iter().any(|member| has_caller(member))
-    });
+    until("it contacts members", || silent.iter().any(has_caller));
     let _callee = start_one(&store, options(1));
     let call = caller.handle().call(1, "echo").send_bytes("x");
     assert_eq!(call.wait_timeout(PATIENCE).unwrap().unwrap(), "x");
