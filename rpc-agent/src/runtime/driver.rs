@@ -1,6 +1,6 @@
 //! Locks a peer's state machine, gives it an input, unlocks it, and carries out what follows.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -9,9 +9,8 @@ use c10d_socket::{Cancel, Credentials, SocketOptions};
 
 use super::activity::Activity;
 use super::gathered::Gathered;
-use super::membership::Membership;
 use super::peers::{Core, CoreEffects, PeerEntry, PeerTable, State};
-use super::retrier::{Inbox, Input};
+use super::retry_inbox::{Inbox, Input};
 use super::sockets::Sockets;
 use super::stage::Stage;
 use crate::clock::Clock;
@@ -80,6 +79,20 @@ pub(crate) struct Driver {
     store_wait: Lock<Cancel>,
     /// Requests of all peers that have not begun.
     requests_queued: AtomicUsize,
+}
+
+/// The state of an agent that concerns the list of members.
+#[derive(Debug, Default)]
+pub(super) struct Membership {
+    pub(super) is_refreshing: AtomicBool,
+    /// When the list was last read because of a Hello or a timeout, in milliseconds of the agent's clock; 0: never.
+    pub(super) refreshed_ms: AtomicU64,
+    /// Why the list could not be read the last time.
+    pub(super) failure: Lock<Option<String>>,
+    /// The change of the list that was checked last.
+    pub(super) checked: AtomicU64,
+    /// It was logged that another process has replaced this one.
+    pub(super) is_replaced: AtomicBool,
 }
 
 impl Driver {

@@ -5,7 +5,7 @@
 //! know, and then close the connection to the previous process. They refuse that one from then on.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
@@ -28,20 +28,6 @@ pub(super) const AFTER_HELLO_MS: u64 = 50;
 
 /// How many members a new process contacts at a time: calls that need a connection have the other threads that dial.
 const CONTACTS_MAX: usize = 4;
-
-/// The state of an agent that concerns the list.
-#[derive(Debug, Default)]
-pub(super) struct Membership {
-    is_refreshing: AtomicBool,
-    /// When the list was last read because of a Hello or a timeout, in milliseconds of the agent's clock; 0: never.
-    refreshed_ms: AtomicU64,
-    /// Why the list could not be read the last time.
-    failure: Lock<Option<String>>,
-    /// The change of the list that was checked last.
-    checked: AtomicU64,
-    /// It was logged that another process has replaced this one.
-    is_replaced: AtomicBool,
-}
 
 impl Driver {
     /// Connects to all members, because this process has replaced another process.
