@@ -18,8 +18,8 @@ use crate::server::TcpStoreServer;
 /// Multi-tenant servers by port.
 type Tenants = HashMap<u16, Weak<TcpStoreServer>>;
 
-/// The multi-tenant servers of a process. A forked child has a lock of its own: a thread that the child does not have may
-/// hold that of its parent for as long as a server starts.
+/// The multi-tenant servers of a process. A forked child gets another lock, because threads that it does not have may hold
+/// the lock of its parent for as long as a server starts.
 struct OfProcess {
     process: Process,
     tenants: Mutex<Tenants>,
