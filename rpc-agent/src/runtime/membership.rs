@@ -15,7 +15,7 @@ use super::peers::{Core, PeerEntry};
 use crate::error::RpcError;
 use crate::future::catch_panic;
 use crate::sync::Lock;
-use crate::worker::WorkerInfo;
+use crate::worker::{Destination, WorkerInfo};
 
 /// The time limit of one look at the list.
 const REFRESH_MAX: Duration = Duration::from_secs(2);
@@ -49,13 +49,20 @@ impl Driver {
         }
     }
 
+    /// Whether the list has another process of this worker. Another worker may have its id after it has left.
+    fn is_replaced(&self) -> bool {
+        let (directory, me) = (&self.directory, self.me());
+        let is_listed = directory.find(&Destination::Info(me)).is_some();
+        is_listed && !directory.is_published(me, self.config.incarnation)
+    }
+
     /// Why other members do not accept this process, if the list does not have it.
     pub(super) fn exclusion(&self) -> Option<Arc<str>> {
         let (directory, me) = (&self.directory, self.me());
         if !directory.is_dynamic() || directory.is_published(me, self.config.incarnation) {
             return None;
         }
-        Some(if directory.is_superseded(me, self.config.incarnation) {
+        Some(if self.is_replaced() {
             format!("another process has joined the group as {me}: end this one").into()
         } else {
             format!("{me} is no longer a member of the group").into()
@@ -120,10 +127,8 @@ impl Driver {
         {
             return;
         }
-        let (me, incarnation) = (self.me(), self.config.incarnation);
-        if self.directory.is_superseded(me, incarnation)
-            && !self.membership.is_replaced.swap(true, Ordering::Relaxed)
-        {
+        if self.is_replaced() && !self.membership.is_replaced.swap(true, Ordering::Relaxed) {
+            let me = self.me();
             log::warn!(
                 "another process has joined the group as {me}: end this one, which is refused"
             );
