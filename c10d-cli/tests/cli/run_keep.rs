@@ -11,11 +11,11 @@ use std::time::Duration;
 use c10d_store::membership::{
     Attempt, Event, EventNumber, GroupOptions, Leave, MemberKey, Membership, Message, Reply,
 };
-use c10d_store::{StoreExt, TcpStore, TcpStoreOptions};
+use c10d_store::{Store, StoreExt, TcpStore, TcpStoreOptions};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::process::{Ended, Running, until};
+use crate::process::{Ended, Running, free_port, until};
 use crate::run::Job;
 
 /// Longer than any test takes.
@@ -171,8 +171,17 @@ impl Drop for Members {
 
 impl Members {
     fn start(options: &[&str], environment: &[(&str, &str)], script: &str) -> Self {
+        Self::start_with("--standalone", options, environment, script)
+    }
+
+    fn start_with(
+        rendezvous: &str,
+        options: &[&str],
+        environment: &[(&str, &str)],
+        script: &str,
+    ) -> Self {
         let job = Job::new();
-        let all = [&["--standalone", "--keep-workers"], options].concat();
+        let all = [&[rendezvous, "--keep-workers"], options].concat();
         let mut command = job.command(&all, script);
         command.env("MEMBER", env::current_exe().unwrap());
         command.envs(environment.iter().copied());
@@ -435,25 +444,59 @@ fn final_exit_codes_and_errors_of_each_start_end_the_job() {
     }
 }
 
+/// The rounds of a static rendezvous have one store, so that the next group needs another name there.
 #[test]
 fn a_group_that_has_ended_restarts_as_a_whole() {
-    let options = [
-        "--nproc-per-node=2",
-        "--max-restarts=3",
-        "--min-workers=2",
-        "--replace-after=600s",
-    ];
-    let members = Members::start(&options, &[("BELOW_MIN_MS", "1")], MEMBER);
-    let first = members.generation(2, &[]);
-    kill(first[&0]);
-    // The other one fails when the group ends.
-    let second = members.generation(2, &[first[&0], first[&1]]);
-    assert_ne!(second[&1], first[&1]);
-    let ended = members.finish();
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    let why =
-        "does not keep the other workers: their group has ended: too few members for too long";
-    assert!(ended.stderr.contains(why), "{ended:?}");
+    let static_port = format!("--master-port={}", free_port());
+    for rendezvous in ["--standalone", &static_port] {
+        let options = [
+            "--nproc-per-node=2",
+            "--max-restarts=3",
+            "--min-workers=2",
+            "--replace-after=600s",
+        ];
+        let members = Members::start_with(rendezvous, &options, &[("BELOW_MIN_MS", "1")], MEMBER);
+        let first = members.generation(2, &[]);
+        kill(first[&0]);
+        // The other one fails when the group ends.
+        let second = members.generation(2, &[first[&0], first[&1]]);
+        assert_ne!(second[&1], first[&1]);
+        let ended = members.finish();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let why =
+            "does not keep the other workers: their group has ended: too few members for too long";
+        assert!(ended.stderr.contains(why), "{ended:?}");
+    }
+}
+
+/// The rounds begin with 0 again, and the server of the workers' store still has the earlier group.
+#[test]
+fn a_rendezvous_whose_store_came_back_empty_has_another_group() {
+    let job = Job::with_server();
+    let options = ["--keep-workers", "--nproc-per-node=2", "--max-restarts=0"];
+    let [launcher, other] = [(), ()].map(|()| {
+        let mut command = job.node_command(&options, MEMBER);
+        command.env("MEMBER", env::current_exe().unwrap());
+        Running::start(command)
+    });
+    let members = Members {
+        job,
+        launcher: Some(launcher),
+        choices: String::new(),
+    };
+    let first = members.generation(4, &[]);
+    let at = &members.job.server().address;
+    let store = TcpStore::open(&at.ip().to_string(), at.port(), TcpStoreOptions::default());
+    let emptied = store.unwrap().delete_prefix("torch.rendezvous.job", Duration::ZERO);
+    assert!(emptied.unwrap() > 0);
+    let dead: Vec<i32> = first.into_values().collect();
+    members.generation(4, &dead);
+    fs::write(members.job.path("finish"), "").unwrap();
+    for ended in [other.end(), members.end()] {
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let is_evicted = ended.stderr.contains("failed: exit code");
+        assert!(!is_evicted, "{ended:?}");
+    }
 }
 
 /// A signal ends workers, those that have replaced others too, and replacements that wait.

@@ -49,7 +49,7 @@ impl Group {
         let before = self.announcement().map(|(number, _)| number);
         let mut effects = Vec::new();
         let poll = match &input {
-            Input::Message(member, Message::Poll { after, .. }) => Some((*member, *after)),
+            Input::Message(member, message) => message.polls_after().map(|after| (*member, after)),
             _ => None,
         };
         let reply = match input {
