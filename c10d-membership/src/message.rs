@@ -43,10 +43,10 @@ pub enum Message {
     },
     /// I want to leave: at the next step boundary if I am in a generation, else at once.
     Leave,
-    /// As [`Message::Poll`], of a member that has done its last step. The service that has accepted this by
-    /// [`Message::finished`] gets it with each poll, because a restarted service has forgotten it.
+    /// A [`Message::Poll`] of a member that has done its last step. It repeats [`Message::finished`], because a restarted
+    /// service has forgotten that.
     PollFinished {
-        /// The one that it is in.
+        /// The generation of the member.
         generation: Attempt,
         /// The number of the last event that has arrived.
         after: EventNumber,

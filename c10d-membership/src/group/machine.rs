@@ -9,7 +9,7 @@ use super::state::GroupState;
 use crate::attempt::{Attempt, Nonce};
 use crate::event::{EndReason, Event, EventNumber, Leave, Stage};
 use crate::identity::MemberKey;
-use crate::message::{Message, Reply};
+use crate::message::Reply;
 use crate::options::GroupOptions;
 use crate::record::Record;
 

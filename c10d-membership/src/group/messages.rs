@@ -61,8 +61,12 @@ impl Group {
 
     /// A member has done its last step. The group has finished when all members of the generation have.
     fn finish(&mut self, member: MemberKey, generation: Attempt) -> Reply {
-        let (GroupState::Committed { record, working, .. }, Some(entry)) =
-            (&mut self.state, self.roster.get_mut(member))
+        let (
+            GroupState::Committed {
+                record, working, ..
+            },
+            Some(entry),
+        ) = (&mut self.state, self.roster.get_mut(member))
         else {
             return Reply::Over;
         };

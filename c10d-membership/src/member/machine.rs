@@ -217,7 +217,7 @@ impl Member {
                 actions.push(Action::StepError);
             }
             // No boundary will be asked for: it stops for the change at once.
-            Doing::Finished(_) if change.is_some() => {
+            Doing::Finished(Noted::Yes) if change.is_some() => {
                 let attempt = *change;
                 self.leave_mesh(attempt, true, actions);
             }

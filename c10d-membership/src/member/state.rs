@@ -15,7 +15,7 @@ pub(super) enum Doing {
     AtBoundary(u64),
     /// It has an exception, which is its own if the service says nothing until then.
     Asking(Duration),
-    /// It has done its last step, and the service knows that or does not.
+    /// It has done its last step. [`Noted::Yes`] once the service has recorded that.
     Finished(Noted),
 }
 
