@@ -149,7 +149,7 @@ impl RoundBoard {
     }
 
     /// Writes `proposal` if the value is still `expected` (empty: there is none), and returns the value after that. A
-    /// `proposal` that no other node makes shows which node has written it, also if an answer was lost.
+    /// `proposal` that no other node makes shows which node has written it, even if an answer was lost.
     ///
     /// # Errors
     /// An error of the store.
