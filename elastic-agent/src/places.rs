@@ -80,7 +80,7 @@ pub(crate) fn take(
 }
 
 /// The name of the group of the round's workers, which the first node chooses: `fresh`. A group with the name `ended` is
-/// over, so that the first node that starts its workers again in this round chooses another one.
+/// over, so that the first node that starts its workers again in this round chooses another name.
 pub(crate) fn group(
     board: &RoundBoard,
     ended: Option<&str>,
@@ -98,7 +98,7 @@ pub(crate) fn group(
     })
 }
 
-/// Numbers processes with which the group does not begin. No other process of the round has these numbers, however often a
+/// Numbers later processes of workers, and the workers of a node that enters the round. No other process of the round has these numbers, however often a
 /// node enters it.
 pub(crate) fn next_identities(
     board: &RoundBoard,
@@ -111,13 +111,13 @@ pub(crate) fn next_identities(
     Ok((first..=end).take(count).map(Identity::later).collect())
 }
 
-/// Numbers the processes with which a group begins, on a node with this place: their serials are their ranks.
+/// Numbers the first processes of the workers of a group, on a node with this place: their serials are their ranks.
 pub(crate) fn first_identities(place: &Place, count: usize) -> Vec<Identity> {
     let first = place.ranks.first_rank as u64;
     (first..).take(count).map(Identity::first).collect()
 }
 
-/// What a process is in the membership group.
+/// The numbers of a process in the membership group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Identity {
     /// A number that no other process of the group ever has.
@@ -205,7 +205,13 @@ mod tests {
     fn no_two_processes_have_one_number() {
         let board = round();
         let ranks = RankBlock::identical(0, 1, 4);
-        let mut all = first_identities(&Place { ranks, first_size: 4 }, 4);
+        let mut all = first_identities(
+            &Place {
+                ranks,
+                first_size: 4,
+            },
+            4,
+        );
         for count in [1, 3, 1] {
             all.extend(next_identities(&board, 4, count).unwrap());
         }
@@ -229,7 +235,10 @@ mod tests {
         assert_eq!(name(Some("job/0/c"), "job/0/e"), "job/0/e");
         board.put(GROUP, b"\xff").unwrap();
         let error = group(&board, None, "job/0/f").unwrap_err().to_string();
-        assert!(error.contains("which is not the name of a group"), "{error}");
+        assert!(
+            error.contains("which is not the name of a group"),
+            "{error}"
+        );
     }
 
     #[test]

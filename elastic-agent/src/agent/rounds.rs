@@ -378,8 +378,12 @@ mod tests {
         let node = Node::new(&store);
         let mut rounds = Rounds::default();
         let keys = |round| {
-            ["MASTER_ADDR", "torchelastic/role_info/0", "c10d/places/group"]
-                .map(|name| format!("torch.rendezvous.job.{round}/{name}"))
+            [
+                "MASTER_ADDR",
+                "torchelastic/role_info/0",
+                "c10d/places/group",
+            ]
+            .map(|name| format!("torch.rendezvous.job.{round}/{name}"))
         };
         let exist = |round| keys(round).map(|key| store.check(&[&key]).unwrap());
         for key in (1..=3).flat_map(keys) {

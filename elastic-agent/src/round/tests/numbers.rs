@@ -30,7 +30,7 @@ impl Default for Numbers {
 }
 
 impl Numbers {
-    /// No process has the numbers of another one, and the service takes none for an earlier process of its worker.
+    /// Two processes never have the same numbers, and the incarnations of a worker ascend.
     fn check(&mut self, rank: usize, process: Identity) {
         assert!(self.serials.insert(process.serial), "{process:?} repeats");
         let last = self.incarnations.insert(rank, process.incarnation);

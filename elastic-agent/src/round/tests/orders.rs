@@ -209,7 +209,7 @@ fn nodes_enter_and_leave_a_running_round_in_every_order() {
     assert!(tried >= 20_000, "{tried}");
 }
 
-/// A node that the others drop, again and again, is another time in the round each time: `numbers.rs` has the law.
+/// The other nodes drop a node again and again, and it enters the round each time: `numbers.rs` has the law.
 #[test]
 fn a_node_returns_to_a_running_round_any_number_of_times() {
     let mut world = World::new(Shape {
