@@ -132,6 +132,11 @@ impl Encode for Message {
                 put_u64(out, after.0);
                 out.push(u8::from(*is_leaving));
             }
+            Self::PollFinished { generation, after } => {
+                out.push(7);
+                generation.encode(out);
+                put_u64(out, after.0);
+            }
         }
     }
 
@@ -163,6 +168,10 @@ impl Encode for Message {
             6 => Self::Poll {
                 after: EventNumber(u64_of(bytes)?),
                 is_leaving: flag_of(bytes)?,
+            },
+            7 => Self::PollFinished {
+                generation: Attempt::decode(bytes)?,
+                after: EventNumber(u64_of(bytes)?),
             },
             _ => return Err(Malformed),
         })

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -346,6 +347,20 @@ def come_too_late(port: int) -> None:
         member.say("exit", code=error.code)
         return
     member.say("the loop has ended")
+
+
+def finish_beside_a_newcomer(port: int, rank: int) -> None:
+    """Do the last step while a newcomer waits for a boundary that does not come."""
+    member = Member(port, rank, 2, 1)
+    turns = 0
+    for generation in member.membership:
+        turns += 1
+        with generation:
+            generation.sync({})
+            member.say("steps")
+            while not generation.has_change:
+                time.sleep(0.01)
+    member.say("done", turns=turns)
 
 
 class Cycle:

@@ -274,6 +274,15 @@ class Survivors(unittest.TestCase):
         self.assertEqual(self.wait_for("exit", 1)[0]["code"], 0)
         self.assertEqual(len(self.of("generation")), 1)
 
+    def test_newcomer_that_waits_when_the_others_finish_exits_with_0(self) -> None:
+        for rank in range(2):
+            self.fork("finish_beside_a_newcomer", rank=rank)
+        self.wait_for("steps", 2)
+        self.fork("come_too_late")
+        self.assertEqual([event["turns"] for event in self.wait_for("done", 2)], [1, 1])
+        self.assertEqual(self.wait_for("exit", 1)[0]["code"], 0)
+        self.assertEqual(self.of("generation"), [])
+
     def test_own_exceptions(self) -> None:
         for rank, kind in ((0, "ValueError"), (1, "RuntimeError")):
             self.fork("fail", rank=rank, size=2, kind=kind, until=1)

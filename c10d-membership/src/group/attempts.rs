@@ -111,6 +111,7 @@ impl Group {
         self.committed = Some(Arc::clone(&record));
         self.failed_calls = 0;
         self.state = GroupState::Committed {
+            working: record.seats.len(),
             record,
             passed: Passed::Nothing,
             change: None,

@@ -40,6 +40,9 @@ impl Group {
                 step,
             } => self.ready(now, member, attempt, handle, step),
             Message::Ack { attempt, is_ok } => self.ack(now, member, attempt, is_ok, effects),
+            Message::Boundary { generation, .. } if message == Message::finished(generation) => {
+                self.finish(member, generation)
+            }
             Message::Boundary { generation, step } => self.boundary(now, member, generation, step),
             Message::Leave => self.leave(now, member, effects),
             Message::Poll { after, is_leaving } => {
@@ -48,8 +51,31 @@ impl Group {
                 }
                 self.poll(member, after)
             }
+            Message::PollFinished { generation, after } => {
+                self.finish(member, generation);
+                self.poll(member, after)
+            }
             Message::Hello { .. } => Reply::Accepted,
         }
+    }
+
+    /// A member has done its last step. The group has finished when all members of the generation have.
+    fn finish(&mut self, member: MemberKey, generation: Attempt) -> Reply {
+        let (
+            GroupState::Committed {
+                record, working, ..
+            },
+            Some(entry),
+        ) = (&mut self.state, self.roster.get_mut(member))
+        else {
+            return Reply::Over;
+        };
+        if record.attempt != generation || entry.rank.is_none() {
+            return Reply::Over;
+        }
+        *working -= usize::from(entry.finished != Some(generation));
+        entry.finished = Some(generation);
+        Reply::Accepted
     }
 
     fn hello(

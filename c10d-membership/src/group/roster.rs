@@ -23,6 +23,8 @@ pub(super) struct Entry {
     pub(super) ready: Option<Attempt>,
     /// The last attempt that it has acknowledged.
     pub(super) acked: Option<Attempt>,
+    /// The last generation in which it has done its last step.
+    pub(super) finished: Option<Attempt>,
 }
 
 impl Entry {
@@ -37,6 +39,7 @@ impl Entry {
             required: None,
             ready: None,
             acked: None,
+            finished: None,
         }
     }
 

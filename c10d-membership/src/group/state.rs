@@ -57,6 +57,8 @@ pub enum GroupState {
         record: Arc<Record>,
         /// The newest step boundary that was passed.
         passed: Passed,
+        /// How many of its members have not done their last step.
+        working: usize,
         /// The next attempt, for which members leave at a step boundary.
         change: Option<Change>,
         /// When members of a restarted service that have not sent anything are evicted.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::input::{Action, Ending};
-use super::machine::{Member, Noted};
-use super::state::{Doing, State};
+use super::machine::Member;
+use super::state::{Doing, Noted, State};
 use crate::event::{Event, EventNumber, Leave};
 use crate::message::{Message, Reply};
 
@@ -34,6 +34,15 @@ impl Member {
         match &mut self.state {
             State::Waiting { is_known } => *is_known = true,
             State::Ready { is_noted, .. } | State::Called { is_noted, .. } => *is_noted = true,
+            // A service of release 0.2 does not know what that is: the member leaves instead.
+            State::Inside { doing, .. } if matches!(doing, Doing::Finished(_)) => match reply {
+                Reply::Accepted => *doing = Doing::Finished(Noted::Yes),
+                Reply::Proceed => {
+                    *doing = Doing::Finished(Noted::Yes);
+                    self.leave.get_or_insert(Noted::No);
+                }
+                _ => self.leave_mesh(None, false, actions),
+            },
             State::Inside { doing, .. } => match reply {
                 Reply::Proceed => {
                     *doing = Doing::Working;

@@ -75,7 +75,7 @@ impl Round {
             }
             End::Evicted(why) => {
                 // The other nodes may have continued.
-                let joins = match self.settings.keep {
+                let joins = match self.keep() {
                     Some(_) => Joins::Running,
                     None => Joins::Next,
                 };

@@ -15,10 +15,14 @@ use super::phase::{End, Running};
 use crate::restart_policy::Decision;
 use crate::worker::WorkerExit;
 
+/// How often the group is asked for evicted workers, and how much less often in a large job, for each worker.
+const LOOK_INTERVAL: Duration = Duration::from_secs(10);
+const LOOK_INTERVAL_OF_ONE: Duration = Duration::from_millis(10);
+
 impl Round {
     /// Whether the other workers may keep running after this failure, as far as the exit alone decides this.
     pub(super) fn may_keep(&self, exit: &WorkerExit) -> bool {
-        self.settings.keep.is_some() && self.policy.final_exit(&[failed_worker(exit)]).is_none()
+        self.keep().is_some() && self.policy.final_exit(&[failed_worker(exit)]).is_none()
     }
 
     /// Handles a dead worker whose death was reported to the service. Returns why the other workers are stopped; `None`
@@ -38,6 +42,19 @@ impl Round {
                 return Some(End::GivenUp);
             }
             GroupNews::GoesOn => self.after_death(running, &death, now, out)?,
+            GroupNews::Finished => {
+                let text = format!(
+                    "rank {} failed after the workers had finished: its results are complete",
+                    death.exit.rank
+                );
+                out.push(log(Level::Warn, text));
+                out.push(Effect::TellLost(death.exit));
+                if running.succeeded + running.gone == 0 {
+                    out.push(Effect::EndEntry);
+                }
+                running.gone += 1;
+                return running.end_of_all(self.settings.local_world_size);
+            }
             GroupNews::IsEmpty => {
                 "no worker is a member of their group, as c10d_rs.torch.join() makes one".to_owned()
             }
@@ -51,9 +68,46 @@ impl Round {
         Some(End::Failed(known))
     }
 
+    /// Kills the workers that have run for too long after their group has evicted them, and looks again later.
+    pub(super) fn look_at_evicted(
+        &self,
+        running: &mut Running,
+        evicted: &[usize],
+        now: Duration,
+        out: &mut Effects,
+    ) {
+        let Some(keep) = self.keep() else {
+            return;
+        };
+        running.evicted.retain(|worker, _| evicted.contains(worker));
+        for worker in evicted {
+            match running.evicted.get(worker) {
+                None => {
+                    running.evicted.insert(*worker, now);
+                    let text = format!(
+                        "worker with local rank {worker} still runs although its group has evicted it: it is killed in {} s",
+                        keep.evicted_grace.as_secs()
+                    );
+                    out.push(log(Level::Warn, text));
+                }
+                Some(since) if now.saturating_sub(*since) >= keep.evicted_grace => {
+                    out.push(Effect::Kill(*worker));
+                }
+                Some(_) => {}
+            }
+        }
+        let workers = running.nodes.saturating_mul(self.settings.local_world_size);
+        let workers = u32::try_from(workers).unwrap_or(u32::MAX);
+        let pause = LOOK_INTERVAL.min(keep.members_expected_after);
+        out.push(Effect::ExpectMembers(
+            pause.max(LOOK_INTERVAL_OF_ONE.saturating_mul(workers)),
+        ));
+    }
+
     /// The workers have had time to become members.
-    pub(super) fn warn_without_members(&self, group: &GroupNews, out: &mut Effects) {
-        if *group == GroupNews::IsEmpty {
+    pub(super) fn warn_without_members(&mut self, group: &GroupNews, out: &mut Effects) {
+        let is_first = !std::mem::replace(&mut self.has_looked_at_group, true);
+        if is_first && *group == GroupNews::IsEmpty {
             let text = format!(
                 "--keep-workers cannot keep the workers of {} so far: none has called c10d_rs.torch.join(), so the death \
                  of one restarts all",
@@ -67,9 +121,7 @@ impl Round {
     /// workers would be lost.
     fn gives_place_up(&self, nodes: usize, death: &Death, now: Duration) -> bool {
         let is_wanted = self
-            .settings
-            .keep
-            .as_ref()
+            .keep()
             .is_some_and(|keep| keep.replacement == Replacement::Spare);
         let failed = failed_workers(death.failures.as_ref());
         is_wanted
@@ -86,7 +138,7 @@ impl Round {
         now: Duration,
         out: &mut Effects,
     ) -> Option<String> {
-        let keep = self.settings.keep.clone()?;
+        let keep = self.keep()?.clone();
         let failed = failed_workers(death.failures.as_ref());
         let local_rank = death.exit.local_rank;
         if let Some(reason) = self.policy.why_hopeless(&failed) {

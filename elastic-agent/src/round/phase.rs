@@ -1,5 +1,6 @@
 //! The phases of a node in its round, each with its data.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::error::AgentError;
@@ -70,6 +71,8 @@ pub(super) struct Running {
     pub(super) gone: usize,
     /// How many workers have failed at the end of their program. `failed` is the worker that failed first.
     pub(super) at_exit: usize,
+    /// The workers that their group has evicted and that still run, by local rank, and when this node has noticed.
+    pub(super) evicted: BTreeMap<usize, Duration>,
     pub(super) failed: Option<First>,
     pub(super) known: Known,
     /// Why another node has ended the job, if the workers of this node are left to exit without a signal.

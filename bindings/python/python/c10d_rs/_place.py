@@ -17,6 +17,9 @@ SILENCE_MAX = timedelta(seconds=10)
 # For a job whose store keeps no groups.
 _ALTERNATIVE = "start the job with `c10d run`, or serve the store with `c10d store serve`"
 
+# Where a launcher of a job with nodes of torchrun has named the group of all workers.
+_NAME = "c10d/membership_group"
+
 # Of torch's calls of its store.
 _STORE_TIMEOUT = timedelta(minutes=5)
 
@@ -40,9 +43,14 @@ class Place:
         if store is None and not (self.host and self.port):
             raise Unrecoverable("set MASTER_ADDR and MASTER_PORT, or give join a store")
         round_ = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self.name = name or environment.get("C10D_MEMBERSHIP_GROUP") or f"survivors-{round_}"
         # The connection of the membership, which torch does not use.
         self.own = store.clone() if store else _TCPStore(self.host, int(self.port), secret_file=self.secret)
+        self.name = name or environment.get("C10D_MEMBERSHIP_GROUP") or self._named() or f"survivors-{round_}"
+
+    def _named(self) -> str | None:
+        """Return the name that another node's launcher has given to the group, as under torchrun no launcher does."""
+        is_named = "TORCHELASTIC_RUN_ID" in os.environ and self.own.check([_NAME])
+        return self.own.get(_NAME).decode() if is_named else None
 
     def key(self, name: str) -> str:
         """Return a key of this group."""

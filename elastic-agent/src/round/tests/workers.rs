@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use super::super::Replacement;
 use super::super::input::{Crash, Death, GroupNews, Input, Stopped};
 use super::super::phase::Phase;
-use super::world::{Doing, FINAL, World};
+use super::world::{Doing, FINAL, FINISHED, World};
 use crate::failure::{ExitRecord, Failures, ProcessFailure};
 use crate::worker::{ExitKind, WorkerExit, WorkerOutcome};
 
@@ -81,6 +81,15 @@ impl World {
         let is_replaced = replacement != Some(Replacement::None) && left > 0;
         // Then the workers of the other nodes run on.
         let gives_up = replacement == Some(Replacement::Spare) && left > 0 && knows_others;
+        if self.meeting.group == FINISHED && !self.is_store_down {
+            let doing = match others {
+                0 => Doing::Stopping,
+                _ => Doing::Running,
+            };
+            assert_eq!(node.doing, doing, "node {index} runs a finished job again");
+            assert!(node.exits[worker].is_some());
+            return;
+        }
         let has_group = self.meeting.group == 1 && !self.is_store_down;
         if has_group && !gives_up && (is_replaced || others > 0) {
             assert_eq!(node.doing, Doing::Running, "node {index} stops workers");
@@ -107,6 +116,7 @@ impl World {
                 _ if is_down => GroupNews::OutOfReach("it does not answer".to_owned()),
                 0 => GroupNews::IsEmpty,
                 1 => GroupNews::GoesOn,
+                FINISHED => GroupNews::Finished,
                 _ => GroupNews::Ended("too few members".to_owned()),
             },
         }))
