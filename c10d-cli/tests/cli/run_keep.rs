@@ -687,36 +687,6 @@ fn a_spare_takes_the_place_of_a_lost_node() {
     members.finish_with([spare]);
 }
 
-/// The node whose worker has died is a spare then, and takes the place of the other one that dies.
-#[test]
-fn a_node_gives_its_place_up_to_a_spare() {
-    let options = ["--replace=spare"];
-    let (members, second) = two_nodes("--nnodes=2", &options);
-    let four = members.generation(4, &[]);
-    let spare = start_node(&members.job, "--nnodes=2", &options);
-    let spare_is_listed = || {
-        until("a spare is listed", || {
-            let state = members.job.state();
-            state.is_some_and(|it| it.redundancy_list.len() == 1 && it.participants.len() == 2)
-        });
-    };
-    spare_is_listed();
-    kill(four[&3]);
-    let mut dead = vec![four[&2], four[&3]];
-    let next = members.generation(4, &dead);
-    assert_kept(&BTreeMap::from([(0, four[&0]), (1, four[&1])]), &next);
-    spare_is_listed();
-    kill(next[&0]);
-    dead.extend([next[&0], next[&1]]);
-    let last = members.generation(4, &dead);
-    assert_kept(&BTreeMap::from([(2, next[&2]), (3, next[&3])]), &last);
-    assert_eq!(members.job.state().unwrap().round, 0);
-    fs::write(members.job.path("finish"), "").unwrap();
-    for ended in [second.end(), spare.end(), members.end()] {
-        assert_eq!(ended.code, Some(0), "{ended:?}");
-    }
-}
-
 /// docs/spec/rendezvous.md, KEEPING 1. The other nodes run on.
 #[test]
 fn a_node_without_the_option_is_refused_with_both_names() {

@@ -35,12 +35,6 @@ impl Round {
         out: &mut Effects,
     ) -> Option<End> {
         let why = match death.group {
-            GroupNews::GoesOn if self.gives_place_up(running.nodes, &death, now) => {
-                let text = "leaving the round for a spare, or to enter it again (--replace spare)";
-                out.push(log(Level::Warn, text));
-                self.worker_failed(death.exit, out);
-                return Some(End::GivenUp);
-            }
             GroupNews::GoesOn => self.after_death(running, &death, now, out)?,
             GroupNews::Finished => {
                 let text = format!(
@@ -115,19 +109,6 @@ impl Round {
             );
             out.push(log(Level::Warn, text));
         }
-    }
-
-    /// Whether the node as a whole leaves its place to a spare. The only node of a round does not, because its other
-    /// workers would be lost.
-    fn gives_place_up(&self, nodes: usize, death: &Death, now: Duration) -> bool {
-        let is_wanted = self
-            .keep()
-            .is_some_and(|keep| keep.replacement == Replacement::Spare);
-        let failed = failed_workers(death.failures.as_ref());
-        is_wanted
-            && nodes > 1
-            && self.policy.left(now) > 0
-            && self.policy.why_hopeless(&failed).is_none()
     }
 
     /// Replaces the worker if a rule allows it. Returns why the other workers cannot keep running; `None` if they can.

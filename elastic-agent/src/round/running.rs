@@ -227,7 +227,7 @@ impl Round {
         }
         let is_restart_likely = match &end {
             End::MembersChanged(_) | End::Evicted(_) => true,
-            End::Failed(Known::Nothing) | End::GivenUp | End::Stuck(_, Known::Nothing) => {
+            End::Failed(Known::Nothing) | End::Stuck(_, Known::Nothing) => {
                 self.policy.left(now) > 0
             }
             _ => false,
