@@ -363,6 +363,26 @@ def finish_beside_a_newcomer(port: int, rank: int) -> None:
     member.say("done", turns=turns)
 
 
+def leave_early(port: int, rank: int, size: int) -> None:
+    """Add up in twenty steps, of which rank 0 does five."""
+    member = Member(port, rank, size, 1)
+    for generation in member.membership:
+        member.enter(generation)
+        with generation:
+            step = generation.sync({})
+            while step < 20:
+                if rank == 0 and step == 5:
+                    member.say("leaves")
+                    break
+                value = torch.full((1,), float(generation.rank + 1))
+                dist.all_reduce(value)
+                if value.item() != generation.size * (generation.size + 1) / 2:
+                    member.say("wrong", step=step, value=value.item())
+                step += 1
+                generation.boundary(step)
+    member.say("done", step=step)
+
+
 class Cycle:
     """Is there until a collection of garbage."""
 

@@ -15,8 +15,10 @@ use super::phase::{End, Running};
 use crate::restart_policy::Decision;
 use crate::worker::WorkerExit;
 
-/// How often the group is asked for evicted workers, and how much less often in a large job, for each worker.
+/// How often the group is asked for evicted workers, also while it does not answer, and how much less often in a large job, for
+/// each worker.
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);
+const OUTAGE_INTERVAL: Duration = Duration::from_secs(60);
 const LOOK_INTERVAL_OF_ONE: Duration = Duration::from_millis(10);
 
 impl Round {
@@ -66,6 +68,7 @@ impl Round {
     pub(super) fn look_at_evicted(
         &self,
         running: &mut Running,
+        group: &GroupNews,
         evicted: &[usize],
         now: Duration,
         out: &mut Effects,
@@ -92,7 +95,12 @@ impl Round {
         }
         let workers = running.nodes.saturating_mul(self.settings.local_world_size);
         let workers = u32::try_from(workers).unwrap_or(u32::MAX);
-        let pause = LOOK_INTERVAL.min(keep.members_expected_after);
+        let pause = match group {
+            // Each look then takes 10 s, in which the launcher does nothing else.
+            GroupNews::OutOfReach(_) => OUTAGE_INTERVAL,
+            _ => LOOK_INTERVAL,
+        };
+        let pause = pause.min(keep.members_expected_after);
         out.push(Effect::ExpectMembers(
             pause.max(LOOK_INTERVAL_OF_ONE.saturating_mul(workers)),
         ));

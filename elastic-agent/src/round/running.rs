@@ -76,7 +76,7 @@ impl Round {
             }
             (Input::Group(group, evicted), _) => {
                 self.warn_without_members(&group, out);
-                self.look_at_evicted(&mut running, &evicted, now, out);
+                self.look_at_evicted(&mut running, &group, &evicted, now, out);
                 None
             }
             (Input::Replaced { local_rank, pid }, _) => {

@@ -86,26 +86,29 @@ impl Applicant<'_> {
     pub(crate) fn claim(&self, keeps: bool) -> Result<(), RendezvousError> {
         let node = self.me.named().to_string();
         let own = claim_of(&node, keeps);
-        let claim = self.write(b"", &own)?;
-        let compared = compare(self.run_id, &claim, &node, keeps);
-        let Err(differs) = compared else {
-            return Ok(());
-        };
         let deadline = Deadline::after(Instant::now(), self.dead_after);
-        let first = self.heartbeats()?;
-        while !deadline.has_passed(Instant::now()) {
+        let mut first = None;
+        loop {
+            // A node like this one may have replaced it meanwhile.
+            let claim = self.write(b"", &own)?;
+            let Err(differs) = compare(self.run_id, &claim, &node, keeps) else {
+                return Ok(());
+            };
+            let now = self.heartbeats()?;
+            if is_any_live(first.get_or_insert_with(|| now.clone()), &now, self.me) {
+                return Err(differs);
+            }
+            if deadline.has_passed(Instant::now()) {
+                log::info!(
+                    "no node of the job answers that has claimed it: claiming it for nodes like this one"
+                );
+                return compare(self.run_id, &self.write(&claim, &own)?, &node, keeps);
+            }
             if sleep(LOOK_INTERVAL, [self.cancel]).is_err() {
                 let run_id = self.run_id.to_owned();
                 return Err(RendezvousError::Interrupted { run_id });
             }
-            if is_any_live(&first, &self.heartbeats()?, self.me) {
-                return Err(differs);
-            }
         }
-        log::info!(
-            "no node of the job answers that has claimed it: claiming it for nodes like this one"
-        );
-        compare(self.run_id, &self.write(&claim, &own)?, &node, keeps)
     }
 
     /// Returns the claim that is there then.
@@ -206,6 +209,23 @@ mod tests {
             job.write(&[("c", 9)]);
             job.claim("c", true).unwrap();
         }
+    }
+
+    /// docs/spec/rendezvous.md, KEEPING 1: all nodes start again with another option, and one has replaced the claim first.
+    #[test]
+    fn a_node_that_waits_joins_those_like_it() {
+        let job = Job::new();
+        job.claim("a", false).unwrap();
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| job.claim("c", true));
+            std::thread::sleep(Duration::from_millis(20));
+            let first =
+                job.store
+                    .compare_set("torch.rendezvous.job/keep", b"restart a (pid 7)", b"keep b");
+            assert_eq!(first.unwrap().into_value(), b"keep b");
+            job.write(&[("b", 1)]);
+            second.join().unwrap().unwrap();
+        });
     }
 
     #[test]
