@@ -21,8 +21,8 @@ pub struct GroupStatus {
     pub size: usize,
     /// The time until the group goes on without those that it waits for; `None` if it waits for no time.
     pub time_left: Option<Duration>,
-    /// For how long a member has been waiting for the others at a step boundary, or after its last step. A server's answer to
-    /// a client leaves it out.
+    /// For how long a member has been waiting at a step boundary, or after its last step. A server's answer to a client
+    /// leaves it out.
     pub stopped_for: Option<Duration>,
     /// The processes of the group and those that wait to be, by id.
     pub members: Vec<MemberStatus>,

@@ -1,4 +1,4 @@
-//! Members of a group that wait for the others at a step boundary, or after their last step.
+//! Members of a group that wait for other members at a step boundary, or after their last step.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::job::Job;
 use crate::report::FindingKind;
 use crate::text;
 
-/// How much later than another member one comes to a boundary: it may write a checkpoint.
+/// How much later than another member a member may come to a boundary, because it writes a checkpoint.
 const GRACE: Duration = Duration::from_secs(30);
 
 pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
@@ -60,12 +60,12 @@ fn find_in(job: &Job<'_>, GroupRecord { name, status }: &GroupRecord) -> Option<
     let mut draft = Draft::new(FindingKind::Boundary, text, since)
         .caused_by(absent)
         .waited_by(here);
-    // After the same boundary, the others may still do what follows the last step, as writing a checkpoint.
+    // After the same boundary, a rank may still write a checkpoint.
     draft.is_stall = !are_done || last != theirs;
     Some(draft)
 }
 
-/// By the ids of the members, which are those of the workers.
+/// The ids of the members, which are the ranks of the workers.
 fn ranks(members: &[&MemberStatus]) -> BTreeSet<usize> {
     let ids = members.iter().map(|it| it.member.id.0);
     ids.filter_map(|id| usize::try_from(id).ok()).collect()

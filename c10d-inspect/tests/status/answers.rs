@@ -221,7 +221,7 @@ fn handle(rank: u64) -> Arc<str> {
     format!("gloo:{rank}").into()
 }
 
-/// The report after so many more seconds.
+/// The report that follows after these seconds.
 fn report_in(front: &Front, seconds: u64) -> Report {
     let mut snapshot = front.store.observer().snapshot(LIMIT).expect("a snapshot");
     for group in &mut snapshot.groups {
@@ -231,7 +231,7 @@ fn report_in(front: &Front, seconds: u64) -> Report {
     explain(&snapshot, Some(3))
 }
 
-/// Two of three ranks stop for a newcomer, and the other one counts its steps otherwise.
+/// Two of three ranks stop for a newcomer, and the third rank counts its steps otherwise.
 #[test]
 fn a_report_names_both_numbers_of_ranks_that_differ_in_their_boundaries() {
     let front = Front::of_a_store();
@@ -246,7 +246,7 @@ fn a_report_names_both_numbers_of_ranks_that_differ_in_their_boundaries() {
         };
         job.ready(rank, attempt);
     }
-    // One may write a checkpoint.
+    // Rank 1 may write a checkpoint.
     let early = report_in(&front, 20);
     assert!(!early.is_stuck, "{early:?}");
     assert!(!early.headline.contains("not in the store"), "{early:?}");

@@ -109,7 +109,7 @@ pub struct Change {
 }
 
 impl Change {
-    /// A member has stopped. From the first one on, the others have until `deadline`.
+    /// A member has stopped. If it is the first, its generation has until `deadline`.
     pub(super) fn bind(&mut self, deadline: Duration) {
         if !std::mem::replace(&mut self.is_binding, true) {
             self.deadline = deadline;

@@ -157,7 +157,7 @@ impl Member {
             State::Outside | State::Waiting { .. } | State::Ready { .. } | State::Over(_)
         );
         if has_mesh {
-            // Nobody waits in the mesh of a group that has finished.
+            // All members of a group that has finished have done their last collective.
             let is_at_boundary = ending == Ending::Ended(EndReason::Finished);
             actions.push(Action::LeaveMesh { is_at_boundary });
         }

@@ -222,7 +222,7 @@ fn a_member_that_has_finished_stops_when_a_change_is_proposed() {
     assert_eq!(finishes, [Action::Send(finished)]);
     assert_eq!(answer(&mut member, Reply::Accepted), [STOP]);
 
-    // All have finished, so nobody waits in the mesh, and nothing in it is to be ended.
+    // All have finished: no connection of the mesh is to be ended.
     let mut member = inside();
     member.step(seconds(1), MemberInput::Finish);
     answer(&mut member, Reply::Accepted);

@@ -1,5 +1,5 @@
 //! Keeps nodes that differ in `--keep-workers` out of one job: docs/spec/rendezvous.md, KEEPING. Their workers would form two
-//! groups, each of which does the whole job.
+//! groups, and each group would do the whole job.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,13 +26,13 @@ const NODE_CHARS_MAX: usize = 120;
 /// When each listed node wrote its last heartbeat.
 type Heartbeats = IndexMap<NodeId, Timestamp>;
 
-/// What a node writes that keeps its workers or does not.
+/// The claim of a node that keeps its workers, or does not.
 pub(crate) fn claim_of(node: &str, keeps: bool) -> String {
     let kind = if keeps { KEEP } else { RESTART };
     format!("{kind} {node}")
 }
 
-/// Compares the claim of the job with that of this node.
+/// Compares the claim of the job with the setting of this node.
 ///
 /// # Errors
 /// [`RendezvousError::KeepingDiffers`].
@@ -82,14 +82,14 @@ impl Applicant<'_> {
     /// is at work, which takes as long as a node may be silent. Blocks for that long, and for the store's timeout.
     ///
     /// # Errors
-    /// [`RendezvousError::KeepingDiffers`], [`RendezvousError::Interrupted`], or those of the store.
+    /// [`RendezvousError::KeepingDiffers`], [`RendezvousError::Interrupted`], or an error of the store.
     pub(crate) fn claim(&self, keeps: bool) -> Result<(), RendezvousError> {
         let node = self.me.named().to_string();
         let own = claim_of(&node, keeps);
         let deadline = Deadline::after(Instant::now(), self.dead_after);
         let mut first = None;
         loop {
-            // A node like this one may have replaced it meanwhile.
+            // A node with the same setting may have replaced the claim.
             let claim = self.write(b"", &own)?;
             let Err(differs) = compare(self.run_id, &claim, &node, keeps) else {
                 return Ok(());
@@ -111,7 +111,7 @@ impl Applicant<'_> {
         }
     }
 
-    /// Returns the claim that is there then.
+    /// Returns the claim after the write.
     fn write(&self, expected: &[u8], claim: &str) -> Result<Vec<u8>, RendezvousError> {
         let key = format!("torch.rendezvous.{}/keep", self.run_id);
         let written = self.store.compare_set(&key, expected, claim.as_bytes());
