@@ -383,6 +383,13 @@ def leave_early(port: int, rank: int, size: int) -> None:
     member.say("done", step=step)
 
 
+def add_up_beside_torchrun(port: int, rank: int) -> None:
+    """Add up as a worker whose launcher restarts all workers, beside one that names the group."""
+    os.environ["TORCHELASTIC_RUN_ID"] = "job"
+    c10d_rs.TCPStore("127.0.0.1", port).set("c10d/membership_group", "job/0/ab")
+    add_up(port, rank, 2, 1, until=1, below_min_timeout=1)
+
+
 class Cycle:
     """Is there until a collection of garbage."""
 

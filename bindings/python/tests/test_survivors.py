@@ -294,6 +294,13 @@ class Survivors(unittest.TestCase):
         self.assertEqual(self.of("wrong"), [])
         self.assertEqual([event["size"] for event in self.of("generation")], [3, 3, 3, 2, 2], self.events)
 
+    def test_workers_beside_torchrun_do_not_go_on_with_fewer(self) -> None:
+        pids = [self.fork("add_up_beside_torchrun", rank=rank) for rank in range(2)]
+        self.wait_for("steps", 2)
+        os.kill(pids[1], signal.SIGKILL)
+        self.assertEqual(self.wait_for("error", 1)[0]["kind"], "BelowMinimum")
+        self.assertEqual([event["size"] for event in self.of("generation")], [2, 2])
+
     def test_own_exceptions(self) -> None:
         for rank, kind in ((0, "ValueError"), (1, "RuntimeError")):
             self.fork("fail", rank=rank, size=2, kind=kind, until=1)
