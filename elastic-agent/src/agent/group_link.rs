@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use c10d_socket::{Cancel, Credentials};
-use c10d_store::membership::{EndReason, GroupStage, MemberKey, Membership};
+use c10d_store::membership::{
+    EndReason, EventNumber, GroupStage, MemberKey, Membership, Message, Reason, Reply,
+};
 use c10d_store::{StoreAddress, StoreError, StoreExt, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::{BoardError, RendezvousInfo};
 
@@ -15,6 +17,12 @@ use crate::worker::WorkerExit;
 /// How long the service may take to answer. Deaths of other workers wait meanwhile.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The key of the group's name in the workers' store.
+const NAME: &str = "c10d/membership_group";
+
+/// The service answers a process that is not a member at once.
+const POLL_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// The group of a round's workers, and which process each of this node's workers is.
 #[derive(Debug)]
 pub(super) struct GroupLink {
@@ -24,6 +32,9 @@ pub(super) struct GroupLink {
     cancel: Cancel,
     open: Option<Membership>,
     first_size: usize,
+    first_rank: usize,
+    /// Whether the store has had the group.
+    is_known: bool,
     /// Of the last process of each worker, by local rank.
     processes: Vec<Identity>,
 }
@@ -36,6 +47,40 @@ pub(super) struct GroupStart<'l> {
     pub(super) first_size: usize,
     /// By local rank.
     pub(super) processes: &'l [Identity],
+}
+
+/// A name that no group has had.
+fn fresh_name(round: &RendezvousInfo, shared: &Shared) -> String {
+    let run_id = shared.handler.run_id();
+    format!("{run_id}/{}/{:x}", round.round, fastrand::u64(..))
+}
+
+/// Names the group in the workers' store, for workers of nodes that give them no name, such as torchrun's. A failure is logged
+/// only.
+///
+/// # Errors
+/// Those of the round's store.
+pub(super) fn publish_name(round: &RendezvousInfo, shared: &Shared) -> Result<(), AgentError> {
+    let name = places::group(&round.board(), None, &fresh_name(round, shared))?;
+    let store = open_store(
+        &round.bootstrap.address(),
+        round.bootstrap.credentials.as_ref(),
+    );
+    if let Err(error) = store.and_then(|store| store.set(NAME, name.as_bytes())) {
+        log::debug!("cannot name the membership group in the workers' store: {error}");
+    }
+    Ok(())
+}
+
+fn open_store(
+    address: &StoreAddress,
+    credentials: Option<&Credentials>,
+) -> Result<TcpStore, StoreError> {
+    let mut options = TcpStoreOptions::default().with_timeout(TIMEOUT);
+    if let Some(credentials) = credentials {
+        options = options.with_credentials(credentials.clone());
+    }
+    TcpStore::open_at(address, options)
 }
 
 impl GroupLink {
@@ -58,11 +103,12 @@ impl GroupLink {
             cancel: shared.stopping.clone(),
             open: None,
             first_size: place.first_size,
+            first_rank: place.ranks.first_rank,
+            is_known: false,
             processes: Vec::new(),
         };
         let board = round.board();
-        let run_id = shared.handler.run_id();
-        let fresh = format!("{run_id}/{}/{:x}", round.round, fastrand::u64(..));
+        let fresh = fresh_name(round, shared);
         let mut name = places::group(&board, None, &fresh)?;
         // Only a round whose workers start several times can have a group that has ended.
         if link.has_ended(&name, round)? && !shared.handler.has_store_per_round() {
@@ -132,6 +178,35 @@ impl GroupLink {
         self.status_after(|_| Ok(()))
     }
 
+    /// The workers of this node that the group has evicted, by local rank: not those that have left.
+    pub(super) fn evicted(&mut self) -> Vec<usize> {
+        let own: Vec<MemberKey> = (self.first_rank as u64..)
+            .zip(&self.processes)
+            .map(|(rank, process)| MemberKey::new(rank, process.incarnation))
+            .collect();
+        let find = |group: &Membership| {
+            let members = group.status()?.map(|status| status.members);
+            let members = members.unwrap_or_default();
+            let mut evicted = Vec::new();
+            for (local_rank, key) in own.iter().enumerate() {
+                if members.iter().any(|it| it.member == *key) {
+                    continue;
+                }
+                let poll = Message::Poll {
+                    after: EventNumber::NONE,
+                    is_leaving: false,
+                };
+                match group.ask(*key, &poll, POLL_TIMEOUT)? {
+                    Reply::Evicted(Reason::Left | Reason::Dead) => {}
+                    Reply::Evicted(_) => evicted.push(local_rank),
+                    _ => {}
+                }
+            }
+            Ok(evicted)
+        };
+        self.ask(find).unwrap_or_default()
+    }
+
     fn status_after(&mut self, say: impl Fn(&Membership) -> Result<(), StoreError>) -> GroupNews {
         let say = |group: &Membership| {
             say(group)?;
@@ -142,10 +217,16 @@ impl GroupLink {
             self.open = None;
             self.ask(say)
         });
+        self.is_known |= matches!(status, Ok(Some(_)));
         match status {
             Err(error) => GroupNews::OutOfReach(error.to_string()),
+            Ok(None) if self.is_known => {
+                let why = "the workers' store has lost it: was its server restarted?";
+                GroupNews::Ended(why.to_owned())
+            }
             Ok(None) => GroupNews::IsEmpty,
             Ok(Some(status)) => match status.stage {
+                GroupStage::Ended(EndReason::Finished) => GroupNews::Finished,
                 GroupStage::Ended(reason) => GroupNews::Ended(reason.to_string()),
                 GroupStage::Forming if status.members.is_empty() => GroupNews::IsEmpty,
                 _ => GroupNews::GoesOn,
@@ -160,11 +241,7 @@ impl GroupLink {
         let group = match self.open.take() {
             Some(group) => group,
             None => {
-                let mut options = TcpStoreOptions::default().with_timeout(TIMEOUT);
-                if let Some(credentials) = &self.credentials {
-                    options = options.with_credentials(credentials.clone());
-                }
-                let store = TcpStore::open_at(&self.store, options)?;
+                let store = open_store(&self.store, self.credentials.as_ref())?;
                 store.membership(&self.name)?.with_cancel(&self.cancel)
             }
         };

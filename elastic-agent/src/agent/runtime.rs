@@ -49,6 +49,9 @@ pub(super) struct Runtime<'a> {
     pub(super) has_store_per_round: bool,
     /// The membership group of the last workers.
     pub(super) group: Option<String>,
+    /// Whether this node has counted itself among those that keep their workers, and has warned that others do not.
+    pub(super) is_keeper_counted: bool,
+    pub(super) is_mix_told: bool,
     /// How long the workers of the last round took to stop.
     stopping: Duration,
     /// A restart that was not reported to the listeners yet.
@@ -79,6 +82,8 @@ impl<'a> Runtime<'a> {
             met_at: None,
             world_size: 0,
             group: None,
+            is_keeper_counted: false,
+            is_mix_told: false,
             exchange: None,
             untold: None,
             loss: None,
@@ -134,7 +139,7 @@ impl<'a> Runtime<'a> {
                 restarts,
                 restarts_max,
             } => match self.prepare((restarts, restarts_max)) {
-                Ok(()) => Input::Prepared,
+                Ok(keeps) => Input::Prepared { keeps },
                 Err(error) => self.not_started(error),
             },
             Effect::Start(times) => match self.start(times) {
@@ -236,6 +241,11 @@ impl<'a> Runtime<'a> {
             Effect::OpenRound => self.rounds.open(),
             Effect::EndEntry => self.rounds.end_entry(),
             Effect::TellReplaced(local_rank) => self.tell_replaced(local_rank),
+            Effect::Kill(local_rank) => {
+                if let Site::Running(running) = &mut self.site {
+                    running.workers.kill(local_rank);
+                }
+            }
             Effect::Log(level, text) => log::log!(target: LOG, level, "{text}"),
             _ => {}
         }

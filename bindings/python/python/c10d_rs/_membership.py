@@ -37,7 +37,7 @@ _HAS_STATE = 1 << 62
 _CALL_TIMEOUT = timedelta(seconds=2)
 
 # How long a member that has finished waits for the others to finish.
-_FINISH_TIMEOUT = timedelta(minutes=5)
+_FINISH_TIMEOUT = timedelta(minutes=30)
 
 
 def join(
@@ -68,6 +68,9 @@ def join(
     place = Place(name, store)
     size_first = place.size_first(first_size)
     size_min = min_size or int(os.environ.get("C10D_MEMBERS_MIN", "1"))
+    if place.is_mixed:
+        # All restart when one dies. Until then the others must not end the job without it.
+        size_min = size_first
     options = {name: wait.total_seconds() for name, wait in waits.items()}
     options |= {"size_min": size_min, "size_first": max(size_first, size_min)}
     member, incarnation, serial = place.identity(size_first)
@@ -152,22 +155,23 @@ class Membership:
         self._native.leave()
 
     def finish(self) -> None:
-        """Wait until all members have done their last step, and leave the group: the loop ends.
+        """Wait until all members have done their last step: then the group has finished, and the loop ends.
 
         Raises MembershipChanged, which ``with generation:`` takes, if one of them is lost before.
         """
-        generation = self._generation
-        if self._is_over or generation is None:
+        if self._is_over or self._generation is None:
             return
+        # The service waits for the others, and not a collective, which would be paired with one of their steps.
         self._is_finishing = True
-        dist.barrier()
-        self._native.finish()
         try:
-            while not self._is_over:
-                self._advance(_FINISH_TIMEOUT)
+            is_over = self._native.finish(_FINISH_TIMEOUT)
         except TimeoutError:
             _log.warning("the other members have not finished after %s", _FINISH_TIMEOUT)
             self.close()
+            return
+        if not is_over:
+            raise MembershipChanged("the members change before all of them have finished")
+        self._advance()
 
     def close(self) -> None:
         """End the membership without waiting for the others, which go on without this process."""
@@ -190,6 +194,7 @@ class Membership:
             self._native.call_begins()
             self._native.called(_call(uuid, handles))
         elif news[0] == "enter":
+            self._is_finishing = False
             return Generation(self, *news[1:])
         else:
             _, error, text = news
@@ -198,7 +203,7 @@ class Membership:
                 # So the launcher of a node that entered at the end of the job ends as those of the others.
                 _log.warning("the others have finished, and nothing is left to do: this process exits with 0")
                 sys.exit(0)
-            if error is None and not self._is_leaving:
+            if error is None and not self._is_leaving and not self._is_finishing:
                 error, text = "Evicted", "the others have finished without this process"
             if error is not None and not self._is_finishing:
                 raise class_of(error)(text)

@@ -193,6 +193,15 @@ impl Watch {
         })
     }
 
+    /// Waits until all members have done their last step. Returns `false` if this process has to leave its mesh before.
+    pub(super) fn finish(&self, timeout: Option<Duration>) -> Result<bool, Waited> {
+        self.tell(MemberInput::Finish);
+        self.shared.wait(timeout, |state| {
+            let is_over = state.ending.is_some() || state.lost.is_some();
+            state.has_news().then_some(is_over)
+        })
+    }
+
     pub(super) fn must_leave(&self) -> bool {
         self.shared.lock().has_news()
     }
