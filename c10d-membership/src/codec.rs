@@ -562,6 +562,7 @@ impl Encode for GroupStatus {
             time_left,
             members,
             departures: Vec::new(),
+            lost: Vec::new(),
         })
     }
 }
