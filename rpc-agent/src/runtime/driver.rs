@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -11,9 +11,8 @@ use c10d_socket::{Cancel, Credentials, LimitedLog, SocketOptions};
 
 use super::activity::Activity;
 use super::gathered::Gathered;
-use super::membership::Membership;
 use super::peers::{Core, CoreEffects, PeerEntry, PeerTable, State};
-use super::retrier::{Inbox, Input};
+use super::retry_inbox::{Inbox, Input};
 use super::sockets::Sockets;
 use super::stage::Stage;
 use crate::clock::Clock;
@@ -86,6 +85,18 @@ pub(crate) struct Driver {
     store_wait: Lock<Cancel>,
     /// Requests of all peers that have not begun.
     requests_queued: AtomicUsize,
+}
+
+/// The state of an agent that concerns the list of members.
+#[derive(Debug, Default)]
+pub(super) struct Membership {
+    pub(super) is_refreshing: AtomicBool,
+    /// When a call last timed out and had the list read, in milliseconds of the agent's clock.
+    pub(super) timed_out_ms: AtomicU64,
+    /// The change of the list that was checked last.
+    pub(super) checked: AtomicU64,
+    /// It was logged that another process has replaced this one.
+    pub(super) is_replaced: AtomicBool,
 }
 
 impl Driver {

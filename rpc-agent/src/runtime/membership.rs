@@ -5,7 +5,7 @@
 //! know, and then close the connection to the previous process. They refuse that one from then on.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
@@ -20,18 +20,6 @@ const REFRESH_MAX: Duration = Duration::from_secs(2);
 
 /// The list is read at most this often because calls have timed out.
 const AFTER_TIMEOUT_MS: u64 = 1_000;
-
-/// The state of an agent that concerns the list.
-#[derive(Debug, Default)]
-pub(super) struct Membership {
-    is_refreshing: AtomicBool,
-    /// When a call last timed out and had the list read, in milliseconds of the agent's clock.
-    timed_out_ms: AtomicU64,
-    /// The change of the list that was checked last.
-    checked: AtomicU64,
-    /// It was logged that another process has replaced this one.
-    is_replaced: AtomicBool,
-}
 
 impl Driver {
     /// Connects to all members, because this process has replaced another process.
