@@ -129,7 +129,7 @@ impl<'a> Job<'a> {
 
     /// The ranks that take part now: of survivors, the members of the current generation.
     pub(crate) fn ranks_now(&self) -> Option<BTreeSet<usize>> {
-        match &self.members {
+        match self.members.as_ref().filter(|it| !it.ranks.is_empty()) {
             Some(members) => Some(members.ranks.clone()),
             None => self.world_size.map(|size| (0..size).collect()),
         }

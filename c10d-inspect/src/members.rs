@@ -18,14 +18,13 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    /// The group that the launchers have announced last; `None` if it has had no generation.
+    /// The group that the launchers have announced last, if a process has opened it.
     pub(crate) fn new(snapshot: &Snapshot, launched: &Launched) -> Option<Self> {
         let mut nodes = launched.nodes.iter().rev();
         let announced = nodes.find_map(|node| node.announced.membership.as_deref())?;
         let mut groups = snapshot.groups.iter();
         let group = groups.find(|group| own_name(group) == announced.as_bytes())?;
         let status = &group.status;
-        status.generation?;
         let members = status.members.iter();
         let by_rank: BTreeMap<usize, &MemberStatus> = members
             .filter_map(|it| Some((usize::try_from(it.member.id.0).ok()?, it)))
@@ -36,7 +35,9 @@ impl Members {
         let mut left_out: BTreeSet<usize> = workers
             .filter(|&rank| !is_in(rank) && !is_awaited(rank))
             .collect();
-        if !goes_on(status) {
+        if status.generation.is_none() && !goes_on(status) {
+            left_out.clear();
+        } else if !goes_on(status) {
             // The group waits for as many members as its last generation has lost.
             let lost = status.lost.iter().map(|member| member.id.0);
             for rank in lost.filter_map(|id| usize::try_from(id).ok()) {
