@@ -568,6 +568,7 @@ impl Encode for GroupStatus {
             stopped_for: None,
             members,
             departures: Vec::new(),
+            lost: Vec::new(),
         })
     }
 }

@@ -29,6 +29,8 @@ pub struct GroupStatus {
     /// The last processes that ceased to be members, or whose death was reported, and why; the newest first, at most 8. Those
     /// since the last restart of the service. A server's answer to a client leaves them out.
     pub departures: Vec<(MemberKey, Reason)>,
+    /// The members of the last generation that are no members any more, by rank. A server's answer to a client leaves them out.
+    pub lost: Vec<MemberKey>,
 }
 
 /// What a group is doing: a [`GroupState`](crate::GroupState) in a word.

@@ -47,7 +47,7 @@ class Member:
 
     def enter(self, generation: ct.Generation) -> None:
         """Report a generation."""
-        fields = ("rank", "size", "members", "joined", "left", "source")
+        fields = ("uuid", "rank", "size", "members", "joined", "left", "source")
         self.say("generation", **{name: getattr(generation, name) for name in fields})
 
 
@@ -87,7 +87,14 @@ def add_up(
     except Exception as error:
         member.say("error", kind=type(error).__name__, text=str(error))
         return
-    member.say("done", step=step, total=state["total"].item(), sizes=state["sizes"])
+    member.say("done", step=step, total=state["total"].item(), sizes=state["sizes"], recorded=recorded())
+
+
+def recorded() -> list[str]:
+    """Return how torch's flight recorder describes the default group, by its collectives, each description once in a row."""
+    entries = json.loads(_c10d._dump_fr_trace_json()).get("entries", [])
+    described = [entry["process_group"][1] for entry in entries]
+    return [it for index, it in enumerate(described) if described[index - 1 : index] != [it]]
 
 
 def stay(port: int, rank: int | None, size: int, min_size: int) -> None:

@@ -127,6 +127,10 @@ class Survivors(unittest.TestCase):
         self.check_sums([0, 2, 3], [4, 3])
         last = self.of("generation")[-1]
         self.assertEqual((last["members"], last["left"], last["joined"]), ([0, 2, 3], [1], []))
+        # What c10d flight reads. Torch numbers the collectives from 1 again in the second generation.
+        uuids = [next(it["uuid"] for it in self.of("generation") if it["size"] == size) for size in (4, 3)]
+        for event in self.of("done"):
+            self.assertEqual(event["recorded"], [f"generation {uuid}" for uuid in uuids])
 
     def test_two_deaths_at_once_and_large_messages(self) -> None:
         count = {"size": 5, "min_size": 2, "until": 3, "length": 1_000_000}

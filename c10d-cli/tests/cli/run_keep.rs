@@ -190,7 +190,7 @@ impl Drop for Members {
 }
 
 impl Members {
-    fn start(options: &[&str], environment: &[(&str, &str)], script: &str) -> Self {
+    pub(crate) fn start(options: &[&str], environment: &[(&str, &str)], script: &str) -> Self {
         Self::start_with("--standalone", options, environment, script)
     }
 
@@ -274,7 +274,7 @@ impl Members {
         }
     }
 
-    fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.job.path("log")).unwrap_or_default()
     }
 

@@ -50,8 +50,21 @@ pub(crate) fn find(job: &Job<'_>) -> (Vec<Finding>, bool) {
     gloo_loopback::find(job, &mut drafts);
     nccl_ras::find(job, &mut drafts);
     meeting::find(job, &mut drafts);
+    drafts.retain_mut(|draft| concerns_members(job, draft));
     let is_stuck = drafts.iter().any(|draft| draft.is_stall);
     (ordered(job, drafts), is_stuck)
+}
+
+/// Removes ranks without which their group of survivors works. Returns whether the finding is still about others.
+fn concerns_members(job: &Job<'_>, draft: &mut Draft) -> bool {
+    let Finding {
+        culprits, waiting, ..
+    } = &mut draft.finding;
+    [culprits, waiting].into_iter().all(|RankSet(ranks)| {
+        let was_empty = ranks.is_empty();
+        ranks.retain(|&rank| !job.is_left_out(rank));
+        was_empty || !ranks.is_empty()
+    })
 }
 
 /// The order of kinds among causes: mistakes in how the job was started explain what comes of them.

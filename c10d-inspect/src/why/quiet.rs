@@ -19,21 +19,17 @@ pub(crate) fn nothing_waits(job: &Job<'_>) -> Option<Finding> {
     if !job.waits.is_empty() || !are_settled {
         return None;
     }
-    let text = match job.world_size {
-        Some(size) => all_are_idle(job, size)?,
+    let text = match job.ranks_now() {
+        Some(ranks) => all_are_idle(job, &ranks)?,
         None => nccl_readers(job)?,
     };
     Some(Finding::new(FindingKind::NotInTheStore, text))
 }
 
-fn all_are_idle(job: &Job<'_>, size: usize) -> Option<String> {
-    let connected = job
-        .who
-        .seen()
-        .filter(|&rank| rank < size && job.is_connected(rank))
-        .count();
+fn all_are_idle(job: &Job<'_>, ranks: &BTreeSet<usize>) -> Option<String> {
+    let size = ranks.len();
     let is_joining = job.mains().any(|state| !state.is_complete());
-    if size == 0 || connected < size || is_joining {
+    if size == 0 || !ranks.iter().all(|&rank| job.is_connected(rank)) || is_joining {
         return None;
     }
     Some(format!(

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use super::machine::Group;
 use super::state::GroupState;
+use crate::identity::MemberKey;
+use crate::record::Record;
 use crate::status::{GroupStage, GroupStatus, MemberStatus};
 
 /// The most departures that a status has.
@@ -23,7 +25,13 @@ impl Group {
             stopped_for: self.stopped_at().map(|at| now.saturating_sub(at)),
             members: self.member_statuses().collect(),
             departures: self.roster.evictions().take(DEPARTURES_MAX).collect(),
+            lost: committed.map_or_else(Vec::new, |record| self.lost_of(record)),
         }
+    }
+
+    fn lost_of(&self, record: &Record) -> Vec<MemberKey> {
+        let members = record.seats.iter().map(|seat| seat.member);
+        members.filter(|member| !self.has_member(*member)).collect()
     }
 
     fn stage(&self) -> GroupStage {

@@ -34,7 +34,9 @@ fn survivors_are_asked_at_once_and_go_on_with_their_ranks_closed_up() {
     // A second loss in the same attempt; told twice.
     driven.input(Input::Silent(key(4)));
     driven.input(Input::Silent(key(4)));
+    assert_eq!(driven.group.status(driven.now).lost, [key(2), key(4)]);
     driven.commit();
+    assert_eq!(driven.group.status(driven.now).lost, []);
     assert_eq!(driven.list(), [1, 3]);
     assert_eq!(
         driven.group.status(driven.now).departures,

@@ -192,6 +192,7 @@ impl Node {
             are_preloaded: group.are_forked(),
             restarts: usize::try_from(self.generation - 1).unwrap_or(usize::MAX),
             restarts_used: times.restarts,
+            membership: None,
             rendezvous: times.rendezvous,
             ranks: times.ranks,
             workers: workers

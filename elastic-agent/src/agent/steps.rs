@@ -294,7 +294,8 @@ impl Runtime<'_> {
         }
         let started_at = Instant::now();
         let relay_address = relay.as_ref().map(|relay| relay.address().clone());
-        let started = node.started(round, &ranks, relay_address, &workers, times);
+        let mut started = node.started(round, &ranks, relay_address, &workers, times);
+        started.membership = members.as_ref().map(|group| group.name().to_owned());
         self.site = Site::Running(Box::new(Running {
             workers,
             members,

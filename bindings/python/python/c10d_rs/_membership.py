@@ -17,7 +17,7 @@ from c10d_rs._errors import DistError, MembershipChanged, MembershipError, Unrec
 from c10d_rs._gloo import DdpGuard, Waits, ddp, more_threads
 from c10d_rs._native import Membership as _Native
 from c10d_rs._native import Store as _Store
-from c10d_rs._place import SILENCE_MAX, Place, check_torch
+from c10d_rs._place import SILENCE_MAX, Place, check_torch, describe_generation
 from c10d_rs._quick_exit import end_quickly_after_exceptions
 from c10d_rs._state import sync
 
@@ -356,6 +356,7 @@ def _is_of_torch(error: BaseException) -> bool:
 
 def _call(uuid: int, handles: list[str]) -> bool:
     """Have torch build the mesh, and return whether it could."""
+    describe_generation(uuid)
     try:
         dist._reconfigure(uuid, handles, timeout=_CALL_TIMEOUT).wait()
     except RuntimeError as error:

@@ -10,7 +10,7 @@ from c10d_rs._abort import device_type, own_abort
 from c10d_rs._errors import MembershipChanged, MembershipError, class_of
 from c10d_rs._gloo import DdpGuard, Waits
 from c10d_rs._native import Membership as _Native
-from c10d_rs._place import SILENCE_MAX, Place, check_torch
+from c10d_rs._place import SILENCE_MAX, Place, check_torch, describe_generation
 
 _TIMEOUT = timedelta(minutes=10)
 
@@ -78,6 +78,7 @@ class _Group:
             elif news[0] == "call":
                 native.call_begins()
                 self.uuid = news[1]
+                describe_generation(news[1])
                 return news[1], news[2]
 
     def next(self, timeout: timedelta | None) -> Any:
