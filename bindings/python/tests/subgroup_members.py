@@ -149,3 +149,30 @@ def regroup(port: int, rank: int | None, size: int) -> None:
                     member.say("sum", size=generation.size, value=values[0].item(), descriptors=descriptors, threads=threads)
                 step += 1
                 generation.boundary(step)
+
+
+def compiled(port: int, rank: int, size: int) -> None:
+    """Train by compiled DDP objects, also by one of the generation before, and report the gradients and the error."""
+    member = Member(port, rank, size, 1)
+    net = torch.nn.Linear(4, 1)
+    earlier: Any = None
+    try:
+        for generation in member.membership:
+            member.enter(generation)
+            with generation:
+                step = generation.sync({"net": net})
+                parallel = torch.compile(generation.ddp(net), backend="aot_eager")
+                net.zero_grad()
+                parallel(torch.full((2, 4), float(generation.rank))).sum().backward()
+                member.say("gradient", size=generation.size, value=net.weight.grad.mean().item())
+                if earlier is not None:
+                    earlier(torch.ones(2, 4))
+                earlier = parallel
+                while True:
+                    dist.all_reduce(torch.ones(8))
+                    step += 1
+                    if step == 3 and rank == 1:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    generation.boundary(step)
+    except ct.MembershipError as error:
+        member.say("error", kind=type(error).__name__, text=str(error))

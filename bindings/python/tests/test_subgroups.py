@@ -70,3 +70,13 @@ class Subgroups(test_survivors.GroupCase):
         # Those of the default group, and of two groups of this generation and of the one before, which ends with the next one.
         self.assertLessEqual(max(it["threads"] for it in sums), 16 + 2 * 4, sums)
         self.assertEqual(len({it["descriptors"] for it in sums[3:] if it["size"] == 3}), 1, sums)
+
+    def test_compiled_ddp_works_and_is_refused_in_the_next_generation(self) -> None:
+        for rank in range(3):
+            self.fork("compiled", rank=rank, size=3)
+        for error in self.wait_for("error", 2):
+            self.assertEqual(error["kind"], "MembershipError", self.events)
+            self.assertIn("DDP object is of an earlier generation", error["text"])
+        # The mean over the ranks, for two rows each: of 0, 1, 2, and of 0, 1.
+        gradients = sorted((event["size"], event["value"]) for event in self.of("gradient"))
+        self.assertEqual(gradients, [(2, 1.0)] * 2 + [(3, 2.0)] * 3)
