@@ -22,7 +22,7 @@ use elastic_rendezvous::{
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::process::{Ended, Running, free_port, until};
+use crate::process::{Ended, PROGRAM, Running, free_port, until};
 use crate::run::Job;
 
 /// Longer than any test takes.
@@ -687,36 +687,6 @@ fn a_spare_takes_the_place_of_a_lost_node() {
     members.finish_with([spare]);
 }
 
-/// The node whose worker has died is a spare then, and takes the place of the other one that dies.
-#[test]
-fn a_node_gives_its_place_up_to_a_spare() {
-    let options = ["--replace=spare"];
-    let (members, second) = two_nodes("--nnodes=2", &options);
-    let four = members.generation(4, &[]);
-    let spare = start_node(&members.job, "--nnodes=2", &options);
-    let spare_is_listed = || {
-        until("a spare is listed", || {
-            let state = members.job.state();
-            state.is_some_and(|it| it.redundancy_list.len() == 1 && it.participants.len() == 2)
-        });
-    };
-    spare_is_listed();
-    kill(four[&3]);
-    let mut dead = vec![four[&2], four[&3]];
-    let next = members.generation(4, &dead);
-    assert_kept(&BTreeMap::from([(0, four[&0]), (1, four[&1])]), &next);
-    spare_is_listed();
-    kill(next[&0]);
-    dead.extend([next[&0], next[&1]]);
-    let last = members.generation(4, &dead);
-    assert_kept(&BTreeMap::from([(2, next[&2]), (3, next[&3])]), &last);
-    assert_eq!(members.job.state().unwrap().round, 0);
-    fs::write(members.job.path("finish"), "").unwrap();
-    for ended in [second.end(), spare.end(), members.end()] {
-        assert_eq!(ended.code, Some(0), "{ended:?}");
-    }
-}
-
 /// docs/spec/rendezvous.md, KEEPING 1. The other nodes run on.
 #[test]
 fn a_node_without_the_option_is_refused_with_both_names() {
@@ -772,19 +742,22 @@ fn take_part_as_torchrun(address: SocketAddr) -> RendezvousInfo {
 #[test]
 fn a_round_with_a_node_of_torchrun_does_not_keep_workers() {
     let job = Job::with_server();
-    let script = "echo keep=$C10D_KEEP_WORKERS group=$C10D_MEMBERSHIP_GROUP";
+    // The name is for the workers of torchrun, which get none from their launcher.
+    let script = format!(
+        "echo keep=$C10D_KEEP_WORKERS group=$C10D_MEMBERSHIP_GROUP; \
+         {PROGRAM} store get c10d/membership_group --connect=$MASTER_ADDR:$MASTER_PORT"
+    );
     let options = ["--keep-workers", "--local-addr=127.0.0.1"];
-    let launcher = Running::start(job.node_command(&options, script));
-    let round = take_part_as_torchrun(job.server().address);
+    let launcher = Running::start(job.node_command(&options, &script));
+    let _round = take_part_as_torchrun(job.server().address);
     let ended = launcher.end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(ended.stdout_text().contains("keep= group="), "{ended:?}");
+    for text in ["keep= group=\n", "job/0/"] {
+        assert!(ended.stdout_text().contains(text), "{ended:?}");
+    }
     let warning =
         "--keep-workers is off in this round: 1 of its 2 nodes run torchrun or release 0.2";
     assert_eq!(ended.stderr.matches(warning).count(), 1, "{ended:?}");
-    // For the workers of torchrun, which get no name from their launcher.
-    let at = round.bootstrap.master;
-    assert!(at.port() > 0);
 }
 
 /// The remaining nodes do not wait for that node in the exit barrier.

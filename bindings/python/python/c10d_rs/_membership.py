@@ -70,6 +70,9 @@ def join(
     place = Place(name, store)
     size_first = place.size_first(first_size)
     size_min = min_size or int(os.environ.get("C10D_MEMBERS_MIN", "1"))
+    if place.is_mixed:
+        # All restart when one dies. Until then the others must not end the job without it.
+        size_min = size_first
     options = {name: wait.total_seconds() for name, wait in waits.items()}
     options |= {"size_min": size_min, "size_first": max(size_first, size_min)}
     member, incarnation, serial = place.identity(size_first)
