@@ -39,12 +39,15 @@ def can_reconfigure() -> bool:
     return subprocess.run([sys.executable, "-c", HAS_RECONFIGURE]).returncode == 0
 
 
-@unittest.skipUnless(find_spec("torch"), "needs torch in this environment")
-class Survivors(unittest.TestCase):
+class GroupCase(unittest.TestCase):
+    """A test with a server, and with members that a nursery forks."""
+
     nursery: ClassVar["subprocess.Popen[str]"]
 
     @classmethod
     def setUpClass(cls) -> None:
+        if not find_spec("torch"):
+            raise unittest.SkipTest("needs torch in this environment")
         if not can_reconfigure():
             raise unittest.SkipTest("needs PyTorch 2.14 or later")
         cls.nursery = subprocess.Popen(
@@ -107,6 +110,8 @@ class Survivors(unittest.TestCase):
         """Wait until members have said so often that they are in a generation of this size."""
         self.until(lambda _: sum(event["size"] == size for event in self.of("generation")) >= count)
 
+
+class Survivors(GroupCase):
     def check_sums(self, members: list[int], sizes: list[int]) -> None:
         """Check that the members with these ids did all their steps right, in the same processes, and agree."""
         done = sorted(self.wait_for("done", len(members)), key=lambda event: event["id"])
