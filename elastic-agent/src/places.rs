@@ -32,8 +32,8 @@ fn place_name(group_rank: usize) -> String {
 }
 
 /// Writes the ranks of a node's workers, before the round is opened, and numbers the workers, which all start. The first that
-/// start in a place have their ranks as numbers. A place that is known had workers: this launcher may have started them, or one
-/// that was itself started again in the same round.
+/// start in a place have their ranks as numbers. A place that is known had workers: this launcher may have started them, or its
+/// predecessor on a node that was itself started again in the same round.
 pub(crate) fn occupy(
     board: &RoundBoard,
     group_rank: usize,

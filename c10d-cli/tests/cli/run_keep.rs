@@ -535,7 +535,7 @@ fn a_rendezvous_whose_store_came_back_empty_has_another_group() {
     }
 }
 
-/// docs/spec/rendezvous.md, PLACES 2. The node has its rank, and meets the other one in the same round.
+/// docs/spec/rendezvous.md, PLACES 2. The node has its rank again, and meets node 0 in the same round.
 #[test]
 fn a_static_node_that_is_started_again_has_other_processes() {
     let job = Job::new();

@@ -62,7 +62,7 @@ fn fresh_name(round: &RendezvousInfo, shared: &Shared) -> String {
 
 /// Names the group in the workers' store, for workers of nodes that do not keep them and so give them no name: such as
 /// torchrun's, and this node beside others. Nodes of release 0.2 give the same name to their workers. `is_cleared`: this node
-/// has just cleared the store, so that a group of that name is an earlier one. A failure is logged only.
+/// has just cleared the store, so a group of that name belongs to an earlier job. A failure is logged only.
 pub(super) fn publish_name(round: &RendezvousInfo, shared: &Shared, is_cleared: bool) {
     let plain = plain_name(round, shared);
     let publish = || -> Result<(), StoreError> {

@@ -127,7 +127,7 @@ impl Runtime<'_> {
     fn count_keeper(&self, round: &RendezvousInfo) -> Result<(), AgentError> {
         let board = round.board();
         let count = || match self.may_be_mixed(round) {
-            // Once, however often this launcher and earlier ones join the one round of a static rendezvous.
+            // Once, however often this launcher and its predecessors join the round of a static rendezvous.
             true if board.is_first(&format!("{KEEPERS}/{}", round.rank))? => {
                 board.count(KEEPERS, 1).map(drop)
             }

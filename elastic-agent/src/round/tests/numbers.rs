@@ -96,7 +96,7 @@ impl World {
 
 const WORKERS: usize = 2;
 
-/// What happens next in a round of two nodes, which a third node can enter.
+/// The next event in a round of two nodes, which a third node can enter.
 #[derive(Debug, Clone, Copy)]
 enum Next {
     /// The node with this group rank starts all its workers without entering: in a static round its launcher does so when the
