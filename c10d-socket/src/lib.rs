@@ -13,7 +13,6 @@ mod dial;
 mod error;
 mod host_name;
 mod interfaces;
-mod limited_log;
 mod listen;
 mod listeners;
 mod listening_process;
@@ -25,6 +24,7 @@ mod own_sockets;
 mod printable;
 mod process_bound;
 mod process_stat;
+mod refusal_log;
 mod resolve;
 mod send;
 mod spare;
@@ -43,7 +43,6 @@ pub use deadline::Deadline;
 pub use error::{ConnectError, DialFailure, DialStage, ListenError};
 pub use host_name::host_name;
 pub use interfaces::{interface_addresses, own_address_towards};
-pub use limited_log::LimitedLog;
 pub use listen::{
     ListenOptions, adopt_listener, adopt_listener_raw, listen, listen_at, resolve_local,
 };

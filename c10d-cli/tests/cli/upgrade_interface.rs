@@ -83,12 +83,15 @@ fn add_fields(at: &str, value: &Value, fields: &mut BTreeSet<String>) {
     }
 }
 
-/// Metrics and their types, as in `# TYPE c10d_store_keys gauge`.
+/// Metrics and their types, as in `# TYPE c10d_store_keys gauge`. The release before has only this format.
 fn metrics_at(store: SocketAddr) -> Vec<String> {
     let mut connection = TcpStream::connect(store).unwrap();
     connection.set_read_timeout(Some(PATIENCE)).unwrap();
     connection
-        .write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        .write_all(
+            b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: application/openmetrics-text\r\n\
+              Connection: close\r\n\r\n",
+        )
         .unwrap();
     let mut text = String::new();
     connection.read_to_string(&mut text).unwrap();

@@ -117,10 +117,10 @@ fn listen_for(
     match options.listen_on {
         ListenOn::AllInterfaces => listen(&on_port),
         ListenOn::Address(ip) => listen(&on_port.with_host(ip.to_string())),
-        ListenOn::Host if is_loopback_name(target.host()) => {
+        ListenOn::Host | ListenOn::HostIfKnown if is_loopback_name(target.host()) => {
             listen(&on_port.with_host(target.host()))
         }
-        ListenOn::Host => listen_at(ips, target.port()),
+        ListenOn::Host | ListenOn::HostIfKnown => listen_at(ips, target.port()),
     }
 }
 
@@ -131,8 +131,12 @@ fn host_ips(
     options: &TcpStoreOptions,
     deadline: Deadline,
 ) -> Result<Vec<IpAddr>, ListenError> {
-    let needs_host = options.listener.is_none() && options.listen_on == ListenOn::Host;
-    if !needs_host || is_loopback_name(target.host()) {
+    let is_optional = match options.listen_on {
+        ListenOn::Host => !options.listen_also_on.is_empty(),
+        ListenOn::HostIfKnown => true,
+        ListenOn::AllInterfaces | ListenOn::Address(_) => return Ok(Vec::new()),
+    };
+    if options.listener.is_some() || is_loopback_name(target.host()) {
         return Ok(Vec::new());
     }
     let cancel = &options.cancel;
@@ -140,7 +144,7 @@ fn host_ips(
         match resolve_local(target, deadline, cancel) {
             Ok(local) => break local.iter().map(SocketAddr::ip).collect(),
             Err(error) if cancel.is_cancelled() => return Err(error),
-            Err(error) if options.listen_also_on.is_empty() => {
+            Err(error) if !is_optional => {
                 let now = Instant::now();
                 let is_last = deadline.has_passed(now + LOOKUP_INTERVAL);
                 if is_last || sleep(LOOKUP_INTERVAL, [cancel]).is_err() {

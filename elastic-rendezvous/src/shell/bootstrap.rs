@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, ConnectOptions, Deadline, HostPort, ListenOptions, printable, sleep};
 use c10d_store::{
-    Credentials, ServerOptions, Store, StoreAddress, StoreError, StoreExt, TcpStore,
+    Credentials, ListenOn, ServerOptions, Store, StoreAddress, StoreError, StoreExt, TcpStore,
     TcpStoreOptions, in_brief,
 };
 
@@ -519,6 +519,7 @@ pub(crate) fn serve(
             // Not on a given port: the rendezvous' store of this process may have it.
             .with_multi_tenant(port == 0)
             .with_server_options(server_options)
+            .with_listen_on(ListenOn::HostIfKnown)
             .with_listen_also_on(advertised.also.clone());
         TcpStore::open(&advertised.host, port, options)
     };

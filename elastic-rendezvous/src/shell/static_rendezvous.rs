@@ -13,8 +13,8 @@ use c10d_socket::{
     Backoff, BackoffOptions, Cancel, Deadline, DialStage, HostPort, printable, sleep,
 };
 use c10d_store::{
-    Credentials, ErrorContext, Operation, PrefixStore, ServerOptions, Store, StoreError, StoreExt,
-    StoreHandle as _, TcpStore, TcpStoreOptions,
+    Credentials, ErrorContext, ListenOn, Operation, PrefixStore, ServerOptions, Store, StoreError,
+    StoreExt, StoreHandle as _, TcpStore, TcpStoreOptions,
 };
 
 use crate::shell::bootstrap::protected;
@@ -295,6 +295,7 @@ impl Meeting {
             .with_server_options(server_options)
             .with_master(is_host)
             .with_multi_tenant(true)
+            .with_listen_on(ListenOn::HostIfKnown)
             .with_listen_also_on(given_addresses(local_addr))
             .with_timeout(timeout)
             .with_cancel(self.cancel.clone());
