@@ -32,7 +32,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::process::{
-    Ended, PROGRAM, Running, Server, command_of, free_port, refusing_address, until,
+    Ended, PROGRAM, Running, Server, command, command_of, free_port, refusing_address, until,
 };
 
 /// The job's folder, in the environment of all its processes, so that a test finds those that are left.
