@@ -21,6 +21,7 @@ use crate::shell::bootstrap::protected;
 use crate::shell::handler::{
     BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo,
 };
+use crate::shell::keeping;
 use crate::shell::listener_watch::{ListenerWatch, has_many_keys, runs_at};
 use crate::shell::own_host::given_addresses;
 use crate::shell::reconnecting::{ReconnectingStore, connect_to};
@@ -51,6 +52,9 @@ const WATCH_THREAD: &str = "static-closed";
 
 /// The key that our nodes set to close the rendezvous, below the run id.
 const CLOSED: &str = "c10d/static/closed";
+
+/// Whether the nodes keep the workers that survive another worker, below the run id.
+const KEEP: &str = "c10d/static/keep";
 
 /// The pause before a node waits for the closing again, after an error of the store.
 const WATCH_PAUSE: Duration = Duration::from_secs(1);
@@ -775,6 +779,17 @@ impl RendezvousHandler for StaticRendezvous {
         };
         let closed = board.set(CLOSED, b"1");
         closed.map_err(|error| RendezvousError::connection(&self.run_id, error))
+    }
+
+    fn agree_on_keeping(&self, keeps: bool) -> Result<(), RendezvousError> {
+        let Some(board) = self.board().filter(|_| self.world_size > 1) else {
+            return Ok(());
+        };
+        let node = format!("node rank {} on {}", self.rank, this_host::full_name());
+        let own = keeping::claim_of(&node, keeps);
+        let claim = board.compare_set(KEEP, b"", own.as_bytes());
+        let claim = claim.map_err(|error| RendezvousError::connection(&self.run_id, error))?;
+        keeping::compare(&self.run_id, claim.value(), &node, keeps)
     }
 
     fn membership(&self) -> Result<Membership, RendezvousError> {
