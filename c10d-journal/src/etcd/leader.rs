@@ -6,7 +6,7 @@
 
 use c10d_store::journal::JournalError;
 
-use super::known::{Known, Sight, Unfit, judge, record_of, sight};
+use super::known::{Known, OVERWRITTEN, Sight, Unfit, judge, record_of, sight};
 use super::layout::{Head, Layout, Leader, Takeover};
 use super::log::{LogRecord, Stopped, Writer};
 use super::message::{
@@ -253,9 +253,7 @@ impl Candidate {
                     self.phase = Phase::Look;
                     Ok(())
                 }
-                Err(Stopped::Overwritten) => {
-                    Err(self.has_lost("its head is not what this leader has written"))
-                }
+                Err(Stopped::Overwritten) => Err(self.has_lost(OVERWRITTEN)),
                 Err(stopped) => Err(stopped.into_error(&self.layout, "open")),
             };
         }
@@ -613,9 +611,7 @@ impl Stopped {
                     |leader| format!("{leader} leads now"),
                 ),
             },
-            Self::Overwritten => {
-                layout.damaged("its head is not what this leader has written".to_owned())
-            }
+            Self::Overwritten => layout.damaged(OVERWRITTEN.to_owned()),
             Self::Refused { code, message } => {
                 let advice = if message.contains("database space exceeded") {
                     "; compact and defragment etcd, then disarm its NOSPACE alarm"
