@@ -131,12 +131,11 @@ pub(crate) struct ServeArgs {
 
 impl ServeArgs {
     fn options(&self, credentials: Option<&Credentials>) -> ServerOptions {
-        let limits = WireLimits {
-            key_bytes_max: self.key_bytes_max.0,
-            value_bytes_max: self.value_bytes_max.0,
-            keys_per_request_max: self.keys_per_request_max,
-            request_bytes_max: self.request_bytes_max.0,
-        };
+        let mut limits = WireLimits::default();
+        limits.key_bytes_max = self.key_bytes_max.0;
+        limits.value_bytes_max = self.value_bytes_max.0;
+        limits.keys_per_request_max = self.keys_per_request_max;
+        limits.request_bytes_max = self.request_bytes_max.0;
         let options = defaults()
             .with_limits(limits)
             .with_unsent_bytes_max(self.unsent_bytes_max.0)

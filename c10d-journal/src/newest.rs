@@ -18,6 +18,9 @@ use crate::directory::Directory;
 
 const LINE_BYTES: usize = 512;
 
+/// A copy was put over a used directory, and did not replace its file: releases before 0.3 do not write it.
+const ADVICE: &str = "to go back to a copy, use a new directory, or delete the file newest";
+
 /// A state that was on the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Newest {
@@ -45,7 +48,7 @@ impl Newest {
         let is_of_same_epoch = found.epoch == self.epoch;
         let (what, found, expected) = if found.store != self.store {
             let what = "journal.db is of another store than the file newest beside it";
-            return Some(what.to_owned());
+            return Some(format!("{what}; {ADVICE}"));
         } else if found.epoch < self.epoch {
             ("header is of epoch", found.epoch, self.epoch)
         } else if found.position < self.position {
@@ -56,7 +59,7 @@ impl Newest {
             return None;
         };
         Some(format!(
-            "the {what} {found}, but {expected} was on the disk: a part of journal.db is older than the rest"
+            "the {what} {found}, but {expected} was on the disk: a part of journal.db is older than the rest; {ADVICE}"
         ))
     }
 

@@ -31,16 +31,21 @@ pub(crate) fn distrust(directory: &Directory, access: Access) -> io::Result<Opti
     let Some(metadata) = found(fs::metadata(directory.path()))? else {
         return Ok(None);
     };
-    if access == Access::Serve && others_may_write_names(&metadata) {
-        return Ok(Some(
-            "other users may write the directory: take that from them (chmod o-w), or use a directory inside it".to_owned(),
-        ));
+    let user = geteuid().as_raw();
+    if access == Access::Serve {
+        if others_may_write_names(&metadata) {
+            return Ok(Some(
+                "other users may write the directory: take that from them (chmod o-w), or use a directory inside it".to_owned(),
+            ));
+        }
+        if let Some(whose) = stranger(&metadata, user) {
+            return Ok(Some(format!("the directory {whose}")));
+        }
     }
     for path in directory.files() {
         let Some(metadata) = found(fs::symlink_metadata(&path))? else {
             continue;
         };
-        let user = geteuid().as_raw();
         if let Some(why) = distrusted_file(&metadata, access, user) {
             let name = path.file_name().unwrap_or_default().display().to_string();
             return Ok(Some(format!("{name} {why}")));
@@ -53,16 +58,23 @@ fn others_may_write_names(directory: &Metadata) -> bool {
     directory.mode() & OTHERS_WRITE != 0 && directory.mode() & STICKY == 0
 }
 
+/// Says whose it is, if another user owns it.
+fn stranger(metadata: &Metadata, user: u32) -> Option<String> {
+    let owner = metadata.uid();
+    (owner != 0 && owner != user).then(|| {
+        format!(
+            "belongs to user {owner}, neither to root nor to user {user}, who serves it: use another directory, or chown it"
+        )
+    })
+}
+
 fn distrusted_file(file: &Metadata, access: Access, user: u32) -> Option<String> {
-    let owner = file.uid();
     if !file.is_file() {
         Some("is a link, or another kind of file: use a directory without it".to_owned())
     } else if access == Access::Read {
         None
-    } else if owner != 0 && owner != user {
-        Some(format!(
-            "belongs to user {owner}, neither to root nor to user {user}, who serves it: use another directory, or chown it"
-        ))
+    } else if let Some(whose) = stranger(file, user) {
+        Some(whose)
     } else if file.mode() & OTHERS_WRITE != 0 {
         Some("may be written by other users: use another directory, or chmod o-w it".to_owned())
     } else {

@@ -2,12 +2,13 @@
 
 use std::error::Error;
 use std::fmt;
+use std::mem;
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::thread;
 use std::time::Instant;
 
-use c10d_socket::{Cancel, Deadline, sleep};
+use c10d_socket::{Cancel, Deadline, Process, sleep};
 
 use crate::address::{DataLost, Leader, Lookup};
 use crate::leader_search::{LOOKUP_INTERVAL, LeaderSearch, Step, is_other};
@@ -28,9 +29,9 @@ pub enum NotReached<E> {
 }
 
 /// Reaches the server that leads: looks it up, makes an `attempt` to use it, and repeats both until an attempt succeeds or
-/// fails with an error that `may_repeat` rejects, or the directory reports [`DataLost`], or until the deadline. While an attempt lasts, the directory is asked every
-/// second. When it names another server, the attempt is cancelled, and an attempt to use that server follows at once. So a
-/// stopped or isolated server delays the caller by at most a second after the takeover.
+/// fails with an error that `may_repeat` rejects, until the directory reports [`DataLost`], or until the deadline. While an
+/// attempt lasts, the directory is asked every second. When it names another server, the attempt is cancelled, and an attempt to
+/// use that server follows at once. So a stopped or isolated server delays the caller by at most a second after the takeover.
 ///
 /// Blocks until the deadline at most. With a deadline that has passed, makes one lookup and one attempt without waiting. An
 /// attempt gets the server, its deadline, and its [`Cancel`]. The thread `c10d-lookup`, which is joined, asks the directory
@@ -39,7 +40,7 @@ pub enum NotReached<E> {
 /// # Errors
 /// [`NotReached`], of the last lookup or attempt.
 pub fn at_leader<T, E: fmt::Display>(
-    lookup: &dyn Lookup,
+    lookup: &Arc<dyn Lookup>,
     search: &mut LeaderSearch,
     deadline: Deadline,
     cancel: &Cancel,
@@ -102,7 +103,7 @@ pub fn at_leader<T, E: fmt::Display>(
 
 /// Makes the attempt while the directory is asked beside. Returns the other server for which that has ended it.
 fn watched<T>(
-    lookup: &dyn Lookup,
+    lookup: &Arc<dyn Lookup>,
     tried: &Leader,
     by: Deadline,
     cancel: &Cancel,
@@ -112,33 +113,40 @@ fn watched<T>(
     // Wakes the attempt with the caller's: leaves the waker only, and asks again below.
     let mut watch = cancel.watch();
     let _ = watch.ask(|| Waker::from(Arc::new(Wakes(ends.clone()))));
-    thread::scope(|scope| {
-        let watch = || {
+    let watching = {
+        let (lookup, tried) = (Arc::clone(lookup), tried.clone());
+        let (ends, done) = (ends.clone(), done.clone());
+        move || {
             while sleep(LOOKUP_INTERVAL, [&done]).is_ok() {
                 let found = lookup.leader(by, &done).ok().flatten();
-                if let Some(other) = found.filter(|found| is_other(tried, found)) {
+                if let Some(other) = found.filter(|found| is_other(&tried, found)) {
                     ends.cancel();
                     return Some(other);
                 }
             }
             None
-        };
-        let name = "c10d-lookup".to_owned();
-        let watcher = thread::Builder::new()
-            .name(name)
-            .spawn_scoped(scope, watch)
-            .inspect_err(|error| log::debug!("cannot ask the directory beside: {error}"));
-        let by = match watcher {
-            Ok(_) => by,
-            Err(_) => by.min(Deadline::after(Instant::now(), LOOKUP_INTERVAL)),
-        };
-        let result = attempt(by, &ends);
-        done.cancel();
-        let other = watcher
-            .ok()
-            .and_then(|watcher| watcher.join().unwrap_or_default());
-        (result, other)
-    })
+        }
+    };
+    let process = Process::this();
+    let watcher = thread::Builder::new()
+        .name("c10d-lookup".to_owned())
+        .spawn(watching)
+        .inspect_err(|error| log::debug!("cannot ask the directory beside: {error}"));
+    let by = match watcher {
+        Ok(_) => by,
+        Err(_) => by.min(Deadline::after(Instant::now(), LOOKUP_INTERVAL)),
+    };
+    let result = attempt(by, &ends);
+    if !process.is_this() {
+        // A check of the caller's has forked: this child has no such thread.
+        mem::forget(watcher);
+        return (result, None);
+    }
+    done.cancel();
+    let other = watcher
+        .ok()
+        .and_then(|watcher| watcher.join().unwrap_or_default());
+    (result, other)
 }
 
 /// A [`Cancel`] that ends calls on its own, and when the caller's does.

@@ -32,6 +32,7 @@ pub struct LeaderSearch {
     /// The attempts at it without success.
     attempts: u32,
     backoff: Backoff,
+    begins_at_tried: bool,
 }
 
 /// What to do next.
@@ -69,12 +70,25 @@ impl LeaderSearch {
             tried: None,
             attempts: 0,
             backoff: Backoff::new(BackoffOptions::default().with_max(PAUSE_MAX), seed),
+            begins_at_tried: false,
         }
+    }
+
+    /// For a client that has no connection to lose: a search begins at the server of the last one, and looks up when that fails.
+    #[must_use]
+    pub const fn beginning_at_tried(mut self) -> Self {
+        self.begins_at_tried = true;
+        self
     }
 
     /// Another search begins, with a lookup, even if its deadline has passed.
     pub(crate) fn start(&mut self) {
-        self.phase = Phase::Start;
+        if self.begins_at_tried && matches!(self.phase, Phase::Try(_)) {
+            // It may need its time to answer.
+            self.attempts = 0;
+        } else {
+            self.phase = Phase::Start;
+        }
     }
 
     pub(crate) fn step(&mut self, now: Instant, deadline: Deadline) -> Step {

@@ -9,10 +9,12 @@
 /// ```
 /// use c10d_store::WireLimits;
 ///
-/// let limits = WireLimits { value_bytes_max: 64 << 20, ..WireLimits::default() };
+/// let mut limits = WireLimits::default();
+/// limits.value_bytes_max = 64 << 20;
 /// assert_eq!(limits.key_bytes_max, 8192);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 #[must_use]
 pub struct WireLimits {
     /// The longest key in bytes, including the `/` that clients put before it. Default 8192, as in

@@ -3,6 +3,7 @@
 //! A separate program, because it needs `unsafe`.
 #![expect(unsafe_code, reason = "fork(2) has no safe form")]
 
+use std::error::Error;
 use std::fmt::{Debug, Display};
 use std::net::TcpListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,8 +17,8 @@ use c10d::GroupOptions;
 use c10d_relay::{HostPort, Relay, RelayOptions};
 use c10d_socket::{Cancel, Deadline};
 use c10d_store::{
-    FileStore, HashStore, Known, PrefixStore, ServerOptions, Store, StoreExt, StoreHandle,
-    TcpStore, TcpStoreOptions, TcpStoreServer,
+    FileStore, HashStore, Known, Leader, Lookup, PrefixStore, ServerOptions, Store, StoreExt,
+    StoreHandle, TcpStore, TcpStoreOptions, TcpStoreServer,
 };
 use rpc_agent::{Agent, AgentOptions, Registry, Reply, RpcError, RpcFuture};
 use rref::{Functions, RRef, RRefs};
@@ -291,6 +292,53 @@ fn a_child_that_is_forked_within_a_wait_does_not_continue_it() {
         join(child);
         assert_eq!(store.get("late").unwrap(), b"of the parent");
     });
+}
+
+/// Names a server that never answers.
+#[derive(Debug)]
+struct Silent(HostPort);
+
+impl Lookup for Silent {
+    fn name(&self) -> String {
+        "silent://test".to_owned()
+    }
+
+    fn leader(
+        &self,
+        _: Deadline,
+        _: &Cancel,
+    ) -> Result<Option<Leader>, Box<dyn Error + Send + Sync>> {
+        let address = self.0.clone();
+        Ok(Some(Leader { address, epoch: 1 }))
+    }
+}
+
+/// The thread of the lookups during the attempt is in the parent only.
+#[test]
+fn a_child_that_is_forked_within_an_attempt_does_not_wait_for_a_thread_of_its_parent() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let forked = Arc::new(AtomicI32::new(-1));
+    let check = Arc::clone(&forked);
+    let began = Instant::now();
+    let cancel = Cancel::with_check(move || {
+        let is_tried = began.elapsed() > Duration::from_millis(300);
+        if is_tried && check.load(Ordering::SeqCst) < 0 {
+            check.store(fork(), Ordering::SeqCst);
+        }
+        false
+    });
+    let directory: Arc<dyn Lookup> = Arc::new(Silent(HostPort::new("127.0.0.1", port)));
+    let options = TcpStoreOptions::default()
+        .with_timeout(Duration::from_secs(2))
+        .with_cancel(cancel);
+    let opened = TcpStore::open_at(&directory.into(), options).map(drop);
+    let child = forked.load(Ordering::SeqCst);
+    if child == 0 {
+        exit_after(|| drop(opened.unwrap_err()));
+    }
+    opened.unwrap_err();
+    join(child);
 }
 
 /// Its future is completed by threads that the child does not have.

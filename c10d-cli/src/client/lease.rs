@@ -47,7 +47,7 @@ pub(crate) struct LeaseArgs {
     will: Option<Vec<OsString>>,
 
     /// The server ends the lease after this time without a heartbeat, at least 1s. The end of a connection ends it at
-    /// once, unless the store is in etcd.
+    /// once, unless the store is in etcd, or is used in a worker that has a relay and the secret.
     #[arg(long, value_name = "TIME", value_parser = ttl, default_value = "15s")]
     ttl: Duration,
 

@@ -66,11 +66,16 @@ fn watch_key(target: &TargetArgs, client: &Client, key: &str) -> Result<(), Fail
 fn watch_prefix(target: &TargetArgs, client: &Client, prefix: &str) -> Result<(), Failure> {
     let pages = pages_with_versions(target, client)?;
     let mut known = BTreeMap::new();
+    let mut server = None;
     loop {
         let now = match &pages {
             Some(pages) => ask_following(pages, |pages| keys_of(pages, prefix))?,
             None => keys_and_hashes(client.tcp(), prefix)?,
         };
+        let answered = pages.as_ref().map(StatusPages::server);
+        if std::mem::replace(&mut server, answered.clone()) != answered {
+            renumber(&mut known, &now);
+        }
         let time = Timestamp::now();
         for change in changes(&known, &now) {
             if target.json {
@@ -133,6 +138,17 @@ fn changes<'k>(
     let mut changes: Vec<Change<'k>> = written.chain(deleted).collect();
     changes.sort_by_key(|change| change.key);
     changes
+}
+
+/// The versions of another server cannot be compared. A value that has the same length is taken as unchanged.
+fn renumber(known: &mut BTreeMap<String, Mark>, now: &BTreeMap<String, Mark>) {
+    for (key, mark) in known {
+        if let Some(new) = now.get(key)
+            && new.length == mark.length
+        {
+            *mark = *new;
+        }
+    }
 }
 
 /// The pages of a c10d server, which counts the writes of each value; `None` for any other, whose values are read, and
@@ -227,6 +243,20 @@ mod tests {
         ];
         assert_eq!(changes(&before, &now), expected);
         assert_eq!(changes(&now, &now), []);
+    }
+
+    #[test]
+    fn the_numbers_of_another_server_are_no_changes() {
+        let mut before = marks(&[("a", 1, 1), ("b", 1, 2), ("c", 1, 3)]);
+        let now = marks(&[("a", 1, 7), ("b", 2, 8), ("d", 1, 3)]);
+        renumber(&mut before, &now);
+        let change = |key, length| Change { key, length };
+        let expected = [
+            change("b", Some(2)),
+            change("c", None),
+            change("d", Some(1)),
+        ];
+        assert_eq!(changes(&before, &now), expected);
     }
 
     #[test]

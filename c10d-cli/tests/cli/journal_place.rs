@@ -115,6 +115,19 @@ fn a_directory_that_another_user_prepared_is_refused() {
         assert_refused(command(["store", "verify", directory]), &why);
         assert_eq!(fs::read(&target).unwrap(), b"precious");
     }
+    // Its owner may replace every file.
+    let folder = users.folder("prepared", STRANGER, GROUP, 0o2775);
+    let why =
+        format!("the directory belongs to user {STRANGER}, neither to root nor to user {USER}");
+    assert_refused(serve_as(USER, GROUP, &folder), &why);
+    let why = format!("the directory belongs to user {STRANGER}, neither to root nor to user 0");
+    let directory = folder.to_str().unwrap();
+    assert_refused(
+        command(["store", "serve", "--port=0", "--dir", directory]),
+        &why,
+    );
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+
     let folder = users.folder("for everyone", 0, 0, 0o777);
     let why = "other users may write the directory";
     assert_refused(serve_as(USER, GROUP, &folder), why);

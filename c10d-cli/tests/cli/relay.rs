@@ -179,6 +179,8 @@ fn a_lock_in_a_worker_that_has_the_secret_survives_a_restart_of_the_server() {
     lease
         .arg("until [ -e \"$OVER\" ]; do sleep 0.05; done; exit 7")
         .env("OVER", &over)
+        // Its reconnections.
+        .env("RUST_LOG", "info")
         .env("MASTER_ADDR", relay.address.ip().to_string())
         .env("MASTER_PORT", relay.address.port().to_string())
         .env("C10D_MASTER_ADDR", "127.0.0.1")

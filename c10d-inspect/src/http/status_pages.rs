@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, Credentials, Deadline, HostPort, resolve};
@@ -32,12 +32,14 @@ const REASON_CHARS_MAX: usize = 200;
 
 /// The status pages of one store, for programs that watch over jobs. Its server is one of this project
 /// ([`StatusServer`](super::StatusServer)); for another server, the error reports its kind. An address that is looked up is
-/// followed: each request finds the server that leads, and is repeated at the next one if that fails.
+/// followed: each request is repeated at the next server that leads if it fails.
 #[derive(Debug)]
 pub struct StatusPages {
     store: StoreAddress,
     credentials: Option<Credentials>,
     asked: Mutex<Asked>,
+    /// Of the last request to a store that moves.
+    search: Mutex<Option<LeaderSearch>>,
     timeout: Duration,
     has_answered: AtomicBool,
 }
@@ -88,6 +90,7 @@ impl StatusPages {
             store,
             credentials,
             asked: Mutex::new(asked),
+            search: Mutex::default(),
             timeout,
             has_answered: AtomicBool::new(false),
         })
@@ -129,6 +132,10 @@ impl StatusPages {
     fn lock(&self) -> MutexGuard<'_, Asked> {
         // No code panics while it holds the lock.
         self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn search(&self) -> MutexGuard<'_, Option<LeaderSearch>> {
+        self.search.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The password of the pages of this job's servers.
@@ -251,17 +258,20 @@ impl StatusPages {
             StoreAddress::At(_) => {
                 Ok(self.fetch_of(&self.asked().addresses, path, timeout, &Cancel::NEVER)?)
             }
-            StoreAddress::LookedUp(lookup) => self.fetch_of_leader(&**lookup, path, timeout),
+            StoreAddress::LookedUp(lookup) => self.fetch_of_leader(lookup, path, timeout),
         }
     }
 
     fn fetch_of_leader(
         &self,
-        lookup: &dyn Lookup,
+        lookup: &Arc<dyn Lookup>,
         path: &str,
         timeout: Duration,
     ) -> Result<HttpResponse, StatusError> {
-        let mut search = LeaderSearch::new(u64::from(std::process::id()));
+        // A concurrent request makes another search.
+        let kept = self.search().take();
+        let new = || LeaderSearch::new(u64::from(std::process::id())).beginning_at_tried();
+        let mut search = kept.unwrap_or_else(new);
         let found = at_leader(
             lookup,
             &mut search,
@@ -276,6 +286,7 @@ impl StatusPages {
             },
             StatusError::is_transient,
         );
+        *self.search() = Some(search);
         let not_found = |reason: String| StatusError::NoServer {
             store: lookup.name(),
             reason,

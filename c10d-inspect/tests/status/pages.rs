@@ -203,13 +203,19 @@ fn the_pages_of_a_store_that_moves_are_followed() {
     assert_eq!(job.report().expect("a report").ranks.len(), 4);
     assert_eq!(job.current().server().port(), first.address.port());
 
+    // It is not looked up again as long as it answers.
+    turn_to(None);
+    assert_eq!(job.report().expect("a report").ranks.len(), 4);
+    let first_address = first.address;
+    drop(first);
+
     // Stopped, and still listed for a while: the system accepts connections for it.
     let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
     turn_to(leader(silent.local_addr().expect("bound"), 2));
     let mut meeting = job_without(8, &[2]);
     // Workers use the store wherever it is, and no server that has led earlier.
     let mut earlier = WorkersStore::default();
-    earlier.address = first.address.to_string();
+    earlier.address = first_address.to_string();
     meeting.workers_stores = vec![earlier];
     meeting.is_stuck = false;
     let next = Front::start(Canned::new(meeting));

@@ -10,7 +10,7 @@ use c10d_store::journal::{
 };
 
 use super::gateway::{CallError, Gateway, WatchStream};
-use super::known::mark;
+use super::known::{OVERWRITTEN, mark};
 use super::layout::{Layout, Leader, Registered};
 use super::leader::{Candidate, Next};
 use super::lease::Lease;
@@ -464,8 +464,7 @@ impl EtcdJournal {
             match writer.answered(answer) {
                 Ok(()) => {}
                 Err(Stopped::Overwritten) => {
-                    let found = "its head is not what this leader has written";
-                    let what = writer.known().lost(self.layout(), found);
+                    let what = writer.known().lost(self.layout(), OVERWRITTEN);
                     self.tell_lost(&what);
                     return Err(self.layout().damaged(what));
                 }

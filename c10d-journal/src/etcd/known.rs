@@ -18,6 +18,11 @@ use super::stopped::Stopped;
 /// The most characters that are shown of a mark.
 const FOUND_CHARS_MAX: usize = 400;
 
+const NO_HEAD: &str = "its head is missing";
+
+/// Found by a leader whose write etcd refuses.
+pub(crate) const OVERWRITTEN: &str = "its head is not what this leader has written";
+
 /// Up to where a process has followed or led a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Known {
@@ -86,7 +91,7 @@ impl Known {
     /// The rule. `record` is what etcd has at this position of the log.
     pub(crate) fn check(&self, head: Option<&Head>, record: Option<&Keys>) -> Result<(), String> {
         let Some(head) = head else {
-            return Err("its head is missing".to_owned());
+            return Err(NO_HEAD.to_owned());
         };
         if head.store != self.store {
             return Err("its head is of another store".to_owned());
@@ -113,11 +118,20 @@ impl Known {
         let Self {
             epoch, position, ..
         } = self;
+        let advice = match found {
+            NO_HEAD => begin_anew(layout),
+            _ => format!("to serve the rest, delete {}", layout.lost()),
+        };
         format!(
-            "{found}, but batch {position} of epoch {epoch} was there: etcd's data has gone back; to serve the rest, delete {}",
-            layout.lost()
+            "{found}, but batch {position} of epoch {epoch} was there: etcd's data has gone back; {advice}"
         )
     }
+}
+
+/// The advice without a head, for nothing can be served.
+fn begin_anew(layout: &Layout) -> String {
+    let prefix = layout.prefix();
+    format!("to begin with an empty store, delete all keys that begin with {prefix}/")
 }
 
 impl Unfit {
@@ -137,16 +151,24 @@ pub(crate) fn record_of(value: &[u8]) -> u64 {
     hasher.finish()
 }
 
+/// The same without the value of the last batch, which can be large: the leader asks so every second.
+pub(crate) fn glimpse(layout: &Layout, known: Option<&Known>) -> Vec<Op> {
+    let mut look = sight(layout, known);
+    if let Some(Op::Range(log)) = look.last_mut() {
+        log.is_without_values = true;
+    }
+    look
+}
+
 /// What to read for [`judge`].
 pub(crate) fn sight(layout: &Layout, known: Option<&Known>) -> Vec<Op> {
     let log = match known {
         Some(known) if known.position > 0 => Range::key(layout.log(known.position)),
         // Anything of a store, which has a head.
         _ => Range {
-            key: layout.log(0),
             end: Some(layout.snapshots_end()),
             limit: 1,
-            revision: 0,
+            ..Range::key(layout.log(0))
         },
     };
     let keys = [layout.leader(), layout.head(), layout.lost()].map(Range::key);
@@ -176,8 +198,9 @@ pub(crate) fn judge(
             checked.map_err(|found| Unfit::Lost(known.lost(layout, &found)))?;
         }
         None if head.is_none() && log.first().is_some() => {
-            let what = "its head is missing, though batches or a snapshot are there";
-            return Err(Unfit::Other(layout.damaged(what.to_owned())));
+            let advice = begin_anew(layout);
+            let what = format!("{NO_HEAD}, though batches or a snapshot are there; {advice}");
+            return Err(Unfit::Other(layout.damaged(what)));
         }
         None => {}
     }
@@ -188,14 +211,18 @@ pub(crate) fn judge(
     })
 }
 
-/// Checks the same for the leader with this writer, and that its key is there.
+/// Checks the same of a [`glimpse`] for the leader with this writer, and that its key is there.
 pub(crate) fn judge_leader(
     layout: &Layout,
     known: Option<&Known>,
     writer: u64,
     ranges: &[Keys],
 ) -> Result<(), Unfit> {
-    let leader = judge(layout, known, ranges)?.leader;
+    let known = known.map(|known| Known {
+        record: None,
+        ..known.clone()
+    });
+    let leader = judge(layout, known.as_ref(), ranges)?.leader;
     let leader = leader.and_then(|it| Leader::parse(&it.value));
     match leader {
         Some(leader) if leader.writer == writer => Ok(()),

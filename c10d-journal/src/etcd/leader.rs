@@ -6,7 +6,7 @@
 
 use c10d_store::journal::JournalError;
 
-use super::known::{Known, Sight, Unfit, judge, record_of, sight};
+use super::known::{Known, OVERWRITTEN, Sight, Unfit, judge, record_of, sight};
 use super::layout::{Head, Layout, Leader, Takeover};
 use super::log::{LogRecord, Writer};
 use super::message::{
@@ -254,9 +254,7 @@ impl Candidate {
                     self.phase = Phase::Look;
                     Ok(())
                 }
-                Err(Stopped::Overwritten) => {
-                    Err(self.has_lost("its head is not what this leader has written"))
-                }
+                Err(Stopped::Overwritten) => Err(self.has_lost(OVERWRITTEN)),
                 Err(stopped) => Err(stopped.into_error(&self.layout, "open")),
             };
         }

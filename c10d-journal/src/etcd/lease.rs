@@ -14,7 +14,7 @@ use c10d_socket::{Cancel, Deadline, Moment, sleep};
 use c10d_store::journal::{Authority, JournalError};
 
 use super::gateway::{CallError, Gateway};
-use super::known::{Memory, Unfit, judge_leader, mark, sight};
+use super::known::{Memory, Unfit, glimpse, judge_leader, mark};
 use super::layout::Layout;
 use super::message::{Answer, Request, Txn, code};
 use super::options::EtcdOptions;
@@ -227,7 +227,7 @@ impl Keeper {
         };
         let look = Request::Txn(Txn {
             compare: Vec::new(),
-            success: sight(&self.layout, known.as_ref()),
+            success: glimpse(&self.layout, known.as_ref()),
             failure: Vec::new(),
         });
         let ranges = match self.gateway.call(&look, deadline)? {

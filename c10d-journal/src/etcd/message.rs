@@ -43,6 +43,8 @@ pub(crate) struct Range {
     pub(crate) limit: u64,
     /// As of this revision; 0 for the newest one.
     pub(crate) revision: u64,
+    /// Values are empty.
+    pub(crate) is_without_values: bool,
 }
 
 /// Carries out `success` if all comparisons hold, `failure` if not.
@@ -203,6 +205,7 @@ impl Range {
             end: None,
             limit: 0,
             revision: 0,
+            is_without_values: false,
         }
     }
 }
@@ -282,6 +285,9 @@ impl Range {
         }
         if self.revision > 0 {
             fields.insert("revision".to_owned(), number(self.revision));
+        }
+        if self.is_without_values {
+            fields.insert("keys_only".to_owned(), true.into());
         }
         fields.into()
     }

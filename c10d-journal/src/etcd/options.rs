@@ -450,10 +450,9 @@ const CANDIDATES_MAX: u64 = 1000;
 pub(super) fn candidates_range(layout: &Layout) -> Range {
     let (key, end) = layout.candidates();
     Range {
-        key,
         end: Some(end),
         limit: CANDIDATES_MAX,
-        revision: 0,
+        ..Range::key(key)
     }
 }
 

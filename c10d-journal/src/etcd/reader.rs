@@ -120,10 +120,10 @@ impl Reader {
             ),
         };
         Some(Range {
-            key,
             end: Some(end),
             limit,
             revision: self.revision,
+            ..Range::key(key)
         })
     }
 

@@ -135,10 +135,8 @@ fn what_is_appended_is_recovered() {
     // What the snapshot covers is deleted, with its parts; so is the snapshot that was dropped.
     journal.begin_snapshot(5).expect("begun");
     let all = Request::Range(Range {
-        key: "c10d/test/".to_owned(),
         end: Some("c10d/test0".to_owned()),
-        limit: 0,
-        revision: 0,
+        ..Range::key("c10d/test/".to_owned())
     });
     let Ok(Answer::Range { keys, .. }) = call(&mut site.gateway(), &all) else {
         panic!("no range");

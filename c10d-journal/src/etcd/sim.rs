@@ -145,6 +145,9 @@ impl SimEtcd {
         };
         let is_cut = keys.len() > limit;
         keys.truncate(limit);
+        if range.is_without_values {
+            keys.iter_mut().for_each(|it| it.value.clear());
+        }
         Ok(Keys { keys, is_cut })
     }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use c10d_store::journal::{Formats, JournalError};
 
-use super::known::{Known, Unfit, judge_leader, mark, sight};
+use super::known::{Known, Unfit, glimpse, judge_leader, mark};
 use super::layout::{Head, Layout, Leader, Life, Registered};
 use super::leader::{Candidate, Next};
 use super::lease::Guard;
@@ -462,7 +462,7 @@ impl World {
         let writer = writer.head().writer;
         let look = Request::Txn(Txn {
             compare: Vec::new(),
-            success: sight(&self.layout, known.as_ref()),
+            success: glimpse(&self.layout, known.as_ref()),
             failure: Vec::new(),
         });
         let Ok(Answer::Txn { ranges, .. }) = self.etcd.carry_out(&look) else {

@@ -2,6 +2,7 @@
 
 use c10d_store::journal::JournalError;
 
+use super::known::OVERWRITTEN;
 use super::layout::{Layout, Leader};
 
 /// Why a writer can write nothing more.
@@ -29,9 +30,7 @@ impl Stopped {
                     |leader| format!("{leader} leads now"),
                 ),
             },
-            Self::Overwritten => {
-                layout.damaged("its head is not what this leader has written".to_owned())
-            }
+            Self::Overwritten => layout.damaged(OVERWRITTEN.to_owned()),
             Self::Refused { code, message } => {
                 let advice = if message.contains("database space exceeded") {
                     "; compact and defragment etcd, then disarm its NOSPACE alarm"

@@ -7,7 +7,7 @@ use std::time::Duration;
 use c10d_relay::{Relay, RelayOptions};
 use c10d_store::{Store, StoreError, StoreExt, TcpStore, TcpStoreOptions, TcpStoreServer};
 
-use crate::basics::{relay_to, wait_until};
+use crate::basics::{rank_of, relay_to, wait_until};
 use crate::memory_journal::Memory;
 use crate::proxy::Proxy;
 use crate::workload::{histories_have_an_order, ranks_of, seeds, waits_barriers_and_queues_go_on};
@@ -176,4 +176,24 @@ fn waits_that_missed_their_end_are_ended_and_later_ones_are_not() {
         setter.set(&format!("a/late/{rank}"), b"").expect("set");
         assert!(!wait.join().expect("no panic"), "it was ended");
     }
+}
+
+/// docs/spec/wire-extensions.md, END_WAITS 6: a limit.
+#[test]
+fn a_wait_that_was_sent_while_the_link_to_the_same_server_was_away_goes_on() {
+    let job = Job::new();
+    let server = job.server.as_ref().expect("it runs");
+    let rank = rank_of(&job.relays[0]);
+    rank.set("k", b"v").expect("set");
+    assert!(rank.check(&["k"]).expect("check"));
+    job.proxies[0].cut(true);
+    wait_until("the link is lost", || !job.relays[0].is_connected());
+    let wait = ended(rank, "a/away".to_owned());
+    let port = server.local_addr().port();
+    let ender = TcpStore::open("127.0.0.1", port, TcpStoreOptions::default()).expect("a client");
+    assert_eq!(ender.end_waits("a/").expect("a number"), 0);
+    job.proxies[0].mend();
+    wait_until("it waits", || server.waiting_count() == 1);
+    ender.set("a/away", b"").expect("set");
+    assert!(!wait.join().expect("no panic"), "it was ended");
 }

@@ -91,7 +91,7 @@ pub enum SessionError {
     /// without a connection for too long.
     #[error(
         "{server} does not know the session: {}",
-        if *is_same_store { "it was without a connection for too long" } else { "it was restarted and is another store" }
+        if *is_same_store { "it was without a connection for too long, or the store was restored from a copy" } else { "it was restarted and is another store" }
     )]
     Unknown {
         /// As the caller named it.
@@ -308,7 +308,7 @@ impl SessionDialer {
         };
         let mut search = std::mem::replace(&mut self.search, LeaderSearch::new(0));
         let result = at_leader(
-            &*lookup,
+            &lookup,
             &mut search,
             deadline,
             &cancel,

@@ -67,10 +67,11 @@ impl Keeping {
         let store = StoreId::of_journal(&identity.store, identity.epoch);
         // 0 means that there is none.
         let begins = open.durable + 1;
+        let may_come_back = open.carried.sessions().next().is_some();
         let expires = sessions.restore(store, begins, open.carried, Instant::now());
         let mut state = open.state;
         match u32::try_from(identity.epoch) {
-            Ok(number) if expires.is_some() => state.expect_sessions(number),
+            Ok(number) if may_come_back => state.expect_sessions(number),
             _ => state.forget_ends(),
         }
         let authority = open.journal.authority();

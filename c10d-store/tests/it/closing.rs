@@ -99,10 +99,8 @@ fn a_reply_shows_that_others_see_what_was_sent_before_it() {
 /// docs/spec/wire.md, APPEND 2.
 #[test]
 fn an_appended_value_may_exceed_the_limit_of_a_request() {
-    let limits = WireLimits {
-        value_bytes_max: 4,
-        ..WireLimits::default()
-    };
+    let mut limits = WireLimits::default();
+    limits.value_bytes_max = 4;
     let options = ServerOptions::default().with_limits(limits);
     let server = TcpStoreServer::bind("127.0.0.1:0", options).expect("a free port");
     let mut peer = Raw::with_handshake(server.local_addr());

@@ -102,12 +102,11 @@ fn golden_vectors_of_one_connection_hold_over_tcp() {
 /// docs/spec/wire.md, CLOSE 1, and docs/spec/wire-extensions.md, WAIT_CHANGE 6.
 #[test]
 fn exceeding_a_wire_limit_closes_only_that_connection() {
-    let limits = WireLimits {
-        key_bytes_max: 10,
-        value_bytes_max: 20,
-        keys_per_request_max: 3,
-        request_bytes_max: 60,
-    };
+    let mut limits = WireLimits::default();
+    limits.key_bytes_max = 10;
+    limits.value_bytes_max = 20;
+    limits.keys_per_request_max = 3;
+    limits.request_bytes_max = 60;
     let server = with_limits(limits);
     let store = TcpStore::connect("127.0.0.1", server.local_addr().port()).expect("a client");
     store.set("unused", b"").expect("a client");
@@ -176,10 +175,8 @@ fn exceeding_a_wire_limit_closes_only_that_connection() {
 
 #[test]
 fn raised_limits_allow_large_values() {
-    let limits = WireLimits {
-        value_bytes_max: 64 << 20,
-        ..WireLimits::default()
-    };
+    let mut limits = WireLimits::default();
+    limits.value_bytes_max = 64 << 20;
     let server = with_limits(limits);
     let options = TcpStoreOptions::default()
         .with_limits(limits)

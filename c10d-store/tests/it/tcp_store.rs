@@ -1093,10 +1093,8 @@ fn limits_are_checked_before_anything_is_sent() {
 #[test]
 fn limits_count_the_bytes_on_the_wire() {
     let server = serve();
-    let limits = WireLimits {
-        request_bytes_max: 1000,
-        ..WireLimits::default()
-    };
+    let mut limits = WireLimits::default();
+    limits.request_bytes_max = 1000;
     let options = TcpStoreOptions::default()
         .with_limits(limits)
         .with_timeout(LONG);
