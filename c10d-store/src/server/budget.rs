@@ -72,7 +72,7 @@ impl Budget {
         self.taken() > self.room
     }
 
-    /// Whether they do so without the shared values, of which some may have been read.
+    /// The same without the shared values, because peers may have read some of them.
     #[inline]
     pub(super) const fn is_exceeded_unshared(&self) -> bool {
         self.kept_bytes > self.room
