@@ -72,6 +72,12 @@ impl Budget {
         self.taken() > self.room
     }
 
+    /// The same without the shared values, because peers may have read some of them.
+    #[inline]
+    pub(super) const fn is_exceeded_unshared(&self) -> bool {
+        self.kept_bytes > self.room
+    }
+
     /// Whether those that took most have given back enough: more than they had to, since to find them costs a look at each.
     pub(super) const fn is_relieved(&self) -> bool {
         self.taken() <= self.room - self.room / 8
@@ -125,6 +131,7 @@ mod tests {
         budget.count(&mut counted, room / 2);
         budget.set(Some(1024 * MIB), 1000 * MIB, room / 2 + 1);
         assert!(budget.is_exceeded() && budget.is_mostly_lent());
+        assert!(!budget.is_exceeded_unshared());
     }
 
     #[test]

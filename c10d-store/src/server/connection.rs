@@ -607,7 +607,7 @@ impl Connections {
     /// thousands of waits, so that no peer is paused in between.
     #[inline]
     fn drop_if_too_much(&mut self, token: Token) {
-        let is_exceeded = self.budget.is_exceeded();
+        let is_exceeded = self.budget.is_exceeded_unshared();
         if let Some(connection) = find(&mut self.slots, token)
             && (connection.overflowed || is_exceeded && connection.counted_bytes >= SMALL_BYTES)
         {

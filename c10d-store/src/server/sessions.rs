@@ -37,6 +37,8 @@ pub(super) struct Sessions {
     pub(super) carried: Carried,
     /// Sessions of the journal that have ended since it was last told.
     pub(super) ended: Vec<SessionId>,
+    /// The part of forgotten sessions in the [`Budget`](super::budget::Budget), which has to be taken off.
+    pub(super) forgotten_bytes: usize,
 }
 
 /// The server's end of one session.
@@ -126,6 +128,7 @@ impl Sessions {
             expiries: Timers::default(),
             carried: Carried::default(),
             ended: Vec::new(),
+            forgotten_bytes: 0,
         }
     }
 
@@ -311,12 +314,14 @@ impl Sessions {
     /// Forgets the sessions without a link that never had a client: they lose nothing.
     fn forget_unused(&mut self) {
         let (by_id, carried, ended) = (&mut self.by_id, &self.carried, &mut self.ended);
+        let forgotten_bytes = &mut self.forgotten_bytes;
         self.slots.retain(|_, session| {
             let is_used = session.link.is_some()
                 || session.had_clients()
                 || session.is_carried && carried.has_clients(session.id);
             if !is_used {
                 by_id.remove(&session.id);
+                *forgotten_bytes += session.counted_bytes;
                 if session.is_carried {
                     ended.push(session.id);
                 }
@@ -573,6 +578,9 @@ mod tests {
             sessions.attach(&hello(SessionId::random(), StoreId::ANY, 1), candidate(1))
         };
         let (used, _) = accepted(begin(&mut sessions));
+        let (counted, _) = accepted(begin(&mut sessions));
+        sessions.get_mut(counted).expect("it").counted_bytes = 9;
+        sessions.link_closed(counted, Token(1), now);
         sessions.get_mut(used).expect("it").open(0, Token(7));
         sessions.link_closed(used, Token(1), now);
         while sessions.slots.len() < SESSIONS_MAX {
@@ -581,6 +589,7 @@ mod tests {
         }
         accepted(begin(&mut sessions));
         assert_eq!(sessions.slots.len(), 2, "this one and the used one");
+        assert_eq!(sessions.forgotten_bytes, 9);
         assert!(sessions.get_mut(used).is_some());
         assert_eq!(sessions.by_id.len(), 2);
         while sessions.slots.len() < SESSIONS_MAX {

@@ -81,6 +81,9 @@ impl EventLoop {
                 return self.close_quietly(token, CloseReason::Peer);
             }
         };
+        self.connections
+            .budget
+            .count(&mut self.sessions.forgotten_bytes, 0);
         if let Some(slot) = link {
             if let Some(session) = self.sessions.get_mut(slot) {
                 session.accepted = self.state.now();
