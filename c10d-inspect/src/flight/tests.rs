@@ -382,12 +382,14 @@ fn any_recordings_are_compared_without_a_panic() {
 
 /// A group of survivors in this generation, of these ranks.
 fn survivors(generation: u64, ranks: &[usize]) -> crate::MembershipReport {
-    let mut group = crate::MembershipReport::default();
-    group.generation = u32::try_from(generation).unwrap();
-    group.uuid = uuid(generation).to_string();
-    group.is_whole = true;
-    group.is_settled = true;
-    group.size = ranks.len();
+    let mut group = crate::MembershipReport {
+        generation: u32::try_from(generation).unwrap(),
+        uuid: uuid(generation).to_string(),
+        is_whole: true,
+        is_settled: true,
+        size: ranks.len(),
+        ..Default::default()
+    };
     group.ranks.0.extend(ranks);
     group
 }

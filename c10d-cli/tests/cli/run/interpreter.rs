@@ -55,10 +55,10 @@ fn a_command_in_an_environment_runs_the_interpreter_beside_it_wherever_it_is_cal
     let Some(folder) = environment() else { return };
     let venv = folder.path().join("v");
     let linked = venv.join("bin/c10d");
-    symlink(crate::process::PROGRAM, &linked).unwrap();
+    symlink(PROGRAM, &linked).unwrap();
     let copied = venv.join("bin/c10d-copy");
-    fs::hard_link(crate::process::PROGRAM, &copied)
-        .or_else(|_| fs::copy(crate::process::PROGRAM, &copied).map(drop))
+    fs::hard_link(PROGRAM, &copied)
+        .or_else(|_| fs::copy(PROGRAM, &copied).map(drop))
         .unwrap();
     symlink(&venv, folder.path().join("latest")).unwrap();
     let named = |log: &str, path: &Path| log.contains(&format!("Python is {}", path.display()));

@@ -93,7 +93,7 @@ fn a_server_ignores_what_was_ignored_at_its_start() {
     let mut serve = Command::new("sh");
     serve
         .args(["-c", "trap '' INT; exec \"$0\" store serve --port 0"])
-        .arg(crate::process::PROGRAM);
+        .arg(PROGRAM);
     let server = Server::start_command(crate::process::prepared(serve));
     server.running.signal(Signal::INT);
     let answer = server.store(&["add", "k", "1"]);
