@@ -85,7 +85,8 @@ fn progress(job: &Job<'_>) -> String {
         .filter(|&rank| job.is_connected(rank))
         .count();
     let seen = job.who.seen().count();
-    match job.world_size {
+    // Members of a group that takes others in may be more.
+    match job.world_size.filter(|&size| connected <= size) {
         Some(size) if connected == 0 && seen >= size && size > 0 => {
             format!("All {} have left.", text::count(size, "rank"))
         }
