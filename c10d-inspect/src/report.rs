@@ -207,6 +207,8 @@ pub enum FindingKind {
     NcclApart,
     /// Ranks wait at a barrier.
     Barrier,
+    /// Ranks that survive others wait for some of them at a step boundary, or after the last step.
+    Boundary,
     /// Ranks wait for a key whose meaning is not known.
     Key,
     /// Ranks gave up waiting.

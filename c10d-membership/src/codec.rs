@@ -551,8 +551,13 @@ impl Encode for GroupStatus {
         }
         let mut members = Vec::with_capacity(count);
         for _ in 0..count {
-            let member = MemberKey::decode(bytes)?;
-            members.push(MemberStatus::new(member, rank_of(bytes)?, flag_of(bytes)?));
+            members.push(MemberStatus {
+                member: MemberKey::decode(bytes)?,
+                rank: rank_of(bytes)?,
+                is_awaited: flag_of(bytes)?,
+                has_finished: false,
+                boundary: None,
+            });
         }
         Ok(Self {
             stage,
@@ -560,6 +565,7 @@ impl Encode for GroupStatus {
             generation,
             size,
             time_left,
+            stopped_for: None,
             members,
             departures: Vec::new(),
             lost: Vec::new(),

@@ -370,6 +370,33 @@ def finish_beside_a_newcomer(port: int, rank: int) -> None:
     member.say("done", turns=turns)
 
 
+def leave_early(port: int, rank: int, size: int) -> None:
+    """Add up in twenty steps, of which rank 0 does five."""
+    member = Member(port, rank, size, 1)
+    for generation in member.membership:
+        member.enter(generation)
+        with generation:
+            step = generation.sync({})
+            while step < 20:
+                if rank == 0 and step == 5:
+                    member.say("leaves")
+                    break
+                value = torch.full((1,), float(generation.rank + 1))
+                dist.all_reduce(value)
+                if value.item() != generation.size * (generation.size + 1) / 2:
+                    member.say("wrong", step=step, value=value.item())
+                step += 1
+                generation.boundary(step)
+    member.say("done", step=step)
+
+
+def add_up_beside_torchrun(port: int, rank: int) -> None:
+    """Add up as a worker whose launcher restarts all workers, beside one that names the group."""
+    os.environ["TORCHELASTIC_RUN_ID"] = "job"
+    c10d_rs.TCPStore("127.0.0.1", port).set("c10d/membership_group", "job/0/ab")
+    add_up(port, rank, 2, 1, until=1, below_min_timeout=1)
+
+
 class Cycle:
     """Is there until a collection of garbage."""
 

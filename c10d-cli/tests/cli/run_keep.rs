@@ -22,7 +22,7 @@ use elastic_rendezvous::{
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::process::{Ended, Running, free_port, until};
+use crate::process::{Ended, PROGRAM, Running, free_port, until};
 use crate::run::Job;
 
 /// Longer than any test takes.
@@ -42,12 +42,13 @@ fn variable<T: FromStr>(name: &str) -> Option<T> {
 /// A process of the group. Writes a line for each generation: its rank in it and its size.
 #[test]
 fn a_worker_is_a_member() {
-    let Some(id) = variable::<u64>("C10D_MEMBER_ID") else {
+    let Ok(folder) = env::var("C10D_TEST_FOLDER").map(PathBuf::from) else {
         return;
     };
-    let folder = PathBuf::from(env::var("C10D_TEST_FOLDER").unwrap());
-    let incarnation = variable("C10D_MEMBER_INCARNATION").unwrap();
-    let serial: u64 = variable("C10D_MEMBER_SERIAL").unwrap();
+    // Beside nodes that do not keep their workers, the launcher sets its rank only.
+    let id: u64 = variable("C10D_MEMBER_ID").or(variable("RANK")).unwrap();
+    let incarnation = variable("C10D_MEMBER_INCARNATION").unwrap_or(1);
+    let serial: u64 = variable("C10D_MEMBER_SERIAL").unwrap_or(id);
     let mut lines = OpenOptions::new();
     let name = format!("{id}-{}", std::process::id());
     let mut lines = lines
@@ -61,11 +62,15 @@ fn a_worker_is_a_member() {
         port,
         TcpStoreOptions::default(),
     );
-    let name = env::var("C10D_MEMBERSHIP_GROUP").unwrap();
-    let group = store.unwrap().membership(&name).unwrap();
-    let mut options = GroupOptions::new(variable("C10D_MEMBERS_MIN").unwrap());
-    options.size_first = variable("C10D_MEMBERS_FIRST").unwrap();
+    let store = store.unwrap();
+    let name = env::var("C10D_MEMBERSHIP_GROUP").unwrap_or_else(|_| {
+        let name = store.get("c10d/membership_group").unwrap();
+        String::from_utf8(name).unwrap()
+    });
+    let group = store.membership(&name).unwrap();
+    let mut options = GroupOptions::new(variable("C10D_MEMBERS_MIN").unwrap_or(1));
     let (rank, world_size): (u64, u64) = (id, variable("WORLD_SIZE").unwrap());
+    options.size_first = variable("C10D_MEMBERS_FIRST").unwrap_or(world_size);
     assert!(rank < world_size, "rank {rank} of {world_size}");
     // A test may pause on a busy machine.
     options.ready_timeout = Duration::from_secs(60);
@@ -216,16 +221,7 @@ impl Members {
 
     /// The last line of each process that has ever been a member, by id and process id.
     fn lines(&self) -> BTreeMap<(u64, i32), String> {
-        let entries = fs::read_dir(self.job.path("")).unwrap();
-        let lines = entries.filter_map(|entry| {
-            let entry = entry.unwrap();
-            let name = entry.file_name().into_string().unwrap();
-            let (id, pid) = name.split_once('-')?;
-            let text = fs::read_to_string(entry.path()).unwrap();
-            let line = text.lines().last()?.to_owned();
-            Some(((id.parse().ok()?, pid.parse().ok()?), line))
-        });
-        lines.collect()
+        lines_in(&self.job)
     }
 
     /// All processes that have begun to be members, by id.
@@ -241,21 +237,7 @@ impl Members {
 
     /// The process ids of the members of a generation of this size, by id, once it is there without any of `dead`.
     pub(crate) fn generation(&self, size: usize, dead: &[i32]) -> BTreeMap<u64, i32> {
-        let mut members = BTreeMap::new();
-        until(&format!("{size} members without {dead:?}"), || {
-            let mut lines = self.lines();
-            lines.retain(|(_, pid), _| !dead.contains(pid));
-            let ranks: BTreeMap<String, (u64, i32)> = lines
-                .into_iter()
-                .map(|(process, line)| (line, process))
-                .collect();
-            let expected = (0..size).map(|rank| format!("{rank} {size}"));
-            members = expected
-                .filter_map(|line| ranks.get(&line).copied())
-                .collect();
-            members.len() == size
-        });
-        members
+        generation_in(&self.job, size, dead)
     }
 
     fn finish(self) -> Ended {
@@ -284,6 +266,38 @@ impl Members {
         self.job.assert_nothing_runs();
         ended
     }
+}
+
+fn lines_in(job: &Job) -> BTreeMap<(u64, i32), String> {
+    let entries = fs::read_dir(job.path("")).unwrap();
+    let lines = entries.filter_map(|entry| {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        let (id, pid) = name.split_once('-')?;
+        let text = fs::read_to_string(entry.path()).unwrap();
+        let line = text.lines().last()?.to_owned();
+        Some(((id.parse().ok()?, pid.parse().ok()?), line))
+    });
+    lines.collect()
+}
+
+/// As [`Members::generation`].
+pub(crate) fn generation_in(job: &Job, size: usize, dead: &[i32]) -> BTreeMap<u64, i32> {
+    let mut members = BTreeMap::new();
+    until(&format!("{size} members without {dead:?}"), || {
+        let mut lines = lines_in(job);
+        lines.retain(|(_, pid), _| !dead.contains(pid));
+        let ranks: BTreeMap<String, (u64, i32)> = lines
+            .into_iter()
+            .map(|(process, line)| (line, process))
+            .collect();
+        let expected = (0..size).map(|rank| format!("{rank} {size}"));
+        members = expected
+            .filter_map(|line| ranks.get(&line).copied())
+            .collect();
+        members.len() == size
+    });
+    members
 }
 
 pub(crate) fn kill(pid: i32) {
@@ -448,7 +462,8 @@ fn final_exit_codes_and_errors_of_each_start_end_the_job() {
         ),
         (traceback, "would fail at each start: ModuleNotFoundError"),
     ] {
-        let script = format!("[ $C10D_MEMBER_INCARNATION = 1 ] || {{ {end}\n }}\n{MEMBER}");
+        let is_first = "[ $C10D_MEMBER_SERIAL -lt $C10D_MEMBERS_FIRST ]";
+        let script = format!("{is_first} || {{ {end}\n }}\n{MEMBER}");
         let options = [
             "--nproc-per-node=2",
             "--max-restarts=9",
@@ -517,6 +532,53 @@ fn a_rendezvous_whose_store_came_back_empty_has_another_group() {
         assert_eq!(ended.code, Some(0), "{ended:?}");
         let is_evicted = ended.stderr.contains("failed: exit code");
         assert!(!is_evicted, "{ended:?}");
+    }
+}
+
+/// docs/spec/rendezvous.md, PLACES 2. The node has its rank again, and meets node 0 in the same round.
+#[test]
+fn a_static_node_that_is_started_again_has_other_processes() {
+    let job = Job::new();
+    let port = free_port();
+    let start = |rank: &str| {
+        let options = [
+            "--keep-workers",
+            "--nnodes=2",
+            "--nproc-per-node=2",
+            "--max-restarts=0",
+            "--master-addr=127.0.0.1",
+            &format!("--master-port={port}"),
+            &format!("--node-rank={rank}"),
+        ];
+        let mut command = job.command(&options, MEMBER);
+        command.env("MEMBER", env::current_exe().unwrap());
+        Running::start(command)
+    };
+    let (launcher, mut second) = (start("0"), start("1"));
+    let wait = |size, dead: &[i32]| generation_in(&job, size, dead);
+    let first = wait(4, &[]);
+    let mut now = first.clone();
+    let mut dead = Vec::new();
+    for turn in 0..3 {
+        second.signal(Signal::KILL);
+        second.end();
+        dead.extend([now[&2], now[&3]]);
+        // Known as dead, or not yet.
+        if turn == 1 {
+            wait(2, &dead);
+        }
+        // As if its process had the same id, like the first process of a container.
+        let store = TcpStore::connect("127.0.0.1", port).unwrap();
+        assert!(store.delete_key("none/c10d/static/1").unwrap());
+        second = start("1");
+        now = wait(4, &dead);
+        assert_eq!((now[&0], now[&1]), (first[&0], first[&1]));
+    }
+    fs::write(job.path("finish"), "").unwrap();
+    for ended in [second.end(), launcher.end()] {
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let is_whole = !ended.stderr.contains("failed: exit code");
+        assert!(is_whole, "{ended:?}");
     }
 }
 
@@ -687,36 +749,6 @@ fn a_spare_takes_the_place_of_a_lost_node() {
     members.finish_with([spare]);
 }
 
-/// The node whose worker has died is a spare then, and takes the place of the other one that dies.
-#[test]
-fn a_node_gives_its_place_up_to_a_spare() {
-    let options = ["--replace=spare"];
-    let (members, second) = two_nodes("--nnodes=2", &options);
-    let four = members.generation(4, &[]);
-    let spare = start_node(&members.job, "--nnodes=2", &options);
-    let spare_is_listed = || {
-        until("a spare is listed", || {
-            let state = members.job.state();
-            state.is_some_and(|it| it.redundancy_list.len() == 1 && it.participants.len() == 2)
-        });
-    };
-    spare_is_listed();
-    kill(four[&3]);
-    let mut dead = vec![four[&2], four[&3]];
-    let next = members.generation(4, &dead);
-    assert_kept(&BTreeMap::from([(0, four[&0]), (1, four[&1])]), &next);
-    spare_is_listed();
-    kill(next[&0]);
-    dead.extend([next[&0], next[&1]]);
-    let last = members.generation(4, &dead);
-    assert_kept(&BTreeMap::from([(2, next[&2]), (3, next[&3])]), &last);
-    assert_eq!(members.job.state().unwrap().round, 0);
-    fs::write(members.job.path("finish"), "").unwrap();
-    for ended in [second.end(), spare.end(), members.end()] {
-        assert_eq!(ended.code, Some(0), "{ended:?}");
-    }
-}
-
 /// docs/spec/rendezvous.md, KEEPING 1. The other nodes run on.
 #[test]
 fn a_node_without_the_option_is_refused_with_both_names() {
@@ -772,19 +804,22 @@ fn take_part_as_torchrun(address: SocketAddr) -> RendezvousInfo {
 #[test]
 fn a_round_with_a_node_of_torchrun_does_not_keep_workers() {
     let job = Job::with_server();
-    let script = "echo keep=$C10D_KEEP_WORKERS group=$C10D_MEMBERSHIP_GROUP";
+    // The name is for the workers of torchrun, which get none from their launcher.
+    let script = format!(
+        "echo keep=$C10D_KEEP_WORKERS group=$C10D_MEMBERSHIP_GROUP; \
+         {PROGRAM} store get c10d/membership_group --connect=$MASTER_ADDR:$MASTER_PORT"
+    );
     let options = ["--keep-workers", "--local-addr=127.0.0.1"];
-    let launcher = Running::start(job.node_command(&options, script));
-    let round = take_part_as_torchrun(job.server().address);
+    let launcher = Running::start(job.node_command(&options, &script));
+    let _round = take_part_as_torchrun(job.server().address);
     let ended = launcher.end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(ended.stdout_text().contains("keep= group="), "{ended:?}");
+    for text in ["keep= group=\n", "job/0/"] {
+        assert!(ended.stdout_text().contains(text), "{ended:?}");
+    }
     let warning =
         "--keep-workers is off in this round: 1 of its 2 nodes run torchrun or release 0.2";
     assert_eq!(ended.stderr.matches(warning).count(), 1, "{ended:?}");
-    // For the workers of torchrun, which get no name from their launcher.
-    let at = round.bootstrap.master;
-    assert!(at.port() > 0);
 }
 
 /// The remaining nodes do not wait for that node in the exit barrier.

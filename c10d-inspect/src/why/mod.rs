@@ -4,6 +4,7 @@ mod absence;
 mod absent;
 mod away;
 mod barrier;
+mod boundary;
 mod conflict;
 mod direct;
 mod draft;
@@ -41,6 +42,7 @@ pub(crate) fn find(job: &Job<'_>) -> (Vec<Finding>, bool) {
     groups::find(job, &mut drafts);
     nccl::find(job, &mut drafts);
     barrier::find(job, &mut drafts);
+    boundary::find(job, &mut drafts);
     other_keys::find(job, &mut drafts);
     stale::find(job, &mut drafts);
     conflict::find(job, &mut drafts);
@@ -83,7 +85,7 @@ fn class(kind: FindingKind) -> u8 {
         Kind::NeverConnected => 4,
         Kind::GroupNamesDiffer => 5,
         Kind::GroupIncomplete | Kind::NcclFailed | Kind::NcclBehind => 6,
-        Kind::NcclId | Kind::NcclApart | Kind::Barrier | Kind::Key => 7,
+        Kind::NcclId | Kind::NcclApart | Kind::Barrier | Kind::Boundary | Kind::Key => 7,
         Kind::LostLater => 8,
         Kind::GaveUp => 9,
         Kind::NotInTheStore | Kind::ConnectedDirectly => 10,

@@ -9,9 +9,14 @@ use crate::network::nccl_hint;
 use crate::report::{Finding, FindingKind};
 use crate::text;
 
-/// The finding that all ranks are connected and none waits; `None` while some are not.
+/// The finding that all ranks are connected and none waits; `None` while some are not, and while members of a group wait for
+/// others.
 pub(crate) fn nothing_waits(job: &Job<'_>) -> Option<Finding> {
-    if !job.waits.is_empty() {
+    let mut groups = job.index.snapshot.groups.iter();
+    let are_settled = groups.all(|it| {
+        it.status.stopped_for.is_none() && it.status.members.iter().all(|it| !it.is_awaited)
+    });
+    if !job.waits.is_empty() || !are_settled {
         return None;
     }
     let text = match job.ranks_now() {

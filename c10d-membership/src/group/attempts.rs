@@ -112,6 +112,7 @@ impl Group {
         self.failed_calls = 0;
         self.state = GroupState::Committed {
             working: record.seats.len(),
+            stopped_at: None,
             record,
             passed: Passed::Nothing,
             change: None,

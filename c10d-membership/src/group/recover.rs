@@ -39,6 +39,7 @@ impl Group {
                 record: Arc::clone(record),
                 passed: Passed::Unknown,
                 working: record.seats.len(),
+                stopped_at: None,
                 change: None,
                 return_by: Some(now + options.return_timeout),
             },

@@ -25,6 +25,8 @@ pub(super) struct Entry {
     pub(super) acked: Option<Attempt>,
     /// The last generation in which it has done its last step.
     pub(super) finished: Option<Attempt>,
+    /// The number of the last boundary of this generation at which it was.
+    pub(super) boundary: Option<u64>,
 }
 
 impl Entry {
@@ -40,6 +42,7 @@ impl Entry {
             ready: None,
             acked: None,
             finished: None,
+            boundary: None,
         }
     }
 
@@ -132,6 +135,7 @@ impl Roster {
         for (rank, member) in (0..).zip(by_rank) {
             if let Some(entry) = self.members.get_mut(&member.id) {
                 entry.rank = Some(rank);
+                entry.boundary = None;
                 self.ranked += 1;
             }
         }

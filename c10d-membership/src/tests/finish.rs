@@ -24,7 +24,7 @@ fn a_group_whose_members_have_done_their_last_step_stays_finished() {
         assert_eq!(driven.finish(1), Reply::Accepted);
         if has_change {
             driven.hello(4);
-            // It leaves its mesh, because the others may stop at a boundary.
+            // It leaves its mesh, because members 2 and 3 may stop at a boundary.
             driven.ready(1);
         }
         driven.finish(3);
@@ -41,7 +41,7 @@ fn a_group_whose_members_have_done_their_last_step_stays_finished() {
     }
 }
 
-/// docs/spec/membership.md, FINISH 1: the others have not done theirs.
+/// docs/spec/membership.md, FINISH 1: a member has not done its last step.
 #[test]
 fn a_loss_before_all_have_finished_breaks_the_generation() {
     let mut driven = Driven::formed(3, |_| {});

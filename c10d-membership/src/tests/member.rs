@@ -221,6 +221,15 @@ fn a_member_that_has_finished_stops_when_a_change_is_proposed() {
     // First, because otherwise the service would list it in the next generation.
     assert_eq!(finishes, [Action::Send(finished)]);
     assert_eq!(answer(&mut member, Reply::Accepted), [STOP]);
+
+    // All have finished: no connection of the mesh is to be ended.
+    let mut member = inside();
+    member.step(seconds(1), MemberInput::Finish);
+    answer(&mut member, Reply::Accepted);
+    let poll = member.poll().expect("it polls");
+    let reply = Reply::Ended(EndReason::Finished);
+    let ends = member.step(seconds(2), MemberInput::Reply(poll, reply));
+    assert_eq!(ends, [STOP, Action::Over(ended)]);
 }
 
 /// docs/spec/membership.md, MEMBER 4: a service of release 0.2 answers as to a boundary.

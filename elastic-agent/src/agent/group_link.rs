@@ -10,7 +10,8 @@ use c10d_store::{StoreAddress, StoreError, StoreExt, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::{BoardError, RendezvousInfo};
 
 use super::handle::Shared;
-use crate::places::{self, Identity, Place};
+use crate::places::{self, Place};
+use crate::ranks::RoleInfo;
 use crate::round::{AgentError, GroupNews};
 use crate::worker::WorkerExit;
 
@@ -35,8 +36,8 @@ pub(super) struct GroupLink {
     first_rank: usize,
     /// Whether the store has had the group.
     is_known: bool,
-    /// Of the last process of each worker, by local rank.
-    processes: Vec<Identity>,
+    /// The number of the last process of each worker, by local rank.
+    serials: Vec<u64>,
 }
 
 /// Which processes of the group the workers are that start.
@@ -45,31 +46,40 @@ pub(super) struct GroupStart<'l> {
     pub(super) name: &'l str,
     /// How many members it had at first.
     pub(super) first_size: usize,
-    /// By local rank.
-    pub(super) processes: &'l [Identity],
+    /// The numbers of the processes, by local rank.
+    pub(super) serials: &'l [u64],
+}
+
+/// The name that nodes of release 0.2 give to the group of a round.
+fn plain_name(round: &RendezvousInfo, shared: &Shared) -> String {
+    format!("{}/{}", shared.handler.run_id(), round.round)
 }
 
 /// A name that no group has had.
 fn fresh_name(round: &RendezvousInfo, shared: &Shared) -> String {
-    let run_id = shared.handler.run_id();
-    format!("{run_id}/{}/{:x}", round.round, fastrand::u64(..))
+    format!("{}/{:x}", plain_name(round, shared), fastrand::u64(..))
 }
 
-/// Names the group in the workers' store, for workers of nodes that give them no name, such as torchrun's. A failure is logged
-/// only.
-///
-/// # Errors
-/// Those of the round's store.
-pub(super) fn publish_name(round: &RendezvousInfo, shared: &Shared) -> Result<(), AgentError> {
-    let name = places::group(&round.board(), None, &fresh_name(round, shared))?;
-    let store = open_store(
-        &round.bootstrap.address(),
-        round.bootstrap.credentials.as_ref(),
-    );
-    if let Err(error) = store.and_then(|store| store.set(NAME, name.as_bytes())) {
+/// Names the group in the workers' store, for workers of nodes that do not keep them and so give them no name: such as
+/// torchrun's, and this node beside others. Nodes of release 0.2 give the same name to their workers. `is_cleared`: this node
+/// has just cleared the store, so a group of that name belongs to an earlier job. A failure is logged only.
+pub(super) fn publish_name(round: &RendezvousInfo, shared: &Shared, is_cleared: bool) {
+    let plain = plain_name(round, shared);
+    let publish = || -> Result<(), StoreError> {
+        let address = round.bootstrap.address();
+        let store = open_store(&address, round.bootstrap.credentials.as_ref())?;
+        if !is_cleared {
+            return store.compare_set(NAME, b"", plain.as_bytes()).map(drop);
+        }
+        let name = match store.membership(&plain)?.status()? {
+            Some(_) => fresh_name(round, shared),
+            None => plain,
+        };
+        store.set(NAME, name.as_bytes())
+    };
+    if let Err(error) = publish() {
         log::debug!("cannot name the membership group in the workers' store: {error}");
     }
-    Ok(())
 }
 
 fn open_store(
@@ -84,8 +94,8 @@ fn open_store(
 }
 
 impl GroupLink {
-    /// Connects to the service of the round's group, and numbers all workers of the node. Blocks for up to 10 s. `last` is
-    /// the group of the node's last workers.
+    /// Connects to the service of the round's group, writes which place the workers of the node have, for nodes that enter the
+    /// round, and numbers the workers. Blocks for up to 10 s.
     ///
     /// # Errors
     /// [`AgentError::NoMembership`] if the store has no such service, or the errors of the exchange of ranks.
@@ -93,8 +103,7 @@ impl GroupLink {
         round: &RendezvousInfo,
         shared: &Shared,
         place: Place,
-        workers: usize,
-        last: Option<&str>,
+        node: &RoleInfo,
     ) -> Result<Self, AgentError> {
         let mut link = Self {
             name: String::new(),
@@ -105,20 +114,16 @@ impl GroupLink {
             first_size: place.first_size,
             first_rank: place.ranks.first_rank,
             is_known: false,
-            processes: Vec::new(),
+            serials: Vec::new(),
         };
         let board = round.board();
         let fresh = fresh_name(round, shared);
-        let mut name = places::group(&board, None, &fresh)?;
+        let name = places::group(&board, None, &fresh)?;
         // Only a round whose workers start several times can have a group that has ended.
         if link.has_ended(&name, round)? && !shared.handler.has_store_per_round() {
-            name = places::group(&board, Some(&name), &fresh)?;
-            link.set_name(name.clone());
+            link.set_name(places::group(&board, Some(&name), &fresh)?);
         }
-        link.processes = match round.has_entered || last == Some(&name) {
-            false => places::first_identities(&place, workers),
-            true => places::next_identities(&board, link.first_size, workers)?,
-        };
+        link.serials = places::occupy(&board, round.rank, round.has_entered, &place, node)?;
         Ok(link)
     }
 
@@ -151,7 +156,7 @@ impl GroupLink {
         GroupStart {
             name: &self.name,
             first_size: self.first_size,
-            processes: &self.processes,
+            serials: &self.serials,
         }
     }
 
@@ -161,14 +166,14 @@ impl GroupLink {
         local_rank: usize,
         round: &RendezvousInfo,
     ) -> Result<GroupStart<'_>, AgentError> {
-        let next = places::next_identities(&round.board(), self.first_size, 1)?;
-        self.processes[local_rank..=local_rank].copy_from_slice(&next);
+        let next = places::next_serials(&round.board(), self.first_size, 1)?;
+        self.serials[local_rank..=local_rank].copy_from_slice(&next);
         Ok(self.start())
     }
 
     /// Says that a worker is dead, and asks how the group is after that.
     pub(super) fn dead(&mut self, exit: &WorkerExit) -> GroupNews {
-        let incarnation = self.processes[exit.local_rank].incarnation;
+        let incarnation = places::incarnation(self.serials[exit.local_rank]);
         let member = MemberKey::new(exit.rank as u64, incarnation);
         self.status_after(|group| group.dead(member).map(drop))
     }
@@ -181,8 +186,8 @@ impl GroupLink {
     /// The workers of this node that the group has evicted, by local rank: not those that have left.
     pub(super) fn evicted(&mut self) -> Vec<usize> {
         let own: Vec<MemberKey> = (self.first_rank as u64..)
-            .zip(&self.processes)
-            .map(|(rank, process)| MemberKey::new(rank, process.incarnation))
+            .zip(&self.serials)
+            .map(|(rank, serial)| MemberKey::new(rank, places::incarnation(*serial)))
             .collect();
         let find = |group: &Membership| {
             let members = group.status()?.map(|status| status.members);

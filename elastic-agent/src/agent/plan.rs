@@ -56,8 +56,7 @@ impl Node {
         for (local_rank, logs) in local_ranks.zip(logs.workers) {
             let member = start.group.zip(keep).map(|(start, keep)| GroupMember {
                 group: start.name,
-                incarnation: start.processes[local_rank].incarnation,
-                serial: start.processes[local_rank].serial,
+                serial: start.serials[local_rank],
                 members_first: start.first_size,
                 members_min: keep.members_min,
             });

@@ -47,10 +47,7 @@ pub(super) struct Runtime<'a> {
     /// The unpublished exits of this node, if all its workers have succeeded.
     pub(super) untold: Option<NodeExits>,
     pub(super) has_store_per_round: bool,
-    /// The membership group of the last workers.
-    pub(super) group: Option<String>,
-    /// Whether this node has counted itself among those that keep their workers, and has warned that others do not.
-    pub(super) is_keeper_counted: bool,
+    /// Whether this node has warned that others do not keep their workers.
     pub(super) is_mix_told: bool,
     /// How long the workers of the last round took to stop.
     stopping: Duration,
@@ -81,8 +78,6 @@ impl<'a> Runtime<'a> {
             restart: None,
             met_at: None,
             world_size: 0,
-            group: None,
-            is_keeper_counted: false,
             is_mix_told: false,
             exchange: None,
             untold: None,

@@ -73,6 +73,10 @@ impl Runtime<'_> {
         self.count_keeper(&round)?;
         let place = self.place_in(&round)?;
         let keeps = self.do_all_keep(&round)?;
+        if !keeps && self.node.options.keep.is_some() {
+            // A node of another release may have cleared the store.
+            group_link::publish_name(&round, &self.node.shared, false);
+        }
         // Otherwise the nodes are not at the same step of the exchange, or there is no exchange.
         let is_met = !round.has_entered
             && !self.node.options.are_nodes_identical
@@ -85,11 +89,8 @@ impl Runtime<'_> {
         self.world_size = ranks.world_size;
         self.look_at_network(&round);
         let watchdog = self.node.options.watchdog(&self.node.shared)?;
-        let workers = self.node.options.local_world_size;
-        let members = match keeps {
-            true => Some(self.join_group(&round, place, workers)?),
-            false => None,
-        };
+        let open = || GroupLink::open(&round, &self.node.shared, place, &self.own_role());
+        let members = keeps.then(open).transpose()?;
         let plan = self.node.plan(
             &round,
             &ranks,
@@ -123,12 +124,16 @@ impl Runtime<'_> {
 
     /// Counts this node among the nodes of the round that keep their workers, before the exchange of ranks, which no node
     /// leaves before all have come.
-    fn count_keeper(&mut self, round: &RendezvousInfo) -> Result<(), AgentError> {
-        if self.may_be_mixed(round) && (self.has_store_per_round || !self.is_keeper_counted) {
-            round.board().count(KEEPERS, 1).map_err(BoardError::from)?;
-            self.is_keeper_counted = true;
-        }
-        Ok(())
+    fn count_keeper(&self, round: &RendezvousInfo) -> Result<(), AgentError> {
+        let board = round.board();
+        let count = || match self.may_be_mixed(round) {
+            // Once, however often this launcher and its predecessors join the round of a static rendezvous.
+            true if board.is_first(&format!("{KEEPERS}/{}", round.rank))? => {
+                board.count(KEEPERS, 1).map(drop)
+            }
+            _ => Ok(()),
+        };
+        Ok(count().map_err(BoardError::from)?)
     }
 
     /// Whether all nodes of the round keep their workers. Call it after the exchange of ranks.
@@ -200,20 +205,6 @@ impl Runtime<'_> {
         }
     }
 
-    /// Opens the membership group, and writes which place the workers have, for nodes that enter the round.
-    fn join_group(
-        &mut self,
-        round: &RendezvousInfo,
-        place: Place,
-        workers: usize,
-    ) -> Result<GroupLink, AgentError> {
-        let last = self.group.as_deref();
-        let link = GroupLink::open(round, &self.node.shared, place, workers, last)?;
-        self.group = Some(link.name().to_owned());
-        places::publish(&round.board(), round.rank, &place, &self.own_role())?;
-        Ok(link)
-    }
-
     fn ranks_in(&self, round: &RendezvousInfo, own: &RoleInfo) -> Result<RankBlock, AgentError> {
         let options = &self.node.options;
         if options.are_nodes_identical {
@@ -226,8 +217,8 @@ impl Runtime<'_> {
         // All nodes of the round have stopped their earlier workers. No worker of the round starts before all nodes have taken
         // part in the exchange, including the node that clears the store.
         let has_cleared = clear_workers_store(round).map_err(BoardError::from)?;
-        if has_cleared && options.keep.is_some() {
-            group_link::publish_name(round, &self.node.shared)?;
+        if options.keep.is_some() && (has_cleared || !self.has_store_per_round) {
+            group_link::publish_name(round, &self.node.shared, has_cleared);
         }
         Ok(exchange_ranks(
             &round.board(),

@@ -210,8 +210,6 @@ fn signal_field(exit: ExitKind) -> String {
     signal.map_or_else(String::new, |name| format!(" ({name})"))
 }
 
-/// The field with the last lines of standard error; empty if there are none. Leaves out a traceback that
-/// the error file has as well.
 /// The text without the control characters of a worker, which would act on the terminal of the reader.
 fn shown(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
@@ -225,6 +223,8 @@ fn shown(text: &str) -> String {
     shown
 }
 
+/// The field with the last lines of standard error; empty if there are none. Leaves out a traceback that
+/// the error file has as well.
 fn last_lines(failure: &ProcessFailure) -> String {
     let mut lines = failure.all_stderr_lines();
     if failure.content.is_some()

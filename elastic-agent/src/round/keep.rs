@@ -15,8 +15,10 @@ use super::phase::{End, Running};
 use crate::restart_policy::Decision;
 use crate::worker::WorkerExit;
 
-/// How often the group is asked for evicted workers, and how much less often in a large job, for each worker.
+/// How often the group is asked for evicted workers, also while it does not answer, and how much less often in a large job, for
+/// each worker.
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);
+const OUTAGE_INTERVAL: Duration = Duration::from_secs(60);
 const LOOK_INTERVAL_OF_ONE: Duration = Duration::from_millis(10);
 
 impl Round {
@@ -35,12 +37,6 @@ impl Round {
         out: &mut Effects,
     ) -> Option<End> {
         let why = match death.group {
-            GroupNews::GoesOn if self.gives_place_up(running.nodes, &death, now) => {
-                let text = "leaving the round for a spare, or to enter it again (--replace spare)";
-                out.push(log(Level::Warn, text));
-                self.worker_failed(death.exit, out);
-                return Some(End::GivenUp);
-            }
             GroupNews::GoesOn => self.after_death(running, &death, now, out)?,
             GroupNews::Finished => {
                 let text = format!(
@@ -72,6 +68,7 @@ impl Round {
     pub(super) fn look_at_evicted(
         &self,
         running: &mut Running,
+        group: &GroupNews,
         evicted: &[usize],
         now: Duration,
         out: &mut Effects,
@@ -98,7 +95,12 @@ impl Round {
         }
         let workers = running.nodes.saturating_mul(self.settings.local_world_size);
         let workers = u32::try_from(workers).unwrap_or(u32::MAX);
-        let pause = LOOK_INTERVAL.min(keep.members_expected_after);
+        let pause = match group {
+            // Each look then takes 10 s, in which the launcher does nothing else.
+            GroupNews::OutOfReach(_) => OUTAGE_INTERVAL,
+            _ => LOOK_INTERVAL,
+        };
+        let pause = pause.min(keep.members_expected_after);
         out.push(Effect::ExpectMembers(
             pause.max(LOOK_INTERVAL_OF_ONE.saturating_mul(workers)),
         ));
@@ -115,19 +117,6 @@ impl Round {
             );
             out.push(log(Level::Warn, text));
         }
-    }
-
-    /// Whether the node as a whole leaves its place to a spare. The only node of a round does not, because its other
-    /// workers would be lost.
-    fn gives_place_up(&self, nodes: usize, death: &Death, now: Duration) -> bool {
-        let is_wanted = self
-            .keep()
-            .is_some_and(|keep| keep.replacement == Replacement::Spare);
-        let failed = failed_workers(death.failures.as_ref());
-        is_wanted
-            && nodes > 1
-            && self.policy.left(now) > 0
-            && self.policy.why_hopeless(&failed).is_none()
     }
 
     /// Replaces the worker if a rule allows it. Returns why the other workers cannot keep running; `None` if they can.

@@ -25,9 +25,6 @@ pub struct KeepOptions {
 pub enum Replacement {
     /// Another process on its node.
     Fork,
-    /// A spare node, or if there is none, the same node with new workers: it stops those that are left, and enters the
-    /// running round again. On the only node as [`Fork`](Self::Fork).
-    Spare,
     /// Nothing.
     None,
 }

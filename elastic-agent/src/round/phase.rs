@@ -102,9 +102,6 @@ pub(super) enum End {
     Failed(Known),
     /// Workers have failed, each at the end of its program, and the other workers have succeeded.
     AtExit(Known),
-    /// The node gives its place in the round to a spare, because a worker has failed and the workers of other nodes
-    /// keep running.
-    GivenUp,
     Stuck(Stall, Known),
     MembersChanged(String),
     /// The other nodes have removed this node, or it must assume that they have, because another world may exist.
@@ -135,8 +132,6 @@ pub(super) struct Stall {
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) stall: Option<Stall>,
-    /// Whether the node may enter its round again, because the other nodes continue the round.
-    pub(super) is_given_up: bool,
     pub(super) failures: Option<Failures>,
     pub(super) failed: Vec<FailedWorker>,
     pub(super) has_abandoned: bool,

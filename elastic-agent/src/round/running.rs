@@ -76,7 +76,7 @@ impl Round {
             }
             (Input::Group(group, evicted), _) => {
                 self.warn_without_members(&group, out);
-                self.look_at_evicted(&mut running, &evicted, now, out);
+                self.look_at_evicted(&mut running, &group, &evicted, now, out);
                 None
             }
             (Input::Replaced { local_rank, pid }, _) => {
@@ -227,7 +227,7 @@ impl Round {
         }
         let is_restart_likely = match &end {
             End::MembersChanged(_) | End::Evicted(_) => true,
-            End::Failed(Known::Nothing) | End::GivenUp | End::Stuck(_, Known::Nothing) => {
+            End::Failed(Known::Nothing) | End::Stuck(_, Known::Nothing) => {
                 self.policy.left(now) > 0
             }
             _ => false,

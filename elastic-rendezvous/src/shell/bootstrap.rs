@@ -455,10 +455,10 @@ impl Bootstrap {
 /// does. In the store of the rendezvous, its keys stay. Each node would read the keys of the workers of all nodes,
 /// so the cost would grow with the square of their number.
 ///
-/// Returns whether this node has removed them, or has tried to. Does nothing if the store also holds other data. Call it when all workers of the last round have ended
-/// and none of the next can have started: before this node takes part in the exchange of ranks. A failure of the workers'
-/// store is logged only, because PyTorch leaves the keys too. Blocks for at most 2 s per request (one per key), and
-/// stops at the first that fails.
+/// Returns whether this node has removed them, or has tried to. Does nothing if the store also holds other data. Call it
+/// when all workers of the last round have ended and none of the next can have started: before this node takes part in the
+/// exchange of ranks. A failure of the workers' store is logged only, because PyTorch leaves the keys too. Blocks for at most
+/// 2 s per request (one per key), and stops at the first that fails.
 ///
 /// # Errors
 /// Those of the round's store.

@@ -1,5 +1,5 @@
 //! Keeps nodes that differ in `--keep-workers` out of one job: docs/spec/rendezvous.md, KEEPING. Their workers would form two
-//! groups, each of which does the whole job.
+//! groups, and each group would do the whole job.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,13 +26,13 @@ const NODE_CHARS_MAX: usize = 120;
 /// When each listed node wrote its last heartbeat.
 type Heartbeats = IndexMap<NodeId, Timestamp>;
 
-/// What a node writes that keeps its workers or does not.
+/// The claim of a node that keeps its workers, or does not.
 pub(crate) fn claim_of(node: &str, keeps: bool) -> String {
     let kind = if keeps { KEEP } else { RESTART };
     format!("{kind} {node}")
 }
 
-/// Compares the claim of the job with that of this node.
+/// Compares the claim of the job with the setting of this node.
 ///
 /// # Errors
 /// [`RendezvousError::KeepingDiffers`].
@@ -82,33 +82,36 @@ impl Applicant<'_> {
     /// is at work, which takes as long as a node may be silent. Blocks for that long, and for the store's timeout.
     ///
     /// # Errors
-    /// [`RendezvousError::KeepingDiffers`], [`RendezvousError::Interrupted`], or those of the store.
+    /// [`RendezvousError::KeepingDiffers`], [`RendezvousError::Interrupted`], or an error of the store.
     pub(crate) fn claim(&self, keeps: bool) -> Result<(), RendezvousError> {
         let node = self.me.named().to_string();
         let own = claim_of(&node, keeps);
-        let claim = self.write(b"", &own)?;
-        let compared = compare(self.run_id, &claim, &node, keeps);
-        let Err(differs) = compared else {
-            return Ok(());
-        };
         let deadline = Deadline::after(Instant::now(), self.dead_after);
-        let first = self.heartbeats()?;
-        while !deadline.has_passed(Instant::now()) {
+        let mut first = None;
+        loop {
+            // A node with the same setting may have replaced the claim.
+            let claim = self.write(b"", &own)?;
+            let Err(differs) = compare(self.run_id, &claim, &node, keeps) else {
+                return Ok(());
+            };
+            let now = self.heartbeats()?;
+            if is_any_live(first.get_or_insert_with(|| now.clone()), &now, self.me) {
+                return Err(differs);
+            }
+            if deadline.has_passed(Instant::now()) {
+                log::info!(
+                    "no node of the job answers that has claimed it: claiming it for nodes like this one"
+                );
+                return compare(self.run_id, &self.write(&claim, &own)?, &node, keeps);
+            }
             if sleep(LOOK_INTERVAL, [self.cancel]).is_err() {
                 let run_id = self.run_id.to_owned();
                 return Err(RendezvousError::Interrupted { run_id });
             }
-            if is_any_live(&first, &self.heartbeats()?, self.me) {
-                return Err(differs);
-            }
         }
-        log::info!(
-            "no node of the job answers that has claimed it: claiming it for nodes like this one"
-        );
-        compare(self.run_id, &self.write(&claim, &own)?, &node, keeps)
     }
 
-    /// Returns the claim that is there then.
+    /// Returns the claim after the write.
     fn write(&self, expected: &[u8], claim: &str) -> Result<Vec<u8>, RendezvousError> {
         let key = format!("torch.rendezvous.{}/keep", self.run_id);
         let written = self.store.compare_set(&key, expected, claim.as_bytes());
@@ -206,6 +209,23 @@ mod tests {
             job.write(&[("c", 9)]);
             job.claim("c", true).unwrap();
         }
+    }
+
+    /// docs/spec/rendezvous.md, KEEPING 1: all nodes start again with another option, and one has replaced the claim first.
+    #[test]
+    fn a_node_that_waits_joins_those_like_it() {
+        let job = Job::new();
+        job.claim("a", false).unwrap();
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| job.claim("c", true));
+            std::thread::sleep(Duration::from_millis(20));
+            let first =
+                job.store
+                    .compare_set("torch.rendezvous.job/keep", b"restart a (pid 7)", b"keep b");
+            assert_eq!(first.unwrap().into_value(), b"keep b");
+            job.write(&[("b", 1)]);
+            second.join().unwrap().unwrap();
+        });
     }
 
     #[test]

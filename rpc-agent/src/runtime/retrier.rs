@@ -2,8 +2,9 @@
 //! It also hands over the agent's other delayed jobs.
 //!
 //! The answer of an attempt completes its call where it is read, like a call without retries. The thread has its inputs
-//! from a channel and lets the [`Schedule`] decide, which no other thread uses. It runs neither functions nor callbacks,
-//! so a full pool does not delay a deadline.
+//! from a channel and lets the [`Schedule`] decide, which no other thread uses. It runs no functions, and only the
+//! callbacks and wakers that a future without an executor runs where it completes, which must not block. So a full pool
+//! does not delay a deadline.
 
 use std::io;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use bytes::Bytes;
-use crossbeam_channel::RecvTimeoutError;
+use crossbeam_channel::{RecvTimeoutError, TryRecvError};
 
 use super::driver::Driver;
 use super::retry_inbox::{Attempts, Call, Input};
@@ -127,7 +128,14 @@ impl Retrier {
         loop {
             let input = match schedule.next_at() {
                 None => inputs.recv().map_err(RecvTimeoutError::from),
-                // An input that has come goes first: it may be the end of a call.
+                // An input that has come goes first: it may be the end of a call. `recv_deadline` yields several
+                // times before it reads the clock, for each of the calls that are due.
+                Some(at) if at <= Instant::now() => {
+                    inputs.try_recv().map_err(|error| match error {
+                        TryRecvError::Empty => RecvTimeoutError::Timeout,
+                        TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
+                    })
+                }
                 Some(at) => inputs.recv_deadline(at),
             };
             // Destructors and injected faults are code of the program.

@@ -20,6 +20,7 @@ from c10d_rs._native import Store as _Store
 from c10d_rs._place import SILENCE_MAX, Place, check_torch, describe_generation
 from c10d_rs._quick_exit import end_quickly_after_exceptions
 from c10d_rs._state import sync
+from c10d_rs._subgroups import Subgroups
 
 _log = logging.getLogger("c10d_rs")
 
@@ -27,7 +28,8 @@ _log = logging.getLogger("c10d_rs")
 _TIMEOUT = timedelta(minutes=30)
 
 # torch's first group is called 0, and gloo serves the CPU.
-_TORCH_KEYS = "torch/0//cpu//reconfigure/"
+_GROUP_KEYS = "cpu//reconfigure/"
+_TORCH_KEYS = f"torch/0//{_GROUP_KEYS}"
 
 # Set in the number of steps that the others are told once this process has the state of the job. So one that does not, as no
 # ``sync`` of it has succeeded yet, is behind all that do, whatever its number.
@@ -68,6 +70,9 @@ def join(
     place = Place(name, store)
     size_first = place.size_first(first_size)
     size_min = min_size or int(os.environ.get("C10D_MEMBERS_MIN", "1"))
+    if place.is_mixed:
+        # All restart when one dies. Until then the others must not end the job without it.
+        size_min = size_first
     options = {name: wait.total_seconds() for name, wait in waits.items()}
     options |= {"size_min": size_min, "size_first": max(size_first, size_min)}
     member, incarnation, serial = place.identity(size_first)
@@ -106,6 +111,7 @@ class Membership:
         self._native = native
         self._waits = Waits(native)
         self._guard = DdpGuard()
+        self._subgroups = Subgroups(native, _GROUP_KEYS)
         self._id = member
         self._step = step
         self._has_state = False
@@ -175,6 +181,7 @@ class Membership:
         self._is_over = True
         self._waits.close()
         self._guard.close()
+        self._subgroups.close()
         self._native.close()
 
     def _progress(self) -> int:
@@ -192,7 +199,9 @@ class Membership:
             self._native.called(_call(uuid, handles))
         elif news[0] == "enter":
             self._is_finishing = False
-            return Generation(self, *news[1:])
+            _, uuid, rank, source, seats = news
+            self._subgroups.begin(uuid, len(seats))
+            return Generation(self, uuid, rank, source, seats)
         else:
             _, error, text = news
             self.close()

@@ -55,12 +55,10 @@ class Place:
         round_ = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
         # The connection of the membership, which torch does not use.
         self.own = store.clone() if store else _TCPStore(self.host, int(self.port), secret_file=self.secret)
-        self.name = name or environment.get("C10D_MEMBERSHIP_GROUP") or self._named() or f"survivors-{round_}"
-
-    def _named(self) -> str | None:
-        """Return the name that another node's launcher has given to the group, as under torchrun no launcher does."""
-        is_named = "TORCHELASTIC_RUN_ID" in os.environ and self.own.check([_NAME])
-        return self.own.get(_NAME).decode() if is_named else None
+        given = name or environment.get("C10D_MEMBERSHIP_GROUP")
+        self.is_mixed = not given and "TORCHELASTIC_RUN_ID" in environment and self.own.check([_NAME])
+        """Whether nodes of torchrun take part, whose launchers give no name, and restart all workers when one ends."""
+        self.name = given or (self.own.get(_NAME).decode() if self.is_mixed else f"survivors-{round_}")
 
     def key(self, name: str) -> str:
         """Return a key of this group."""

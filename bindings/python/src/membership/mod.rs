@@ -130,6 +130,16 @@ impl Membership {
         self.tell(py, MemberInput::Called { is_ok })
     }
 
+    /// Torch begins to make a subgroup: the connections that it makes end with the mesh.
+    fn subgroup_begins(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(self.watch.get_here(py)?.subgroup_begins()?)
+    }
+
+    /// Torch has made the subgroup, or has failed.
+    fn subgroup_ends(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(self.watch.get_here(py)?.subgroup_ends()?)
+    }
+
     /// Whether to begin the next step, after this number of them; else `next` says why not.
     fn boundary(&self, py: Python<'_>, step: u64) -> PyResult<bool> {
         self.wait(py, |watch| watch.ask(MemberInput::Boundary(step)))

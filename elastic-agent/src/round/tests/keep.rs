@@ -150,38 +150,6 @@ fn without_replacements_no_restart_is_used_until_too_few_are_left() {
     assert_eq!(round.policy.used(), 0);
 }
 
-/// Those of the other nodes run on, and the node comes back into the round that runs, or is a spare of it.
-#[test]
-fn a_node_gives_its_place_up_to_a_spare_unless_it_is_the_only_one() {
-    let keep = KeepOptions {
-        replacement: Replacement::Spare,
-        ..KeepOptions::new(1)
-    };
-    let mut alone = running(1, keep.clone());
-    assert_eq!(
-        death(&mut alone, 1, GroupNews::GoesOn),
-        ["TellLost", "Replace"]
-    );
-
-    let mut round = running_of(2, 1, keep);
-    assert_eq!(
-        death(&mut round, 1, GroupNews::GoesOn),
-        ["TellFailed", "ForkAhead", "Stop"]
-    );
-    round.step(NOW, Input::Stopped(Box::default()));
-    let effects = round.step(NOW, Input::Facts(Facts::default()));
-    assert!(
-        matches!(effects.last(), Some(Effect::Join(Joins::Running))),
-        "{effects:?}"
-    );
-    assert_eq!(round.policy.used(), 1);
-    // Without a restart it goes on without the worker.
-    for input in [joined(2), Input::Prepared { keeps: true }, Input::Started] {
-        round.step(NOW, input);
-    }
-    assert_eq!(death(&mut round, 1, GroupNews::GoesOn), ["TellLost"]);
-}
-
 /// A process that is stuck, or stopped, does not learn that it was evicted.
 #[test]
 fn an_evicted_worker_that_stays_is_killed_after_its_grace() {
