@@ -9,8 +9,27 @@ use super::recording::FlightRecording;
 use crate::report::MembershipReport;
 use crate::text::{capitalized, ranks_named};
 
+/// Compares what ranks have recorded. `silent` says why the recordings of other ranks are unknown; `memberships` are the
+/// groups of survivors of the job; `clock` makes a text of a time in nanoseconds since 1970.
+///
+/// Ranks of a job that runs differ by a collective or two at any moment: how long ago the texts say that a
+/// collective was entered tells a hang from that. Of survivors, the members of the current generation are compared, by its
+/// collectives alone.
+#[must_use]
+pub fn compare_flights(
+    recordings: &BTreeMap<usize, FlightRecording>,
+    silent: &BTreeMap<usize, String>,
+    memberships: &[MembershipReport],
+    clock: &dyn Fn(u64) -> String,
+) -> FlightReport {
+    match Compared::new(recordings, silent, memberships) {
+        Some(compared) => compared.report(clock),
+        None => compare_all(recordings, silent, clock),
+    }
+}
+
 /// The recordings of the members of the current generation, and the reasons why other ranks are not compared.
-pub(super) struct Compared {
+struct Compared {
     recordings: BTreeMap<usize, FlightRecording>,
     silent: BTreeMap<usize, String>,
     outside: BTreeMap<usize, String>,
@@ -20,7 +39,7 @@ pub(super) struct Compared {
 
 impl Compared {
     /// `None` if the job has no generation of survivors.
-    pub(super) fn new(
+    fn new(
         recordings: &BTreeMap<usize, FlightRecording>,
         silent: &BTreeMap<usize, String>,
         memberships: &[MembershipReport],
@@ -95,7 +114,7 @@ impl Compared {
     }
 
     /// Compares what is comparable.
-    pub(super) fn report(&self, clock: &dyn Fn(u64) -> String) -> FlightReport {
+    fn report(&self, clock: &dyn Fn(u64) -> String) -> FlightReport {
         let mut report = match &self.why_not {
             Some(why_not) => FlightReport {
                 headline: why_not.clone(),

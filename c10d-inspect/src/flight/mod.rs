@@ -8,9 +8,8 @@ mod generation;
 mod recording;
 mod text;
 
-pub use compare::{
-    FlightFinding, FlightFindingKind, FlightRank, FlightReport, GroupProgress, compare_flights,
-};
+pub use compare::{FlightFinding, FlightFindingKind, FlightRank, FlightReport, GroupProgress};
+pub use generation::compare_flights;
 pub use recording::{Collective, FlightError, FlightRecording};
 
 #[cfg(test)]
