@@ -39,6 +39,18 @@ def can_reconfigure() -> bool:
     return subprocess.run([sys.executable, "-c", HAS_RECONFIGURE]).returncode == 0
 
 
+JOIN = "import c10d_rs.torch as ct, c10d_rs as c; s = c.StoreServer(); ct.join(store=c.TCPStore('127.0.0.1', s.port))"
+
+
+@unittest.skipUnless(find_spec("torch"), "needs torch in this environment")
+class EarlierTorch(unittest.TestCase):
+    def test_release_that_cannot_change_a_group_is_refused(self) -> None:
+        if can_reconfigure():
+            raise unittest.SkipTest("this PyTorch is 2.14 or later")
+        ended = subprocess.run([sys.executable, "-c", JOIN], capture_output=True, text=True, timeout=LIMIT_SECONDS)
+        self.assertIn("Unrecoverable: survivors need PyTorch 2.14 or later", ended.stderr)
+
+
 class GroupCase(unittest.TestCase):
     """A test with a server, and with members that a nursery forks."""
 
