@@ -15,6 +15,7 @@ use bytes::Bytes;
 use rpc_agent::{FUNCTION_NAME_BYTES_MAX, WorkerId};
 
 use crate::id::{ForkId, GloballyUniqueId, RRefId};
+use crate::names::shared;
 
 /// The first byte of every message.
 const VERSION: u8 = 1;
@@ -79,7 +80,7 @@ impl ForkData {
             rref: RRefId(take_id(bytes)?),
             fork: ForkId(take_id(bytes)?),
             parent: take_worker(bytes)?,
-            type_name: take_text(bytes, "type name", TYPE_NAME_BYTES_MAX)?,
+            type_name: shared(take_text(bytes, "type name", TYPE_NAME_BYTES_MAX)?),
         })
     }
 }
@@ -313,8 +314,8 @@ impl Message {
             0 => Self::RemoteCall {
                 rref: RRefId(take_id(bytes)?),
                 fork: ForkId(take_id(bytes)?),
-                type_name: take_text(bytes, "type name", TYPE_NAME_BYTES_MAX)?,
-                function: take_text(bytes, "function name", FUNCTION_NAME_BYTES_MAX)?,
+                type_name: shared(take_text(bytes, "type name", TYPE_NAME_BYTES_MAX)?),
+                function: take_text(bytes, "function name", FUNCTION_NAME_BYTES_MAX)?.into(),
                 arguments: take_rest(whole, bytes),
             },
             1 => Self::Fetch {
@@ -322,7 +323,7 @@ impl Message {
             },
             2 => Self::Call {
                 rref: RRefId(take_id(bytes)?),
-                function: take_text(bytes, "function name", FUNCTION_NAME_BYTES_MAX)?,
+                function: take_text(bytes, "function name", FUNCTION_NAME_BYTES_MAX)?.into(),
                 arguments: take_rest(whole, bytes),
             },
             3 => Self::ForkRequest {
@@ -350,7 +351,7 @@ impl Message {
             6 => Self::Abandon {
                 rref: RRefId(take_id(bytes)?),
                 fork: ForkId(take_id(bytes)?),
-                error: take_text(bytes, "error", ERROR_BYTES_MAX)?,
+                error: take_text(bytes, "error", ERROR_BYTES_MAX)?.into(),
             },
             7 => Self::Probe {
                 rref: RRefId(take_id(bytes)?),
@@ -432,7 +433,7 @@ impl Answer {
             6 => Self::Known,
             7 => Self::Deleted,
             8 => Self::Unknown,
-            9 => Self::Refused(take_text(&mut bytes, "error", ERROR_BYTES_MAX)?),
+            9 => Self::Refused(take_text(&mut bytes, "error", ERROR_BYTES_MAX)?.into()),
             kind => return Err(DecodeError::Kind { kind }),
         };
         end(bytes)?;
@@ -586,14 +587,17 @@ fn take_id(bytes: &mut &[u8]) -> Result<GloballyUniqueId, DecodeError> {
     })
 }
 
-fn take_text(bytes: &mut &[u8], what: &'static str, max: usize) -> Result<Arc<str>, DecodeError> {
+fn take_text<'a>(
+    bytes: &mut &'a [u8],
+    what: &'static str,
+    max: usize,
+) -> Result<&'a str, DecodeError> {
     let len = LittleEndian::read_u32(take(bytes, 4, what)?) as usize;
     if len > max {
         return Err(DecodeError::TooLong { what, len, max });
     }
     let text = take(bytes, len, what)?;
-    let text = std::str::from_utf8(text).map_err(|_| DecodeError::Text { what })?;
-    Ok(text.into())
+    std::str::from_utf8(text).map_err(|_| DecodeError::Text { what })
 }
 
 fn take_rest(whole: &Bytes, bytes: &mut &[u8]) -> Bytes {

@@ -16,6 +16,7 @@ use crate::forks::Forks;
 use crate::future::RRefFuture;
 use crate::id::RRefId;
 use crate::liveness::may_mean_lost;
+use crate::names::shared;
 use crate::packing;
 use crate::protocol::{AWAIT, CALL, FETCH, Message, READY, RUN, join_name};
 use crate::response::{RequestInfo, is_ready, read};
@@ -51,7 +52,7 @@ impl Call {
         if let Some(response) = self.future.wait_timeout(FAST_FETCH) {
             return self.finish(runtime, response);
         }
-        let answered = cell.answered(user);
+        let answered = runtime.answered(user);
         if !answered.is_complete() {
             let (promise, either) = runtime.agent.promise();
             let promise = Arc::new(promise);
@@ -218,7 +219,7 @@ impl Runtime {
             Err(error) => return Err(RRefError::Refused(error.to_string().into())),
         };
         forks.disarm();
-        let type_name = type_name.into();
+        let type_name = shared(type_name);
         Ok(Cell::new(Arc::clone(self), handle, rref, owner, type_name))
     }
 
@@ -384,6 +385,16 @@ impl Runtime {
         Call { future, info }
     }
 
+    /// Completes when the owner has confirmed or refused the user: with the error if it cannot be used.
+    pub(crate) fn confirmation(self: &Arc<Self>, cell: &Arc<Cell>) -> RRefFuture<()> {
+        let Some(user) = cell.user() else {
+            return RRefFuture::of(RpcFuture::ready(Ok(Ok(()))));
+        };
+        let cell = Arc::clone(cell);
+        let answered = self.answered(user);
+        RRefFuture::of(answered.then(move |answered| answered.map(|()| cell.check_usable())))
+    }
+
     /// Waits until the owner has confirmed or refused the user. A timeout of zero checks once.
     pub(crate) fn wait_confirmed(
         self: &Arc<Self>,
@@ -393,7 +404,7 @@ impl Runtime {
         let Some(user) = cell.user() else {
             return Ok(());
         };
-        let answered = cell.answered(user);
+        let answered = self.answered(user);
         match timeout {
             None => answered.wait()?,
             Some(timeout) => match answered.wait_timeout(timeout) {

@@ -76,6 +76,8 @@ pub(crate) struct Inner {
     next_token: RequestToken,
     /// By user that is not confirmed yet.
     waiters: HashMap<ForkId, Vec<ConfirmationWaiter>>,
+    /// What threads wait on, by such a user: however often they wait, it is one of the waiters.
+    answered: HashMap<ForkId, RpcFuture<()>>,
     creations: HashMap<ForkId, CreationDelivery>,
     /// How many threads wait for the shutdown's conditions.
     pub(crate) shutdown_waiters: usize,
@@ -180,6 +182,7 @@ impl Inner {
     }
 
     fn resolve(&mut self, fork: ForkId, result: &Result<(), UserError>, todo: &mut Vec<Todo>) {
+        self.answered.remove(&fork);
         let waiters = self.waiters.remove(&fork).unwrap_or_default().into_iter();
         todo.extend(waiters.map(|waiter| Todo::Confirmation(waiter, result.clone())));
     }
@@ -221,6 +224,7 @@ impl Runtime {
                 requests: HashMap::new(),
                 next_token: 0,
                 waiters: HashMap::new(),
+                answered: HashMap::new(),
                 creations: HashMap::new(),
                 shutdown_waiters: 0,
                 is_shutting_down: false,
@@ -401,17 +405,23 @@ impl Runtime {
 
     /// Completes when the owner has confirmed or refused the user; the user's status says which.
     pub(crate) fn answered(&self, user: ForkId) -> RpcFuture<()> {
+        let mut inner = self.lock();
+        if let Some(answered) = inner.answered.get(&user) {
+            return answered.clone();
+        }
+        if !matches!(inner.context.status(user), Some(UserStatus::Pending)) {
+            return RpcFuture::ready(Ok(()));
+        }
         let (promise, answered) = self.agent.promise();
-        let known = self.lock().wait_for(user, || {
+        let known = inner.wait_for(user, || {
             Box::new(move |_| {
                 promise.complete(Ok(()));
                 None
             })
         });
-        match known {
-            Some(_) => RpcFuture::ready(Ok(())),
-            None => answered,
-        }
+        debug_assert!(known.is_none(), "the user is pending");
+        inner.answered.insert(user, answered.clone());
+        answered
     }
 
     /// Runs the program's code. A panic is logged, and becomes the error.

@@ -17,7 +17,12 @@ type Encode = fn(&(dyn Any + Send + Sync)) -> Result<Vec<u8>, String>;
 #[derive(Clone)]
 pub(crate) struct Value {
     held: Arc<dyn Any + Send + Sync>,
-    type_name: &'static str,
+    kind: &'static Kind,
+}
+
+/// What is the same for all values of a type.
+struct Kind {
+    type_name: fn() -> &'static str,
     /// `None` for an opaque value, which never leaves its owner.
     encode: Option<Encode>,
 }
@@ -27,8 +32,12 @@ impl Value {
     pub(crate) fn of<T: Serialize + Send + Sync + 'static>(value: T) -> Self {
         Self {
             held: Arc::new(value),
-            type_name: type_name_of::<T>(),
-            encode: Some(encode::<T>),
+            kind: const {
+                &Kind {
+                    type_name: type_name_of::<T>,
+                    encode: Some(encode::<T>),
+                }
+            },
         }
     }
 
@@ -36,13 +45,17 @@ impl Value {
     pub(crate) fn opaque<T: Send + Sync + 'static>(value: T) -> Self {
         Self {
             held: Arc::new(value),
-            type_name: type_name_of::<T>(),
-            encode: None,
+            kind: const {
+                &Kind {
+                    type_name: type_name_of::<T>,
+                    encode: None,
+                }
+            },
         }
     }
 
-    pub(crate) const fn type_name(&self) -> &'static str {
-        self.type_name
+    pub(crate) fn type_name(&self) -> &'static str {
+        (self.kind.type_name)()
     }
 
     /// The value itself, if its type is `T`.
@@ -52,21 +65,21 @@ impl Value {
 
     /// Whether the value has no encoding, and so never leaves its owner.
     pub(crate) const fn is_opaque(&self) -> bool {
-        self.encode.is_none()
+        self.kind.encode.is_none()
     }
 
     /// The value's postcard bytes.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, String> {
-        match self.encode {
+        match self.kind.encode {
             Some(encode) => encode(&*self.held),
-            None => Err(format!("a `{}` has no encoding", self.type_name)),
+            None => Err(format!("a `{}` has no encoding", self.type_name())),
         }
     }
 }
 
 impl fmt::Debug for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Value").field(&self.type_name).finish()
+        f.debug_tuple("Value").field(&self.type_name()).finish()
     }
 }
 
