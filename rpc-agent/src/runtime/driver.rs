@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
+use std::thread;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -104,7 +105,12 @@ impl Driver {
             clock: Clock::new(Instant::now()),
             stage: Stage::default(),
             sockets,
-            pool: Pool::new(&options.name, options.handler_threads, options.threads_max),
+            pool: Pool::new(
+                &options.name,
+                options.handler_threads,
+                options.threads_max,
+                callers_back_max(),
+            ),
             metrics: Metrics::default(),
             activity: Arc::default(),
             listeners: Listeners::default(),
@@ -523,4 +529,9 @@ impl Driver {
             }
         }
     }
+}
+
+/// How many callbacks run at a time: one for each processor. On one processor, a long one does not delay the others.
+fn callers_back_max() -> usize {
+    thread::available_parallelism().map_or(2, |processors| processors.get().max(2))
 }
