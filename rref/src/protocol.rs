@@ -23,6 +23,7 @@ const VERSION: u8 = 1;
 /// The agent functions that serve references.
 pub(crate) const CREATE: &str = "rref/create";
 pub(crate) const CONTROL: &str = "rref/control";
+pub(crate) const CONTROLS: &str = "rref/controls";
 pub(crate) const FETCH: &str = "rref/fetch";
 pub(crate) const AWAIT: &str = "rref/await";
 pub(crate) const READY: &str = "rref/ready";
@@ -38,6 +39,9 @@ pub(crate) const ERROR_BYTES_MAX: usize = 64 << 10;
 
 /// The most deletions in one message.
 pub const DELETES_MAX: usize = 128;
+
+/// The most control messages in one call.
+pub(crate) const CONTROLS_MAX: usize = 4096;
 
 const ID_BYTES: usize = 2 + 8 + 8;
 
@@ -523,6 +527,34 @@ pub(crate) fn cut(text: &str, max: usize) -> &str {
     &text[..end.unwrap_or(0)]
 }
 
+/// Several messages, or their answers, as one: each with its length in front.
+pub(crate) fn join(parts: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for part in parts {
+        put_len(&mut bytes, part.len());
+        bytes.extend_from_slice(&part);
+    }
+    bytes
+}
+
+/// What [`join`] has joined.
+pub(crate) fn split(whole: &Bytes) -> Result<Vec<Bytes>, DecodeError> {
+    let mut rest: &[u8] = whole;
+    let mut parts = Vec::new();
+    while !rest.is_empty() {
+        if parts.len() == CONTROLS_MAX {
+            return Err(DecodeError::TooLong {
+                what: "list of messages",
+                len: parts.len() + 1,
+                max: CONTROLS_MAX,
+            });
+        }
+        let len = LittleEndian::read_u32(take(&mut rest, 4, "message")?) as usize;
+        parts.push(whole.slice_ref(take(&mut rest, len, "message")?));
+    }
+    Ok(parts)
+}
+
 fn put_header(bytes: &mut Vec<u8>, kind: u8, incarnation: u64) {
     bytes.extend_from_slice(&[VERSION, kind]);
     put_u64(bytes, incarnation);
@@ -549,11 +581,15 @@ fn put_id(bytes: &mut Vec<u8>, id: GloballyUniqueId) {
 
 fn put_text(bytes: &mut Vec<u8>, text: &str, max: usize) {
     let text = cut(text, max);
-    let len = u32::try_from(text.len()).expect("the limits of texts have 32 bits");
+    put_len(bytes, text.len());
+    bytes.extend_from_slice(text.as_bytes());
+}
+
+fn put_len(bytes: &mut Vec<u8>, len: usize) {
+    let len = u32::try_from(len).expect("the limits of texts and of control messages have 32 bits");
     bytes
         .write_u32::<LittleEndian>(len)
         .expect("writing to memory does not fail");
-    bytes.extend_from_slice(text.as_bytes());
 }
 
 fn take<'a>(bytes: &mut &'a [u8], len: usize, what: &'static str) -> Result<&'a [u8], DecodeError> {
