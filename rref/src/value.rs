@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::codec;
 use crate::codec::type_name_of;
 
-type Encode = fn(&(dyn Any + Send + Sync)) -> Result<Vec<u8>, String>;
+type Encode = fn(&(dyn Any + Send + Sync), u64) -> Result<Vec<u8>, String>;
 
 /// The value of a reference. Clones share it.
 #[derive(Clone)]
@@ -68,10 +68,10 @@ impl Value {
         self.kind.encode.is_none()
     }
 
-    /// The value's postcard bytes.
-    pub(crate) fn encode(&self) -> Result<Vec<u8>, String> {
+    /// The value's postcard bytes, of which a message has room for `bytes_max`.
+    pub(crate) fn encode(&self, bytes_max: u64) -> Result<Vec<u8>, String> {
         match self.kind.encode {
-            Some(encode) => encode(&*self.held),
+            Some(encode) => encode(&*self.held, bytes_max),
             None => Err(format!("a `{}` has no encoding", self.type_name())),
         }
     }
@@ -83,9 +83,12 @@ impl fmt::Debug for Value {
     }
 }
 
-fn encode<T: Serialize + 'static>(value: &(dyn Any + Send + Sync)) -> Result<Vec<u8>, String> {
+fn encode<T: Serialize + 'static>(
+    value: &(dyn Any + Send + Sync),
+    bytes_max: u64,
+) -> Result<Vec<u8>, String> {
     match value.downcast_ref::<T>() {
-        Some(value) => codec::encode(value),
+        Some(value) => codec::encode(value, bytes_max),
         None => Err(format!("the value is not a `{}`", type_name::<T>())),
     }
 }
@@ -100,7 +103,12 @@ mod tests {
         assert_eq!(value.downcast::<u64>().as_deref(), Some(&7));
         assert!(value.downcast::<i64>().is_none());
         assert_eq!(value.type_name(), "u64");
-        assert_eq!(value.encode(), Ok(vec![7]));
+        assert_eq!(value.encode(1), Ok(vec![7]));
+        let error = value.encode(0).unwrap_err();
+        assert!(
+            error.contains("more bytes than message_bytes_max, which is 0"),
+            "{error}"
+        );
         assert!(!value.is_opaque());
     }
 
@@ -109,7 +117,7 @@ mod tests {
         struct Socket;
         let value = Value::opaque(Socket);
         assert!(value.is_opaque());
-        assert!(value.encode().unwrap_err().contains("no encoding"));
+        assert!(value.encode(u64::MAX).unwrap_err().contains("no encoding"));
         assert!(value.downcast::<Socket>().is_some());
     }
 }
