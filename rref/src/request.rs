@@ -1,9 +1,10 @@
 //! What this worker requests of others and of itself: creations, values, calls.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use c10d_socket::Deadline;
 use rpc_agent::{Destination, FutureMessage, Outcome, RpcError, RpcFuture, WorkerId};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -26,6 +27,10 @@ use crate::value::Value;
 /// How long a fetch waits for its response alone. A slower one also watches for a failed creation, which
 /// costs a callback.
 const FAST_FETCH: Duration = Duration::from_millis(20);
+
+/// How long the check of a worker takes beyond the deadline of a request that has failed just before: a process that has
+/// ended refuses connections at once.
+const CHECK_TIME_MIN: Duration = Duration::from_millis(250);
 
 /// A request without its response.
 pub(crate) struct Call {
@@ -112,10 +117,15 @@ fn decode<R: DeserializeOwned>(
     })
 }
 
-/// Turns the failure of a request into its error. If the worker may be lost, it is asked first.
+/// Turns the failure of a request into its error. If the worker may be lost, it is asked first, until the request's
+/// deadline.
 fn explain(runtime: &Arc<Runtime>, info: RequestInfo, error: RpcError) -> RpcFuture<RRefError> {
     let RequestInfo {
-        on, function, rref, ..
+        on,
+        function,
+        rref,
+        deadline,
+        ..
     } = info;
     let known = match (rref, &error) {
         (Some(rref), RpcError::Timeout { after, .. }) if info.waits_for_value => {
@@ -125,7 +135,8 @@ fn explain(runtime: &Arc<Runtime>, info: RequestInfo, error: RpcError) -> RpcFut
             }
         }
         (Some(rref), _) if may_mean_lost(&error) => {
-            return runtime.check_alive(on.id).then(move |is_lost| {
+            let check = runtime.check_alive(on.id);
+            return runtime.known_by(deadline, check).then(move |is_lost| {
                 Ok(match is_lost {
                     Ok(true) => RRefError::OwnerLost { owner: on, rref },
                     _ => RRefError::Rpc(error),
@@ -146,6 +157,24 @@ fn explain(runtime: &Arc<Runtime>, info: RequestInfo, error: RpcError) -> RpcFut
 }
 
 impl Runtime {
+    /// What a check finds by the deadline of the request that it is for; `false` if nothing is known by then.
+    fn known_by(&self, deadline: Deadline, check: RpcFuture<bool>) -> RpcFuture<bool> {
+        let grace = Deadline::after(Instant::now(), CHECK_TIME_MIN);
+        let Some(at) = deadline.at_least(grace).instant() else {
+            return check;
+        };
+        let (promise, known) = self.agent.promise();
+        let promise = Arc::new(promise);
+        let unknown = Arc::clone(&promise);
+        self.agent.spawn_at(at, move || {
+            unknown.complete(Ok(false));
+        });
+        check.on_complete(move |is_lost| {
+            promise.complete(is_lost.clone());
+        });
+        known
+    }
+
     /// Keeps a value of this worker.
     pub(crate) fn keep(
         self: &Arc<Self>,
@@ -357,6 +386,7 @@ impl Runtime {
             rref: Some(rref),
             waits_for_value: true,
             timeout: timeout.unwrap_or(Duration::MAX),
+            deadline: Deadline::after(Instant::now(), timeout),
         };
         Call {
             future: self
@@ -379,6 +409,7 @@ impl Runtime {
             // Its call has the agent's timeout, which says nothing of the value.
             waits_for_value: false,
             timeout: Duration::ZERO,
+            deadline: Deadline::after(Instant::now(), self.agent.timeout()),
         };
         let agent = &self.agent;
         let future = agent.call(owner, READY).send_bytes(payload);
@@ -444,6 +475,7 @@ impl Runtime {
             rref: Some(rref),
             waits_for_value: false,
             timeout: timeout.unwrap_or(Duration::MAX),
+            deadline: Deadline::after(Instant::now(), timeout),
         };
         let payload = message.encode(self.incarnation);
         Ok(self.request_with_forks(CALL, info, payload, forks, timeout))
@@ -466,6 +498,7 @@ impl Runtime {
             rref: None,
             waits_for_value: false,
             timeout: timeout.unwrap_or(Duration::MAX),
+            deadline: Deadline::after(Instant::now(), timeout),
         };
         Ok(self.request_with_forks(RUN, info, bytes, forks, timeout))
     }
@@ -495,5 +528,60 @@ impl Runtime {
             });
         }
         Call { future, info }
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use std::io;
+
+    use c10d_store::HashStore;
+    use rpc_agent::{Agent, AgentOptions, CallSite, Registry};
+
+    use super::*;
+    use crate::functions::Functions;
+    use crate::id::{GloballyUniqueId, RRefId};
+    use crate::rrefs::RRefs;
+
+    #[test]
+    fn a_request_does_not_wait_beyond_its_deadline_for_what_became_of_its_worker() {
+        let patience = Duration::from_secs(60);
+        let mut registry = Registry::new();
+        let rrefs = RRefs::register(&mut registry, Functions::new()).unwrap();
+        let options = AgentOptions::new("alone", 0)
+            .with_world_size(1)
+            .with_host("127.0.0.1");
+        let agent = Agent::start(options, registry, Arc::new(HashStore::new())).unwrap();
+        rrefs.attach(agent.handle()).unwrap();
+        let runtime = rrefs.runtime().unwrap();
+        let on = runtime.agent.me().clone();
+        // The worker accepts connections and is silent.
+        let (_unanswered, check) = RpcFuture::new();
+        runtime.checks.lock().unwrap().insert(on.id, check);
+        let error = RpcError::ConnectionLost {
+            call: Box::new(CallSite {
+                to: on.clone(),
+                function: "f".into(),
+            }),
+            cause: Arc::new(io::ErrorKind::ConnectionReset.into()),
+        };
+        let id = GloballyUniqueId {
+            created_on: on.id,
+            incarnation: 1,
+            local_id: 0,
+        };
+        let info = RequestInfo {
+            on,
+            function: "f".into(),
+            rref: Some(RRefId(id)),
+            waits_for_value: true,
+            timeout: Duration::from_millis(100),
+            deadline: Deadline::after(Instant::now(), Duration::from_millis(100)),
+        };
+        let explained = explain(runtime, info, error).wait_timeout(patience);
+        let explained = explained.expect("it ends").unwrap();
+        assert!(matches!(explained, RRefError::Rpc(_)), "{explained}");
+        drop(rrefs);
+        agent.shutdown(patience).unwrap();
     }
 }

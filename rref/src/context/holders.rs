@@ -114,7 +114,10 @@ mod tests {
                 incarnation: 1,
                 local_id: random.u64(0..4),
             };
-            let (fork, holder) = (ForkId(id), Holder::arrived(now, id.created_on, random.u64(..)));
+            let (fork, holder) = (
+                ForkId(id),
+                Holder::arrived(now, id.created_on, random.u64(..)),
+            );
             if random.bool() {
                 holders.add(fork, holder.clone());
                 map.entry(fork).or_insert(holder);

@@ -123,7 +123,12 @@ impl<V: Clone> RRefContext<V> {
     /// Whether a worker owns, uses, or is sent anything here.
     #[must_use]
     pub(crate) fn is_involved(&self, worker: WorkerId) -> bool {
-        let holds = |owned: &Owned<V>| owned.forks.iter().any(|(_, holder)| holder.worker == worker);
+        let holds = |owned: &Owned<V>| {
+            owned
+                .forks
+                .iter()
+                .any(|(_, holder)| holder.worker == worker)
+        };
         self.users.values().any(|user| user.owner == worker)
             || self.children.values().any(|child| child.to == worker)
             || self.owned.values().any(|owned| holds(owned))
