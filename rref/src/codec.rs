@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::protocol::{TYPE_NAME_BYTES_MAX, cut};
 
-/// The bytes of a value, of which a message has room for `bytes_max`. Its length is not measured first, as that would
+/// The bytes of a value, up to `bytes_max`. Its length is not measured first, as that would
 /// fork each reference twice.
 pub(crate) fn encode<T: Serialize + ?Sized>(value: &T, bytes_max: u64) -> Result<Vec<u8>, String> {
     let bytes = Limited {

@@ -112,7 +112,7 @@ impl Runtime {
         self.step(RunOn::AgentThread, |inner, now| {
             for (index, (control, _)) in batch.into_iter().enumerate() {
                 let delivery = match answer {
-                    // A message without an answer has one that cannot be decoded.
+                    // Empty bytes, which cannot be decoded, stand for a missing answer.
                     Ok(_) => delivery_of(&Ok(answers.get(index).cloned().unwrap_or_default())),
                     Err(_) => delivery_of(answer),
                 };

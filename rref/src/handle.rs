@@ -122,7 +122,7 @@ impl<T> RRef<T> {
     /// [`RRef::wait_confirmed`] without blocking: a future of the owner's answer to this user. PyTorch's
     /// `getOwnerCreationFuture`.
     ///
-    /// The future fails with the errors of [`RRef::wait_confirmed`], but for the timeout. It keeps the reference.
+    /// The future fails with the errors of [`RRef::wait_confirmed`] except the timeout. It keeps the reference.
     ///
     /// ```no_run
     /// # fn f(rrefs: &rref::RRefs) -> Result<(), rref::RRefError> {

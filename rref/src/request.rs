@@ -157,7 +157,7 @@ fn explain(runtime: &Arc<Runtime>, info: RequestInfo, error: RpcError) -> RpcFut
 }
 
 impl Runtime {
-    /// What a check finds by the deadline of the request that it is for; `false` if nothing is known by then.
+    /// The result of a check by the deadline of its request; `false` without a result.
     fn known_by(&self, deadline: Deadline, check: RpcFuture<bool>) -> RpcFuture<bool> {
         let grace = Deadline::after(Instant::now(), CHECK_TIME_MIN);
         let Some(at) = deadline.at_least(grace).instant() else {

@@ -59,7 +59,7 @@ pub(crate) enum RunOn {
 /// A request that waits for the context's answer.
 pub(crate) enum Request {
     Answer(Reply),
-    /// The answer is one of those of a [`Batch`].
+    /// The answer is a part of a [`Batch`].
     PartOf(BatchToken),
     Value(ValueWaiter),
 }
@@ -89,7 +89,7 @@ pub(crate) struct Inner {
     batches: HashMap<BatchToken, Batch>,
     /// By user that is not confirmed yet.
     waiters: HashMap<ForkId, Vec<ConfirmationWaiter>>,
-    /// What threads wait on, by such a user: however often they wait, it is one of the waiters.
+    /// The future that threads wait on, by such a user: however often they wait, it is a single waiter.
     answered: HashMap<ForkId, RpcFuture<()>>,
     creations: HashMap<ForkId, CreationDelivery>,
     /// How many threads wait for the shutdown's conditions.

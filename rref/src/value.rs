@@ -20,7 +20,7 @@ pub(crate) struct Value {
     kind: &'static Kind,
 }
 
-/// What is the same for all values of a type.
+/// The part that all values of a type share.
 struct Kind {
     type_name: fn() -> &'static str,
     /// `None` for an opaque value, which never leaves its owner.
@@ -68,7 +68,7 @@ impl Value {
         self.kind.encode.is_none()
     }
 
-    /// The value's postcard bytes, of which a message has room for `bytes_max`.
+    /// The value's postcard bytes, up to `bytes_max`.
     pub(crate) fn encode(&self, bytes_max: u64) -> Result<Vec<u8>, String> {
         match self.kind.encode {
             Some(encode) => encode(&*self.held, bytes_max),

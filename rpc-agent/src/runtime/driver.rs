@@ -531,7 +531,7 @@ impl Driver {
     }
 }
 
-/// How many callbacks run at a time: one for each processor. On one processor, a long one does not delay the others.
+/// How many callbacks run at a time: one for each processor. Two at least, so that a long callback does not delay all.
 fn callers_back_max() -> usize {
     thread::available_parallelism().map_or(2, |processors| processors.get().max(2))
 }

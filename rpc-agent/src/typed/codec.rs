@@ -75,7 +75,7 @@ pub fn encode_within<T: Serialize + ?Sized>(
 ) -> Result<Vec<u8>, CodecError> {
     let type_name = type_name::<T>();
     let failed = |error: postcard::Error| match error {
-        // No other flavor is full.
+        // Only `Measure` is ever full.
         postcard::Error::SerializeBufferFull => CodecError::TooLarge {
             type_name,
             bytes_max,

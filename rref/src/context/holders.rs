@@ -1,4 +1,4 @@
-//! The users of one value: usually one, so that one costs no table of its own.
+//! The users of one value: usually one, so a single user costs no table.
 
 use std::collections::BTreeMap;
 

@@ -159,7 +159,7 @@ fn a_value_beyond_the_limit_of_messages_is_an_error_that_names_it() {
     says_so(zeros().run::<_, Vec<u8>>(1_usize << 20).unwrap_err());
     let kept: RRef<Vec<u8>> = zeros().remote(1_usize << 20).unwrap();
     says_so(kept.to_here(PATIENCE).unwrap_err());
-    // References in what is not sent are not lost.
+    // References in a refused request are not lost.
     let number: RRef<i64> = call().remote(1_i64).unwrap();
     says_so(zeros().run::<_, i64>((&number, &large)).unwrap_err());
     assert_eq!(number.to_here(PATIENCE).unwrap(), 1);

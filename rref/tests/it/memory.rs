@@ -1,4 +1,4 @@
-//! What references cost: memory, calls, and time in a message.
+//! The cost of references: memory, calls, and time in a message.
 
 use std::time::Instant;
 use std::{env, fs};

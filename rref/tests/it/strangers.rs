@@ -507,7 +507,7 @@ fn counts_and_lengths_are_checked_before_use() {
     abandon[1] = 6;
     abandon.extend_from_slice(&[0xff; 4]);
     requests.push((CONTROL, abandon));
-    // Several messages in one: none, more than 4096, an empty one, and one that ends early or is no control message.
+    // Several messages in one: none, more than 4096, empty messages, those that end early, and a request for a value.
     let listed = |parts: &[&[u8]]| {
         let parts = parts.iter().map(|part| {
             let len = u32::try_from(part.len()).unwrap();

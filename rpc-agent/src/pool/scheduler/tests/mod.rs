@@ -320,7 +320,7 @@ fn more_callbacks_than_processors_start_no_thread_unless_they_block() {
     assert_eq!(pool.next(&mut standby), Next::Look, "it resigns");
     assert_eq!(pool.next(&mut standby), Next::CallBack(50));
     assert_eq!(pool.effects(), spawned(6..7), "which watches");
-    // One of those that blocked takes the place of one that did not.
+    // A callback that blocked makes room when it returns.
     pool.scheduler.returned(&mut callers[0]);
     assert_eq!(pool.next(&mut callers[0]), Next::CallBack(51));
     pool.scheduler.returned(&mut callers[0]);
