@@ -29,6 +29,9 @@ pub struct AnnouncedNode {
     pub run_id: String,
     /// How often the workers have been restarted.
     pub restarts: usize,
+    /// The membership group of the workers (`--keep-workers`); `None` if the death of a worker restarts all workers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub membership: Option<String>,
     /// How long ago the launcher looked at the state of the workers' processes, in milliseconds.
     pub looked_ago_ms: u64,
     /// The workers of this node.

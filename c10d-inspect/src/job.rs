@@ -8,7 +8,8 @@ use c10d_store::Opcode;
 use crate::identity::{Identities, shown_name};
 use crate::index::{GlooGroup, Index, Published, Slot};
 use crate::keys::{Family, GROUP_SIZE_MAX, family, is_watch, meaning};
-use crate::launched::Launched;
+use crate::launched::{Launched, Worker};
+use crate::members::Members;
 use crate::progress::{Progress, progress};
 use crate::report::{RankSet, WorkersStore};
 use crate::text;
@@ -35,6 +36,8 @@ pub(crate) struct Job<'a> {
     mains: Vec<usize>,
     /// The number of ranks.
     pub(crate) world_size: Option<usize>,
+    /// The group of survivors that the workers form, if they do.
+    pub(crate) members: Option<Members>,
     /// What open connections wait for, by the first missing key; watchers of changes left out.
     pub(crate) waits: BTreeMap<&'a [u8], Waiting>,
     /// Where the workers are whose nodes meet here.
@@ -87,9 +90,13 @@ impl<'a> Job<'a> {
             groups: Vec::new(),
             mains: Vec::new(),
             world_size: None,
-            waits: waits(index),
+            members: Members::new(index.snapshot, launched),
+            waits: BTreeMap::new(),
             workers_stores: workers_stores(index),
         };
+        job.waits = waits(index, |slot| {
+            who.rank(slot).is_none_or(|rank| !job.is_left_out(rank))
+        });
         if job.has_workers() {
             job.workers_stores.clear();
         }
@@ -106,6 +113,26 @@ impl<'a> Job<'a> {
             .filter(|&place| job.is_main(job.groups[place].group))
             .collect();
         job
+    }
+
+    /// Whether the group of survivors works without this rank, so that it cannot be the cause.
+    pub(crate) fn is_left_out(&self, rank: usize) -> bool {
+        let mut members = self.members.iter();
+        members.any(|it| it.left_out.contains(&rank))
+    }
+
+    /// The workers that can be a cause, in the order of their ranks.
+    pub(crate) fn workers(&self) -> impl Iterator<Item = Worker<'_>> {
+        let workers = self.launched.workers();
+        workers.filter(|worker| !self.is_left_out(worker.worker.rank))
+    }
+
+    /// The ranks that take part now: of survivors, the members of the current generation.
+    pub(crate) fn ranks_now(&self) -> Option<BTreeSet<usize>> {
+        match self.members.as_ref().filter(|it| !it.ranks.is_empty()) {
+            Some(members) => Some(members.ranks.clone()),
+            None => self.world_size.map(|size| (0..size).collect()),
+        }
     }
 
     /// Whether the workers of a job use this store.
@@ -307,10 +334,11 @@ impl<'a> Job<'a> {
     }
 }
 
-fn waits<'a>(index: &Index<'a>) -> BTreeMap<&'a [u8], Waiting> {
+fn waits<'a>(index: &Index<'a>, counts: impl Fn(Slot) -> bool) -> BTreeMap<&'a [u8], Waiting> {
     let mut waits = BTreeMap::new();
     for (slot, connection) in index.connections.iter().enumerate() {
-        let Some(wait) = connection.wait.as_ref().filter(|_| index.is_open(slot)) else {
+        let is_open = index.is_open(slot) && counts(slot);
+        let Some(wait) = connection.wait.as_ref().filter(|_| is_open) else {
             continue;
         };
         let Some(key) = wait.missing.first() else {

@@ -13,6 +13,7 @@ mod job;
 mod keys;
 mod launched;
 mod meeting;
+mod members;
 pub mod nccl;
 mod nccl_names;
 mod network;

@@ -11,6 +11,7 @@ use crate::identity::shown_name;
 use crate::index::Slot;
 use crate::job::Job;
 use crate::keys::{Maker, is_watch};
+use crate::members::is_whole;
 use crate::ranks::{last_request, milliseconds};
 use crate::report::{Group, MembershipReport, NodeReport, Process, RankSet, WaitFor};
 use crate::text;
@@ -47,6 +48,18 @@ pub(crate) fn memberships(job: &Job<'_>) -> Vec<MembershipReport> {
                 is_settled: matches!(status.stage, GroupStage::Committed | GroupStage::Ended(_)),
                 generation: status.generation.map_or(0, Attempt::count),
                 attempt: status.attempt.count(),
+                uuid: status
+                    .generation
+                    .map_or_else(String::new, |it| it.uuid().to_string()),
+                is_whole: is_whole(status),
+                ranks: match job
+                    .members
+                    .as_ref()
+                    .filter(|it| it.is_of(name) && is_whole(status))
+                {
+                    Some(members) => RankSet(members.ranks.clone()),
+                    None => RankSet::default(),
+                },
                 size: status.size,
                 members: status.members.len(),
                 waits_for: named.collect(),

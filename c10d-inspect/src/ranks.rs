@@ -72,7 +72,10 @@ fn report(job: &Job<'_>, rank: usize, latest: Option<Latest<'_>>) -> RankReport 
     let shown = waiting.or(main).map(|slot| job.index.connections[slot]);
     let wait = waiting.and_then(|slot| job.index.connections[slot].wait.as_ref());
     let last = shown.and_then(|connection| connection.last.as_ref());
-    let (state, doing) = state(job, rank, &open, main, latest);
+    let (state, mut doing) = state(job, rank, &open, main, latest);
+    if job.is_left_out(rank) {
+        doing.push_str("; its group works without it");
+    }
     let sureness = slots.iter().filter_map(|&slot| job.who.identity(slot));
     let by_store = sureness.map(|identity| identity.sureness).max();
     let host = worker.map(|worker| shown_name(&worker.node.announced.host));

@@ -86,6 +86,12 @@ pub struct MembershipReport {
     pub generation: u32,
     /// See `generation`.
     pub attempt: u32,
+    /// The uuid of the last generation (`generation.uuid` in Python), as a decimal number; empty for none.
+    pub uuid: String,
+    /// Whether the last generation is whole: its members work, until they stop for a change at a step boundary.
+    pub is_whole: bool,
+    /// The ranks that are in a whole generation of the group of `c10d run --keep-workers`; empty for other groups.
+    pub ranks: RankSet,
     /// How many members the last generation has.
     pub size: usize,
     /// The processes of the group, and those that wait to be.
@@ -201,6 +207,8 @@ pub enum FindingKind {
     NcclApart,
     /// Ranks wait at a barrier.
     Barrier,
+    /// Ranks that survive others wait for some of them at a step boundary, or after the last step.
+    Boundary,
     /// Ranks wait for a key whose meaning is not known.
     Key,
     /// Ranks gave up waiting.

@@ -132,6 +132,11 @@ impl Encode for Message {
                 put_u64(out, after.0);
                 out.push(u8::from(*is_leaving));
             }
+            Self::PollFinished { generation, after } => {
+                out.push(7);
+                generation.encode(out);
+                put_u64(out, after.0);
+            }
         }
     }
 
@@ -163,6 +168,10 @@ impl Encode for Message {
             6 => Self::Poll {
                 after: EventNumber(u64_of(bytes)?),
                 is_leaving: flag_of(bytes)?,
+            },
+            7 => Self::PollFinished {
+                generation: Attempt::decode(bytes)?,
+                after: EventNumber(u64_of(bytes)?),
             },
             _ => return Err(Malformed),
         })
@@ -542,8 +551,13 @@ impl Encode for GroupStatus {
         }
         let mut members = Vec::with_capacity(count);
         for _ in 0..count {
-            let member = MemberKey::decode(bytes)?;
-            members.push(MemberStatus::new(member, rank_of(bytes)?, flag_of(bytes)?));
+            members.push(MemberStatus {
+                member: MemberKey::decode(bytes)?,
+                rank: rank_of(bytes)?,
+                is_awaited: flag_of(bytes)?,
+                has_finished: false,
+                boundary: None,
+            });
         }
         Ok(Self {
             stage,
@@ -551,8 +565,10 @@ impl Encode for GroupStatus {
             generation,
             size,
             time_left,
+            stopped_for: None,
             members,
             departures: Vec::new(),
+            lost: Vec::new(),
         })
     }
 }

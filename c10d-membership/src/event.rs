@@ -137,7 +137,7 @@ pub enum Reason {
 #[non_exhaustive]
 #[repr(u8)]
 pub enum EndReason {
-    /// All members have left.
+    /// All members of a generation have done their last step, or all have left.
     Finished = 1,
     /// Too few came to begin, or to go on.
     BelowMinimum,
@@ -183,7 +183,7 @@ impl fmt::Display for Cause {
 impl fmt::Display for EndReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Finished => "all members have left",
+            Self::Finished => "all members have finished",
             Self::BelowMinimum => "too few members for too long",
             Self::CallsFailed => "too many calls failed in a row",
             Self::Closed => "the group was closed",

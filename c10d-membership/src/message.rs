@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::attempt::Attempt;
 use crate::event::{EndReason, Event, EventNumber, Reason};
 
-/// A request of a member. All but [`Message::Poll`] are answered at once.
+/// A request of a member. All but the polls are answered at once.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Message {
@@ -43,6 +43,14 @@ pub enum Message {
     },
     /// I want to leave: at the next step boundary if I am in a generation, else at once.
     Leave,
+    /// A [`Message::Poll`] of a member that has done its last step. It repeats [`Message::finished`], because a restarted
+    /// service has forgotten that.
+    PollFinished {
+        /// The generation of the member.
+        generation: Attempt,
+        /// The number of the last event that has arrived.
+        after: EventNumber,
+    },
     /// The next event after this number, please.
     Poll {
         /// The number of the last event that has arrived.
@@ -50,6 +58,23 @@ pub enum Message {
         /// Repeats [`Message::Leave`], which a restarted service has forgotten.
         is_leaving: bool,
     },
+}
+
+impl Message {
+    /// A member has done its last step of this generation. The form is a boundary that no step has: release 0.2 answers it with
+    /// [`Reply::Proceed`], and this one with [`Reply::Accepted`].
+    pub const fn finished(generation: Attempt) -> Self {
+        let step = u64::MAX;
+        Self::Boundary { generation, step }
+    }
+
+    /// The number of the last event that a poll has; `None` if the message is answered at once.
+    pub const fn polls_after(&self) -> Option<EventNumber> {
+        match self {
+            Self::Poll { after, .. } | Self::PollFinished { after, .. } => Some(*after),
+            _ => None,
+        }
+    }
 }
 
 /// The answer to a [`Message`].

@@ -21,11 +21,16 @@ pub struct GroupStatus {
     pub size: usize,
     /// The time until the group goes on without those that it waits for; `None` if it waits for no time.
     pub time_left: Option<Duration>,
+    /// For how long a member has been waiting at a step boundary, or after its last step. A server's answer to a client
+    /// leaves it out.
+    pub stopped_for: Option<Duration>,
     /// The processes of the group and those that wait to be, by id.
     pub members: Vec<MemberStatus>,
     /// The last processes that ceased to be members, or whose death was reported, and why; the newest first, at most 8. Those
     /// since the last restart of the service. A server's answer to a client leaves them out.
     pub departures: Vec<(MemberKey, Reason)>,
+    /// The members of the last generation that are no members any more, by rank. A server's answer to a client leaves them out.
+    pub lost: Vec<MemberKey>,
 }
 
 /// What a group is doing: a [`GroupState`](crate::GroupState) in a word.
@@ -72,15 +77,8 @@ pub struct MemberStatus {
     pub rank: Option<u32>,
     /// Whether the group waits for it now: to be ready, to acknowledge, or to come back to a restarted service.
     pub is_awaited: bool,
-}
-
-impl MemberStatus {
-    /// A process with this rank.
-    pub(crate) const fn new(member: MemberKey, rank: Option<u32>, is_awaited: bool) -> Self {
-        Self {
-            member,
-            rank,
-            is_awaited,
-        }
-    }
+    /// Whether it has done its last step of the generation. A server's answer to a client leaves this and the next out.
+    pub has_finished: bool,
+    /// The number of the last boundary of the generation at which it was.
+    pub boundary: Option<u64>,
 }

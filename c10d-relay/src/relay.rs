@@ -42,7 +42,7 @@ pub struct Relay {
     running: ProcessBound<Running>,
 }
 
-/// The relay's thread, and what is shared with it.
+/// The relay's thread, and the state that both share.
 #[derive(Debug)]
 struct Running {
     status: Arc<Status>,

@@ -5,8 +5,8 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use crate::limited_log::LimitedLog;
 use crate::open_files::file_limit;
+use crate::refusal_log::RefusalLog;
 use crate::strangers::Strangers;
 
 mod unproven;
@@ -26,9 +26,6 @@ const LISTENER_LAST: usize = usize::MAX - 2;
 /// The most connections accepted from a listener in a turn. As large as the usual backlog: a connect that finds the
 /// backlog full is retried by its system only after a second.
 const ACCEPTS_PER_TURN: usize = 4096;
-
-/// Lines about one refused address in 10 s.
-const REFUSALS_OF_ADDRESS_MAX: u32 = 4;
 
 /// What an [`Acceptor`] allows.
 #[derive(Debug, Clone, Copy)]
@@ -125,7 +122,7 @@ pub struct Acceptor<K> {
     retry_at: Option<Instant>,
     unproven: Unproven<K>,
     strangers: Strangers,
-    refusals: LimitedLog,
+    refusals: RefusalLog,
     refused: u64,
     /// Whether a refusal was reported because no descriptor was left: once is enough, because the limit of a running
     /// process hardly ever changes.
@@ -189,7 +186,7 @@ impl<K: Copy> Acceptor<K> {
             retry_at: None,
             unproven: Unproven::new(limits.handshakes_max),
             strangers: Strangers::default(),
-            refusals: LimitedLog::new("refusals", REFUSALS_OF_ADDRESS_MAX, now),
+            refusals: RefusalLog::new(now),
             refused: 0,
             has_reported_limit: false,
         }

@@ -45,6 +45,11 @@ impl OwnConnections {
         Self { inodes }
     }
 
+    /// Adds the connections of another set.
+    pub fn add(&mut self, others: Self) {
+        self.inodes.extend(others.inodes);
+    }
+
     /// How many there are.
     pub fn count(&self) -> usize {
         self.inodes.len()

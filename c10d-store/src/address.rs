@@ -24,7 +24,7 @@ pub trait Lookup: Send + Sync + fmt::Debug {
     /// than at an earlier call means that the store has lost data.
     ///
     /// # Errors
-    /// Any: the caller asks again later.
+    /// Any: the caller asks again later, except after [`DataLost`].
     fn leader(
         &self,
         deadline: Deadline,
@@ -37,8 +37,22 @@ pub trait Lookup: Send + Sync + fmt::Debug {
 pub struct Leader {
     /// Where it listens.
     pub address: HostPort,
-    /// That of its [`JournalIdentity`](crate::journal::JournalIdentity): an answer of an earlier one is refused.
+    /// That of its [`JournalIdentity`](crate::journal::JournalIdentity): an answer of an earlier one is refused. 0 if the
+    /// directory does not know it.
     pub epoch: u64,
+}
+
+/// An error of [`Lookup::leader`]: the store has lost data, so no process will serve it. Nobody asks again.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct DataLost(String);
+
+impl DataLost {
+    /// With the name of the store, what is lost, and what to do.
+    #[must_use]
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
 }
 
 impl StoreAddress {

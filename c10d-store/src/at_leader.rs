@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use c10d_socket::{Cancel, Deadline, sleep};
 
-use crate::address::{Leader, Lookup};
+use crate::address::{DataLost, Leader, Lookup};
 use crate::leader_search::{LOOKUP_INTERVAL, LeaderSearch, Step, is_other};
 
 /// Why no server that leads was reached.
@@ -17,6 +17,8 @@ use crate::leader_search::{LOOKUP_INTERVAL, LeaderSearch, Step, is_other};
 pub enum NotReached<E> {
     /// The directory did not answer.
     Lookup(Box<dyn Error + Send + Sync>),
+    /// The directory knows that nobody will serve the store.
+    DataLost(DataLost),
     /// The directory names no server.
     NoLeader,
     /// The last attempt, at the server that the directory names.
@@ -26,7 +28,7 @@ pub enum NotReached<E> {
 }
 
 /// Reaches the server that leads: looks it up, makes an `attempt` to use it, and repeats both until an attempt succeeds or
-/// fails with an error that `may_repeat` rejects, or until the deadline. While an attempt lasts, the directory is asked every
+/// fails with an error that `may_repeat` rejects, or the directory reports [`DataLost`], or until the deadline. While an attempt lasts, the directory is asked every
 /// second. When it names another server, the attempt is cancelled, and an attempt to use that server follows at once. So a
 /// stopped or isolated server delays the caller by at most a second after the takeover.
 ///
@@ -54,10 +56,17 @@ pub fn at_leader<T, E: fmt::Display>(
             Step::LookUp { by } => {
                 let found = match lookup.leader(by, cancel) {
                     Ok(Some(leader)) => Some(leader),
-                    nobody => {
-                        last = nobody.map_or_else(NotReached::Lookup, |_| NotReached::NoLeader);
+                    Ok(None) => {
+                        last = NotReached::NoLeader;
                         None
                     }
+                    Err(error) => match error.downcast() {
+                        Ok(lost) => return Err(NotReached::DataLost(*lost)),
+                        Err(error) => {
+                            last = NotReached::Lookup(error);
+                            None
+                        }
+                    },
                 };
                 search.looked_up(found, Instant::now());
             }

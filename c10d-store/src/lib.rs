@@ -62,7 +62,7 @@ mod value_rules;
 mod wire;
 
 // The types of other crates that this one's API takes and gives.
-pub use address::{Leader, Lookup, StoreAddress};
+pub use address::{DataLost, Leader, Lookup, StoreAddress};
 pub use brief::in_brief;
 pub use c10d_socket::{
     BackoffOptions, ConnectError, ConnectOptions, Credentials, CredentialsError, KeepAlive,

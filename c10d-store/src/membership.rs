@@ -117,7 +117,7 @@ impl Membership {
             known: known.as_ref().map(|list| list.attempt),
             message: message.clone(),
         };
-        let waits = matches!(message, Message::Poll { .. });
+        let waits = message.polls_after().is_some();
         let reply = match call.exchange(&request, waits, timeout.into(), known) {
             Err(error) if waits && error.is_timeout() => None,
             // An earlier wait has been cancelled, and that is not answered yet.

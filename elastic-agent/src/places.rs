@@ -31,20 +31,32 @@ fn place_name(group_rank: usize) -> String {
     format!("c10d/places/{group_rank}")
 }
 
-/// Writes the ranks of a node's workers, before the round is opened.
-pub(crate) fn publish(
+/// Writes the ranks of a node's workers, before the round is opened, and numbers the workers, which all start. The first that
+/// start in a place have their ranks as numbers. A place that is known had workers: this launcher may have started them, or its
+/// predecessor on a node that was itself started again in the same round.
+pub(crate) fn occupy(
     board: &RoundBoard,
     group_rank: usize,
+    has_entered: bool,
     place: &Place,
     node: &RoleInfo,
-) -> Result<(), BoardError> {
+) -> Result<Vec<u64>, BoardError> {
+    let name = place_name(group_rank);
+    let is_first = !has_entered && !board.has(&name)?;
     let text = json!({
         "role": node.role,
         "workers": node.local_world_size,
         "ranks": place.ranks.numbers(),
     });
     board.put(FIRST_SIZE, place.first_size.to_string())?;
-    Ok(board.put(&place_name(group_rank), text.to_string())?)
+    board.put(&name, text.to_string())?;
+    match is_first {
+        true => {
+            let first = place.ranks.first_rank as u64;
+            Ok((first..).take(node.local_world_size).collect())
+        }
+        false => next_serials(board, place.first_size, node.local_world_size),
+    }
 }
 
 /// The ranks for the workers of a node that has entered the round with this group rank.
@@ -98,49 +110,21 @@ pub(crate) fn group(
     })
 }
 
-/// Numbers later processes of workers, and the workers of a node that enters the round. No other process of the round has these numbers, however often a
-/// node enters it.
-pub(crate) fn next_identities(
+/// Numbers later processes of workers. No other process of the round has these numbers.
+pub(crate) fn next_serials(
     board: &RoundBoard,
     first_size: usize,
     count: usize,
-) -> Result<Vec<Identity>, BoardError> {
+) -> Result<Vec<u64>, BoardError> {
     let taken = board.take_numbers(SERIALS, count)?;
     let end = (first_size as u64).saturating_add(taken);
-    let first = end.saturating_sub(count as u64);
-    Ok((first..=end).take(count).map(Identity::later).collect())
+    Ok((end.saturating_sub(count as u64)..end).collect())
 }
 
-/// Numbers the first processes of the workers of a group, on a node with this place: their serials are their ranks.
-pub(crate) fn first_identities(place: &Place, count: usize) -> Vec<Identity> {
-    let first = place.ranks.first_rank as u64;
-    (first..).take(count).map(Identity::first).collect()
-}
-
-/// The numbers of a process in the membership group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Identity {
-    /// A number that no other process of the group ever has.
-    pub(crate) serial: u64,
-    /// Ascends with each process of a worker: the server refuses an earlier process of the same worker.
-    pub(crate) incarnation: u64,
-}
-
-impl Identity {
-    const fn first(rank: u64) -> Self {
-        Self {
-            serial: rank,
-            incarnation: 1,
-        }
-    }
-
-    /// The serials of the first processes are below the number of ranks, so this incarnation is above 1.
-    const fn later(serial: u64) -> Self {
-        Self {
-            serial,
-            incarnation: serial.saturating_add(1),
-        }
-    }
+/// The incarnation in the membership group of the process with this number. It ascends with each process of a worker: the
+/// service refuses an earlier process of the same worker.
+pub(crate) const fn incarnation(serial: u64) -> u64 {
+    serial.saturating_add(1)
 }
 
 /// The ranks in the description of a place, if they fit the workers of this node.
@@ -174,7 +158,9 @@ mod tests {
         for rank in 0..2 {
             let ranks = RankBlock::identical(rank, 2, 2);
             let first_size = 4;
-            publish(&board, rank, &Place { ranks, first_size }, &node(2)).unwrap();
+            let place = Place { ranks, first_size };
+            let serials = occupy(&board, rank, false, &place, &node(2)).unwrap();
+            assert_eq!(serials, [2 * rank as u64, 2 * rank as u64 + 1]);
         }
         board
     }
@@ -194,30 +180,10 @@ mod tests {
             assert_eq!(place.ranks.first_rank, first_rank);
             assert_eq!(place.ranks.world_size, first_rank + workers);
             assert_eq!(place.first_size, 4);
-            publish(&board, rank, &place, &node(workers)).unwrap();
+            occupy(&board, rank, true, &place, &node(workers)).unwrap();
             // Its place, once it is lost.
             assert_eq!(take(&board, rank, &node(workers)).unwrap(), place);
         }
-    }
-
-    /// docs/spec/rendezvous.md, PLACES 2.
-    #[test]
-    fn no_two_processes_have_one_number() {
-        let board = round();
-        let ranks = RankBlock::identical(0, 1, 4);
-        let mut all = first_identities(
-            &Place {
-                ranks,
-                first_size: 4,
-            },
-            4,
-        );
-        for count in [1, 3, 1] {
-            all.extend(next_identities(&board, 4, count).unwrap());
-        }
-        assert_eq!(all.len(), 9);
-        assert!(all.is_sorted_by(|a, b| a.serial < b.serial));
-        assert!(all[3..].is_sorted_by(|a, b| a.incarnation < b.incarnation));
     }
 
     /// docs/spec/rendezvous.md, PLACES 1. The members of another round, of the same round in a store that came back empty, and of a round in which a group has

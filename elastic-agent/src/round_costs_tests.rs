@@ -235,7 +235,8 @@ fn take_part(board: &RoundBoard, rank: usize, nodes: usize, uses: Uses) -> bool 
         let first_size = ranks.world_size;
         let fresh = format!("job/0/{rank}");
         places::group(board, None, &fresh).expect("the name of a group");
-        places::publish(board, rank, &Place { ranks, first_size }, &trainer(8)).expect("to set");
+        let place = Place { ranks, first_size };
+        places::occupy(board, rank, false, &place, &trainer(8)).expect("to set");
         let master = BootstrapInfo::new(HostPort::new("node0", 1), true, true);
         let store = Arc::clone(board.store());
         open_round(&RendezvousInfo::new(0, store, rank, nodes, master)).expect("to open");

@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 
 use c10d_inspect::http::{HttpRequest, Target, fetch};
 use c10d_inspect::{FindingKind, Report};
-use c10d_store::{StoreExt, TcpStore};
+use c10d_store::membership::{GroupOptions, MemberKey, Message};
+use c10d_store::{StoreExt, TcpStore, TcpStoreOptions};
 use elastic_agent::{
     AgentOptions, AgentOutcome, CommandLine, KeepOptions, Launcher, LauncherError, LauncherOptions,
-    LauncherReport, Screen,
+    LauncherReport, RestartRules, Screen,
 };
 use elastic_rendezvous::RendezvousParameters;
 use log::{Level, LevelFilter, Log, Metadata, Record};
@@ -196,6 +197,56 @@ fn workers_that_could_not_be_kept_are_warned_of_while_they_run() {
     assert!(warning.contains("the workers of /bin/sh"), "{warning}");
     fs::write(&go, "").unwrap();
     assert_eq!(running.join().unwrap().exit_code(), 0);
+}
+
+/// The first process of a worker joins its group, and is stuck. It sends nothing, so the group evicts it.
+fn be_stuck_as_a_member() {
+    let variable = |name: &str| env::var(name).unwrap();
+    let number = |name| variable(name).parse::<u64>().unwrap();
+    let incarnation = number("C10D_MEMBER_INCARNATION");
+    if incarnation > 1 {
+        return;
+    }
+    let port = u16::try_from(number("MASTER_PORT")).unwrap();
+    let store = TcpStore::open(&variable("MASTER_ADDR"), port, TcpStoreOptions::default());
+    let group = store
+        .unwrap()
+        .membership(&variable("C10D_MEMBERSHIP_GROUP"));
+    let group = group.unwrap();
+    group.open(&GroupOptions::new(1), "torch/").unwrap();
+    let hello = Message::Hello {
+        handle: "gloo".into(),
+        step: 0,
+    };
+    let key = MemberKey::new(number("C10D_MEMBER_ID"), incarnation);
+    group.ask(key, &hello, PATIENCE).unwrap();
+    group.keep_alive(Duration::from_millis(50)).unwrap();
+    thread::sleep(10 * PATIENCE);
+}
+
+#[test]
+fn an_evicted_worker_that_is_stuck_is_killed_and_replaced() {
+    const STUCK: &str = "LAUNCHER_TEST_STUCK";
+    if env::var_os(STUCK).is_some() {
+        return be_stuck_as_a_member();
+    }
+    let mut rules = RestartRules::default();
+    rules.max_restarts = Some(1);
+    let mut keep = KeepOptions::new(1);
+    keep.members_expected_after = Duration::from_millis(50);
+    keep.evicted_grace = Duration::from_millis(100);
+    let test = "an_evicted_worker_that_is_stuck_is_killed_and_replaced";
+    let command = CommandLine::new(env::current_exe().unwrap(), ["--exact", test]);
+    let environment = env::vars_os().chain([(STUCK.into(), "1".into())]);
+    let agent = AgentOptions::new(command, 1)
+        .with_environment(environment)
+        .with_keep_workers(keep)
+        .with_restart_rules(rules);
+    let report = Launcher::new(LauncherOptions::new(agent, rendezvous())).run();
+    assert!(
+        matches!(report.result, Ok(AgentOutcome::Succeeded)),
+        "{report:?}"
+    );
 }
 
 #[test]

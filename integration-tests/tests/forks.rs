@@ -293,6 +293,64 @@ fn a_child_that_is_forked_within_a_wait_does_not_continue_it() {
     });
 }
 
+/// Its future is completed by threads that the child does not have.
+#[test]
+fn a_child_that_is_forked_within_a_wait_for_a_call_does_not_continue_it() {
+    let answers: Arc<Mutex<Option<Reply>>> = Arc::default();
+    let forked = Arc::new(AtomicI32::new(-1));
+    let mut registry = Registry::new();
+    let later = Arc::clone(&answers);
+    registry
+        .register_deferred("later", move |_, _, reply| {
+            *later.lock().unwrap() = Some(reply);
+        })
+        .unwrap();
+    let alone = HashStore::new();
+    let (agent, _) = start("forks", 0, 1, &alone, registry, Functions::new());
+    let call = agent.handle().call("forks", "later");
+    let call = call.with_timeout(None).send_bytes("");
+    let check = Arc::clone(&forked);
+    let cancel = Cancel::with_check(move || {
+        if check.load(Ordering::SeqCst) < 0 {
+            check.store(fork(), Ordering::SeqCst);
+        }
+        check.load(Ordering::SeqCst) > 0
+    });
+    let waited = call.wait_until(Deadline::NEVER, &cancel);
+    let child = forked.load(Ordering::SeqCst);
+    if child == 0 {
+        exit_after(|| {
+            refused(waited.expect("the wait has an error"));
+            drop((call, agent));
+        });
+    }
+    assert!(waited.is_none());
+    join(child);
+    let arrived = || answers.lock().unwrap().take();
+    let reply = std::iter::repeat_with(arrived).flatten().next();
+    reply.unwrap().send(Ok(&b"x"[..]));
+    assert_eq!(call.wait().unwrap(), "x");
+    agent.shutdown(PATIENCE).unwrap();
+}
+
+/// The start of a multi-tenant server holds a lock, for a second if its port is being closed.
+#[test]
+fn a_child_starts_a_server_while_its_parent_does() {
+    let open = |port| {
+        let options = TcpStoreOptions::default().with_master(true);
+        TcpStore::open("127.0.0.1", port, options.with_multi_tenant(true))
+    };
+    let port = open(0).unwrap().port();
+    let take = || TcpListener::bind(("127.0.0.1", port)).ok();
+    let taken = std::iter::repeat_with(take).flatten().next();
+    let opening = thread::spawn(move || open(port).map(drop));
+    while !opening.is_finished() {
+        join(fork_for(|| drop(open(0).unwrap())));
+    }
+    opening.join().unwrap().unwrap_err();
+    drop(taken);
+}
+
 /// Other threads hold each lock now and then when the process forks.
 #[test]
 fn a_child_waits_for_no_lock_of_its_parent_s_threads() {

@@ -226,6 +226,10 @@ pub enum NotSent {
     /// This worker could not connect to the callee.
     #[error("{0}")]
     Connect(Arc<str>),
+    /// The list of the group's members does not have this process, or the callee's copy of the list does not. Shows
+    /// nothing about whether the callee still runs.
+    #[error("{0}")]
+    Excluded(Arc<str>),
     /// The connection was lost while the request was queued.
     #[error("connection lost: {0}")]
     ConnectionLost(Arc<io::Error>),

@@ -19,7 +19,7 @@ use std::sync::PoisonError;
 use std::task::{Wake, Waker};
 use std::time::Duration;
 
-use c10d_socket::{Cancel, Deadline};
+use c10d_socket::{Cancel, Deadline, Process};
 
 /// A mutex that ignores poisoning: a panic under a lock is a defect of this crate, and the value is still better than
 /// none.
@@ -79,13 +79,15 @@ impl<T> Monitor<T> {
     /// Waits until `is_over`. `waker` makes one that [rings](Self::ring) this monitor.
     ///
     /// # Errors
-    /// The deadline has passed, or `cancel` has ended the wait.
+    /// The deadline has passed, or `cancel` has ended the wait. Its check may fork: the wait of the child ends at once,
+    /// because nothing wakes it, and because threads that it does not have may hold the lock.
     pub(crate) fn wait_with(
         &self,
         (deadline, cancel): (Deadline, &Cancel),
         waker: impl Fn() -> Waker,
         mut is_over: impl FnMut(&mut T) -> bool,
     ) -> Result<MutexGuard<'_, T>, WaitEnd> {
+        let process = Process::this();
         let mut watch = cancel.watch();
         let mut guard = self.lock();
         let mut has_passed = false;
@@ -98,7 +100,7 @@ impl<T> Monitor<T> {
             }
             if watch.is_due() {
                 drop(guard);
-                if watch.ask(&waker) {
+                if watch.ask(&waker) || !process.is_this() {
                     return Err(WaitEnd::Cancelled);
                 }
                 guard = self.lock();

@@ -247,15 +247,18 @@ pub(crate) enum RefuseReason {
     ShuttingDown,
     /// The worker does not support the dialer's protocol version.
     Version,
+    /// The worker's copy of the list of members does not have the dialer's process.
+    NotMember,
 }
 
 impl RefuseReason {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::WrongWorker,
         Self::WrongIncarnation,
         Self::UseOther,
         Self::ShuttingDown,
         Self::Version,
+        Self::NotMember,
     ];
 }
 

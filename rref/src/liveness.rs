@@ -119,7 +119,9 @@ impl Runtime {
 pub(crate) fn may_mean_lost(error: &RpcError) -> bool {
     match error {
         RpcError::RetriesExhausted { last, .. } => may_mean_lost(last),
-        RpcError::NotSent { cause, .. } => !matches!(cause, NotSent::Injected),
+        RpcError::NotSent { cause, .. } => {
+            !matches!(cause, NotSent::Injected | NotSent::Excluded(_))
+        }
         RpcError::ConnectionLost { .. } | RpcError::NoSuchWorker { .. } => true,
         _ => false,
     }
@@ -145,6 +147,11 @@ fn verdict(answer: &Result<Bytes, RpcError>) -> Option<Verdict> {
             ..
         })
         | Err(RpcError::NoSuchWorker { .. }) => Some(Verdict::Dead),
+        // This process is not a member, or the worker could not read that it is.
+        Err(RpcError::NotSent {
+            cause: NotSent::Excluded(_),
+            ..
+        }) => Some(Verdict::Unclear),
         // The agent may be able to connect again.
         Err(RpcError::ConnectionLost { .. } | RpcError::NotSent { .. }) => None,
         Ok(_) | Err(_) => Some(Verdict::Unclear),

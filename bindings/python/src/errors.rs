@@ -1,11 +1,10 @@
 //! Python's exceptions for the errors of a store.
 
+use c10d_socket::OtherProcess;
 use c10d_store::{ListenError, StoreError};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
-
-use crate::owned::forked;
 
 /// The module of the exception classes.
 const MODULE: &str = "c10d_rs._errors";
@@ -20,6 +19,13 @@ pub(crate) fn store_error(py: Python<'_>, error: &StoreError) -> PyErr {
         None => error.to_string(),
     };
     raise(py, class_name(error), text)
+}
+
+/// The exception of a forked child that uses what its parent has opened.
+pub(crate) fn forked(error: OtherProcess) -> PyErr {
+    PyRuntimeError::new_err(format!(
+        "{error}, or start the child with the method \"spawn\""
+    ))
 }
 
 /// PyTorch's text for an error that programs and PyTorch's own tests recognize by its words.

@@ -2,11 +2,10 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use c10d_socket::{OtherProcess, ProcessBound};
-use pyo3::exceptions::PyRuntimeError;
+use c10d_socket::ProcessBound;
 use pyo3::prelude::*;
 
-use crate::errors::raise;
+use crate::errors::{forked, raise};
 
 /// A value until it is taken out. Its lock is held under Python's lock only, so that a forked child finds it free.
 #[derive(Debug)]
@@ -75,11 +74,4 @@ impl<T> Owned<ProcessBound<T>> {
         }
         Ok(self.take().and_then(ProcessBound::into_inner))
     }
-}
-
-/// The exception of a forked child that uses what its parent has opened.
-pub(crate) fn forked(error: OtherProcess) -> PyErr {
-    PyRuntimeError::new_err(format!(
-        "{error}, or start the child with the method \"spawn\""
-    ))
 }

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ class Member:
 
     def enter(self, generation: ct.Generation) -> None:
         """Report a generation."""
-        fields = ("rank", "size", "members", "joined", "left", "source")
+        fields = ("uuid", "rank", "size", "members", "joined", "left", "source")
         self.say("generation", **{name: getattr(generation, name) for name in fields})
 
 
@@ -86,7 +87,14 @@ def add_up(
     except Exception as error:
         member.say("error", kind=type(error).__name__, text=str(error))
         return
-    member.say("done", step=step, total=state["total"].item(), sizes=state["sizes"])
+    member.say("done", step=step, total=state["total"].item(), sizes=state["sizes"], recorded=recorded())
+
+
+def recorded() -> list[str]:
+    """Return how torch's flight recorder describes the default group, by its collectives, each description once in a row."""
+    entries = json.loads(_c10d._dump_fr_trace_json()).get("entries", [])
+    described = [entry["process_group"][1] for entry in entries]
+    return [it for index, it in enumerate(described) if described[index - 1 : index] != [it]]
 
 
 def stay(port: int, rank: int | None, size: int, min_size: int) -> None:
@@ -346,6 +354,47 @@ def come_too_late(port: int) -> None:
         member.say("exit", code=error.code)
         return
     member.say("the loop has ended")
+
+
+def finish_beside_a_newcomer(port: int, rank: int) -> None:
+    """Do the last step while a newcomer waits for a boundary that does not come."""
+    member = Member(port, rank, 2, 1)
+    turns = 0
+    for generation in member.membership:
+        turns += 1
+        with generation:
+            generation.sync({})
+            member.say("steps")
+            while not generation.has_change:
+                time.sleep(0.01)
+    member.say("done", turns=turns)
+
+
+def leave_early(port: int, rank: int, size: int) -> None:
+    """Add up in twenty steps, of which rank 0 does five."""
+    member = Member(port, rank, size, 1)
+    for generation in member.membership:
+        member.enter(generation)
+        with generation:
+            step = generation.sync({})
+            while step < 20:
+                if rank == 0 and step == 5:
+                    member.say("leaves")
+                    break
+                value = torch.full((1,), float(generation.rank + 1))
+                dist.all_reduce(value)
+                if value.item() != generation.size * (generation.size + 1) / 2:
+                    member.say("wrong", step=step, value=value.item())
+                step += 1
+                generation.boundary(step)
+    member.say("done", step=step)
+
+
+def add_up_beside_torchrun(port: int, rank: int) -> None:
+    """Add up as a worker whose launcher restarts all workers, beside one that names the group."""
+    os.environ["TORCHELASTIC_RUN_ID"] = "job"
+    c10d_rs.TCPStore("127.0.0.1", port).set("c10d/membership_group", "job/0/ab")
+    add_up(port, rank, 2, 1, until=1, below_min_timeout=1)
 
 
 class Cycle:

@@ -2,8 +2,8 @@
 
     python nursery.py
 
-Each line of its input is a JSON list. ["fork", FUNCTION, ARGUMENTS] runs a function of ``members.py`` in a child, and prints
-its process id; ["wait", PID] prints how it has ended.
+Each line of its input is a JSON list. ["fork", FUNCTION, ARGUMENTS] runs a function of ``members.py`` or
+``subgroup_members.py`` in a child, and prints its process id; ["wait", PID] prints how it has ended.
 """
 
 import json
@@ -15,6 +15,7 @@ import torch
 import torch._dynamo  # which the first optimizer imports, for seconds
 
 import members
+import subgroup_members
 
 torch.set_num_threads(1)
 
@@ -37,7 +38,8 @@ def run(name: str, parameters: dict[str, object]) -> None:
     """Run a function, and end the process."""
     status = 1
     try:
-        getattr(members, name)(**parameters)
+        module = members if hasattr(members, name) else subgroup_members
+        getattr(module, name)(**parameters)
         status = 0
     except BaseException:
         traceback.print_exc()

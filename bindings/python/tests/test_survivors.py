@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -38,12 +39,15 @@ def can_reconfigure() -> bool:
     return subprocess.run([sys.executable, "-c", HAS_RECONFIGURE]).returncode == 0
 
 
-@unittest.skipUnless(find_spec("torch"), "needs torch in this environment")
-class Survivors(unittest.TestCase):
+class GroupCase(unittest.TestCase):
+    """A test with a server, and with members that a nursery forks."""
+
     nursery: ClassVar["subprocess.Popen[str]"]
 
     @classmethod
     def setUpClass(cls) -> None:
+        if not find_spec("torch"):
+            raise unittest.SkipTest("needs torch in this environment")
         if not can_reconfigure():
             raise unittest.SkipTest("needs PyTorch 2.14 or later")
         cls.nursery = subprocess.Popen(
@@ -106,6 +110,8 @@ class Survivors(unittest.TestCase):
         """Wait until members have said so often that they are in a generation of this size."""
         self.until(lambda _: sum(event["size"] == size for event in self.of("generation")) >= count)
 
+
+class Survivors(GroupCase):
     def check_sums(self, members: list[int], sizes: list[int]) -> None:
         """Check that the members with these ids did all their steps right, in the same processes, and agree."""
         done = sorted(self.wait_for("done", len(members)), key=lambda event: event["id"])
@@ -126,6 +132,10 @@ class Survivors(unittest.TestCase):
         self.check_sums([0, 2, 3], [4, 3])
         last = self.of("generation")[-1]
         self.assertEqual((last["members"], last["left"], last["joined"]), ([0, 2, 3], [1], []))
+        # What c10d flight reads. Torch numbers the collectives from 1 again in the second generation.
+        uuids = [next(it["uuid"] for it in self.of("generation") if it["size"] == size) for size in (4, 3)]
+        for event in self.of("done"):
+            self.assertEqual(event["recorded"], [f"generation {uuid}" for uuid in uuids])
 
     def test_two_deaths_at_once_and_large_messages(self) -> None:
         count = {"size": 5, "min_size": 2, "until": 3, "length": 1_000_000}
@@ -273,6 +283,32 @@ class Survivors(unittest.TestCase):
         self.fork("come_too_late")
         self.assertEqual(self.wait_for("exit", 1)[0]["code"], 0)
         self.assertEqual(len(self.of("generation")), 1)
+
+    def test_newcomer_that_waits_when_the_others_finish_exits_with_0(self) -> None:
+        for rank in range(2):
+            self.fork("finish_beside_a_newcomer", rank=rank)
+        self.wait_for("steps", 2)
+        self.fork("come_too_late")
+        self.assertEqual([event["turns"] for event in self.wait_for("done", 2)], [1, 1])
+        self.assertEqual(self.wait_for("exit", 1)[0]["code"], 0)
+        self.assertEqual(self.of("generation"), [])
+
+    def test_rank_that_leaves_its_block_early_changes_no_sum_of_the_others(self) -> None:
+        pids = [self.fork("leave_early", rank=rank, size=3) for rank in range(3)]
+        self.wait_for("leaves", 1)
+        # Long enough for whatever it sends.
+        time.sleep(1)
+        os.kill(pids[0], signal.SIGKILL)
+        self.assertEqual([event["step"] for event in self.wait_for("done", 2)], [20, 20])
+        self.assertEqual(self.of("wrong"), [])
+        self.assertEqual([event["size"] for event in self.of("generation")], [3, 3, 3, 2, 2], self.events)
+
+    def test_workers_beside_torchrun_do_not_go_on_with_fewer(self) -> None:
+        pids = [self.fork("add_up_beside_torchrun", rank=rank) for rank in range(2)]
+        self.wait_for("steps", 2)
+        os.kill(pids[1], signal.SIGKILL)
+        self.assertEqual(self.wait_for("error", 1)[0]["kind"], "BelowMinimum")
+        self.assertEqual([event["size"] for event in self.of("generation")], [2, 2])
 
     def test_own_exceptions(self) -> None:
         for rank, kind in ((0, "ValueError"), (1, "RuntimeError")):

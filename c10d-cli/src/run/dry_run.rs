@@ -229,8 +229,7 @@ fn restart_rules(plan: &RunPlan) -> Vec<(&'static str, String)> {
     let keep = plan.launcher.agent().keep_workers().map(|keep| {
         let dead = match keep.replacement {
             Replacement::Fork => format!("dead ones are replaced after {:?}", keep.replace_after),
-            Replacement::Spare => "nodes with dead ones are replaced by spares".to_owned(),
-            _ => "dead ones are not replaced".to_owned(),
+            Replacement::None => "dead ones are not replaced".to_owned(),
         };
         format!("{} at least, {dead}", keep.members_min)
     });

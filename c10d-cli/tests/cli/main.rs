@@ -40,6 +40,7 @@ mod run_health_port;
 mod run_keep;
 #[cfg(feature = "etcd")]
 mod run_keep_in_etcd;
+mod run_keep_why;
 mod run_nccl;
 mod run_options;
 mod run_other_listener;

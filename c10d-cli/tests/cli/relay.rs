@@ -1,6 +1,8 @@
 //! `c10d relay`, and `c10d run --relay`.
 
 use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Command;
 
@@ -157,6 +159,54 @@ fn the_pages_of_the_store_are_reached_through_a_relay() {
         assert_eq!(ended.code, Some(3), "{ended:?}");
         ended.stderr.contains(&expected)
     });
+}
+
+/// The relay names the server of the store and not its epoch.
+#[test]
+fn a_lock_in_a_worker_that_has_the_secret_survives_a_restart_of_the_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let secret = option(&new_secret(folder.path(), "secret"));
+    let directory = format!("--dir={}", folder.path().join("store").display());
+    let serve = |port: u16| {
+        let port = format!("--port={port}");
+        Server::start_with(["store", "serve", &port, &directory, &secret])
+    };
+    let store = serve(0);
+    let relay = start_relay(&store, &[&secret]);
+    relay.store(&["set", "k", "v"]).assert_prints("");
+    let over = folder.path().join("over");
+    let mut lease = command(["store", "lease", "lock", &secret, "--", "sh", "-c"]);
+    lease
+        .arg("until [ -e \"$OVER\" ]; do sleep 0.05; done; exit 7")
+        .env("OVER", &over)
+        .env("MASTER_ADDR", relay.address.ip().to_string())
+        .env("MASTER_PORT", relay.address.port().to_string())
+        .env("C10D_MASTER_ADDR", "127.0.0.1")
+        .env("C10D_MASTER_PORT", free_port().to_string());
+    let mut lease = Running::start(lease);
+    until("it holds the lock", || {
+        store.store(&["get", "lock", &secret]).code == Some(0)
+    });
+    store.running.signal(Signal::KILL);
+    let port = store.address.port();
+    store.end();
+    let _store = serve(port);
+    let lines = BufReader::new(lease.stderr()).lines().map(Result::unwrap);
+    // Both of its sessions, of which one holds the key.
+    let mut seen = Vec::new();
+    for line in lines {
+        seen.push(line);
+        if seen
+            .iter()
+            .filter(|it| it.contains("nothing is lost"))
+            .count()
+            == 2
+        {
+            break;
+        }
+    }
+    fs::write(&over, "").unwrap();
+    assert_eq!(lease.end().code, Some(7), "{seen:#?}");
 }
 
 #[test]

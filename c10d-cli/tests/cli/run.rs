@@ -31,7 +31,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::process::{Ended, Running, Server, command, free_port, refusing_address, until};
+use crate::process::{
+    Ended, PROGRAM, Running, Server, command_of, free_port, refusing_address, until,
+};
 
 /// The job's folder, in the environment of all its processes, so that a test finds those that are left.
 const FOLDER: &str = "C10D_TEST_FOLDER";
@@ -78,9 +80,14 @@ impl Job {
 
     /// `c10d run ARGUMENTS --no-python sh FILE`, where the file holds `script`.
     pub(crate) fn command(&self, arguments: &[&str], script: &str) -> Command {
+        self.command_of(PROGRAM, arguments, script)
+    }
+
+    /// The same by another `c10d`.
+    pub(crate) fn command_of(&self, program: &str, arguments: &[&str], script: &str) -> Command {
         let file = self.path("worker.sh");
         fs::write(&file, script).unwrap();
-        let mut command = command(["run"].iter().chain(arguments));
+        let mut command = command_of(program, ["run"].iter().chain(arguments));
         command
             .args([
                 OsStr::new("--no-python"),

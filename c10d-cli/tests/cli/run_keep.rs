@@ -4,22 +4,32 @@ use std::collections::BTreeMap;
 use std::env;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use c10d_store::membership::{
-    Attempt, Event, EventNumber, GroupOptions, Leave, MemberKey, Membership, Message, Reply,
+    Attempt, EndReason, Event, EventNumber, GroupOptions, Leave, MemberKey, Membership, Message,
+    Reply,
 };
 use c10d_store::{Store, StoreExt, TcpStore, TcpStoreOptions};
+use elastic_rendezvous::{
+    C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, RendezvousHandler, RendezvousInfo,
+    RendezvousSettings,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::process::{Ended, Running, free_port, until};
+use crate::process::{Ended, PROGRAM, Running, free_port, until};
 use crate::run::Job;
 
 /// Longer than any test takes.
 const LONG: Duration = Duration::from_secs(300);
+
+/// The interval of a member's checks for the end of the work.
+const POLL: Duration = Duration::from_millis(100);
 
 /// A worker runs this test: it is a member of the group until the file `finish` exists, or that with its rank.
 pub(crate) const MEMBER: &str =
@@ -32,12 +42,13 @@ fn variable<T: FromStr>(name: &str) -> Option<T> {
 /// A process of the group. Writes a line for each generation: its rank in it and its size.
 #[test]
 fn a_worker_is_a_member() {
-    let Some(id) = variable::<u64>("C10D_MEMBER_ID") else {
+    let Ok(folder) = env::var("C10D_TEST_FOLDER").map(PathBuf::from) else {
         return;
     };
-    let folder = PathBuf::from(env::var("C10D_TEST_FOLDER").unwrap());
-    let incarnation = variable("C10D_MEMBER_INCARNATION").unwrap();
-    let serial: u64 = variable("C10D_MEMBER_SERIAL").unwrap();
+    // Beside nodes that do not keep their workers, the launcher sets its rank only.
+    let id: u64 = variable("C10D_MEMBER_ID").or(variable("RANK")).unwrap();
+    let incarnation = variable("C10D_MEMBER_INCARNATION").unwrap_or(1);
+    let serial: u64 = variable("C10D_MEMBER_SERIAL").unwrap_or(id);
     let mut lines = OpenOptions::new();
     let name = format!("{id}-{}", std::process::id());
     let mut lines = lines
@@ -51,11 +62,15 @@ fn a_worker_is_a_member() {
         port,
         TcpStoreOptions::default(),
     );
-    let name = env::var("C10D_MEMBERSHIP_GROUP").unwrap();
-    let group = store.unwrap().membership(&name).unwrap();
-    let mut options = GroupOptions::new(variable("C10D_MEMBERS_MIN").unwrap());
-    options.size_first = variable("C10D_MEMBERS_FIRST").unwrap();
+    let store = store.unwrap();
+    let name = env::var("C10D_MEMBERSHIP_GROUP").unwrap_or_else(|_| {
+        let name = store.get("c10d/membership_group").unwrap();
+        String::from_utf8(name).unwrap()
+    });
+    let group = store.membership(&name).unwrap();
+    let mut options = GroupOptions::new(variable("C10D_MEMBERS_MIN").unwrap_or(1));
     let (rank, world_size): (u64, u64) = (id, variable("WORLD_SIZE").unwrap());
+    options.size_first = variable("C10D_MEMBERS_FIRST").unwrap_or(world_size);
     assert!(rank < world_size, "rank {rank} of {world_size}");
     // A test may pause on a busy machine.
     options.ready_timeout = Duration::from_secs(60);
@@ -78,7 +93,13 @@ fn a_worker_is_a_member() {
         until_any_exists(&ends);
         std::process::exit(0);
     });
+    let last = folder.join("last");
     loop {
+        if last.exists()
+            && let Some(generation) = member.generation
+        {
+            member.say(Message::finished(generation));
+        }
         if let Some(text) = member.next() {
             lines.write_all(text.as_bytes()).unwrap();
         }
@@ -110,8 +131,12 @@ impl Member {
             after: self.after,
             is_leaving: false,
         };
-        let (number, event) = match self.group.ask(self.key, &poll, LONG).unwrap() {
+        let (number, event) = match self.group.ask(self.key, &poll, POLL).unwrap() {
             Reply::NotYet => return None,
+            // A script can crash at its exit.
+            Reply::Ended(EndReason::Finished) => {
+                std::process::exit(if self.key.id.0 == 1 { 7 } else { 0 });
+            }
             Reply::Event(number, event) => (number, event),
             other => panic!("{other:?}"),
         };
@@ -170,7 +195,7 @@ impl Drop for Members {
 }
 
 impl Members {
-    fn start(options: &[&str], environment: &[(&str, &str)], script: &str) -> Self {
+    pub(crate) fn start(options: &[&str], environment: &[(&str, &str)], script: &str) -> Self {
         Self::start_with("--standalone", options, environment, script)
     }
 
@@ -196,16 +221,7 @@ impl Members {
 
     /// The last line of each process that has ever been a member, by id and process id.
     fn lines(&self) -> BTreeMap<(u64, i32), String> {
-        let entries = fs::read_dir(self.job.path("")).unwrap();
-        let lines = entries.filter_map(|entry| {
-            let entry = entry.unwrap();
-            let name = entry.file_name().into_string().unwrap();
-            let (id, pid) = name.split_once('-')?;
-            let text = fs::read_to_string(entry.path()).unwrap();
-            let line = text.lines().last()?.to_owned();
-            Some(((id.parse().ok()?, pid.parse().ok()?), line))
-        });
-        lines.collect()
+        lines_in(&self.job)
     }
 
     /// All processes that have begun to be members, by id.
@@ -221,21 +237,7 @@ impl Members {
 
     /// The process ids of the members of a generation of this size, by id, once it is there without any of `dead`.
     pub(crate) fn generation(&self, size: usize, dead: &[i32]) -> BTreeMap<u64, i32> {
-        let mut members = BTreeMap::new();
-        until(&format!("{size} members without {dead:?}"), || {
-            let mut lines = self.lines();
-            lines.retain(|(_, pid), _| !dead.contains(pid));
-            let ranks: BTreeMap<String, (u64, i32)> = lines
-                .into_iter()
-                .map(|(process, line)| (line, process))
-                .collect();
-            let expected = (0..size).map(|rank| format!("{rank} {size}"));
-            members = expected
-                .filter_map(|line| ranks.get(&line).copied())
-                .collect();
-            members.len() == size
-        });
-        members
+        generation_in(&self.job, size, dead)
     }
 
     fn finish(self) -> Ended {
@@ -254,7 +256,7 @@ impl Members {
         }
     }
 
-    fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.job.path("log")).unwrap_or_default()
     }
 
@@ -264,6 +266,38 @@ impl Members {
         self.job.assert_nothing_runs();
         ended
     }
+}
+
+fn lines_in(job: &Job) -> BTreeMap<(u64, i32), String> {
+    let entries = fs::read_dir(job.path("")).unwrap();
+    let lines = entries.filter_map(|entry| {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        let (id, pid) = name.split_once('-')?;
+        let text = fs::read_to_string(entry.path()).unwrap();
+        let line = text.lines().last()?.to_owned();
+        Some(((id.parse().ok()?, pid.parse().ok()?), line))
+    });
+    lines.collect()
+}
+
+/// As [`Members::generation`].
+pub(crate) fn generation_in(job: &Job, size: usize, dead: &[i32]) -> BTreeMap<u64, i32> {
+    let mut members = BTreeMap::new();
+    until(&format!("{size} members without {dead:?}"), || {
+        let mut lines = lines_in(job);
+        lines.retain(|(_, pid), _| !dead.contains(pid));
+        let ranks: BTreeMap<String, (u64, i32)> = lines
+            .into_iter()
+            .map(|(process, line)| (line, process))
+            .collect();
+        let expected = (0..size).map(|rank| format!("{rank} {size}"));
+        members = expected
+            .filter_map(|line| ranks.get(&line).copied())
+            .collect();
+        members.len() == size
+    });
+    members
 }
 
 pub(crate) fn kill(pid: i32) {
@@ -287,10 +321,9 @@ fn the_death_of_a_worker_restarts_that_worker_only() {
     assert_eq!(third[&1], first[&1]);
     let ended = members.finish();
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(
-        !ended.stderr.contains("restarting the workers"),
-        "{ended:?}"
-    );
+    for text in ["restarting the workers", "other nodes"] {
+        assert!(!ended.stderr.contains(text), "{ended:?}");
+    }
     let text = fs::read_to_string(events.path()).unwrap();
     let lines = text
         .lines()
@@ -429,7 +462,8 @@ fn final_exit_codes_and_errors_of_each_start_end_the_job() {
         ),
         (traceback, "would fail at each start: ModuleNotFoundError"),
     ] {
-        let script = format!("[ $C10D_MEMBER_INCARNATION = 1 ] || {{ {end}\n }}\n{MEMBER}");
+        let is_first = "[ $C10D_MEMBER_SERIAL -lt $C10D_MEMBERS_FIRST ]";
+        let script = format!("{is_first} || {{ {end}\n }}\n{MEMBER}");
         let options = [
             "--nproc-per-node=2",
             "--max-restarts=9",
@@ -498,6 +532,68 @@ fn a_rendezvous_whose_store_came_back_empty_has_another_group() {
         assert_eq!(ended.code, Some(0), "{ended:?}");
         let is_evicted = ended.stderr.contains("failed: exit code");
         assert!(!is_evicted, "{ended:?}");
+    }
+}
+
+/// docs/spec/rendezvous.md, PLACES 2. The node has its rank again, and meets node 0 in the same round.
+#[test]
+fn a_static_node_that_is_started_again_has_other_processes() {
+    let job = Job::new();
+    let port = free_port();
+    let start = |rank: &str| {
+        let options = [
+            "--keep-workers",
+            "--nnodes=2",
+            "--nproc-per-node=2",
+            "--max-restarts=0",
+            "--master-addr=127.0.0.1",
+            &format!("--master-port={port}"),
+            &format!("--node-rank={rank}"),
+        ];
+        let mut command = job.command(&options, MEMBER);
+        command.env("MEMBER", env::current_exe().unwrap());
+        Running::start(command)
+    };
+    let (launcher, mut second) = (start("0"), start("1"));
+    let wait = |size, dead: &[i32]| generation_in(&job, size, dead);
+    let first = wait(4, &[]);
+    let mut now = first.clone();
+    let mut dead = Vec::new();
+    for turn in 0..3 {
+        second.signal(Signal::KILL);
+        second.end();
+        dead.extend([now[&2], now[&3]]);
+        // Known as dead, or not yet.
+        if turn == 1 {
+            wait(2, &dead);
+        }
+        // As if its process had the same id, like the first process of a container.
+        let store = TcpStore::connect("127.0.0.1", port).unwrap();
+        assert!(store.delete_key("none/c10d/static/1").unwrap());
+        second = start("1");
+        now = wait(4, &dead);
+        assert_eq!((now[&0], now[&1]), (first[&0], first[&1]));
+    }
+    fs::write(job.path("finish"), "").unwrap();
+    for ended in [second.end(), launcher.end()] {
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let is_whole = !ended.stderr.contains("failed: exit code");
+        assert!(is_whole, "{ended:?}");
+    }
+}
+
+#[test]
+fn a_crash_after_the_workers_have_finished_starts_nothing_again() {
+    let options = ["--nproc-per-node=3", "--max-restarts=3", "--min-workers=3"];
+    let members = Members::start(&options, &[], MEMBER);
+    members.generation(3, &[]);
+    fs::write(members.job.path("last"), "").unwrap();
+    let ended = members.end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let late = "rank 1 failed after the workers had finished: its results are complete";
+    assert!(ended.stderr.contains(late), "{ended:?}");
+    for text in ["starts instead", "restarting the workers"] {
+        assert!(!ended.stderr.contains(text), "{ended:?}");
     }
 }
 
@@ -653,34 +749,99 @@ fn a_spare_takes_the_place_of_a_lost_node() {
     members.finish_with([spare]);
 }
 
-/// The node whose worker has died is a spare then, and takes the place of the other one that dies.
+/// docs/spec/rendezvous.md, KEEPING 1. The other nodes run on.
 #[test]
-fn a_node_gives_its_place_up_to_a_spare() {
-    let options = ["--replace=spare"];
-    let (members, second) = two_nodes("--nnodes=2", &options);
+fn a_node_without_the_option_is_refused_with_both_names() {
+    let (members, second) = two_nodes("--nnodes=2:3", &[]);
     let four = members.generation(4, &[]);
-    let spare = start_node(&members.job, "--nnodes=2", &options);
-    let spare_is_listed = || {
-        until("a spare is listed", || {
-            let state = members.job.state();
-            state.is_some_and(|it| it.redundancy_list.len() == 1 && it.participants.len() == 2)
-        });
-    };
-    spare_is_listed();
-    kill(four[&3]);
-    let mut dead = vec![four[&2], four[&3]];
-    let next = members.generation(4, &dead);
-    assert_kept(&BTreeMap::from([(0, four[&0]), (1, four[&1])]), &next);
-    spare_is_listed();
-    kill(next[&0]);
-    dead.extend([next[&0], next[&1]]);
-    let last = members.generation(4, &dead);
-    assert_kept(&BTreeMap::from([(2, next[&2]), (3, next[&3])]), &last);
-    assert_eq!(members.job.state().unwrap().round, 0);
-    fs::write(members.job.path("finish"), "").unwrap();
-    for ended in [second.end(), spare.end(), members.end()] {
+    let endpoint = format!("--rdzv-endpoint={}", members.job.server().address);
+    let options = [
+        "--nnodes=2:3",
+        "--rdzv-backend=c10d",
+        "--rdzv-id=job",
+        "--rdzv-conf=is_host=0,keep_alive_interval=1,keep_alive_max_attempt=12",
+        &endpoint,
+    ];
+    let refused = members.job.run(&options, "exit 0");
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    for text in [" has --keep-workers, and ", " has not"] {
+        assert!(refused.stderr.contains(text), "{refused:?}");
+    }
+    assert_kept(&four, &members.generation(4, &[]));
+    members.finish_with([second]);
+}
+
+/// Joins like a node of torchrun: takes part in the exchange of ranks, and writes nothing else.
+fn take_part_as_torchrun(address: SocketAddr) -> RendezvousInfo {
+    let store = TcpStore::open(
+        &address.ip().to_string(),
+        address.port(),
+        TcpStoreOptions::default(),
+    );
+    let store: Arc<dyn Store> = Arc::new(store.unwrap());
+    let backend = Arc::new(C10dBackend::new(Arc::clone(&store), "job").unwrap());
+    let settings = RendezvousSettings::new("job", 2, 2).unwrap();
+    // Behind the other node in the order of names.
+    let options = DynamicRendezvousOptions::new().with_local_addr("zz");
+    let node = DynamicRendezvous::new(backend, store, settings, options).unwrap();
+    let round = node.next_rendezvous().unwrap();
+    assert_eq!(round.rank, 1);
+    let role = r#"{"role": "default", "rank": 1, "local_world_size": 1}"#;
+    round
+        .store
+        .set("torchelastic/role_info/1", role.as_bytes())
+        .unwrap();
+    round.store.get("torchelastic/assigned_ranks/1").unwrap();
+    // It leaves nothing undone, and is not waited for.
+    round
+        .store
+        .add("torchelastic/agent/terminal_state/num_members", 1)
+        .unwrap();
+    round
+}
+
+/// docs/spec/rendezvous.md, KEEPING 2.
+#[test]
+fn a_round_with_a_node_of_torchrun_does_not_keep_workers() {
+    let job = Job::with_server();
+    // The name is for the workers of torchrun, which get none from their launcher.
+    let script = format!(
+        "echo keep=$C10D_KEEP_WORKERS group=$C10D_MEMBERSHIP_GROUP; \
+         {PROGRAM} store get c10d/membership_group --connect=$MASTER_ADDR:$MASTER_PORT"
+    );
+    let options = ["--keep-workers", "--local-addr=127.0.0.1"];
+    let launcher = Running::start(job.node_command(&options, &script));
+    let _round = take_part_as_torchrun(job.server().address);
+    let ended = launcher.end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    for text in ["keep= group=\n", "job/0/"] {
+        assert!(ended.stdout_text().contains(text), "{ended:?}");
+    }
+    let warning =
+        "--keep-workers is off in this round: 1 of its 2 nodes run torchrun or release 0.2";
+    assert_eq!(ended.stderr.matches(warning).count(), 1, "{ended:?}");
+}
+
+/// The remaining nodes do not wait for that node in the exit barrier.
+#[test]
+fn a_node_that_has_entered_and_is_killed_is_not_waited_for() {
+    let (members, second) = two_nodes("--nnodes=2:3", &[]);
+    let four = members.generation(4, &[]);
+    let third = start_node(&members.job, "--nnodes=2:3", &[]);
+    let six = members.generation(6, &[]);
+    for id in four.keys() {
+        fs::write(members.job.path(&format!("finish-{id}")), "").unwrap();
+    }
+    let dead: Vec<i32> = four.values().copied().collect();
+    members.generation(2, &dead);
+    third.signal(Signal::KILL);
+    third.end();
+    let began = Instant::now();
+    assert_eq!(six.len(), 6);
+    for ended in [second.end(), members.end()] {
         assert_eq!(ended.code, Some(0), "{ended:?}");
     }
+    assert!(began.elapsed() < Duration::from_secs(100));
 }
 
 /// At the start, as it is known by then that the workers' store has no such service.

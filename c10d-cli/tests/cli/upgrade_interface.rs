@@ -6,10 +6,13 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
-use c10d_store::{StoreExt, TcpStore};
+use c10d_store::{Store, StoreExt, TcpStore};
+use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::process::{PATIENCE, PROGRAM, Running, Server, command_of, until};
+use crate::process::{PATIENCE, PROGRAM, Running, Server, command_of, free_port, until};
+use crate::run::Job;
+use crate::run_keep::{MEMBER, assert_kept, generation_in, kill};
 use crate::upgrade::before;
 
 /// The table of intentionally removed commands and options. The loss of any other name is a defect.
@@ -83,12 +86,15 @@ fn add_fields(at: &str, value: &Value, fields: &mut BTreeSet<String>) {
     }
 }
 
-/// Metrics and their types, as in `# TYPE c10d_store_keys gauge`.
+/// Metrics and their types, as in `# TYPE c10d_store_keys gauge`. The release before has only this format.
 fn metrics_at(store: SocketAddr) -> Vec<String> {
     let mut connection = TcpStream::connect(store).unwrap();
     connection.set_read_timeout(Some(PATIENCE)).unwrap();
     connection
-        .write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        .write_all(
+            b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: application/openmetrics-text\r\n\
+              Connection: close\r\n\r\n",
+        )
         .unwrap();
     let mut text = String::new();
     connection.read_to_string(&mut text).unwrap();
@@ -239,5 +245,61 @@ fn launchers_of_two_releases_form_one_job() {
         }
         let expected = [0, 1, 2, 3].map(|rank| format!("rank {rank}"));
         assert_eq!(ranks, BTreeSet::from(expected), "{nodes:#?}");
+    }
+}
+
+/// Both with --keep-workers, which this release switches off beside the release before.
+#[test]
+#[ignore = "needs the release before (C10D_BEFORE)"]
+fn workers_of_two_releases_are_one_group() {
+    let (old, new) = (&*before(), PROGRAM);
+    for (programs, is_static) in [
+        ([old, new], true),
+        ([new, old], true),
+        ([old, new], false),
+        ([new, old], false),
+    ] {
+        let job = Job::with_server();
+        let port = free_port();
+        let start = |rank: usize, script| {
+            let node = match is_static {
+                true => format!("--master-addr=127.0.0.1 --master-port={port} --node-rank={rank}"),
+                false => {
+                    let endpoint = job.server().address;
+                    format!(
+                        "--rdzv-backend=c10d --rdzv-id=job --rdzv-conf=is_host=0 --rdzv-endpoint={endpoint}"
+                    )
+                }
+            };
+            let common = "--keep-workers --nnodes=2 --nproc-per-node=2 --max-restarts=3";
+            let options: Vec<&str> = common.split(' ').chain(node.split(' ')).collect();
+            let mut command = job.command_of(programs[rank], &options, script);
+            command.env("MEMBER", std::env::current_exe().unwrap());
+            Running::start(command)
+        };
+        let [first, mut second] = [0, 1].map(|rank| start(rank, MEMBER));
+        let mut members = generation_in(&job, 4, &[]);
+        if is_static {
+            // The release before keeps the other workers of its node.
+            let old_rank = if programs[0] == old { 0 } else { 2 };
+            let dead = members.remove(&old_rank).unwrap();
+            kill(dead);
+            assert_kept(&members, &generation_in(&job, 4, &[dead]));
+        }
+        if is_static && programs[1] == new {
+            // It does not count twice when it is started again, as the first process of a container.
+            second.signal(Signal::KILL);
+            second.end();
+            let store = TcpStore::connect("127.0.0.1", port).unwrap();
+            assert!(store.delete_key("none/c10d/static/1").unwrap());
+            second = start(1, "exit 0");
+        }
+        fs::write(job.path("finish"), "").unwrap();
+        let ended = [first, second].map(Running::end);
+        for (program, ended) in programs.iter().zip(&ended) {
+            assert_eq!(ended.code, Some(0), "{programs:?}: {ended:?}");
+            let is_off = ended.stderr.contains("--keep-workers is off in this round");
+            assert_eq!(is_off, *program == new, "{programs:?}: {ended:?}");
+        }
     }
 }

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
+use super::generation::Compared;
 use super::recording::{Collective, DEFAULT_GROUP, FlightRecording, GroupRecording};
-use crate::report::RankSet;
+use crate::report::{MembershipReport, RankSet};
 use crate::text::{capitalized, ranks_named, shown_up_to};
 
 /// What the ranks' flight recorders tell together.
@@ -61,7 +62,7 @@ pub enum FlightFindingKind {
 pub struct FlightRank {
     /// The global rank.
     pub rank: usize,
-    /// Why its recording is unknown.
+    /// Why its recording is unknown, or is not compared.
     pub error: Option<String>,
     /// The collective that it is in.
     pub current: Option<Collective>,
@@ -86,13 +87,26 @@ pub struct GroupProgress {
 /// The most characters of the reason why a recording is unknown.
 const ERROR_CHARS_MAX: usize = 200;
 
-/// Compares what ranks have recorded. `silent` says why the recordings of other ranks are unknown; `clock` makes
-/// a text of a time in nanoseconds since 1970.
+/// Compares what ranks have recorded. `silent` says why the recordings of other ranks are unknown; `memberships` are the
+/// groups of survivors of the job; `clock` makes a text of a time in nanoseconds since 1970.
 ///
 /// Ranks of a job that runs differ by a collective or two at any moment: how long ago the texts say that a
-/// collective was entered tells a hang from that.
+/// collective was entered tells a hang from that. Of survivors, the members of the current generation are compared, by its
+/// collectives alone.
 #[must_use]
 pub fn compare_flights(
+    recordings: &BTreeMap<usize, FlightRecording>,
+    silent: &BTreeMap<usize, String>,
+    memberships: &[MembershipReport],
+    clock: &dyn Fn(u64) -> String,
+) -> FlightReport {
+    match Compared::new(recordings, silent, memberships) {
+        Some(compared) => compared.report(clock),
+        None => compare_all(recordings, silent, clock),
+    }
+}
+
+pub(super) fn compare_all(
     recordings: &BTreeMap<usize, FlightRecording>,
     silent: &BTreeMap<usize, String>,
     clock: &dyn Fn(u64) -> String,
@@ -464,7 +478,7 @@ fn headline(
     format!("{silence}{state}")
 }
 
-fn ranks(
+pub(super) fn ranks(
     recordings: &BTreeMap<usize, FlightRecording>,
     silent: &BTreeMap<usize, String>,
 ) -> Vec<FlightRank> {

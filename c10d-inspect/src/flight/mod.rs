@@ -4,6 +4,7 @@
 //! All texts are free of control characters, and short, whatever a rank sent.
 
 mod compare;
+mod generation;
 mod recording;
 mod text;
 

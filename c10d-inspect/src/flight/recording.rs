@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use c10d_store::membership::Attempt;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -20,10 +21,18 @@ const COLLECTIVES_KEPT: usize = 512;
 /// The name of the default group in keys and recordings.
 pub(super) const DEFAULT_GROUP: &str = "0";
 
-/// What a rank's flight recorder knows. The recorder is a ring: old collectives are missing.
+/// How c10d_rs.torch describes the default group from the call on that makes a generation of survivors.
+const GENERATION: &str = "generation ";
+
+/// The contents of a rank's flight recorder about its current groups. The recorder is a ring: old collectives are missing.
+///
+/// PyTorch numbers the collectives of a group from 1 again in each generation of survivors: those of earlier generations are
+/// dropped.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FlightRecording {
     pub(super) groups: BTreeMap<String, GroupRecording>,
+    /// The generation of survivors that entered these collectives, if the recorder names it.
+    pub(super) generation: Option<Attempt>,
     is_empty: bool,
 }
 
@@ -119,7 +128,12 @@ impl FlightRecording {
                 None if id == 0 => DEFAULT_GROUP.to_owned(),
                 None => continue,
             };
-            let group = recording.groups.entry(name).or_default();
+            // Of a group of an earlier generation only the name is left.
+            let group = match names.contains_key(&id) {
+                true => recording.groups.get_mut(&name),
+                false => Some(recording.groups.entry(name).or_default()),
+            };
+            let Some(group) = group else { continue };
             let entered = number(status.get("last_enqueued_collective"));
             group.entered = group.entered.max(entered.unwrap_or(0));
             group.completed = group
@@ -128,6 +142,19 @@ impl FlightRecording {
         }
         recording.is_empty = recording.groups.is_empty();
         Ok(recording)
+    }
+
+    /// The recording of a rank that has entered no collective of its generation.
+    pub(super) fn without_collectives(generation: Attempt) -> Self {
+        let group = GroupRecording {
+            description: format!("{GENERATION}{generation}"),
+            ..GroupRecording::default()
+        };
+        Self {
+            groups: BTreeMap::from([(DEFAULT_GROUP.to_owned(), group)]),
+            generation: Some(generation),
+            is_empty: false,
+        }
     }
 
     /// Whether the rank has recorded nothing: it has made no group, or its recorder is off.
@@ -145,12 +172,15 @@ impl FlightRecording {
             let of_group = |it: &GroupRecording| (it.entered, it.completed, it.open().is_some());
             groups.map(of_group).collect()
         };
-        !self.groups.keys().eq(earlier.groups.keys()) || progress(self) != progress(earlier)
+        self.generation != earlier.generation
+            || !self.groups.keys().eq(earlier.groups.keys())
+            || progress(self) != progress(earlier)
     }
 
     /// Adds what another recorder of the same rank knows: each backend may have one of its own.
     pub fn merge(&mut self, other: Self) {
         self.is_empty &= other.is_empty;
+        self.generation = self.generation.max(other.generation);
         for (name, group) in other.groups {
             let mine = self.groups.entry(name).or_default();
             if mine.description.is_empty() {
@@ -177,8 +207,17 @@ impl FlightRecording {
         if let Some(id) = number(entry.get("pg_id")) {
             names.insert(id, name.clone());
         }
+        let mut description = group.and_then(|group| name_at(group, 1));
+        if let Some(generation) = description.as_deref().and_then(generation) {
+            if self.generation != Some(generation) {
+                // Subgroups belong to the generation in which they were made.
+                self.groups.clear();
+            }
+            self.generation = Some(generation);
+            description = Some(format!("{GENERATION}{generation}"));
+        }
         let recording = self.groups.entry(name.clone()).or_default();
-        if let Some(description) = group.and_then(|group| name_at(group, 1)) {
+        if let Some(description) = description {
             recording.description = description;
         }
         // Sends and receives have numbers of their own, which only the two ranks share.
@@ -188,13 +227,24 @@ impl FlightRecording {
         let Some(number) = number(entry.get("collective_seq_id")) else {
             return;
         };
-        recording.entered = recording.entered.max(number);
         let collective = Collective::read(entry, name, number);
+        // NCCL records several under one number, if they are coalesced.
+        let is_again = recording.entered == number && collective.backend == "gloo";
+        if number < recording.entered || is_again {
+            recording.collectives.clear();
+        }
+        recording.entered = number;
         recording.collectives.insert(number, collective);
         if recording.collectives.len() > COLLECTIVES_KEPT {
             recording.collectives.pop_first();
         }
     }
+}
+
+/// The generation that a description names.
+fn generation(description: &str) -> Option<Attempt> {
+    let uuid = description.strip_prefix(GENERATION)?.parse().ok()?;
+    Attempt::from_uuid(uuid)
 }
 
 impl GroupRecording {

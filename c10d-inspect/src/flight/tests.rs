@@ -69,12 +69,12 @@ fn recording(entries: &[serde_json::Value]) -> FlightRecording {
 
 fn compare(recordings: Vec<FlightRecording>) -> FlightReport {
     let recordings = recordings.into_iter().enumerate().collect();
-    compare_flights(&recordings, &BTreeMap::new(), &clock)
+    compare_flights(&recordings, &BTreeMap::new(), &[], &clock)
 }
 
 #[test]
 fn a_rank_that_skips_a_collective_is_behind() {
-    let report = compare_flights(&parsed(recorded!("skip")), &BTreeMap::new(), &no_clock);
+    let report = compare_flights(&parsed(recorded!("skip")), &BTreeMap::new(), &[], &no_clock);
     assert_eq!(
         report.headline,
         "Rank 2 is behind: it has entered 3 collectives of group 0 (default_pg), the others 4 \
@@ -99,7 +99,12 @@ fn a_rank_that_skips_a_collective_is_behind() {
 
 #[test]
 fn a_rank_in_another_collective_has_diverged() {
-    let report = compare_flights(&parsed(recorded!("diverge")), &BTreeMap::new(), &no_clock);
+    let report = compare_flights(
+        &parsed(recorded!("diverge")),
+        &BTreeMap::new(),
+        &[],
+        &no_clock,
+    );
     assert_eq!(
         report.headline,
         "Ranks differ in collective 4 of group 0 (default_pg): rank 2 entered broadcast, [10] float, \
@@ -114,7 +119,7 @@ fn a_rank_that_does_not_answer_is_named_and_not_compared() {
     let mut recordings = parsed(recorded!("skip"));
     recordings.remove(&2);
     let silent = BTreeMap::from([(2, "does not answer within 2s".to_owned())]);
-    let report = compare_flights(&recordings, &silent, &no_clock);
+    let report = compare_flights(&recordings, &silent, &[], &no_clock);
     assert_eq!(
         report.headline,
         "Rank 2 does not answer, so its collectives are unknown. The others agree: collective 4 of \
@@ -130,7 +135,7 @@ fn a_rank_that_does_not_answer_is_named_and_not_compared() {
 #[test]
 fn if_nobody_answers_the_reason_is_told() {
     let silent = BTreeMap::from([(0, "it has no debug server".to_owned())]);
-    let report = compare_flights(&BTreeMap::new(), &silent, &no_clock);
+    let report = compare_flights(&BTreeMap::new(), &silent, &[], &no_clock);
     assert_eq!(
         report.headline,
         "No rank shows its collectives; rank 0: it has no debug server"
@@ -242,13 +247,13 @@ fn a_rank_that_waits_in_another_group_is_late_because_of_it() {
 fn a_rank_without_a_recording_is_named_if_others_have_one() {
     let empty = br#"{"pg_config":{},"pg_status":{},"version":"2.10"}"#;
     let mut recordings = parsed([empty.as_slice()]);
-    let report = compare_flights(&recordings, &BTreeMap::new(), &clock);
+    let report = compare_flights(&recordings, &BTreeMap::new(), &[], &clock);
     assert!(
         report.headline.starts_with("No recording of a collective"),
         "{report:?}"
     );
     recordings.insert(1, recording(&[entry("0", 1, "gloo:barrier", &[], 1)]));
-    let report = compare_flights(&recordings, &BTreeMap::new(), &clock);
+    let report = compare_flights(&recordings, &BTreeMap::new(), &[], &clock);
     assert!(
         report.headline.starts_with("Rank 0 has recorded no group"),
         "{report:?}"
@@ -281,7 +286,7 @@ fn odd_answers_are_an_error_or_ignored() {
         let others = parsed(recorded!("skip"));
         let mut recordings: BTreeMap<_, _> = others.into_iter().collect();
         recordings.insert(9, recording);
-        let _ = compare_flights(&recordings, &BTreeMap::new(), &clock).headline;
+        let _ = compare_flights(&recordings, &BTreeMap::new(), &[], &clock).headline;
     }
 }
 
@@ -303,7 +308,7 @@ fn names_of_a_rank_cannot_control_the_terminal() {
 fn the_reason_of_a_silent_rank_cannot_either() {
     let evil = "\u{1b}[2J\u{202e}x\n".repeat(100);
     let silent = BTreeMap::from([(0, evil)]);
-    let report = compare_flights(&BTreeMap::new(), &silent, &no_clock);
+    let report = compare_flights(&BTreeMap::new(), &silent, &[], &no_clock);
     let text = report.to_text(&no_clock);
     assert!(
         !text.contains(['\u{1b}', '\u{202e}']) && text.lines().count() == 3 && text.len() < 4000,
@@ -319,7 +324,7 @@ fn the_text_lists_ranks_below_the_answer() {
     let recordings = [recording(&[first()]), recording(&[ended]), recording(&[])];
     let recordings = recordings.into_iter().enumerate().collect();
     let silent = BTreeMap::from([(3, "it has no debug server".to_owned())]);
-    let text = compare_flights(&recordings, &silent, &clock).to_text(&clock);
+    let text = compare_flights(&recordings, &silent, &[], &clock).to_text(&clock);
     let (_, listed) = text.split_once("\n\n").unwrap();
     let expected = "\
 rank 0: in collective 1 of group 0 since 7 s: all_reduce, [4] float
@@ -329,7 +334,7 @@ rank 3: it has no debug server
 ";
     assert_eq!(listed, expected, "{text}");
     let many = (0..70).map(|rank| (rank, recording(&[first()]))).collect();
-    let text = compare_flights(&many, &BTreeMap::new(), &clock).to_text(&clock);
+    let text = compare_flights(&many, &BTreeMap::new(), &[], &clock).to_text(&clock);
     assert!(
         text.ends_with("and 6 more ranks: --json shows all\n"),
         "{text}"
@@ -373,4 +378,137 @@ fn any_recordings_are_compared_without_a_panic() {
             );
         }
     }
+}
+
+/// A group of survivors in this generation, of these ranks.
+fn survivors(generation: u64, ranks: &[usize]) -> crate::MembershipReport {
+    let mut group = crate::MembershipReport::default();
+    group.generation = u32::try_from(generation).unwrap();
+    group.uuid = uuid(generation).to_string();
+    group.is_whole = true;
+    group.is_settled = true;
+    group.size = ranks.len();
+    group.ranks.0.extend(ranks);
+    group
+}
+
+const fn uuid(generation: u64) -> u64 {
+    (7 << 32) | generation
+}
+
+/// See `recorded`; the generations by their numbers.
+fn of_generations(entered: &[(u64, u64)]) -> FlightRecording {
+    let entered = entered
+        .iter()
+        .map(|&(generation, count)| (uuid(generation), count));
+    crate::sim::recorded(&entered.collect::<Vec<_>>())
+}
+
+/// The headline and who is a culprit.
+fn survivors_compared(
+    group: &crate::MembershipReport,
+    recordings: Vec<(usize, FlightRecording)>,
+    silent: &[usize],
+) -> (String, Vec<usize>) {
+    let silent = silent.iter().map(|rank| (*rank, "refused".to_owned()));
+    let report = compare_flights(
+        &recordings.into_iter().collect(),
+        &silent.collect(),
+        std::slice::from_ref(group),
+        &no_clock,
+    );
+    let culprits = report.findings.iter().flat_map(|it| ranks(&it.culprits));
+    (report.headline.clone(), culprits.collect())
+}
+
+#[test]
+fn only_collectives_of_the_current_generation_are_compared() {
+    // PyTorch has numbered the collectives from 1 again when rank 1 was replaced.
+    let old = of_generations(&[(1, 96), (3, 53)]);
+    let new = of_generations(&[(3, 53)]);
+    let group = survivors(3, &[0, 1, 2]);
+    let of = |one, two| vec![(0, old.clone()), (1, one), (2, two)];
+    let (headline, culprits) = survivors_compared(&group, of(new.clone(), old.clone()), &[]);
+    assert!(culprits.is_empty(), "{headline}");
+    assert!(
+        headline.contains("All ranks agree: collective 53 of group 0 (generation 3)"),
+        "{headline}"
+    );
+    // Rank 2 hangs, before its first collective of the generation or later.
+    for entered in [0, 52] {
+        let behind = match entered {
+            0 => of_generations(&[(1, 96)]),
+            entered => of_generations(&[(1, 96), (3, entered)]),
+        };
+        let (headline, culprits) = survivors_compared(&group, of(new.clone(), behind), &[]);
+        assert_eq!(culprits, [2], "{headline}");
+        assert!(headline.starts_with("Rank 2 is behind"), "{headline}");
+    }
+    // The newcomer, which has no recording yet, hangs in the same way.
+    let nothing = FlightRecording::parse(b"{}").unwrap();
+    let (headline, culprits) = survivors_compared(&group, of(nothing, old.clone()), &[]);
+    assert_eq!(culprits, [1], "{headline}");
+}
+
+#[test]
+fn a_rank_that_its_group_has_left_out_is_not_compared() {
+    let group = survivors(2, &[1, 2]);
+    let on = || of_generations(&[(1, 5), (2, 9)]);
+    // Rank 0 hangs in the first generation, and rank 3 waits to enter the group.
+    let waits = FlightRecording::parse(b"{}").unwrap();
+    let stuck = of_generations(&[(1, 5)]);
+    let recordings = vec![(0, stuck), (1, on()), (2, on()), (3, waits)];
+    let (headline, culprits) = survivors_compared(&group, recordings, &[]);
+    assert!(
+        culprits.is_empty() && headline.starts_with("All ranks agree"),
+        "{headline}"
+    );
+    let recordings = vec![(1, on()), (2, on())];
+    let (headline, culprits) = survivors_compared(&group, recordings, &[0]);
+    assert!(
+        culprits.is_empty() && headline.starts_with("All ranks agree"),
+        "{headline}"
+    );
+}
+
+#[test]
+fn members_that_change_are_not_compared() {
+    let old = || of_generations(&[(1, 5)]);
+    let new = || of_generations(&[(1, 5), (2, 1)]);
+    let changing = vec![(0, old()), (1, new())];
+    let (headline, culprits) = survivors_compared(&survivors(1, &[0, 1]), changing.clone(), &[]);
+    assert!(
+        culprits.is_empty() && headline.contains("change"),
+        "{headline}"
+    );
+    let mut broken = survivors(2, &[]);
+    broken.is_whole = false;
+    broken.stage = "members leave their mesh".to_owned();
+    let (headline, culprits) = survivors_compared(&broken, changing.clone(), &[]);
+    assert!(
+        culprits.is_empty() && headline.contains("leave their mesh"),
+        "{headline}"
+    );
+    // Without a launcher that announces the group, who is a member is not known.
+    let (headline, culprits) = survivors_compared(&survivors(2, &[]), changing, &[]);
+    assert!(culprits.is_empty(), "{headline}");
+}
+
+/// A recording without the generation: the program changes its group itself.
+#[test]
+fn numbers_that_begin_again_are_those_of_another_group() {
+    let recording = |numbers: &[u64]| {
+        let entries: Vec<_> = numbers
+            .iter()
+            .map(|number| entry("0", *number, "gloo:all_reduce", &[&[1]], *number))
+            .collect();
+        let json = json!({"entries": entries, "pg_status": {}}).to_string();
+        FlightRecording::parse(json.as_bytes()).unwrap()
+    };
+    let recordings = BTreeMap::from([(0, recording(&[1, 2, 3, 1])), (1, recording(&[1]))]);
+    let report = compare_flights(&recordings, &BTreeMap::new(), &[], &no_clock);
+    assert!(report.findings.is_empty(), "{}", report.headline);
+    assert_eq!(recording(&[1, 1]).groups["0"].collectives.len(), 1);
+    let moved = recording(&[1, 2, 1]);
+    assert!(moved.has_moved_since(&recording(&[1, 2])));
 }

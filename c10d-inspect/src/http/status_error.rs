@@ -3,6 +3,7 @@
 use std::io;
 
 use c10d_socket::{HostPort, printable};
+use c10d_store::DataLost;
 
 use super::client::HttpError;
 
@@ -30,6 +31,10 @@ pub enum StatusError {
         /// Why there is none.
         reason: String,
     },
+
+    /// The store has lost data, as its directory says, so no server will lead.
+    #[error(transparent)]
+    DataLost(#[from] DataLost),
 
     /// No answer, for a reason that does not depend on the kind of the server.
     #[error(transparent)]

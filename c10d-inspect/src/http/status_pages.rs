@@ -304,6 +304,7 @@ impl StatusPages {
         };
         found.map_err(|error| match error {
             NotReached::Attempt(error) => error,
+            NotReached::DataLost(lost) => lost.into(),
             NotReached::Lookup(error) => not_found(error.to_string()),
             NotReached::NoLeader | NotReached::Cancelled => {
                 not_found("no process serves it at the moment".to_owned())

@@ -5,6 +5,8 @@ mod large;
 mod runs;
 mod script;
 mod store;
+mod survivors;
 mod world;
 
 pub(crate) use script::{DEFAULT, Script};
+pub(crate) use survivors::recorded;

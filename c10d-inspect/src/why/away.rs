@@ -15,7 +15,7 @@ const AWAY_MIN: Duration = Duration::from_secs(2);
 /// Finds the ranks that are away, together those that are of one host and since the same moment: those of one relay.
 pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
     let mut relays: BTreeMap<(Duration, String), BTreeSet<usize>> = BTreeMap::new();
-    for rank in job.who.seen() {
+    for rank in job.who.seen().filter(|&rank| !job.is_left_out(rank)) {
         if let Some((since, slot)) = away_since(job, rank)
             && job.ago(since) >= AWAY_MIN
         {

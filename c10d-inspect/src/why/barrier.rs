@@ -10,6 +10,7 @@ use crate::report::FindingKind;
 use crate::text;
 
 pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
+    let size_now = job.ranks_now().map(|ranks| ranks.len());
     for (key, waiting) in &job.waits {
         if drafts.len() > DRAFTS_MAX {
             return;
@@ -29,7 +30,7 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
                     is_last: true,
                 },
             ) => {
-                let size = job.world_size.filter(|_| !is_hash(group));
+                let size = size_now.filter(|_| !is_hash(group));
                 let name = match group {
                     b"0" => "the barrier of init_process_group".to_owned(),
                     group => format!("the barrier of new_group (group {})", text::shown(group)),
@@ -98,9 +99,9 @@ fn draft(
     }
     // Who is absent is only sure if it is known who is not, and if the numbers agree.
     let is_known = ranks.len() == waiting.slots.len() && arrived == waiting.slots.len();
-    let absent: BTreeSet<usize> = match job.world_size {
-        Some(size) if is_known && expected == Some(size) => {
-            (0..size).filter(|rank| !ranks.contains(rank)).collect()
+    let absent: BTreeSet<usize> = match job.ranks_now() {
+        Some(all) if is_known && expected == Some(all.len()) => {
+            all.difference(&ranks).copied().collect()
         }
         _ => BTreeSet::new(),
     };

@@ -188,6 +188,10 @@ impl<'s> Incomplete<'s> {
         let (Some(world_size), Some(size)) = (job.world_size, state.size) else {
             return BTreeSet::new();
         };
+        // Members of a generation of survivors are in the order of their ranks in it.
+        if job.members.is_some() {
+            return BTreeSet::new();
+        }
         let known: Vec<(usize, usize)> = self.known();
         if !known.is_sorted_by(|one, other| one.1 < other.1) {
             return BTreeSet::new();

@@ -69,6 +69,7 @@ fn left_first(job: &Job<'_>, state: &GroupState<'_>) -> Option<Draft> {
         .members
         .iter()
         .filter(|member| !(is_rerun && member.is_orphan))
+        .filter(|member| member.rank.is_none_or(|rank| !job.is_left_out(rank)))
         .filter_map(|member| {
             let slot = member.published.writer?;
             let closed = job.index.connections[slot].closed?;
@@ -210,8 +211,9 @@ fn later(
 
 /// The root cause that a launcher reports: it has the last lines of the workers, and the exits on other nodes.
 fn announced(job: &Job<'_>) -> Option<Draft> {
-    let exists = |rank: &usize| job.world_size.is_none_or(|size| *rank < size);
-    let ranks = |ranks: &RankSet| ranks.0.iter().copied().filter(exists).collect::<Vec<_>>();
+    let counts =
+        |rank: &usize| job.world_size.is_none_or(|size| *rank < size) && !job.is_left_out(*rank);
+    let ranks = |ranks: &RankSet| ranks.0.iter().copied().filter(counts).collect::<Vec<_>>();
     // A launcher that is still connected knows of the last failure.
     let nodes = job.launched.nodes.iter().rev();
     let (node, cause) = nodes
@@ -228,7 +230,6 @@ fn announced(job: &Job<'_>) -> Option<Draft> {
 fn awaited(job: &Job<'_>) -> Option<Draft> {
     let millis = |at: Duration| i64::try_from(at.as_millis()).unwrap_or(i64::MAX);
     let exits: Vec<Exit> = job
-        .launched
         .workers()
         .filter_map(|worker| {
             let (end, at) = worker.end()?;
@@ -280,7 +281,6 @@ fn awaited(job: &Job<'_>) -> Option<Draft> {
 /// Workers that failed and that no other finding is about.
 fn worker_ended(job: &Job<'_>, reported: &BTreeSet<usize>) -> Option<Draft> {
     let mut failed: Vec<_> = job
-        .launched
         .workers()
         .filter_map(|worker| Some((worker.end()?, worker)))
         .filter(|((end, _), _)| {

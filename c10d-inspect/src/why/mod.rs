@@ -4,6 +4,7 @@ mod absence;
 mod absent;
 mod away;
 mod barrier;
+mod boundary;
 mod conflict;
 mod direct;
 mod draft;
@@ -41,6 +42,7 @@ pub(crate) fn find(job: &Job<'_>) -> (Vec<Finding>, bool) {
     groups::find(job, &mut drafts);
     nccl::find(job, &mut drafts);
     barrier::find(job, &mut drafts);
+    boundary::find(job, &mut drafts);
     other_keys::find(job, &mut drafts);
     stale::find(job, &mut drafts);
     conflict::find(job, &mut drafts);
@@ -48,8 +50,21 @@ pub(crate) fn find(job: &Job<'_>) -> (Vec<Finding>, bool) {
     gloo_loopback::find(job, &mut drafts);
     nccl_ras::find(job, &mut drafts);
     meeting::find(job, &mut drafts);
+    drafts.retain_mut(|draft| concerns_members(job, draft));
     let is_stuck = drafts.iter().any(|draft| draft.is_stall);
     (ordered(job, drafts), is_stuck)
+}
+
+/// Removes ranks without which their group of survivors works. Returns whether the finding is still about others.
+fn concerns_members(job: &Job<'_>, draft: &mut Draft) -> bool {
+    let Finding {
+        culprits, waiting, ..
+    } = &mut draft.finding;
+    [culprits, waiting].into_iter().all(|RankSet(ranks)| {
+        let was_empty = ranks.is_empty();
+        ranks.retain(|&rank| !job.is_left_out(rank));
+        was_empty || !ranks.is_empty()
+    })
 }
 
 /// The order of kinds among causes: mistakes in how the job was started explain what comes of them.
@@ -70,7 +85,7 @@ fn class(kind: FindingKind) -> u8 {
         Kind::NeverConnected => 4,
         Kind::GroupNamesDiffer => 5,
         Kind::GroupIncomplete | Kind::NcclFailed | Kind::NcclBehind => 6,
-        Kind::NcclId | Kind::NcclApart | Kind::Barrier | Kind::Key => 7,
+        Kind::NcclId | Kind::NcclApart | Kind::Barrier | Kind::Boundary | Kind::Key => 7,
         Kind::LostLater => 8,
         Kind::GaveUp => 9,
         Kind::NotInTheStore | Kind::ConnectedDirectly => 10,

@@ -9,26 +9,27 @@ use crate::network::nccl_hint;
 use crate::report::{Finding, FindingKind};
 use crate::text;
 
-/// The finding that all ranks are connected and none waits; `None` while some are not.
+/// The finding that all ranks are connected and none waits; `None` while some are not, and while members of a group wait for
+/// others.
 pub(crate) fn nothing_waits(job: &Job<'_>) -> Option<Finding> {
-    if !job.waits.is_empty() {
+    let mut groups = job.index.snapshot.groups.iter();
+    let are_settled = groups.all(|it| {
+        it.status.stopped_for.is_none() && it.status.members.iter().all(|it| !it.is_awaited)
+    });
+    if !job.waits.is_empty() || !are_settled {
         return None;
     }
-    let text = match job.world_size {
-        Some(size) => all_are_idle(job, size)?,
+    let text = match job.ranks_now() {
+        Some(ranks) => all_are_idle(job, &ranks)?,
         None => nccl_readers(job)?,
     };
     Some(Finding::new(FindingKind::NotInTheStore, text))
 }
 
-fn all_are_idle(job: &Job<'_>, size: usize) -> Option<String> {
-    let connected = job
-        .who
-        .seen()
-        .filter(|&rank| rank < size && job.is_connected(rank))
-        .count();
+fn all_are_idle(job: &Job<'_>, ranks: &BTreeSet<usize>) -> Option<String> {
+    let size = ranks.len();
     let is_joining = job.mains().any(|state| !state.is_complete());
-    if size == 0 || connected < size || is_joining {
+    if size == 0 || !ranks.iter().all(|&rank| job.is_connected(rank)) || is_joining {
         return None;
     }
     Some(format!(

@@ -15,7 +15,6 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
         .flat_map(|draft| draft.finding.culprits.0.iter().copied())
         .collect();
     let stopped: Vec<_> = job
-        .launched
         .workers()
         .filter(|worker| worker.end().is_none() && !worker.is_node_lost())
         .filter(|worker| !reported.contains(&worker.worker.rank))

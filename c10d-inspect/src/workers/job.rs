@@ -108,7 +108,8 @@ impl Job {
         ranks: &BTreeSet<usize>,
         clock: &dyn Fn(u64) -> String,
     ) -> FlightReport {
-        flights::compare(&self.reach(ranks), self.token.as_deref(), clock)
+        let token = self.token.as_deref();
+        flights::compare(&self.reach(ranks), &self.report.memberships, token, clock)
     }
 
     fn reach(&self, ranks: &BTreeSet<usize>) -> Reach {

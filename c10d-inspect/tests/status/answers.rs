@@ -1,13 +1,17 @@
 //! What is answered to which request, over real connections to a real store.
 
+use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_inspect::http::EventKind;
 use c10d_inspect::report_text::TextStyle;
-use c10d_inspect::{Report, explain};
-use c10d_store::membership::{Event, EventNumber, GroupOptions, MemberKey, Message, Reply};
+use c10d_inspect::{FindingKind, Report, explain};
+use c10d_store::membership::{
+    Attempt, Event, EventNumber, GroupOptions, MemberKey, Membership, Message, Reply,
+};
 use c10d_store::{SnapshotError, Store, StoreExt, TcpStore};
 use serde_json::{Value, json};
 
@@ -133,6 +137,150 @@ fn a_report_says_for_which_member_a_group_waits_and_which_has_left() {
         text.contains(&format!("; left last: {departure}\n")),
         "{text}"
     );
+}
+
+/// A group whose ranks have each done five steps.
+struct Stepping {
+    group: Membership,
+    generation: Attempt,
+}
+
+impl Stepping {
+    fn start(store: &TcpStore, name: &str, size: usize) -> Self {
+        let group = store.membership(name).expect("a group");
+        let mut options = GroupOptions::new(1);
+        options.size_first = size;
+        group.open(&options, "reconfigure/").expect("opened");
+        let nothing = Attempt::from_uuid(1 << 32).expect("an attempt");
+        let mut started = Self {
+            group,
+            generation: nothing,
+        };
+        for rank in 0..size as u64 {
+            started.hello(rank);
+        }
+        let after = EventNumber::NONE;
+        let is_leaving = false;
+        let proposed = started.say(0, &Message::Poll { after, is_leaving });
+        let Reply::Event(_, Event::Propose { attempt, .. }) = proposed else {
+            panic!("{proposed:?}");
+        };
+        started.generation = attempt;
+        for rank in 0..size as u64 {
+            started.ready(rank, attempt);
+        }
+        for rank in 0..size as u64 {
+            started.say(
+                rank,
+                &Message::Ack {
+                    attempt,
+                    is_ok: true,
+                },
+            );
+        }
+        for rank in 0..size as u64 {
+            assert_eq!(started.boundary(rank, 5), Reply::Proceed);
+        }
+        started
+    }
+
+    fn say(&self, rank: u64, message: &Message) -> Reply {
+        let member = MemberKey::new(rank, 1);
+        self.group.ask(member, message, LIMIT).expect("an answer")
+    }
+
+    fn hello(&self, rank: u64) {
+        self.say(
+            rank,
+            &Message::Hello {
+                handle: handle(rank),
+                step: 0,
+            },
+        );
+    }
+
+    fn ready(&self, rank: u64, attempt: Attempt) {
+        let (handle, step) = (handle(rank), 0);
+        self.say(
+            rank,
+            &Message::Ready {
+                attempt,
+                handle,
+                step,
+            },
+        );
+    }
+
+    fn boundary(&self, rank: u64, step: u64) -> Reply {
+        let generation = self.generation;
+        self.say(rank, &Message::Boundary { generation, step })
+    }
+}
+
+fn handle(rank: u64) -> Arc<str> {
+    format!("gloo:{rank}").into()
+}
+
+/// The report that follows after these seconds.
+fn report_in(front: &Front, seconds: u64) -> Report {
+    let mut snapshot = front.store.observer().snapshot(LIMIT).expect("a snapshot");
+    for group in &mut snapshot.groups {
+        let age = &mut group.status.stopped_for;
+        *age = age.map(|age| age + Duration::from_secs(seconds));
+    }
+    explain(&snapshot, Some(3))
+}
+
+/// Two of three ranks stop for a newcomer, and the third rank counts its steps otherwise.
+#[test]
+fn a_report_names_both_numbers_of_ranks_that_differ_in_their_boundaries() {
+    let front = Front::of_a_store();
+    let store = TcpStore::connect("127.0.0.1", front.address.port()).expect("a client");
+    let job = Stepping::start(&store, "workers", 3);
+    job.boundary(1, 6);
+    job.hello(9);
+    for rank in [0, 2] {
+        let stopped = job.boundary(rank, 7);
+        let Reply::Change(attempt) = stopped else {
+            panic!("{stopped:?}");
+        };
+        job.ready(rank, attempt);
+    }
+    // Rank 1 may write a checkpoint.
+    let early = report_in(&front, 20);
+    assert!(!early.is_stuck, "{early:?}");
+    assert!(!early.headline.contains("not in the store"), "{early:?}");
+    let late = report_in(&front, 30);
+    assert!(late.is_stuck, "{late:?}");
+    let [finding] = &late.findings[..] else {
+        panic!("{late:?}");
+    };
+    assert_eq!(finding.kind, FindingKind::Boundary);
+    let text = "Ranks 0 and 2 wait at boundary(7) for 30 s, and rank 1 does not (last: boundary(6)). In group workers all ranks \
+                have to call boundary after the same steps, with the same numbers.";
+    assert_eq!(finding.text, text);
+    assert_eq!(finding.culprits.0, BTreeSet::from([1]));
+}
+
+/// It may be in the work after the last step. If it has done more steps, it waits in a collective.
+#[test]
+fn a_report_names_ranks_that_have_not_done_the_last_step() {
+    let front = Front::of_a_store();
+    let store = TcpStore::connect("127.0.0.1", front.address.port()).expect("a client");
+    let job = Stepping::start(&store, "workers", 2);
+    assert_eq!(
+        job.say(0, &Message::finished(job.generation)),
+        Reply::Accepted
+    );
+    for (step, last) in [(5, "boundary(5)"), (6, "boundary(6)")] {
+        job.boundary(1, step);
+        let report = report_in(&front, 30);
+        assert_eq!(report.is_stuck, step == 6, "{report:?}");
+        let text = format!(
+            "Rank 0 has done the last step, after boundary(5), 30 s ago, and rank 1 has not (last: {last}). "
+        );
+        assert!(report.headline.starts_with(&text), "{report:?}");
+    }
 }
 
 #[test]

@@ -12,7 +12,8 @@ use c10d_inspect::workers::{Job, JobError};
 use c10d_inspect::{MembershipReport, RankState, Report, WorkersStore};
 use c10d_socket::{Cancel, Deadline, HostPort};
 use c10d_store::{
-    Leader, Lookup, ServerOptions, Store, StoreAddress, StoreExt, TcpStore, TcpStoreServer,
+    DataLost, Leader, Lookup, ServerOptions, Store, StoreAddress, StoreExt, TcpStore,
+    TcpStoreServer,
 };
 use serde_json::json;
 
@@ -163,6 +164,9 @@ fn a_store_without_pages_knows_the_ranks_that_have_published_an_address() {
     assert_eq!(url, Some("http://127.0.0.1:9"));
 }
 
+/// A server that leads at epoch `LOST` is none: the store has lost data.
+const LOST: u64 = u64::MAX;
+
 /// Says who leads.
 #[derive(Debug)]
 struct Directory(Mutex<Option<Leader>>);
@@ -177,7 +181,10 @@ impl Lookup for Directory {
         _: Deadline,
         _: &Cancel,
     ) -> Result<Option<Leader>, Box<dyn Error + Send + Sync>> {
-        Ok(self.0.lock().expect("no panic").clone())
+        match self.0.lock().expect("no panic").clone() {
+            Some(Leader { epoch: LOST, .. }) => Err(DataLost::new("etcd was restored").into()),
+            leader => Ok(leader),
+        }
     }
 }
 
@@ -229,4 +236,12 @@ fn the_pages_of_a_store_that_moves_are_followed() {
         nobody.to_string(),
         "cannot find the server of the store directory://test: no process serves it at the moment"
     );
+    // Not at the end of the limit.
+    turn_to(leader(next.address, LOST));
+    let store = StoreAddress::LookedUp(directory);
+    let pages = StatusPages::open(store, None, Duration::from_secs(3600));
+    let lost = pages.expect("nothing is opened").get::<Report>("/why.json");
+    let lost = lost.expect_err("nobody will lead");
+    assert!(!lost.is_transient());
+    assert_eq!(lost.to_string(), "etcd was restored");
 }

@@ -15,13 +15,14 @@ use super::layout::{Layout, Leader, Registered};
 use super::leader::{Candidate, Next};
 use super::lease::Lease;
 use super::life_line::{LifeLine, Seen, Vigil};
-use super::log::{Stopped, Writer};
+use super::log::Writer;
 use super::message::{Answer, Failure, Request, Watched};
 #[cfg(test)]
 use super::mutant::{Defect, Mutant};
 use super::options::{EtcdOptions, candidates_range, read_leader};
 use super::reader::Piece;
 use super::registration::Registration;
+use super::stopped::Stopped;
 
 /// How long opening waits for a member of etcd that answers.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);

@@ -12,8 +12,8 @@ use c10d_store::journal::JournalError;
 use serde_json::{Value, json};
 
 use super::layout::{Head, Layout, Leader};
-use super::log::Stopped;
 use super::message::{KeyValue, Keys, Op, Range, Request, Txn};
+use super::stopped::Stopped;
 
 /// The most characters that are shown of a mark.
 const FOUND_CHARS_MAX: usize = 400;

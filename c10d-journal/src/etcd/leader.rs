@@ -8,11 +8,12 @@ use c10d_store::journal::JournalError;
 
 use super::known::{Known, Sight, Unfit, judge, record_of, sight};
 use super::layout::{Head, Layout, Leader, Takeover};
-use super::log::{LogRecord, Stopped, Writer};
+use super::log::{LogRecord, Writer};
 use super::message::{
     Answer, Compare, Event, Failure, KeyValue, Keys, Op, Range, Request, Txn, Watched, code,
 };
 use super::reader::{Piece, Reader};
+use super::stopped::Stopped;
 
 /// A process that may lead.
 #[derive(Debug, Clone)]
@@ -599,40 +600,4 @@ impl Candidate {
 /// With the revision since which it leads.
 fn leader_of(key_value: &KeyValue) -> Option<(Leader, u64)> {
     Some((Leader::parse(&key_value.value)?, key_value.created))
-}
-
-impl Stopped {
-    /// As the journal's error.
-    pub(crate) fn into_error(self, layout: &Layout, operation: &'static str) -> JournalError {
-        let place = layout.place();
-        match self {
-            Self::Deposed(leader) => JournalError::Deposed {
-                place,
-                reason: leader.map_or_else(
-                    || "its lease has expired".to_owned(),
-                    |leader| format!("{leader} leads now"),
-                ),
-            },
-            Self::Overwritten => {
-                layout.damaged("its head is not what this leader has written".to_owned())
-            }
-            Self::Refused { code, message } => {
-                let advice = if message.contains("database space exceeded") {
-                    "; compact and defragment etcd, then disarm its NOSPACE alarm"
-                } else {
-                    ""
-                };
-                JournalError::Engine {
-                    operation,
-                    place,
-                    source: format!("etcd refuses: {message} (code {code}){advice}").into(),
-                }
-            }
-            Self::Broken => JournalError::Engine {
-                operation,
-                place,
-                source: "etcd's answer is not one to this request".into(),
-            },
-        }
-    }
 }

@@ -13,6 +13,7 @@ use std::fmt::Write as _;
 use super::known::{Known, record_of};
 use super::layout::{Head, Layout, Leader, Snapshot, Takeover};
 use super::message::{Answer, Compare, Failure, KeyValue, Op, Range, Request, Txn};
+use super::stopped::Stopped;
 
 /// How many positions that a snapshot covers one commit deletes: more than it adds.
 const DELETED_POSITIONS: u64 = 16;
@@ -60,19 +61,6 @@ enum Step {
     Settle(Request, Head, Head),
     /// Is of no consequence if it fails.
     Compact(Request),
-}
-
-/// Why a writer can write nothing more.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Stopped {
-    /// This process leads no more; another one may.
-    Deposed(Option<Leader>),
-    /// The head is not what this leader has written.
-    Overwritten,
-    /// etcd refuses.
-    Refused { code: u64, message: String },
-    /// An answer is not one to its request.
-    Broken,
 }
 
 impl Writer {

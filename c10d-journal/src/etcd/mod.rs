@@ -1,8 +1,8 @@
 //! An engine in etcd, for a store that any of several processes may serve, one at a time, on any host.
 //!
 //! The parts: [`log`] writes and [`reader`] reads a log of batches with snapshots, [`leader`] decides when a process may, and
-//! [`known`] whether etcd still has what was there. All four are pure, and are tried against a simulated etcd in `sim`. [`journal`] runs them over [`gateway`], and
-//! [`lease`] keeps the leader's lease, and [`life_line`] shows standbys the end of the leader's process.
+//! [`known`] whether etcd still has what was there. All four are pure, and are tried against a simulated etcd in `sim`.
+//! [`journal`] runs them over [`gateway`], [`lease`] keeps the leader's lease, and [`life_line`] shows standbys the end of the leader's process.
 
 mod body;
 mod gateway;
@@ -38,6 +38,7 @@ mod served_tests;
 mod sim;
 #[cfg(test)]
 mod sim_tests;
+mod stopped;
 #[cfg(test)]
 mod upgrade_tests;
 

@@ -8,8 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, Credentials, Deadline, HostPort, HostPortError, is_printable};
-use c10d_store::Lookup;
 use c10d_store::journal::Formats;
+use c10d_store::{DataLost, Lookup};
 
 use super::gateway::{CallError, Gateway, Site, User};
 use super::known::{Memory, found_in};
@@ -234,10 +234,12 @@ pub struct EtcdStatus {
 
 /// etcd does not say who serves.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("cannot look up who serves the store in {place}: {reason}")]
+#[error("{} the store in {place}: {reason}", if *is_loss { "no server serves" } else { "cannot look up who serves" })]
 pub struct EtcdLookupError {
     place: String,
     reason: String,
+    /// A server has found that etcd's data has gone back.
+    is_loss: bool,
 }
 
 impl EtcdDirectory {
@@ -335,10 +337,14 @@ impl EtcdDirectory {
         let failed = |reason| EtcdLookupError {
             place: self.name(),
             reason,
+            is_loss: false,
         };
         let found = read_all(&mut gateway, layout, deadline).map_err(failed)?;
         if let Some(lost) = &found.lost {
-            return Err(failed(found_in(lost)));
+            return Err(EtcdLookupError {
+                is_loss: true,
+                ..failed(found_in(lost))
+            });
         }
         let head = found.head.as_ref();
         let head = head.map(|head| layout.parse_head_of_any(head)).transpose();
@@ -412,7 +418,11 @@ impl Lookup for EtcdDirectory {
         deadline: Deadline,
         cancel: &Cancel,
     ) -> Result<Option<c10d_store::Leader>, Box<dyn Error + Send + Sync>> {
-        let Some(found) = self.lookup(deadline, cancel)? else {
+        let found = match self.lookup(deadline, cancel) {
+            Err(error) if error.is_loss => return Err(DataLost::new(error.to_string()).into()),
+            found => found?,
+        };
+        let Some(found) = found else {
             return Ok(None);
         };
         Ok(Some(c10d_store::Leader {

@@ -17,12 +17,13 @@ use super::known::{Known, Unfit, judge_leader, mark, sight};
 use super::layout::{Head, Layout, Leader, Life, Registered};
 use super::leader::{Candidate, Next};
 use super::lease::Guard;
-use super::log::{Stopped, Writer};
+use super::log::Writer;
 use super::message::{Answer, Failure, Op, Range, Request, Txn};
 use super::mutant::Mutant;
 use super::options::candidates_range;
 use super::reader::Piece;
 use super::sim::SimEtcd;
+use super::stopped::Stopped;
 
 const TTL_SECONDS: u64 = 2;
 const TICK: Duration = Duration::from_millis(450);

@@ -111,6 +111,8 @@ impl Group {
         self.committed = Some(Arc::clone(&record));
         self.failed_calls = 0;
         self.state = GroupState::Committed {
+            working: record.seats.len(),
+            stopped_at: None,
             record,
             passed: Passed::Nothing,
             change: None,

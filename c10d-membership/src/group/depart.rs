@@ -96,7 +96,9 @@ impl Group {
 
     /// Ends an attempt or a generation. Members that wanted to leave are free to.
     pub(super) fn break_up(&mut self, now: Duration, cause: Cause, effects: &mut Vec<Effect>) {
-        if let GroupState::Calling { record, .. } = &self.state {
+        if let GroupState::Calling { record, .. } | GroupState::Committed { record, .. } =
+            &self.state
+        {
             effects.push(Effect::ReleaseWaits(record.attempt));
         }
         self.state = GroupState::Breaking {

@@ -47,8 +47,8 @@ pub enum Effect {
     Announce(EventNumber, Event),
     /// The process is no member any more: answer its poll, if one waits.
     Dismiss(MemberKey, Reason),
-    /// Fail all waits of the store on keys of this attempt, which will not commit: its members wait in torch's call for
-    /// one that will not come. Keys that are set later fail too.
+    /// Fail all waits of the store on keys of this attempt, which does not commit or is a generation that is broken: its
+    /// members wait in torch's calls for a member that does not come. Waits that begin later fail too.
     ReleaseWaits(Attempt),
     /// Delete the keys of all attempts before this one, which has committed.
     DeleteKeysBefore(Attempt),

@@ -9,7 +9,7 @@ use super::state::GroupState;
 use crate::attempt::{Attempt, Nonce};
 use crate::event::{EndReason, Event, EventNumber, Leave, Stage};
 use crate::identity::MemberKey;
-use crate::message::{Message, Reply};
+use crate::message::Reply;
 use crate::options::GroupOptions;
 use crate::record::Record;
 
@@ -49,7 +49,7 @@ impl Group {
         let before = self.announcement().map(|(number, _)| number);
         let mut effects = Vec::new();
         let poll = match &input {
-            Input::Message(member, Message::Poll { after, .. }) => Some((*member, *after)),
+            Input::Message(member, message) => message.polls_after().map(|after| (*member, after)),
             _ => None,
         };
         let reply = match input {

@@ -40,6 +40,9 @@ impl Group {
                 step,
             } => self.ready(now, member, attempt, handle, step),
             Message::Ack { attempt, is_ok } => self.ack(now, member, attempt, is_ok, effects),
+            Message::Boundary { generation, .. } if message == Message::finished(generation) => {
+                self.finish(now, member, generation)
+            }
             Message::Boundary { generation, step } => self.boundary(now, member, generation, step),
             Message::Leave => self.leave(now, member, effects),
             Message::Poll { after, is_leaving } => {
@@ -48,8 +51,35 @@ impl Group {
                 }
                 self.poll(member, after)
             }
+            Message::PollFinished { generation, after } => {
+                self.finish(now, member, generation);
+                self.poll(member, after)
+            }
             Message::Hello { .. } => Reply::Accepted,
         }
+    }
+
+    /// A member has done its last step. The group has finished when all members of the generation have.
+    fn finish(&mut self, now: Duration, member: MemberKey, generation: Attempt) -> Reply {
+        let (
+            GroupState::Committed {
+                record,
+                working,
+                stopped_at,
+                ..
+            },
+            Some(entry),
+        ) = (&mut self.state, self.roster.get_mut(member))
+        else {
+            return Reply::Over;
+        };
+        if record.attempt != generation || entry.rank.is_none() {
+            return Reply::Over;
+        }
+        *working -= usize::from(entry.finished != Some(generation));
+        entry.finished = Some(generation);
+        stopped_at.get_or_insert(now);
+        Reply::Accepted
     }
 
     fn hello(
@@ -116,11 +146,12 @@ impl Group {
             } if *proposed == attempt => missing,
             GroupState::Committed {
                 change: Some(change),
+                stopped_at,
                 ..
             } if change.attempt == attempt => {
-                if entry.rank.is_some() && !change.is_binding {
-                    change.is_binding = true;
-                    change.deadline = now + self.options.boundary_timeout;
+                if entry.rank.is_some() {
+                    stopped_at.get_or_insert(now);
+                    change.bind(now + self.options.boundary_timeout);
                 }
                 &mut change.missing
             }
@@ -168,29 +199,28 @@ impl Group {
         generation: Attempt,
         step: u64,
     ) -> Reply {
-        let is_ranked = self
-            .roster
-            .get(member)
-            .is_some_and(|entry| entry.rank.is_some());
-        let GroupState::Committed {
-            record,
-            passed,
-            change,
-            ..
-        } = &mut self.state
+        let (
+            GroupState::Committed {
+                record,
+                passed,
+                stopped_at,
+                change,
+                ..
+            },
+            Some(entry),
+        ) = (&mut self.state, self.roster.get_mut(member))
         else {
             return Reply::Over;
         };
-        if record.attempt != generation || !is_ranked {
+        if record.attempt != generation || entry.rank.is_none() {
             return Reply::Over;
         }
+        entry.boundary = Some(step);
         if let Some(change) = change {
             match change.step {
                 Some(stop) if step >= stop => {
-                    if !change.is_binding {
-                        change.is_binding = true;
-                        change.deadline = now + self.options.boundary_timeout;
-                    }
+                    stopped_at.get_or_insert(now);
+                    change.bind(now + self.options.boundary_timeout);
                     return Reply::Change(change.attempt);
                 }
                 Some(_) => {}

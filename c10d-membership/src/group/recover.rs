@@ -38,6 +38,8 @@ impl Group {
             (None, Some(record)) if record.attempt == last => GroupState::Committed {
                 record: Arc::clone(record),
                 passed: Passed::Unknown,
+                working: record.seats.len(),
+                stopped_at: None,
                 change: None,
                 return_by: Some(now + options.return_timeout),
             },

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use super::machine::Group;
 use super::state::GroupState;
+use crate::identity::MemberKey;
+use crate::record::Record;
 use crate::status::{GroupStage, GroupStatus, MemberStatus};
 
 /// The most departures that a status has.
@@ -20,9 +22,16 @@ impl Group {
             generation: committed.map(|record| record.attempt),
             size: committed.map_or(0, |record| record.seats.len()),
             time_left: self.wake_at().map(|at| at.saturating_sub(now)),
+            stopped_for: self.stopped_at().map(|at| now.saturating_sub(at)),
             members: self.member_statuses().collect(),
             departures: self.roster.evictions().take(DEPARTURES_MAX).collect(),
+            lost: committed.map_or_else(Vec::new, |record| self.lost_of(record)),
         }
+    }
+
+    fn lost_of(&self, record: &Record) -> Vec<MemberKey> {
+        let members = record.seats.iter().map(|seat| seat.member);
+        members.filter(|member| !self.has_member(*member)).collect()
     }
 
     fn stage(&self) -> GroupStage {
@@ -38,7 +47,8 @@ impl Group {
     }
 
     fn member_statuses(&self) -> impl Iterator<Item = MemberStatus> {
-        self.roster.iter().map(|(member, entry)| {
+        let generation = self.committed.as_ref().map(|record| record.attempt);
+        self.roster.iter().map(move |(member, entry)| {
             let is_awaited = match &self.state {
                 GroupState::Proposed { attempt, .. } => entry.is_missing(*attempt),
                 GroupState::Calling { record, .. } => {
@@ -53,7 +63,20 @@ impl Group {
                 }
                 _ => false,
             };
-            MemberStatus::new(member, entry.rank, is_awaited)
+            MemberStatus {
+                member,
+                rank: entry.rank,
+                is_awaited,
+                has_finished: entry.finished.is_some() && entry.finished == generation,
+                boundary: entry.boundary,
+            }
         })
+    }
+
+    fn stopped_at(&self) -> Option<Duration> {
+        match self.state {
+            GroupState::Committed { stopped_at, .. } => stopped_at,
+            _ => None,
+        }
     }
 }

@@ -23,6 +23,10 @@ pub(super) struct Entry {
     pub(super) ready: Option<Attempt>,
     /// The last attempt that it has acknowledged.
     pub(super) acked: Option<Attempt>,
+    /// The last generation in which it has done its last step.
+    pub(super) finished: Option<Attempt>,
+    /// The number of the last boundary of this generation at which it was.
+    pub(super) boundary: Option<u64>,
 }
 
 impl Entry {
@@ -37,6 +41,8 @@ impl Entry {
             required: None,
             ready: None,
             acked: None,
+            finished: None,
+            boundary: None,
         }
     }
 
@@ -129,6 +135,7 @@ impl Roster {
         for (rank, member) in (0..).zip(by_rank) {
             if let Some(entry) = self.members.get_mut(&member.id) {
                 entry.rank = Some(rank);
+                entry.boundary = None;
                 self.ranked += 1;
             }
         }

@@ -79,6 +79,7 @@ impl Group {
                     return false;
                 }
             }
+            GroupState::Committed { working: 0, .. } => self.end(EndReason::Finished, effects),
             GroupState::Committed {
                 change, return_by, ..
             } => {

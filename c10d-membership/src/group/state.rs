@@ -57,6 +57,10 @@ pub enum GroupState {
         record: Arc<Record>,
         /// The newest step boundary that was passed.
         passed: Passed,
+        /// How many of its members have not done their last step.
+        working: usize,
+        /// When the first member has stopped: at a boundary for the change, or after its last step.
+        stopped_at: Option<Duration>,
         /// The next attempt, for which members leave at a step boundary.
         change: Option<Change>,
         /// When members of a restarted service that have not sent anything are evicted.
@@ -102,4 +106,13 @@ pub struct Change {
     pub is_binding: bool,
     /// When the change is withdrawn, or the generation broken if it is binding.
     pub deadline: Duration,
+}
+
+impl Change {
+    /// A member has stopped. If it is the first, its generation has until `deadline`.
+    pub(super) fn bind(&mut self, deadline: Duration) {
+        if !std::mem::replace(&mut self.is_binding, true) {
+            self.deadline = deadline;
+        }
+    }
 }

@@ -57,7 +57,8 @@ pub enum MemberInput {
     StepFailed,
     /// The process works on until the next boundary, and leaves there.
     Leave,
-    /// The process has done its last step, and leaves.
+    /// The process has done its last step of this generation. The group finishes when all members have done theirs. A
+    /// loss before that makes the process leave its mesh.
     Finish,
     /// Time has passed: due at [`Member::wake_at`](crate::Member::wake_at).
     Tick,

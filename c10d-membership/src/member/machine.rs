@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::input::{Action, Ending, MemberInput, MemberOptions};
-use super::state::{Doing, State};
+use super::state::{Doing, Noted, State};
 use crate::event::EventNumber;
 use crate::identity::MemberKey;
 use crate::message::Message;
@@ -24,13 +24,6 @@ pub struct Member {
     pub(super) seen: EventNumber,
     /// Whether the process wants to leave, and the service knows.
     pub(super) leave: Option<Noted>,
-}
-
-/// Whether the service has the message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Noted {
-    No,
-    Yes,
 }
 
 impl Member {
@@ -87,10 +80,7 @@ impl Member {
             MemberInput::Leave => {
                 self.leave.get_or_insert(Noted::No);
             }
-            MemberInput::Finish => {
-                self.leave.get_or_insert(Noted::No);
-                self.set_doing(Doing::Finished);
-            }
+            MemberInput::Finish => self.set_doing(Doing::Finished(Noted::No)),
             MemberInput::Tick => {}
         }
         self.advance(now, &mut actions);
@@ -138,6 +128,11 @@ impl Member {
                 generation: record.attempt,
                 step: *step,
             }),
+            State::Inside {
+                record,
+                doing: Doing::Finished(Noted::No),
+                ..
+            } => Some(Message::finished(record.attempt)),
             _ => None,
         }
     }
@@ -146,6 +141,16 @@ impl Member {
     /// before.
     pub fn poll(&self) -> Option<Message> {
         let after = self.seen;
+        if let State::Inside {
+            record,
+            doing: Doing::Finished(Noted::Yes),
+            ..
+        } = &self.state
+            && self.leave.is_none()
+        {
+            let generation = record.attempt;
+            return Some(Message::PollFinished { generation, after });
+        }
         let is_leaving = self.leave.is_some();
         self.is_known()
             .then_some(Message::Poll { after, is_leaving })
@@ -212,7 +217,7 @@ impl Member {
                 actions.push(Action::StepError);
             }
             // No boundary will be asked for: it stops for the change at once.
-            Doing::Finished if change.is_some() => {
+            Doing::Finished(Noted::Yes) if change.is_some() => {
                 let attempt = *change;
                 self.leave_mesh(attempt, true, actions);
             }

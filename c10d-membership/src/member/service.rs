@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::input::{Action, Ending};
-use super::machine::{Member, Noted};
-use super::state::{Doing, State};
-use crate::event::{Event, EventNumber, Leave};
+use super::machine::Member;
+use super::state::{Doing, Noted, State};
+use crate::event::{EndReason, Event, EventNumber, Leave};
 use crate::message::{Message, Reply};
 
 impl Member {
@@ -35,6 +35,12 @@ impl Member {
             State::Waiting { is_known } => *is_known = true,
             State::Ready { is_noted, .. } | State::Called { is_noted, .. } => *is_noted = true,
             State::Inside { doing, .. } => match reply {
+                Reply::Accepted => *doing = Doing::Finished(Noted::Yes),
+                // A service of release 0.2 does not know what that is: the member leaves instead.
+                Reply::Proceed if matches!(doing, Doing::Finished(_)) => {
+                    *doing = Doing::Finished(Noted::Yes);
+                    self.leave.get_or_insert(Noted::No);
+                }
                 Reply::Proceed => {
                     *doing = Doing::Working;
                     actions.push(Action::Proceed);
@@ -151,9 +157,9 @@ impl Member {
             State::Outside | State::Waiting { .. } | State::Ready { .. } | State::Over(_)
         );
         if has_mesh {
-            actions.push(Action::LeaveMesh {
-                is_at_boundary: false,
-            });
+            // All members of a group that has finished have done their last collective.
+            let is_at_boundary = ending == Ending::Ended(EndReason::Finished);
+            actions.push(Action::LeaveMesh { is_at_boundary });
         }
         self.state = State::Over(ending);
         actions.push(Action::Over(ending));

@@ -15,7 +15,15 @@ pub(super) enum Doing {
     AtBoundary(u64),
     /// It has an exception, which is its own if the service says nothing until then.
     Asking(Duration),
-    Finished,
+    /// It has done its last step. [`Noted::Yes`] once the service has recorded that.
+    Finished(Noted),
+}
+
+/// Whether the service has the message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Noted {
+    No,
+    Yes,
 }
 
 /// Whether the member has a mesh and what it waits for.

@@ -226,7 +226,7 @@ fn members_leave_at_each_point() {
         steps: 1,
         ..NONE
     };
-    explore(&formed("2, a leave", TWO, 1, leave, 5_600));
+    explore(&formed("2, a leave", TWO, 1, leave, 5_300));
     let asked = Budget {
         asks_for_changes: true,
         ..leave

@@ -70,6 +70,11 @@ fn messages() -> Vec<Message> {
             step,
         },
         Message::Leave,
+        Message::finished(attempt),
+        Message::PollFinished {
+            generation: attempt,
+            after: EventNumber(7),
+        },
         Message::Poll {
             after: EventNumber(77),
             is_leaving: true,

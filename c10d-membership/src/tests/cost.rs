@@ -40,8 +40,8 @@ fn a_death_among_10000_makes_one_list_and_a_few_effects() {
     }
     let (members, after) = lists(&driven);
     assert_eq!((members, &after), (9_999, &during));
-    // Dismiss, two Keep, three Announce, DeleteKeysBefore.
-    assert_eq!(driven.effects.len(), 7, "{:?}", driven.effects.len());
+    // Dismiss, ReleaseWaits, two Keep, three Announce, DeleteKeysBefore.
+    assert_eq!(driven.effects.len(), 8, "{:?}", driven.effects.len());
     let GroupState::Committed { record, .. } = driven.group.state() else {
         panic!("no generation");
     };
@@ -67,7 +67,7 @@ fn a_group_of_65536_forms_loses_a_member_and_forms_again() {
     driven.dead(7);
     driven.hello(size + 1);
     driven.commit();
-    assert_eq!(driven.effects.len(), 15);
+    assert_eq!(driven.effects.len(), 16);
     let GroupState::Committed { record, .. } = driven.group.state() else {
         panic!("no generation");
     };

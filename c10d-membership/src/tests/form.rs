@@ -110,6 +110,7 @@ fn a_later_process_takes_the_place_of_an_earlier_one() {
 fn an_attempt_goes_on_without_those_that_die_and_with_those_that_come() {
     let mut driven = Driven::formed(3, |_| {});
     driven.dead(3);
+    driven.effects.clear();
     let attempt = driven.attempt();
     // Present later: they take part if they are ready before the others.
     driven.hello(4);

@@ -64,7 +64,7 @@ impl History {
 }
 
 impl World {
-    /// docs/spec/membership.md, LAW 1 to 6.
+    /// docs/spec/membership.md, LAW 1 to 6 and 9.
     pub(super) fn check_effect(&mut self, effect: &Effect) {
         match effect {
             Effect::Announce(_, Event::Call { record, .. }) => {
@@ -118,6 +118,17 @@ impl World {
                     .committed
                     .insert(record.attempt, Arc::clone(record));
             }
+            Effect::Announce(_, Event::Ended(EndReason::Finished)) => {
+                let committed = self.history.committed.values().next_back();
+                for seat in committed.iter().flat_map(|record| &record.seats) {
+                    let process = &self.processes[self.index[&seat.member]];
+                    assert!(
+                        process.has_finished || process.wants_to_leave,
+                        "{} has not done its last step, and the group has finished",
+                        process.key
+                    );
+                }
+            }
             Effect::Announce(_, Event::Ended(EndReason::BelowMinimum)) => {
                 let members = self.group.members().count();
                 assert!(
@@ -166,8 +177,9 @@ impl World {
                 *passed = (*passed).max(process.step);
             }
             Action::LeaveMesh { is_at_boundary } => {
-                let is_asking =
-                    matches!(process.mesh, Mesh::AtBoundary(_)) && !process.wants_to_leave;
+                let is_asking = matches!(process.mesh, Mesh::AtBoundary(_))
+                    && !process.wants_to_leave
+                    && !process.has_finished;
                 if *is_at_boundary && is_asking {
                     let generation = process.attempt().expect("it is in a generation");
                     let passed = self.history.passed.get(&generation);

@@ -9,16 +9,19 @@ use crate::message::{Message, Reply};
 #[test]
 fn survivors_are_asked_at_once_and_go_on_with_their_ranks_closed_up() {
     let mut driven = Driven::formed(4, |_| {});
+    let formed = driven.generation();
     driven.effects.clear();
     driven.dead(2);
     let [
         Effect::Dismiss(..),
+        Effect::ReleaseWaits(released),
         Effect::Keep(kept),
         Effect::Announce(number, Event::Propose { leave, .. }),
     ] = &driven.effects[..]
     else {
         panic!("{:?}", driven.effects);
     };
+    assert_eq!(*released, formed);
     assert_eq!(kept.last.count(), 2);
     assert_eq!(*leave, Leave::Now(Cause::Lost(key(2), Reason::Dead)));
     let number = *number;
@@ -34,7 +37,9 @@ fn survivors_are_asked_at_once_and_go_on_with_their_ranks_closed_up() {
     // A second loss in the same attempt; told twice.
     driven.input(Input::Silent(key(4)));
     driven.input(Input::Silent(key(4)));
+    assert_eq!(driven.group.status(driven.now).lost, [key(2), key(4)]);
     driven.commit();
+    assert_eq!(driven.group.status(driven.now).lost, []);
     assert_eq!(driven.list(), [1, 3]);
     assert_eq!(
         driven.group.status(driven.now).departures,

@@ -196,21 +196,53 @@ fn the_answer_at_the_boundary_decides() {
 #[test]
 fn a_member_that_has_finished_stops_when_a_change_is_proposed() {
     let mut member = inside();
-    let leaves = member.step(seconds(1), MemberInput::Finish);
-    assert_eq!(leaves, [Action::Send(Message::Leave)]);
+    let finished = Message::finished(attempt(1));
+    let finishes = member.step(seconds(1), MemberInput::Finish);
+    assert_eq!(finishes, [Action::Send(finished.clone())]);
     assert_eq!(answer(&mut member, Reply::Accepted), []);
+    // A restarted service has forgotten it.
+    let after = EventNumber(6);
+    let generation = attempt(1);
+    assert_eq!(
+        member.poll(),
+        Some(Message::PollFinished { generation, after })
+    );
     assert_eq!(event(&mut member, 8, change(2)), [STOP]);
     assert_eq!(left(&mut member), [ready(2)]);
-    let evicted = Ending::Evicted(Reason::Left);
-    let over = answer(&mut member, Reply::Evicted(Reason::Left));
-    assert_eq!(over, [Action::Over(evicted)]);
-    assert_eq!((member.ending(), member.poll()), (Some(evicted), None));
+    let ended = Ending::Ended(EndReason::Finished);
+    let over = answer(&mut member, Reply::Ended(EndReason::Finished));
+    assert_eq!(over, [Action::Over(ended)]);
+    assert_eq!((member.ending(), member.poll()), (Some(ended), None));
 
     // The change was proposed before.
     let mut member = inside();
     event(&mut member, 8, change(2));
     let finishes = member.step(seconds(1), MemberInput::Finish);
-    assert_eq!(finishes, [STOP, Action::Send(Message::Leave)]);
+    // First, because otherwise the service would list it in the next generation.
+    assert_eq!(finishes, [Action::Send(finished)]);
+    assert_eq!(answer(&mut member, Reply::Accepted), [STOP]);
+
+    // All have finished: no connection of the mesh is to be ended.
+    let mut member = inside();
+    member.step(seconds(1), MemberInput::Finish);
+    answer(&mut member, Reply::Accepted);
+    let poll = member.poll().expect("it polls");
+    let reply = Reply::Ended(EndReason::Finished);
+    let ends = member.step(seconds(2), MemberInput::Reply(poll, reply));
+    assert_eq!(ends, [STOP, Action::Over(ended)]);
+}
+
+/// docs/spec/membership.md, MEMBER 4: a service of release 0.2 answers as to a boundary.
+#[test]
+fn a_member_that_has_finished_leaves_a_service_that_does_not_know_what_that_is() {
+    let mut member = inside();
+    member.step(seconds(1), MemberInput::Finish);
+    let leaves = answer(&mut member, Reply::Proceed);
+    assert_eq!(leaves, [Action::Send(Message::Leave)]);
+    assert_eq!(answer(&mut member, Reply::Accepted), []);
+    let is_leaving = true;
+    let after = EventNumber(6);
+    assert_eq!(member.poll(), Some(Message::Poll { after, is_leaving }));
 }
 
 /// docs/spec/membership.md, MEMBER 5.

@@ -6,6 +6,7 @@ mod change;
 mod codec;
 mod cost;
 mod driven;
+mod finish;
 mod form;
 mod laws;
 mod limits;

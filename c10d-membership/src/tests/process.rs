@@ -45,6 +45,8 @@ pub(super) struct Process {
     pub(super) must_leave: bool,
     pub(super) step: u64,
     pub(super) wants_to_leave: bool,
+    /// Whether it has done its last step of the generation in which it is.
+    pub(super) has_finished: bool,
     /// Answers on their way: to the message that it owes, and to its poll.
     pub(super) answer: Option<(Message, Reply)>,
     pub(super) news: Option<(Message, Reply)>,
@@ -66,6 +68,7 @@ impl Process {
             must_leave: false,
             step: 0,
             wants_to_leave: false,
+            has_finished: false,
             answer: None,
             news: None,
             must_poll: false,

@@ -253,7 +253,8 @@ impl World {
 
     fn has_news(&self, at: usize) -> bool {
         let process = &self.processes[at];
-        let Some(Message::Poll { after, .. }) = process.member.poll() else {
+        let poll = process.member.poll();
+        let Some(after) = poll.and_then(|poll| poll.polls_after()) else {
             return false;
         };
         process.must_poll || self.group.poll(process.key, after) != Reply::NotYet
@@ -405,13 +406,19 @@ impl World {
                 let (key, message) = self.copies.remove(at);
                 self.tell(key, message);
             }
-            Step::Leave(at) => self.leave(at, MemberInput::Leave),
+            Step::Leave(at) => {
+                self.budget.leaves -= 1;
+                self.processes[at].wants_to_leave = true;
+                self.input(at, MemberInput::Leave);
+            }
             Step::Finish(at) => {
                 if let Mesh::Stepping(record) = &self.processes[at].mesh {
                     self.processes[at].mesh = Mesh::AtBoundary(Arc::clone(record));
                 }
                 self.history.disturb();
-                self.leave(at, MemberInput::Finish);
+                self.budget.leaves -= 1;
+                self.processes[at].has_finished = true;
+                self.input(at, MemberInput::Finish);
             }
             Step::Tick => {
                 if !self.is_quiet() {
@@ -457,12 +464,6 @@ impl World {
                 self.input(at, MemberInput::Tick);
             }
         }
-    }
-
-    fn leave(&mut self, at: usize, input: MemberInput) {
-        self.budget.leaves -= 1;
-        self.processes[at].wants_to_leave = true;
-        self.input(at, input);
     }
 
     fn restart(&mut self, is_durable: bool) {
@@ -597,6 +598,7 @@ impl World {
                     process.mesh = Mesh::Calling(record);
                 }
                 Action::Enter { record, .. } => {
+                    process.has_finished = false;
                     process.step = record.seats[record.source].step;
                     process.mesh = Mesh::Stepping(record);
                 }

@@ -10,11 +10,11 @@ use std::time::Duration;
 use c10d_relay::{Relay, RelayOptions};
 use c10d_socket::{Cancel, Deadline, HostPort, Moment};
 use c10d_store::{
-    Leader, Lookup, ServerOptions, Store, StoreAddress, StoreExt, TcpStore, TcpStoreOptions,
-    TcpStoreServer,
+    DataLost, Leader, Lookup, ServerOptions, Store, StoreAddress, StoreExt, TcpStore,
+    TcpStoreOptions, TcpStoreServer,
 };
 
-use crate::basics::{listener, rank_of, wait_until};
+use crate::basics::{listener, rank_of, soon, wait_until};
 use crate::history::Op;
 use crate::memory_journal::{Candidate, Memory};
 use crate::workload::{
@@ -26,6 +26,9 @@ use crate::workload::{
 const LEASE: Duration = Duration::from_millis(300);
 
 const RENEWED_EVERY: Duration = Duration::from_millis(20);
+
+/// A server that leads at epoch `LOST` is none: the store has lost data.
+const LOST: u64 = u64::MAX;
 
 /// Knows which server leads.
 #[derive(Debug, Default)]
@@ -51,7 +54,10 @@ impl Lookup for Directory {
         _: Deadline,
         _: &Cancel,
     ) -> Result<Option<Leader>, Box<dyn Error + Send + Sync>> {
-        Ok(self.0.lock().expect("no panic").clone())
+        match self.0.lock().expect("no panic").clone() {
+            Some(Leader { epoch: LOST, .. }) => Err(DataLost::new("etcd was restored").into()),
+            leader => Ok(leader),
+        }
     }
 }
 
@@ -279,6 +285,24 @@ fn read_after_a_takeover(is_checked: bool) -> Result<(), String> {
 fn the_check_finds_a_server_that_answers_after_its_time() {
     read_after_a_takeover(true).expect("an order");
     assert!(read_after_a_takeover(false).is_err());
+}
+
+#[test]
+fn a_loss_of_data_ends_a_relay_at_once() {
+    let job = Job::new(1);
+    let renewed = Arc::clone(&job.renewed);
+    with_leases(&renewed, || {
+        let rank = rank_of(&job.relays[0]);
+        let waiting = thread::spawn(move || rank.get("never"));
+        wait_until("it waits", || job.leader.1.waiting_count() == 1);
+        job.directory.set(&job.leader.1, LOST);
+        *job.renewed.lock().expect("no panic") = None;
+        job.leader.0.authority.end("etcd was restored");
+        waiting.join().expect("no panic").expect_err("no store");
+        let ended = job.relays[0].wait_until_connected(soon(), &Cancel::NEVER);
+        let error = ended.expect_err("no store").to_string();
+        assert!(error.contains("etcd was restored"), "{error}");
+    });
 }
 
 #[test]

@@ -2,21 +2,31 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{
-    Deadline, HostPort, ListenError, ListenOptions, adopt_listener, is_loopback_name, listen,
-    listen_at, resolve_local, sleep,
+    Deadline, HostPort, ListenError, ListenOptions, Process, adopt_listener, is_loopback_name,
+    listen, listen_at, resolve_local, sleep,
 };
 
 use super::options::{ListenOn, TcpStoreOptions};
 use crate::error::StoreError;
 use crate::server::TcpStoreServer;
 
-/// The multi-tenant servers of this process, by port.
-static TENANTS: Mutex<Option<HashMap<u16, Weak<TcpStoreServer>>>> = Mutex::new(None);
+/// Multi-tenant servers by port.
+type Tenants = HashMap<u16, Weak<TcpStoreServer>>;
+
+/// The multi-tenant servers of a process. A forked child gets another lock, because threads that it does not have may hold
+/// the lock of its parent for as long as a server starts.
+struct OfProcess {
+    process: Process,
+    tenants: Mutex<Tenants>,
+    child: OnceLock<Box<Self>>,
+}
+
+static OF_FIRST_PROCESS: OnceLock<OfProcess> = OnceLock::new();
 
 /// The longest time for a server to stop after its last tenant has dropped it: it takes well under a
 /// millisecond, but its thread must be scheduled.
@@ -31,12 +41,11 @@ pub(super) fn start(
     options: &mut TcpStoreOptions,
     deadline: Deadline,
 ) -> Result<Arc<TcpStoreServer>, StoreError> {
-    let shared = |tenants: &HashMap<u16, Weak<TcpStoreServer>>| {
+    let shared = |tenants: &Tenants| {
         let server = tenants.get(&target.port())?.upgrade()?;
-        // A forked child cannot share the server of its parent.
         (options.multi_tenant && server.is_running()).then_some(server)
     };
-    if let Some(server) = lock_tenants().as_ref().and_then(shared) {
+    if let Some(server) = shared(&lock_tenants()) {
         return Ok(server);
     }
     let ips = host_ips(target, options, deadline)?;
@@ -46,8 +55,7 @@ pub(super) fn start(
     // Held while the server starts, so that two masters on one port cannot both start one. Starting
     // means a bind and a thread; the name lookup, which can take long, is over.
     let mut tenants = lock_tenants();
-    let tenants = tenants.get_or_insert_default();
-    if let Some(server) = shared(tenants) {
+    if let Some(server) = shared(&tenants) {
         return Ok(server);
     }
     // The thread of a server that its last tenant dropped may still be closing the port.
@@ -70,8 +78,22 @@ pub(super) fn start(
     Ok(server)
 }
 
-fn lock_tenants() -> MutexGuard<'static, Option<HashMap<u16, Weak<TcpStoreServer>>>> {
-    TENANTS.lock().unwrap_or_else(PoisonError::into_inner)
+impl OfProcess {
+    fn new() -> Self {
+        Self {
+            process: Process::this(),
+            tenants: Mutex::default(),
+            child: OnceLock::new(),
+        }
+    }
+}
+
+fn lock_tenants() -> MutexGuard<'static, Tenants> {
+    let mut of = OF_FIRST_PROCESS.get_or_init(OfProcess::new);
+    while !of.process.is_this() {
+        of = of.child.get_or_init(|| Box::new(OfProcess::new()));
+    }
+    of.tenants.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The address at which a client in the same process reaches the server.
@@ -117,10 +139,10 @@ fn listen_for(
     match options.listen_on {
         ListenOn::AllInterfaces => listen(&on_port),
         ListenOn::Address(ip) => listen(&on_port.with_host(ip.to_string())),
-        ListenOn::Host if is_loopback_name(target.host()) => {
+        ListenOn::Host | ListenOn::HostIfKnown if is_loopback_name(target.host()) => {
             listen(&on_port.with_host(target.host()))
         }
-        ListenOn::Host => listen_at(ips, target.port()),
+        ListenOn::Host | ListenOn::HostIfKnown => listen_at(ips, target.port()),
     }
 }
 
@@ -131,8 +153,12 @@ fn host_ips(
     options: &TcpStoreOptions,
     deadline: Deadline,
 ) -> Result<Vec<IpAddr>, ListenError> {
-    let needs_host = options.listener.is_none() && options.listen_on == ListenOn::Host;
-    if !needs_host || is_loopback_name(target.host()) {
+    let is_optional = match options.listen_on {
+        ListenOn::Host => !options.listen_also_on.is_empty(),
+        ListenOn::HostIfKnown => true,
+        ListenOn::AllInterfaces | ListenOn::Address(_) => return Ok(Vec::new()),
+    };
+    if options.listener.is_some() || is_loopback_name(target.host()) {
         return Ok(Vec::new());
     }
     let cancel = &options.cancel;
@@ -140,7 +166,7 @@ fn host_ips(
         match resolve_local(target, deadline, cancel) {
             Ok(local) => break local.iter().map(SocketAddr::ip).collect(),
             Err(error) if cancel.is_cancelled() => return Err(error),
-            Err(error) if options.listen_also_on.is_empty() => {
+            Err(error) if !is_optional => {
                 let now = Instant::now();
                 let is_last = deadline.has_passed(now + LOOKUP_INTERVAL);
                 if is_last || sleep(LOOKUP_INTERVAL, [cancel]).is_err() {

@@ -59,6 +59,9 @@ pub enum ListenOn {
     /// stores to untrusted networks: CVE-2025-47277.)
     #[default]
     Host,
+    /// As [`Host`](Self::Host), but on all interfaces, with a warning, if the name cannot be looked up here: as a launcher
+    /// needs it whose name only the other nodes know.
+    HostIfKnown,
     /// Every address of the machine, IPv4 and IPv6.
     AllInterfaces,
     /// One address.
@@ -168,7 +171,7 @@ impl TcpStoreOptions {
         self
     }
 
-    /// Further addresses on which a master listens with [`ListenOn::Host`]. An address that this machine does not have is
+    /// Further addresses on which a master listens with [`ListenOn::Host`] or [`ListenOn::HostIfKnown`]. An address that this machine does not have is
     /// skipped. With an address here that other machines can reach, a host name that leads to loopback is no reason to listen
     /// on all interfaces. Default: none.
     pub fn with_listen_also_on(mut self, addresses: Vec<IpAddr>) -> Self {

@@ -13,7 +13,7 @@ use c10d_socket::{
 use super::closer::Closer;
 use super::link::SessionLink;
 use super::stream::{Stream, is_closed_by_peer};
-use crate::address::{Leader, Lookup, StoreAddress};
+use crate::address::{DataLost, Leader, Lookup, StoreAddress};
 use crate::at_leader::{NotReached, at_leader};
 use crate::leader_search::LeaderSearch;
 use crate::session::{Hello, Restart, SessionId, StoreId, Welcome};
@@ -107,6 +107,9 @@ pub enum SessionError {
         /// The cause.
         source: Box<dyn Error + Send + Sync>,
     },
+    /// The directory says that the store has lost data.
+    #[error(transparent)]
+    DataLost(#[from] DataLost),
     /// No server leads at the moment, as far as the directory knows.
     #[error("no process serves the store {directory} at the moment")]
     NoLeader {
@@ -321,6 +324,7 @@ impl SessionDialer {
                 directory: lookup.name(),
                 source,
             },
+            NotReached::DataLost(lost) => SessionError::DataLost(lost),
             NotReached::NoLeader => SessionError::NoLeader {
                 directory: lookup.name(),
             },
@@ -451,7 +455,8 @@ impl SessionDialer {
 
     /// The next attempts are at this server.
     fn turn_to(&mut self, leader: &Leader) -> Result<(), SessionError> {
-        if self.store.has_journal() && leader.epoch < self.store.epoch() {
+        let is_known = leader.epoch != 0;
+        if is_known && self.store.has_journal() && leader.epoch < self.store.epoch() {
             return Err(SessionError::WentBack {
                 server: leader.address.clone(),
                 known: format!("epoch {}", self.store.epoch()),

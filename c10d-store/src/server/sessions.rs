@@ -69,6 +69,8 @@ pub(super) struct Session {
     told: Option<u64>,
     /// The journal keeps what its clients' requests do.
     pub(super) is_carried: bool,
+    /// The part of the [`Budget`](super::budget::Budget) that the session itself takes, without its clients.
+    pub(super) counted_bytes: usize,
 }
 
 /// Clients of a session that others hold up.
@@ -262,6 +264,12 @@ impl Sessions {
         true
     }
 
+    /// The memory of each session itself, by slot.
+    pub(super) fn kept(&self) -> impl Iterator<Item = (usize, usize)> {
+        let sessions = self.slots.iter();
+        sessions.map(|(slot, session)| (slot, session.counted_bytes))
+    }
+
     /// The links that get heartbeats, each with the slot of its session.
     pub(super) fn beating(&self) -> Vec<(usize, Token)> {
         let beating = self.slots.iter().filter(|(_, it)| it.wants_heartbeats);
@@ -336,6 +344,7 @@ impl Sessions {
             wants_heartbeats: false,
             told: None,
             is_carried: false,
+            counted_bytes: 0,
         });
         self.by_id.insert(id, slot);
         slot
@@ -345,6 +354,11 @@ impl Sessions {
 impl Session {
     pub(super) const fn id(&self) -> SessionId {
         self.id
+    }
+
+    /// The memory of unacknowledged bytes, and of received bytes that were not carried out.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.stream.memory_bytes() + self.reader.memory_bytes() + self.backlog.memory_bytes()
     }
 
     /// Whether a client was ever opened, since the server started.

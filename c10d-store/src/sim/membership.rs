@@ -424,7 +424,12 @@ fn waits_of_an_attempt_end_with_it_and_its_keys_are_deleted() {
     }
     let old = World::key(first, "0/0");
     world.server.send(10, &key_request(Opcode::Set, &old));
+    // A member that makes a subgroup waits for another member, which dies.
+    let subgroup = World::key(first, "groups/7/2");
+    world.server.send(11, &key_request(Opcode::Wait, &subgroup));
+    assert!(world.server.take(11).is_empty());
     world.server.close(2);
+    assert_eq!(world.server.take(11), [1]);
     for id in [0, 1] {
         let (number, event) = world.event(id);
         let Event::Propose { attempt, .. } = event else {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use c10d_membership::codec::{Encode, list_of};
-use c10d_membership::{Attempt, Effect, Group, Input, Kept, Message, Reply as MemberReply};
+use c10d_membership::{Attempt, Effect, Group, Input, Kept, Reply as MemberReply};
 
 use super::groups::{CarriedGroup, Polling};
 use super::owners::silence_max;
@@ -68,11 +68,10 @@ impl StoreState {
                 known,
                 message,
             } => {
-                let polls = match &message {
-                    Message::Poll { after, .. } => Some(*after),
-                    _ if waits => return Err(Refusal::NotAGroupRequest),
-                    _ => None,
-                };
+                let polls = message.polls_after();
+                if waits && polls.is_none() {
+                    return Err(Refusal::NotAGroupRequest);
+                }
                 let reply = self.step_group(&name, Input::Message(member, message), replies);
                 self.groups.spoke(conn, &name, member);
                 self.watch_speaker(conn);
@@ -346,6 +345,9 @@ impl StoreState {
         let (bytes, is_new) = carried.lists.bytes(known)?;
         if is_new {
             self.work += super::work_of(bytes.as_bytes());
+            if let Some((shared, _)) = bytes.shared() {
+                self.slots.lent.add_held(shared);
+            }
             self.groups.update(name);
         }
         Some(bytes)

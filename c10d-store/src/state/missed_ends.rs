@@ -90,7 +90,7 @@ impl MissedEnds {
     }
 
     fn insert(&mut self, prefix: &[u8], server: u32, at: Moment) {
-        // The waits that these would end are among those of the new prefix.
+        // END_WAITS of the new prefix ends these waits too.
         self.ends.retain(|end| !end.prefix.starts_with(prefix));
         self.ends.push_back(End {
             prefix: prefix.into(),

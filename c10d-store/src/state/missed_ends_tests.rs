@@ -102,7 +102,7 @@ struct Client {
     lost_at: u64,
     /// The wait is on its way to the server.
     in_flight: Option<Option<(ResentWait, Moment)>>,
-    /// The position on which the reply depends that ends the wait.
+    /// The position that the reply of the ended wait depends on.
     told: Option<u64>,
 }
 

@@ -10,7 +10,7 @@ use c10d_socket::{Cancel, Deadline, HostPort, Moment};
 use c10d_store::journal::JournalError;
 use c10d_store::unstable::SessionDialer;
 use c10d_store::{
-    ConnectOptions, HttpConnection, HttpHandler, Leader, Lookup, Opcode, ServerOptions,
+    ConnectOptions, DataLost, HttpConnection, HttpHandler, Leader, Lookup, Opcode, ServerOptions,
     SessionError, SnapshotError, Store, StoreAddress, StoreExt, TcpStore, TcpStoreOptions,
     TcpStoreServer,
 };
@@ -183,6 +183,9 @@ fn the_end_of_a_server_that_stands_by_does_not_wait_for_its_turn() {
     assert_eq!(client(&other).add("n", 1).expect("add"), 1);
 }
 
+/// A server that leads at epoch `LOST` is none: the store has lost data.
+const LOST: u64 = u64::MAX;
+
 /// Says that this server leads.
 #[derive(Debug)]
 struct Fixed(Mutex<Leader>);
@@ -197,7 +200,10 @@ impl Lookup for Fixed {
         _: Deadline,
         _: &Cancel,
     ) -> Result<Option<Leader>, Box<dyn std::error::Error + Send + Sync>> {
-        Ok(Some(self.0.lock().expect("no panic").clone()))
+        match self.0.lock().expect("no panic").clone() {
+            Leader { epoch: LOST, .. } => Err(DataLost::new("etcd was restored").into()),
+            leader => Ok(Some(leader)),
+        }
     }
 }
 
@@ -293,6 +299,48 @@ fn a_session_goes_on_only_with_a_store_that_has_what_it_has_seen() {
             let error = added.expect_err("this was 2 before").to_string();
             assert!(error.contains("gone back from batch"), "{error}");
         }
+    }
+}
+
+#[test]
+fn a_directory_may_not_know_the_epoch() {
+    let log = Memory::default();
+    let [(first, old), (second, new)] = candidates(&log);
+    lead(&log, 0, &first, HOUR);
+    wait_until("it leads", || !old.is_standby());
+    let (directory, mut dialer) = following(leader(&old, 0));
+    dialer.connect(0, soon()).expect("a session");
+    lead(&log, 1, &second, HOUR);
+    wait_until("it leads", || !new.is_standby());
+    *directory.0.lock().expect("no panic") = leader(&new, 0);
+    let link = dialer.connect(0, soon()).expect("it goes over");
+    assert!(link.restart.is_some());
+}
+
+#[test]
+fn a_loss_of_data_ends_clients_at_once() {
+    let log = Memory::default();
+    let [(first, server), _] = candidates(&log);
+    lead(&log, 0, &first, HOUR);
+    wait_until("it leads", || !server.is_standby());
+    let (directory, _) = following(leader(&server, 1));
+    let address = StoreAddress::LookedUp(Arc::clone(&directory) as _);
+    let options = TcpStoreOptions::default()
+        .with_resume(HOUR)
+        .with_timeout(HOUR);
+    let store = TcpStore::open_at(&address, options.clone()).expect("it serves");
+    let waiting = std::thread::spawn(move || store.wait(&["never"]));
+    wait_until("the wait", || server.waiting_count() == 1);
+    *directory.0.lock().expect("no panic") = leader(&server, LOST);
+    drop(server);
+    let waited = waiting
+        .join()
+        .expect("no panic")
+        .map_err(|it| it.to_string());
+    let opened = TcpStore::open_at(&address, options).map(drop);
+    for result in [waited, opened.map_err(|it| it.to_string())] {
+        let error = result.expect_err("nobody serves it");
+        assert!(error.contains("etcd was restored"), "{error}");
     }
 }
 

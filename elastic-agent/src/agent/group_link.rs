@@ -3,17 +3,26 @@
 use std::time::Duration;
 
 use c10d_socket::{Cancel, Credentials};
-use c10d_store::membership::{EndReason, GroupStage, MemberKey, Membership};
+use c10d_store::membership::{
+    EndReason, EventNumber, GroupStage, MemberKey, Membership, Message, Reason, Reply,
+};
 use c10d_store::{StoreAddress, StoreError, StoreExt, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::{BoardError, RendezvousInfo};
 
 use super::handle::Shared;
-use crate::places::{self, Identity, Place};
+use crate::places::{self, Place};
+use crate::ranks::RoleInfo;
 use crate::round::{AgentError, GroupNews};
 use crate::worker::WorkerExit;
 
 /// How long the service may take to answer. Deaths of other workers wait meanwhile.
 const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The key of the group's name in the workers' store.
+const NAME: &str = "c10d/membership_group";
+
+/// The service answers a process that is not a member at once.
+const POLL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The group of a round's workers, and which process each of this node's workers is.
 #[derive(Debug)]
@@ -24,8 +33,11 @@ pub(super) struct GroupLink {
     cancel: Cancel,
     open: Option<Membership>,
     first_size: usize,
-    /// Of the last process of each worker, by local rank.
-    processes: Vec<Identity>,
+    first_rank: usize,
+    /// Whether the store has had the group.
+    is_known: bool,
+    /// The number of the last process of each worker, by local rank.
+    serials: Vec<u64>,
 }
 
 /// Which processes of the group the workers are that start.
@@ -34,13 +46,56 @@ pub(super) struct GroupStart<'l> {
     pub(super) name: &'l str,
     /// How many members it had at first.
     pub(super) first_size: usize,
-    /// By local rank.
-    pub(super) processes: &'l [Identity],
+    /// The numbers of the processes, by local rank.
+    pub(super) serials: &'l [u64],
+}
+
+/// The name that nodes of release 0.2 give to the group of a round.
+fn plain_name(round: &RendezvousInfo, shared: &Shared) -> String {
+    format!("{}/{}", shared.handler.run_id(), round.round)
+}
+
+/// A name that no group has had.
+fn fresh_name(round: &RendezvousInfo, shared: &Shared) -> String {
+    format!("{}/{:x}", plain_name(round, shared), fastrand::u64(..))
+}
+
+/// Names the group in the workers' store, for workers of nodes that do not keep them and so give them no name: such as
+/// torchrun's, and this node beside others. Nodes of release 0.2 give the same name to their workers. `is_cleared`: this node
+/// has just cleared the store, so a group of that name belongs to an earlier job. A failure is logged only.
+pub(super) fn publish_name(round: &RendezvousInfo, shared: &Shared, is_cleared: bool) {
+    let plain = plain_name(round, shared);
+    let publish = || -> Result<(), StoreError> {
+        let address = round.bootstrap.address();
+        let store = open_store(&address, round.bootstrap.credentials.as_ref())?;
+        if !is_cleared {
+            return store.compare_set(NAME, b"", plain.as_bytes()).map(drop);
+        }
+        let name = match store.membership(&plain)?.status()? {
+            Some(_) => fresh_name(round, shared),
+            None => plain,
+        };
+        store.set(NAME, name.as_bytes())
+    };
+    if let Err(error) = publish() {
+        log::debug!("cannot name the membership group in the workers' store: {error}");
+    }
+}
+
+fn open_store(
+    address: &StoreAddress,
+    credentials: Option<&Credentials>,
+) -> Result<TcpStore, StoreError> {
+    let mut options = TcpStoreOptions::default().with_timeout(TIMEOUT);
+    if let Some(credentials) = credentials {
+        options = options.with_credentials(credentials.clone());
+    }
+    TcpStore::open_at(address, options)
 }
 
 impl GroupLink {
-    /// Connects to the service of the round's group, and numbers all workers of the node. Blocks for up to 10 s. `last` is
-    /// the group of the node's last workers.
+    /// Connects to the service of the round's group, writes which place the workers of the node have, for nodes that enter the
+    /// round, and numbers the workers. Blocks for up to 10 s.
     ///
     /// # Errors
     /// [`AgentError::NoMembership`] if the store has no such service, or the errors of the exchange of ranks.
@@ -48,8 +103,7 @@ impl GroupLink {
         round: &RendezvousInfo,
         shared: &Shared,
         place: Place,
-        workers: usize,
-        last: Option<&str>,
+        node: &RoleInfo,
     ) -> Result<Self, AgentError> {
         let mut link = Self {
             name: String::new(),
@@ -58,21 +112,18 @@ impl GroupLink {
             cancel: shared.stopping.clone(),
             open: None,
             first_size: place.first_size,
-            processes: Vec::new(),
+            first_rank: place.ranks.first_rank,
+            is_known: false,
+            serials: Vec::new(),
         };
         let board = round.board();
-        let run_id = shared.handler.run_id();
-        let fresh = format!("{run_id}/{}/{:x}", round.round, fastrand::u64(..));
-        let mut name = places::group(&board, None, &fresh)?;
+        let fresh = fresh_name(round, shared);
+        let name = places::group(&board, None, &fresh)?;
         // Only a round whose workers start several times can have a group that has ended.
         if link.has_ended(&name, round)? && !shared.handler.has_store_per_round() {
-            name = places::group(&board, Some(&name), &fresh)?;
-            link.set_name(name.clone());
+            link.set_name(places::group(&board, Some(&name), &fresh)?);
         }
-        link.processes = match round.has_entered || last == Some(&name) {
-            false => places::first_identities(&place, workers),
-            true => places::next_identities(&board, link.first_size, workers)?,
-        };
+        link.serials = places::occupy(&board, round.rank, round.has_entered, &place, node)?;
         Ok(link)
     }
 
@@ -105,7 +156,7 @@ impl GroupLink {
         GroupStart {
             name: &self.name,
             first_size: self.first_size,
-            processes: &self.processes,
+            serials: &self.serials,
         }
     }
 
@@ -115,14 +166,14 @@ impl GroupLink {
         local_rank: usize,
         round: &RendezvousInfo,
     ) -> Result<GroupStart<'_>, AgentError> {
-        let next = places::next_identities(&round.board(), self.first_size, 1)?;
-        self.processes[local_rank..=local_rank].copy_from_slice(&next);
+        let next = places::next_serials(&round.board(), self.first_size, 1)?;
+        self.serials[local_rank..=local_rank].copy_from_slice(&next);
         Ok(self.start())
     }
 
     /// Says that a worker is dead, and asks how the group is after that.
     pub(super) fn dead(&mut self, exit: &WorkerExit) -> GroupNews {
-        let incarnation = self.processes[exit.local_rank].incarnation;
+        let incarnation = places::incarnation(self.serials[exit.local_rank]);
         let member = MemberKey::new(exit.rank as u64, incarnation);
         self.status_after(|group| group.dead(member).map(drop))
     }
@@ -130,6 +181,35 @@ impl GroupLink {
     /// Asks how the group is.
     pub(super) fn news(&mut self) -> GroupNews {
         self.status_after(|_| Ok(()))
+    }
+
+    /// The workers of this node that the group has evicted, by local rank: not those that have left.
+    pub(super) fn evicted(&mut self) -> Vec<usize> {
+        let own: Vec<MemberKey> = (self.first_rank as u64..)
+            .zip(&self.serials)
+            .map(|(rank, serial)| MemberKey::new(rank, places::incarnation(*serial)))
+            .collect();
+        let find = |group: &Membership| {
+            let members = group.status()?.map(|status| status.members);
+            let members = members.unwrap_or_default();
+            let mut evicted = Vec::new();
+            for (local_rank, key) in own.iter().enumerate() {
+                if members.iter().any(|it| it.member == *key) {
+                    continue;
+                }
+                let poll = Message::Poll {
+                    after: EventNumber::NONE,
+                    is_leaving: false,
+                };
+                match group.ask(*key, &poll, POLL_TIMEOUT)? {
+                    Reply::Evicted(Reason::Left | Reason::Dead) => {}
+                    Reply::Evicted(_) => evicted.push(local_rank),
+                    _ => {}
+                }
+            }
+            Ok(evicted)
+        };
+        self.ask(find).unwrap_or_default()
     }
 
     fn status_after(&mut self, say: impl Fn(&Membership) -> Result<(), StoreError>) -> GroupNews {
@@ -142,10 +222,16 @@ impl GroupLink {
             self.open = None;
             self.ask(say)
         });
+        self.is_known |= matches!(status, Ok(Some(_)));
         match status {
             Err(error) => GroupNews::OutOfReach(error.to_string()),
+            Ok(None) if self.is_known => {
+                let why = "the workers' store has lost it: was its server restarted?";
+                GroupNews::Ended(why.to_owned())
+            }
             Ok(None) => GroupNews::IsEmpty,
             Ok(Some(status)) => match status.stage {
+                GroupStage::Ended(EndReason::Finished) => GroupNews::Finished,
                 GroupStage::Ended(reason) => GroupNews::Ended(reason.to_string()),
                 GroupStage::Forming if status.members.is_empty() => GroupNews::IsEmpty,
                 _ => GroupNews::GoesOn,
@@ -160,11 +246,7 @@ impl GroupLink {
         let group = match self.open.take() {
             Some(group) => group,
             None => {
-                let mut options = TcpStoreOptions::default().with_timeout(TIMEOUT);
-                if let Some(credentials) = &self.credentials {
-                    options = options.with_credentials(credentials.clone());
-                }
-                let store = TcpStore::open_at(&self.store, options)?;
+                let store = open_store(&self.store, self.credentials.as_ref())?;
                 store.membership(&self.name)?.with_cancel(&self.cancel)
             }
         };

@@ -56,8 +56,7 @@ impl Node {
         for (local_rank, logs) in local_ranks.zip(logs.workers) {
             let member = start.group.zip(keep).map(|(start, keep)| GroupMember {
                 group: start.name,
-                incarnation: start.processes[local_rank].incarnation,
-                serial: start.processes[local_rank].serial,
+                serial: start.serials[local_rank],
                 members_first: start.first_size,
                 members_min: keep.members_min,
             });
@@ -192,6 +191,7 @@ impl Node {
             are_preloaded: group.are_forked(),
             restarts: usize::try_from(self.generation - 1).unwrap_or(usize::MAX),
             restarts_used: times.restarts,
+            membership: None,
             rendezvous: times.rendezvous,
             ranks: times.ranks,
             workers: workers

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use super::event::AgentEvent;
-use super::group_link::GroupLink;
 use super::handle::Event;
 use super::node::Node;
 use super::plan::PlannedStart;
@@ -72,11 +71,19 @@ impl Runtime<'_> {
     }
 
     pub(super) fn read_group(&mut self) -> Input {
-        let members = match &mut self.site {
-            Site::Running(running) => running.members.as_mut(),
-            _ => None,
+        let Site::Running(running) = &mut self.site else {
+            return Input::Group(GroupNews::IsEmpty, Vec::new());
         };
-        Input::Group(members.map_or(GroupNews::IsEmpty, GroupLink::news))
+        let Some(members) = &mut running.members else {
+            return Input::Group(GroupNews::IsEmpty, Vec::new());
+        };
+        let news = members.news();
+        let mut evicted = match news {
+            GroupNews::GoesOn => members.evicted(),
+            _ => Vec::new(),
+        };
+        evicted.retain(|local_rank| running.workers.runs(*local_rank));
+        Input::Group(news, evicted)
     }
 
     pub(super) fn replace(&mut self, local_rank: usize, restarts: (usize, usize)) -> Input {

@@ -47,8 +47,8 @@ pub(super) struct Runtime<'a> {
     /// The unpublished exits of this node, if all its workers have succeeded.
     pub(super) untold: Option<NodeExits>,
     pub(super) has_store_per_round: bool,
-    /// The membership group of the last workers.
-    pub(super) group: Option<String>,
+    /// Whether this node has warned that others do not keep their workers.
+    pub(super) is_mix_told: bool,
     /// How long the workers of the last round took to stop.
     stopping: Duration,
     /// A restart that was not reported to the listeners yet.
@@ -78,7 +78,7 @@ impl<'a> Runtime<'a> {
             restart: None,
             met_at: None,
             world_size: 0,
-            group: None,
+            is_mix_told: false,
             exchange: None,
             untold: None,
             loss: None,
@@ -134,7 +134,7 @@ impl<'a> Runtime<'a> {
                 restarts,
                 restarts_max,
             } => match self.prepare((restarts, restarts_max)) {
-                Ok(()) => Input::Prepared,
+                Ok(keeps) => Input::Prepared { keeps },
                 Err(error) => self.not_started(error),
             },
             Effect::Start(times) => match self.start(times) {
@@ -236,6 +236,11 @@ impl<'a> Runtime<'a> {
             Effect::OpenRound => self.rounds.open(),
             Effect::EndEntry => self.rounds.end_entry(),
             Effect::TellReplaced(local_rank) => self.tell_replaced(local_rank),
+            Effect::Kill(local_rank) => {
+                if let Site::Running(running) = &mut self.site {
+                    running.workers.kill(local_rank);
+                }
+            }
             Effect::Log(level, text) => log::log!(target: LOG, level, "{text}"),
             _ => {}
         }

@@ -40,6 +40,8 @@ pub struct StartedWorkers {
     pub restarts: usize,
     /// How many restarts after failures this node had used by then.
     pub restarts_used: usize,
+    /// The membership group of the workers (`--keep-workers`); `None` if the death of a worker restarts all workers.
+    pub membership: Option<String>,
     /// How long the rendezvous took.
     pub rendezvous: Duration,
     /// How long it then took to know the ranks, with the start of the relay.
@@ -80,6 +82,7 @@ impl StartedWorkers {
             are_preloaded: false,
             restarts: 0,
             restarts_used: 0,
+            membership: None,
             rendezvous: Duration::ZERO,
             ranks: Duration::ZERO,
             workers,

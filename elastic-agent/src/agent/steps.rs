@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 use super::event::AgentEvent;
 use super::first_write::FirstWrite;
-use super::group_link::GroupLink;
+use super::group_link::{self, GroupLink};
 use super::handle::Shared;
 use super::plan::PlannedStart;
 use super::runtime::{LOG, Runtime};
@@ -29,16 +29,26 @@ use crate::worker::{WorkerOutcome, WorkerSlots};
 use crate::worker_list;
 use crate::workers_network::WorkersNetwork;
 
+/// How many nodes of a round keep the workers that survive another worker.
+const KEEPERS: &str = "c10d/keepers";
+
 impl Runtime<'_> {
     /// Joins a round.
     pub(super) fn join(&mut self, joins: Joins) -> Result<Input, AgentError> {
         self.began_at = SystemTime::now();
         self.node.pass_health_check()?;
         let handler = &self.node.shared.handler;
+        let keeps = self.node.options.keep.is_some();
+        if self.has_store_per_round {
+            handler.agree_on_keeping(keeps)?;
+        }
         let round = match joins {
             Joins::Next => handler.next_rendezvous()?,
             Joins::Running => handler.enter_rendezvous()?,
         };
+        if !self.has_store_per_round {
+            handler.agree_on_keeping(keeps)?;
+        }
         let joined = Input::Joined {
             nodes: round.world_size,
             has_lost: round.has_lost_members,
@@ -51,14 +61,22 @@ impl Runtime<'_> {
     ///
     /// The relay comes before the exchange of ranks, which no node leaves before all have come: so a node without a
     /// relay starts no workers in a round where others have one.
-    pub(super) fn prepare(&mut self, restarts: (usize, usize)) -> Result<(), AgentError> {
+    ///
+    /// Returns whether the workers that survive another worker are kept.
+    pub(super) fn prepare(&mut self, restarts: (usize, usize)) -> Result<bool, AgentError> {
         let Some(round) = self.rounds.current().cloned() else {
-            return Ok(());
+            return Ok(false);
         };
         self.rounds.list_reader(self.node.shared.handler.node_id());
         self.carry_first_failure();
         let relay = self.relay_in(&round)?;
+        self.count_keeper(&round)?;
         let place = self.place_in(&round)?;
+        let keeps = self.do_all_keep(&round)?;
+        if !keeps && self.node.options.keep.is_some() {
+            // A node of another release may have cleared the store.
+            group_link::publish_name(&round, &self.node.shared, false);
+        }
         // Otherwise the nodes are not at the same step of the exchange, or there is no exchange.
         let is_met = !round.has_entered
             && !self.node.options.are_nodes_identical
@@ -71,11 +89,8 @@ impl Runtime<'_> {
         self.world_size = ranks.world_size;
         self.look_at_network(&round);
         let watchdog = self.node.options.watchdog(&self.node.shared)?;
-        let workers = self.node.options.local_world_size;
-        let members = match self.node.options.keep {
-            Some(_) => Some(self.join_group(&round, place, workers)?),
-            None => None,
-        };
+        let open = || GroupLink::open(&round, &self.node.shared, place, &self.own_role());
+        let members = keeps.then(open).transpose()?;
         let plan = self.node.plan(
             &round,
             &ranks,
@@ -96,7 +111,46 @@ impl Runtime<'_> {
             plan,
             members,
         }));
-        Ok(())
+        Ok(keeps)
+    }
+
+    /// Whether the nodes of the round may differ in whether they keep their workers: nodes of torchrun and of release 0.2
+    /// publish nothing about it. A running round takes in only nodes that do.
+    fn may_be_mixed(&self, round: &RendezvousInfo) -> bool {
+        let options = &self.node.options;
+        let has_exchange = !options.are_nodes_identical && !round.has_entered;
+        options.keep.is_some() && has_exchange && round.world_size > 1
+    }
+
+    /// Counts this node among the nodes of the round that keep their workers, before the exchange of ranks, which no node
+    /// leaves before all have come.
+    fn count_keeper(&self, round: &RendezvousInfo) -> Result<(), AgentError> {
+        let board = round.board();
+        let count = || match self.may_be_mixed(round) {
+            // Once, however often this launcher and its predecessors join the round of a static rendezvous.
+            true if board.is_first(&format!("{KEEPERS}/{}", round.rank))? => {
+                board.count(KEEPERS, 1).map(drop)
+            }
+            _ => Ok(()),
+        };
+        Ok(count().map_err(BoardError::from)?)
+    }
+
+    /// Whether all nodes of the round keep their workers. Call it after the exchange of ranks.
+    fn do_all_keep(&mut self, round: &RendezvousInfo) -> Result<bool, AgentError> {
+        if !self.may_be_mixed(round) {
+            return Ok(self.node.options.keep.is_some());
+        }
+        let keepers = round.board().counted(KEEPERS).map_err(BoardError::from)?;
+        let nodes = round.world_size;
+        if keepers < nodes && !std::mem::replace(&mut self.is_mix_told, true) {
+            log::warn!(
+                target: LOG,
+                "--keep-workers is off in this round: {} of its {nodes} nodes run torchrun or release 0.2",
+                nodes - keepers,
+            );
+        }
+        Ok(keepers >= nodes)
     }
 
     /// Finds out which interface leads to the other nodes, and reports it if gloo has to be told.
@@ -151,20 +205,6 @@ impl Runtime<'_> {
         }
     }
 
-    /// Opens the membership group, and writes which place the workers have, for nodes that enter the round.
-    fn join_group(
-        &mut self,
-        round: &RendezvousInfo,
-        place: Place,
-        workers: usize,
-    ) -> Result<GroupLink, AgentError> {
-        let last = self.group.as_deref();
-        let link = GroupLink::open(round, &self.node.shared, place, workers, last)?;
-        self.group = Some(link.name().to_owned());
-        places::publish(&round.board(), round.rank, &place, &self.own_role())?;
-        Ok(link)
-    }
-
     fn ranks_in(&self, round: &RendezvousInfo, own: &RoleInfo) -> Result<RankBlock, AgentError> {
         let options = &self.node.options;
         if options.are_nodes_identical {
@@ -176,7 +216,10 @@ impl Runtime<'_> {
         }
         // All nodes of the round have stopped their earlier workers. No worker of the round starts before all nodes have taken
         // part in the exchange, including the node that clears the store.
-        clear_workers_store(round).map_err(BoardError::from)?;
+        let has_cleared = clear_workers_store(round).map_err(BoardError::from)?;
+        if options.keep.is_some() && (has_cleared || !self.has_store_per_round) {
+            group_link::publish_name(round, &self.node.shared, has_cleared);
+        }
         Ok(exchange_ranks(
             &round.board(),
             round.rank,
@@ -242,7 +285,8 @@ impl Runtime<'_> {
         }
         let started_at = Instant::now();
         let relay_address = relay.as_ref().map(|relay| relay.address().clone());
-        let started = node.started(round, &ranks, relay_address, &workers, times);
+        let mut started = node.started(round, &ranks, relay_address, &workers, times);
+        started.membership = members.as_ref().map(|group| group.name().to_owned());
         self.site = Site::Running(Box::new(Running {
             workers,
             members,

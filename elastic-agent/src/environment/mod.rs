@@ -16,6 +16,7 @@ use c10d_socket::HostPort;
 pub use self::devices::EnvironmentError;
 use self::devices::{CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES, show_one_device};
 use crate::assignment::Assignment;
+use crate::places;
 
 /// Names the unix socket on which the worker's debug server should listen.
 const DEBUG_SOCKET: &str = "C10D_DEBUG_SOCKET";
@@ -91,8 +92,6 @@ pub struct WorkerEnvironment<'a> {
 pub(crate) struct GroupMember<'a> {
     /// The group's name on the workers' store.
     pub(crate) group: &'a str,
-    /// Ascends with each process of the worker.
-    pub(crate) incarnation: u64,
     /// A number that no other process of the group ever has.
     pub(crate) serial: u64,
     /// How many members the group had at first.
@@ -282,7 +281,7 @@ impl<'a> WorkerEnvironment<'a> {
                 ("C10D_MEMBER_ID", id.to_string()),
                 (
                     "C10D_MEMBER_INCARNATION",
-                    membership.incarnation.to_string(),
+                    places::incarnation(membership.serial).to_string(),
                 ),
                 ("C10D_MEMBER_SERIAL", membership.serial.to_string()),
                 ("C10D_MEMBERS_FIRST", membership.members_first.to_string()),

@@ -178,18 +178,17 @@ fn a_virtual_local_rank_sees_one_of_the_agents_devices() {
 fn a_worker_knows_what_it_is_in_the_group() {
     let master = HostPort::new("node0", 29500);
     let inherited = pairs(&[("C10D_KEEP_WORKERS", "1"), ("C10D_MEMBER_ID", "77")]);
-    let variables = |ranks, incarnation: Option<u64>| {
-        let member = incarnation.map(|incarnation| GroupMember {
+    let variables = |ranks, serial: Option<u64>| {
+        let member = serial.map(|serial| GroupMember {
             group: "job/0",
-            incarnation,
-            serial: 21,
+            serial,
             members_first: 7,
             members_min: 2,
         });
         let environment = WorkerEnvironment::new(ranks, "job", &master).with_membership(member);
         environment.variables(inherited.clone()).unwrap()
     };
-    let second = variables(RANKS, Some(2));
+    let second = variables(RANKS, Some(21));
     let mut own = second.clone();
     own.retain(|(name, _)| {
         name.as_encoded_bytes().starts_with(b"C10D_MEMBER") || name == "C10D_KEEP_WORKERS"
@@ -200,7 +199,7 @@ fn a_worker_knows_what_it_is_in_the_group() {
         ("C10D_MEMBERS_FIRST", "7"),
         ("C10D_MEMBERS_MIN", "2"),
         ("C10D_MEMBER_ID", "5"),
-        ("C10D_MEMBER_INCARNATION", "2"),
+        ("C10D_MEMBER_INCARNATION", "22"),
         ("C10D_MEMBER_SERIAL", "21"),
     ]);
     assert_eq!(own, expected);

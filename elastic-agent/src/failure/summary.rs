@@ -1,5 +1,7 @@
 //! The report on failures, in PyTorch's layout, which operators and scripts know.
 
+use c10d_socket::is_printable;
+
 use super::exit_record::ExitRecord;
 use super::last_words::TRACEBACK_START;
 use super::local_time::epoch_seconds;
@@ -152,8 +154,8 @@ fn block(
         ..
     } = failure;
     let message = match traceback {
-        Traceback::Shown { same } if same.is_empty() => message.clone(),
-        Traceback::Shown { .. } => message.trim_end().to_owned(),
+        Traceback::Shown { same } if same.is_empty() => shown(message),
+        Traceback::Shown { .. } => shown(message.trim_end()),
         Traceback::SameAs { rank } => format!("the same as that of rank {rank}"),
     };
     let time = local_time(failure.timestamp);
@@ -208,6 +210,19 @@ fn signal_field(exit: ExitKind) -> String {
     signal.map_or_else(String::new, |name| format!(" ({name})"))
 }
 
+/// The text without the control characters of a worker, which would act on the terminal of the reader.
+fn shown(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for char in text.chars() {
+        match char {
+            '\n' | '\t' => shown.push(char),
+            _ if is_printable(char) => shown.push(char),
+            _ => shown.extend(char.escape_default()),
+        }
+    }
+    shown
+}
+
 /// The field with the last lines of standard error; empty if there are none. Leaves out a traceback that
 /// the error file has as well.
 fn last_lines(failure: &ProcessFailure) -> String {
@@ -226,7 +241,7 @@ fn last_lines(failure: &ProcessFailure) -> String {
     }
     for line in lines {
         field.push_str("\n    ");
-        field.push_str(&line);
+        field.push_str(&shown(&line));
     }
     if let Some(meaning) = &failure.meaning {
         field.push_str("\n  meaning   : ");

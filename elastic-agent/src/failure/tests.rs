@@ -166,6 +166,11 @@ fn a_traceback_of_several_workers_is_shown_once() {
         "{summary}"
     );
 
+    // Terminal codes of a worker do not reach the terminal of the reader.
+    let loud = failures(&[failed(0, "", "\x1b]0;title\x07ding\n")]).summary("t.py", "h", time);
+    assert!(loud.contains("\\u{1b}]0;title\\u{7}ding"), "{loud}");
+    assert!(!loud.contains(['\x1b', '\x07']), "{loud}");
+
     let alone = failures(&[failed(0, stack, stack)]).summary("t.py", "h", time);
     assert!(!alone.contains("stderr"), "{alone}");
     let unlike = failures(&[failed(0, stack, &other)]).summary("t.py", "h", time);

@@ -42,7 +42,6 @@ impl Round {
         now: Duration,
         out: &mut Effects,
     ) -> Phase {
-        let is_given_up = end == End::GivenUp;
         let is_at_exit = matches!(end, End::AtExit(_));
         let (stall, known) = match end {
             End::Succeeded => {
@@ -75,13 +74,12 @@ impl Round {
             }
             End::Evicted(why) => {
                 // The other nodes may have continued.
-                let joins = match self.settings.keep {
+                let joins = match self.keep() {
                     Some(_) => Joins::Running,
                     None => Joins::Next,
                 };
                 return self.after_change(why, joins, stopped, now, out);
             }
-            End::GivenUp => (None, Known::Nothing),
             End::Failed(known) | End::AtExit(known) => (None, known),
             End::Stuck(stall, known) => (Some(stall), known),
         };
@@ -92,7 +90,6 @@ impl Round {
         }
         let failure = Failure {
             stall,
-            is_given_up,
             failures,
             failed,
             has_abandoned: stopped.has_abandoned,
@@ -148,7 +145,6 @@ impl Round {
         let verdict = verdict(&mut self.policy, &failure, facts, now);
         let Failure {
             stall,
-            is_given_up,
             failures,
             known,
             ..
@@ -183,12 +179,8 @@ impl Round {
                 ));
                 out.push(Effect::TellRestarting(why.to_owned()));
                 self.report_round(ending, None, now, out);
-                self.is_count_open = self.settings.loss_wait.is_some() && !is_given_up;
-                let joins = match is_given_up {
-                    true => Joins::Running,
-                    false => Joins::Next,
-                };
-                return self.join_again(cause, failures, joins, now, out);
+                self.is_count_open = self.settings.loss_wait.is_some();
+                return self.join_again(cause, failures, Joins::Next, now, out);
             }
             Verdict::JoinUncounted => {
                 let why = "the workers of another node were stuck first";

@@ -19,7 +19,7 @@ const NEVER: Duration = Duration::from_secs(365 * 86400);
 
 impl Round {
     pub(super) fn enter_barrier(&self, nodes: usize, now: Duration, out: &mut Effects) -> Phase {
-        let is_fixed = self.settings.keep.is_none();
+        let is_fixed = self.keep().is_none();
         out.push(Effect::EnterBarrier(is_fixed.then_some(nodes)));
         Phase::AtBarrier(Barrier {
             nodes,
@@ -35,7 +35,7 @@ impl Round {
         };
         match membership.members {
             // Other nodes may have entered the round.
-            Some(members) if self.settings.keep.is_some() => members,
+            Some(members) if self.keep().is_some() => members,
             _ => nodes.saturating_sub(membership.departed()),
         }
     }
@@ -117,12 +117,16 @@ impl Round {
                     }
                     out.push(Effect::WaitAtBarrier {
                         timeout: left,
-                        enough: self.settings.keep.as_ref().map(|_| enough),
+                        enough: self.keep().map(|_| enough),
                         seen: membership,
                     });
                     return Phase::AtBarrier(barrier);
                 }
-                Some(", but the other nodes left the job without reporting success".to_owned())
+                // A node that was always alone has no others.
+                let has_others = seen.is_some_and(|it| it.departed() > 0 || it.is_closed);
+                has_others.then(|| {
+                    ", but the other nodes left the job without reporting success".to_owned()
+                })
             }
             _ => return Phase::AtBarrier(barrier),
         };

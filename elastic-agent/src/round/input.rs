@@ -23,8 +23,8 @@ pub(crate) enum Input {
     /// Answers [`Effect::Join`]: a round of this many nodes is complete. `has_lost` is true if a member of the last round
     /// is missing.
     Joined { nodes: usize, has_lost: bool },
-    /// Answers [`Effect::Prepare`].
-    Prepared,
+    /// Answers [`Effect::Prepare`]. `keeps` is true if the workers of the round that survive another worker are kept.
+    Prepared { keeps: bool },
     /// Answers [`Effect::Start`]: all workers run.
     Started,
     /// Answers [`Effect::Join`], [`Effect::Prepare`] or [`Effect::Start`], if no worker was started. `signal` is the
@@ -41,8 +41,8 @@ pub(crate) enum Input {
     ReplaceDue { local_rank: usize },
     /// The time of [`Effect::ExpectMembers`] is over.
     MembersDue,
-    /// Answers [`Effect::ReadGroup`].
-    Group(GroupNews),
+    /// Answers [`Effect::ReadGroup`], with the workers that run although the group has evicted them, by local rank.
+    Group(GroupNews, Vec<usize>),
     /// Answers [`Effect::Replace`]: the worker runs.
     Replaced { local_rank: usize, pid: u32 },
     /// Answers [`Effect::Replace`] with a text about the failure, if there is no worker. A signal that has interrupted
@@ -112,6 +112,8 @@ pub(crate) enum Effect {
     ExpectMembers(Duration),
     /// Asks the membership service for the group of the workers. Answered by [`Input::Group`].
     ReadGroup,
+    /// Kills the worker of this local rank, which then exits.
+    Kill(usize),
     /// Stops the processes that the dead worker of this local rank has left behind, and starts a worker in its place.
     /// `restarts` are the two numbers of [`Effect::Prepare`]. Answered by [`Input::Replaced`] or
     /// [`Input::NotReplaced`].
@@ -242,6 +244,8 @@ pub(crate) enum GroupNews {
     GoesOn,
     /// Its workers are not members, so they have nothing to lose.
     IsEmpty,
+    /// All members have done their last step.
+    Finished,
     /// The group is over, with a text about the reason.
     Ended(String),
     /// The service does not answer, with a text about that.

@@ -15,10 +15,16 @@ use super::phase::{End, Running};
 use crate::restart_policy::Decision;
 use crate::worker::WorkerExit;
 
+/// How often the group is asked for evicted workers, also while it does not answer, and how much less often in a large job, for
+/// each worker.
+const LOOK_INTERVAL: Duration = Duration::from_secs(10);
+const OUTAGE_INTERVAL: Duration = Duration::from_secs(60);
+const LOOK_INTERVAL_OF_ONE: Duration = Duration::from_millis(10);
+
 impl Round {
     /// Whether the other workers may keep running after this failure, as far as the exit alone decides this.
     pub(super) fn may_keep(&self, exit: &WorkerExit) -> bool {
-        self.settings.keep.is_some() && self.policy.final_exit(&[failed_worker(exit)]).is_none()
+        self.keep().is_some() && self.policy.final_exit(&[failed_worker(exit)]).is_none()
     }
 
     /// Handles a dead worker whose death was reported to the service. Returns why the other workers are stopped; `None`
@@ -31,13 +37,20 @@ impl Round {
         out: &mut Effects,
     ) -> Option<End> {
         let why = match death.group {
-            GroupNews::GoesOn if self.gives_place_up(running.nodes, &death, now) => {
-                let text = "leaving the round for a spare, or to enter it again (--replace spare)";
-                out.push(log(Level::Warn, text));
-                self.worker_failed(death.exit, out);
-                return Some(End::GivenUp);
-            }
             GroupNews::GoesOn => self.after_death(running, &death, now, out)?,
+            GroupNews::Finished => {
+                let text = format!(
+                    "rank {} failed after the workers had finished: its results are complete",
+                    death.exit.rank
+                );
+                out.push(log(Level::Warn, text));
+                out.push(Effect::TellLost(death.exit));
+                if running.succeeded + running.gone == 0 {
+                    out.push(Effect::EndEntry);
+                }
+                running.gone += 1;
+                return running.end_of_all(self.settings.local_world_size);
+            }
             GroupNews::IsEmpty => {
                 "no worker is a member of their group, as c10d_rs.torch.join() makes one".to_owned()
             }
@@ -51,9 +64,52 @@ impl Round {
         Some(End::Failed(known))
     }
 
+    /// Kills the workers that have run for too long after their group has evicted them, and looks again later.
+    pub(super) fn look_at_evicted(
+        &self,
+        running: &mut Running,
+        group: &GroupNews,
+        evicted: &[usize],
+        now: Duration,
+        out: &mut Effects,
+    ) {
+        let Some(keep) = self.keep() else {
+            return;
+        };
+        running.evicted.retain(|worker, _| evicted.contains(worker));
+        for worker in evicted {
+            match running.evicted.get(worker) {
+                None => {
+                    running.evicted.insert(*worker, now);
+                    let text = format!(
+                        "worker with local rank {worker} still runs although its group has evicted it: it is killed in {} s",
+                        keep.evicted_grace.as_secs()
+                    );
+                    out.push(log(Level::Warn, text));
+                }
+                Some(since) if now.saturating_sub(*since) >= keep.evicted_grace => {
+                    out.push(Effect::Kill(*worker));
+                }
+                Some(_) => {}
+            }
+        }
+        let workers = running.nodes.saturating_mul(self.settings.local_world_size);
+        let workers = u32::try_from(workers).unwrap_or(u32::MAX);
+        let pause = match group {
+            // Each look then takes 10 s, in which the launcher does nothing else.
+            GroupNews::OutOfReach(_) => OUTAGE_INTERVAL,
+            _ => LOOK_INTERVAL,
+        };
+        let pause = pause.min(keep.members_expected_after);
+        out.push(Effect::ExpectMembers(
+            pause.max(LOOK_INTERVAL_OF_ONE.saturating_mul(workers)),
+        ));
+    }
+
     /// The workers have had time to become members.
-    pub(super) fn warn_without_members(&self, group: &GroupNews, out: &mut Effects) {
-        if *group == GroupNews::IsEmpty {
+    pub(super) fn warn_without_members(&mut self, group: &GroupNews, out: &mut Effects) {
+        let is_first = !std::mem::replace(&mut self.has_looked_at_group, true);
+        if is_first && *group == GroupNews::IsEmpty {
             let text = format!(
                 "--keep-workers cannot keep the workers of {} so far: none has called c10d_rs.torch.join(), so the death \
                  of one restarts all",
@@ -61,21 +117,6 @@ impl Round {
             );
             out.push(log(Level::Warn, text));
         }
-    }
-
-    /// Whether the node as a whole leaves its place to a spare. The only node of a round does not, because its other
-    /// workers would be lost.
-    fn gives_place_up(&self, nodes: usize, death: &Death, now: Duration) -> bool {
-        let is_wanted = self
-            .settings
-            .keep
-            .as_ref()
-            .is_some_and(|keep| keep.replacement == Replacement::Spare);
-        let failed = failed_workers(death.failures.as_ref());
-        is_wanted
-            && nodes > 1
-            && self.policy.left(now) > 0
-            && self.policy.why_hopeless(&failed).is_none()
     }
 
     /// Replaces the worker if a rule allows it. Returns why the other workers cannot keep running; `None` if they can.
@@ -86,7 +127,7 @@ impl Round {
         now: Duration,
         out: &mut Effects,
     ) -> Option<String> {
-        let keep = self.settings.keep.clone()?;
+        let keep = self.keep()?.clone();
         let failed = failed_workers(death.failures.as_ref());
         let local_rank = death.exit.local_rank;
         if let Some(reason) = self.policy.why_hopeless(&failed) {

@@ -1,8 +1,8 @@
-//! How the workers that survive another one are kept: what a user chooses.
+//! How the workers that survive another worker are kept: what a user chooses.
 
 use std::time::Duration;
 
-/// How the workers that survive another one are kept. Their script must use the membership service of the workers' store.
+/// How the workers that survive another worker are kept. Their script must use the membership service of the workers' store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeepOptions {
@@ -15,6 +15,9 @@ pub struct KeepOptions {
     /// How long after their start the service is asked for the workers. If none is a member, a warning says so; one that
     /// takes longer to join than the default, a minute, only has that warning.
     pub members_expected_after: Duration,
+    /// How long a worker that its group has evicted may still run, for example to save its state; then it is killed, and
+    /// replaced like any dead worker. 30 s.
+    pub evicted_grace: Duration,
 }
 
 /// What takes the place of a worker that died while others run.
@@ -22,9 +25,6 @@ pub struct KeepOptions {
 pub enum Replacement {
     /// Another process on its node.
     Fork,
-    /// A spare node, or if there is none, the same node with new workers: it stops those that are left, and enters the
-    /// running round again. On the only node as [`Fork`](Self::Fork).
-    Spare,
     /// Nothing.
     None,
 }
@@ -38,6 +38,7 @@ impl KeepOptions {
             replacement: Replacement::Fork,
             replace_after: Duration::ZERO,
             members_expected_after: Duration::from_secs(60),
+            evicted_grace: Duration::from_secs(30),
         }
     }
 }

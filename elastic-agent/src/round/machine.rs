@@ -55,6 +55,10 @@ pub(crate) struct Round {
     pub(super) has_had_workers: bool,
     /// Whether the node has asked why the rendezvous was closed.
     pub(super) is_closing_known: bool,
+    /// Whether the nodes of the current round keep the workers that survive another worker.
+    pub(super) keeps: bool,
+    /// Whether the group of the current round was asked for its members.
+    pub(super) has_looked_at_group: bool,
     /// The members at the last time when this node read how many nodes had ended.
     pub(super) seen: Option<Box<Membership>>,
     /// Whether the last restart was counted, although that depends on the members of the next round.
@@ -75,6 +79,8 @@ impl Round {
             clock: RoundClock::start(0, now),
             has_had_workers: false,
             is_closing_known: false,
+            keeps: true,
+            has_looked_at_group: false,
             seen: None,
             is_count_open: false,
             has_awaited_loss: false,
@@ -85,6 +91,11 @@ impl Round {
             None => Joins::Next,
         };
         (round, vec![Effect::Join(joins)])
+    }
+
+    /// How the other workers are kept when one dies; `None` in a round that restarts all of them.
+    pub(super) fn keep(&self) -> Option<&KeepOptions> {
+        self.settings.keep.as_ref().filter(|_| self.keeps)
     }
 
     /// Joins another round.

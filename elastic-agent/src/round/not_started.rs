@@ -136,7 +136,6 @@ impl Round {
     ) -> Phase {
         let failure = Failure {
             stall: None,
-            is_given_up: false,
             failures: None,
             failed: Vec::new(),
             has_abandoned: false,

@@ -1,5 +1,6 @@
 //! The phases of a node in its round, each with its data.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::error::AgentError;
@@ -70,6 +71,8 @@ pub(super) struct Running {
     pub(super) gone: usize,
     /// How many workers have failed at the end of their program. `failed` is the worker that failed first.
     pub(super) at_exit: usize,
+    /// The workers that their group has evicted and that still run, by local rank, and when this node has noticed.
+    pub(super) evicted: BTreeMap<usize, Duration>,
     pub(super) failed: Option<First>,
     pub(super) known: Known,
     /// Why another node has ended the job, if the workers of this node are left to exit without a signal.
@@ -99,9 +102,6 @@ pub(super) enum End {
     Failed(Known),
     /// Workers have failed, each at the end of its program, and the other workers have succeeded.
     AtExit(Known),
-    /// The node gives its place in the round to a spare, because a worker has failed and the workers of other nodes
-    /// keep running.
-    GivenUp,
     Stuck(Stall, Known),
     MembersChanged(String),
     /// The other nodes have removed this node, or it must assume that they have, because another world may exist.
@@ -132,8 +132,6 @@ pub(super) struct Stall {
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) stall: Option<Stall>,
-    /// Whether the node may enter its round again, because the other nodes continue the round.
-    pub(super) is_given_up: bool,
     pub(super) failures: Option<Failures>,
     pub(super) failed: Vec<FailedWorker>,
     pub(super) has_abandoned: bool,

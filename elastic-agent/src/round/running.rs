@@ -30,7 +30,7 @@ impl Round {
         let end = match (input, waiting) {
             (Input::WorkerExited(exit), _) if exit.exit.is_success() => {
                 running.succeeded += 1;
-                if self.settings.keep.is_some() && running.succeeded == 1 {
+                if self.keep().is_some() && running.succeeded == 1 {
                     out.push(Effect::EndEntry);
                 }
                 running.end_of_all(self.settings.local_world_size)
@@ -74,8 +74,9 @@ impl Round {
                 out.push(Effect::ReadGroup);
                 None
             }
-            (Input::Group(group), _) => {
+            (Input::Group(group, evicted), _) => {
                 self.warn_without_members(&group, out);
+                self.look_at_evicted(&mut running, &group, &evicted, now, out);
                 None
             }
             (Input::Replaced { local_rank, pid }, _) => {
@@ -99,7 +100,7 @@ impl Round {
             (Input::Membership(membership), _) => {
                 // A store that does not answer, for example because its host has failed, does not stop running workers.
                 // The handler has logged the error.
-                let keeps = self.settings.keep.is_some();
+                let keeps = self.keep().is_some();
                 let members = membership.as_ref().and_then(|it| it.members);
                 running.nodes = members.filter(|_| keeps).unwrap_or(running.nodes);
                 membership.and_then(|it| self.members_may_have_changed(&mut running, &it, out))
@@ -178,7 +179,7 @@ impl Round {
             MembersChange::Certain(why) if membership.is_evicted => Some(End::Evicted(why)),
             MembersChange::Certain(why) => Some(End::MembersChanged(why)),
             // No node replaces the lost nodes, and the service counts whether enough workers are left.
-            MembersChange::UnlessFinished { .. } if self.settings.keep.is_some() => None,
+            MembersChange::UnlessFinished { .. } if self.keep().is_some() => None,
             MembersChange::UnlessFinished { why, departed } => {
                 out.push(Effect::ReadFinished);
                 running.waiting = Waiting::Finished { why, departed };
@@ -189,7 +190,7 @@ impl Round {
 
     /// Whether the last output of a worker decides if the other workers may keep running.
     fn asks_about(&self, exit: &WorkerExit) -> bool {
-        self.settings.keep.is_none()
+        self.keep().is_none()
             && may_be_at_exit(exit)
             && self.policy.final_exit(&[failed_worker(exit)]).is_none()
     }
@@ -226,7 +227,7 @@ impl Round {
         }
         let is_restart_likely = match &end {
             End::MembersChanged(_) | End::Evicted(_) => true,
-            End::Failed(Known::Nothing) | End::GivenUp | End::Stuck(_, Known::Nothing) => {
+            End::Failed(Known::Nothing) | End::Stuck(_, Known::Nothing) => {
                 self.policy.left(now) > 0
             }
             _ => false,
@@ -282,7 +283,7 @@ const fn how_to_stop(end: &End) -> Stop {
 
 impl Running {
     /// Returns how the round ends on this node, if all its workers have exited.
-    fn end_of_all(&self, local_world_size: usize) -> Option<End> {
+    pub(super) fn end_of_all(&self, local_world_size: usize) -> Option<End> {
         let ended = self.succeeded + self.gone + self.at_exit;
         let is_over = ended == local_world_size;
         is_over.then(|| match (&self.ended, self.at_exit) {

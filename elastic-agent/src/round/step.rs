@@ -1,5 +1,6 @@
 //! What each phase makes of an input.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::input::{Effect, Effects, Input, StartTimes};
@@ -36,7 +37,9 @@ impl Round {
                 });
                 Phase::Preparing { nodes, failures }
             }
-            (Phase::Preparing { nodes, failures }, Input::Prepared) => {
+            (Phase::Preparing { nodes, failures }, Input::Prepared { keeps }) => {
+                self.keeps = keeps;
+                self.has_looked_at_group = false;
                 self.clock.end(now, |phases| &mut phases.ranks);
                 let phases = self.clock.phases();
                 out.push(Effect::Start(StartTimes {
@@ -50,7 +53,7 @@ impl Round {
                 self.clock.end(now, |phases| &mut phases.start);
                 self.has_had_workers = true;
                 out.push(Effect::TellStarted);
-                if let Some(keep) = &self.settings.keep {
+                if let Some(keep) = self.keep() {
                     out.push(Effect::OpenRound);
                     out.push(Effect::ExpectMembers(keep.members_expected_after));
                 }
@@ -60,6 +63,7 @@ impl Round {
                     succeeded: 0,
                     gone: 0,
                     at_exit: 0,
+                    evicted: BTreeMap::new(),
                     failed: None,
                     known: Known::Nothing,
                     ended: None,

@@ -55,6 +55,18 @@ impl WorkerSlots {
         self.groups().for_each(|group| group.signal(signal));
     }
 
+    /// Kills the worker of this slot if it runs.
+    pub(crate) fn kill(&mut self, slot: usize) {
+        if let Some(Slot::Runs(group)) = self.slots.get_mut(slot) {
+            group.signal(Signal::KILL);
+        }
+    }
+
+    /// Whether the worker of this slot has not been ended.
+    pub(crate) fn runs(&self, slot: usize) -> bool {
+        matches!(self.slots.get(slot), Some(Slot::Runs(_)))
+    }
+
     /// As [`WorkerGroup::outcome_of`].
     pub(crate) fn outcome_of(&mut self, rank: usize) -> Option<WorkerOutcome> {
         self.slots.iter_mut().find_map(|slot| match slot {
@@ -90,7 +102,12 @@ impl WorkerSlots {
             return;
         };
         if let Slot::Ended(report) = std::mem::replace(slot, Slot::Runs(Box::new(group))) {
-            self.replaced.extend(report.outcomes);
+            // Their last words were reported, and a job may replace workers for months.
+            let outcomes = report.outcomes.into_iter();
+            self.replaced.extend(outcomes.map(|outcome| WorkerOutcome {
+                stderr_tail: Vec::new(),
+                ..outcome
+            }));
         }
     }
 

@@ -132,8 +132,6 @@ pub(crate) struct Executor {
     gone: BTreeSet<NodeId>,
     /// What the members of this round say about nodes that want to enter it (section 7.3).
     entry: Option<(i64, Entry)>,
-    /// The complete round that this node left last.
-    left_round: Option<i64>,
     /// Whether this operation has entered a round.
     has_entered: bool,
     /// The report from before this node began to undo a join that timed out.
@@ -170,7 +168,6 @@ impl Executor {
             last_round: LastRound::default(),
             gone: BTreeSet::new(),
             entry: None,
-            left_round: None,
             has_entered: false,
             at_timeout: None,
             last_decision: None,
@@ -592,8 +589,6 @@ impl Executor {
             };
         }
         match self.entry_of_round() {
-            // Nodes that have waited for longer come first.
-            Some(Entry::Open) if self.yields_to_spares() => Entering::Waits,
             Some(Entry::Open) => Entering::Now,
             Some(Entry::Unknown) if since.saturating_add(ENTRY_WAIT) < now.monotonic => {
                 Entering::No
@@ -605,17 +600,6 @@ impl Executor {
     fn entry_of_round(&self) -> Option<Entry> {
         let (round, entry) = self.entry?;
         (round == self.state.round).then_some(entry)
-    }
-
-    /// Whether the free places of the round are left to spares that were not in it, as this node had one and gave it up.
-    fn yields_to_spares(&self) -> bool {
-        let others = self.state.redundancy_list.iter();
-        let others = others.filter(|node| !self.last_round.has(node)).count();
-        let places = self
-            .settings
-            .max_nodes
-            .saturating_sub(self.state.participants.len());
-        self.left_round == Some(self.state.round) && others >= places
     }
 
     /// The round about whose entry this node has to know, as there is a place for it.
@@ -697,7 +681,6 @@ impl Executor {
     fn apply(&mut self, action: Action, now: Now) {
         self.has_entered = action == Action::EnterRound;
         if action == Action::RemoveFromParticipants {
-            self.left_round = self.state.complete.then_some(self.state.round);
             // Members that left before this node may be about to rejoin: hence also `world`.
             let nodes = self.state.participants.keys().chain(&self.state.wait_list);
             let others = nodes.chain(&self.world).filter(|node| **node != self.me);

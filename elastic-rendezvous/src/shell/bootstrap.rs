@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, ConnectOptions, Deadline, HostPort, ListenOptions, printable, sleep};
 use c10d_store::{
-    Credentials, ServerOptions, Store, StoreAddress, StoreError, StoreExt, TcpStore,
+    Credentials, ListenOn, ServerOptions, Store, StoreAddress, StoreError, StoreExt, TcpStore,
     TcpStoreOptions, in_brief,
 };
 
@@ -455,18 +455,18 @@ impl Bootstrap {
 /// does. In the store of the rendezvous, its keys stay. Each node would read the keys of the workers of all nodes,
 /// so the cost would grow with the square of their number.
 ///
-/// Does nothing if the store also holds other data. Call it when all workers of the last round have ended
-/// and none of the next can have started: before this node takes part in the exchange of ranks. A failure of the workers'
-/// store is logged only, because PyTorch leaves the keys too. Blocks for at most 2 s per request (one per key), and
-/// stops at the first that fails.
+/// Returns whether this node has removed them, or has tried to. Does nothing if the store also holds other data. Call it
+/// when all workers of the last round have ended and none of the next can have started: before this node takes part in the
+/// exchange of ranks. A failure of the workers' store is logged only, because PyTorch leaves the keys too. Blocks for at most
+/// 2 s per request (one per key), and stops at the first that fails.
 ///
 /// # Errors
 /// Those of the round's store.
-pub fn clear_workers_store(round: &RendezvousInfo) -> Result<(), StoreError> {
+pub fn clear_workers_store(round: &RendezvousInfo) -> Result<bool, StoreError> {
     let bootstrap = &round.bootstrap;
     // Not always the node with rank 0, as that may be a node of PyTorch.
     if !bootstrap.is_workers_own || !round.board().is_first(CLEARING_KEY)? {
-        return Ok(());
+        return Ok(false);
     }
     let cleared = || -> Result<usize, StoreError> {
         let credentials = bootstrap.credentials.as_ref();
@@ -497,7 +497,7 @@ pub fn clear_workers_store(round: &RendezvousInfo) -> Result<(), StoreError> {
             bootstrap.master
         ),
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Starts a store for workers where this node is advertised. Blocks for at most 30 s.
@@ -519,6 +519,7 @@ pub(crate) fn serve(
             // Not on a given port: the rendezvous' store of this process may have it.
             .with_multi_tenant(port == 0)
             .with_server_options(server_options)
+            .with_listen_on(ListenOn::HostIfKnown)
             .with_listen_also_on(advertised.also.clone());
         TcpStore::open(&advertised.host, port, options)
     };

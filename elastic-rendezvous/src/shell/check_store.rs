@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, Deadline, DialStage, HostPort, is_loopback_name, sleep};
-use c10d_store::{StoreError, StoreExt, StoreHandle as _, TcpStore, TcpStoreOptions};
+use c10d_store::{ListenOn, StoreError, StoreExt, StoreHandle as _, TcpStore, TcpStoreOptions};
 
 use crate::shell::bootstrap::{Protection, serve};
 use crate::shell::listener_watch::ListenerWatch;
@@ -156,8 +156,11 @@ impl Opening<'_> {
 
     /// Neither with the journal of the job nor with its limits.
     fn serve(&self) -> Result<TcpStore, StoreError> {
-        let options = self.options(ATTEMPT_TIMEOUT).with_master(true);
-        let options = options.with_listen_also_on(given_addresses(self.parameters.local_addr()));
+        let options = self
+            .options(ATTEMPT_TIMEOUT)
+            .with_master(true)
+            .with_listen_on(ListenOn::HostIfKnown)
+            .with_listen_also_on(given_addresses(self.parameters.local_addr()));
         let store = TcpStore::open(self.target.host(), self.target.port(), options)?;
         store.set(&self.mark, b"1")?;
         Ok(store)

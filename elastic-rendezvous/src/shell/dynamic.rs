@@ -20,6 +20,7 @@ use crate::shell::candidate::Candidate;
 use crate::shell::clock::Clock;
 use crate::shell::handler::{Listener, RendezvousHandler, RendezvousInfo};
 use crate::shell::handler_loop::{HandlerLoop, Parts};
+use crate::shell::keeping::Applicant;
 use crate::shell::mailbox::{Job, Mailbox, Message, open_mailbox};
 use crate::shell::notices::{Notice, Notices};
 use crate::shell::own_host::OwnHost;
@@ -598,6 +599,28 @@ impl RendezvousHandler for DynamicRendezvous {
         let run_id = &self.settings.run_id;
         let forgotten = RoundBoard::of(&self.store, run_id, round).forget();
         forgotten.map_err(|error| RendezvousError::connection(run_id, error))
+    }
+
+    fn agree_on_keeping(&self, keeps: bool) -> Result<(), RendezvousError> {
+        if self.settings.max_nodes == 1 {
+            return Ok(());
+        }
+        let applicant = Applicant {
+            store: &self.store,
+            backend: &self.backend,
+            run_id: &self.settings.run_id,
+            me: &self.node(),
+            dead_after: self.settings.dead_after(),
+            cancel: &self.shared.settling,
+        };
+        match applicant.claim(keeps) {
+            // The join waits longer for the store, and the next one asks again.
+            Err(error) if error.is_outage() => {
+                log::debug!("cannot compare --keep-workers with the other nodes: {error}");
+                Ok(())
+            }
+            claimed => claimed,
+        }
     }
 
     fn last_boards(&self) -> Result<Vec<RoundBoard>, RendezvousError> {

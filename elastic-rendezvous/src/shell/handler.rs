@@ -135,6 +135,17 @@ pub trait RendezvousHandler: Debug + Send + Sync {
         Ok(())
     }
 
+    /// Compares with the other nodes of the job whether they keep the workers that survive another worker. Before each
+    /// [`next_rendezvous`](Self::next_rendezvous), or if all rounds have [one store](Self::has_store_per_round), after the
+    /// first. Blocks for at most the store's timeout; if nodes that differ have left the job, also for as long as a node may
+    /// be silent.
+    ///
+    /// # Errors
+    /// [`RendezvousError::KeepingDiffers`], [`RendezvousError::Interrupted`], or an error of the store.
+    fn agree_on_keeping(&self, _keeps: bool) -> Result<(), RendezvousError> {
+        Ok(())
+    }
+
     /// Tells the other nodes why this one does not join at present, for their reports; `None` takes it back. Spares
     /// take its place without waiting for it. Blocks for at most the store's timeout, four times.
     ///

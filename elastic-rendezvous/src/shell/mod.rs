@@ -14,6 +14,7 @@ mod group_operations;
 pub(crate) mod group_store;
 pub(crate) mod handler;
 mod handler_loop;
+mod keeping;
 pub(crate) mod listener_watch;
 mod mailbox;
 mod many_keys;

@@ -12,7 +12,8 @@ use c10d_socket::{
     resolve,
 };
 use c10d_store::{
-    FileStore, Store, StoreAddress, StoreError, StoreHandle, TcpStore, TcpStoreOptions, in_brief,
+    FileStore, ListenOn, Store, StoreAddress, StoreError, StoreHandle, TcpStore, TcpStoreOptions,
+    in_brief,
 };
 
 use crate::shell::bootstrap::protected;
@@ -283,6 +284,7 @@ fn serve(
     let options = client_options(parameters)
         .with_master(true)
         .with_multi_tenant(true)
+        .with_listen_on(ListenOn::HostIfKnown)
         .with_listen_also_on(given_addresses(parameters.local_addr()))
         .with_server_options(server_options)
         .with_timeout(timeout);

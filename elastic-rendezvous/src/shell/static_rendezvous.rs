@@ -13,14 +13,15 @@ use c10d_socket::{
     Backoff, BackoffOptions, Cancel, Deadline, DialStage, HostPort, printable, sleep,
 };
 use c10d_store::{
-    Credentials, ErrorContext, Operation, PrefixStore, ServerOptions, Store, StoreError, StoreExt,
-    StoreHandle as _, TcpStore, TcpStoreOptions,
+    Credentials, ErrorContext, ListenOn, Operation, PrefixStore, ServerOptions, Store, StoreError,
+    StoreExt, StoreHandle as _, TcpStore, TcpStoreOptions,
 };
 
 use crate::shell::bootstrap::protected;
 use crate::shell::handler::{
     BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo,
 };
+use crate::shell::keeping;
 use crate::shell::listener_watch::{ListenerWatch, has_many_keys, runs_at};
 use crate::shell::own_host::given_addresses;
 use crate::shell::reconnecting::{ReconnectingStore, connect_to};
@@ -51,6 +52,9 @@ const WATCH_THREAD: &str = "static-closed";
 
 /// The key that our nodes set to close the rendezvous, below the run id.
 const CLOSED: &str = "c10d/static/closed";
+
+/// Whether the nodes keep the workers that survive another worker, below the run id.
+const KEEP: &str = "c10d/static/keep";
 
 /// The pause before a node waits for the closing again, after an error of the store.
 const WATCH_PAUSE: Duration = Duration::from_secs(1);
@@ -295,6 +299,7 @@ impl Meeting {
             .with_server_options(server_options)
             .with_master(is_host)
             .with_multi_tenant(true)
+            .with_listen_on(ListenOn::HostIfKnown)
             .with_listen_also_on(given_addresses(local_addr))
             .with_timeout(timeout)
             .with_cancel(self.cancel.clone());
@@ -774,6 +779,17 @@ impl RendezvousHandler for StaticRendezvous {
         };
         let closed = board.set(CLOSED, b"1");
         closed.map_err(|error| RendezvousError::connection(&self.run_id, error))
+    }
+
+    fn agree_on_keeping(&self, keeps: bool) -> Result<(), RendezvousError> {
+        let Some(board) = self.board().filter(|_| self.world_size > 1) else {
+            return Ok(());
+        };
+        let node = format!("node rank {} on {}", self.rank, this_host::full_name());
+        let own = keeping::claim_of(&node, keeps);
+        let claim = board.compare_set(KEEP, b"", own.as_bytes());
+        let claim = claim.map_err(|error| RendezvousError::connection(&self.run_id, error))?;
+        keeping::compare(&self.run_id, claim.value(), &node, keeps)
     }
 
     fn membership(&self) -> Result<Membership, RendezvousError> {

@@ -185,6 +185,20 @@ pub enum RendezvousError {
         owner: String,
     },
 
+    /// The nodes of a job differ in whether they keep the workers that survive another worker.
+    #[error(
+        "cannot join run {run_id:?}: {with} has --keep-workers, and {without} has not; start all nodes with the option, or \
+         none"
+    )]
+    KeepingDiffers {
+        /// The job's name, the same on all nodes.
+        run_id: String,
+        /// The node that keeps its workers: this one or the other.
+        with: String,
+        /// The node that does not.
+        without: String,
+    },
+
     /// This node does not reach the workers' store, and therefore has started no worker.
     #[error(
         "cannot reach the workers' store of {node}: tried {error} for {:.0} s; open port {port} between the nodes \

@@ -871,7 +871,8 @@ fn a_worker_that_died_is_forked_again_while_the_others_run() {
         place.write(
             "train.py",
             "import heavy, os, time\n\
-             name = os.environ['RANK'] + '.' + os.environ['C10D_MEMBER_INCARNATION']\n\
+             rank = os.environ['RANK'] + '.'\n\
+             name = rank + str(1 + sum(file.startswith(rank) for file in os.listdir()))\n\
              words = [os.environ['MASTER_PORT'], os.environ['C10D_MEMBERSHIP_GROUP'], os.getpid()]\n\
              print(*words, file=open(name, 'w'))\n\
              while not os.path.exists('end'): time.sleep(0.01)\n",
@@ -898,12 +899,12 @@ fn a_worker_that_died_is_forked_again_while_the_others_run() {
         let (handle, step) = ("handle".into(), 0);
         let hello = Message::Hello { handle, step };
         group.ask(MemberKey::new(9, 1), &hello, LIMIT).unwrap();
-        for incarnation in 1..4 {
-            let line = place.line(&format!("1.{incarnation}"));
+        for process in 1..4 {
+            let line = place.line(&format!("1.{process}"));
             let pid = line.split(' ').next_back().unwrap().parse().unwrap();
             kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
         }
-        place.line("1.4");
+        place.line("1.5");
         assert_eq!(place.read("0.1").trim_end(), survivor);
         assert!(!place.path("0.2").exists());
         place.write("end", "");

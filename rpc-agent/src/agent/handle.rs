@@ -80,8 +80,8 @@ impl AgentHandle {
 
     /// Stops the retries of a group's calls to a worker, without waiting. For a worker known to be dead.
     ///
-    /// The calls fail with [`RpcError::RetriesExhausted`]: those that wait for their next attempt at once, the
-    /// others if their current attempt fails. Calls outside the group, and later ones, are retried as usual.
+    /// The calls fail with [`RpcError::RetriesExhausted`]: those that wait for their next attempt shortly after this
+    /// returns, on the retry thread, the others if their current attempt fails. Calls outside the group, and later ones, are retried as usual.
     pub fn abandon_retries(&self, group: &RetryGroup, worker: WorkerId) {
         if let Ok(runtime) = self.here() {
             runtime.retries.abandon(group, worker);

@@ -191,7 +191,11 @@ impl<T: Clone + Send + 'static> Slot<T> {
             waits = 1;
             state.result.is_some()
         });
-        waited.unwrap_or_else(|_| self.state.lock()).waiting -= 1;
+        match waited {
+            Ok(mut state) => state.waiting -= 1,
+            Err(_) if self.check_process().is_err() => {}
+            Err(_) => self.state.lock().waiting -= 1,
+        }
     }
 
     /// Returns the result, or registers `waker`. `key` is kept by the handle between polls, so that a

@@ -52,7 +52,6 @@ pub(crate) enum Notice {
     Left { incarnation: Option<u64> },
     /// The connection ended without one.
     Lost {
-        address: SocketAddr,
         cause: Arc<str>,
         calls_failed: usize,
     },

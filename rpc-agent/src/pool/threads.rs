@@ -360,12 +360,9 @@ impl<R: Send + 'static> Pool<R> {
         } else {
             contained("a task", run);
         }
-        if let Err(error) = started_in.check() {
-            // It would take the events of its parent's sockets.
-            log::error!(
-                "{}: a function forked, and its child returned: {error}",
-                self.name
-            );
+        if !started_in.is_this() {
+            // A function forked, and its child returned: it would take the events of its parent's sockets. Without a line
+            // in the log, whose locks may be held by threads that the child does not have.
             std::process::abort();
         }
         self.continue_as(Role::None);

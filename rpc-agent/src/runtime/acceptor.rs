@@ -16,6 +16,7 @@ use c10d_socket::{
 use mio::net::{TcpListener, TcpStream};
 
 use super::driver::{Driver, Served};
+use super::membership::AFTER_HELLO_MS;
 use super::reader::{self, ReadBuffers};
 use super::received::{Received, invalid};
 use super::socket::Socket;
@@ -304,12 +305,9 @@ impl Acceptor {
         let directory = &driver.directory;
         if directory.is_dynamic() && !directory.is_published(&hello.from, hello.incarnation) {
             // It may have joined since the list was read. Then it is accepted when it dials again, in a moment.
-            driver.refresh_members();
-            let text = format!(
-                "this process of {} is not a member of the group",
-                hello.from
-            );
-            return self.refuse(&handshake, RefuseReason::WrongWorker, 0, text);
+            driver.refresh_members(AFTER_HELLO_MS);
+            let text = driver.not_listed(&hello.from);
+            return self.refuse(&handshake, RefuseReason::NotMember, 0, text);
         }
         let Handshake {
             socket,
@@ -331,6 +329,8 @@ impl Acceptor {
         match accepted {
             // What came with the Hello is in the decoder already.
             Ok(connection) => {
+                // The list may have changed since it was looked at.
+                driver.check_member(&peer);
                 let (reads, mut buffers) = (Reads::ForPoller, ReadBuffers::default());
                 reader::read(driver, &peer, connection, reads, &mut buffers, admitted);
             }
@@ -406,6 +406,7 @@ fn describe(reason: RefuseReason) -> &'static str {
         RefuseReason::WrongIncarnation => "the worker has been restarted",
         RefuseReason::ShuttingDown => "the worker is shutting down",
         RefuseReason::Version => "the worker speaks another protocol version",
+        RefuseReason::NotMember => "this process is not on the list of members",
     }
 }
 

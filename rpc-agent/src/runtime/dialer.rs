@@ -58,7 +58,7 @@ impl Driver {
         let address = self.directory.address_of(&peer.info, deadline, ended);
         self.check_members();
         if let Some(why) = self.exclusion() {
-            return Err(AttemptFailure::Hopeless(why));
+            return Err(AttemptFailure::Excluded(why));
         }
         let address = match address {
             Ok(Some(address)) => address,

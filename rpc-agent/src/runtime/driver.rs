@@ -1,20 +1,17 @@
 //! Locks a peer's state machine, gives it an input, unlocks it, and carries out what follows.
 
-use std::fmt::Display;
-use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Instant;
 
 use bytes::Bytes;
-use c10d_socket::{Cancel, Credentials, LimitedLog, SocketOptions};
+use c10d_socket::{Cancel, Credentials, SocketOptions};
 
 use super::activity::Activity;
 use super::gathered::Gathered;
-use super::membership::Membership;
 use super::peers::{Core, CoreEffects, PeerEntry, PeerTable, State};
-use super::retrier::{Inbox, Input};
+use super::retry_inbox::{Inbox, Input};
 use super::sockets::Sockets;
 use super::stage::Stage;
 use crate::clock::Clock;
@@ -28,9 +25,6 @@ use crate::peer::{Config, ConnectionId, Count, Effect, Effects, IncomingLimits, 
 use crate::pool::{Callback, Pool};
 use crate::sync::Lock;
 use crate::worker::{Destination, WorkerInfo};
-
-/// Lines about lost connections to one address in 10 s: a node with as many workers that dies is logged whole.
-const LOSSES_OF_ADDRESS_MAX: u32 = 8;
 
 /// A request to be run by the pool, and the peer that sent it.
 pub(crate) struct Served {
@@ -80,13 +74,26 @@ pub(crate) struct Driver {
     pub(super) timeout_ms: AtomicU64,
     pub(super) faults: Option<Arc<dyn FaultInjector>>,
     gathered: Gathered,
-    losses: Lock<LimitedLog>,
     /// Ends what the agent's threads wait for: it is ending.
     pub(super) ended: Cancel,
     /// Of the wait of a shutdown in the store.
     store_wait: Lock<Cancel>,
     /// Requests of all peers that have not begun.
     requests_queued: AtomicUsize,
+}
+
+/// The state of an agent that concerns the list of members.
+#[derive(Debug, Default)]
+pub(super) struct Membership {
+    pub(super) is_refreshing: AtomicBool,
+    /// When the list was last read because of a Hello or a timeout, in milliseconds of the agent's clock; 0: never.
+    pub(super) refreshed_ms: AtomicU64,
+    /// Why the list could not be read the last time.
+    pub(super) failure: Lock<Option<String>>,
+    /// The change of the list that was checked last.
+    pub(super) checked: AtomicU64,
+    /// It was logged that another process has replaced this one.
+    pub(super) is_replaced: AtomicBool,
 }
 
 impl Driver {
@@ -122,11 +129,6 @@ impl Driver {
             timeout_ms: AtomicU64::default(),
             faults: options.faults.clone(),
             gathered: Gathered::default(),
-            losses: Lock::new(LimitedLog::new(
-                "lost connections",
-                LOSSES_OF_ADDRESS_MAX,
-                Instant::now(),
-            )),
             ended: Cancel::new(),
             store_wait: Lock::new(Cancel::NEVER),
             requests_queued: AtomicUsize::new(0),
@@ -443,34 +445,6 @@ impl Driver {
         }
     }
 
-    /// Logs a lost connection, unless there are too many such lines: without a secret, a stranger can
-    /// cause thousands a second.
-    fn log_loss(&self, address: SocketAddr, text: &dyn Display) {
-        let (line, due) = {
-            let mut losses = self.losses.lock();
-            let is_report_due = losses.due().is_some();
-            let line = losses.line(address.ip(), text, Instant::now());
-            (line, losses.due().filter(|_| !is_report_due))
-        };
-        self.warn(line);
-        if let Some(due) = due {
-            let this = self.this.clone();
-            let report = move || {
-                if let Some(driver) = this.upgrade() {
-                    let line = driver.losses.lock().report(Instant::now());
-                    driver.warn(line);
-                }
-            };
-            self.run_at(due, Box::new(report));
-        }
-    }
-
-    fn warn(&self, line: Option<String>) {
-        if let Some(line) = line {
-            log::warn!("{}: {line}", self.me());
-        }
-    }
-
     fn notify(&self, peer: &Arc<PeerEntry>, notice: Notice) {
         let (me, info) = (self.me(), &peer.info);
         match notice {
@@ -494,15 +468,13 @@ impl Driver {
                 }
             }
             Notice::Lost {
-                address,
                 cause,
                 calls_failed,
             } => {
                 self.metrics.network.connections_lost.add(1);
                 self.end_store_wait();
                 if self.stage.is_running() {
-                    let text = format_args!("{info}: {cause}; {calls_failed} calls fail");
-                    self.log_loss(address, &text);
+                    log::warn!("{me}: {info}: {cause}; {calls_failed} calls fail");
                 }
                 let callbacks = self.listeners.lost.lock().clone();
                 for callback in callbacks {

@@ -5,7 +5,7 @@
 //! know, and then close the connection to the previous process. They refuse that one from then on.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
@@ -14,32 +14,46 @@ use super::driver::Driver;
 use super::peers::{Core, PeerEntry};
 use crate::error::RpcError;
 use crate::future::catch_panic;
+use crate::sync::Lock;
+use crate::worker::{Destination, WorkerInfo};
 
 /// The time limit of one look at the list.
 const REFRESH_MAX: Duration = Duration::from_secs(2);
 
-/// The list is read at most this often because calls have timed out.
+/// From one look at the list to the next one because a call has timed out.
 const AFTER_TIMEOUT_MS: u64 = 1_000;
 
-/// The state of an agent that concerns the list.
-#[derive(Debug, Default)]
-pub(super) struct Membership {
-    is_refreshing: AtomicBool,
-    /// When a call last timed out and had the list read, in milliseconds of the agent's clock.
-    timed_out_ms: AtomicU64,
-    /// The change of the list that was checked last.
-    checked: AtomicU64,
-    /// It was logged that another process has replaced this one.
-    is_replaced: AtomicBool,
-}
+/// From one look at the list to the next one because of a Hello. Everyone can send one, and the list may have megabytes.
+pub(super) const AFTER_HELLO_MS: u64 = 50;
+
+/// How many members a new process contacts at a time: calls that need a connection have the other threads that dial.
+const CONTACTS_MAX: usize = 4;
 
 impl Driver {
     /// Connects to all members, because this process has replaced another process.
     pub(super) fn contact_all(&self) {
-        let now = Instant::now();
-        for peer in self.peers.all() {
-            self.step(&peer, |core| core.contact(now));
+        let peers = Arc::new(Lock::new(self.peers.all()));
+        for _ in 0..CONTACTS_MAX {
+            let (this, peers) = (self.this.clone(), Arc::clone(&peers));
+            let next = move || peers.lock().pop();
+            self.pool.dial(Box::new(move || {
+                while let Some(driver) = this.upgrade()
+                    && !driver.ended.is_cancelled()
+                    && let Some(peer) = next()
+                {
+                    if let Some(dial) = driver.step(&peer, Core::contact) {
+                        driver.attempt(&peer, dial);
+                    }
+                }
+            }));
         }
+    }
+
+    /// Whether the list has another process of this worker. Another worker may have its id after it has left.
+    fn is_replaced(&self) -> bool {
+        let (directory, me) = (&self.directory, self.me());
+        let is_listed = directory.find(&Destination::Info(me)).is_some();
+        is_listed && !directory.is_published(me, self.config.incarnation)
     }
 
     /// Why other members do not accept this process, if the list does not have it.
@@ -48,16 +62,27 @@ impl Driver {
         if !directory.is_dynamic() || directory.is_published(me, self.config.incarnation) {
             return None;
         }
-        Some(if directory.is_superseded(me, self.config.incarnation) {
+        Some(if self.is_replaced() {
             format!("another process has joined the group as {me}: end this one").into()
         } else {
             format!("{me} is no longer a member of the group").into()
         })
     }
 
-    /// Has a thread read the list, unless one does already. Does not block.
-    pub(super) fn refresh_members(&self) {
-        if self.membership.is_refreshing.swap(true, Ordering::SeqCst) {
+    /// Why a process that sends a Hello is refused.
+    pub(super) fn not_listed(&self, worker: &WorkerInfo) -> String {
+        let text = format!("this process of {worker} is not on its list of members");
+        match &*self.membership.failure.lock() {
+            None => text,
+            Some(failure) => format!("{text}, which it could not read again: {failure}"),
+        }
+    }
+
+    /// Has a thread read the list, unless one does already or did less than `pause_ms` ago. Does not block.
+    pub(super) fn refresh_members(&self, pause_ms: u64) {
+        let before_ms = self.membership.refreshed_ms.load(Ordering::SeqCst);
+        let is_due = before_ms == 0 || self.clock.ms_of(Instant::now()) >= before_ms + pause_ms;
+        if !is_due || self.membership.is_refreshing.swap(true, Ordering::SeqCst) {
             return;
         }
         let this = self.this.clone();
@@ -68,15 +93,19 @@ impl Driver {
             let by = Deadline::after(Instant::now(), REFRESH_MAX);
             // The store is the program's.
             let read = catch_panic(|| driver.directory.refresh(by, &driver.ended));
-            driver
-                .membership
-                .is_refreshing
-                .store(false, Ordering::SeqCst);
-            match read {
-                Ok(Ok(())) => driver.check_members(),
-                Ok(Err(error)) => log::debug!("{}: {error}", driver.me()),
-                Err(text) => log::error!("{}: the store panicked: {text}", driver.me()),
+            let failure = match read {
+                Ok(read) => read.err().map(|error| error.to_string()),
+                Err(text) => Some(format!("the store panicked: {text}")),
+            };
+            if let Some(failure) = &failure {
+                log::debug!("{}: {failure}", driver.me());
             }
+            let membership = &driver.membership;
+            *membership.failure.lock() = failure;
+            let now_ms = driver.clock.ms_of(Instant::now());
+            membership.refreshed_ms.store(now_ms, Ordering::SeqCst);
+            membership.is_refreshing.store(false, Ordering::SeqCst);
+            driver.check_members();
         };
         self.pool.dial(Box::new(refresh));
     }
@@ -86,15 +115,7 @@ impl Driver {
         if !matches!(error, RpcError::Timeout { .. }) || !self.directory.is_dynamic() {
             return;
         }
-        let now_ms = self.clock.ms_of(Instant::now());
-        let last = &self.membership.timed_out_ms;
-        let before_ms = last.load(Ordering::Relaxed);
-        let is_due = before_ms == 0 || now_ms >= before_ms + AFTER_TIMEOUT_MS;
-        let change =
-            || last.compare_exchange(before_ms, now_ms, Ordering::Relaxed, Ordering::Relaxed);
-        if is_due && change().is_ok() {
-            self.refresh_members();
-        }
+        self.refresh_members(AFTER_TIMEOUT_MS);
     }
 
     /// Ends the connections to replaced processes, if the list has changed.
@@ -106,10 +127,8 @@ impl Driver {
         {
             return;
         }
-        let (me, incarnation) = (self.me(), self.config.incarnation);
-        if self.directory.is_superseded(me, incarnation)
-            && !self.membership.is_replaced.swap(true, Ordering::Relaxed)
-        {
+        if self.is_replaced() && !self.membership.is_replaced.swap(true, Ordering::Relaxed) {
+            let me = self.me();
             log::warn!(
                 "another process has joined the group as {me}: end this one, which is refused"
             );

@@ -2,8 +2,8 @@
 //!
 //! Each file here is one part: [`driver`] locks a peer's machine, gives it an input, unlocks it, and carries out what
 //! follows; [`poller`] waits for all sockets; [`acceptor`] and [`dialer`] make connections; [`reader`] reads them;
-//! [`caller`] makes calls and [`retrier`] repeats them on the retry thread; [`start`] makes everything, and [`lifecycle`] ends it. What each one needs it holds;
-//! nothing holds everything.
+//! [`caller`] makes calls and [`retrier`] repeats them on the retry thread; [`start`] makes everything, and [`lifecycle`]
+//! ends it. What each one needs it holds; nothing holds everything.
 //!
 //! Decides nothing about calls, requests and connections: that is `peer`. Knows neither the registered functions nor
 //! the public API, which are `agent`.
@@ -27,6 +27,7 @@ mod poller;
 mod reader;
 mod received;
 mod retrier;
+mod retry_inbox;
 mod sender;
 mod socket;
 mod sockets;

@@ -2,8 +2,9 @@
 //! It also hands over the agent's other delayed jobs.
 //!
 //! The answer of an attempt completes its call where it is read, like a call without retries. The thread has its inputs
-//! from a channel and lets the [`Schedule`] decide, which no other thread uses. It runs neither functions nor callbacks,
-//! so a full pool does not delay a deadline.
+//! from a channel and lets the [`Schedule`] decide, which no other thread uses. It runs no functions, and only the
+//! callbacks and wakers that a future without an executor runs where it completes, which must not block. So a full pool
+//! does not delay a deadline.
 
 use std::io;
 use std::sync::Arc;
@@ -12,12 +13,12 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use bytes::Bytes;
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use crossbeam_channel::{RecvTimeoutError, TryRecvError};
 
 use super::driver::Driver;
-use super::peers::PeerEntry;
-use crate::error::{CallSite, NotSent, RpcError};
-use crate::future::{FutureMessage, Job, Promise, contained};
+use super::retry_inbox::{Attempts, Call, Input};
+use crate::error::{NotSent, RpcError};
+use crate::future::{FutureMessage, Job, contained};
 use crate::retry::{
     Due, Retried, RetryGroup, RetryMembership, RetryOptions, RetryState, Schedule, Verdict,
 };
@@ -32,61 +33,6 @@ pub(crate) struct Retrier {
     /// How many attempts wait for their time.
     waiting: AtomicUsize,
     thread: Lock<Option<JoinHandle<()>>>,
-}
-
-/// The way to the retry thread.
-pub(super) struct Inbox {
-    /// `None` once the agent ends. Earlier inputs are still received.
-    sender: Lock<Option<Sender<Input>>>,
-    /// `None` once the thread has it.
-    receiver: Lock<Option<Receiver<Input>>>,
-}
-
-/// A message to the retry thread.
-pub(super) enum Input {
-    /// A job that does not block, and runs no code of the program.
-    Job { at: Instant, job: Job },
-    /// An attempt of this call has failed.
-    Failed { call: Box<Call>, error: RpcError },
-    /// A group has abandoned a worker.
-    Abandoned,
-}
-
-type Call = Retried<Attempts>;
-
-/// Makes the attempts of one call.
-pub(super) struct Attempts {
-    peer: Arc<PeerEntry>,
-    function: Arc<str>,
-    payload: Bytes,
-    promise: Promise<Bytes>,
-}
-
-impl Attempts {
-    fn site(&self) -> Box<CallSite> {
-        CallSite::of(&self.peer.info, Arc::clone(&self.function))
-    }
-}
-
-impl Default for Inbox {
-    fn default() -> Self {
-        let (sender, receiver) = unbounded();
-        Self {
-            sender: Lock::new(Some(sender)),
-            receiver: Lock::new(Some(receiver)),
-        }
-    }
-}
-
-impl Inbox {
-    /// Wakes the thread. Returns the input once the agent ends.
-    pub(super) fn send(&self, input: Input) -> Result<(), Input> {
-        let sender = self.sender.lock();
-        match &*sender {
-            Some(sender) => sender.send(input).map_err(|failed| failed.0),
-            None => Err(input),
-        }
-    }
 }
 
 impl Retrier {
@@ -182,7 +128,14 @@ impl Retrier {
         loop {
             let input = match schedule.next_at() {
                 None => inputs.recv().map_err(RecvTimeoutError::from),
-                // An input that has come goes first: it may be the end of a call.
+                // An input that has come goes first: it may be the end of a call. `recv_deadline` yields several
+                // times before it reads the clock, for each of the calls that are due.
+                Some(at) if at <= Instant::now() => {
+                    inputs.try_recv().map_err(|error| match error {
+                        TryRecvError::Empty => RecvTimeoutError::Timeout,
+                        TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
+                    })
+                }
                 Some(at) => inputs.recv_deadline(at),
             };
             // Destructors and injected faults are code of the program.

@@ -215,7 +215,7 @@ fn an_invalid_body_is_refused() {
             changed(request, 5, 0xFF),
             "function name is not UTF-8 at byte 1",
         ),
-        (changed(refuse, 0, 6), "Refuse frame with unknown reason 6"),
+        (changed(refuse, 0, 7), "Refuse frame with unknown reason 7"),
         (
             changed(large, 0, 0),
             "large Response frame for a payload of 131072 bytes, not more than 131072",
@@ -274,7 +274,7 @@ impl AnyFrame {
                 message_bytes_max: !id,
             }),
             2 => Frame::Refuse(Refuse {
-                reason: RefuseReason::ALL[number as usize % 5],
+                reason: RefuseReason::ALL[number as usize % 6],
                 links: number,
                 text: cut(text, 500).to_owned(),
             }),

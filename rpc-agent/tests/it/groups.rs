@@ -13,8 +13,8 @@ use rpc_agent::{
 };
 
 use crate::common::{PATIENCE, named, options, registry, shared_store, start_all, until};
-use crate::raw::{HELLO, REFUSE, REQUEST, RawWorker, WELCOME, connect, listed_address_of};
-use crate::raw::{await_closed, read_frame, request, send, welcome};
+use crate::raw::{HELLO, MEMBER_LIST, REFUSE, REQUEST, RawWorker, WELCOME, connect};
+use crate::raw::{await_closed, listed_address_of, read_frame, request, send, welcome};
 
 /// Starts workers concurrently. Each has the function `echo`.
 fn start(store: &Arc<dyn Store>, options: impl IntoIterator<Item = AgentOptions>) -> Vec<Started> {
@@ -674,6 +674,16 @@ fn a_replaced_worker_that_lives_on_is_refused_and_told() {
     for _ in 0..50 {
         let error = to_caller(&former).unwrap_err();
         assert_eq!(error.outcome(), Outcome::NotExecuted);
+        assert!(
+            matches!(
+                &error,
+                RpcError::NotSent {
+                    cause: NotSent::Excluded(_),
+                    ..
+                }
+            ),
+            "{error:?}"
+        );
         let told = "another process has joined the group as WorkerInfo(id=1, name=worker1)";
         assert!(error.to_string().contains(told), "{error}");
         assert_eq!(to_caller(&present).unwrap(), "x");
@@ -710,6 +720,45 @@ fn a_timeout_shows_a_successor_that_cannot_connect() {
     let mut link = present.accept_link();
     assert_eq!(read_frame(&mut link).kind, REQUEST);
     drop((next, caller));
+}
+
+/// Another store stands for a network in which only the new process reaches the store.
+#[test]
+fn a_member_that_cannot_read_the_list_says_so_and_shows_that_it_lives() {
+    let (store, readable) = (shared_store(), shared_store());
+    let _member = start_one(&store, options(0));
+    for key in ["rpcIsStaticGroup", MEMBER_LIST] {
+        readable.set(key, store.get(key).unwrap()).unwrap();
+    }
+    store.set(MEMBER_LIST, b"garbage").unwrap();
+    let connect_timeout = Duration::from_secs(2);
+    let joins = start_one(&readable, options(1).with_connect_timeout(connect_timeout));
+    let error = error_of(&joins.handle().call(0, "echo").send_bytes("x"));
+    assert!(
+        matches!(&error, RpcError::NotSent { cause: NotSent::Excluded(cause), .. }
+            if cause.contains("is not on its list of members, which it could not read again: ")),
+        "{error:?}"
+    );
+}
+
+/// Their node is gone without a word: attempts to connect to them get no answer.
+#[test]
+fn a_new_process_calls_while_it_contacts_silent_members() {
+    let store = shared_store();
+    start_one(&store, options(0)).shutdown_now();
+    let silent = (2..66).map(|id| RawWorker::join_list(&*store, id, &format!("silent{id}"), 5));
+    let silent: Vec<RawWorker> = silent.collect();
+    let caller = start_one(&store, options(0));
+    until("it contacts members", || silent.iter().any(has_caller));
+    let _callee = start_one(&store, options(1));
+    let call = caller.handle().call(1, "echo").send_bytes("x");
+    assert_eq!(call.wait_timeout(PATIENCE).unwrap().unwrap(), "x");
+    // Each attempt takes 2 s, so the call did not wait for all of them.
+    assert!(silent.iter().any(|member| !has_caller(member)));
+}
+
+fn has_caller(member: &RawWorker) -> bool {
+    member.accept_within(Duration::ZERO).is_some()
 }
 
 #[track_caller]

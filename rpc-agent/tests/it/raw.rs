@@ -27,7 +27,7 @@ pub(crate) const LARGE: u8 = 1;
 pub(crate) const MESSAGE_BYTES_MAX: u64 = 256 << 20;
 
 /// Store key of the member list of a dynamic group.
-const MEMBER_LIST: &str = "names/_ALL_WORKER_INFOS";
+pub(crate) const MEMBER_LIST: &str = "names/_ALL_WORKER_INFOS";
 
 /// A worker of a static group without an agent. The test accepts its connections and writes its frames.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_store::{HashStore, Store};
-use rpc_agent::{Agent, AgentOptions, Registry, RetryOptions};
+use rpc_agent::{Agent, AgentOptions, NotSent, Registry, RetryOptions, RpcError};
 use rref::{RRef, RRefs};
 
 use crate::common::{Gate, PATIENCE, functions, quick, until};
@@ -92,6 +92,55 @@ fn a_late_departure_report_does_not_end_the_next_process() {
     new.shutdown_now();
     agent.shutdown_now();
     assert_eq!(read.unwrap(), 5);
+}
+
+/// The other members refuse it, and they live.
+#[test]
+fn a_replaced_process_that_lives_on_releases_no_references_of_living_workers() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let (agent, rrefs) = member(0, &store, |options| options);
+    rrefs.attach(agent.handle()).unwrap();
+    let (old, old_rrefs) = member(1, &store, |options| {
+        options.with_handler_threads(1).with_threads_max(1)
+    });
+    old_rrefs.attach(old.handle()).unwrap();
+    // The only thread runs callbacks in the order of their registration, so this one runs after that of the
+    // references.
+    let is_notified = Arc::new(AtomicBool::new(false));
+    {
+        let is_notified = Arc::clone(&is_notified);
+        old.handle()
+            .on_peer_lost(move |_, _| is_notified.store(true, Ordering::SeqCst));
+    }
+    let held: RRef<i64> = rrefs.call("worker1", "number").remote(1_i64).unwrap();
+    held.wait_ready(Some(PATIENCE)).unwrap();
+
+    let (new, new_rrefs) = member(1, &store, |options| options);
+    new_rrefs.attach(new.handle()).unwrap();
+    until("the old process has lost its connection and asked", || {
+        is_notified.load(Ordering::SeqCst) && old.handle().metrics().calls_in_flight == 0
+    });
+    // What follows from the answer runs before this call.
+    let refused = old
+        .handle()
+        .call("worker0", "nothing")
+        .send_bytes("")
+        .wait();
+    assert!(
+        matches!(
+            &refused,
+            Err(RpcError::NotSent {
+                cause: NotSent::Excluded(_),
+                ..
+            })
+        ),
+        "{refused:?}"
+    );
+    assert_eq!(old_rrefs.sizes().unwrap().owners, 1);
+    old.shutdown_now();
+    new.shutdown_now();
+    agent.shutdown_now();
+    drop(held);
 }
 
 #[test]

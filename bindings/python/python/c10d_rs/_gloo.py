@@ -167,6 +167,8 @@ class _OfGeneration:
     def __init__(self, uuid: str) -> None:
         self.uuid = uuid
 
+    # Outside of what torch.compile traces: it cannot ask for the handle, and the answer is no constant of a compiled forward.
+    @torch._disable_dynamo(recursive=True)  # type: ignore[untyped-decorator]
     def __call__(self, *_: Any) -> None:
         if _communicator() != self.uuid:
             raise MembershipError(

@@ -17,9 +17,10 @@ from c10d_rs._errors import DistError, MembershipChanged, MembershipError, Unrec
 from c10d_rs._gloo import DdpGuard, Waits, ddp, more_threads
 from c10d_rs._native import Membership as _Native
 from c10d_rs._native import Store as _Store
-from c10d_rs._place import SILENCE_MAX, Place, check_torch
+from c10d_rs._place import SILENCE_MAX, Place, check_torch, describe_generation
 from c10d_rs._quick_exit import end_quickly_after_exceptions
 from c10d_rs._state import sync
+from c10d_rs._subgroups import Subgroups
 
 _log = logging.getLogger("c10d_rs")
 
@@ -27,7 +28,8 @@ _log = logging.getLogger("c10d_rs")
 _TIMEOUT = timedelta(minutes=30)
 
 # torch's first group is called 0, and gloo serves the CPU.
-_TORCH_KEYS = "torch/0//cpu//reconfigure/"
+_GROUP_KEYS = "cpu//reconfigure/"
+_TORCH_KEYS = f"torch/0//{_GROUP_KEYS}"
 
 # Set in the number of steps that the others are told once this process has the state of the job. So one that does not, as no
 # ``sync`` of it has succeeded yet, is behind all that do, whatever its number.
@@ -37,7 +39,7 @@ _HAS_STATE = 1 << 62
 _CALL_TIMEOUT = timedelta(seconds=2)
 
 # How long a member that has finished waits for the others to finish.
-_FINISH_TIMEOUT = timedelta(minutes=5)
+_FINISH_TIMEOUT = timedelta(minutes=30)
 
 
 def join(
@@ -68,6 +70,9 @@ def join(
     place = Place(name, store)
     size_first = place.size_first(first_size)
     size_min = min_size or int(os.environ.get("C10D_MEMBERS_MIN", "1"))
+    if place.is_mixed:
+        # All restart when one dies. Until then the others must not end the job without it.
+        size_min = size_first
     options = {name: wait.total_seconds() for name, wait in waits.items()}
     options |= {"size_min": size_min, "size_first": max(size_first, size_min)}
     member, incarnation, serial = place.identity(size_first)
@@ -106,6 +111,7 @@ class Membership:
         self._native = native
         self._waits = Waits(native)
         self._guard = DdpGuard()
+        self._subgroups = Subgroups(native, _GROUP_KEYS)
         self._id = member
         self._step = step
         self._has_state = False
@@ -152,28 +158,30 @@ class Membership:
         self._native.leave()
 
     def finish(self) -> None:
-        """Wait until all members have done their last step, and leave the group: the loop ends.
+        """Wait until all members have done their last step: then the group has finished, and the loop ends.
 
         Raises MembershipChanged, which ``with generation:`` takes, if one of them is lost before.
         """
-        generation = self._generation
-        if self._is_over or generation is None:
+        if self._is_over or self._generation is None:
             return
+        # The service waits for the others, and not a collective, which would be paired with one of their steps.
         self._is_finishing = True
-        dist.barrier()
-        self._native.finish()
         try:
-            while not self._is_over:
-                self._advance(_FINISH_TIMEOUT)
+            is_over = self._native.finish(_FINISH_TIMEOUT)
         except TimeoutError:
             _log.warning("the other members have not finished after %s", _FINISH_TIMEOUT)
             self.close()
+            return
+        if not is_over:
+            raise MembershipChanged("the members change before all of them have finished")
+        self._advance()
 
     def close(self) -> None:
         """End the membership without waiting for the others, which go on without this process."""
         self._is_over = True
         self._waits.close()
         self._guard.close()
+        self._subgroups.close()
         self._native.close()
 
     def _progress(self) -> int:
@@ -190,7 +198,10 @@ class Membership:
             self._native.call_begins()
             self._native.called(_call(uuid, handles))
         elif news[0] == "enter":
-            return Generation(self, *news[1:])
+            self._is_finishing = False
+            _, uuid, rank, source, seats = news
+            self._subgroups.begin(uuid, len(seats))
+            return Generation(self, uuid, rank, source, seats)
         else:
             _, error, text = news
             self.close()
@@ -198,7 +209,7 @@ class Membership:
                 # So the launcher of a node that entered at the end of the job ends as those of the others.
                 _log.warning("the others have finished, and nothing is left to do: this process exits with 0")
                 sys.exit(0)
-            if error is None and not self._is_leaving:
+            if error is None and not self._is_leaving and not self._is_finishing:
                 error, text = "Evicted", "the others have finished without this process"
             if error is not None and not self._is_finishing:
                 raise class_of(error)(text)
@@ -351,6 +362,7 @@ def _is_of_torch(error: BaseException) -> bool:
 
 def _call(uuid: int, handles: list[str]) -> bool:
     """Have torch build the mesh, and return whether it could."""
+    describe_generation(uuid)
     try:
         dist._reconfigure(uuid, handles, timeout=_CALL_TIMEOUT).wait()
     except RuntimeError as error:

@@ -17,6 +17,9 @@ SILENCE_MAX = timedelta(seconds=10)
 # For a job whose store keeps no groups.
 _ALTERNATIVE = "start the job with `c10d run`, or serve the store with `c10d store serve`"
 
+# Where a launcher of a job with nodes of torchrun has named the group of all workers.
+_NAME = "c10d/membership_group"
+
 # Of torch's calls of its store.
 _STORE_TIMEOUT = timedelta(minutes=5)
 
@@ -25,6 +28,16 @@ def check_torch() -> None:
     """Raise Unrecoverable unless torch can change a process group."""
     if not hasattr(dist, "_reconfigure"):
         raise Unrecoverable("survivors need PyTorch 2.14 or later: this one cannot change a process group")
+
+
+def describe_generation(uuid: int) -> None:
+    """Have torch's flight recorder note of which generation the collectives are: it numbers them from 1 in each.
+
+    ``c10d flight`` reads the description: it compares the collectives of one generation only.
+    """
+    group: Any = dist.distributed_c10d._get_default_group()
+    if hasattr(group, "_set_group_desc"):
+        group._set_group_desc(f"generation {uuid}")
 
 
 class Place:
@@ -40,9 +53,12 @@ class Place:
         if store is None and not (self.host and self.port):
             raise Unrecoverable("set MASTER_ADDR and MASTER_PORT, or give join a store")
         round_ = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self.name = name or environment.get("C10D_MEMBERSHIP_GROUP") or f"survivors-{round_}"
         # The connection of the membership, which torch does not use.
         self.own = store.clone() if store else _TCPStore(self.host, int(self.port), secret_file=self.secret)
+        given = name or environment.get("C10D_MEMBERSHIP_GROUP")
+        self.is_mixed = not given and "TORCHELASTIC_RUN_ID" in environment and self.own.check([_NAME])
+        """Whether nodes of torchrun take part, whose launchers give no name, and restart all workers when one ends."""
+        self.name = given or (self.own.get(_NAME).decode() if self.is_mixed else f"survivors-{round_}")
 
     def key(self, name: str) -> str:
         """Return a key of this group."""

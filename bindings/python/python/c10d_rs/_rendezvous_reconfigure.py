@@ -10,12 +10,14 @@ from c10d_rs._abort import device_type, own_abort
 from c10d_rs._errors import MembershipChanged, MembershipError, class_of
 from c10d_rs._gloo import DdpGuard, Waits
 from c10d_rs._native import Membership as _Native
-from c10d_rs._place import SILENCE_MAX, Place, check_torch
+from c10d_rs._place import SILENCE_MAX, Place, check_torch, describe_generation
+from c10d_rs._subgroups import Subgroups
 
 _TIMEOUT = timedelta(minutes=10)
 
 # Of torch's default group of env://.
-_KEYS = "default_pg/0//{}//reconfigure/"
+_GROUP_KEYS = "{}//reconfigure/"
+_KEYS = f"default_pg/0//{_GROUP_KEYS}"
 
 
 def rendezvous_reconfigure(
@@ -44,7 +46,8 @@ class _Group:
         options = {"size_min": min_size, "size_first": max(size, min_size), "form_timeout": timeout.total_seconds()}
         # BACK END:RANK:UUID:CONSTRUCTOR'S RANK:ADDRESS
         member = int(handle.split(":")[3])
-        keys = _KEYS.format(device_type())
+        device = device_type()
+        keys = _KEYS.format(device)
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             keys = f"/worker/attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{keys}"
         self.native: _Native = place.open(keys, member, 1, options, SILENCE_MAX)
@@ -53,6 +56,7 @@ class _Group:
             self.native.free_by(abort)
         self.waits = Waits(self.native, self.confirm, is_gloo=abort is None)
         self.guard = DdpGuard()
+        self.subgroups = Subgroups(self.native, _GROUP_KEYS.format(device))
         self.uuid: int | None = None
         self.has_joined = False
         self.is_out = False
@@ -78,6 +82,7 @@ class _Group:
             elif news[0] == "call":
                 native.call_begins()
                 self.uuid = news[1]
+                describe_generation(news[1])
                 return news[1], news[2]
 
     def next(self, timeout: timedelta | None) -> Any:
@@ -98,12 +103,14 @@ class _Group:
             if news[0] == "leave":
                 self.is_out = True
                 raise MembershipChanged("a member was lost before all had the list: call rendezvous_reconfigure again")
+        self.subgroups.begin(news[1], len(news[4]))
 
     def close(self) -> None:
         global _group
         _group = None
         self.waits.close()
         self.guard.close()
+        self.subgroups.close()
         self.native.close()
 
 

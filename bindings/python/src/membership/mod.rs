@@ -130,6 +130,16 @@ impl Membership {
         self.tell(py, MemberInput::Called { is_ok })
     }
 
+    /// Torch begins to make a subgroup: the connections that it makes end with the mesh.
+    fn subgroup_begins(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(self.watch.get_here(py)?.subgroup_begins()?)
+    }
+
+    /// Torch has made the subgroup, or has failed.
+    fn subgroup_ends(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(self.watch.get_here(py)?.subgroup_ends()?)
+    }
+
     /// Whether to begin the next step, after this number of them; else `next` says why not.
     fn boundary(&self, py: Python<'_>, step: u64) -> PyResult<bool> {
         self.wait(py, |watch| watch.ask(MemberInput::Boundary(step)))
@@ -164,9 +174,12 @@ impl Membership {
         self.tell(py, MemberInput::Leave)
     }
 
-    /// Leaves: the last step is done. `next` says when the others have done it too.
-    fn finish(&self, py: Python<'_>) -> PyResult<()> {
-        self.tell(py, MemberInput::Finish)
+    /// The last step is done: waits for the others. Returns `True` when the group has ended, which `next` tells, and `False` if
+    /// a member is lost or a change begins before, so that the mesh must be left.
+    #[pyo3(signature = (timeout=None))]
+    fn finish(&self, py: Python<'_>, timeout: Option<Timeout>) -> PyResult<bool> {
+        let timeout = timeout.map(|Timeout(timeout)| timeout);
+        self.wait(py, |watch| watch.finish(timeout))
     }
 
     /// Ends the thread and the connection. A member that has not left counts as dead.

@@ -101,6 +101,8 @@ struct State {
     ending: Option<Ending>,
     lost: Option<String>,
     mesh: Mesh,
+    /// Torch is making a subgroup; these connections were there before.
+    before_subgroup: Option<OwnConnections>,
     abort: Option<Abort>,
 }
 
@@ -148,6 +150,7 @@ impl Watch {
                 ending: None,
                 lost: None,
                 mesh: Mesh::None,
+                before_subgroup: None,
                 abort: None,
             }),
         });
@@ -190,6 +193,15 @@ impl Watch {
                 return Some(false);
             }
             state.answer.take()
+        })
+    }
+
+    /// Waits until all members have done their last step. Returns `false` if this process has to leave its mesh before.
+    pub(super) fn finish(&self, timeout: Option<Duration>) -> Result<bool, Waited> {
+        self.tell(MemberInput::Finish);
+        self.shared.wait(timeout, |state| {
+            let is_over = state.ending.is_some() || state.lost.is_some();
+            state.has_news().then_some(is_over)
         })
     }
 
@@ -241,6 +253,24 @@ impl Watch {
             Mesh::Made(before) if is_ok => Mesh::Is(Arc::new(now.since(&before))),
             _ => Mesh::None,
         };
+        Ok(())
+    }
+
+    /// Torch begins to make a subgroup of this generation.
+    pub(super) fn subgroup_begins(&self) -> io::Result<()> {
+        self.shared.lock().before_subgroup = Some(OwnConnections::now()?);
+        Ok(())
+    }
+
+    /// Adds the connections that torch has made since then to the mesh.
+    pub(super) fn subgroup_ends(&self) -> io::Result<()> {
+        let now = OwnConnections::now()?;
+        let mut state = self.shared.lock();
+        if let Some(before) = state.before_subgroup.take()
+            && let Mesh::Is(mesh) | Mesh::Left(mesh) = &mut state.mesh
+        {
+            Arc::make_mut(mesh).add(now.since(&before));
+        }
         Ok(())
     }
 }

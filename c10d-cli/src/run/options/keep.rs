@@ -26,9 +26,8 @@ pub(super) struct KeepArgs {
     min_workers: Option<Parsed<usize>>,
 
     /// What --keep-workers does about a dead worker: starts another process on the same node, with --preload a fork
-    /// (fork); gives the place of the node to a spare node, or starts all its workers again (spare); or goes on without
-    /// it (none). [default: fork]
-    #[arg(hide_short_help = true, long, value_name = "fork|spare|none", value_parser = Read(replacement))]
+    /// (fork), or goes on without it (none). [default: fork]
+    #[arg(hide_short_help = true, long, value_name = "fork|none", value_parser = Read(replacement))]
     replace: Option<Parsed<Replacement>>,
 
     /// How long after a death --keep-workers starts the other process. [default: 0s]
@@ -79,9 +78,8 @@ fn positive(text: &str) -> Result<usize, Refusal> {
 fn replacement(text: &str) -> Result<Replacement, Refusal> {
     match text.trim() {
         "fork" => Ok(Replacement::Fork),
-        "spare" => Ok(Replacement::Spare),
         "none" => Ok(Replacement::None),
-        _ => Err(Refusal::IsNot("fork, spare or none")),
+        _ => Err(Refusal::IsNot("fork or none")),
     }
 }
 

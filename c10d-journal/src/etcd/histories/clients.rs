@@ -16,11 +16,19 @@ pub(super) struct Recorder {
 
 impl Recorder {
     pub(super) fn add(&mut self, store: &TcpStore, delta: i64) {
+        self.try_add(store, delta).expect("add");
+    }
+
+    /// Fails where the servers have found the defect themselves, and have stopped.
+    pub(super) fn try_add(&mut self, store: &TcpStore, delta: i64) -> Result<(), String> {
         let called = self.clock.tick();
-        let sum = store.add(KEYS[0], delta).expect("add");
+        let sum = store
+            .add(KEYS[0], delta)
+            .map_err(|error| error.to_string())?;
         let returned = self.clock.tick();
         self.history
             .add(0, Op::Add { delta, sum }, called, returned);
+        Ok(())
     }
 
     /// Kept once the next reply has arrived.

@@ -22,14 +22,14 @@ fn read_of_one_that_is_cut_off(site: &RealSite, mutant: Mutant) -> Result<(), St
     let mut recorder = Recorder::default();
     let old = client_of(&job, 0);
     recorder.set(&old, b"old");
-    recorder.add(&old, 1);
+    recorder.try_add(&old, 1)?;
     for proxy in job.proxies(0, &ALL_MEMBERS) {
         proxy.be_silent();
     }
     job.wait_for_claim(2);
     let new = client_of(&job, 1);
     recorder.set(&new, b"new");
-    recorder.add(&new, 1);
+    recorder.try_add(&new, 1)?;
     recorder.get(&old, SILENCE);
     recorder.check(&job)
 }
@@ -40,7 +40,7 @@ fn a_write_during_a_takeover(site: &RealSite, mutant: Mutant) -> Result<(), Stri
     let job = job(site, mutant, 10);
     let client = following(&job, 0);
     let mut recorder = Recorder::default();
-    recorder.add(&client, 1);
+    recorder.try_add(&client, 1)?;
     let lease = job.wait_for_claim(1).lease;
     for proxy in job.proxies(1, &ALL_MEMBERS) {
         proxy.delay(Duration::from_millis(150));
@@ -57,13 +57,13 @@ fn a_write_during_a_takeover(site: &RealSite, mutant: Mutant) -> Result<(), Stri
         && job.reports.failures().is_empty()
     {
         assert!(Instant::now() < until, "nobody takes over");
-        recorder.add(&client, 1);
+        recorder.try_add(&client, 1)?;
         // The search for an order is for short histories.
         thread::sleep(PAUSE);
     }
     if job.reports.failures().is_empty() {
         for _ in 0..5 {
-            recorder.add(&client, 1);
+            recorder.try_add(&client, 1)?;
         }
     }
     recorder.check(&job)
@@ -74,11 +74,11 @@ fn a_write_that_arrives_late(site: &RealSite, mutant: Mutant) -> Result<(), Stri
     let mut job = job(site, mutant, 5);
     let client = following(&job, 0);
     let mut recorder = Recorder::default();
-    recorder.add(&client, 1);
+    recorder.try_add(&client, 1)?;
     let slow = &job.slots[0].to_etcd[0];
     slow.delay(Duration::from_millis(1500));
     for _ in 0..5 {
-        recorder.add(&client, 1);
+        recorder.try_add(&client, 1)?;
     }
     // Also the end of its connection, with which etcd would drop it.
     eventually("it has arrived", || slow.keeps_nothing());
@@ -93,7 +93,7 @@ fn a_write_that_arrives_late(site: &RealSite, mutant: Mutant) -> Result<(), Stri
     }
     job.slots[0].process.kill();
     job.wait_for_claim(2);
-    recorder.add(&client, 1);
+    recorder.try_add(&client, 1)?;
     recorder.check(&job)
 }
 
@@ -102,14 +102,14 @@ fn a_takeover_after_writes(site: &RealSite, mutant: Mutant) -> Result<(), String
     let mut job = job(site, mutant, 1);
     let client = following(&job, 0);
     let mut recorder = Recorder::default();
-    recorder.add(&client, 1);
+    recorder.try_add(&client, 1)?;
     let other = job.slots[1].process.number;
     eventually("it follows", || job.reports.has_followed(other));
-    recorder.add(&client, 1);
+    recorder.try_add(&client, 1)?;
     job.slots[0].process.kill();
     job.wait_for_claim(2);
     if job.reports.failures().is_empty() {
-        recorder.add(&client, 1);
+        recorder.try_add(&client, 1)?;
     }
     recorder.check(&job)
 }

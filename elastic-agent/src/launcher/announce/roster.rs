@@ -281,6 +281,7 @@ impl Roster {
         node.nodes = Some(self.started.nodes);
         node.world_size = Some(self.started.world_size);
         node.restarts = self.started.restarts;
+        node.membership.clone_from(&self.started.membership);
         node.cause.clone_from(&self.cause);
         node.looked_ago_ms = millis(now, self.looked);
         let workers = self.workers.iter().map(|worker| {

@@ -163,9 +163,8 @@ impl Collectives {
             self.stall.note_asked(ask, now);
             self.asking = match ask {
                 Ask::Nothing => None,
-                Ask::One => {
-                    socket_of(node).and_then(|socket| ask_in_background(move || sample(socket)))
-                }
+                Ask::One => socket_of(node, report)
+                    .and_then(|socket| ask_in_background(move || sample(socket))),
                 Ask::All => {
                     let job = Job::new(
                         report.clone(),
@@ -229,9 +228,13 @@ impl Stuck {
     }
 }
 
-/// The debug server of a worker of this node that runs.
-fn socket_of(node: &AnnouncedNode) -> Option<PathBuf> {
-    let mut running = node.workers.iter().filter(|worker| worker.end.is_none());
+/// The debug server of a worker of this node that runs: of survivors, of a member of their generation.
+fn socket_of(node: &AnnouncedNode, report: &Report) -> Option<PathBuf> {
+    let mut members = report.memberships.iter().map(|group| &group.ranks.0);
+    let members = members.find(|ranks| !ranks.is_empty());
+    let mut running = node.workers.iter().filter(|worker| {
+        worker.end.is_none() && members.is_none_or(|ranks| ranks.contains(&worker.rank))
+    });
     running.find_map(|worker| worker.debug_socket.clone())
 }
 

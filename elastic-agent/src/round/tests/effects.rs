@@ -24,7 +24,7 @@ const NOW: Duration = Duration::ZERO;
 /// A round of two nodes whose two workers run.
 fn running(restarts: usize) -> Round {
     let (mut round, _) = Round::begin(settings(restarts, 2), NOW);
-    for input in [joined(2), Input::Prepared, Input::Started] {
+    for input in [joined(2), Input::Prepared { keeps: true }, Input::Started] {
         round.step(NOW, input);
     }
     round
@@ -168,7 +168,7 @@ fn a_start_that_the_system_refuses_counts_as_a_failure() {
     let start = |signal| {
         [
             joined(2),
-            Input::Prepared,
+            Input::Prepared { keeps: true },
             refused(signal),
             Input::Facts(Facts::default()),
         ]

@@ -23,7 +23,11 @@ fn running_of(nodes: usize, restarts: usize, keep: KeepOptions) -> Round {
     let mut settings = settings(restarts, 3);
     settings.keep = Some(keep);
     let (mut round, _) = Round::begin(settings, NOW);
-    for input in [joined(nodes), Input::Prepared, Input::Started] {
+    for input in [
+        joined(nodes),
+        Input::Prepared { keeps: true },
+        Input::Started,
+    ] {
         round.step(NOW, input);
     }
     round
@@ -100,15 +104,14 @@ fn workers_that_are_no_members_in_time_are_warned_of() {
     let mut round = running(1, KeepOptions::new(1));
     assert_eq!(names(round.step(NOW, Input::MembersDue)), ["ReadGroup"]);
     let mut warnings = |group| {
-        let effects = round.step(NOW, Input::Group(group));
+        let effects = round.step(NOW, Input::Group(group, Vec::new()));
         let text = |effect: &Effect| match effect {
-            Effect::Log(level, text) => (*level, text.clone()),
+            Effect::Log(level, text) => Some((*level, text.clone())),
+            Effect::ExpectMembers(_) => None,
             other => panic!("{other:?}"),
         };
-        effects.iter().map(text).collect::<Vec<_>>()
+        effects.iter().filter_map(text).collect::<Vec<_>>()
     };
-    assert_eq!(warnings(GroupNews::GoesOn), []);
-    assert_eq!(warnings(GroupNews::OutOfReach("gone".to_owned())), []);
     let warned = warnings(GroupNews::IsEmpty);
     assert_eq!(warned.len(), 1);
     assert_eq!(warned[0].0, Level::Warn);
@@ -147,36 +150,58 @@ fn without_replacements_no_restart_is_used_until_too_few_are_left() {
     assert_eq!(round.policy.used(), 0);
 }
 
-/// Those of the other nodes run on, and the node comes back into the round that runs, or is a spare of it.
+/// A process that is stuck, or stopped, does not learn that it was evicted.
 #[test]
-fn a_node_gives_its_place_up_to_a_spare_unless_it_is_the_only_one() {
-    let keep = KeepOptions {
-        replacement: Replacement::Spare,
-        ..KeepOptions::new(1)
+fn an_evicted_worker_that_stays_is_killed_after_its_grace() {
+    let mut round = running(9, KeepOptions::new(1));
+    let mut look = |seconds, evicted: &[usize]| {
+        let input = Input::Group(GroupNews::GoesOn, evicted.to_vec());
+        names(round.step(Duration::from_secs(seconds), input))
     };
-    let mut alone = running(1, keep.clone());
-    assert_eq!(
-        death(&mut alone, 1, GroupNews::GoesOn),
-        ["TellLost", "Replace"]
-    );
-
-    let mut round = running_of(2, 1, keep);
+    assert_eq!(look(60, &[]), ["ExpectMembers"]);
+    assert_eq!(look(70, &[1]), ["ExpectMembers"]);
+    // The worker has exited, and another worker is evicted.
+    assert_eq!(look(80, &[2]), ["ExpectMembers"]);
+    assert_eq!(look(100, &[1, 2]), ["ExpectMembers"]);
+    assert_eq!(look(110, &[1, 2]), ["Kill", "ExpectMembers"]);
+    assert_eq!(look(130, &[1]), ["Kill", "ExpectMembers"]);
     assert_eq!(
         death(&mut round, 1, GroupNews::GoesOn),
-        ["TellFailed", "ForkAhead", "Stop"]
+        ["TellLost", "Replace"]
     );
-    round.step(NOW, Input::Stopped(Box::default()));
-    let effects = round.step(NOW, Input::Facts(Facts::default()));
-    assert!(
-        matches!(effects.last(), Some(Effect::Join(Joins::Running))),
-        "{effects:?}"
+}
+
+/// A node of torchrun or of release 0.2 is in the round.
+#[test]
+fn a_round_with_nodes_that_do_not_keep_workers_restarts_all() {
+    let mut settings = settings(9, 3);
+    settings.keep = Some(KeepOptions::new(1));
+    let (mut round, _) = Round::begin(settings, NOW);
+    round.step(NOW, joined(2));
+    round.step(NOW, Input::Prepared { keeps: false });
+    assert_eq!(
+        names(round.step(NOW, Input::Started)),
+        ["TellStarted", "ReadMembership"]
     );
-    assert_eq!(round.policy.used(), 1);
-    // Without a restart it goes on without the worker.
-    for input in [joined(2), Input::Prepared, Input::Started] {
-        round.step(NOW, input);
-    }
-    assert_eq!(death(&mut round, 1, GroupNews::GoesOn), ["TellLost"]);
+    let stopped = names(round.step(NOW, Input::WorkerExited(exit(1, 1))));
+    assert_eq!(stopped, ["TellFailed", "ForkAhead", "Stop"]);
+}
+
+/// The results of the job are complete.
+#[test]
+fn a_crash_after_the_workers_have_finished_runs_nothing_again() {
+    let mut round = running(9, KeepOptions::new(2));
+    assert_eq!(
+        death(&mut round, 1, GroupNews::Finished),
+        ["TellLost", "EndEntry"]
+    );
+    let end = names(round.step(NOW, Input::WorkerExited(exit(0, 0))));
+    assert_eq!(end, ["EndEntry"]);
+    let stop = death(&mut round, 2, GroupNews::Finished);
+    assert_eq!(stop, ["TellLost", "Stop"]);
+    let effects = names(round.step(NOW, Input::Stopped(Box::default())));
+    assert_eq!(effects, ["RoundEnded", "EnterBarrier"]);
+    assert_eq!(round.policy.used(), 0);
 }
 
 /// All have to meet again if there is nothing to come back to.

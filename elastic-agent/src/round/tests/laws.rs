@@ -4,10 +4,11 @@ use super::super::RoundEnding;
 use super::super::error::AgentError;
 use super::super::input::RoundSummary;
 use super::super::outcome::AgentOutcome;
-use super::world::{ABORT, Doing, World};
+use super::world::{ABORT, Doing, FINISHED, World};
 
 impl World {
     pub(super) fn check_round(&mut self, index: usize, summary: &RoundSummary) {
+        let has_finished = self.meeting.group == FINISHED;
         let node = &mut self.nodes[index];
         let used = node.round.policy.used();
         assert!(
@@ -28,7 +29,7 @@ impl World {
         node.restarts = used;
         node.replaced = 0;
         if summary.ending == RoundEnding::Succeeded {
-            assert!(node.have_all_succeeded(), "node {index}");
+            assert!(node.have_all_succeeded(has_finished), "node {index}");
         }
     }
 
@@ -50,10 +51,13 @@ impl World {
     }
 
     pub(super) fn finish(&mut self, index: usize, outcome: Result<AgentOutcome, AgentError>) {
+        let has_finished = self.meeting.group == FINISHED;
         let node = &mut self.nodes[index];
         node.doing = Doing::Over;
         match &outcome {
-            Ok(AgentOutcome::Succeeded) => assert!(node.have_all_succeeded(), "node {index}"),
+            Ok(AgentOutcome::Succeeded) => {
+                assert!(node.have_all_succeeded(has_finished), "node {index}");
+            }
             Ok(AgentOutcome::Failed(failures)) => {
                 assert!(node.faults > 0, "node {index}");
                 let left = node.round.policy.left(self.now);

@@ -29,6 +29,7 @@ pub(super) struct Meeting {
     pub(super) was_down: bool,
     /// Whether those that are left have opened the exit barrier.
     pub(super) is_open: bool,
-    /// The membership group: 0 while it is empty, 1 while its members work, 2 when it has ended.
+    /// The membership group: 0 while it is empty, 1 while its members work, 2 when too few members were left, 3 when it has
+    /// finished.
     pub(super) group: usize,
 }

@@ -28,7 +28,6 @@ fn failed(code: i32) -> Failure {
     let failures = Failures::new(vec![failure(0, 0, code, false)]);
     Failure {
         stall: None,
-        is_given_up: false,
         failed: failed_workers(failures.as_ref()),
         failures,
         has_abandoned: false,

@@ -4,8 +4,7 @@ use std::time::SystemTime;
 
 use super::super::Replacement;
 use super::super::input::{Crash, Death, GroupNews, Input, Stopped};
-use super::super::phase::Phase;
-use super::world::{Doing, FINAL, World};
+use super::world::{Doing, FINAL, FINISHED, World};
 use crate::failure::{ExitRecord, Failures, ProcessFailure};
 use crate::worker::{ExitKind, WorkerExit, WorkerOutcome};
 
@@ -49,7 +48,6 @@ impl World {
         node.exits[worker] = Some(code);
         node.faults += usize::from(code != 0);
         let left = node.round.policy.left(self.now);
-        let knows_others = matches!(&node.round.phase, Phase::Running(it) if it.nodes > 1);
         let is_death = node.doing == Doing::Running && !matches!(code, 0 | FINAL);
         let runs = |other: &usize| node.exits[*other].is_none() || node.pausing.contains(other);
         let others = (0..node.exits.len()).filter(runs).count();
@@ -62,27 +60,27 @@ impl World {
         };
         self.step(index, Input::WorkerExited(exit));
         if self.keep.is_some() && is_death {
-            self.check_kept(index, worker, left, others, knows_others);
+            self.check_kept(index, worker, left, others);
         }
     }
 
     /// The others run on, and the worker is replaced, if their group works and a restart is left; or they run on without it.
     /// Otherwise all are stopped.
-    fn check_kept(
-        &self,
-        index: usize,
-        worker: usize,
-        left: usize,
-        others: usize,
-        knows_others: bool,
-    ) {
+    fn check_kept(&self, index: usize, worker: usize, left: usize, others: usize) {
         let node = &self.nodes[index];
         let replacement = self.keep.map(|(replacement, _)| replacement);
         let is_replaced = replacement != Some(Replacement::None) && left > 0;
-        // Then the workers of the other nodes run on.
-        let gives_up = replacement == Some(Replacement::Spare) && left > 0 && knows_others;
+        if self.meeting.group == FINISHED && !self.is_store_down {
+            let doing = match others {
+                0 => Doing::Stopping,
+                _ => Doing::Running,
+            };
+            assert_eq!(node.doing, doing, "node {index} runs a finished job again");
+            assert!(node.exits[worker].is_some());
+            return;
+        }
         let has_group = self.meeting.group == 1 && !self.is_store_down;
-        if has_group && !gives_up && (is_replaced || others > 0) {
+        if has_group && (is_replaced || others > 0) {
             assert_eq!(node.doing, Doing::Running, "node {index} stops workers");
             let is_back = node.exits[worker].is_none() || node.pausing.contains(&worker);
             assert_eq!(is_back, is_replaced, "worker {worker} of node {index}");
@@ -107,6 +105,7 @@ impl World {
                 _ if is_down => GroupNews::OutOfReach("it does not answer".to_owned()),
                 0 => GroupNews::IsEmpty,
                 1 => GroupNews::GoesOn,
+                FINISHED => GroupNews::Finished,
                 _ => GroupNews::Ended("too few members".to_owned()),
             },
         }))

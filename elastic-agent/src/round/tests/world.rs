@@ -47,6 +47,9 @@ pub(super) fn settings(restarts: usize, workers: usize) -> Settings {
     }
 }
 
+/// A membership group that has finished.
+pub(super) const FINISHED: usize = 3;
+
 /// How long a node without a restart left waits for the news that another node was lost.
 const LOSS_WAIT: Duration = Duration::from_secs(15);
 
@@ -66,8 +69,10 @@ pub(super) enum Event {
     Sicken(usize),
     /// The store stops answering, or answers again.
     ToggleStore,
-    /// The workers join the membership group of the round, or it ends.
+    /// The workers join the membership group of the round, or it ends because too few members are left.
     AdvanceGroup,
+    /// All workers have done their last step.
+    FinishGroup,
     // Consequences.
     CompleteRound,
     FailJoin(usize),
@@ -147,10 +152,10 @@ pub(super) struct Node {
 
 impl Node {
     /// Whether all workers have succeeded, except the abandoned ones.
-    pub(super) fn have_all_succeeded(&self) -> bool {
+    pub(super) fn have_all_succeeded(&self, has_group_finished: bool) -> bool {
         let gone = |worker| self.told.contains(&worker) && !self.pausing.contains(&worker);
         let mut exits = self.exits.iter().enumerate();
-        self.exits.contains(&Some(0))
+        (has_group_finished || self.exits.contains(&Some(0)))
             && exits.all(|(worker, exit)| *exit == Some(0) || gone(worker))
     }
 
@@ -327,6 +332,9 @@ impl World {
             && self.nodes.iter().any(Node::runs_workers)
         {
             events.push(Event::AdvanceGroup);
+            if self.meeting.group == 1 {
+                events.push(Event::FinishGroup);
+            }
         }
         events
     }
@@ -500,7 +508,7 @@ impl World {
             }
             Event::EndPreparation(index) => {
                 self.meeting.has_ranks = true;
-                self.step(index, Input::Prepared);
+                self.step(index, Input::Prepared { keeps: true });
             }
             Event::EndStop(index) => self.end_stop(index),
             Event::TellMembers(index) => {
@@ -531,6 +539,7 @@ impl World {
                 self.step(index, Input::LossDue);
             }
             Event::AdvanceGroup => self.meeting.group += 1,
+            Event::FinishGroup => self.meeting.group = FINISHED,
             Event::EndPause(index) => {
                 let local_rank = self.nodes[index].pausing.pop_first();
                 let local_rank = local_rank.expect("a replacement waits");

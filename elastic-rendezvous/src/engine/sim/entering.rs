@@ -99,28 +99,7 @@ fn a_spare_takes_the_rank_of_a_lost_node() {
     assert_eq!(world.store.state().round, 0);
 }
 
-/// docs/spec/rendezvous.md, ENTRY 5.
-#[test]
-fn a_node_that_gives_its_place_up_leaves_it_to_a_spare() {
-    for has_spare in [true, false] {
-        let mut world = running(5, 3 + usize::from(has_spare), (3, 3));
-        let given = (0..3).find(|node| joins(&world, *node) == 1).unwrap();
-        world.command(given, Command::GiveUp);
-        world.run_for(SECOND / 2);
-        until(&mut world, "the round is full", 5 * SECOND, |world| {
-            members(world).len() == 3
-        });
-        let is_spare = world
-            .store
-            .state()
-            .redundancy_list
-            .contains(&world.nodes[given].me);
-        assert_eq!(is_spare, has_spare);
-        assert_eq!(world.store.state().round, 0);
-    }
-}
-
-/// docs/spec/rendezvous.md, ENTRY 2 and 6.
+/// docs/spec/rendezvous.md, ENTRY 2 and 5.
 #[test]
 fn a_round_that_is_not_open_restarts_for_a_node_that_waits() {
     let mut world = running(7, 2, (2, 3));
@@ -146,7 +125,7 @@ fn a_round_that_is_not_open_restarts_for_a_node_that_waits() {
     );
 }
 
-/// docs/spec/rendezvous.md, ENTRY 7.
+/// docs/spec/rendezvous.md, ENTRY 6.
 #[test]
 fn a_holder_lets_no_node_in() {
     let mut world = World::new(11, RendezvousSettings::for_test(2, 3));

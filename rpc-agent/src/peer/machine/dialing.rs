@@ -28,6 +28,10 @@ pub(crate) enum AttemptFailure {
     Hopeless(Arc<str>),
     /// The process has ended.
     Dead(Arc<str>),
+    /// This process is not a member of the group: a later one would not succeed.
+    Excluded(Arc<str>),
+    /// The peer does not have this process on its list. A later one may succeed, because the peer reads the list.
+    Unlisted(Arc<str>),
 }
 
 /// What becomes of a connection that was dialed and welcomed.
@@ -43,7 +47,7 @@ pub(crate) enum Welcomed {
 impl<P, S: Clone> Peer<P, S> {
     /// An attempt of this dial is due. False when it is not needed any more.
     pub(crate) fn begin_attempt(&mut self, number: u64, now: Instant) -> bool {
-        let is_needed = self.in_flight.len() > 0;
+        let has_calls = self.in_flight.len() > 0;
         let Phase::Dialing { dial, before } = &mut self.phase else {
             return false;
         };
@@ -51,6 +55,7 @@ impl<P, S: Clone> Peer<P, S> {
             return false;
         }
         // After a loss the attempt shows whether the process still lives.
+        let is_needed = has_calls || dial.is_contact;
         if !is_needed && matches!(before, Absence::NeverConnected | Absence::Left) {
             self.phase = Phase::Absent(*before);
             return false;
@@ -119,10 +124,10 @@ impl<P, S: Clone> Peer<P, S> {
             .as_mut()
             .is_some_and(|pair| pair.on_refuse(refuse));
         let cause = format!("refused: {}", refuse.text).into();
-        let failure = if may_retry {
-            AttemptFailure::Again(cause)
-        } else {
-            AttemptFailure::Hopeless(cause)
+        let failure = match refuse.reason {
+            RefuseReason::NotMember => AttemptFailure::Unlisted(cause),
+            _ if may_retry => AttemptFailure::Again(cause),
+            _ => AttemptFailure::Hopeless(cause),
         };
         self.attempt_failed(number, failure, now);
     }
@@ -136,23 +141,28 @@ impl<P, S: Clone> Peer<P, S> {
             return;
         }
         dial.hello_to = None;
-        let (cause, is_dead) = match failure {
-            AttemptFailure::Again(cause) => {
-                let limit = self.config.connect_timeout;
-                let is_late = dial.began.is_some_and(|began| now - began >= limit);
-                if !is_late && !self.is_closing {
-                    let at = now + dial.backoff.next_delay();
-                    self.last_failure = Some(cause);
-                    self.effects.push(Effect::Dial { dial: number, at });
-                    return;
-                }
-                (cause, false)
-            }
-            AttemptFailure::Hopeless(cause) => (cause, false),
-            AttemptFailure::Dead(cause) => (cause, true),
+        let has_calls = self.in_flight.len() > 0;
+        let may_succeed = match failure {
+            AttemptFailure::Again(_) => has_calls || !dial.is_contact,
+            AttemptFailure::Unlisted(_) => true,
+            _ => false,
         };
+        let limit = self.config.connect_timeout;
+        let is_late = dial.began.is_some_and(|began| now - began >= limit);
+        let (AttemptFailure::Again(cause)
+        | AttemptFailure::Hopeless(cause)
+        | AttemptFailure::Dead(cause)
+        | AttemptFailure::Excluded(cause)
+        | AttemptFailure::Unlisted(cause)) = &failure;
+        let cause = Arc::clone(cause);
+        if may_succeed && !is_late && !self.is_closing {
+            let at = now + dial.backoff.next_delay();
+            self.last_failure = Some(cause);
+            self.effects.push(Effect::Dial { dial: number, at });
+            return;
+        }
         let absence = match *before {
-            _ if is_dead => Absence::Dead,
+            _ if matches!(failure, AttemptFailure::Dead(_)) => Absence::Dead,
             // It did not refuse this time.
             Absence::Dead => Absence::Lost,
             before => before,
@@ -163,7 +173,11 @@ impl<P, S: Clone> Peer<P, S> {
             cause: Arc::clone(&cause),
             calls_failed: self.in_flight.len(),
         }));
-        self.fail_calls(false, &NotSent::Connect(cause));
+        let cause = match failure {
+            AttemptFailure::Excluded(_) | AttemptFailure::Unlisted(_) => NotSent::Excluded(cause),
+            _ => NotSent::Connect(cause),
+        };
+        self.fail_calls(false, &cause);
     }
 
     /// Decides on a connection that the peer has made. It replaces one that the peer no longer has.
@@ -217,11 +231,12 @@ impl<P, S: Clone> Peer<P, S> {
         false
     }
 
-    /// Dials the peer without a call, unless there is a connection or an attempt.
-    pub(crate) fn contact(&mut self, now: Instant) {
-        if matches!(self.phase, Phase::Absent(_)) && !self.is_closing {
-            // As after a loss: the attempt needs no call.
-            self.begin_dial(Absence::Lost, now);
+    /// Dials the peer without a call, unless there is a connection or an attempt. Returns the number of the dial, whose
+    /// first attempt the caller makes.
+    pub(crate) fn contact(&mut self) -> Option<u64> {
+        match self.phase {
+            Phase::Absent(before) if !self.is_closing => Some(self.new_dial(before, true)),
+            _ => None,
         }
     }
 
@@ -256,6 +271,11 @@ impl<P, S: Clone> Peer<P, S> {
     }
 
     pub(super) fn begin_dial(&mut self, before: Absence, now: Instant) {
+        let dial = self.new_dial(before, false);
+        self.effects.push(Effect::Dial { dial, at: now });
+    }
+
+    fn new_dial(&mut self, before: Absence, is_contact: bool) -> u64 {
         let options = BackoffOptions::default()
             .with_first(FIRST_PAUSE)
             .with_max(LONGEST_PAUSE);
@@ -266,14 +286,12 @@ impl<P, S: Clone> Peer<P, S> {
         let dial = Dial {
             number,
             backoff: Backoff::new(options, seed),
+            is_contact,
             began: None,
             hello_to: None,
         };
         self.phase = Phase::Dialing { dial, before };
-        self.effects.push(Effect::Dial {
-            dial: number,
-            at: now,
-        });
+        number
     }
 
     /// The dial of this number, unless it is over.

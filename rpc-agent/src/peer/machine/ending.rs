@@ -59,8 +59,7 @@ impl<P, S: Clone> Peer<P, S> {
             End::Left => io::Error::new(io::ErrorKind::ConnectionAborted, "the worker has left"),
             End::Failed(error) => error,
         });
-        let address = current.address;
-        let cause: Arc<str> = format!("connection to {address} lost: {error}").into();
+        let cause: Arc<str> = format!("connection to {} lost: {error}", current.address).into();
         self.last_failure = Some(Arc::clone(&cause));
         // Of the process that has ended: another one may be connected by the time that the program is told.
         let incarnation = self.peer_incarnation();
@@ -78,7 +77,6 @@ impl<P, S: Clone> Peer<P, S> {
             Notice::Left { incarnation }
         } else {
             Notice::Lost {
-                address,
                 cause,
                 calls_failed,
             }

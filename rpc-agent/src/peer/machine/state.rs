@@ -84,6 +84,8 @@ pub(super) struct Dial {
     /// Attempts that belong to an earlier dial are ignored.
     pub(super) number: u64,
     pub(super) backoff: Backoff,
+    /// Made without a call, to announce this process: only what the peer answers leads to a further attempt.
+    pub(super) is_contact: bool,
     /// When the first attempt began.
     pub(super) began: Option<Instant>,
     /// The incarnation in a Hello that was sent and has no answer; 0 for any.

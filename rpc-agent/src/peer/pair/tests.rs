@@ -238,6 +238,7 @@ fn the_reason_of_a_refusal_decides_the_next_step() {
         (RefuseReason::WrongIncarnation, true, 0),
         (RefuseReason::ShuttingDown, false, 0),
         (RefuseReason::Version, false, 0),
+        (RefuseReason::NotMember, true, 0),
     ];
     for (reason, expected, links) in table {
         let mut dialer = link(1, 2);

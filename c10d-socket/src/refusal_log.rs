@@ -1,4 +1,4 @@
-//! Log lines about what peers cause, limited in number.
+//! Log lines about refused peers, limited in number.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -10,18 +10,17 @@ use crate::strangers::network;
 /// Lines in an interval: enough to see what happens, and from where.
 const LINES_MAX: u32 = 20;
 
+/// Lines about one address in an interval, so that it does not hide the others.
+const LINES_OF_ADDRESS_MAX: u32 = 4;
+
 const INTERVAL: Duration = Duration::from_secs(10);
 
 /// Decides which events that peers cause are logged, since a peer can cause thousands a second: in 10 s, 20 lines, and
-/// fewer about one address, so that it does not hide the others. Counts the other events, to log their number later.
+/// 4 about one address. Counts the others, to log their number later.
 ///
 /// Pure: the time is an argument. Memory is bounded.
 #[derive(Debug)]
-pub struct LimitedLog {
-    /// The events, in the plural.
-    what: &'static str,
-    /// Lines about one address in an interval.
-    of_address_max: u32,
+pub(crate) struct RefusalLog {
     since: Instant,
     /// Lines of this interval.
     lines: u32,
@@ -30,14 +29,10 @@ pub struct LimitedLog {
     silent: u64,
 }
 
-impl LimitedLog {
-    /// No line yet. `what` are the events in the plural, such as `refusals`; at most `of_address_max` lines in 10 s are
-    /// about one address.
-    #[must_use]
-    pub fn new(what: &'static str, of_address_max: u32, now: Instant) -> Self {
+impl RefusalLog {
+    /// No line yet.
+    pub(crate) fn new(now: Instant) -> Self {
         Self {
-            what,
-            of_address_max,
             since: now,
             lines: 0,
             by_address: HashMap::new(),
@@ -47,7 +42,7 @@ impl LimitedLog {
 
     /// Counts an event that this address has caused, or no one in particular. Returns the line to log about it, if any:
     /// the text, and how many events before it were not logged.
-    pub fn line(
+    pub(crate) fn line(
         &mut self,
         address: impl Into<Option<IpAddr>>,
         text: impl Display,
@@ -60,7 +55,7 @@ impl LimitedLog {
         }
         let address = address.into().map(network);
         let of_address = self.by_address.entry(address).or_default();
-        if *of_address >= self.of_address_max {
+        if *of_address >= LINES_OF_ADDRESS_MAX {
             self.silent += 1;
             return None;
         }
@@ -68,21 +63,17 @@ impl LimitedLog {
         self.lines += 1;
         Some(match std::mem::take(&mut self.silent) {
             0 => text.to_string(),
-            silent => {
-                let what = self.what;
-                format!("{text} ({silent} {what} before it were not logged)")
-            }
+            silent => format!("{text} ({silent} refusals before it were not logged)"),
         })
     }
 
     /// When [`report`](Self::report) has something to say, unless a line says it before.
-    #[must_use]
-    pub fn due(&self) -> Option<Instant> {
+    pub(crate) fn due(&self) -> Option<Instant> {
         (self.silent > 0).then(|| self.since + INTERVAL)
     }
 
     /// The line to log about events that were not logged, once their interval is over.
-    pub fn report(&mut self, now: Instant) -> Option<String> {
+    pub(crate) fn report(&mut self, now: Instant) -> Option<String> {
         if self.due().is_none_or(|due| now < due) {
             return None;
         }
@@ -90,8 +81,7 @@ impl LimitedLog {
         self.next_interval(now);
         let silent = std::mem::take(&mut self.silent);
         Some(format!(
-            "{silent} {} of the last {passed} s were not logged",
-            self.what
+            "{silent} refusals of the last {passed} s were not logged"
         ))
     }
 
@@ -115,7 +105,7 @@ mod tests {
     #[test]
     fn one_address_gets_few_lines_and_all_together_get_more() {
         let start = Instant::now();
-        let mut log = LimitedLog::new("refusals", 4, start);
+        let mut log = RefusalLog::new(start);
         for _ in 0..4 {
             assert_eq!(log.line(address(0), "x", start).as_deref(), Some("x"));
         }
@@ -139,7 +129,7 @@ mod tests {
     #[test]
     fn what_was_not_logged_is_reported_when_no_line_follows() {
         let start = Instant::now();
-        let mut log = LimitedLog::new("refusals", 4, start);
+        let mut log = RefusalLog::new(start);
         assert_eq!(log.due(), None);
         let lines = (0..5000).filter_map(|_| log.line(address(7), "x", start));
         assert_eq!(lines.count(), 4);
@@ -154,7 +144,7 @@ mod tests {
     #[test]
     fn a_flood_of_many_addresses_costs_bounded_lines_and_memory() {
         let start = Instant::now();
-        let mut log = LimitedLog::new("refusals", 4, start);
+        let mut log = RefusalLog::new(start);
         let (mut lines, mut reported) = (0, 0);
         // 100 s.
         for number in 0..1_000_000_u32 {

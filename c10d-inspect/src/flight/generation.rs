@@ -1,0 +1,151 @@
+//! Which recordings of survivors are comparable: those of members, of the collectives of the current generation.
+
+use std::collections::BTreeMap;
+
+use c10d_store::membership::Attempt;
+
+use super::compare::{FlightReport, compare_all, ranks};
+use super::recording::FlightRecording;
+use crate::report::MembershipReport;
+use crate::text::{capitalized, ranks_named};
+
+/// The recordings of the members of the current generation, and the reasons why other ranks are not compared.
+pub(super) struct Compared {
+    recordings: BTreeMap<usize, FlightRecording>,
+    silent: BTreeMap<usize, String>,
+    outside: BTreeMap<usize, String>,
+    /// Why no ranks can be compared at this moment.
+    why_not: Option<String>,
+}
+
+impl Compared {
+    /// `None` if the job has no generation of survivors.
+    pub(super) fn new(
+        recordings: &BTreeMap<usize, FlightRecording>,
+        silent: &BTreeMap<usize, String>,
+        memberships: &[MembershipReport],
+    ) -> Option<Self> {
+        let newest = recordings
+            .values()
+            .filter_map(|it| it.generation)
+            .max_by_key(|it| it.count());
+        let group = group_of(memberships, newest);
+        let current = group.and_then(generation_of).or(newest)?;
+        let mut compared = Self {
+            recordings: BTreeMap::new(),
+            silent: silent.clone(),
+            outside: BTreeMap::new(),
+            why_not: None,
+        };
+        // Without launchers that announce the group, it is not known which member a rank is.
+        let members = group
+            .map(|group| &group.ranks.0)
+            .filter(|ranks| !ranks.is_empty());
+        for (&rank, recording) in recordings {
+            let is_member = members.map(|ranks| ranks.contains(&rank));
+            let outside = match (recording.generation, is_member) {
+                (_, Some(false)) => format!("it is not in generation {current} of its group"),
+                (Some(generation), _) if generation == current => {
+                    compared.recordings.insert(rank, recording.clone());
+                    continue;
+                }
+                (Some(generation), Some(true)) if generation.is_over_with(current) => {
+                    compared
+                        .recordings
+                        .insert(rank, FlightRecording::without_collectives(current));
+                    continue;
+                }
+                (None, Some(true)) if recording.is_empty() => {
+                    compared
+                        .recordings
+                        .insert(rank, FlightRecording::without_collectives(current));
+                    continue;
+                }
+                (Some(generation), _) => {
+                    format!("its last collectives are of generation {generation}, not {current}")
+                }
+                (None, _) => "its collectives name no generation of its group".to_owned(),
+            };
+            compared.outside.insert(rank, outside);
+        }
+        if let Some(members) = members {
+            let (inside, outside) = silent.iter().partition(|(rank, _)| members.contains(rank));
+            compared.silent = clone_of(inside);
+            let why = |rank| {
+                (
+                    rank,
+                    format!("it is not in generation {current} of its group"),
+                )
+            };
+            compared
+                .outside
+                .extend(clone_of(outside).into_keys().map(why));
+        }
+        compared.why_not = group.filter(|it| !it.is_whole).map(|it| {
+            format!(
+                "The group of survivors has no whole generation: {}. Ask again when it has",
+                it.stage
+            )
+        });
+        if newest.is_some_and(|newest| newest != current && current.is_over_with(newest)) {
+            compared.why_not =
+                Some("The members of the group change at this moment: ask again".to_owned());
+        }
+        Some(compared)
+    }
+
+    /// Compares what is comparable.
+    pub(super) fn report(&self, clock: &dyn Fn(u64) -> String) -> FlightReport {
+        let mut report = match &self.why_not {
+            Some(why_not) => FlightReport {
+                headline: why_not.clone(),
+                findings: Vec::new(),
+                ranks: ranks(&self.recordings, &self.silent),
+            },
+            None if self.recordings.is_empty() && !self.outside.is_empty() => FlightReport {
+                headline: format!(
+                    "No rank shows collectives of its group's generation; {}",
+                    self.outside_named()
+                ),
+                findings: Vec::new(),
+                ranks: ranks(&self.recordings, &self.silent),
+            },
+            None => compare_all(&self.recordings, &self.silent, clock),
+        };
+        report.ranks.extend(ranks(&BTreeMap::new(), &self.outside));
+        report.ranks.sort_by_key(|rank| rank.rank);
+        report
+    }
+
+    fn outside_named(&self) -> String {
+        let names = ranks_named(self.outside.keys().copied());
+        match self.outside.values().next() {
+            Some(why) => format!("{names}: {why}"),
+            None => capitalized(&names),
+        }
+    }
+}
+
+/// The group that launchers have announced, or the group that the recorded collectives name.
+fn group_of(
+    memberships: &[MembershipReport],
+    newest: Option<Attempt>,
+) -> Option<&MembershipReport> {
+    let mut announced = memberships.iter().filter(|it| !it.ranks.0.is_empty());
+    let has_recorded = |it: &&MembershipReport| {
+        let nonce = |attempt: Attempt| attempt.uuid() >> 32;
+        generation_of(it).map(nonce) == newest.map(nonce)
+    };
+    let recorded = newest.and_then(|_| memberships.iter().find(has_recorded));
+    announced.next().or(recorded)
+}
+
+fn generation_of(group: &MembershipReport) -> Option<Attempt> {
+    Attempt::from_uuid(group.uuid.parse().ok()?)
+}
+
+fn clone_of(part: BTreeMap<&usize, &String>) -> BTreeMap<usize, String> {
+    part.into_iter()
+        .map(|(rank, why)| (*rank, why.clone()))
+        .collect()
+}
