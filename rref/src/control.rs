@@ -112,7 +112,7 @@ impl Runtime {
         self.step(RunOn::AgentThread, |inner, now| {
             for (index, (control, _)) in batch.into_iter().enumerate() {
                 let delivery = match answer {
-                    // Empty bytes, which cannot be decoded, stand for a missing answer.
+                    // A missing answer counts as empty bytes, which cannot be decoded.
                     Ok(_) => delivery_of(&Ok(answers.get(index).cloned().unwrap_or_default())),
                     Err(_) => delivery_of(answer),
                 };

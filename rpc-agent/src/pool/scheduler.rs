@@ -60,11 +60,11 @@ pub(super) struct Scheduler<R, C> {
     callers_back: usize,
     /// How many of `callers_back` may run that do not block: more threads would not be faster.
     callers_back_max: usize,
-    /// Those of `callers_back` that block, so that another one may run.
+    /// The part of `callers_back` that blocks, so that more callbacks may run.
     blocked: usize,
     /// How often callbacks were found to block.
     blockages: u32,
-    /// Since when callbacks have waited without one that returned.
+    /// The time since which callbacks have waited and none has returned.
     held_since: Option<Instant>,
     dialers: usize,
     waiting: usize,
@@ -308,7 +308,7 @@ impl<R, C> Scheduler<R, C> {
         if caller_polls {
             return Ok(());
         }
-        // Threads that call back take the next one, and one that is on its way takes this one.
+        // Threads that call back take the next callback, and a thread on its way takes this callback.
         if self.callers_back() + self.coming() + self.wanted < self.callers_back_max {
             self.call_threads(1);
         } else {
