@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use c10d_inspect::http::{StatusError, StatusPages};
 use c10d_inspect::workers::{Job, JobError};
+use c10d_socket::Deadline;
 use clap::Args;
 
 use crate::failure::Failure;
@@ -17,7 +18,7 @@ pub(crate) struct StatusArgs {
     #[command(flatten)]
     server: ServerArgs,
 
-    /// The time for one answer of the server: 5s, 250ms, 2m.
+    /// The time for one answer of the server, or for all of `c10d why`: 5s, 250ms, 2m.
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "5s")]
     timeout: Duration,
 }
@@ -26,6 +27,12 @@ impl StatusArgs {
     /// Looks up the server's name. Does not connect.
     pub(crate) fn open(&self) -> Result<StatusPages, Failure> {
         pages_of(&self.server, self.timeout)
+    }
+
+    /// [`open`](Self::open) with the timeout for all answers together.
+    pub(crate) fn open_for_all(&self) -> Result<StatusPages, Failure> {
+        let deadline = Deadline::after(Instant::now(), self.timeout);
+        Ok(self.open()?.with_deadline(deadline))
     }
 
     /// The ranks of the job. The server is the store of its workers, or the rendezvous of its nodes.

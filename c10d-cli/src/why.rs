@@ -30,7 +30,7 @@ pub(crate) struct WhyArgs {
 
 /// Prints the report. Fails with [`Failure::Stuck`] if somebody is missing.
 pub(crate) fn run(args: &WhyArgs) -> Result<(), Failure> {
-    let asked = args.status.open()?;
+    let asked = args.status.open_for_all()?;
     let first = Answer::of(&asked, args.json)?;
     match asked.follow(first.report.stores_elsewhere(), |pages| {
         Answer::of(pages, args.json)

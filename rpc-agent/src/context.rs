@@ -155,7 +155,10 @@ impl ServedCall {
     }
 
     pub(crate) fn answer(&self, answer: Result<Bytes, HandlerError>) {
-        self.end(answer.map_err(|error| Failure::Handler(error.message().into())));
+        self.end(answer.map_err(|error| match error.is_too_large() {
+            true => Failure::AnswerTooLarge { bytes: None },
+            false => Failure::Handler(error.message().into()),
+        }));
     }
 
     fn dropped(&self) {

@@ -8,6 +8,8 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HandlerError {
     message: String,
+    /// The answer has more bytes than a message may have.
+    is_too_large: bool,
 }
 
 impl HandlerError {
@@ -16,7 +18,21 @@ impl HandlerError {
     pub fn new(message: impl Into<String>) -> Self {
         Self {
             message: message.into(),
+            is_too_large: false,
         }
+    }
+
+    /// The answer has too many bytes; the caller receives [`RpcError::TooLarge`](crate::RpcError::TooLarge).
+    #[cfg(feature = "typed")]
+    pub(crate) const fn too_large(message: String) -> Self {
+        Self {
+            message,
+            is_too_large: true,
+        }
+    }
+
+    pub(crate) const fn is_too_large(&self) -> bool {
+        self.is_too_large
     }
 
     /// The text.
@@ -41,7 +57,7 @@ impl<E: std::error::Error> From<E> for HandlerError {
             message = format!("{message}: {cause}");
             source = cause.source();
         }
-        Self { message }
+        Self::new(message)
     }
 }
 

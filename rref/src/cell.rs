@@ -3,14 +3,15 @@
 //! Dropping the last clone queues the handle. It sends no message and does not take the context's lock.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use c10d_socket::ProcessBound;
-use rpc_agent::{RpcError, RpcFuture, WorkerId};
+use rpc_agent::{RpcError, WorkerId};
 
 use crate::context::{Handle, UserStatus};
 use crate::error::RRefError;
 use crate::id::{ForkId, RRefId};
+use crate::names::shared;
 use crate::runtime::Runtime;
 
 pub(crate) struct Cell {
@@ -19,8 +20,6 @@ pub(crate) struct Cell {
     rref: RRefId,
     owner: WorkerId,
     type_name: Arc<str>,
-    /// Completes when the owner has confirmed or refused the user. Set by the first wait for it.
-    answered: OnceLock<RpcFuture<()>>,
 }
 
 impl Cell {
@@ -37,7 +36,6 @@ impl Cell {
             rref,
             owner,
             type_name,
-            answered: OnceLock::new(),
         })
     }
 
@@ -45,7 +43,8 @@ impl Cell {
     pub(crate) fn of_owner(runtime: &Arc<Runtime>, rref: RRefId, type_name: &str) -> Arc<Self> {
         let me = runtime.agent.me().id;
         let handle = Handle::Owner(rref);
-        Self::new(Arc::clone(runtime), handle, rref, me, type_name.into())
+        let type_name = shared(type_name);
+        Self::new(Arc::clone(runtime), handle, rref, me, type_name)
     }
 
     pub(crate) fn runtime(&self) -> &Arc<Runtime> {
@@ -83,16 +82,6 @@ impl Cell {
 
     pub(crate) fn status(&self, user: ForkId) -> Option<UserStatus> {
         self.here().ok()?.lock().context.status(user)
-    }
-
-    /// Completes when the owner has confirmed or refused this user; its status says which.
-    pub(crate) fn answered(&self, user: ForkId) -> &RpcFuture<()> {
-        if let Some(answered) = self.answered.get() {
-            return answered;
-        }
-        // Made before the cell is locked for it. Of two that were made at once, one is dropped.
-        let answered = self.runtime().answered(user);
-        self.answered.get_or_init(|| answered)
     }
 
     /// Fails if the reference can no longer be used.

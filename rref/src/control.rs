@@ -7,7 +7,7 @@ use rpc_agent::{Outcome, RpcError, WorkerId};
 
 use crate::context::{Carrier, Control, Delivery};
 use crate::liveness::may_mean_lost;
-use crate::protocol::{Answer, CONTROL, CREATE, Message};
+use crate::protocol::{Answer, CONTROL, CONTROLS, CONTROLS_MAX, CREATE, Message, join, split};
 use crate::runtime::{CreationDelivery, RunOn, Runtime};
 
 impl Runtime {
@@ -61,10 +61,72 @@ impl Runtime {
             Some(creation) => self.settle_forks(&creation.forks, outcome),
             None => {}
         }
+        self.check_if_lost(to, answer);
+    }
+
+    /// Sends the messages of one step to one worker: together, so that many references cost few calls.
+    pub(crate) fn send_all(self: &Arc<Self>, to: WorkerId, controls: Vec<(Control, Message)>) {
+        let mut controls = controls.into_iter().peekable();
+        while controls.peek().is_some() {
+            let batch: Vec<_> = controls.by_ref().take(CONTROLS_MAX).collect();
+            match &*batch {
+                [(control, message)] => self.send(to, *control, message, None),
+                _ => self.send_batch(to, batch),
+            }
+        }
+    }
+
+    fn send_batch(self: &Arc<Self>, to: WorkerId, batch: Vec<(Control, Message)>) {
+        let retries = self
+            .options
+            .retries_within(None)
+            .with_group(&self.retry_group);
+        let messages = batch.iter();
+        let messages = messages.map(|(_, message)| message.encode(self.incarnation));
+        let bytes = join(messages);
+        let runtime = Arc::clone(self);
+        self.agent
+            .call(to, CONTROLS)
+            .with_retries(&retries)
+            .send_bytes(bytes)
+            .on_complete(move |answer| runtime.batch_sent(to, batch, answer));
+    }
+
+    fn batch_sent(
+        self: &Arc<Self>,
+        to: WorkerId,
+        batch: Vec<(Control, Message)>,
+        answer: &Result<Bytes, RpcError>,
+    ) {
+        // A worker of an earlier version takes single messages only, and one may have a low limit for all of them.
+        if let Err(RpcError::NoSuchFunction { .. } | RpcError::TooLarge { .. }) = answer {
+            for (control, message) in batch {
+                self.send(to, control, &message, None);
+            }
+            return;
+        }
+        let answers = match answer {
+            Ok(bytes) => split(bytes).unwrap_or_default(),
+            Err(_) => Vec::new(),
+        };
+        self.step(RunOn::AgentThread, |inner, now| {
+            for (index, (control, _)) in batch.into_iter().enumerate() {
+                let delivery = match answer {
+                    // A missing answer counts as empty bytes, which cannot be decoded.
+                    Ok(_) => delivery_of(&Ok(answers.get(index).cloned().unwrap_or_default())),
+                    Err(_) => delivery_of(answer),
+                };
+                inner.context.control_finished(now, control, delivery);
+            }
+        });
+        self.check_if_lost(to, answer);
+    }
+
+    fn check_if_lost(self: &Arc<Self>, worker: WorkerId, answer: &Result<Bytes, RpcError>) {
         if let Err(error) = answer
             && may_mean_lost(error)
         {
-            self.check_alive(to).on_complete(|_| {});
+            self.check_alive(worker).on_complete(|_| {});
         }
     }
 }

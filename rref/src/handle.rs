@@ -118,6 +118,27 @@ impl<T> RRef<T> {
     }
 }
 
+impl<T> RRef<T> {
+    /// [`RRef::wait_confirmed`] without blocking: a future of the owner's answer to this user. PyTorch's
+    /// `getOwnerCreationFuture`.
+    ///
+    /// The future fails with the errors of [`RRef::wait_confirmed`] except the timeout. It keeps the reference.
+    ///
+    /// ```no_run
+    /// # fn f(rrefs: &rref::RRefs) -> Result<(), rref::RRefError> {
+    /// let sum = rrefs.call("worker1", "add").remote::<_, i64>((1, 2))?;
+    /// sum.confirmation()?.on_complete(|confirmed| assert!(confirmed.is_ok()));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`RRefError::Rpc`] in a forked child.
+    pub fn confirmation(&self) -> Result<RRefFuture<()>, RRefError> {
+        Ok(self.cell.here()?.confirmation(&self.cell))
+    }
+}
+
 impl<T: Send + Sync + 'static> RRef<T> {
     /// The value itself, shared, on its owner. Blocks until it is ready, for at most `timeout`. May be called
     /// from a function that the agent runs.

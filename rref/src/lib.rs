@@ -14,6 +14,7 @@ mod future;
 mod handle;
 mod id;
 mod liveness;
+mod names;
 mod options;
 mod packing;
 mod protocol;

@@ -71,7 +71,8 @@ pub(crate) fn pack<T: Serialize + ?Sized>(
     value: &T,
     bytes: &mut Vec<u8>,
 ) -> Result<Forks, RRefError> {
-    pack_with(runtime, to, first, bytes, || codec::encode(value))
+    let limit = runtime.agent.message_bytes_max();
+    pack_with(runtime, to, first, bytes, || codec::encode(value, limit))
 }
 
 /// [`pack`] of what `encode` encodes; `first` is a reference that is put before all others.

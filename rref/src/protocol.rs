@@ -15,6 +15,7 @@ use bytes::Bytes;
 use rpc_agent::{FUNCTION_NAME_BYTES_MAX, WorkerId};
 
 use crate::id::{ForkId, GloballyUniqueId, RRefId};
+use crate::names::shared;
 
 /// The first byte of every message.
 const VERSION: u8 = 1;
@@ -22,6 +23,7 @@ const VERSION: u8 = 1;
 /// The agent functions that serve references.
 pub(crate) const CREATE: &str = "rref/create";
 pub(crate) const CONTROL: &str = "rref/control";
+pub(crate) const CONTROLS: &str = "rref/controls";
 pub(crate) const FETCH: &str = "rref/fetch";
 pub(crate) const AWAIT: &str = "rref/await";
 pub(crate) const READY: &str = "rref/ready";
@@ -37,6 +39,9 @@ pub(crate) const ERROR_BYTES_MAX: usize = 64 << 10;
 
 /// The most deletions in one message.
 pub const DELETES_MAX: usize = 128;
+
+/// The most control messages in one call.
+pub(crate) const CONTROLS_MAX: usize = 4096;
 
 const ID_BYTES: usize = 2 + 8 + 8;
 
@@ -79,7 +84,7 @@ impl ForkData {
             rref: RRefId(take_id(bytes)?),
             fork: ForkId(take_id(bytes)?),
             parent: take_worker(bytes)?,
-            type_name: take_text(bytes, "type name", TYPE_NAME_BYTES_MAX)?,
+            type_name: shared(take_text(bytes, "type name", TYPE_NAME_BYTES_MAX)?),
         })
     }
 }
@@ -313,8 +318,8 @@ impl Message {
             0 => Self::RemoteCall {
                 rref: RRefId(take_id(bytes)?),
                 fork: ForkId(take_id(bytes)?),
-                type_name: take_text(bytes, "type name", TYPE_NAME_BYTES_MAX)?,
-                function: take_text(bytes, "function name", FUNCTION_NAME_BYTES_MAX)?,
+                type_name: shared(take_text(bytes, "type name", TYPE_NAME_BYTES_MAX)?),
+                function: take_text(bytes, "function name", FUNCTION_NAME_BYTES_MAX)?.into(),
                 arguments: take_rest(whole, bytes),
             },
             1 => Self::Fetch {
@@ -322,7 +327,7 @@ impl Message {
             },
             2 => Self::Call {
                 rref: RRefId(take_id(bytes)?),
-                function: take_text(bytes, "function name", FUNCTION_NAME_BYTES_MAX)?,
+                function: take_text(bytes, "function name", FUNCTION_NAME_BYTES_MAX)?.into(),
                 arguments: take_rest(whole, bytes),
             },
             3 => Self::ForkRequest {
@@ -350,7 +355,7 @@ impl Message {
             6 => Self::Abandon {
                 rref: RRefId(take_id(bytes)?),
                 fork: ForkId(take_id(bytes)?),
-                error: take_text(bytes, "error", ERROR_BYTES_MAX)?,
+                error: take_text(bytes, "error", ERROR_BYTES_MAX)?.into(),
             },
             7 => Self::Probe {
                 rref: RRefId(take_id(bytes)?),
@@ -432,7 +437,7 @@ impl Answer {
             6 => Self::Known,
             7 => Self::Deleted,
             8 => Self::Unknown,
-            9 => Self::Refused(take_text(&mut bytes, "error", ERROR_BYTES_MAX)?),
+            9 => Self::Refused(take_text(&mut bytes, "error", ERROR_BYTES_MAX)?.into()),
             kind => return Err(DecodeError::Kind { kind }),
         };
         end(bytes)?;
@@ -522,6 +527,34 @@ pub(crate) fn cut(text: &str, max: usize) -> &str {
     &text[..end.unwrap_or(0)]
 }
 
+/// Several messages, or their answers, as one: each with its length in front.
+pub(crate) fn join(parts: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for part in parts {
+        put_len(&mut bytes, part.len());
+        bytes.extend_from_slice(&part);
+    }
+    bytes
+}
+
+/// What [`join`] has joined.
+pub(crate) fn split(whole: &Bytes) -> Result<Vec<Bytes>, DecodeError> {
+    let mut rest: &[u8] = whole;
+    let mut parts = Vec::new();
+    while !rest.is_empty() {
+        if parts.len() == CONTROLS_MAX {
+            return Err(DecodeError::TooLong {
+                what: "list of messages",
+                len: parts.len() + 1,
+                max: CONTROLS_MAX,
+            });
+        }
+        let len = LittleEndian::read_u32(take(&mut rest, 4, "message")?) as usize;
+        parts.push(whole.slice_ref(take(&mut rest, len, "message")?));
+    }
+    Ok(parts)
+}
+
 fn put_header(bytes: &mut Vec<u8>, kind: u8, incarnation: u64) {
     bytes.extend_from_slice(&[VERSION, kind]);
     put_u64(bytes, incarnation);
@@ -548,11 +581,15 @@ fn put_id(bytes: &mut Vec<u8>, id: GloballyUniqueId) {
 
 fn put_text(bytes: &mut Vec<u8>, text: &str, max: usize) {
     let text = cut(text, max);
-    let len = u32::try_from(text.len()).expect("the limits of texts have 32 bits");
+    put_len(bytes, text.len());
+    bytes.extend_from_slice(text.as_bytes());
+}
+
+fn put_len(bytes: &mut Vec<u8>, len: usize) {
+    let len = u32::try_from(len).expect("the limits of texts and of control messages have 32 bits");
     bytes
         .write_u32::<LittleEndian>(len)
         .expect("writing to memory does not fail");
-    bytes.extend_from_slice(text.as_bytes());
 }
 
 fn take<'a>(bytes: &mut &'a [u8], len: usize, what: &'static str) -> Result<&'a [u8], DecodeError> {
@@ -586,14 +623,17 @@ fn take_id(bytes: &mut &[u8]) -> Result<GloballyUniqueId, DecodeError> {
     })
 }
 
-fn take_text(bytes: &mut &[u8], what: &'static str, max: usize) -> Result<Arc<str>, DecodeError> {
+fn take_text<'a>(
+    bytes: &mut &'a [u8],
+    what: &'static str,
+    max: usize,
+) -> Result<&'a str, DecodeError> {
     let len = LittleEndian::read_u32(take(bytes, 4, what)?) as usize;
     if len > max {
         return Err(DecodeError::TooLong { what, len, max });
     }
     let text = take(bytes, len, what)?;
-    let text = std::str::from_utf8(text).map_err(|_| DecodeError::Text { what })?;
-    Ok(text.into())
+    std::str::from_utf8(text).map_err(|_| DecodeError::Text { what })
 }
 
 fn take_rest(whole: &Bytes, bytes: &mut &[u8]) -> Bytes {

@@ -1,9 +1,10 @@
 //! What this worker requests of others and of itself: creations, values, calls.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use c10d_socket::Deadline;
 use rpc_agent::{Destination, FutureMessage, Outcome, RpcError, RpcFuture, WorkerId};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -16,6 +17,7 @@ use crate::forks::Forks;
 use crate::future::RRefFuture;
 use crate::id::RRefId;
 use crate::liveness::may_mean_lost;
+use crate::names::shared;
 use crate::packing;
 use crate::protocol::{AWAIT, CALL, FETCH, Message, READY, RUN, join_name};
 use crate::response::{RequestInfo, is_ready, read};
@@ -25,6 +27,10 @@ use crate::value::Value;
 /// How long a fetch waits for its response alone. A slower one also watches for a failed creation, which
 /// costs a callback.
 const FAST_FETCH: Duration = Duration::from_millis(20);
+
+/// How long the check of a worker takes beyond the deadline of a request that has failed just before: a process that has
+/// ended refuses connections at once.
+const CHECK_TIME_MIN: Duration = Duration::from_millis(250);
 
 /// A request without its response.
 pub(crate) struct Call {
@@ -51,7 +57,7 @@ impl Call {
         if let Some(response) = self.future.wait_timeout(FAST_FETCH) {
             return self.finish(runtime, response);
         }
-        let answered = cell.answered(user);
+        let answered = runtime.answered(user);
         if !answered.is_complete() {
             let (promise, either) = runtime.agent.promise();
             let promise = Arc::new(promise);
@@ -111,10 +117,15 @@ fn decode<R: DeserializeOwned>(
     })
 }
 
-/// Turns the failure of a request into its error. If the worker may be lost, it is asked first.
+/// Turns the failure of a request into its error. If the worker may be lost, it is asked first, until the request's
+/// deadline.
 fn explain(runtime: &Arc<Runtime>, info: RequestInfo, error: RpcError) -> RpcFuture<RRefError> {
     let RequestInfo {
-        on, function, rref, ..
+        on,
+        function,
+        rref,
+        deadline,
+        ..
     } = info;
     let known = match (rref, &error) {
         (Some(rref), RpcError::Timeout { after, .. }) if info.waits_for_value => {
@@ -124,7 +135,8 @@ fn explain(runtime: &Arc<Runtime>, info: RequestInfo, error: RpcError) -> RpcFut
             }
         }
         (Some(rref), _) if may_mean_lost(&error) => {
-            return runtime.check_alive(on.id).then(move |is_lost| {
+            let check = runtime.check_alive(on.id);
+            return runtime.known_by(deadline, check).then(move |is_lost| {
                 Ok(match is_lost {
                     Ok(true) => RRefError::OwnerLost { owner: on, rref },
                     _ => RRefError::Rpc(error),
@@ -145,6 +157,24 @@ fn explain(runtime: &Arc<Runtime>, info: RequestInfo, error: RpcError) -> RpcFut
 }
 
 impl Runtime {
+    /// The result of a check by the deadline of its request; `false` without a result.
+    fn known_by(&self, deadline: Deadline, check: RpcFuture<bool>) -> RpcFuture<bool> {
+        let grace = Deadline::after(Instant::now(), CHECK_TIME_MIN);
+        let Some(at) = deadline.at_least(grace).instant() else {
+            return check;
+        };
+        let (promise, known) = self.agent.promise();
+        let promise = Arc::new(promise);
+        let unknown = Arc::clone(&promise);
+        self.agent.spawn_at(at, move || {
+            unknown.complete(Ok(false));
+        });
+        check.on_complete(move |is_lost| {
+            promise.complete(is_lost.clone());
+        });
+        known
+    }
+
     /// Keeps a value of this worker.
     pub(crate) fn keep(
         self: &Arc<Self>,
@@ -218,7 +248,7 @@ impl Runtime {
             Err(error) => return Err(RRefError::Refused(error.to_string().into())),
         };
         forks.disarm();
-        let type_name = type_name.into();
+        let type_name = shared(type_name);
         Ok(Cell::new(Arc::clone(self), handle, rref, owner, type_name))
     }
 
@@ -356,6 +386,7 @@ impl Runtime {
             rref: Some(rref),
             waits_for_value: true,
             timeout: timeout.unwrap_or(Duration::MAX),
+            deadline: Deadline::after(Instant::now(), timeout),
         };
         Call {
             future: self
@@ -378,10 +409,21 @@ impl Runtime {
             // Its call has the agent's timeout, which says nothing of the value.
             waits_for_value: false,
             timeout: Duration::ZERO,
+            deadline: Deadline::after(Instant::now(), self.agent.timeout()),
         };
         let agent = &self.agent;
         let future = agent.call(owner, READY).send_bytes(payload);
         Call { future, info }
+    }
+
+    /// Completes when the owner has confirmed or refused the user: with the error if it cannot be used.
+    pub(crate) fn confirmation(self: &Arc<Self>, cell: &Arc<Cell>) -> RRefFuture<()> {
+        let Some(user) = cell.user() else {
+            return RRefFuture::of(RpcFuture::ready(Ok(Ok(()))));
+        };
+        let cell = Arc::clone(cell);
+        let answered = self.answered(user);
+        RRefFuture::of(answered.then(move |answered| answered.map(|()| cell.check_usable())))
     }
 
     /// Waits until the owner has confirmed or refused the user. A timeout of zero checks once.
@@ -393,7 +435,7 @@ impl Runtime {
         let Some(user) = cell.user() else {
             return Ok(());
         };
-        let answered = cell.answered(user);
+        let answered = self.answered(user);
         match timeout {
             None => answered.wait()?,
             Some(timeout) => match answered.wait_timeout(timeout) {
@@ -433,6 +475,7 @@ impl Runtime {
             rref: Some(rref),
             waits_for_value: false,
             timeout: timeout.unwrap_or(Duration::MAX),
+            deadline: Deadline::after(Instant::now(), timeout),
         };
         let payload = message.encode(self.incarnation);
         Ok(self.request_with_forks(CALL, info, payload, forks, timeout))
@@ -455,6 +498,7 @@ impl Runtime {
             rref: None,
             waits_for_value: false,
             timeout: timeout.unwrap_or(Duration::MAX),
+            deadline: Deadline::after(Instant::now(), timeout),
         };
         Ok(self.request_with_forks(RUN, info, bytes, forks, timeout))
     }
@@ -484,5 +528,60 @@ impl Runtime {
             });
         }
         Call { future, info }
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use std::io;
+
+    use c10d_store::HashStore;
+    use rpc_agent::{Agent, AgentOptions, CallSite, Registry};
+
+    use super::*;
+    use crate::functions::Functions;
+    use crate::id::{GloballyUniqueId, RRefId};
+    use crate::rrefs::RRefs;
+
+    #[test]
+    fn a_request_does_not_wait_beyond_its_deadline_for_what_became_of_its_worker() {
+        let patience = Duration::from_secs(60);
+        let mut registry = Registry::new();
+        let rrefs = RRefs::register(&mut registry, Functions::new()).unwrap();
+        let options = AgentOptions::new("alone", 0)
+            .with_world_size(1)
+            .with_host("127.0.0.1");
+        let agent = Agent::start(options, registry, Arc::new(HashStore::new())).unwrap();
+        rrefs.attach(agent.handle()).unwrap();
+        let runtime = rrefs.runtime().unwrap();
+        let on = runtime.agent.me().clone();
+        // The worker accepts connections and is silent.
+        let (_unanswered, check) = RpcFuture::new();
+        runtime.checks.lock().unwrap().insert(on.id, check);
+        let error = RpcError::ConnectionLost {
+            call: Box::new(CallSite {
+                to: on.clone(),
+                function: "f".into(),
+            }),
+            cause: Arc::new(io::ErrorKind::ConnectionReset.into()),
+        };
+        let id = GloballyUniqueId {
+            created_on: on.id,
+            incarnation: 1,
+            local_id: 0,
+        };
+        let info = RequestInfo {
+            on,
+            function: "f".into(),
+            rref: Some(RRefId(id)),
+            waits_for_value: true,
+            timeout: Duration::from_millis(100),
+            deadline: Deadline::after(Instant::now(), Duration::from_millis(100)),
+        };
+        let explained = explain(runtime, info, error).wait_timeout(patience);
+        let explained = explained.expect("it ends").unwrap();
+        assert!(matches!(explained, RRefError::Rpc(_)), "{explained}");
+        drop(rrefs);
+        agent.shutdown(patience).unwrap();
     }
 }

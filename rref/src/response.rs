@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use c10d_socket::Deadline;
 use rpc_agent::{Reply, WorkerId, WorkerInfo};
 
 use crate::cell::Cell;
@@ -69,7 +70,7 @@ impl Response {
         let mut bytes = vec![VALUE];
         let packed = packing::pack_with(runtime, to, None, &mut bytes, || {
             runtime.contain_panic(format_args!("the encoding of a `{type_name}`"), || {
-                value.encode()
+                value.encode(runtime.agent.message_bytes_max())
             })?
         });
         match packed {
@@ -131,6 +132,7 @@ pub(crate) struct RequestInfo {
     /// Whether the request waits for the value, so that its timeout is the value's.
     pub(crate) waits_for_value: bool,
     pub(crate) timeout: Duration,
+    pub(crate) deadline: Deadline,
 }
 
 /// The encoded value of a response, and the references that came with it.

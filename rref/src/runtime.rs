@@ -8,7 +8,7 @@
 //! exception is [`DropQueue`]'s: it is taken under the context's lock, for the time of a `mem::take`, so that
 //! a thread that reads the context after a drop never finds the handle still counted.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use crate::context::{
 use crate::drops::DropQueue;
 use crate::id::{ForkId, RRefId};
 use crate::options::RRefOptions;
-use crate::protocol::{Answer, ForkData, Message};
+use crate::protocol::{Answer, ForkData, Message, join};
 use crate::value::Value;
 
 /// Runs the functions that make values. Implemented by the layer that knows the registered functions.
@@ -59,7 +59,19 @@ pub(crate) enum RunOn {
 /// A request that waits for the context's answer.
 pub(crate) enum Request {
     Answer(Reply),
+    /// The answer is a part of a [`Batch`].
+    PartOf(BatchToken),
     Value(ValueWaiter),
+}
+
+/// Names an open call with several messages.
+pub(crate) type BatchToken = u64;
+
+/// A call with several messages, which is answered when all of them are.
+struct Batch {
+    reply: Reply,
+    answers: Vec<(RequestToken, Option<Answer>)>,
+    missing: usize,
 }
 
 /// What belongs to the message of a creation.
@@ -74,8 +86,11 @@ pub(crate) struct Inner {
     pub(crate) context: RRefContext<Value>,
     requests: HashMap<RequestToken, Request>,
     next_token: RequestToken,
+    batches: HashMap<BatchToken, Batch>,
     /// By user that is not confirmed yet.
     waiters: HashMap<ForkId, Vec<ConfirmationWaiter>>,
+    /// The future that threads wait on, by such a user: however often they wait, it is a single waiter.
+    answered: HashMap<ForkId, RpcFuture<()>>,
     creations: HashMap<ForkId, CreationDelivery>,
     /// How many threads wait for the shutdown's conditions.
     pub(crate) shutdown_waiters: usize,
@@ -88,6 +103,7 @@ pub(crate) struct Inner {
 enum Todo {
     Send(WorkerId, Control, Message, Option<CreationDelivery>),
     Reply(Reply, Answer),
+    ReplyAll(Reply, Vec<Answer>),
     Value(ValueWaiter, Result<Value, FetchError>),
     Confirmation(ConfirmationWaiter, Result<(), UserError>),
     RunCreation(RRefId, WorkerId, Arc<str>, Bytes),
@@ -100,6 +116,43 @@ impl Inner {
         self.next_token += 1;
         self.requests.insert(token, request);
         token
+    }
+
+    /// Opens a request for each of `count` messages of one call, in order.
+    pub(crate) fn open_batch(&mut self, reply: Reply, count: usize) -> Vec<RequestToken> {
+        let batch = self.next_token;
+        let tokens = (0..count).map(|_| self.open(Request::PartOf(batch)));
+        let tokens: Vec<_> = tokens.collect();
+        let answers = tokens.iter().map(|token| (*token, None)).collect();
+        let missing = count;
+        let open = Batch {
+            reply,
+            answers,
+            missing,
+        };
+        self.batches.insert(batch, open);
+        tokens
+    }
+
+    /// Adds an answer to a batch; returns all of them with the last one.
+    fn answer_part(
+        &mut self,
+        batch: BatchToken,
+        token: RequestToken,
+        answer: Answer,
+    ) -> Option<Todo> {
+        let open = self.batches.get_mut(&batch)?;
+        // Tokens of a batch ascend.
+        let part = open.answers.binary_search_by_key(&token, |part| part.0);
+        let (_, place) = open.answers.get_mut(part.ok()?)?;
+        *place = Some(answer);
+        open.missing -= 1;
+        if open.missing > 0 {
+            return None;
+        }
+        let Batch { reply, answers, .. } = self.batches.remove(&batch)?;
+        let answers = answers.into_iter().filter_map(|(_, answer)| answer);
+        Some(Todo::ReplyAll(reply, answers.collect()))
     }
 
     pub(crate) fn add_creation(&mut self, created: ForkId, delivery: CreationDelivery) {
@@ -151,6 +204,9 @@ impl Inner {
                 }
                 Effect::Reply { token, answer } => match self.requests.remove(&token) {
                     Some(Request::Answer(reply)) => todo.push(Todo::Reply(reply, answer)),
+                    Some(Request::PartOf(batch)) => {
+                        todo.extend(self.answer_part(batch, token, answer));
+                    }
                     Some(Request::Value(waiter)) => {
                         let why = match answer {
                             Answer::Refused(why) => why,
@@ -180,6 +236,7 @@ impl Inner {
     }
 
     fn resolve(&mut self, fork: ForkId, result: &Result<(), UserError>, todo: &mut Vec<Todo>) {
+        self.answered.remove(&fork);
         let waiters = self.waiters.remove(&fork).unwrap_or_default().into_iter();
         todo.extend(waiters.map(|waiter| Todo::Confirmation(waiter, result.clone())));
     }
@@ -220,7 +277,9 @@ impl Runtime {
                 context: RRefContext::new(me, incarnation, options.timing(), Instant::now()),
                 requests: HashMap::new(),
                 next_token: 0,
+                batches: HashMap::new(),
                 waiters: HashMap::new(),
+                answered: HashMap::new(),
                 creations: HashMap::new(),
                 shutdown_waiters: 0,
                 is_shutting_down: false,
@@ -309,10 +368,18 @@ impl Runtime {
     fn carry_out(self: &Arc<Self>, todo: Vec<Todo>, run_on: RunOn) {
         let mut jobs: Vec<Job> = Vec::new();
         let mut freed = Vec::new();
+        let mut controls: BTreeMap<WorkerId, Vec<(Control, Message)>> = BTreeMap::new();
         for todo in todo {
             match todo {
-                Todo::Send(to, control, message, creation) => {
+                Todo::Send(to, control @ Control::Create(_), message, creation) => {
                     self.send(to, control, &message, creation);
+                }
+                Todo::Send(to, control, message, _) => {
+                    controls.entry(to).or_default().push((control, message));
+                }
+                Todo::ReplyAll(reply, answers) => {
+                    let answers = answers.iter().map(|answer| answer.encode(self.incarnation));
+                    reply.send(Ok(join(answers)));
                 }
                 Todo::Reply(reply, answer) => {
                     reply.send(Ok(answer.encode(self.incarnation)));
@@ -328,6 +395,9 @@ impl Runtime {
                 }
                 Todo::Free(value) => freed.push(value),
             }
+        }
+        for (to, controls) in controls {
+            self.send_all(to, controls);
         }
         if !freed.is_empty() {
             match run_on {
@@ -401,17 +471,23 @@ impl Runtime {
 
     /// Completes when the owner has confirmed or refused the user; the user's status says which.
     pub(crate) fn answered(&self, user: ForkId) -> RpcFuture<()> {
+        let mut inner = self.lock();
+        if let Some(answered) = inner.answered.get(&user) {
+            return answered.clone();
+        }
+        if !matches!(inner.context.status(user), Some(UserStatus::Pending)) {
+            return RpcFuture::ready(Ok(()));
+        }
         let (promise, answered) = self.agent.promise();
-        let known = self.lock().wait_for(user, || {
+        let known = inner.wait_for(user, || {
             Box::new(move |_| {
                 promise.complete(Ok(()));
                 None
             })
         });
-        match known {
-            Some(_) => RpcFuture::ready(Ok(())),
-            None => answered,
-        }
+        debug_assert!(known.is_none(), "the user is pending");
+        inner.answered.insert(user, answered.clone());
+        answered
     }
 
     /// Runs the program's code. A panic is logged, and becomes the error.

@@ -19,7 +19,8 @@ use crate::id::{ForkId, RRefId};
 use crate::options::RRefOptions;
 use crate::packing::{self, Packed};
 use crate::protocol::{
-    ALIVE, AWAIT, CALL, CONTROL, CREATE, FETCH, Message, READY, RUN, split_name,
+    ALIVE, AWAIT, CALL, CONTROL, CONTROLS, CREATE, DecodeError, FETCH, Message, READY, RUN, split,
+    split_name,
 };
 use crate::response::{Failure, Response};
 use crate::rrefs::{Hub, RRefs};
@@ -75,9 +76,10 @@ impl RRefs {
                 runtime: OnceLock::new(),
             }
         });
-        let functions: [(&str, Serve); 8] = [
+        let functions: [(&str, Serve); 9] = [
             (CREATE, Server::create),
             (CONTROL, Server::control),
+            (CONTROLS, Server::controls),
             (FETCH, Server::fetch),
             (AWAIT, Server::await_value),
             (READY, Server::is_ready),
@@ -184,13 +186,31 @@ impl Server {
     }
 
     fn control(self: &Arc<Self>, runtime: &Arc<Runtime>, asked: Asked) {
-        match Message::decode(&asked.payload) {
-            Ok((_, Message::RemoteCall { .. } | Message::Fetch { .. } | Message::Call { .. })) => {
-                refuse(asked.reply, "not a control message");
-            }
+        match control_message(&asked.payload) {
             Ok((incarnation, message)) => hand_to_context(runtime, asked, incarnation, message),
-            Err(error) => refuse(asked.reply, error.to_string()),
+            Err(why) => refuse(asked.reply, why),
         }
+    }
+
+    /// Several control messages in one step.
+    fn controls(self: &Arc<Self>, runtime: &Arc<Runtime>, asked: Asked) {
+        let parts = split(&asked.payload).map_err(|error: DecodeError| error.to_string());
+        let messages: Result<Vec<(u64, Message)>, String> =
+            parts.and_then(|parts| parts.iter().map(control_message).collect());
+        let messages = match messages {
+            Ok(messages) if messages.is_empty() => return refuse(asked.reply, "no message"),
+            Ok(messages) => messages,
+            Err(why) => return refuse(asked.reply, why),
+        };
+        runtime.step(RunOn::ThisThread, |inner, now| {
+            let tokens = inner.open_batch(asked.reply, messages.len());
+            for (token, (incarnation, message)) in tokens.into_iter().zip(messages) {
+                let (from, deadline) = (asked.from.id, asked.deadline.instant());
+                inner
+                    .context
+                    .receive(now, from, incarnation, token, deadline, message);
+            }
+        });
     }
 
     fn fetch(self: &Arc<Self>, runtime: &Arc<Runtime>, asked: Asked) {
@@ -499,6 +519,15 @@ fn finish_creation(runtime: &Arc<Runtime>, rref: RRefId, made: Result<Value, Str
     });
     if let Some(value) = mismatched {
         runtime.free(value);
+    }
+}
+
+fn control_message(bytes: &Bytes) -> Result<(u64, Message), String> {
+    match Message::decode(bytes) {
+        Ok((_, Message::RemoteCall { .. } | Message::Fetch { .. } | Message::Call { .. })) => {
+            Err("not a control message".to_owned())
+        }
+        decoded => decoded.map_err(|error| error.to_string()),
     }
 }
 

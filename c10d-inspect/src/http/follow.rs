@@ -27,7 +27,8 @@ impl StatusPages {
     /// own, or if its address is looked up: workers use a store that moves too, and the addresses that it names are those of
     /// servers that have led earlier. What these stores name themselves is ignored, so that no answer sends anybody in circles.
     ///
-    /// Blocks as long as `ask`, and for as long as the timeout to look up a name, for each store.
+    /// Blocks as long as `ask`, and for as long as the timeout to look up a name, for each store. With a
+    /// [deadline](Self::with_deadline), each store that is left has an equal part of the time.
     ///
     /// # Errors
     /// [`StatusError::WorkersStore`], with the reason of the first store, if none answers.
@@ -40,11 +41,12 @@ impl StatusPages {
             return Ok(None);
         }
         let mut first_error = None;
-        for store in stores.iter().take(STORES_TRIED_MAX) {
+        let tried = &stores[..stores.len().min(STORES_TRIED_MAX)];
+        for (store, share) in tried.iter().zip((1..=tried.len() as u32).rev()) {
             let Ok(target) = store.address.parse::<HostPort>() else {
                 continue;
             };
-            let answer = self.open_other(target).and_then(|pages| {
+            let answer = self.open_other(target, share).and_then(|pages| {
                 if pages.is_of_same_server(self) {
                     return Ok(None);
                 }
@@ -87,5 +89,40 @@ impl StatusPages {
         let ask = |pages: &Self| pages.get::<Report>("/why.json");
         let followed = self.follow(report.stores_elsewhere(), ask)?;
         Ok(followed.map_or(self, |followed| followed.pages))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::time::{Duration, Instant};
+
+    use c10d_socket::Deadline;
+
+    use super::*;
+
+    #[test]
+    fn stores_that_do_not_answer_share_one_deadline() {
+        // The system accepts connections for it.
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = silent.local_addr().unwrap().to_string();
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        let rendezvous = HostPort::new("127.0.0.1", other.local_addr().unwrap().port());
+        let timeout = Duration::from_secs(60);
+        let pages = StatusPages::open(rendezvous, None, timeout).unwrap();
+        let began = Instant::now();
+        let pages = pages.with_deadline(Deadline::after(began, Duration::from_secs(1)));
+        let store = WorkersStore {
+            address,
+            ..WorkersStore::default()
+        };
+        let stores = vec![store; STORES_TRIED_MAX];
+        let asked = pages.follow(&stores, |pages| pages.get::<Report>("/why.json"));
+        assert!(
+            matches!(asked, Err(StatusError::WorkersStore { .. })),
+            "{asked:?}"
+        );
+        let took = began.elapsed();
+        assert!(took < timeout / 2, "{took:?}");
     }
 }

@@ -41,6 +41,8 @@ pub struct StatusPages {
     /// Of the last request to a store that moves.
     search: Mutex<Option<LeaderSearch>>,
     timeout: Duration,
+    /// Of all answers together.
+    deadline: Deadline,
     has_answered: AtomicBool,
 }
 
@@ -92,13 +94,33 @@ impl StatusPages {
             asked: Mutex::new(asked),
             search: Mutex::default(),
             timeout,
+            deadline: Deadline::NEVER,
             has_answered: AtomicBool::new(false),
         })
     }
 
-    /// The pages of another server of the same job.
-    pub(super) fn open_other(&self, server: HostPort) -> Result<Self, StatusError> {
-        Self::open(server, self.credentials.clone(), self.timeout)
+    /// Limits the time for all answers together, those of the stores that [`follow`](Self::follow) asks included. Default
+    /// [`Deadline::NEVER`].
+    #[must_use]
+    pub const fn with_deadline(mut self, deadline: Deadline) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// The pages of another server of the same job, which has the `share`th part of the time that is left.
+    pub(super) fn open_other(&self, server: HostPort, share: u32) -> Result<Self, StatusError> {
+        let now = Instant::now();
+        let left = self.deadline.remaining(now);
+        let deadline = left.map_or(Deadline::NEVER, |left| Deadline::after(now, left / share));
+        let timeout = left.map_or(self.timeout, |left| self.timeout.min(left / share));
+        let pages = Self::open(server, self.credentials.clone(), timeout)?;
+        Ok(pages.with_deadline(deadline))
+    }
+
+    /// The time for the next answer.
+    fn time(&self) -> Duration {
+        let left = self.deadline.remaining(Instant::now());
+        left.map_or(self.timeout, |left| self.timeout.min(left))
     }
 
     /// Whether both have an address in common.
@@ -204,7 +226,7 @@ impl StatusPages {
 
     fn body(&self, path: &str) -> Result<Vec<u8>, StatusError> {
         let response = if self.has_answered.load(Ordering::Relaxed) {
-            self.fetch(path, self.timeout)?
+            self.fetch(path, self.time())?
         } else {
             self.fetch_first(path)?
         };
@@ -227,8 +249,8 @@ impl StatusPages {
     /// The first answer. If there is none, asks what kind of server this is.
     fn fetch_first(&self, path: &str) -> Result<HttpResponse, StatusError> {
         let timeout = match self.store {
-            StoreAddress::At(_) => self.timeout.min(FIRST_TIMEOUT),
-            StoreAddress::LookedUp(_) => self.timeout,
+            StoreAddress::At(_) => self.time().min(FIRST_TIMEOUT),
+            StoreAddress::LookedUp(_) => self.time(),
         };
         let source = match self.fetch(path, timeout) {
             Err(StatusError::Http(error @ HttpError::NoAnswer { .. })) if !self.is_following() => {
@@ -243,7 +265,7 @@ impl StatusPages {
         let server = self.server();
         match self.kind() {
             Kind::PyTorch => Err(StatusError::PyTorchs { server }),
-            Kind::C10d if is_silent => self.fetch(path, self.timeout),
+            Kind::C10d if is_silent => self.fetch(path, self.time()),
             Kind::C10d => Err(StatusError::TurnedOff { server }),
             Kind::NoStore if is_silent => Err(source.into()),
             Kind::NoStore if matches!(source, HttpError::Closed { .. }) => {
@@ -329,7 +351,7 @@ impl StatusPages {
     }
 
     fn kind(&self) -> Kind {
-        match self.open_store(self.timeout) {
+        match self.open_store(self.time()) {
             Ok(store) if store.has_prompt_watch() => Kind::C10d,
             Ok(_) => Kind::PyTorch,
             Err(_) => Kind::NoStore,

@@ -999,6 +999,26 @@ fn an_invalid_reply_is_named_in_the_error() {
     }
 }
 
+/// A reply that crosses the cancel is followed by that to the cancel.
+#[test]
+fn an_invalid_reply_to_a_cancel_is_named_in_the_error() {
+    for (answer, text) in [
+        (&[7][..], "the reply to a wait was 0x07"),
+        (&[0, 7], "the reply to CANCEL_WAIT was 0x07"),
+        (&[0, 0], "the reply to CANCEL_WAIT was 0x00"),
+    ] {
+        let (port, serving) = scripted_server(ECHO, move |mut stream| {
+            expect(&mut stream, &request_for_k(6));
+            expect(&mut stream, &[12]);
+            stream.write_all(answer).unwrap();
+        });
+        let error = open(port, LONG).wait_timeout(&["k"], ms(100)).unwrap_err();
+        assert!(matches!(error, StoreError::Protocol { .. }), "{error}");
+        assert!(error.to_string().contains(text), "{error}");
+        serving.join().unwrap();
+    }
+}
+
 /// Peers that are not a store, and the error for each.
 /// docs/spec/wire-extensions.md, CAPABILITY 3.
 #[test]

@@ -160,6 +160,13 @@ impl AgentHandle {
         self.runtime().registry_id.clone()
     }
 
+    /// Largest request or response of this worker, in bytes: see
+    /// [`with_message_bytes_max`](crate::AgentOptions::with_message_bytes_max).
+    #[must_use]
+    pub fn message_bytes_max(&self) -> u64 {
+        self.runtime().driver.config.message_bytes_max
+    }
+
     /// Time limit for connecting to a worker: see [`with_connect_timeout`](crate::AgentOptions::with_connect_timeout).
     #[must_use]
     pub fn connect_timeout(&self) -> Duration {

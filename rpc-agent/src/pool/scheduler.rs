@@ -28,6 +28,14 @@ const BURST_REQUESTS_MIN: usize = 10_000;
 /// Attempts to connect that may run at a time: more wait for each other.
 const DIALS_MAX: usize = 8;
 
+/// If no callback has returned for this long, those that run block: another thread runs the next one. A model has no
+/// time.
+const BLOCKED: Duration = if cfg!(any(test, shuttle)) {
+    STALE
+} else {
+    Duration::from_millis(10)
+};
+
 /// A thread that had nothing to do for this long ends, unless it is one of the last two. Short in tests.
 pub(super) const IDLE_MAX: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 10_000 });
 
@@ -50,6 +58,14 @@ pub(super) struct Scheduler<R, C> {
     /// Threads that run functions, and that run callbacks; those that wait in one are in `waiting`.
     handlers: usize,
     callers_back: usize,
+    /// How many of `callers_back` may run that do not block: more threads would not be faster.
+    callers_back_max: usize,
+    /// The part of `callers_back` that blocks, so that more callbacks may run.
+    blocked: usize,
+    /// How often callbacks were found to block.
+    blockages: u32,
+    /// The time since which callbacks have waited and none has returned.
+    held_since: Option<Instant>,
     dialers: usize,
     waiting: usize,
     /// Threads that sleep, or that are about to: the standby thread and the others.
@@ -139,16 +155,23 @@ pub(crate) struct PoolGauges {
 
 /// The scheduler's note about one thread, which the thread carries.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Thread(Phase);
+pub(super) struct Thread {
+    phase: Phase,
+    /// The [`Scheduler::blockages`] before its callback.
+    blockages: u32,
+}
 
 impl Thread {
     pub(super) const fn new() -> Self {
-        Self(Phase::Free)
+        Self {
+            phase: Phase::Free,
+            blockages: 0,
+        }
     }
 
     /// The thread has slept.
     pub(super) const fn woke(&mut self, has_timed_out: bool) {
-        if let Phase::Idle { timed_out } = &mut self.0 {
+        if let Phase::Idle { timed_out } = &mut self.phase {
             *timed_out = has_timed_out;
         }
     }
@@ -216,7 +239,13 @@ enum Standby {
 }
 
 impl<R, C> Scheduler<R, C> {
-    pub(super) fn new(handlers_max: usize, threads_max: usize, now: Instant) -> Self {
+    /// At most `callers_back_max` callbacks run at a time that do not block.
+    pub(super) fn new(
+        handlers_max: usize,
+        threads_max: usize,
+        callers_back_max: usize,
+        now: Instant,
+    ) -> Self {
         Self {
             handlers_max,
             threads_max,
@@ -230,6 +259,10 @@ impl<R, C> Scheduler<R, C> {
             threads_begun: 0,
             handlers: 0,
             callers_back: 0,
+            callers_back_max,
+            blocked: 0,
+            blockages: 0,
+            held_since: None,
             dialers: 0,
             waiting: 0,
             idle: 0,
@@ -272,8 +305,14 @@ impl<R, C> Scheduler<R, C> {
         }
         self.callbacks.push_back((now, callback));
         // A thread that polls takes it itself, right after.
-        if !caller_polls {
+        if caller_polls {
+            return Ok(());
+        }
+        // Threads that call back take the next callback, and a thread on its way takes this callback.
+        if self.callers_back() + self.coming() + self.wanted < self.callers_back_max {
             self.call_threads(1);
+        } else {
+            self.have_watched();
         }
         Ok(())
     }
@@ -369,10 +408,15 @@ impl<R, C> Scheduler<R, C> {
 
     /// A thread has run its task.
     pub(super) fn returned(&mut self, thread: &mut Thread) {
-        if let Phase::Runs(task) = thread.0 {
+        if let Phase::Runs(task) = thread.phase {
             *self.running(task) -= 1;
+            if task == Task::Callback {
+                self.held_since = None;
+                let was_blocked = thread.blockages != self.blockages;
+                self.blocked -= usize::from(was_blocked).min(self.blocked);
+            }
         }
-        thread.0 = Phase::Free;
+        thread.phase = Phase::Free;
     }
 
     /// A thread has polled, and found `batch`.
@@ -382,7 +426,7 @@ impl<R, C> Scheduler<R, C> {
         batch: impl IntoIterator<Item = QueuedRequest<R>>,
         now: Instant,
     ) {
-        thread.0 = Phase::Free;
+        thread.phase = Phase::Free;
         self.poller_free_since = Some(now);
         let slow_before = self.slow_queued;
         self.queue(batch);
@@ -395,13 +439,17 @@ impl<R, C> Scheduler<R, C> {
         let Phase::Looks {
             quiet_ticks,
             is_last,
-        } = thread.0
+        } = thread.phase
         else {
             return;
         };
-        let is_quiet = self.poller_free_since.is_none() && !self.has_task() && !look.collected;
+        self.find_blocked(now);
+        let is_quiet = self.poller_free_since.is_none()
+            && !self.has_task()
+            && !self.holds_back()
+            && !look.collected;
         if is_last {
-            thread.0 = if is_quiet && !look.flushed && self.standby == Standby::LastLook {
+            thread.phase = if is_quiet && !look.flushed && self.standby == Standby::LastLook {
                 Phase::FallsAsleep
             } else {
                 self.standby = Standby::Watching;
@@ -413,36 +461,39 @@ impl<R, C> Scheduler<R, C> {
             self.call_threads(more.min(self.handlers_max.saturating_sub(self.handlers + 1)));
         } else {
             let quiet_ticks = if is_quiet { quiet_ticks + 1 } else { 0 };
-            thread.0 = Phase::Standby { quiet_ticks };
+            thread.phase = Phase::Standby { quiet_ticks };
         }
     }
 
     /// What a thread does next.
     pub(super) fn next(&mut self, thread: &mut Thread) -> Next<R, C> {
         loop {
-            match thread.0 {
+            match thread.phase {
                 Phase::Free | Phase::Flushed => {
                     if let Some(next) = self.next_task(thread) {
                         return next;
+                    }
+                    if self.holds_back() {
+                        self.have_watched();
                     }
                     if self.stage >= Stage::Stopping || self.threads > self.threads_limit() {
                         self.threads -= 1;
                         let burst_is_over = false;
                         return Next::End { burst_is_over };
                     }
-                    if thread.0 == Phase::Free {
-                        thread.0 = Phase::Flushed;
+                    if thread.phase == Phase::Free {
+                        thread.phase = Phase::Flushed;
                         return Next::Flush;
                     }
                     self.idle += 1;
-                    thread.0 = Phase::Idle { timed_out: false };
+                    thread.phase = Phase::Idle { timed_out: false };
                 }
                 Phase::Idle { timed_out } => {
                     if self.is_called() {
                         self.end_rest(thread);
                     } else if self.standby == Standby::None {
                         self.standby = Standby::Watching;
-                        thread.0 = Phase::Standby { quiet_ticks: 0 };
+                        thread.phase = Phase::Standby { quiet_ticks: 0 };
                     } else if timed_out && self.threads > 2 {
                         self.idle -= 1;
                         self.threads -= 1;
@@ -457,13 +508,13 @@ impl<R, C> Scheduler<R, C> {
                     if self.is_called() {
                         self.end_rest(thread);
                     } else if quiet_ticks < QUIET_TICKS_MAX {
-                        thread.0 = Phase::Ticks { quiet_ticks };
+                        thread.phase = Phase::Ticks { quiet_ticks };
                         return Next::Sleep(Sleep::Tick);
                     } else {
                         // First this, then a last look: a thread that collects does it the other way round.
                         self.standby = Standby::LastLook;
                         let is_last = true;
-                        thread.0 = Phase::Looks {
+                        thread.phase = Phase::Looks {
                             quiet_ticks,
                             is_last,
                         };
@@ -472,7 +523,7 @@ impl<R, C> Scheduler<R, C> {
                 }
                 Phase::Ticks { quiet_ticks } => {
                     let is_last = false;
-                    thread.0 = Phase::Looks {
+                    thread.phase = Phase::Looks {
                         quiet_ticks,
                         is_last,
                     };
@@ -482,14 +533,14 @@ impl<R, C> Scheduler<R, C> {
                     if self.is_called() {
                         self.end_rest(thread);
                     } else if self.standby == Standby::Watching {
-                        thread.0 = Phase::Standby { quiet_ticks: 0 };
+                        thread.phase = Phase::Standby { quiet_ticks: 0 };
                     } else {
                         self.standby = Standby::Asleep;
                         return Next::Sleep(Sleep::Standby);
                     }
                 }
                 Phase::Resigns => {
-                    thread.0 = Phase::Free;
+                    thread.phase = Phase::Free;
                     return Next::Look;
                 }
                 Phase::Looks { .. } | Phase::Polls | Phase::Runs(_) => {
@@ -521,14 +572,17 @@ impl<R, C> Scheduler<R, C> {
         if self.must_refuse()
             && let Some(request) = self.pop_request()
         {
-            thread.0 = Phase::Free;
+            thread.phase = Phase::Free;
             return Some(Next::Refuse(request));
         }
         if self.stage >= Stage::Stopping {
             return None;
         }
         self.poller_free_since.take()?;
-        thread.0 = Phase::Polls;
+        thread.phase = Phase::Polls;
+        if self.holds_back() {
+            self.have_watched();
+        }
         Some(Next::Poll)
     }
 
@@ -540,15 +594,20 @@ impl<R, C> Scheduler<R, C> {
 
     /// A thread begins a task: another one must check what it leaves behind.
     fn begin(&mut self, thread: &mut Thread, task: Task) {
-        thread.0 = Phase::Runs(task);
+        thread.phase = Phase::Runs(task);
+        thread.blockages = self.blockages;
         *self.running(task) += 1;
         if task == Task::Dial {
             // It is known to block.
             return self.call_threads(1);
         }
-        if !self.has_task() {
-            return;
+        if self.has_task() || self.holds_back() {
+            self.have_watched();
         }
+    }
+
+    /// Has a thread watch over what is queued.
+    fn have_watched(&mut self) {
         match self.standby {
             Standby::Watching => {}
             Standby::LastLook => self.standby = Standby::Watching,
@@ -606,15 +665,15 @@ impl<R, C> Scheduler<R, C> {
     fn end_rest(&mut self, thread: &mut Thread) {
         self.idle -= 1;
         self.wanted = self.wanted.saturating_sub(1);
-        if matches!(thread.0, Phase::Idle { .. }) {
-            thread.0 = Phase::Free;
+        if matches!(thread.phase, Phase::Idle { .. }) {
+            thread.phase = Phase::Free;
             return;
         }
         self.standby = Standby::None;
         if self.idle > 0 {
             self.effects.wake_idle += 1;
         }
-        thread.0 = Phase::Resigns;
+        thread.phase = Phase::Resigns;
     }
 
     const fn running(&mut self, task: Task) -> &mut usize {
@@ -637,7 +696,36 @@ impl<R, C> Scheduler<R, C> {
 
     /// A function that waits may wait for a callback: one is run even if all threads wait.
     const fn can_call_back(&self) -> bool {
+        self.may_call_back() && self.callers_back() < self.callers_back_max
+    }
+
+    /// [`Scheduler::can_call_back`] if one of those that run blocks.
+    const fn may_call_back(&self) -> bool {
         self.busy() < self.threads_max || self.busy() == self.waiting
+    }
+
+    /// Callbacks that run and do not block. None counts during a stop, which runs all.
+    const fn callers_back(&self) -> usize {
+        if matches!(self.stage, Stage::Stopping | Stage::Stopped) {
+            return 0;
+        }
+        self.callers_back.saturating_sub(self.blocked)
+    }
+
+    /// Whether callbacks are queued that run as soon as one of those that run returns or is found to block.
+    fn holds_back(&self) -> bool {
+        !self.callbacks.is_empty() && self.may_call_back() && !self.can_call_back()
+    }
+
+    /// If callbacks are held back, and none has returned for a while, those that run block.
+    fn find_blocked(&mut self, now: Instant) {
+        if !self.holds_back() {
+            self.held_since = None;
+        } else if now.saturating_duration_since(*self.held_since.get_or_insert(now)) >= BLOCKED {
+            self.held_since = None;
+            self.blocked = self.callers_back;
+            self.blockages = self.blockages.wrapping_add(1);
+        }
     }
 
     fn can_dial(&self) -> bool {

@@ -105,12 +105,18 @@ thread_local! {
 }
 
 impl<R: Send + 'static> Pool<R> {
-    /// A pool without threads. At most `handlers_max` requests run at a time, and at most `threads_max`
-    /// requests and callbacks, those that wait among them.
-    pub(crate) fn new(name: &str, handlers_max: usize, threads_max: usize) -> Arc<Self> {
+    /// A pool without threads. At most `handlers_max` requests run at a time, `callers_back_max` callbacks that do not
+    /// block, and `threads_max` requests and callbacks, those that wait or block among them.
+    pub(crate) fn new(
+        name: &str,
+        handlers_max: usize,
+        threads_max: usize,
+        callers_back_max: usize,
+    ) -> Arc<Self> {
+        let now = Instant::now();
         Arc::new(Self {
             state: Mutex::new(State {
-                scheduler: Scheduler::new(handlers_max, threads_max, Instant::now()),
+                scheduler: Scheduler::new(handlers_max, threads_max, callers_back_max, now),
                 work: None,
                 handles: Vec::new(),
                 starting: 0,

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
+use std::thread;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -111,7 +112,12 @@ impl Driver {
             clock: Clock::new(Instant::now()),
             stage: Stage::default(),
             sockets,
-            pool: Pool::new(&options.name, options.handler_threads, options.threads_max),
+            pool: Pool::new(
+                &options.name,
+                options.handler_threads,
+                options.threads_max,
+                callers_back_max(),
+            ),
             metrics: Metrics::default(),
             activity: Arc::default(),
             listeners: Listeners::default(),
@@ -495,4 +501,9 @@ impl Driver {
             }
         }
     }
+}
+
+/// How many callbacks run at a time: one for each processor. Two at least, so that a long callback does not delay all.
+fn callers_back_max() -> usize {
+    thread::available_parallelism().map_or(2, |processors| processors.get().max(2))
 }

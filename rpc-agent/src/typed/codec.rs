@@ -2,7 +2,7 @@
 
 use std::any::type_name;
 
-use postcard::ser_flavors::Size;
+use postcard::ser_flavors::Flavor;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -19,6 +19,16 @@ pub enum CodecError {
         type_name: &'static str,
         /// postcard's text.
         cause: String,
+    },
+    /// The value has more bytes than a message may have, and none of them was kept.
+    #[error(
+        "a value of type `{type_name}` has more bytes than message_bytes_max, which is {bytes_max}"
+    )]
+    TooLarge {
+        /// Rust's name of the type.
+        type_name: &'static str,
+        /// [`AgentOptions::with_message_bytes_max`](crate::AgentOptions::with_message_bytes_max).
+        bytes_max: u64,
     },
     /// The bytes are not a value of the type. Caller and callee may use different types.
     #[error("{bytes} bytes are not a value of type `{type_name}`: {cause}")]
@@ -51,14 +61,64 @@ c10d_socket::debug_as_display!(CodecError);
 /// # Errors
 /// [`CodecError::Encode`] if the value cannot be encoded.
 pub fn encode<T: Serialize + ?Sized>(value: &T) -> Result<Vec<u8>, CodecError> {
-    let failed = |error: postcard::Error| CodecError::Encode {
-        type_name: type_name::<T>(),
-        cause: error.to_string(),
+    encode_within(value, u64::MAX)
+}
+
+/// [`encode`] for a message of an agent with this [`AgentHandle::message_bytes_max`](crate::AgentHandle::message_bytes_max).
+/// A larger value costs no memory, and no more time than the limit takes.
+///
+/// # Errors
+/// As [`encode`]; [`CodecError::TooLarge`].
+pub fn encode_within<T: Serialize + ?Sized>(
+    value: &T,
+    bytes_max: u64,
+) -> Result<Vec<u8>, CodecError> {
+    let type_name = type_name::<T>();
+    let failed = |error: postcard::Error| match error {
+        // Only `Measure` is ever full.
+        postcard::Error::SerializeBufferFull => CodecError::TooLarge {
+            type_name,
+            bytes_max,
+        },
+        error => CodecError::Encode {
+            type_name,
+            cause: error.to_string(),
+        },
     };
     // Measuring first costs less than reallocating, and a vector without spare capacity becomes `Bytes`
     // without a copy.
-    let size = postcard::serialize_with_flavor(value, Size::default()).map_err(failed)?;
+    let size = Measure {
+        bytes: 0,
+        bytes_max: usize::try_from(bytes_max).unwrap_or(usize::MAX),
+    };
+    let size = postcard::serialize_with_flavor(value, size).map_err(failed)?;
     postcard::to_extend(value, Vec::with_capacity(size)).map_err(failed)
+}
+
+/// Counts bytes up to a limit.
+struct Measure {
+    bytes: usize,
+    bytes_max: usize,
+}
+
+impl Flavor for Measure {
+    type Output = usize;
+
+    fn try_push(&mut self, _: u8) -> postcard::Result<()> {
+        self.try_extend(&[0])
+    }
+
+    fn try_extend(&mut self, data: &[u8]) -> postcard::Result<()> {
+        self.bytes += data.len();
+        if self.bytes > self.bytes_max {
+            return Err(postcard::Error::SerializeBufferFull);
+        }
+        Ok(())
+    }
+
+    fn finalize(self) -> postcard::Result<usize> {
+        Ok(self.bytes)
+    }
 }
 
 /// Decodes a value from all of `bytes`, as typed calls do.
@@ -238,6 +298,38 @@ mod tests {
         }
         let shards = [vec![4_u8; 1_000_000], vec![0]].concat();
         assert!(decode::<Shard>(&shards).is_err());
+    }
+
+    #[test]
+    fn a_value_beyond_the_limit_is_not_walked_to_its_end() {
+        struct Endless(std::cell::Cell<u64>);
+        impl Serialize for Endless {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                use serde::ser::SerializeTuple;
+                let mut bytes = serializer.serialize_tuple(1 << 40)?;
+                for _ in 0..1_u64 << 40 {
+                    self.0.set(self.0.get() + 1);
+                    bytes.serialize_element(&7_u8)?;
+                }
+                bytes.end()
+            }
+        }
+        let endless = Endless(std::cell::Cell::new(0));
+        let error = encode_within(&endless, 1000).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                CodecError::TooLarge {
+                    bytes_max: 1000,
+                    ..
+                }
+            ),
+            "{error}"
+        );
+        assert_eq!(endless.0.get(), 1001);
+        let bytes = [7_u8; 1000];
+        assert_eq!(encode_within(&bytes[..998], 1000).unwrap().len(), 1000);
+        assert!(encode_within(&bytes[..999], 1000).is_err());
     }
 
     #[test]

@@ -31,10 +31,10 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-pub use self::codec::{CodecError, decode, encode};
+pub use self::codec::{CodecError, decode, encode, encode_within};
 use crate::agent::Call;
 use crate::context::Context;
-use crate::error::{CallSite, Outcome, RpcError};
+use crate::error::{CallMessage, CallSite, Outcome, RpcError};
 use crate::future::RpcFuture;
 use crate::handler_error::HandlerError;
 use crate::registry::{Registry, RegistryError};
@@ -56,7 +56,11 @@ impl Registry {
         self.register(name, move |context, payload| {
             let arguments = decode(payload).map_err(wrong_arguments)?;
             let result = function(context, arguments)?;
-            encode(&result).map_err(HandlerError::from)
+            let limit = context.agent().message_bytes_max();
+            encode_within(&result, limit).map_err(|error| match error {
+                CodecError::TooLarge { .. } => HandlerError::too_large(error.to_string()),
+                error => error.into(),
+            })
         })
     }
 }
@@ -89,7 +93,7 @@ impl Call<'_> {
             to: Destination::Info(&worker),
             ..self
         };
-        match encode(&arguments) {
+        match encode_within(&arguments, call.agent.message_bytes_max()) {
             Ok(payload) => call.send_bytes(payload).then(move |answer| {
                 let answer = decode(&answer?);
                 answer.map_err(|error| not_coded(worker, function, &error, Outcome::Executed))
@@ -120,7 +124,7 @@ impl Call<'_> {
             Ok(worker) => not_coded(worker, function.into(), &error, outcome),
             Err(no_such_worker) => no_such_worker,
         };
-        let payload = match encode(&arguments) {
+        let payload = match encode_within(&arguments, agent.message_bytes_max()) {
             Ok(payload) => payload,
             Err(error) => return Err(failed(error, Outcome::NotExecuted)),
         };
@@ -134,8 +138,17 @@ fn wrong_arguments(error: CodecError) -> HandlerError {
 }
 
 fn not_coded(to: WorkerInfo, function: Arc<str>, error: &CodecError, outcome: Outcome) -> RpcError {
+    let call = Box::new(CallSite { to, function });
+    if let CodecError::TooLarge { bytes_max, .. } = *error {
+        return RpcError::TooLarge {
+            call,
+            message: CallMessage::Request,
+            bytes: None,
+            bytes_max,
+        };
+    }
     RpcError::Codec {
-        call: Box::new(CallSite { to, function }),
+        call,
         what: error.to_string().into(),
         outcome,
     }

@@ -1,13 +1,13 @@
 //! Jobs on the agent's threads; callbacks for lost peers, departed peers and shutdown.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rpc_agent::{Agent, WorkerId};
 
-use crate::common::{PATIENCE, group, options, pair, registry, shared_store, until};
+use crate::common::{PATIENCE, group, group_with, options, pair, registry, shared_store, until};
 
 fn shut_down_pair(agents: [&Agent; 2]) {
     thread::scope(|scope| {
@@ -43,6 +43,52 @@ fn jobs_run_on_the_pool_when_they_are_due_and_not_before() {
         );
         assert!(thread.starts_with("rpc-"), "on {thread}");
     }
+}
+
+/// All of them want one lock, so that more threads do no more work.
+#[test]
+fn a_burst_of_short_jobs_starts_few_threads() {
+    const THREADS_MAX: u64 = 100;
+    let agents = group_with(1, |_, options| options.with_threads_max(1000), |_, _| {});
+    let agent = agents[0].handle();
+    let sum = Arc::new(Mutex::new(0_u64));
+    let (done, all_done) = mpsc::channel::<()>();
+    let mut threads = 0;
+    for number in 0..50_000_u64 {
+        let (sum, done) = (Arc::clone(&sum), done.clone());
+        agent.spawn(move || {
+            *sum.lock().unwrap() += number;
+            drop(done);
+        });
+        if number % 100 == 0 {
+            threads = threads.max(agent.metrics().threads);
+        }
+    }
+    drop(done);
+    while all_done.recv_timeout(Duration::from_millis(1)) == Err(mpsc::RecvTimeoutError::Timeout) {
+        threads = threads.max(agent.metrics().threads);
+    }
+    assert_eq!(*sum.lock().unwrap(), 49_999 * 25_000);
+    assert!(threads <= THREADS_MAX, "{threads} threads");
+}
+
+/// Each job waits for the next one, which the agent does not know.
+#[test]
+fn jobs_that_block_do_not_keep_others_from_running() {
+    let agents = group(1);
+    let (first, ran) = mpsc::channel();
+    let mut next = first;
+    for _ in 0..40 {
+        let (sender, woken) = mpsc::channel();
+        let wakes = next;
+        agents[0].handle().spawn(move || {
+            woken.recv_timeout(PATIENCE).unwrap();
+            wakes.send(()).unwrap();
+        });
+        next = sender;
+    }
+    agents[0].handle().spawn(move || next.send(()).unwrap());
+    ran.recv_timeout(PATIENCE).expect("the first job ends last");
 }
 
 #[test]

@@ -12,6 +12,7 @@ use super::owned::{Holder, Owned, UNCREATED_MAX, Value};
 use super::state::{Phase, RRefContext};
 use super::user::{Failure, State, User};
 use crate::id::{ForkId, RRefId};
+use crate::names::shared;
 use crate::protocol::{Answer, Message, TYPE_NAME_BYTES_MAX, cut};
 
 /// The fields of a creation's message.
@@ -70,10 +71,10 @@ impl<V: Clone> RRefContext<V> {
             return Err(UserError::ShutDown);
         }
         let rref = self.mint.rref(self.me);
-        let type_name = cut(type_name, TYPE_NAME_BYTES_MAX).into();
+        let type_name = shared(cut(type_name, TYPE_NAME_BYTES_MAX));
         let mut owned = Owned::new(now, Some(type_name), value);
         owned.handles = 1;
-        self.owned.insert(rref, owned);
+        self.owned.insert(rref, Box::new(owned));
         Ok(rref)
     }
 
@@ -95,7 +96,7 @@ impl<V: Clone> RRefContext<V> {
             return Err(UserError::OwnerIsHere);
         }
         let (rref, fork) = (self.mint.rref(owner), self.mint.fork(owner));
-        let type_name: Arc<str> = cut(type_name, TYPE_NAME_BYTES_MAX).into();
+        let type_name = shared(cut(type_name, TYPE_NAME_BYTES_MAX));
         let user = User {
             rref,
             owner,
@@ -108,7 +109,7 @@ impl<V: Clone> RRefContext<V> {
             was_forked: false,
             has_timed_out: false,
         };
-        self.users.insert(fork, user);
+        self.users.insert(fork, Box::new(user));
         // Not in the outbox: a creation that is not answered is settled, not resent.
         self.effects.push(Effect::Send {
             to: owner,
@@ -148,7 +149,7 @@ impl<V: Clone> RRefContext<V> {
         let is_deleted = self.tombstones.contains(fork.0);
         match self.owned.get(&rref) {
             Some(owned) if !matches!(owned.value, Value::Uncreated) => {
-                return if is_deleted || owned.forks.contains_key(&fork) {
+                return if is_deleted || owned.forks.contains(fork) {
                     Answer::RemoteAccept
                 } else {
                     Answer::Refused(format!("{rref} was created by another call").into())
@@ -165,7 +166,7 @@ impl<V: Clone> RRefContext<V> {
         owned.type_name = Some(type_name);
         if !is_deleted {
             let holder = Holder::arrived(now, from, incarnation);
-            owned.forks.insert(fork, holder);
+            owned.forks.add(fork, holder);
         }
         self.uncreated -= 1;
         self.effects.push(Effect::RunFunction {
@@ -253,7 +254,7 @@ impl<V: Clone> RRefContext<V> {
         }
         if let Some(owned) = self.owned.get_mut(&rref) {
             let holder = Holder::arrived(now, from, incarnation);
-            owned.forks.entry(fork).or_insert(holder);
+            owned.forks.add(fork, holder);
         }
         Answer::Abandoned
     }
@@ -296,9 +297,10 @@ impl<V: Clone> RRefContext<V> {
             } else {
                 return None;
             };
-            self.owned.insert(rref, Owned::new(now, None, value));
+            let owned = Owned::new(now, None, value);
+            self.owned.insert(rref, Box::new(owned));
         }
-        self.owned.get_mut(&rref)
+        self.owned.get_mut(&rref).map(|owned| &mut **owned)
     }
 }
 

@@ -42,7 +42,7 @@ impl<V: Clone> RRefContext<V> {
                     since: now,
                     arrival: Arrival::Encoding,
                 };
-                owned.forks.insert(fork, holder);
+                owned.forks.add(fork, holder);
                 Ok(ForkData {
                     owner: self.me,
                     owner_incarnation: self.incarnation,
@@ -183,7 +183,7 @@ impl<V: Clone> RRefContext<V> {
             was_forked: false,
             has_timed_out: false,
         };
-        self.users.insert(fork, user);
+        self.users.insert(fork, Box::new(user));
         if !is_confirmed {
             let control = Control::ForkRequest(fork);
             self.send(owner, control, Message::ForkRequest { rref, fork });
@@ -248,7 +248,7 @@ impl<V: Clone> RRefContext<V> {
             return too_many();
         };
         let holder = Holder::arrived(now, from, incarnation);
-        owned.forks.entry(fork).or_insert(holder);
+        owned.forks.add(fork, holder);
         Answer::Ack
     }
 

@@ -51,7 +51,9 @@ impl<V: Clone> RRefContext<V> {
             matches!(owned.value, Value::Uncreated) && owned.forks.is_empty() && owned.handles == 0
         };
         // Without other users, it will never be created: docs/spec/rref-protocol.md, section 5.
-        if fork == rref.creators_fork() && self.owned.get(&rref).is_none_or(is_unused) {
+        if fork == rref.creators_fork()
+            && self.owned.get(&rref).is_none_or(|owned| is_unused(owned))
+        {
             self.tombstones.insert(now, rref.0);
         }
         self.settle_owned(now, rref);
@@ -60,7 +62,7 @@ impl<V: Clone> RRefContext<V> {
     /// Removes a user of a value here.
     pub(super) fn remove_holder(&mut self, rref: RRefId, fork: ForkId) {
         if let Some(owned) = self.owned.get_mut(&rref)
-            && let Some(holder) = owned.forks.remove(&fork)
+            && let Some(holder) = owned.forks.remove(fork)
         {
             self.forget_arrival(holder.arrival, rref, fork);
         }

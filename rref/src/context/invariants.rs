@@ -62,11 +62,11 @@ impl<V: Clone> RRefContext<V> {
                     return Err(format!("each waiter is listed: {token} for {rref} is not"));
                 }
             }
-            for fork in owned.forks.keys() {
+            for (fork, _) in owned.forks.iter() {
                 if self.tombstones.contains(fork.0) {
                     return Err(format!("a deleted user is not known: {fork}"));
                 }
-                if self.users.contains_key(fork) {
+                if self.users.contains_key(&fork) {
                     return Err(format!("a worker is no user of its own value: {fork}"));
                 }
             }
@@ -93,7 +93,7 @@ impl<V: Clone> RRefContext<V> {
                 .values()
                 .filter(|child| child.parent == *fork)
                 .count();
-            if children != user.children {
+            if children != user.children as usize {
                 return Err(format!(
                     "{fork} has {} children, not {children}",
                     user.children
@@ -150,7 +150,7 @@ impl<V: Clone> RRefContext<V> {
         });
         let of_owned = self.owned.iter().flat_map(|(&rref, owned)| {
             let forks = owned.forks.iter();
-            forks.map(move |(&fork, holder)| (rref, fork, holder.arrival))
+            forks.map(move |(fork, holder)| (rref, fork, holder.arrival))
         });
         let mut under_way = 0;
         for (rref, fork, arrival) in of_users.chain(of_owned) {

@@ -32,6 +32,7 @@ mod error;
 mod fetch;
 mod fork;
 mod free_value;
+mod holders;
 #[cfg(test)]
 mod invariants;
 mod outbox;

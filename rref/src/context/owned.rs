@@ -1,13 +1,14 @@
 //! The tables of values that this worker owns.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
 use rpc_agent::WorkerId;
 
 use super::effect::RequestToken;
-use crate::id::{ForkId, RRefId};
+use super::holders::Holders;
+use crate::id::RRefId;
 
 /// The most requests that wait for values.
 pub(super) const WAITING_MAX: usize = 1 << 16;
@@ -22,9 +23,9 @@ pub(super) struct Owned<V> {
     pub(super) type_name: Option<Arc<str>>,
     pub(super) value: Value<V>,
     /// How many handles this worker's program holds; clones count as one.
-    pub(super) handles: usize,
+    pub(super) handles: u32,
     /// The users that are known and not deleted.
-    pub(super) forks: BTreeMap<ForkId, Holder>,
+    pub(super) forks: Holders,
     /// Requests that wait for the value.
     pub(super) waiters: BTreeSet<RequestToken>,
     pub(super) since: Instant,
@@ -89,7 +90,7 @@ impl<V> Owned<V> {
             type_name,
             value,
             handles: 0,
-            forks: BTreeMap::new(),
+            forks: Holders::None,
             waiters: BTreeSet::new(),
             since: now,
         }

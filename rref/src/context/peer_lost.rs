@@ -123,10 +123,15 @@ impl<V: Clone> RRefContext<V> {
     /// Whether a worker owns, uses, or is sent anything here.
     #[must_use]
     pub(crate) fn is_involved(&self, worker: WorkerId) -> bool {
-        let holds = |owned: &Owned<V>| owned.forks.values().any(|holder| holder.worker == worker);
+        let holds = |owned: &Owned<V>| {
+            owned
+                .forks
+                .iter()
+                .any(|(_, holder)| holder.worker == worker)
+        };
         self.users.values().any(|user| user.owner == worker)
             || self.children.values().any(|child| child.to == worker)
-            || self.owned.values().any(holds)
+            || self.owned.values().any(|owned| holds(owned))
             || self.waiting.values().any(|waiting| waiting.from == worker)
             || self
                 .outbox
@@ -185,7 +190,7 @@ impl<V: Clone> RRefContext<V> {
                 .forks
                 .iter()
                 .filter(|(_, holder)| holder.worker == worker && is_released(holder));
-            let its: Vec<ForkId> = its.map(|(&fork, _)| fork).collect();
+            let its: Vec<ForkId> = its.map(|(fork, _)| fork).collect();
             let is_uncreated = matches!(owned.value, Value::Uncreated);
             for fork in its {
                 self.tombstones.insert(now, fork.0);
@@ -207,7 +212,7 @@ impl<V: Clone> RRefContext<V> {
                     && holder.incarnation.is_none()
                     && holder.arrival == Arrival::Arrived
             });
-            unclear.extend(forks.map(|(&fork, _)| (rref, fork)));
+            unclear.extend(forks.map(|(fork, _)| (rref, fork)));
         }
         for (rref, fork) in unclear {
             self.set_arrival(rref, fork, Arrival::UnderWay { since: now });

@@ -79,7 +79,7 @@ impl<V: Clone> RRefContext<V> {
     }
 
     pub(super) fn holder(&mut self, rref: RRefId, fork: ForkId) -> Option<&mut Holder> {
-        self.owned.get_mut(&rref)?.forks.get_mut(&fork)
+        self.owned.get_mut(&rref)?.forks.get_mut(fork)
     }
 
     pub(super) fn arrival(&mut self, rref: RRefId, fork: ForkId) -> Option<Arrival> {

@@ -123,7 +123,7 @@ impl<V: Clone> RRefContext<V> {
             }
             Message::Query { rref, fork } => {
                 let owned = self.owned.get(&rref);
-                if owned.is_some_and(|owned| owned.forks.contains_key(&fork)) {
+                if owned.is_some_and(|owned| owned.forks.contains(fork)) {
                     Answer::Known
                 } else if self.tombstones.contains(fork.0) || self.tombstones.contains(rref.0) {
                     Answer::Deleted

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::effect::{Effect, Handle};
 use super::error::UserError;
+use super::holders::Holders;
 use super::outbox::Outbox;
 use super::state::{Phase, RRefContext};
 use crate::id::{ForkId, RRefId};
@@ -44,7 +45,7 @@ impl<V: Clone> RRefContext<V> {
         self.outbox = Outbox::default();
         self.orphans.clear();
         for owned in self.owned.values_mut() {
-            owned.forks.clear();
+            owned.forks = Holders::None;
         }
         let rrefs: Vec<RRefId> = self.owned.keys().copied().collect();
         for rref in rrefs {

@@ -75,13 +75,14 @@ pub(crate) struct RRefContext<V> {
     pub(super) delete_window: DeleteWindow,
     pub(super) mint: Mint,
     pub(super) phase: Phase,
-    pub(super) owned: BTreeMap<RRefId, Owned<V>>,
+    /// Boxed, as a node of the table has room for more entries than it has.
+    pub(super) owned: BTreeMap<RRefId, Box<Owned<V>>>,
     /// How many of `owned` are uncreated.
     pub(super) uncreated: usize,
     /// Requests for values that do not exist yet.
     pub(super) waiting: BTreeMap<RequestToken, Waiting>,
     pub(super) deadlines: BTreeSet<(Instant, RequestToken)>,
-    pub(super) users: BTreeMap<ForkId, User>,
+    pub(super) users: BTreeMap<ForkId, Box<User>>,
     pub(super) children: BTreeMap<ForkId, Child>,
     /// The forks whose [`Arrival`] is `UnderWay`, by the time since then.
     pub(super) under_way: BTreeSet<(Instant, RRefId, ForkId)>,

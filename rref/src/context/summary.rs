@@ -68,11 +68,11 @@ impl<V: Clone> RRefContext<V> {
                 Value::Failed { .. } => ValueState::Failed,
             },
             age: age(owned.since),
-            handles: owned.handles,
+            handles: owned.handles as usize,
             held_by: owned
                 .forks
                 .iter()
-                .map(|(&fork, holder)| Holder {
+                .map(|(fork, holder)| Holder {
                     worker: WorkerInfo::unnamed(holder.worker),
                     fork,
                     age: age(holder.since),
@@ -94,7 +94,7 @@ impl<V: Clone> RRefContext<V> {
             if matches!(owned.value, Value::Running) {
                 count(self.me, MissingKind::RunningFunctions);
             }
-            for holder in owned.forks.values() {
+            for (_, holder) in owned.forks.iter() {
                 count(holder.worker, MissingKind::References);
             }
         }

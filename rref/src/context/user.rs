@@ -22,7 +22,7 @@ pub(super) struct User {
     /// Whether the program holds its handle.
     pub(super) has_handle: bool,
     /// How many entries of the context's `children` it has.
-    pub(super) children: usize,
+    pub(super) children: u32,
     /// Whether it was ever forked, so that other workers may have the reference.
     pub(super) was_forked: bool,
     /// Its creation timed out, and its owner has not accepted it since.

@@ -136,7 +136,8 @@ fn lost_messages_free_no_value_early_and_leak_none() {
 #[test]
 fn every_control_message_can_fail_several_times() {
     run_group(seed(), 3, 60, |plan| {
-        plan.fail("rref/control", 3).fail("rref/create", 2)
+        let plan = plan.fail("rref/control", 3).fail("rref/controls", 3);
+        plan.fail("rref/create", 2)
     });
 }
 

@@ -133,6 +133,41 @@ fn many_deletions_arrive_at_a_worker_that_takes_small_messages() {
 }
 
 #[test]
+fn a_value_beyond_the_limit_of_messages_is_an_error_that_names_it() {
+    let workers = group_with(
+        2,
+        |_, options| options.with_message_bytes_max(64 << 10),
+        |_, functions| {
+            functions
+                .register("zeros", |_, length: usize| Ok(vec![0_u8; length]))
+                .unwrap();
+        },
+    );
+    let says_so = |error: RRefError| {
+        let text = error.to_string();
+        assert!(matches!(error, RRefError::Codec(_)), "{text}");
+        assert!(
+            text.contains("more bytes than message_bytes_max, which is 65536"),
+            "{text}"
+        );
+    };
+    let call = || workers[0].rrefs.call("worker1", "number");
+    let large = vec![0_u8; 1 << 20];
+    says_so(call().run::<_, i64>(&large).unwrap_err());
+    says_so(call().remote::<_, i64>(&large).unwrap_err());
+    let zeros = || workers[0].rrefs.call("worker1", "zeros");
+    says_so(zeros().run::<_, Vec<u8>>(1_usize << 20).unwrap_err());
+    let kept: RRef<Vec<u8>> = zeros().remote(1_usize << 20).unwrap();
+    says_so(kept.to_here(PATIENCE).unwrap_err());
+    // References in a refused request are not lost.
+    let number: RRef<i64> = call().remote(1_i64).unwrap();
+    says_so(zeros().run::<_, i64>((&number, &large)).unwrap_err());
+    assert_eq!(number.to_here(PATIENCE).unwrap(), 1);
+    drop((kept, number));
+    shut_down(&workers);
+}
+
+#[test]
 fn a_timeout_error_names_the_time_of_the_call() {
     let gate = Gate::new();
     let workers = group_with(

@@ -15,6 +15,7 @@ mod faults;
 mod late_value;
 mod limits;
 mod losses;
+mod memory;
 #[expect(
     dead_code,
     reason = "rpc-agent's tests need a part of it that these do not"

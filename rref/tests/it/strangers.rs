@@ -31,7 +31,8 @@ const AWAIT: &str = "rref/await";
 const CALL: &str = "rref/call";
 const RUN: &str = "rref/run";
 const ALIVE: &str = "rref/alive";
-const FUNCTIONS: [&str; 7] = [CREATE, CONTROL, FETCH, AWAIT, CALL, RUN, ALIVE];
+const CONTROLS: &str = "rref/controls";
+const FUNCTIONS: [&str; 8] = [CREATE, CONTROL, CONTROLS, FETCH, AWAIT, CALL, RUN, ALIVE];
 
 /// Worker ids. The stranger sends its requests to the target; the third worker holds a value of the target.
 const TARGET: u32 = 0;
@@ -506,6 +507,25 @@ fn counts_and_lengths_are_checked_before_use() {
     abandon[1] = 6;
     abandon.extend_from_slice(&[0xff; 4]);
     requests.push((CONTROL, abandon));
+    // Several messages in one: none, more than 4096, empty messages, those that end early, and a request for a value.
+    let listed = |parts: &[&[u8]]| {
+        let parts = parts.iter().map(|part| {
+            let len = u32::try_from(part.len()).unwrap();
+            [&number(len)[..], part].concat()
+        });
+        parts.collect::<Vec<_>>().concat()
+    };
+    let query = stranger.encode(&Message::Query { rref, fork });
+    let fetch = stranger.encode(&Message::Fetch { rref });
+    requests.push((CONTROLS, Vec::new()));
+    requests.push((CONTROLS, vec![0; 4 * 4097]));
+    requests.push((CONTROLS, listed(&[&*query; 4097])));
+    requests.push((CONTROLS, listed(&[&*query, &[]])));
+    requests.push((CONTROLS, listed(&[&*query, &*fetch])));
+    requests.push((
+        CONTROLS,
+        [&listed(&[&*query])[..], &number(u32::MAX)].concat(),
+    ));
     let mut create = header.to_vec();
     create[1] = 0;
     create.extend_from_slice(&[0xff; 4]);

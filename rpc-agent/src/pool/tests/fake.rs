@@ -149,7 +149,7 @@ impl FakeWork {
     /// Starts a pool.
     pub(in crate::pool) fn start(handlers_max: usize, threads_max: usize) -> Arc<Self> {
         let work = Arc::new(Self {
-            pool: Pool::new("test", handlers_max, threads_max),
+            pool: Pool::new("test", handlers_max, threads_max, 2),
             fates: Arc::default(),
             network: Monitor::default(),
             unsent: AtomicBool::new(false),

@@ -48,7 +48,7 @@ struct World {
 impl World {
     fn new(handlers_max: usize, threads_max: usize, budget: Budget) -> Self {
         let epoch = Instant::now();
-        let mut scheduler = Scheduler::new(handlers_max, threads_max, epoch);
+        let mut scheduler = Scheduler::new(handlers_max, threads_max, 1, epoch);
         scheduler.start();
         let mut world = Self {
             scheduler,
@@ -302,7 +302,7 @@ impl World {
         if scheduler.stage == Stage::Stopping {
             assert_eq!(sleeping, 0, "a thread sleeps during the stop");
         }
-        if scheduler.has_task() {
+        if scheduler.has_task() || scheduler.holds_back() {
             assert!(self.is_any_awake(), "no thread is available for a task");
         }
         if scheduler.is_watched() {

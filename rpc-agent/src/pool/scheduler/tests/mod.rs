@@ -6,6 +6,9 @@ use super::*;
 
 type Decisions = Next<&'static str, u32>;
 
+/// How many callbacks may run that do not block.
+const CALLERS_BACK_MAX: usize = 3;
+
 struct Pool {
     scheduler: Scheduler<&'static str, u32>,
     epoch: Instant,
@@ -14,7 +17,7 @@ struct Pool {
 /// A pool with two threads: the first one polls, the second one is the standby thread and ticks.
 fn running(handlers_max: usize, threads_max: usize) -> (Pool, Thread, Thread) {
     let epoch = Instant::now();
-    let mut scheduler = Scheduler::new(handlers_max, threads_max, epoch);
+    let mut scheduler = Scheduler::new(handlers_max, threads_max, CALLERS_BACK_MAX, epoch);
     scheduler.start();
     assert_eq!(scheduler.take_effects(), spawned(1..3));
     let mut pool = Pool { scheduler, epoch };
@@ -67,7 +70,7 @@ impl Pool {
     /// The standby thread is woken for a task. It looks once more before it takes the task.
     fn call_standby(&mut self, standby: &mut Thread) {
         standby.woke(false);
-        if standby.0 == (Phase::Ticks { quiet_ticks: 0 }) {
+        if standby.phase == (Phase::Ticks { quiet_ticks: 0 }) {
             self.look(standby);
         }
         self.look(standby);
@@ -287,6 +290,41 @@ fn a_callback_wakes_an_idle_thread_or_the_standby_thread_or_starts_one() {
     assert_eq!(pool.next(&mut idle), Next::CallBack(1));
     pool.call_standby(&mut standby);
     assert_eq!(pool.next(&mut standby), Next::CallBack(2));
+}
+
+#[test]
+fn more_callbacks_than_processors_start_no_thread_unless_they_block() {
+    let (mut pool, _polling, mut standby) = running(4, 8);
+    let mut callers = [(); CALLERS_BACK_MAX].map(|()| pool.add_idle());
+    for callback in 0..100 {
+        pool.call_back(callback);
+    }
+    assert_eq!(pool.effects(), woken(CALLERS_BACK_MAX, false));
+    for caller in &mut callers {
+        caller.woke(false);
+        assert!(matches!(pool.next(caller), Next::CallBack(_)));
+    }
+    let mut late = STALE;
+    for callback in 3..50 {
+        // However old the first of those that wait is: one has returned in the meantime.
+        pool.tick(&mut standby, late, Look::default());
+        assert_eq!(pool.next(&mut standby), Next::Sleep(Sleep::Tick));
+        late += BLOCKED;
+        pool.scheduler.returned(&mut callers[0]);
+        assert_eq!(pool.next(&mut callers[0]), Next::CallBack(callback));
+    }
+    assert_eq!(pool.effects(), NO_EFFECTS);
+    pool.tick(&mut standby, late, Look::default());
+    assert_eq!(pool.next(&mut standby), Next::Sleep(Sleep::Tick));
+    pool.tick(&mut standby, late + BLOCKED, Look::default());
+    assert_eq!(pool.next(&mut standby), Next::Look, "it resigns");
+    assert_eq!(pool.next(&mut standby), Next::CallBack(50));
+    assert_eq!(pool.effects(), spawned(6..7), "which watches");
+    // A callback that blocked makes room when it returns.
+    pool.scheduler.returned(&mut callers[0]);
+    assert_eq!(pool.next(&mut callers[0]), Next::CallBack(51));
+    pool.scheduler.returned(&mut callers[0]);
+    assert_eq!(pool.next(&mut callers[0]), Next::CallBack(52));
 }
 
 #[test]
@@ -528,7 +566,7 @@ fn a_stop_drops_requests_and_ends_threads_after_the_callbacks() {
 #[test]
 fn tasks_queued_before_the_start_run_after_it() {
     let epoch = Instant::now();
-    let mut scheduler = Scheduler::<u32, u32>::new(1, 1, epoch);
+    let mut scheduler = Scheduler::<u32, u32>::new(1, 1, 1, epoch);
     scheduler
         .queue_callback(1, epoch, false)
         .expect("not stopped");
