@@ -68,19 +68,19 @@ impl<'a> Known<'a> {
 
     /// The number of bytes before the known ones; [`usize::MAX`] if nothing is known.
     #[must_use]
-    pub const fn offset(&self) -> usize {
+    pub(crate) const fn offset(&self) -> usize {
         self.offset
     }
 
     /// The known bytes.
     #[must_use]
-    pub const fn bytes(&self) -> &'a [u8] {
+    pub(crate) const fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
 
     /// The length of the whole value in bytes; `None` if it does not matter.
     #[must_use]
-    pub const fn len(&self) -> Option<usize> {
+    pub(crate) const fn len(&self) -> Option<usize> {
         self.len
     }
 

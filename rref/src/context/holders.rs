@@ -12,6 +12,10 @@ pub(super) enum Holders {
     None,
     One(ForkId, Holder),
     /// At least two.
+    #[expect(
+        clippy::box_collection,
+        reason = "the usual value stays smaller than a table"
+    )]
     Many(Box<BTreeMap<ForkId, Holder>>),
 }
 
