@@ -91,8 +91,8 @@ static void directories(void) {
     OK(c10d_server_check(server));
     c10d_server_free(server);
     c10d_options_free(options);
-    const char *names[] = {"journal.db", "journal.db-wal", "owner"};
-    for (size_t i = 0; i < 3; i++) {
+    const char *names[] = {"journal.db", "journal.db-wal", "newest", "owner"};
+    for (size_t i = 0; i < 4; i++) {
         char file[64];
         snprintf(file, sizeof file, "%s/%s", path, names[i]);
         unlink(file);
