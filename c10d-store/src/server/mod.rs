@@ -1,7 +1,6 @@
 //! The TCPStore server: one thread with an event loop and a store.
 
 mod backlog;
-mod budget;
 mod carried;
 mod carrying;
 mod connection;

@@ -23,7 +23,6 @@ mod image;
 mod invariants;
 mod key_hash;
 mod known_value;
-mod lent;
 mod membership;
 mod memory;
 mod missed_ends;
@@ -297,11 +296,10 @@ impl StoreState {
                     conn,
                     Reply::Integer(count(self.slots.value_count())),
                 );
-                let (listing, is_new) = self.slots.listing();
-                if is_new {
-                    self.work += self.slots.value_count() as u64;
+                self.work += self.slots.value_count() as u64;
+                for key in self.slots.names_with_value() {
+                    self.reply(replies, conn, Reply::Bytes(key));
                 }
-                self.reply(replies, conn, Reply::Encoded(&listing));
             }
             Request::SetEphemeral {
                 key,
@@ -324,9 +322,8 @@ impl StoreState {
             Request::Session(_) => {}
             Request::Announce { bytes } => {
                 if let Some(connection) = requester {
-                    let most = self.announced_bytes_max();
                     self.announcements
-                        .put(connection, self.now, bytes.as_bytes(), most);
+                        .put(connection, self.now, bytes.as_bytes());
                 }
             }
         }
@@ -430,10 +427,8 @@ impl StoreState {
 
     /// Whether requests have freed so much memory, which the allocator may keep, that returning it to the system is worth
     /// the time. Counts from the last time that it did.
-    /// `kept_bytes` are in use besides the data.
-    pub(crate) fn take_released(&mut self, kept_bytes: usize) -> bool {
-        let used = self.memory() + kept_bytes;
-        self.waiters.take_released() | self.peak.has_fallen_to(used)
+    pub(crate) fn take_released(&mut self) -> bool {
+        self.waiters.take_released() | self.peak.has_fallen_to(self.memory())
     }
 
     /// The number of announcements that there was no room for.
@@ -697,7 +692,7 @@ impl StoreState {
             .and_then(|list| self.waiters.last_known(list));
         let known = match last_known {
             Some(shared) if shared.as_known() == known => Arc::clone(shared),
-            _ => self.waiters.know(KnownValue::new(offset, bytes, length)),
+            _ => Arc::new(KnownValue::new(offset, bytes, length)),
         };
         let origin = self.origin(Opcode::WaitChange);
         self.waiters.open(
@@ -750,7 +745,6 @@ impl StoreState {
         self.reply(replies, conn, Reply::Integer(count(length)));
         if let Some(element) = element {
             self.reply(replies, conn, Reply::Value(Some(&element)));
-            self.slots.lent.add(&element);
         }
     }
 
@@ -774,7 +768,6 @@ impl StoreState {
         self.work += elements.len() as u64;
         for element in &elements {
             self.reply(replies, conn, Reply::Value(Some(element)));
-            self.slots.lent.add(element);
         }
     }
 
@@ -827,10 +820,9 @@ impl StoreState {
         let slot = self.slots.get(self.waiters.name(list));
         let value = slot.and_then(Slot::value);
         // Waits with the same known value are adjacent, so one comparison serves all of them.
-        let mut compared = None;
-        let differs = |known: &Arc<KnownValue>| match compared {
-            // No known value is made in between, so no other one gets its address.
-            Some((last, differs)) if last == Arc::as_ptr(known) => differs,
+        let mut compared: Option<(Arc<KnownValue>, bool)> = None;
+        let differs = |known: &Arc<KnownValue>| match &compared {
+            Some((last, differs)) if Arc::ptr_eq(last, known) => *differs,
             _ => {
                 #[cfg(test)]
                 {
@@ -839,7 +831,7 @@ impl StoreState {
                 self.work += work_of(known.as_known().bytes());
                 let differs =
                     value.is_some_and(|value| known.as_known().is_outdated_by(value.as_bytes()));
-                compared = Some((Arc::as_ptr(known), differs));
+                compared = Some((Arc::clone(known), differs));
                 differs
             }
         };

@@ -2,12 +2,11 @@
 
 use std::io;
 use std::net::Shutdown;
-use std::time::Instant;
 
 use mio::Token;
 
 use super::EventLoop;
-use crate::server::connection::{Carrier, Phase};
+use crate::server::connection::{Carrier, PAUSE_UNSENT_BYTES, Phase};
 use crate::server::keeping::Keeping;
 use crate::snapshot::CloseReason;
 
@@ -53,7 +52,7 @@ impl EventLoop {
         };
         if overflowed {
             let error = io::Error::other(format!(
-                "unread replies exceed the limit of {} bytes, or the memory limit",
+                "unread replies exceed the limit of {} bytes",
                 self.options.unsent_bytes_max()
             ));
             let peer = accepted.peer;
@@ -78,10 +77,7 @@ impl EventLoop {
             Ok(drained) => drained,
             Err(error) => return self.close(token, CloseReason::Failed, &error),
         };
-        let sent_bytes = unsent_bytes - accepted.out.unsent_bytes();
-        self.traffic.sent_bytes += sent_bytes as u64;
-        self.turn.moved(sent_bytes, Instant::now);
-        self.connections.recount(token);
+        self.traffic.sent_bytes += (unsent_bytes - accepted.out.unsent_bytes()) as u64;
         self.resume_if_read(token);
         let Some(connection) = self.connections.get_mut(token) else {
             return;
@@ -132,9 +128,12 @@ impl EventLoop {
 
     /// Goes on with the requests of a connection that has read enough of its replies.
     pub(super) fn resume_if_read(&mut self, token: Token) {
-        let connection = self.connections.get(token);
-        if connection.is_some_and(|connection| connection.paused)
-            && self.connections.may_continue(token)
+        let is_full = self.connections.is_full();
+        if let Some(connection) = self.connections.get_mut(token)
+            && connection.paused
+            && !connection.is_sweeping
+            && connection.unsent_bytes() < PAUSE_UNSENT_BYTES
+            && !is_full
         {
             self.resume(token);
         }
