@@ -45,15 +45,10 @@ pub struct Leader {
 /// An error of [`Lookup::leader`]: the store has lost data, so no process will serve it. Nobody asks again.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct DataLost(String);
-
-impl DataLost {
-    /// With the name of the store, what is lost, and what to do.
-    #[must_use]
-    pub fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
-    }
-}
+pub struct DataLost(
+    /// The name of the store, the loss, and the way out of it.
+    pub String,
+);
 
 impl StoreAddress {
     /// Where the store is served at this moment. Blocks until the deadline at most, less if cancelled.

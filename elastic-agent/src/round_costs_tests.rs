@@ -276,7 +276,7 @@ fn round_of(nodes: usize, uses: Uses) -> Vec<Arc<Counts>> {
 fn the_cost_of_a_round_is_linear_in_the_number_of_nodes() {
     // The last node to count itself opens the exit barrier, publishes the verdict about the port, and opens the round.
     for (uses, requests_max, bytes_max) in
-        [(Uses::Ranks, 5 + 1, 600), (Uses::Everything, 12 + 2, 1400)]
+        [(Uses::Ranks, 5 + 1, 600), (Uses::Everything, 13 + 2, 1400)]
     {
         let sums = [4, 16, 64].map(|nodes| {
             let counts = round_of(nodes, uses);

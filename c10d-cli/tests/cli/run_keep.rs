@@ -800,7 +800,7 @@ fn take_part_as_torchrun(address: SocketAddr) -> RendezvousInfo {
     round
 }
 
-/// docs/spec/rendezvous.md, KEEPING 2.
+/// docs/spec/rendezvous.md, KEEPING 2 and 3.
 #[test]
 fn a_round_with_a_node_of_torchrun_does_not_keep_workers() {
     let job = Job::with_server();

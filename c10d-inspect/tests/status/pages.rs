@@ -182,7 +182,9 @@ impl Lookup for Directory {
         _: &Cancel,
     ) -> Result<Option<Leader>, Box<dyn Error + Send + Sync>> {
         match self.0.lock().expect("no panic").clone() {
-            Some(Leader { epoch: LOST, .. }) => Err(DataLost::new("etcd was restored").into()),
+            Some(Leader { epoch: LOST, .. }) => {
+                Err(DataLost("etcd was restored".to_owned()).into())
+            }
             leader => Ok(leader),
         }
     }

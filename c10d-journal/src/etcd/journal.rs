@@ -10,7 +10,7 @@ use c10d_store::journal::{
 };
 
 use super::gateway::{CallError, Gateway, WatchStream};
-use super::known::{OVERWRITTEN, mark};
+use super::known::mark;
 use super::layout::{Layout, Leader, Registered};
 use super::leader::{Candidate, Next};
 use super::lease::Lease;
@@ -22,7 +22,7 @@ use super::mutant::{Defect, Mutant};
 use super::options::{EtcdOptions, candidates_range, read_leader};
 use super::reader::Piece;
 use super::registration::Registration;
-use super::stopped::Stopped;
+use super::stopped::{OVERWRITTEN, Stopped};
 
 /// How long opening waits for a member of etcd that answers.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);

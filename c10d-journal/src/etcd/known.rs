@@ -20,9 +20,6 @@ const FOUND_CHARS_MAX: usize = 400;
 
 const NO_HEAD: &str = "its head is missing";
 
-/// Found by a leader whose write etcd refuses.
-pub(crate) const OVERWRITTEN: &str = "its head is not what this leader has written";
-
 /// Up to where a process has followed or led a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Known {

@@ -6,14 +6,14 @@
 
 use c10d_store::journal::JournalError;
 
-use super::known::{Known, OVERWRITTEN, Sight, Unfit, judge, record_of, sight};
+use super::known::{Known, Sight, Unfit, judge, record_of, sight};
 use super::layout::{Head, Layout, Leader, Takeover};
 use super::log::{LogRecord, Writer};
 use super::message::{
     Answer, Compare, Event, Failure, KeyValue, Keys, Op, Range, Request, Txn, Watched, code,
 };
 use super::reader::{Piece, Reader};
-use super::stopped::Stopped;
+use super::stopped::{OVERWRITTEN, Stopped};
 
 /// A process that may lead.
 #[derive(Debug, Clone)]

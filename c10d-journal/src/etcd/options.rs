@@ -419,7 +419,7 @@ impl Lookup for EtcdDirectory {
         cancel: &Cancel,
     ) -> Result<Option<c10d_store::Leader>, Box<dyn Error + Send + Sync>> {
         let found = match self.lookup(deadline, cancel) {
-            Err(error) if error.is_loss => return Err(DataLost::new(error.to_string()).into()),
+            Err(error) if error.is_loss => return Err(DataLost(error.to_string()).into()),
             found => found?,
         };
         let Some(found) = found else {

@@ -2,8 +2,10 @@
 
 use c10d_store::journal::JournalError;
 
-use super::known::OVERWRITTEN;
 use super::layout::{Layout, Leader};
+
+/// Found by a leader whose write etcd refuses.
+pub(crate) const OVERWRITTEN: &str = "its head is not what this leader has written";
 
 /// Why a writer can write nothing more.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -476,7 +476,7 @@ fn run(seed: u64, mutant: Mutant) -> World {
     world
 }
 
-/// docs/spec/wire-extensions.md, END_WAITS 4.
+/// docs/spec/wire-extensions.md, END_WAITS 4 and 5.
 #[test]
 fn no_wait_outlasts_its_end_or_is_ended_by_an_older_one() {
     let seed = std::env::var("C10D_SEED").ok();

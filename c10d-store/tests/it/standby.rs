@@ -201,7 +201,7 @@ impl Lookup for Fixed {
         _: &Cancel,
     ) -> Result<Option<Leader>, Box<dyn std::error::Error + Send + Sync>> {
         match self.0.lock().expect("no panic").clone() {
-            Leader { epoch: LOST, .. } => Err(DataLost::new("etcd was restored").into()),
+            Leader { epoch: LOST, .. } => Err(DataLost("etcd was restored".to_owned()).into()),
             leader => Ok(Some(leader)),
         }
     }

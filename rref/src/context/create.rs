@@ -8,7 +8,8 @@ use rpc_agent::WorkerId;
 
 use super::effect::{Control, Delivery, Effect};
 use super::error::UserError;
-use super::owned::{Holder, Owned, UNCREATED_MAX, Value};
+use super::holders::Holder;
+use super::owned::{Owned, UNCREATED_MAX, Value};
 use super::state::{Phase, RRefContext};
 use super::user::{Failure, State, User};
 use crate::id::{ForkId, RRefId};

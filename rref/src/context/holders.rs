@@ -1,8 +1,10 @@
 //! The users of one value: usually one, so a single user costs no table.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
-use super::owned::Holder;
+use rpc_agent::WorkerId;
+
 use crate::id::ForkId;
 
 /// The users of a value that are known and not deleted.
@@ -17,6 +19,43 @@ pub(super) enum Holders {
         reason = "the usual value stays smaller than a table"
     )]
     Many(Box<BTreeMap<ForkId, Holder>>),
+}
+
+/// The worker that has a user.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Holder {
+    pub(super) worker: WorkerId,
+    /// Of the worker's process, if it registered the user itself. A user that was sent from here may have arrived at
+    /// a later process.
+    pub(super) incarnation: Option<u64>,
+    pub(super) since: Instant,
+    pub(super) arrival: Arrival,
+}
+
+/// Whether a user that was sent from here has arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Arrival {
+    /// Its message is being encoded.
+    Encoding,
+    /// In a call that has not ended.
+    InCall,
+    /// Sent, or probed without a result, at that time.
+    UnderWay { since: Instant },
+    /// A probe is under way.
+    Asked,
+    /// The worker has confirmed it, or has sent a message about it.
+    Arrived,
+}
+
+impl Holder {
+    pub(super) fn arrived(now: Instant, worker: WorkerId, incarnation: u64) -> Self {
+        Self {
+            worker,
+            incarnation: Some(incarnation),
+            since: now,
+            arrival: Arrival::Arrived,
+        }
+    }
 }
 
 impl Holders {

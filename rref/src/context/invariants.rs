@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::effect::Control;
-use super::owned::{Arrival, Value};
+use super::holders::Arrival;
+use super::owned::Value;
 use super::state::{Phase, RRefContext};
 use super::user::{Failure, State};
 use crate::id::ForkId;

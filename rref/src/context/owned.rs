@@ -48,32 +48,6 @@ pub(super) enum Value<V> {
     },
 }
 
-/// The worker that has a user.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Holder {
-    pub(super) worker: WorkerId,
-    /// Of the worker's process, if it registered the user itself. A user that was sent from here may have arrived at
-    /// a later process.
-    pub(super) incarnation: Option<u64>,
-    pub(super) since: Instant,
-    pub(super) arrival: Arrival,
-}
-
-/// Whether a user that was sent from here has arrived.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Arrival {
-    /// Its message is being encoded.
-    Encoding,
-    /// In a call that has not ended.
-    InCall,
-    /// Sent, or probed without a result, at that time.
-    UnderWay { since: Instant },
-    /// A probe is under way.
-    Asked,
-    /// The worker has confirmed it, or has sent a message about it.
-    Arrived,
-}
-
 /// A request for a value that does not exist yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Waiting {
@@ -104,17 +78,6 @@ impl<V: Clone> Value<V> {
             Self::Uncreated | Self::Running | Self::Promised => None,
             Self::Ready(value) => Some(Ok(value.clone())),
             Self::Failed { error, .. } => Some(Err(Arc::clone(error))),
-        }
-    }
-}
-
-impl Holder {
-    pub(super) fn arrived(now: Instant, worker: WorkerId, incarnation: u64) -> Self {
-        Self {
-            worker,
-            incarnation: Some(incarnation),
-            since: now,
-            arrival: Arrival::Arrived,
         }
     }
 }

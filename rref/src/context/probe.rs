@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::effect::Control;
-use super::owned::{Arrival, Holder};
+use super::holders::{Arrival, Holder};
 use super::state::RRefContext;
 use crate::id::{ForkId, RRefId};
 use crate::protocol::{Answer, Message};

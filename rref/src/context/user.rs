@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rpc_agent::WorkerId;
 
 use super::error::UserError;
-use super::owned::Arrival;
+use super::holders::Arrival;
 use crate::id::{ForkId, RRefId};
 
 /// A user on this worker.

@@ -39,7 +39,7 @@ fn an_invalid_value_is_named_with_its_option() {
         ("--min-workers=0 s.py", "--min-workers is \"0\""),
         (
             "--replace=node s.py",
-            "--replace is \"node\", which is not fork, spare or none",
+            "--replace is \"node\", which is not fork or none",
         ),
         ("--replace-after=-1 s.py", "--replace-after is \"-1\""),
         ("--shutdown-timeout -1 s.py", "--shutdown-timeout is \"-1\""),
