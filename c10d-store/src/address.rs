@@ -42,7 +42,7 @@ pub struct Leader {
     pub epoch: u64,
 }
 
-/// An error of [`Lookup::leader`]: the store has lost data, so no process will serve it. Nobody asks again.
+/// An error of [`Lookup::leader`]: the store has lost data, so no process will serve it. The caller does not ask again.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct DataLost(

@@ -18,7 +18,7 @@ use crate::leader_search::{LOOKUP_INTERVAL, LeaderSearch, Step, is_other};
 pub enum NotReached<E> {
     /// The directory did not answer.
     Lookup(Box<dyn Error + Send + Sync>),
-    /// The directory knows that nobody will serve the store.
+    /// The directory reports that no process will serve the store.
     DataLost(DataLost),
     /// The directory names no server.
     NoLeader,

@@ -194,7 +194,7 @@ fn a_lock_in_a_worker_that_has_the_secret_survives_a_restart_of_the_server() {
     store.end();
     let _store = serve(port);
     let lines = BufReader::new(lease.stderr()).lines().map(Result::unwrap);
-    // Both of its sessions, of which one holds the key.
+    // Both of its sessions reconnect, and one of them holds the key.
     let mut seen = Vec::new();
     for line in lines {
         seen.push(line);

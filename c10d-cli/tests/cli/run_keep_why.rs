@@ -1,4 +1,4 @@
-//! `c10d why` for a job whose workers survive the death of another one.
+//! `c10d why` for a job whose workers survive the death of another worker.
 
 use c10d_inspect::Report;
 use rustix::process::Signal;

@@ -25,10 +25,11 @@ impl StatusPages {
     /// Asks the workers' stores that this server of a rendezvous names ([`Report::workers_stores`]), the first three, until
     /// one answers: those of runs that have ended no longer exist. `None` if there is no other store than this server's
     /// own, or if its address is looked up: workers use a store that moves too, and the addresses that it names are those of
-    /// servers that have led earlier. What these stores name themselves is ignored, so that no answer sends anybody in circles.
+    /// servers that have led earlier. The stores that a workers' store names are ignored, so that no answer sends anybody in
+    /// circles.
     ///
     /// Blocks as long as `ask`, and for as long as the timeout to look up a name, for each store. With a
-    /// [deadline](Self::with_deadline), each store that is left has an equal part of the time.
+    /// [deadline](Self::with_deadline), each remaining store has an equal part of the time.
     ///
     /// # Errors
     /// [`StatusError::WorkersStore`], with the reason of the first store, if none answers.

@@ -90,7 +90,7 @@ impl MissedEnds {
     }
 
     fn insert(&mut self, prefix: &[u8], server: u32, at: Moment) {
-        // END_WAITS of the new prefix ends these waits too.
+        // END_WAITS of the new prefix also ends these waits.
         self.ends.retain(|end| !end.prefix.starts_with(prefix));
         self.ends.push_back(End {
             prefix: prefix.into(),

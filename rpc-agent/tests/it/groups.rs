@@ -722,7 +722,7 @@ fn a_timeout_shows_a_successor_that_cannot_connect() {
     drop((next, caller));
 }
 
-/// Another store stands for a network in which only the new process reaches the store.
+/// Another store simulates a network in which only the new process reaches the store.
 #[test]
 fn a_member_that_cannot_read_the_list_says_so_and_shows_that_it_lives() {
     let (store, readable) = (shared_store(), shared_store());
@@ -741,7 +741,7 @@ fn a_member_that_cannot_read_the_list_says_so_and_shows_that_it_lives() {
     );
 }
 
-/// Their node is gone without a word: attempts to connect to them get no answer.
+/// The node of the members has disappeared silently: attempts to connect to them get no answer.
 #[test]
 fn a_new_process_calls_while_it_contacts_silent_members() {
     let store = shared_store();

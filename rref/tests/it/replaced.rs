@@ -51,8 +51,8 @@ fn a_late_departure_report_does_not_end_the_next_process() {
         });
     }
     rrefs.attach(agent.handle()).unwrap();
-    // The only thread runs callbacks in the order of their registration, so this one runs after that of the
-    // references.
+    // The only thread runs callbacks in the order of their registration, so this one runs after the
+    // callback of the references.
     let is_notified = Arc::new(AtomicBool::new(false));
     {
         let is_notified = Arc::clone(&is_notified);
@@ -104,8 +104,8 @@ fn a_replaced_process_that_lives_on_releases_no_references_of_living_workers() {
         options.with_handler_threads(1).with_threads_max(1)
     });
     old_rrefs.attach(old.handle()).unwrap();
-    // The only thread runs callbacks in the order of their registration, so this one runs after that of the
-    // references.
+    // The only thread runs callbacks in the order of their registration, so this one runs after the
+    // callback of the references.
     let is_notified = Arc::new(AtomicBool::new(false));
     {
         let is_notified = Arc::clone(&is_notified);
@@ -120,7 +120,7 @@ fn a_replaced_process_that_lives_on_releases_no_references_of_living_workers() {
     until("the old process has lost its connection and asked", || {
         is_notified.load(Ordering::SeqCst) && old.handle().metrics().calls_in_flight == 0
     });
-    // What follows from the answer runs before this call.
+    // Everything that follows from the answer runs before this call.
     let refused = old
         .handle()
         .call("worker0", "nothing")
@@ -181,8 +181,8 @@ fn a_retried_call_of_the_program_reaches_the_next_process_of_a_departed_worker()
         options.with_handler_threads(1).with_threads_max(1)
     });
     rrefs.attach(agent.handle()).unwrap();
-    // The only thread runs callbacks in the order of their registration, so this one runs after that of the
-    // references.
+    // The only thread runs callbacks in the order of their registration, so this one runs after the
+    // callback of the references.
     let is_notified = Arc::new(AtomicBool::new(false));
     {
         let is_notified = Arc::clone(&is_notified);

@@ -28,7 +28,7 @@ pub(crate) enum AttemptFailure {
     Hopeless(Arc<str>),
     /// The process has ended.
     Dead(Arc<str>),
-    /// This process is not a member of the group: a later one would not succeed.
+    /// This process is not a member of the group: a later attempt would not succeed.
     Excluded(Arc<str>),
     /// The peer does not have this process on its list. A later one may succeed, because the peer reads the list.
     Unlisted(Arc<str>),
