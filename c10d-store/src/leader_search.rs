@@ -23,7 +23,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(500);
 /// The search of one client for the server that leads. It lasts as long as the client, so that it has the server that was
 /// tried last after a lost connection.
 ///
-/// Call [`step`](Self::step), carry out what it returns, report the outcome with the method that the step names, and repeat.
+/// Call `step`, carry out what it returns, report the outcome with the method that the step names, and repeat.
 #[derive(Debug)]
 pub struct LeaderSearch {
     phase: Phase,

@@ -114,8 +114,11 @@ impl Tree {
                 let entry = entry.expect("the repository can be read");
                 let path = entry.path();
                 if entry.file_type().expect("it has a type").is_dir() {
-                    // Build output, whatever its name, and git's own files.
-                    if entry.file_name() != ".git" && !path.join("CACHEDIR.TAG").exists() {
+                    // Build output, whatever its name, and git's own files. Cargo does not mark a folder that was there.
+                    let is_ours = ![".git", "target"]
+                        .map(Into::into)
+                        .contains(&entry.file_name());
+                    if is_ours && !path.join("CACHEDIR.TAG").exists() {
                         folders.push(path);
                     }
                 } else {
