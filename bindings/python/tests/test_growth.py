@@ -88,7 +88,7 @@ class Growth(unittest.TestCase):
             before = self.settle(job, 2, {})
             job.start_launcher()
             job.kill_launcher(1)
-            self.settle(job, 1, before)
+            # On a slow machine the spare is there before the others have gone on without that node.
             self.assertEqual(self.settle(job, 2, before).keys(), before.keys())
 
     def test_spare_replaces_a_node_that_leaves(self) -> None:
