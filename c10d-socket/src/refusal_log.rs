@@ -10,13 +10,13 @@ use crate::strangers::network;
 /// Lines in an interval: enough to see what happens, and from where.
 const LINES_MAX: u32 = 20;
 
-/// Lines about one address in an interval, so that it does not hide the others.
+/// Lines about one address in an interval, so that it does not hide other addresses.
 const LINES_OF_ADDRESS_MAX: u32 = 4;
 
 const INTERVAL: Duration = Duration::from_secs(10);
 
 /// Decides which events that peers cause are logged, since a peer can cause thousands a second: in 10 s, 20 lines, and
-/// 4 about one address. Counts the others, to log their number later.
+/// 4 about one address. Counts the other events, to log their number later.
 ///
 /// Pure: the time is an argument. Memory is bounded.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl RefusalLog {
         }
     }
 
-    /// Counts an event that this address has caused, or no one in particular. Returns the line to log about it, if any:
+    /// Counts an event. `address` is `None` if no single address has caused it. Returns the line to log about it, if any:
     /// the text, and how many events before it were not logged.
     pub(crate) fn line(
         &mut self,
@@ -67,7 +67,7 @@ impl RefusalLog {
         })
     }
 
-    /// When [`report`](Self::report) has something to say, unless a line says it before.
+    /// When [`report`](Self::report) has a line, unless an earlier line has the number.
     pub(crate) fn due(&self) -> Option<Instant> {
         (self.silent > 0).then(|| self.since + INTERVAL)
     }
@@ -119,7 +119,7 @@ mod tests {
         for number in 17..24 {
             assert_eq!(log.line(address(number), "z", start), None);
         }
-        // In the next interval there is room again, and the first line counts the others.
+        // In the next interval there is room again, and the first line counts the other events.
         let line = log.line(address(0), "x", start + INTERVAL);
         let text = "x (7 refusals before it were not logged)";
         assert_eq!(line.as_deref(), Some(text));

@@ -68,13 +68,9 @@ impl Compared {
                     compared.recordings.insert(rank, recording.clone());
                     continue;
                 }
-                (Some(generation), Some(true)) if generation.is_over_with(current) => {
-                    compared
-                        .recordings
-                        .insert(rank, FlightRecording::without_collectives(current));
-                    continue;
-                }
-                (None, Some(true)) if recording.is_empty() => {
+                (generation, Some(true))
+                    if generation.map_or(recording.is_empty(), |it| it.is_over_with(current)) =>
+                {
                     compared
                         .recordings
                         .insert(rank, FlightRecording::without_collectives(current));

@@ -99,7 +99,7 @@ impl StatusPages {
         })
     }
 
-    /// Limits the time for all answers together, those of the stores that [`follow`](Self::follow) asks included. Default
+    /// Limits the time for all answers together, including the answers of stores that [`follow`](Self::follow) asks. Default
     /// [`Deadline::NEVER`].
     #[must_use]
     pub const fn with_deadline(mut self, deadline: Deadline) -> Self {
@@ -107,7 +107,7 @@ impl StatusPages {
         self
     }
 
-    /// The pages of another server of the same job, which has the `share`th part of the time that is left.
+    /// The pages of another server of the same job, which has the `share`th part of the remaining time.
     pub(super) fn open_other(&self, server: HostPort, share: u32) -> Result<Self, StatusError> {
         let now = Instant::now();
         let left = self.deadline.remaining(now);
