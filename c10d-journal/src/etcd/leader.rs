@@ -37,6 +37,8 @@ pub(crate) struct Candidate {
     leader: Option<(Leader, u64)>,
     /// When the head was written that it has read; 0 if there was none. Not that of a later batch: its format may be newer.
     head_revision: u64,
+    /// When the head was written whose log was damaged.
+    damaged_revision: Option<u64>,
     /// How long it has tried to lead.
     tried_millis: u64,
     phase: Phase,
@@ -112,6 +114,7 @@ impl Candidate {
             deleted: 0,
             leader: None,
             head_revision: 0,
+            damaged_revision: None,
             tried_millis: 0,
             phase: Phase::Look,
         }
@@ -191,20 +194,7 @@ impl Candidate {
                 ttl_seconds: self.ttl_seconds,
             },
             Phase::Campaign { lease } => Request::Txn(Txn {
-                compare: vec![
-                    Compare::Created {
-                        key: self.layout.leader(),
-                        revision: 0,
-                    },
-                    Compare::Modified {
-                        key: self.layout.head(),
-                        revision: self.head_revision,
-                    },
-                    Compare::Created {
-                        key: self.layout.lost(),
-                        revision: 0,
-                    },
-                ],
+                compare: self.is_vacant(),
                 success: vec![Op::Put {
                     key: self.layout.leader(),
                     value: self.me.encode(),
@@ -219,6 +209,28 @@ impl Candidate {
                 None => return Next::Lead,
             },
         })
+    }
+
+    /// Nobody leads, and the store is the one that it has read. Without a head, that is none: another process can have led since
+    /// then, and its head can be lost.
+    fn is_vacant(&self) -> Vec<Compare> {
+        let absent = |key| Compare::Created { key, revision: 0 };
+        let mut compare = vec![
+            absent(self.layout.leader()),
+            absent(self.layout.lost()),
+            Compare::Modified {
+                key: self.layout.head(),
+                revision: self.head_revision,
+            },
+        ];
+        if self.head_revision == 0 {
+            compare.push(Compare::NoneCreatedAfter {
+                key: self.layout.log(0),
+                end: self.layout.snapshots_end(),
+                revision: 0,
+            });
+        }
+        compare
     }
 
     /// The writer, once the candidate leads.
@@ -302,12 +314,13 @@ impl Candidate {
                 },
                 Answer::Range { keys, .. },
             ) => {
-                self.read(&mut reader, keys, pieces)?;
-                self.phase = Phase::Read {
-                    reader,
-                    revision,
-                    is_led,
-                };
+                if self.read(&mut reader, keys, pieces)? {
+                    self.phase = Phase::Read {
+                        reader,
+                        revision,
+                        is_led,
+                    };
+                }
             }
             (Phase::Succeed { .. }, Answer::Txn { succeeded, .. }) => {
                 self.phase = match succeeded {
@@ -365,12 +378,13 @@ impl Candidate {
                 },
                 Answer::Range { keys, .. },
             ) => {
-                self.read(&mut reader, keys, pieces)?;
-                self.phase = Phase::ReadRest {
-                    reader,
-                    led_since,
-                    head_revision,
-                };
+                if self.read(&mut reader, keys, pieces)? {
+                    self.phase = Phase::ReadRest {
+                        reader,
+                        led_since,
+                        head_revision,
+                    };
+                }
             }
             _ => return Err(self.broken()),
         }
@@ -528,20 +542,31 @@ impl Candidate {
         }
     }
 
+    /// Whether it can go on. If the log does not have what the head says, it looks again: etcd has perhaps gone back in
+    /// between, which others are to be told. With the same head, the log itself is damaged.
     fn read(
         &mut self,
         reader: &mut Reader,
         keys: Keys,
         pieces: &mut Vec<Piece>,
-    ) -> Result<(), JournalError> {
+    ) -> Result<bool, JournalError> {
         let before = pieces.len();
-        reader.answered(keys, pieces)?;
+        let result = reader.answered(keys, pieces);
         for piece in &pieces[before..] {
             if let Piece::Batch { position, .. } = piece {
                 self.passed_on = Some((reader.head().store, *position));
             }
         }
-        Ok(())
+        match result {
+            Ok(()) => Ok(true),
+            Err(JournalError::Damaged { .. })
+                if self.damaged_revision.replace(self.head_revision)
+                    != Some(self.head_revision) =>
+            {
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     fn leave_finished_reader(&mut self) {
@@ -579,7 +604,7 @@ impl Candidate {
                 self.sees(&head, record);
                 self.phase = Phase::Open(Writer::open(
                     self.layout.clone(),
-                    self.me.writer,
+                    &self.me,
                     led_since,
                     head,
                     head_revision,

@@ -23,7 +23,8 @@ const DELETED_POSITIONS: u64 = 16;
 pub(crate) struct Writer {
     layout: Layout,
     writer: u64,
-    /// When the leader's key was made.
+    /// The value of the leader's key, and when it was made.
+    leader: Vec<u8>,
     led_since: u64,
     /// When the head was written, last; 0 if it is missing.
     head_revision: u64,
@@ -68,7 +69,7 @@ impl Writer {
     /// step is to open the log.
     pub(crate) fn open(
         layout: Layout,
-        writer: u64,
+        leader: &Leader,
         led_since: u64,
         head: Head,
         head_revision: u64,
@@ -77,14 +78,15 @@ impl Writer {
         let opened = Head {
             takeover,
             epoch: head.epoch + 1,
-            writer,
+            writer: leader.writer,
             commit: 0,
             ..head.clone()
         };
         let mut this = Self {
             layout,
-            writer,
+            writer: leader.writer,
             led_since,
+            leader: leader.encode(),
             head_revision,
             head,
             steps: VecDeque::new(),
@@ -94,7 +96,14 @@ impl Writer {
             record: None,
             old: (0, 0),
         };
-        this.commit(opened, Vec::new());
+        let mut fence = this.fence();
+        fence.push(Compare::Created {
+            key: this.layout.lost(),
+            revision: 0,
+        });
+        let put = put(this.layout.head(), opened.encode());
+        let request = this.txn(fence, vec![put]);
+        this.steps.push_back(Step::Commit(request, opened));
         this
     }
 
@@ -151,7 +160,7 @@ impl Writer {
                 return Err(Stopped::Broken);
             };
             let leader = leader.first();
-            if leader.is_none_or(|leader| leader.created != self.led_since) {
+            if leader.is_none_or(|it| it.created != self.led_since || it.value != self.leader) {
                 let leader = leader.and_then(|leader| Leader::parse(&leader.value));
                 return Err(Stopped::Deposed(leader));
             }
@@ -362,19 +371,25 @@ impl Writer {
             key: self.layout.head(),
             revision: self.head_revision,
         };
-        vec![self.leads(), head]
+        let mut fence = self.leads();
+        fence.push(head);
+        fence
     }
 
     fn write(&mut self, ops: Vec<Op>) {
-        let request = self.txn(vec![self.leads()], ops);
+        let request = self.txn(self.leads(), ops);
         self.steps.push_back(Step::Write(request));
     }
 
-    fn leads(&self) -> Compare {
-        Compare::Created {
-            key: self.layout.leader(),
+    /// An etcd that was emptied gives the same revisions again, to the key of another leader.
+    fn leads(&self) -> Vec<Compare> {
+        let key = self.layout.leader();
+        let created = Compare::Created {
+            key: key.clone(),
             revision: self.led_since,
-        }
+        };
+        let value = self.leader.clone();
+        vec![created, Compare::Value { key, value }]
     }
 
     fn txn(&self, compare: Vec<Compare>, success: Vec<Op>) -> Request {

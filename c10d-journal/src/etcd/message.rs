@@ -66,6 +66,11 @@ pub(crate) enum Compare {
         key: String,
         revision: u64,
     },
+    /// Not so of a missing key.
+    Value {
+        key: String,
+        value: Vec<u8>,
+    },
     /// No key from `key` up to `end` was made after this revision.
     NoneCreatedAfter {
         key: String,
@@ -307,6 +312,12 @@ impl Compare {
                 "target": "MOD",
                 "result": "EQUAL",
                 "mod_revision": number(*revision),
+            }),
+            Self::Value { key, value } => json!({
+                "key": encoded(key.as_bytes()),
+                "target": "VALUE",
+                "result": "EQUAL",
+                "value": encoded(value),
             }),
             // True of each key of the range, and of an empty one.
             Self::NoneCreatedAfter { key, end, revision } => json!({

@@ -133,7 +133,7 @@ impl SimEtcd {
                 .map(|held| held.key_value.clone())
                 .collect()
         } else {
-            if range.revision < self.compacted {
+            if range.revision < self.compacted || range.revision > self.revision {
                 return Err(refused(code::OUT_OF_RANGE));
             }
             self.at(range.revision)
@@ -172,6 +172,7 @@ impl SimEtcd {
                 Compare::Modified { key, revision } => {
                     held(key).map_or(0, |it| it.modified) == *revision
                 }
+                Compare::Value { key, value } => held(key).is_some_and(|it| it.value == *value),
                 Compare::NoneCreatedAfter { key, end, revision } => {
                     let mut held = self.keys.range(key.clone()..end.clone());
                     held.all(|(_, held)| held.key_value.created <= *revision)

@@ -976,6 +976,36 @@ fn a_standby_reads_the_head_after_the_batches_that_it_has_watched_before_it_lead
     assert_eq!(world.format, 2);
 }
 
+/// etcd is emptied and has as many revisions again, while a standby reads a batch in parts.
+#[test]
+fn a_standby_that_reads_while_etcd_goes_back_finds_the_loss() {
+    let mut world = taking_over();
+    world.loses = true;
+    let answer_all = |world: &mut World, process| {
+        while world.request(process).is_some() {
+            world.act(Act::Answer(process)).expect("no law is broken");
+        }
+    };
+    answer_all(&mut world, 0);
+    world.act(Act::Watch(1)).expect("it knows a batch");
+    world.act(Act::Append(0)).expect("it leads");
+    answer_all(&mut world, 0);
+    world.act(Act::Watch(1)).expect("it cannot pass that on");
+    while !matches!(world.request(1), Some(Request::Range(_))) {
+        world.act(Act::Answer(1)).expect("no law is broken");
+    }
+    let revision = world.etcd.revision();
+    world
+        .act(Act::Lose(Loss::Everything))
+        .expect("etcd answers");
+    while world.etcd.revision() < revision {
+        world.register(1);
+    }
+    world.act(Act::End(0)).expect("etcd answers");
+    world.act(Act::Answer(1)).expect("no law is broken");
+    world.heal().expect("no process leads");
+}
+
 /// Every order of what may happen in `DEPTH` steps, 5 by default, from a moment on at which one process leads and appends, and another follows.
 #[test]
 #[expect(clippy::print_stdout, reason = "the count is for readers")]
