@@ -11,6 +11,7 @@ use mio::net::TcpStream;
 use mio::{Interest, Token};
 use slab::Slab;
 
+use super::budget::Budget;
 use super::gate::Gate;
 use super::held::Held;
 use super::numbers::Numbers;
@@ -23,6 +24,9 @@ use crate::wire::{encode_reply, without_session};
 
 /// With at least this many unsent reply bytes, a peer's further requests wait until it reads.
 pub(super) const PAUSE_UNSENT_BYTES: usize = 1 << 20;
+
+/// A connection with less memory is not closed because of other connections.
+const SMALL_BYTES: usize = 4 << 10;
 
 /// The phase of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -169,6 +173,8 @@ pub(super) struct Connection {
     /// In the list of connections that have new replies.
     touched: bool,
     generation: u32,
+    /// Its part of [`Connections::budget`].
+    counted_bytes: usize,
     /// Replies that a crash would take back; `None` if there was never one.
     held: Option<Box<Held>>,
 }
@@ -292,6 +298,27 @@ impl Connection {
         is_new
     }
 
+    /// The memory of its unread replies, without shared ones, and of its unfinished requests.
+    #[inline]
+    fn kept_bytes(&self) -> usize {
+        let held = self.held.as_ref().map_or(0, |held| held.memory_bytes());
+        let out = self.out().filter(|out| !out.is_empty());
+        held + out.map_or(0, SendBuf::memory_bytes) + self.parser.memory_bytes()
+    }
+
+    /// Drops all replies of a connection that is to be closed for them.
+    fn drop_replies(&mut self) {
+        self.held = None;
+        match &mut self.carrier {
+            Carrier::Socket(accepted) => accepted.out = SendBuf::new(),
+            Carrier::Session(client) => {
+                if let Some(replies) = &mut client.replies {
+                    replies.out = SendBuf::new();
+                }
+            }
+        }
+    }
+
     #[inline]
     fn copied_bytes(&self) -> usize {
         let held = self.held.as_ref().map_or(0, |held| held.copied_bytes());
@@ -339,6 +366,14 @@ fn flush_to(
     }
 }
 
+/// A peer that has the server keep memory: a connection, or a session with its clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Peer {
+    Connection(Token, SocketAddr),
+    /// In this slot.
+    Session(usize),
+}
+
 /// All connections, by slot. A token contains the slot and a generation, so that a late event for a
 /// closed connection does not reach the next connection in its slot.
 #[derive(Debug)]
@@ -352,6 +387,8 @@ pub(super) struct Connections {
     touched_clients: VecDeque<Token>,
     /// Of each session, by slot.
     session_memory: Vec<SessionMemory>,
+    /// The memory that all connections and sessions have the server keep.
+    pub(super) budget: Budget,
     /// What the replies of the current request depend on.
     dependency: u64,
     /// The connections to be released at each position.
@@ -380,6 +417,7 @@ impl Connections {
             touched: Vec::new(),
             touched_clients: VecDeque::new(),
             session_memory: Vec::new(),
+            budget: Budget::default(),
             dependency: 0,
             held: BTreeMap::new(),
             is_full: false,
@@ -437,6 +475,7 @@ impl Connections {
             overflowed: false,
             touched: false,
             generation,
+            counted_bytes: 0,
             held: None,
         });
         Token((generation as usize) << SLOT_BITS | slot)
@@ -454,15 +493,13 @@ impl Connections {
 
     pub(super) fn remove(&mut self, token: Token) -> Option<Connection> {
         let connection = self.get_mut(token)?;
-        connection.held = None;
+        connection.drop_replies();
+        connection.parser = RequestParser::default();
         if let Some(client) = connection.client() {
             client.grouped_bytes = 0;
             client.waiting_bytes = 0;
-            if let Some(replies) = &mut client.replies {
-                replies.out = SendBuf::new();
-            }
-            self.recount(token);
         }
+        self.recount(token);
         self.slots.try_remove(token.0 & SLOT_MASK)
     }
 
@@ -474,13 +511,15 @@ impl Connections {
             .unwrap_or_default()
     }
 
-    /// Counts again what a client of a session holds: after each change of that. The client overflows if the session holds
+    /// Counts again what a connection holds: after each change of that. A client of a session overflows if the session holds
     /// more than a connection may.
     pub(super) fn recount(&mut self, token: Token) {
         let unsent_bytes_max = self.unsent_bytes_max;
         let Some(connection) = find(&mut self.slots, token) else {
             return;
         };
+        let kept = connection.kept_bytes();
+        self.budget.count(&mut connection.counted_bytes, kept);
         let held_bytes = connection.held.as_ref().map_or(0, |it| it.memory_bytes());
         let Carrier::Session(client) = &mut connection.carrier else {
             return;
@@ -496,6 +535,36 @@ impl Connections {
         total.request_bytes = total.request_bytes - before.request_bytes + now.request_bytes;
         let grows = now.all() > before.all();
         connection.overflowed |= grows && total.all() > unsent_bytes_max;
+    }
+
+    /// Whether some client of this session may have a request carried out.
+    pub(super) fn has_budget(&self, session: usize) -> bool {
+        self.session_memory(session)
+            .has_budget(self.budget.session_bytes_max())
+    }
+
+    /// The memory that each peer has the server keep, without the session itself. With shared values, if those are most of it.
+    pub(super) fn kept_by_peer(&self) -> BTreeMap<Peer, usize> {
+        let mut peers = BTreeMap::new();
+        for (slot, connection) in &self.slots {
+            let mut bytes = connection.counted_bytes;
+            if self.budget.is_mostly_lent() {
+                bytes += connection.unsent_bytes() - connection.copied_bytes();
+            }
+            if bytes == 0 {
+                continue;
+            }
+            let token = Token((connection.generation as usize) << SLOT_BITS | slot);
+            let peer = match &connection.carrier {
+                Carrier::Session(client) => Peer::Session(client.slot()),
+                Carrier::Socket(accepted) => match accepted.link() {
+                    Some(session) => Peer::Session(session),
+                    None => Peer::Connection(token, accepted.peer),
+                },
+            };
+            *peers.entry(peer).or_default() += bytes;
+        }
+        peers
     }
 
     /// Whether the journal lets no request be carried out.
@@ -521,13 +590,31 @@ impl Connections {
         if connection.is_sweeping {
             return false;
         }
+        let usual = match self.budget.is_scarce() {
+            true => 1,
+            false => PAUSE_UNSENT_BYTES,
+        };
         let unsent_bytes_max = match &connection.carrier {
-            Carrier::Socket(_) => PAUSE_UNSENT_BYTES,
+            Carrier::Socket(_) => usual,
             Carrier::Session(client) => self
                 .session_memory(client.slot())
-                .unsent_bytes_max(PAUSE_UNSENT_BYTES),
+                .unsent_bytes_max(usual, self.budget.session_bytes_max()),
         };
         connection.unsent_bytes() < unsent_bytes_max
+    }
+
+    /// Drops the replies of a connection that are too many, or that are one too much for all peers: a single write can end
+    /// thousands of waits, so that no peer is paused in between.
+    #[inline]
+    fn drop_if_too_much(&mut self, token: Token) {
+        let is_exceeded = self.budget.is_exceeded_unshared();
+        if let Some(connection) = find(&mut self.slots, token)
+            && (connection.overflowed || is_exceeded && connection.counted_bytes >= SMALL_BYTES)
+        {
+            connection.overflowed = true;
+            connection.drop_replies();
+            self.recount(token);
+        }
     }
 
     /// Has a connection wait until this position is durable before it ends, as for a reply without bytes.
@@ -685,9 +772,8 @@ impl Replies for Connections {
         if !connection.touched {
             self.touch(token);
         }
-        if is_client {
-            self.recount(token);
-        }
+        self.recount(token);
+        self.drop_if_too_much(token);
     }
 
     fn depend_on(&mut self, position: u64) {
