@@ -159,3 +159,25 @@ fn replies_that_are_not_shared_have_the_same_budget() {
     let name = "replies_that_are_not_shared_have_the_same_budget";
     withstands(name, &store, &request.to_bytes(), 17 * (8 + 15_000));
 }
+
+/// The ranks together send more than the store's clients may take, so their requests arrive one after another.
+#[test]
+fn long_requests_of_many_ranks_are_not_refused() {
+    let options = ServerOptions::default().with_memory_max(128 << 20);
+    let server = TcpStoreServer::bind("127.0.0.1:0", options).expect("a server");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let upstream = HostPort::new("127.0.0.1", server.local_addr().port());
+    let relay = Relay::start(upstream, vec![listener], RelayOptions::default()).expect("a relay");
+    let port = relay.local_addrs()[0].port();
+    thread::scope(|scope| {
+        for rank in 0..32 {
+            scope.spawn(move || {
+                let store = TcpStore::connect("127.0.0.1", port).expect("a client");
+                store.set("k", vec![rank; 8 << 20]).expect("a set");
+                assert!(store.num_keys().expect("an answer") > 0);
+            });
+        }
+    });
+    let store = TcpStore::connect("127.0.0.1", port).expect("a client");
+    assert_eq!(store.get("k").expect("a value").len(), 8 << 20);
+}

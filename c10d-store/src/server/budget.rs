@@ -1,8 +1,8 @@
-//! One budget for what all peers together have the server keep besides the data: unread replies, requests that have arrived
+//! One budget for the memory that all peers together take besides the data: unread replies, requests that have arrived
 //! in part, and the streams of sessions. Pure.
 //!
-//! A list of all keys is one byte of request, and nobody has to read the reply. So the replies of peers that do not read
-//! pause first, and if that is not enough, the server closes the peers that hold most.
+//! A list of all keys is one byte of request, and its reply may never be read. So peers that do not read
+//! pause first, and long requests arrive one at a time. If that is not enough, the server closes the peers that hold most.
 
 /// The most for the unread replies of a session. Beyond it no client's request is carried out until the peer reads.
 const SESSION_BYTES_MAX: usize = 64 << 20;
@@ -10,12 +10,12 @@ const SESSION_BYTES_MAX: usize = 64 << 20;
 /// Peers may take at least twice this, however small the limit is.
 const RESERVE_BYTES_MIN: usize = 8 << 20;
 
-/// What peers take, and may take, in bytes.
+/// The memory that peers take, and may take, in bytes.
 #[derive(Debug)]
 pub(super) struct Budget {
     /// `usize::MAX` without a memory limit.
     room: usize,
-    /// What is counted with [`count`](Self::count).
+    /// The sum of all [counted](Self::count) memory.
     kept_bytes: usize,
     /// Long values that left the store and that peers are still sent. They share them.
     lent_bytes: usize,
@@ -32,8 +32,8 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// Sets the memory limit, what the data takes of it, and the values that only peers have any more. Peers may take what
-    /// the data leaves and an eighth of the limit more, of which the data never takes more than a half.
+    /// Sets the memory limit, the part of it that the data takes, and the values that only peers have any more. Peers may take
+    /// the rest and an eighth of the limit more. The data never takes more than half of that eighth.
     pub(super) fn set(&mut self, limit: Option<usize>, data_bytes: usize, lent_bytes: usize) {
         self.lent_bytes = lent_bytes;
         self.room = limit.map_or(usize::MAX, |limit| {
@@ -43,14 +43,14 @@ impl Budget {
         });
     }
 
-    /// A peer that took `counted` bytes takes so many now.
+    /// A peer that took `counted` bytes takes `now` bytes.
     #[inline]
     pub(super) const fn count(&mut self, counted: &mut usize, now: usize) {
         self.kept_bytes = self.kept_bytes - *counted + now;
         *counted = now;
     }
 
-    /// What peers have the server keep.
+    /// The memory that peers take.
     pub(super) const fn taken(&self) -> usize {
         self.kept_bytes + self.lent_bytes
     }

@@ -25,6 +25,9 @@ use crate::wire::{encode_reply, without_session};
 /// With at least this many unsent reply bytes, a peer's further requests wait until it reads.
 pub(super) const PAUSE_UNSENT_BYTES: usize = 1 << 20;
 
+/// An unfinished request with at least this much memory pauses when memory is scarce.
+const LONG_INPUT_BYTES: usize = 256 << 10;
+
 /// A connection with less memory is not closed because of other connections.
 const SMALL_BYTES: usize = 4 << 10;
 
@@ -40,6 +43,18 @@ pub(super) enum Phase {
     /// further input is discarded, so that the system does not reset the connection before the peer has
     /// read the replies.
     Refusing,
+}
+
+/// Whether the rest of a request of [`LONG_INPUT_BYTES`] may arrive while peers have taken much memory: one at a time, so that
+/// each is carried out before the next one takes memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum InputTurn {
+    /// There was room, or the request was short.
+    Any,
+    /// Not now.
+    Waits,
+    /// Yes, until the request is complete.
+    Has,
 }
 
 /// What carries a connection's bytes.
@@ -168,6 +183,8 @@ pub(super) struct Connection {
     pub(super) is_sweeping: bool,
     /// In the event loop's list of connections that are read without an event.
     pub(super) is_ready: bool,
+    /// Whether the rest of a long request may arrive, if memory is scarce.
+    pub(super) input_turn: InputTurn,
     /// The replies exceed the limit: the connection is to be closed.
     pub(super) overflowed: bool,
     /// In the list of connections that have new replies.
@@ -249,6 +266,17 @@ impl Connection {
     pub(super) fn unsent_bytes(&self) -> usize {
         let held = self.held.as_ref().map_or(0, |held| held.unsent_bytes());
         held + self.out().map_or(0, SendBuf::unsent_bytes)
+    }
+
+    /// Whether much of a request has arrived that is not complete.
+    pub(super) fn has_long_input(&self) -> bool {
+        self.parser.memory_bytes() >= LONG_INPUT_BYTES
+    }
+
+    /// Whether [`input_turn`](Self::input_turn) decides about the rest of a request, or has to be forgotten.
+    #[inline]
+    pub(super) fn needs_input_turn(&self) -> bool {
+        self.has_long_input() || self.input_turn != InputTurn::Any
     }
 
     /// Whether anything is to be sent, now or when it is durable.
@@ -472,6 +500,7 @@ impl Connections {
             resume: false,
             is_sweeping: false,
             is_ready: false,
+            input_turn: InputTurn::Any,
             overflowed: false,
             touched: false,
             generation,

@@ -17,6 +17,7 @@ use mio::event::Event;
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 
+use self::relieving::PausedInputs;
 use super::carrying::{Begun, Parts};
 use super::connection::{
     Accepted, Carrier, Connection, Connections, PAUSE_UNSENT_BYTES, Phase, conn_id_of, token_of,
@@ -111,6 +112,7 @@ pub(super) struct EventLoop {
     beat_at: Option<Instant>,
     /// When to find out what peers have read, if they share values that are not stored any more.
     look_at: Option<Instant>,
+    inputs: PausedInputs,
     waker: Arc<Waker>,
 }
 
@@ -184,6 +186,7 @@ impl EventLoop {
             standby,
             beat_at: None,
             look_at: None,
+            inputs: PausedInputs::default(),
             waker: Arc::clone(&waker),
         };
         Ok((event_loop, observer, waker))
@@ -235,7 +238,8 @@ impl EventLoop {
                 .as_ref()
                 .is_some_and(|it| it.has_work() || it.has_withheld())
             || (self.state.has_batch() && hold.is_none())
-            || self.state.can_sweep();
+            || self.state.can_sweep()
+            || self.can_continue_inputs();
         if has_work || self.acceptor.has_ready() || is_observed {
             return Some(Duration::ZERO);
         }
@@ -258,6 +262,7 @@ impl EventLoop {
             self.sessions.next_expiry(),
             self.beat_at,
             self.look_at,
+            self.inputs.next(),
             ends_until,
             hold.filter(|_| self.state.has_batch()),
         ];
@@ -293,6 +298,7 @@ impl EventLoop {
         self.tick_groups();
         self.continue_sweep();
         self.beat(now);
+        self.continue_inputs(now);
         self.turn.start_turn();
         self.flush_touched();
         self.relieve();
@@ -420,10 +426,18 @@ impl EventLoop {
                 }
                 continue;
             }
-            let Connection {
-                carrier, parser, ..
-            } = connection;
-            let Carrier::Socket(accepted) = carrier else {
+            if connection.needs_input_turn() && self.must_pause_input(token) {
+                if let Some(connection) = self.connections.get_mut(token) {
+                    connection.paused = true;
+                }
+                return;
+            }
+            let Some(Connection {
+                carrier: Carrier::Socket(accepted),
+                parser,
+                ..
+            }) = self.connections.get_mut(token)
+            else {
                 return;
             };
             let has_tls = accepted.tls.is_some();

@@ -11,7 +11,7 @@ const FEW: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct Lent {
     values: Vec<Weak<Vec<u8>>>,
-    /// Of these values, as of the last look.
+    /// The memory of these values at the last look.
     bytes: usize,
     /// How many there were after the last look.
     left: usize,

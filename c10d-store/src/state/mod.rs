@@ -829,7 +829,7 @@ impl StoreState {
         // Waits with the same known value are adjacent, so one comparison serves all of them.
         let mut compared = None;
         let differs = |known: &Arc<KnownValue>| match compared {
-            // No known value is made in between, so no other one gets its address.
+            // Known values are not made in between, so an equal address means the same value.
             Some((last, differs)) if last == Arc::as_ptr(known) => differs,
             _ => {
                 #[cfg(test)]

@@ -18,10 +18,10 @@ use super::server::{MIB, Server, serve_if_child};
 
 const LIMIT: u64 = 128 * MIB;
 
-/// What the process may have: the limit, an eighth more, and its own memory with what the allocator wastes.
+/// The most memory of the process: the limit, an eighth more, and its own memory with the waste of the allocator.
 const PEAK_MAX: u64 = LIMIT + LIMIT / 8 + 56 * MIB;
 
-/// What it may have once its peers have gone.
+/// The most memory once its peers have gone.
 const REST_MAX: u64 = 48 * MIB;
 
 const RETURNED_WITHIN: Duration = Duration::from_secs(10);
@@ -53,7 +53,7 @@ fn send<'v>(socket: &mut TcpStream, build: impl FnOnce(&mut RequestBuf<'v>)) {
     let _ = socket.write_all(&request.to_bytes());
 }
 
-/// Has the bystander end, also when the attack panics.
+/// Makes the bystander return, even if the attack panics.
 struct EndOfScope<'a>(&'a AtomicBool);
 
 impl Drop for EndOfScope<'_> {
@@ -133,6 +133,10 @@ fn requests_that_are_sent_in_part() {
         |server| {
             let peers = (0..100).map(|_| {
                 let mut socket = connect(server.address);
+                // Most of these requests wait for earlier requests.
+                socket
+                    .set_write_timeout(Some(Duration::from_millis(10)))
+                    .expect("an option");
                 let mut bytes = requests(|it| {
                     it.opcode(Opcode::Set).user_key("k").count(8 << 20);
                 });
@@ -141,6 +145,61 @@ fn requests_that_are_sent_in_part() {
                 socket
             });
             peers.collect::<Vec<_>>()
+        },
+        drop,
+    );
+}
+
+/// Together they take more than peers may, so they arrive one after another. The server refuses no set, because all sets are of one key.
+#[test]
+fn long_requests_at_a_time() {
+    if serve_if_child() {
+        return;
+    }
+    withstands(
+        "budget::long_requests_at_a_time",
+        |server| {
+            thread::scope(|scope| {
+                for writer in 0..32 {
+                    scope.spawn(move || {
+                        let port = server.address.port();
+                        let store = TcpStore::connect("127.0.0.1", port).expect("a client");
+                        store.set("k", vec![writer; 8 << 20]).expect("a set");
+                        assert!(store.num_keys().expect("an answer") > 0);
+                    });
+                }
+            });
+        },
+        drop,
+    );
+}
+
+/// The same beside a peer that never sends the rest of its request: other requests continue after a while.
+#[test]
+fn long_requests_beside_one_that_stops() {
+    if serve_if_child() {
+        return;
+    }
+    withstands(
+        "budget::long_requests_beside_one_that_stops",
+        |server| {
+            let stopped = (0..10).map(|_| {
+                let mut socket = connect(server.address);
+                let mut bytes = requests(|it| {
+                    it.opcode(Opcode::Set).user_key("k").count(8 << 20);
+                });
+                bytes.resize(8 << 20, 7);
+                let _ = socket.write_all(&bytes);
+                socket
+            });
+            let stopped = stopped.collect::<Vec<_>>();
+            let store = TcpStore::connect("127.0.0.1", server.address.port()).expect("a client");
+            let started = Instant::now();
+            store.set("k", vec![7; 8 << 20]).expect("a set");
+            assert!(store.num_keys().expect("an answer") > 0);
+            let took = started.elapsed();
+            assert!(took < Duration::from_secs(30), "{took:?}");
+            stopped
         },
         drop,
     );
@@ -181,31 +240,51 @@ fn replies_over_all_sessions() {
     }
     withstands(
         "budget::replies_over_all_sessions",
-        |server| {
-            let store = TcpStore::connect("127.0.0.1", server.address.port()).expect("a client");
-            store.set("k", [7; 16_000]).expect("a set");
-            let clients: Vec<u32> = (0..100).collect();
-            let gets = requests(|it| {
-                for _ in 0..60 {
-                    it.opcode(Opcode::Get).user_key("k");
-                }
-            });
-            let links = (0..30).map(|_| {
-                let mut link = Link::open(server.address);
-                link.open_clients(0..100);
-                link.stream.push_group(&clients, &gets);
-                link.try_send();
-                link
-            });
-            let links: Vec<_> = links.collect();
-            // All of it has been carried out, or refused.
-            for _ in 0..200 {
-                store.get("k").expect("a get");
-            }
-            links
-        },
+        |server| leave_unread(server, 600_000),
         |links| links.into_iter().for_each(Link::end),
     );
+}
+
+/// Their replies stay for the time that they have asked for. Then the memory returns to the system.
+#[test]
+fn replies_of_sessions_that_have_lost_their_links() {
+    if serve_if_child() {
+        return;
+    }
+    withstands(
+        "budget::replies_of_sessions_that_have_lost_their_links",
+        |server| {
+            for _ in 0..4 {
+                drop(leave_unread(server, 2_000));
+            }
+        },
+        drop,
+    );
+}
+
+/// Opens sessions whose clients ask for much and read nothing, and which the server keeps for this long without a link.
+fn leave_unread(server: &Server, keep_ms: u32) -> Vec<Link> {
+    let store = TcpStore::connect("127.0.0.1", server.address.port()).expect("a client");
+    store.set("k", [7; 16_000]).expect("a set");
+    let clients: Vec<u32> = (0..100).collect();
+    let gets = requests(|it| {
+        for _ in 0..60 {
+            it.opcode(Opcode::Get).user_key("k");
+        }
+    });
+    let links = (0..30).map(|_| {
+        let mut link = Link::open_to_keep(server.address, keep_ms);
+        link.open_clients(0..100);
+        link.stream.push_group(&clients, &gets);
+        link.try_send();
+        link
+    });
+    let links: Vec<_> = links.collect();
+    // All of it has been carried out, or refused.
+    for _ in 0..200 {
+        store.get("k").expect("a get");
+    }
+    links
 }
 
 #[test]
@@ -258,7 +337,7 @@ fn values_that_were_replaced_while_they_are_sent() {
         |server| {
             let store = TcpStore::connect("127.0.0.1", server.address.port()).expect("a client");
             let peers = (0..60).map(|number| {
-                // In parts: a writer whose request is as long as what the others hold is one of the largest, too.
+                // In parts, because a writer with one request as long as the memory of a peer is among the largest peers.
                 store.set("k", vec![number; 1 << 20]).expect("a set");
                 for _ in 1..8 {
                     store.append("k", vec![number; 1 << 20]).expect("an append");
@@ -281,7 +360,7 @@ fn values_that_were_replaced_while_they_are_sent() {
     );
 }
 
-/// One write ends the waits of all of them.
+/// One write completes the waits of all peers.
 #[test]
 fn replies_that_one_write_causes() {
     if serve_if_child() {

@@ -18,10 +18,10 @@ pub(crate) struct Link {
     pub(crate) stream: SessionStream,
     pub(crate) reader: FrameReader,
     credits: BTreeMap<u32, Credit>,
-    /// What each client has been sent.
+    /// The bytes that each client has received.
     pub(crate) replies: BTreeMap<u32, Vec<u8>>,
     pub(crate) closed: Vec<u32>,
-    /// What has arrived on the link.
+    /// The number of bytes that have arrived on the link.
     pub(crate) link_bytes: usize,
 }
 
@@ -39,6 +39,16 @@ pub(crate) fn ask_store(
     store: [u8; 16],
     flags: u32,
 ) -> (TcpStream, Option<u8>) {
+    ask_to_keep(address, attempt, store, 600_000 | flags)
+}
+
+/// The lower bits of the flags are the milliseconds for which the server keeps the session without a link.
+fn ask_to_keep(
+    address: SocketAddr,
+    attempt: u64,
+    store: [u8; 16],
+    flags: u32,
+) -> (TcpStream, Option<u8>) {
     let mut socket = TcpStream::connect(address).expect("the server accepts");
     socket.set_read_timeout(Some(LONG)).expect("an option");
     socket.set_write_timeout(Some(LONG)).expect("an option");
@@ -50,7 +60,7 @@ pub(crate) fn ask_store(
     bytes.extend(store);
     let mut numbers = [0; 20];
     LittleEndian::write_u64(&mut numbers[..8], attempt);
-    LittleEndian::write_u32(&mut numbers[16..], 600_000 | flags);
+    LittleEndian::write_u32(&mut numbers[16..], flags);
     bytes.extend(numbers);
     socket.write_all(&bytes).expect("the server reads");
     let mut answer = [0; 29];
@@ -66,12 +76,17 @@ impl Link {
     }
 
     pub(crate) fn open_with(address: SocketAddr, flags: u32) -> Self {
-        let (socket, status) = ask_store(address, 1, [0; 16], flags);
+        Self::open_to_keep(address, 600_000 | flags)
+    }
+
+    /// Opens a session that the server keeps without a link for the milliseconds in the lower bits of the flags.
+    pub(crate) fn open_to_keep(address: SocketAddr, flags: u32) -> Self {
+        let (socket, status) = ask_to_keep(address, 1, [0; 16], flags);
         assert_eq!(status, Some(0), "accepted");
         Self {
             socket,
             stream: SessionStream::default(),
-            reader: match flags {
+            reader: match flags & TAKES_PIECES {
                 0 => FrameReader::default(),
                 _ => FrameReader::taking_pieces(),
             },

@@ -1,5 +1,5 @@
 //! Sessions whose peer does not behave, by raw bytes (docs/spec/wire-extensions.md, section 9.9), and the budget of the
-//! server's memory, which is asserted on a process of its own.
+//! server's memory, which is asserted on a child process.
 
 mod budget;
 mod link;
@@ -31,7 +31,7 @@ fn store_long_keys(address: SocketAddr) -> usize {
     8 + 1000 * (8 + 1000)
 }
 
-/// Waits until the server has handled all that was sent: it serves connections in turns.
+/// Waits until the server has handled everything before: it serves connections in turns.
 fn settle(address: SocketAddr) {
     let store = TcpStore::connect("127.0.0.1", address.port()).expect("a client");
     for _ in 0..200 {
@@ -266,7 +266,7 @@ fn a_client_of_a_session_sees_no_sessions() {
     let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server");
     let mut link = Link::open(server.local_addr());
     link.open_clients(0..2);
-    // No VALIDATE before it, and all bits but that of SESSION.
+    // No VALIDATE before it, and all bits except the one of SESSION.
     link.stream.push_data(0, &[0x0d, 0, 0, 0x0d, 0xc1]);
     let mut session = vec![Opcode::Session as u8];
     session.resize(53, 0);

@@ -1,4 +1,4 @@
-//! A server in a process of its own: this binary again, with [`CHILD`] set.
+//! A server in a child process: this binary again, with [`CHILD`] set.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
@@ -6,17 +6,17 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use c10d_store::{ServerOptions, TcpStoreServer};
 
-/// Set in a process that only serves a store, to the limit for the unsent replies of a connection and that of the memory; 0
-/// for none.
+/// Set in a process that only serves a store, to the limit for the unsent replies of a connection and the memory limit; 0 for
+/// no limit.
 const CHILD: &str = "C10D_TEST_SESSION_SERVER";
 
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// The server of a test, in a process of its own.
+/// The server of a test, in a child process.
 pub(crate) struct Server {
     process: Child,
     pub(crate) address: SocketAddr,
-    /// The process ends with it.
+    /// The process exits when it is closed.
     stdin: Option<ChildStdin>,
     /// Read up to the address.
     _stdout: BufReader<ChildStdout>,

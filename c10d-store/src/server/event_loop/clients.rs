@@ -407,10 +407,15 @@ impl EventLoop {
             // Perhaps without a reply, which would have it flushed.
             return self.connections.touch(token);
         }
-        if connection.resume {
-            return;
+        if !connection.resume && !self.must_pause_input(token) {
+            self.return_credit(token);
         }
-        if let Some(client) = connection.client() {
+    }
+
+    /// Returns credit for the received bytes of a client.
+    pub(super) fn return_credit(&mut self, token: Token) {
+        let connection = self.connections.get_mut(token);
+        if let Some(client) = connection.and_then(Connection::client) {
             let used = std::mem::take(&mut client.kept_bytes);
             let (slot, number) = (client.slot(), client.number);
             let is_carried = client.numbers.is_some();

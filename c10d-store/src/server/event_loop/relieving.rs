@@ -1,16 +1,105 @@
-//! The event loop's part for memory that peers take: those that hold most are refused when it is too much.
+//! The event loop's part for memory that peers take: long requests arrive one at a time when it is scarce, and the peers that
+//! hold most are refused when it is too much.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use mio::Token;
+
 use super::EventLoop;
-use crate::server::connection::Peer;
+use crate::server::connection::{Carrier, Connection, InputTurn, Peer};
 use crate::snapshot::CloseReason;
 
 /// To find out which values peers have read costs a look at each.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
+/// The rest of a long request waits this long at most: the peer whose turn it is may never send its own.
+const INPUT_PAUSE_MAX: Duration = Duration::from_secs(10);
+
+/// Requests that have arrived in part while memory is scarce.
+#[derive(Debug, Default)]
+pub(super) struct PausedInputs {
+    /// The connection that got a turn most recently.
+    turn: Option<Token>,
+    /// Waiting connections and clients, each with the time at which it continues at the latest.
+    waiting: VecDeque<(Instant, Token)>,
+}
+
+impl PausedInputs {
+    /// The time at which the first waiting request continues at the latest.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.waiting.front().map(|(at, _)| *at)
+    }
+}
+
 impl EventLoop {
+    /// Whether the rest of the peer's request waits until others are complete. The peer continues later.
+    pub(super) fn must_pause_input(&mut self, token: Token) -> bool {
+        let is_scarce = self.connections.budget.is_scarce();
+        let is_free = self.inputs.turn == Some(token) || !self.has_input_turn();
+        let Some(connection) = self.connections.get_mut(token) else {
+            return false;
+        };
+        match connection.input_turn {
+            _ if !connection.has_long_input() => connection.input_turn = InputTurn::Any,
+            InputTurn::Any if is_scarce && is_free => {
+                connection.input_turn = InputTurn::Has;
+                self.inputs.turn = Some(token);
+            }
+            InputTurn::Any if is_scarce => {
+                connection.input_turn = InputTurn::Waits;
+                let latest = Instant::now() + INPUT_PAUSE_MAX;
+                self.inputs.waiting.push_back((latest, token));
+            }
+            InputTurn::Any | InputTurn::Waits | InputTurn::Has => {}
+        }
+        connection.input_turn == InputTurn::Waits
+    }
+
+    /// Whether the last request that got a turn is still arriving.
+    fn has_input_turn(&self) -> bool {
+        let turn = self
+            .inputs
+            .turn
+            .and_then(|token| self.connections.get(token));
+        turn.is_some_and(Connection::has_long_input)
+    }
+
+    /// Whether a request that waits in part can continue: there is room, or it is its turn.
+    pub(super) fn can_continue_inputs(&self) -> bool {
+        let is_free = !self.connections.budget.is_scarce() || !self.has_input_turn();
+        is_free && !self.inputs.waiting.is_empty()
+    }
+
+    /// Lets requests that wait in part continue if they can, or if they have waited long. No connection is flushed here.
+    pub(super) fn continue_inputs(&mut self, now: Instant) {
+        while let Some((latest, token)) = self.inputs.waiting.front().copied() {
+            if latest > now && !self.can_continue_inputs() {
+                return;
+            }
+            self.inputs.waiting.pop_front();
+            let is_scarce = self.connections.budget.is_scarce();
+            let Some(connection) = self.connections.get_mut(token) else {
+                continue;
+            };
+            if connection.input_turn != InputTurn::Waits {
+                continue;
+            }
+            connection.input_turn = InputTurn::Any;
+            if is_scarce {
+                connection.input_turn = InputTurn::Has;
+                self.inputs.turn = Some(token);
+            }
+            match connection.carrier {
+                Carrier::Socket(_) => {
+                    self.resume(token);
+                    self.update_interest(token);
+                }
+                Carrier::Session(_) => self.return_credit(token),
+            }
+        }
+    }
+
     /// Closes the peers that have the server keep most, if peers have it keep more than they may. A session is one peer.
     pub(super) fn relieve(&mut self) {
         self.set_budget();
