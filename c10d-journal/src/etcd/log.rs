@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 
-use super::known::{Known, record_of};
+use super::known::{Known, nothing_of_a_store, record_of};
 use super::layout::{Head, Layout, Leader, Snapshot, Takeover};
 use super::message::{Answer, Compare, Failure, KeyValue, Op, Range, Request, Txn};
 use super::stopped::Stopped;
@@ -373,6 +373,10 @@ impl Writer {
         };
         let mut fence = self.leads();
         fence.push(head);
+        // A copy of the first commit that is carried out late.
+        if self.head_revision == 0 {
+            fence.push(nothing_of_a_store(&self.layout));
+        }
         fence
     }
 
