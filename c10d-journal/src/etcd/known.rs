@@ -172,7 +172,7 @@ pub(crate) fn sight(layout: &Layout, known: Option<&Known>) -> Vec<Op> {
     keys.into_iter().chain([log]).map(Op::Range).collect()
 }
 
-/// What a process compares that has found no head: one can have been there since, and be lost.
+/// For a process that has found no head: another process can have written one since, which is lost.
 pub(crate) fn nothing_of_a_store(layout: &Layout) -> Compare {
     Compare::NoneCreatedAfter {
         key: layout.log(0),

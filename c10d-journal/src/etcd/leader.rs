@@ -538,7 +538,7 @@ impl Candidate {
         }
     }
 
-    /// Returns false to look again, because the log lacks a part of what the head describes: perhaps etcd has gone back, and then other
+    /// Returns false to look again, because the log does not follow the head: perhaps etcd has gone back, and then other
     /// processes must learn it. With the same head as before, the log itself is damaged.
     fn read(
         &mut self,
