@@ -365,16 +365,17 @@ impl Writer {
         self.steps.push_back(Step::Commit(request, head));
     }
 
-    /// What a change of the head compares.
+    /// The comparisons of a commit. An etcd that has gone back gives the same revisions again: to the key of another leader, and to
+    /// a commit of this one that is carried out late. Values are unique.
     fn fence(&self) -> Vec<Compare> {
-        let head = Compare::Modified {
-            key: self.layout.head(),
-            revision: self.head_revision,
-        };
+        let (key, revision) = (self.layout.head(), self.head_revision);
         let mut fence = self.leads();
-        fence.push(head);
-        // A copy of the first commit that is carried out late.
-        if self.head_revision == 0 {
+        fence.push(Compare::Modified { key, revision });
+        if self.head.writer == self.writer {
+            let (key, value) = (self.layout.head(), self.head.encode());
+            fence.push(Compare::Value { key, value });
+        }
+        if revision == 0 {
             fence.push(nothing_of_a_store(&self.layout));
         }
         fence
@@ -385,7 +386,6 @@ impl Writer {
         self.steps.push_back(Step::Write(request));
     }
 
-    /// An etcd that was emptied gives the same revisions again, to the key of another leader.
     fn leads(&self) -> Vec<Compare> {
         let key = self.layout.leader();
         let created = Compare::Created {

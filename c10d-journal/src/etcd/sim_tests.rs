@@ -1046,6 +1046,33 @@ fn a_late_copy_of_the_first_commit_makes_no_new_head() {
     }
 }
 
+/// etcd goes back, and a commit that is carried out late has the revision of a newer one that is lost.
+#[test]
+fn a_leader_whose_newest_batch_is_lost_appends_no_other() {
+    let mut world = World::new(2, Mutant::None, false);
+    world.loses = true;
+    answer_all(&mut world, 0);
+    for _ in 0..3 {
+        world.act(Act::Append(0)).expect("it leads");
+        answer_all(&mut world, 0);
+    }
+    let copied = world.etcd.revision();
+    world.act(Act::Snapshot(0)).expect("it leads");
+    world.act(Act::Delay(0)).expect("it is sent again");
+    answer_all(&mut world, 0);
+    world.act(Act::Append(0)).expect("it leads");
+    answer_all(&mut world, 0);
+    let newest = world.head().map(|head| head.position);
+    world.act(Act::Lose(Loss::Copy)).expect("etcd answers");
+    assert_eq!((newest, world.etcd.revision()), (Some(4), copied));
+    world.register(1);
+    world.act(Act::Late).expect("etcd answers");
+    world.act(Act::Append(0)).expect("it does not know");
+    answer_all(&mut world, 0);
+    assert!(matches!(world.processes[0].role, Role::Stopped));
+    assert_eq!(world.head().map(|head| head.position), Some(3));
+}
+
 /// Every order of what may happen in `DEPTH` steps, 5 by default, from a moment on at which one process leads and appends, and another follows.
 #[test]
 #[expect(clippy::print_stdout, reason = "the count is for readers")]
