@@ -172,7 +172,7 @@ pub(crate) fn sight(layout: &Layout, known: Option<&Known>) -> Vec<Op> {
     keys.into_iter().chain([log]).map(Op::Range).collect()
 }
 
-/// For a process that has found no head: another process can have written one since, which is lost.
+/// For a process that has found no head: since then, another process can have written one, and etcd can have lost it.
 pub(crate) fn nothing_of_a_store(layout: &Layout) -> Compare {
     Compare::NoneCreatedAfter {
         key: layout.log(0),

@@ -1046,7 +1046,7 @@ fn a_late_copy_of_the_first_commit_makes_no_new_head() {
     }
 }
 
-/// etcd goes back, and a commit that is carried out late has the revision of a newer one that is lost.
+/// etcd goes back, and a late commit gets the revision of the lost commit.
 #[test]
 fn a_leader_whose_newest_batch_is_lost_appends_no_other() {
     let mut world = World::new(2, Mutant::None, false);
