@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use c10d_relay::{HostPort, Relay, RelayOptions};
 use c10d_store::unstable::RequestBuf;
-use c10d_store::{Opcode, StoreExt};
+use c10d_store::{Opcode, Store, StoreExt};
 use c10d_store::{ServerOptions, TcpStore, TcpStoreServer};
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
 

@@ -66,8 +66,9 @@ const EVENTS_PER_ITERATION: usize = 1024;
 const READ_BYTES: usize = 64 << 10;
 
 /// The bytes of replies that the system takes and cannot send yet. Without a limit it copies megabytes for each of thousands
-/// of peers that do not read, and other peers wait.
-const SYSTEM_UNSENT_BYTES: u32 = 128 << 10;
+/// of peers that do not read, and other peers wait. With less, values of a megabyte take longer to send, because each part costs
+/// an event.
+const SYSTEM_UNSENT_BYTES: u32 = 1 << 20;
 
 /// The most bytes of one connection handled in one iteration, for fairness.
 const BYTES_PER_ITERATION: usize = 1 << 20;

@@ -71,7 +71,7 @@ impl EventLoop {
         is_free && !self.inputs.waiting.is_empty()
     }
 
-    /// Lets requests that wait in part continue if they can, or if they have waited long. No connection is flushed here.
+    /// Lets requests that wait in part continue if they can, or if they have waited long. Flushes no connection.
     pub(super) fn continue_inputs(&mut self, now: Instant) {
         while let Some((latest, token)) = self.inputs.waiting.front().copied() {
             if latest > now && !self.can_continue_inputs() {
