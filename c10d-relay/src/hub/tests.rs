@@ -466,9 +466,8 @@ fn ranks_that_do_not_read_stop_the_link_before_they_fill_the_memory() {
 fn frames_that_arrive_at_once_wait_until_ranks_read() {
     let count = 400;
     let mut node = Node::with_ranks(count);
-    let mut reply = vec![0; CLIENT_WINDOW_BYTES as usize - 8];
-    let length = reply.len() as u64 - 8;
-    reply[..8].copy_from_slice(&length.to_le_bytes());
+    let mut reply = vec![0; 8 + 0x3_0000];
+    reply[..8].copy_from_slice(&[0, 0, 3, 0, 0, 0, 0, 0]);
     for client in 0..count {
         let get = request(|it| {
             it.opcode(Opcode::Get).user_key("k");
