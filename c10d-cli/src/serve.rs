@@ -67,8 +67,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "BYTES", default_value_t = ByteCount(defaults().unsent_bytes_max()))]
     unsent_bytes_max: ByteCount,
 
-    /// The most memory for keys, values, queues and waits: beyond it, writes are refused and their connections closed.
-    /// Reads and deletes go on. 0 for no limit. [default: 80 % of the memory or of the control group's limit]
+    /// Limit the memory for keys, values, queues and waits: beyond it, writes are refused and their connections closed.
+    /// Reads and deletes continue. Unread replies and unfinished requests may take an eighth more: beyond that, the clients
+    /// that hold most are disconnected. 0 for no limit. [default: 80 % of the memory or of the control group's limit]
     #[arg(long, value_name = "BYTES")]
     memory_max: Option<ByteCount>,
 

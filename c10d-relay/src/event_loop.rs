@@ -232,7 +232,6 @@ impl EventLoop {
             self.read_rank(client, to_the_end, now);
         }
         if self.may_read_link() {
-            self.is_link_ready = false;
             self.read_link();
         }
         self.watch_silence(now);

@@ -38,6 +38,9 @@ pub(crate) struct Hub {
     limits: WireLimits,
     stream: SessionStream,
     reader: FrameReader,
+    /// Frames that arrived while the hub was full. A frame of nine bytes can have the hub copy 64 KiB of a piece, so one read of
+    /// the link could otherwise take hundreds of megabytes.
+    backlog: Vec<u8>,
     position: u64,
     ranks: BTreeMap<u32, Rank>,
     next_client: u32,
@@ -94,6 +97,10 @@ impl Hub {
     /// The store was restarted with its journal, after its link was lost at `lost_at`: it gets all requests again that it
     /// has not acknowledged. Returns the number of ranks whose connections are closed, as that cannot be done for them.
     pub(crate) fn restart(&mut self, restart: Restart, lost_at: Instant, now: Instant) -> usize {
+        // The store does not send these frames again, because it was told that they arrived. If they break the rules, that no
+        // longer matters for the new stream.
+        let backlog = std::mem::take(&mut self.backlog);
+        let _ = self.on_frames(&mut &backlog[..], usize::MAX);
         self.stream = SessionStream::default();
         self.reader = FrameReader::taking_pieces().taking_positions();
         self.turn = Turn::default();
@@ -242,50 +249,73 @@ impl Hub {
         self.cancels.front().map(|(due, _, _)| *due)
     }
 
-    /// Takes bytes that the link to the store has received.
+    /// Takes bytes that the link to the store has received, after earlier bytes that have waited. Frames without room wait
+    /// until ranks have read. Call it again then, even without bytes.
     ///
     /// # Errors
     /// If the store breaks the rules of the session, which is then over.
     pub(crate) fn receive_link(&mut self, mut link: &[u8]) -> Result<(), Violation> {
+        if !self.backlog.is_empty() {
+            let backlog = std::mem::take(&mut self.backlog);
+            let mut left = &backlog[..];
+            self.on_frames(&mut left, UNREAD_BYTES_MAX)?;
+            self.backlog = left.to_vec();
+        }
         while let Some(mut piece) = self.stream.next_bytes(&mut link)? {
-            while let Some(frame) = self.reader.next(&mut piece)? {
-                let client = match frame {
-                    Frame::Data { client, bytes } => {
-                        self.on_replies(client, bytes)?;
-                        client
-                    }
-                    Frame::Shared { client, bytes } => {
-                        self.on_replies(client, &bytes)?;
-                        client
-                    }
-                    Frame::Credit { client, bytes } => {
-                        if let Some(rank) = self.ranks.get_mut(&client) {
-                            rank.credit.returned(bytes)?;
-                        }
-                        self.wait_to_send(client);
-                        client
-                    }
-                    Frame::Close { client } => {
-                        if let Some(rank) = self.ranks.get_mut(&client) {
-                            rank.closing.get_or_insert(Closing::ByStore);
-                        }
-                        client
-                    }
-                    Frame::Done { client, request } => {
-                        if let Some(rank) = self.ranks.get_mut(&client) {
-                            rank.outstanding.done(request);
-                        }
-                        client
-                    }
-                    Frame::End => {
-                        self.is_ended = true;
-                        continue;
-                    }
-                    Frame::Open { .. } | Frame::Group(_) | Frame::Resume { .. } => continue,
-                };
-                self.touch(client);
-                self.finish(client);
+            if self.backlog.is_empty() {
+                self.on_frames(&mut piece, UNREAD_BYTES_MAX)?;
             }
+            self.backlog.extend_from_slice(piece);
+        }
+        Ok(())
+    }
+
+    /// Whether frames wait that there is room for now.
+    pub(crate) const fn can_continue(&self) -> bool {
+        !self.backlog.is_empty() && !self.is_full()
+    }
+
+    /// Takes frames from the front of `bytes`, until ranks have not read this many bytes.
+    fn on_frames(&mut self, bytes: &mut &[u8], unread_bytes_max: usize) -> Result<(), Violation> {
+        while self.unread_bytes < unread_bytes_max
+            && let Some(frame) = self.reader.next(bytes)?
+        {
+            let client = match frame {
+                Frame::Data { client, bytes } => {
+                    self.on_replies(client, bytes)?;
+                    client
+                }
+                Frame::Shared { client, bytes } => {
+                    self.on_replies(client, &bytes)?;
+                    client
+                }
+                Frame::Credit { client, bytes } => {
+                    if let Some(rank) = self.ranks.get_mut(&client) {
+                        rank.credit.returned(bytes)?;
+                    }
+                    self.wait_to_send(client);
+                    client
+                }
+                Frame::Close { client } => {
+                    if let Some(rank) = self.ranks.get_mut(&client) {
+                        rank.closing.get_or_insert(Closing::ByStore);
+                    }
+                    client
+                }
+                Frame::Done { client, request } => {
+                    if let Some(rank) = self.ranks.get_mut(&client) {
+                        rank.outstanding.done(request);
+                    }
+                    client
+                }
+                Frame::End => {
+                    self.is_ended = true;
+                    continue;
+                }
+                Frame::Open { .. } | Frame::Group(_) | Frame::Resume { .. } => continue,
+            };
+            self.touch(client);
+            self.finish(client);
         }
         self.position = self.position.max(self.reader.position());
         Ok(())

@@ -51,7 +51,7 @@ pub use listening_process::ListeningProcess;
 pub use loopback_user::{check_own_user, loopback_user, own_user};
 pub use moment::Moment;
 pub use open_files::{file_limit, raise_file_limit, restore_file_limit};
-pub use options::{KeepAlive, SocketOptions, configure_accepted};
+pub use options::{KeepAlive, SocketOptions, configure_accepted, limit_unsent};
 pub use own_sockets::OwnConnections;
 pub use printable::{Printable, is_printable, printable};
 pub use process_bound::{OtherProcess, Process, ProcessBound};

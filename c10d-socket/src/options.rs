@@ -149,6 +149,28 @@ pub fn configure_accepted(socket: &impl AsFd, options: &SocketOptions) -> io::Re
     options.apply(socket)
 }
 
+/// Limits how many bytes the system takes that it cannot send yet (TCP_NOTSENT_LOWAT), for a connection, or for a listener and
+/// the connections that it accepts from now on.
+///
+/// By default the system takes up to 4 MiB for each connection whose peer does not read, and copies them at once: a peer that
+/// reads is not served faster for it. On Linux and Android; elsewhere it has no effect.
+///
+/// ```
+/// let listeners = c10d_socket::listen_at(&["127.0.0.1".parse()?], 0)?;
+/// c10d_socket::limit_unsent(&listeners[0], 128 << 10)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// The error of setsockopt(2).
+pub fn limit_unsent(socket: &impl AsFd, bytes: u32) -> io::Result<()> {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    SockRef::from(socket).set_tcp_notsent_lowat(bytes)?;
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    let _ = (socket, bytes);
+    Ok(())
+}
+
 fn whole_seconds(time: Duration) -> Duration {
     let rounded_up = time
         .as_secs()

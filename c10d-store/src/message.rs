@@ -377,8 +377,10 @@ pub(crate) enum Reply<'a> {
     KeptAlive(bool),
     /// A value; a missing one is encoded as an empty one.
     Value(Option<&'a Value>),
-    /// Bytes that are not a stored value: a key of a listing, or an expected value sent back.
+    /// Bytes that are not a stored value: an expected value sent back.
     Bytes(&'a [u8]),
+    /// Pieces that are encoded already: the keys of a listing.
+    Encoded(&'a Value),
 }
 
 /// The destination of the state machine's replies.

@@ -99,6 +99,12 @@ impl RequestParser {
         partial.bytes.extend_from_slice(bytes);
     }
 
+    /// The memory of received bytes that were not handled, in bytes.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let partial = self.partial.as_ref();
+        partial.map_or(0, |partial| partial.bytes.capacity())
+    }
+
     /// Whether no part of another request has arrived.
     pub(crate) const fn is_between_requests(&self) -> bool {
         self.partial.is_none()

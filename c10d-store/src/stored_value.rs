@@ -59,6 +59,11 @@ impl Value {
         })
     }
 
+    /// Takes bytes that are shared already.
+    pub(crate) const fn of_shared(bytes: Arc<Vec<u8>>) -> Self {
+        Self(Repr::Long { bytes, start: 0 })
+    }
+
     pub(crate) fn as_bytes(&self) -> &[u8] {
         match &self.0 {
             Repr::Short(bytes) => bytes,

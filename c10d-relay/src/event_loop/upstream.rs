@@ -100,12 +100,24 @@ impl EventLoop {
         }
     }
 
-    /// Whether there may be something to read of the link, and room for it. What a closed link has left is little.
+    /// Whether there may be something to read of the link, or something that was read before, and room for it. What a closed
+    /// link has left is little.
     pub(super) fn may_read_link(&self) -> bool {
+        self.may_read() || self.hub.can_continue()
+    }
+
+    fn may_read(&self) -> bool {
         self.is_link_ready && (self.has_link_ended || !self.hub.is_full())
     }
 
     pub(super) fn read_link(&mut self) {
+        if let Err(violation) = self.hub.receive_link(&[]) {
+            return self.break_session(violation.to_string());
+        }
+        if !self.may_read() {
+            return;
+        }
+        self.is_link_ready = false;
         let Some(link) = &mut self.link else {
             return;
         };

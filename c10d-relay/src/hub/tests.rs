@@ -461,6 +461,58 @@ fn ranks_that_do_not_read_stop_the_link_before_they_fill_the_memory() {
     assert!(node.hub.unread_bytes < 1 << 20, "{}", node.hub.unread_bytes);
 }
 
+/// One read of the link can have replies for all ranks: a SHARED of nine bytes makes the hub copy a whole piece.
+#[test]
+fn frames_that_arrive_at_once_wait_until_ranks_read() {
+    let count = 400;
+    let mut node = Node::with_ranks(count);
+    let mut reply = vec![0; 8 + 0x3_0000];
+    reply[..8].copy_from_slice(&[0, 0, 3, 0, 0, 0, 0, 0]);
+    for client in 0..count {
+        let get = request(|it| {
+            it.opcode(Opcode::Get).user_key("k");
+        });
+        node.send(client, &get);
+    }
+    node.turn();
+    for client in 0..count {
+        node.store.push_data(client, &reply);
+    }
+    node.deliver();
+    let most = UNREAD_BYTES_MAX + 2 * reply.len();
+    assert!(node.hub.is_full() && node.hub.unread_bytes < most);
+    let mut read = vec![0; count as usize];
+    for _ in 0..count {
+        for client in 0..count {
+            read[client as usize] += node.read(client).len();
+        }
+        node.deliver();
+        assert!(node.hub.unread_bytes < most);
+    }
+    assert_eq!(read, vec![reply.len(); count as usize]);
+}
+
+/// A restarted store does not send again what the relay has said has arrived.
+#[test]
+fn frames_that_wait_are_not_lost_when_the_store_restarts() {
+    let mut node = Node::with_ranks(2);
+    for client in 0..2 {
+        node.send(client, &add("n"));
+    }
+    node.turn();
+    node.hub.unread_bytes += UNREAD_BYTES_MAX;
+    node.store.push_data(0, &[1, 0, 0, 0, 0, 0, 0, 0]);
+    node.deliver();
+    assert_eq!(node.read(0), []);
+    assert!(!node.hub.can_continue());
+    assert_eq!(node.restart(), 0);
+    assert_eq!(node.read(0), [1, 0, 0, 0, 0, 0, 0, 0]);
+    node.hub.unread_bytes -= UNREAD_BYTES_MAX;
+    let sent = node.turn();
+    assert!(sent.contains(&Got::Resume(0, 2)), "{sent:?}");
+    assert!(sent.contains(&Got::Resume(1, 1)), "{sent:?}");
+}
+
 /// The answer of the relay itself is not of the credit that the store gave.
 #[test]
 fn an_answer_of_the_relay_returns_no_credit() {

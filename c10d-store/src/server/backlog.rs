@@ -17,6 +17,12 @@ impl Backlog {
         self.group.is_none() && self.bytes.is_empty()
     }
 
+    /// The memory of what waits.
+    pub(super) fn memory_bytes(&self) -> usize {
+        let group = self.group.as_ref();
+        self.bytes.capacity() + group.map_or(0, |waiting| waiting.0.memory_bytes())
+    }
+
     /// Keeps the clients of a group from this one on. There must be no other group.
     pub(super) fn keep_group(&mut self, group: Group, next: usize) {
         debug_assert!(

@@ -11,6 +11,7 @@ use mio::net::TcpStream;
 use mio::{Interest, Token};
 use slab::Slab;
 
+use super::budget::Budget;
 use super::gate::Gate;
 use super::held::Held;
 use super::numbers::Numbers;
@@ -24,6 +25,12 @@ use crate::wire::{encode_reply, without_session};
 /// With at least this many unsent reply bytes, a peer's further requests wait until it reads.
 pub(super) const PAUSE_UNSENT_BYTES: usize = 1 << 20;
 
+/// An unfinished request with at least this much memory pauses when memory is scarce.
+const LONG_INPUT_BYTES: usize = 256 << 10;
+
+/// A connection with less memory is not closed because of other connections.
+const SMALL_BYTES: usize = 4 << 10;
+
 /// The phase of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -36,6 +43,18 @@ pub(super) enum Phase {
     /// further input is discarded, so that the system does not reset the connection before the peer has
     /// read the replies.
     Refusing,
+}
+
+/// Whether the rest of a request of [`LONG_INPUT_BYTES`] may arrive while peers have taken much memory: one at a time, so that
+/// each is carried out before the next one takes memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum InputTurn {
+    /// There was room, or the request was short.
+    Any,
+    /// Not now.
+    Waits,
+    /// Yes, until the request is complete.
+    Has,
 }
 
 /// What carries a connection's bytes.
@@ -164,11 +183,15 @@ pub(super) struct Connection {
     pub(super) is_sweeping: bool,
     /// In the event loop's list of connections that are read without an event.
     pub(super) is_ready: bool,
+    /// Whether the rest of a long request may arrive, if memory is scarce.
+    pub(super) input_turn: InputTurn,
     /// The replies exceed the limit: the connection is to be closed.
     pub(super) overflowed: bool,
     /// In the list of connections that have new replies.
     touched: bool,
     generation: u32,
+    /// Its part of [`Connections::budget`].
+    counted_bytes: usize,
     /// Replies that a crash would take back; `None` if there was never one.
     held: Option<Box<Held>>,
 }
@@ -245,6 +268,17 @@ impl Connection {
         held + self.out().map_or(0, SendBuf::unsent_bytes)
     }
 
+    /// Whether much of a request has arrived that is not complete.
+    pub(super) fn has_long_input(&self) -> bool {
+        self.parser.memory_bytes() >= LONG_INPUT_BYTES
+    }
+
+    /// Whether [`input_turn`](Self::input_turn) decides about the rest of a request, or has to be forgotten.
+    #[inline]
+    pub(super) fn needs_input_turn(&self) -> bool {
+        self.has_long_input() || self.input_turn != InputTurn::Any
+    }
+
     /// Whether anything is to be sent, now or when it is durable.
     pub(super) fn has_unsent(&self) -> bool {
         self.has_sendable() || self.is_held()
@@ -290,6 +324,27 @@ impl Connection {
         write(out);
         self.overflowed = self.copied_bytes() > unsent_bytes_max;
         is_new
+    }
+
+    /// The memory of its unread replies, without shared ones, and of its unfinished requests.
+    #[inline]
+    fn kept_bytes(&self) -> usize {
+        let held = self.held.as_ref().map_or(0, |held| held.memory_bytes());
+        let out = self.out().filter(|out| !out.is_empty());
+        held + out.map_or(0, SendBuf::memory_bytes) + self.parser.memory_bytes()
+    }
+
+    /// Drops all replies of a connection that is to be closed for them.
+    fn drop_replies(&mut self) {
+        self.held = None;
+        match &mut self.carrier {
+            Carrier::Socket(accepted) => accepted.out = SendBuf::new(),
+            Carrier::Session(client) => {
+                if let Some(replies) = &mut client.replies {
+                    replies.out = SendBuf::new();
+                }
+            }
+        }
     }
 
     #[inline]
@@ -339,6 +394,14 @@ fn flush_to(
     }
 }
 
+/// A peer that has the server keep memory: a connection, or a session with its clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Peer {
+    Connection(Token, SocketAddr),
+    /// In this slot.
+    Session(usize),
+}
+
 /// All connections, by slot. A token contains the slot and a generation, so that a late event for a
 /// closed connection does not reach the next connection in its slot.
 #[derive(Debug)]
@@ -352,6 +415,8 @@ pub(super) struct Connections {
     touched_clients: VecDeque<Token>,
     /// Of each session, by slot.
     session_memory: Vec<SessionMemory>,
+    /// The memory that all connections and sessions have the server keep.
+    pub(super) budget: Budget,
     /// What the replies of the current request depend on.
     dependency: u64,
     /// The connections to be released at each position.
@@ -380,6 +445,7 @@ impl Connections {
             touched: Vec::new(),
             touched_clients: VecDeque::new(),
             session_memory: Vec::new(),
+            budget: Budget::default(),
             dependency: 0,
             held: BTreeMap::new(),
             is_full: false,
@@ -434,9 +500,11 @@ impl Connections {
             resume: false,
             is_sweeping: false,
             is_ready: false,
+            input_turn: InputTurn::Any,
             overflowed: false,
             touched: false,
             generation,
+            counted_bytes: 0,
             held: None,
         });
         Token((generation as usize) << SLOT_BITS | slot)
@@ -454,15 +522,13 @@ impl Connections {
 
     pub(super) fn remove(&mut self, token: Token) -> Option<Connection> {
         let connection = self.get_mut(token)?;
-        connection.held = None;
+        connection.drop_replies();
+        connection.parser = RequestParser::default();
         if let Some(client) = connection.client() {
             client.grouped_bytes = 0;
             client.waiting_bytes = 0;
-            if let Some(replies) = &mut client.replies {
-                replies.out = SendBuf::new();
-            }
-            self.recount(token);
         }
+        self.recount(token);
         self.slots.try_remove(token.0 & SLOT_MASK)
     }
 
@@ -474,13 +540,15 @@ impl Connections {
             .unwrap_or_default()
     }
 
-    /// Counts again what a client of a session holds: after each change of that. The client overflows if the session holds
+    /// Counts again what a connection holds: after each change of that. A client of a session overflows if the session holds
     /// more than a connection may.
     pub(super) fn recount(&mut self, token: Token) {
         let unsent_bytes_max = self.unsent_bytes_max;
         let Some(connection) = find(&mut self.slots, token) else {
             return;
         };
+        let kept = connection.kept_bytes();
+        self.budget.count(&mut connection.counted_bytes, kept);
         let held_bytes = connection.held.as_ref().map_or(0, |it| it.memory_bytes());
         let Carrier::Session(client) = &mut connection.carrier else {
             return;
@@ -496,6 +564,36 @@ impl Connections {
         total.request_bytes = total.request_bytes - before.request_bytes + now.request_bytes;
         let grows = now.all() > before.all();
         connection.overflowed |= grows && total.all() > unsent_bytes_max;
+    }
+
+    /// Whether some client of this session may have a request carried out.
+    pub(super) fn has_budget(&self, session: usize) -> bool {
+        self.session_memory(session)
+            .has_budget(self.budget.session_bytes_max())
+    }
+
+    /// The memory that each peer has the server keep, without the session itself. With shared values, if those are most of it.
+    pub(super) fn kept_by_peer(&self) -> BTreeMap<Peer, usize> {
+        let mut peers = BTreeMap::new();
+        for (slot, connection) in &self.slots {
+            let mut bytes = connection.counted_bytes;
+            if self.budget.is_mostly_lent() {
+                bytes += connection.unsent_bytes() - connection.copied_bytes();
+            }
+            if bytes == 0 {
+                continue;
+            }
+            let token = Token((connection.generation as usize) << SLOT_BITS | slot);
+            let peer = match &connection.carrier {
+                Carrier::Session(client) => Peer::Session(client.slot()),
+                Carrier::Socket(accepted) => match accepted.link() {
+                    Some(session) => Peer::Session(session),
+                    None => Peer::Connection(token, accepted.peer),
+                },
+            };
+            *peers.entry(peer).or_default() += bytes;
+        }
+        peers
     }
 
     /// Whether the journal lets no request be carried out.
@@ -521,13 +619,31 @@ impl Connections {
         if connection.is_sweeping {
             return false;
         }
+        let usual = match self.budget.is_scarce() {
+            true => 1,
+            false => PAUSE_UNSENT_BYTES,
+        };
         let unsent_bytes_max = match &connection.carrier {
-            Carrier::Socket(_) => PAUSE_UNSENT_BYTES,
+            Carrier::Socket(_) => usual,
             Carrier::Session(client) => self
                 .session_memory(client.slot())
-                .unsent_bytes_max(PAUSE_UNSENT_BYTES),
+                .unsent_bytes_max(usual, self.budget.session_bytes_max()),
         };
         connection.unsent_bytes() < unsent_bytes_max
+    }
+
+    /// Drops the replies of a connection that are too many, or that are one too much for all peers: a single write can end
+    /// thousands of waits, so that no peer is paused in between.
+    #[inline]
+    fn drop_if_too_much(&mut self, token: Token) {
+        let is_exceeded = self.budget.is_exceeded_unshared();
+        if let Some(connection) = find(&mut self.slots, token)
+            && (connection.overflowed || is_exceeded && connection.counted_bytes >= SMALL_BYTES)
+        {
+            connection.overflowed = true;
+            connection.drop_replies();
+            self.recount(token);
+        }
     }
 
     /// Has a connection wait until this position is durable before it ends, as for a reply without bytes.
@@ -685,9 +801,8 @@ impl Replies for Connections {
         if !connection.touched {
             self.touch(token);
         }
-        if is_client {
-            self.recount(token);
-        }
+        self.recount(token);
+        self.drop_if_too_much(token);
     }
 
     fn depend_on(&mut self, position: u64) {

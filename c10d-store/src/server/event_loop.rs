@@ -10,12 +10,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{
-    AcceptLimits, Acceptor, Listeners, TlsServer, recv_into_spare, release_freed_memory,
+    AcceptLimits, Acceptor, Listeners, TlsServer, limit_unsent, recv_into_spare,
+    release_freed_memory,
 };
 use mio::event::Event;
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 
+use self::relieving::PausedInputs;
 use super::carrying::{Begun, Parts};
 use super::connection::{
     Accepted, Carrier, Connection, Connections, PAUSE_UNSENT_BYTES, Phase, conn_id_of, token_of,
@@ -44,6 +46,7 @@ mod carrying;
 mod clients;
 mod ending;
 mod keeping;
+mod relieving;
 mod sending;
 #[cfg(test)]
 mod tests;
@@ -61,6 +64,11 @@ const EVENTS_PER_ITERATION: usize = 1024;
 /// The size of the read buffer shared by all connections: large enough for many pipelined requests,
 /// small enough to stay in the CPU cache.
 const READ_BYTES: usize = 64 << 10;
+
+/// The bytes of replies that the system takes and cannot send yet. Without a limit it copies megabytes for each of thousands
+/// of peers that do not read, and other peers wait. With less, values of a megabyte take longer to send, because each part costs
+/// an event.
+const SYSTEM_UNSENT_BYTES: u32 = 1 << 20;
 
 /// The most bytes of one connection handled in one iteration, for fairness.
 const BYTES_PER_ITERATION: usize = 1 << 20;
@@ -103,6 +111,9 @@ pub(super) struct EventLoop {
     standby: Option<Standby>,
     /// When the next heartbeats are due, if any session wants some.
     beat_at: Option<Instant>,
+    /// When to find out what peers have read, if they share values that are not stored any more.
+    look_at: Option<Instant>,
+    inputs: PausedInputs,
     waker: Arc<Waker>,
 }
 
@@ -123,7 +134,10 @@ impl EventLoop {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let (observer, observed) = Observed::new(Arc::clone(&waker));
-        let register = |listener, token| {
+        let register = |listener: std::net::TcpListener, token| {
+            if let Err(error) = limit_unsent(&listener, SYSTEM_UNSENT_BYTES) {
+                log::debug!("cannot limit what the system takes for each connection: {error}");
+            }
             let mut listener = TcpListener::from_std(listener);
             poll.registry()
                 .register(&mut listener, Token(token), Interest::READABLE)?;
@@ -172,6 +186,8 @@ impl EventLoop {
             keeping,
             standby,
             beat_at: None,
+            look_at: None,
+            inputs: PausedInputs::default(),
             waker: Arc::clone(&waker),
         };
         Ok((event_loop, observer, waker))
@@ -223,7 +239,8 @@ impl EventLoop {
                 .as_ref()
                 .is_some_and(|it| it.has_work() || it.has_withheld())
             || (self.state.has_batch() && hold.is_none())
-            || self.state.can_sweep();
+            || self.state.can_sweep()
+            || self.can_continue_inputs();
         if has_work || self.acceptor.has_ready() || is_observed {
             return Some(Duration::ZERO);
         }
@@ -245,6 +262,8 @@ impl EventLoop {
             self.acceptor.next_deadline(),
             self.sessions.next_expiry(),
             self.beat_at,
+            self.look_at,
+            self.inputs.next(),
             ends_until,
             hold.filter(|_| self.state.has_batch()),
         ];
@@ -269,6 +288,7 @@ impl EventLoop {
             }
             if self.connections.get(event.token()).is_some() {
                 self.on_event(event);
+                self.relieve();
             }
         }
         self.serve_ready(left_over);
@@ -279,8 +299,10 @@ impl EventLoop {
         self.tick_groups();
         self.continue_sweep();
         self.beat(now);
+        self.continue_inputs(now);
         self.turn.start_turn();
         self.flush_touched();
+        self.relieve();
         // Without `ready`: what is left of earlier turns may take long.
         self.keep_gathered(has_events && self.ready.is_empty(), now);
         self.publish_waits();
@@ -290,7 +312,9 @@ impl EventLoop {
         }
         self.answer_observers();
         self.observed.turn_done();
-        if self.state.take_released() {
+        self.look_at_lent(now);
+        let kept_bytes = self.connections.budget.taken();
+        if self.state.take_released(kept_bytes) {
             release_freed_memory();
         }
     }
@@ -311,6 +335,7 @@ impl EventLoop {
                 }
                 Some(Ready::Session(slot)) => self.continue_session(slot),
             }
+            self.relieve();
             if self.turn.is_iteration_over() {
                 return;
             }
@@ -402,10 +427,18 @@ impl EventLoop {
                 }
                 continue;
             }
-            let Connection {
-                carrier, parser, ..
-            } = connection;
-            let Carrier::Socket(accepted) = carrier else {
+            if connection.needs_input_turn() && self.must_pause_input(token) {
+                if let Some(connection) = self.connections.get_mut(token) {
+                    connection.paused = true;
+                }
+                return;
+            }
+            let Some(Connection {
+                carrier: Carrier::Socket(accepted),
+                parser,
+                ..
+            }) = self.connections.get_mut(token)
+            else {
                 return;
             };
             let has_tls = accepted.tls.is_some();
@@ -486,6 +519,7 @@ impl EventLoop {
             Ok(Some(hello)) => self.attach(token, &hello),
             Err(error) => self.refuse(token, &error),
         }
+        self.connections.recount(token);
         self.flush_touched();
     }
 

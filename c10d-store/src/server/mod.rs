@@ -1,6 +1,7 @@
 //! The TCPStore server: one thread with an event loop and a store.
 
 mod backlog;
+mod budget;
 mod carried;
 mod carrying;
 mod connection;

@@ -67,8 +67,9 @@ impl ServerOptions {
 
     /// The most memory for keys, values, queues and waits, and what a journal keeps of sessions, in bytes, as the store
     /// counts it; `None` for no limit, the default, as in PyTorch. Beyond it the server refuses requests that add something: it closes their connections.
-    /// Reads and deletes go on. Requests and replies under way need memory besides:
-    /// [`recommended_memory_max`](crate::recommended_memory_max) leaves room for them.
+    /// Reads and deletes continue. Unread replies and unfinished requests of all peers together may take what is left, and an
+    /// eighth of the limit more (at least 16 MiB): then the server closes the peers that hold most of it.
+    /// [`recommended_memory_max`](crate::recommended_memory_max) leaves room for that.
     #[must_use]
     pub const fn memory_max(&self) -> Option<usize> {
         self.memory_max

@@ -3,12 +3,6 @@
 //! A session is one connection of a peer, which costs the peer as little for each client as a frame of 9 bytes, or nothing in
 //! a group of clients. So its clients share a budget, and the session as a whole has the limit of a connection.
 
-/// The budget for the unsent replies of a session. Beyond it no client's request is carried out until the peer reads.
-pub(super) const BUDGET_BYTES: usize = 64 << 20;
-
-/// Beyond this, only clients whose replies have all been sent go on: the rest of the budget is for clients that read.
-const SHARED_BYTES: usize = BUDGET_BYTES / 2;
-
 /// The memory of the clients of a session, or of one of them, in bytes.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SessionMemory {
@@ -24,16 +18,17 @@ impl SessionMemory {
         self.reply_bytes + self.request_bytes
     }
 
-    /// Whether some client's request may be carried out.
-    pub(super) const fn has_budget(self) -> bool {
-        self.reply_bytes < BUDGET_BYTES
+    /// Whether some client's request may be carried out, with this budget for the unsent replies of the session.
+    pub(super) const fn has_budget(self, budget: usize) -> bool {
+        self.reply_bytes < budget
     }
 
-    /// A client of the session with this many unsent bytes or more pauses: `usual` while there is room.
-    pub(super) const fn unsent_bytes_max(self, usual: usize) -> usize {
-        if self.reply_bytes < SHARED_BYTES {
+    /// A client of the session with this many unsent bytes or more pauses: `usual` while there is room. Beyond half of the
+    /// budget, only clients whose replies have all been sent go on: the rest is for clients that read.
+    pub(super) const fn unsent_bytes_max(self, usual: usize, budget: usize) -> usize {
+        if self.reply_bytes < budget / 2 {
             usual
-        } else if self.has_budget() {
+        } else if self.has_budget(budget) {
             1
         } else {
             0
@@ -49,17 +44,17 @@ mod tests {
     #[test]
     fn clients_that_do_not_read_pause_first() {
         let limit = |reply_bytes| {
-            let request_bytes = BUDGET_BYTES;
+            let request_bytes = 64;
             let memory = SessionMemory {
                 reply_bytes,
                 request_bytes,
             };
-            memory.unsent_bytes_max(1000)
+            memory.unsent_bytes_max(1000, 64)
         };
         assert_eq!(limit(0), 1000);
-        assert_eq!(limit(SHARED_BYTES - 1), 1000);
-        assert_eq!(limit(SHARED_BYTES), 1, "not with anything unsent");
-        assert_eq!(limit(BUDGET_BYTES - 1), 1);
-        assert_eq!(limit(BUDGET_BYTES), 0, "none");
+        assert_eq!(limit(31), 1000);
+        assert_eq!(limit(32), 1, "not with anything unsent");
+        assert_eq!(limit(63), 1);
+        assert_eq!(limit(64), 0, "none");
     }
 }

@@ -37,6 +37,8 @@ pub(super) struct Sessions {
     pub(super) carried: Carried,
     /// Sessions of the journal that have ended since it was last told.
     pub(super) ended: Vec<SessionId>,
+    /// The part of forgotten sessions in the [`Budget`](super::budget::Budget), which has to be taken off.
+    pub(super) forgotten_bytes: usize,
 }
 
 /// The server's end of one session.
@@ -69,6 +71,8 @@ pub(super) struct Session {
     told: Option<u64>,
     /// The journal keeps what its clients' requests do.
     pub(super) is_carried: bool,
+    /// The part of the [`Budget`](super::budget::Budget) that the session itself takes, without its clients.
+    pub(super) counted_bytes: usize,
 }
 
 /// Clients of a session that others hold up.
@@ -124,6 +128,7 @@ impl Sessions {
             expiries: Timers::default(),
             carried: Carried::default(),
             ended: Vec::new(),
+            forgotten_bytes: 0,
         }
     }
 
@@ -262,6 +267,12 @@ impl Sessions {
         true
     }
 
+    /// The memory of each session itself, by slot.
+    pub(super) fn kept(&self) -> impl Iterator<Item = (usize, usize)> {
+        let sessions = self.slots.iter();
+        sessions.map(|(slot, session)| (slot, session.counted_bytes))
+    }
+
     /// The links that get heartbeats, each with the slot of its session.
     pub(super) fn beating(&self) -> Vec<(usize, Token)> {
         let beating = self.slots.iter().filter(|(_, it)| it.wants_heartbeats);
@@ -303,12 +314,14 @@ impl Sessions {
     /// Forgets the sessions without a link that never had a client: they lose nothing.
     fn forget_unused(&mut self) {
         let (by_id, carried, ended) = (&mut self.by_id, &self.carried, &mut self.ended);
+        let forgotten_bytes = &mut self.forgotten_bytes;
         self.slots.retain(|_, session| {
             let is_used = session.link.is_some()
                 || session.had_clients()
                 || session.is_carried && carried.has_clients(session.id);
             if !is_used {
                 by_id.remove(&session.id);
+                *forgotten_bytes += session.counted_bytes;
                 if session.is_carried {
                     ended.push(session.id);
                 }
@@ -336,6 +349,7 @@ impl Sessions {
             wants_heartbeats: false,
             told: None,
             is_carried: false,
+            counted_bytes: 0,
         });
         self.by_id.insert(id, slot);
         slot
@@ -345,6 +359,11 @@ impl Sessions {
 impl Session {
     pub(super) const fn id(&self) -> SessionId {
         self.id
+    }
+
+    /// The memory of unacknowledged bytes, and of received bytes that were not carried out.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.stream.memory_bytes() + self.reader.memory_bytes() + self.backlog.memory_bytes()
     }
 
     /// Whether a client was ever opened, since the server started.
@@ -559,6 +578,9 @@ mod tests {
             sessions.attach(&hello(SessionId::random(), StoreId::ANY, 1), candidate(1))
         };
         let (used, _) = accepted(begin(&mut sessions));
+        let (counted, _) = accepted(begin(&mut sessions));
+        sessions.get_mut(counted).expect("it").counted_bytes = 9;
+        sessions.link_closed(counted, Token(1), now);
         sessions.get_mut(used).expect("it").open(0, Token(7));
         sessions.link_closed(used, Token(1), now);
         while sessions.slots.len() < SESSIONS_MAX {
@@ -567,6 +589,7 @@ mod tests {
         }
         accepted(begin(&mut sessions));
         assert_eq!(sessions.slots.len(), 2, "this one and the used one");
+        assert_eq!(sessions.forgotten_bytes, 9);
         assert!(sessions.get_mut(used).is_some());
         assert_eq!(sessions.by_id.len(), 2);
         while sessions.slots.len() < SESSIONS_MAX {

@@ -106,6 +106,12 @@ impl Group {
         clients.chunks_exact(4).map(LittleEndian::read_u32)
     }
 
+    /// The memory of the numbers and the bytes.
+    #[must_use]
+    pub const fn memory_bytes(&self) -> usize {
+        self.payload.capacity()
+    }
+
     /// What each of them sends.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
@@ -254,6 +260,13 @@ struct PartialGroup {
 }
 
 impl FrameReader {
+    /// The memory of a group that has arrived in part.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        let partial = self.group.as_ref();
+        partial.map_or(0, |partial| partial.group.memory_bytes())
+    }
+
     /// Of a server that was told that pieces are taken (docs/spec/wire-extensions.md, SESSION 16).
     #[must_use]
     pub fn taking_pieces() -> Self {

@@ -103,6 +103,15 @@ impl SessionStream {
         self.acknowledged + self.kept.len() as u64
     }
 
+    /// The memory of the bytes that the peer has not acknowledged.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        match self.kept.is_empty() {
+            true => 0,
+            false => self.kept.capacity(),
+        }
+    }
+
     /// Whether the peer has not acknowledged everything.
     #[must_use]
     pub fn has_unacknowledged(&self) -> bool {

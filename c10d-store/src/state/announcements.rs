@@ -30,12 +30,18 @@ struct Announced {
 
 impl Announcements {
     /// Replaces the announcement of an open connection. If there is no room, those of closed connections are
-    /// removed; if there is none even then, the new one is ignored and the old one stays.
-    pub(super) fn put(&mut self, connection: ConnectionId, at: Moment, bytes: &[u8]) {
+    /// removed; if there is none even then, the new one is ignored and the old one stays. All may take `bytes_max`, at most 64 MiB.
+    pub(super) fn put(
+        &mut self,
+        connection: ConnectionId,
+        at: Moment,
+        bytes: &[u8],
+        bytes_max: usize,
+    ) {
         let cost = OVERHEAD_BYTES + bytes.len();
         let replaced = self.by_connection.get(&connection);
         let freed = replaced.map_or(0, |old| OVERHEAD_BYTES + old.bytes.len());
-        while self.total_bytes - freed + cost > TOTAL_BYTES_MAX {
+        while self.total_bytes - freed + cost > TOTAL_BYTES_MAX.min(bytes_max) {
             let Some(oldest) = self.closed.pop_front() else {
                 self.ignored += 1;
                 return;
@@ -63,6 +69,11 @@ impl Announcements {
         if self.closed.front() == Some(&connection) {
             self.closed.pop_front();
         }
+    }
+
+    /// The memory of all of them.
+    pub(super) const fn total_bytes(&self) -> usize {
+        self.total_bytes
     }
 
     /// The number of announcements that there was no room for.
@@ -94,7 +105,12 @@ mod tests {
 
     fn put(announcements: &mut Announcements, connection: u64, bytes: usize) {
         let bytes = vec![7; bytes];
-        announcements.put(ConnectionId(connection), Moment::default(), &bytes);
+        announcements.put(
+            ConnectionId(connection),
+            Moment::default(),
+            &bytes,
+            usize::MAX,
+        );
     }
 
     fn connections(announcements: &Announcements) -> Vec<u64> {

@@ -345,6 +345,9 @@ impl StoreState {
         let (bytes, is_new) = carried.lists.bytes(known)?;
         if is_new {
             self.work += super::work_of(bytes.as_bytes());
+            if let Some((shared, _)) = bytes.shared() {
+                self.slots.lent.add_held(shared);
+            }
             self.groups.update(name);
         }
         Some(bytes)

@@ -27,7 +27,7 @@ impl StoreState {
         self.carried_bytes = bytes;
     }
 
-    /// About the memory of names, values, queues, waits, and what the journal keeps of sessions, in bytes.
+    /// About the memory of names, values, queues, waits, announcements, and the sessions in the journal, in bytes.
     pub(crate) fn memory(&self) -> usize {
         self.carried_bytes
             + self.groups.memory_bytes()
@@ -36,9 +36,31 @@ impl StoreState {
             + self.slots.owned_bytes()
             + self.sweeps.scheduled_bytes
             + self.missed_ends.memory_bytes()
+            + self.announcements.total_bytes()
             + self.slots.len() * NAME_BYTES
             + self.waiters.len() * WAIT_BYTES
             + self.waiters.name_bytes()
+            + self.waiters.kept_bytes()
+    }
+
+    /// The limit on [`memory`](Self::memory).
+    pub(crate) const fn memory_max(&self) -> Option<usize> {
+        self.memory_max
+    }
+
+    /// The most memory for announcements: they are no reason to refuse writes.
+    pub(super) fn announced_bytes_max(&self) -> usize {
+        self.memory_max.map_or(usize::MAX, |limit| limit / 8)
+    }
+
+    /// The memory of long values that are not stored any more, but that replies may hold.
+    pub(crate) const fn lent_bytes(&self) -> usize {
+        self.slots.lent.bytes()
+    }
+
+    /// Forgets the ones that all peers have read. Costs a look at each.
+    pub(crate) fn forget_read(&mut self) {
+        self.slots.lent.forget_read();
     }
 
     /// Checks that there is memory for a request. Those that add nothing are never refused.
@@ -255,6 +277,65 @@ mod tests {
         ] {
             assert_eq!(handle(&mut store, request), Ok(()));
         }
+    }
+
+    /// docs/spec/wire.md, MEMORY 1.
+    #[test]
+    fn what_waits_and_announcements_keep_is_counted_while_it_is_kept() {
+        let mut store = StoreState::new();
+        let mut replies = Recorder::default();
+        let mut on = |store: &mut StoreState, conn, request| {
+            let result = store.handle(ConnId(conn), request, &mut replies);
+            store.check_invariants();
+            result
+        };
+        let known = [7; 5000];
+        let wait = |known| Request::WaitChange {
+            key: b"k",
+            offset: 0,
+            length: None,
+            known: Payload::Borrowed(known),
+        };
+        // They share the known value of the one before.
+        for conn in 0..10 {
+            on(&mut store, conn, wait(&known)).expect("no limit");
+        }
+        let memory = store.memory();
+        assert!((5000..10_000).contains(&memory), "{memory}");
+        on(&mut store, 10, wait(&known[1..])).expect("no limit");
+        let long = [8; 5000];
+        let keys: [&[u8]; 2] = [b"missing", &long];
+        for conn in 11..13 {
+            let keys = Keys::from(&keys[..]);
+            on(&mut store, conn, Request::WaitGet { keys }).expect("no limit");
+        }
+        let grown = store.memory() - memory;
+        assert!((4 * 5000..4 * 5000 + 2000).contains(&grown), "{grown}");
+        store.set_memory_max(Some(store.memory()));
+        let full = on(&mut store, 13, wait(&long));
+        assert!(matches!(full, Err(Refusal::MemoryFull { .. })));
+        store.set_memory_max(None);
+        on(&mut store, 14, set("k", b"new")).expect("no limit");
+        for conn in 11..13 {
+            on(&mut store, conn, Request::CancelWait).expect("no limit");
+        }
+        let left = store.memory();
+        assert!(left < 1000, "{left}");
+        let bytes = Payload::Borrowed(&long);
+        on(&mut store, 14, Request::DeleteKey { key: b"k" }).expect("no limit");
+        assert_eq!(store.memory(), 0);
+
+        store.set_memory_max(Some(8 * 6100));
+        let peer = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
+        for conn in 20..22 {
+            store.connect(ConnId(conn), peer);
+        }
+        on(&mut store, 20, Request::Announce { bytes }).expect("an eighth");
+        let announced = store.memory();
+        assert!((5000..6100).contains(&announced), "{announced}");
+        let bytes = Payload::Borrowed(&long);
+        on(&mut store, 21, Request::Announce { bytes }).expect("it is ignored");
+        assert_eq!(store.memory(), announced);
     }
 
     /// docs/spec/wire.md, MEMORY 3.

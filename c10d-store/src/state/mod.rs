@@ -23,6 +23,7 @@ mod image;
 mod invariants;
 mod key_hash;
 mod known_value;
+mod lent;
 mod membership;
 mod memory;
 mod missed_ends;
@@ -296,10 +297,11 @@ impl StoreState {
                     conn,
                     Reply::Integer(count(self.slots.value_count())),
                 );
-                self.work += self.slots.value_count() as u64;
-                for key in self.slots.names_with_value() {
-                    self.reply(replies, conn, Reply::Bytes(key));
+                let (listing, is_new) = self.slots.listing();
+                if is_new {
+                    self.work += self.slots.value_count() as u64;
                 }
+                self.reply(replies, conn, Reply::Encoded(&listing));
             }
             Request::SetEphemeral {
                 key,
@@ -322,8 +324,9 @@ impl StoreState {
             Request::Session(_) => {}
             Request::Announce { bytes } => {
                 if let Some(connection) = requester {
+                    let most = self.announced_bytes_max();
                     self.announcements
-                        .put(connection, self.now, bytes.as_bytes());
+                        .put(connection, self.now, bytes.as_bytes(), most);
                 }
             }
         }
@@ -427,8 +430,10 @@ impl StoreState {
 
     /// Whether requests have freed so much memory, which the allocator may keep, that returning it to the system is worth
     /// the time. Counts from the last time that it did.
-    pub(crate) fn take_released(&mut self) -> bool {
-        self.waiters.take_released() | self.peak.has_fallen_to(self.memory())
+    /// `kept_bytes` are in use besides the data.
+    pub(crate) fn take_released(&mut self, kept_bytes: usize) -> bool {
+        let used = self.memory() + kept_bytes;
+        self.waiters.take_released() | self.peak.has_fallen_to(used)
     }
 
     /// The number of announcements that there was no room for.
@@ -692,7 +697,7 @@ impl StoreState {
             .and_then(|list| self.waiters.last_known(list));
         let known = match last_known {
             Some(shared) if shared.as_known() == known => Arc::clone(shared),
-            _ => Arc::new(KnownValue::new(offset, bytes, length)),
+            _ => self.waiters.know(KnownValue::new(offset, bytes, length)),
         };
         let origin = self.origin(Opcode::WaitChange);
         self.waiters.open(
@@ -745,6 +750,7 @@ impl StoreState {
         self.reply(replies, conn, Reply::Integer(count(length)));
         if let Some(element) = element {
             self.reply(replies, conn, Reply::Value(Some(&element)));
+            self.slots.lent.add(&element);
         }
     }
 
@@ -768,6 +774,7 @@ impl StoreState {
         self.work += elements.len() as u64;
         for element in &elements {
             self.reply(replies, conn, Reply::Value(Some(element)));
+            self.slots.lent.add(element);
         }
     }
 
@@ -820,9 +827,10 @@ impl StoreState {
         let slot = self.slots.get(self.waiters.name(list));
         let value = slot.and_then(Slot::value);
         // Waits with the same known value are adjacent, so one comparison serves all of them.
-        let mut compared: Option<(Arc<KnownValue>, bool)> = None;
-        let differs = |known: &Arc<KnownValue>| match &compared {
-            Some((last, differs)) if Arc::ptr_eq(last, known) => *differs,
+        let mut compared = None;
+        let differs = |known: &Arc<KnownValue>| match compared {
+            // Known values are not made in between, so an equal address means the same value.
+            Some((last, differs)) if last == Arc::as_ptr(known) => differs,
             _ => {
                 #[cfg(test)]
                 {
@@ -831,7 +839,7 @@ impl StoreState {
                 self.work += work_of(known.as_known().bytes());
                 let differs =
                     value.is_some_and(|value| known.as_known().is_outdated_by(value.as_bytes()));
-                compared = Some((Arc::clone(known), differs));
+                compared = Some((Arc::as_ptr(known), differs));
                 differs
             }
         };

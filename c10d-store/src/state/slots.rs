@@ -4,9 +4,12 @@
 //! show the moment at which the snapshot started.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+
+use byteorder::{ByteOrder, LittleEndian};
 
 use super::image::KeysImage;
+use super::lent::Lent;
 use super::name_map::NameMap;
 use super::owners::Ownership;
 use super::recorder::{Mark, Recorder};
@@ -107,6 +110,9 @@ pub(super) struct Slots {
     sweep: Option<Box<Sweeping>>,
     /// Of a store with a journal.
     pub(super) recorder: Option<Box<Recorder>>,
+    pub(super) lent: Lent,
+    /// The last [`listing`](Self::listing), while the keys are the same and a reply holds it.
+    listing: Weak<Vec<u8>>,
 }
 
 /// A value that was removed.
@@ -257,6 +263,30 @@ impl Slots {
         names.take(self.value_count)
     }
 
+    /// The names that have a value, encoded for a reply, and whether they were not before. Replies share a listing while the
+    /// keys are the same.
+    pub(super) fn listing(&mut self) -> (Value, bool) {
+        if let Some(bytes) = self.listing.upgrade() {
+            return (Value::of_shared(bytes), false);
+        }
+        let length = self
+            .names_with_value()
+            .map(|name| LENGTH_BYTES + name.len());
+        let mut listing = Vec::with_capacity(length.sum());
+        for name in self.names_with_value() {
+            let mut length = [0; LENGTH_BYTES];
+            LittleEndian::write_u64(&mut length, name.len() as u64);
+            listing.extend_from_slice(&length);
+            listing.extend_from_slice(name);
+        }
+        let listing = Value::to_many(listing);
+        if let Some((bytes, _)) = listing.shared() {
+            self.listing = Arc::downgrade(bytes);
+            self.lent.add_held(bytes);
+        }
+        (listing, true)
+    }
+
     /// The number of names that the map has memory for.
     #[cfg(test)]
     pub(super) fn capacity(&self) -> usize {
@@ -301,6 +331,7 @@ impl Slots {
         let waiters = slot.waiters;
         if let Some(stored) = &mut slot.stored {
             self.stored_bytes -= stored.value.as_bytes().len();
+            self.lent.add(&stored.value);
             stored.rewritten(written);
             match new {
                 Payload::Borrowed(bytes) => stored.value.assign(bytes),
@@ -349,6 +380,7 @@ impl Slots {
         let stored = match &mut slot.stored {
             Some(stored) => {
                 self.stored_bytes -= stored.value.as_bytes().len();
+                self.lent.add(&stored.value);
                 stored.rewritten(written);
                 stored
             }
@@ -394,6 +426,8 @@ impl Slots {
                 self.stored_bytes += more.as_bytes().len();
                 stored.rewritten(Written::new(self.writes, writer));
                 let bytes = more.as_bytes();
+                // Replies keep what there was before.
+                self.lent.add(&stored.value);
                 stored.value.append(bytes);
                 if let Some(recorder) = &mut self.recorder {
                     *changed = recorder.record(*changed, Effect::Append { key, bytes });
@@ -439,6 +473,8 @@ impl Slots {
             slot.changed = recorder.record(slot.changed, Effect::Delete { key });
         }
         self.stored_bytes -= key.len() + deleted.value.as_bytes().len();
+        self.lent.add(&deleted.value);
+        self.listing = Weak::new();
         self.value_count -= 1;
         let last = self.value_count;
         self.exchange(index, last);
@@ -462,6 +498,7 @@ impl Slots {
     fn value_added(&mut self, index: usize) {
         let end = self.value_count;
         self.value_count += 1;
+        self.listing = Weak::new();
         self.exchange(index, end);
     }
 

@@ -1,5 +1,7 @@
 //! The complete replies to each command, and the correct behaviour where PyTorch's server has a bug.
 
+use byteorder::{ByteOrder, LittleEndian};
+
 use super::{Refusal, StoreState};
 use crate::known::Known;
 use crate::message::{ConnId, Keys, Payload, Replies, Reply, Request};
@@ -48,6 +50,15 @@ impl Replies for Recorder {
             Reply::Value(None) => OwnedReply::Bytes(Vec::new()),
             Reply::Value(Some(value)) => OwnedReply::Bytes(value.as_bytes().to_vec()),
             Reply::Bytes(bytes) => OwnedReply::Bytes(bytes.to_vec()),
+            Reply::Encoded(blobs) => {
+                let mut rest = blobs.as_bytes();
+                while let Some((length, after)) = rest.split_first_chunk::<8>() {
+                    let (blob, after) = after.split_at(LittleEndian::read_u64(length) as usize);
+                    self.0.push((conn.0, OwnedReply::Bytes(blob.to_vec())));
+                    rest = after;
+                }
+                return;
+            }
         };
         self.0.push((conn.0, owned));
     }

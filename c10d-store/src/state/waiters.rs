@@ -62,6 +62,16 @@ pub(super) enum Answer {
     Event(Box<Polling>),
 }
 
+impl Answer {
+    /// The bytes of the keys that it keeps.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Values(wanted) => wanted.bytes(),
+            Self::Stop | Self::Elements(_) | Self::Event(_) => 0,
+        }
+    }
+}
+
 /// The request that opened a wait.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Origin {
@@ -111,6 +121,8 @@ pub(super) struct Waiters {
     away: HashMap<ConnId, Moment, ConnHash>,
     /// The bytes of the names of all lists.
     name_bytes: usize,
+    /// The bytes of known values, and of the keys that answers keep.
+    kept_bytes: usize,
     /// Entries visited so far by wakeups and cancels.
     visits: u64,
     /// The memory of at least [`RELEASED_ENTRIES_MIN`] has been freed.
@@ -169,6 +181,17 @@ impl Waiters {
     /// The bytes of the names that are waited for.
     pub(super) const fn name_bytes(&self) -> usize {
         self.name_bytes
+    }
+
+    /// The bytes of known values, and of the keys whose values are wanted.
+    pub(super) const fn kept_bytes(&self) -> usize {
+        self.kept_bytes
+    }
+
+    /// Makes a known value, for entries that are added at once.
+    pub(super) fn know(&mut self, known: KnownValue) -> Arc<KnownValue> {
+        self.kept_bytes += known.as_known().bytes().len();
+        Arc::new(known)
     }
 
     /// Whether much memory was freed since the last call.
@@ -255,6 +278,7 @@ impl Waiters {
 
     /// Opens a wait for a connection that has none. The caller must add an entry at once.
     pub(super) fn open(&mut self, conn: ConnId, answer: Answer, origin: Origin) {
+        self.kept_bytes += answer.bytes();
         let wait = Wait {
             missing: 0,
             first: NONE,
@@ -425,11 +449,12 @@ impl Waiters {
     /// and were removed to `emptied`. Costs the entries of this wait only.
     pub(super) fn cancel(&mut self, conn: ConnId, emptied: &mut Vec<Arc<[u8]>>) -> Option<Answer> {
         let wait = self.waits.remove(&conn)?;
+        self.kept_bytes -= wait.answer.bytes();
         let mut at = wait.first;
         while at != NONE {
             self.visits += 1;
             self.unlink_from_list(at);
-            let entry = self.entries.remove(at as usize);
+            let entry = self.remove_entry(at);
             emptied.extend(self.drop_if_empty(entry.list));
             at = entry.next_in_wait;
         }
@@ -438,11 +463,12 @@ impl Waiters {
 
     fn count_down(&mut self, at: u32, woken: &mut Vec<Woken>) {
         self.unlink_from_list(at);
-        let entry = self.entries.remove(at as usize);
+        let entry = self.remove_entry(at);
         let wait = self.waits.get_mut(&entry.conn).expect("an entry's wait");
         wait.missing -= 1;
         if wait.missing == 0 {
             let wait = self.waits.remove(&entry.conn).expect("found above");
+            self.kept_bytes -= wait.answer.bytes();
             woken.push(Woken {
                 conn: entry.conn,
                 answer: wait.answer,
@@ -485,6 +511,17 @@ impl Waiters {
         entry.next_in_list = next;
         list.for_value += u32::from(entry.wants.takes_value());
         list.for_element += u32::from(entry.wants.takes_element());
+    }
+
+    /// Removes an entry that is in no list.
+    fn remove_entry(&mut self, at: u32) -> Entry {
+        let entry = self.entries.remove(at as usize);
+        if let Wants::Change(known) = &entry.wants
+            && Arc::strong_count(known) == 1
+        {
+            self.kept_bytes -= known.as_known().bytes().len();
+        }
+        entry
     }
 
     fn unlink_from_list(&mut self, at: u32) {
@@ -574,6 +611,17 @@ impl Waiters {
             assert!(missing > 0, "a wait without missing names is complete");
             entries_in_waits += missing as usize;
         }
+        let answers = self.waits.values().map(|wait| wait.answer.bytes());
+        let known = self
+            .entries
+            .iter()
+            .filter_map(|(_, entry)| match &entry.wants {
+                Wants::Change(known) => Some((Arc::as_ptr(known), known.as_known().bytes().len())),
+                _ => None,
+            });
+        let known: HashMap<_, _> = known.collect();
+        let kept = answers.sum::<usize>() + known.values().sum::<usize>();
+        assert_eq!(self.kept_bytes, kept, "what waits keep is counted");
         assert_eq!(entries_in_lists, self.entries.len(), "no entry is lost");
         assert_eq!(entries_in_waits, self.entries.len(), "no entry is lost");
     }

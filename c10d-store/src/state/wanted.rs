@@ -10,14 +10,25 @@ pub(super) struct WantedKeys {
     keys: Box<[Box<[u8]>]>,
     /// The position of the first occurrence of each key, if that is known.
     distinct: Option<Box<[u32]>>,
+    /// Of the keys, with [`KEY_BYTES`] more for each.
+    bytes: usize,
 }
+
+/// The memory of a key besides its bytes, including the allocator's part.
+const KEY_BYTES: usize = 48;
 
 impl WantedKeys {
     pub(super) fn new(keys: Keys<'_>) -> Self {
         Self {
+            bytes: keys.iter().map(|key| KEY_BYTES + key.len()).sum(),
             keys: keys.iter().map(Box::from).collect(),
             distinct: None,
         }
+    }
+
+    /// The memory that it takes.
+    pub(super) const fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// Every key, in the order of the request.

@@ -73,6 +73,10 @@ pub(crate) fn encode_reply(reply: Reply<'_>, out: &mut SendBuf) {
         Reply::Value(None) => push_length(0, out),
         Reply::Value(Some(value)) => push_value(value, out),
         Reply::Bytes(bytes) => push_blob(bytes, out),
+        Reply::Encoded(reply) => match reply.shared() {
+            Some((shared, start)) => out.push_shared(shared.clone(), start),
+            None => out.push(reply.as_bytes()),
+        },
     }
 }
 

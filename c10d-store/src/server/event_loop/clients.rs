@@ -81,6 +81,9 @@ impl EventLoop {
                 return self.close_quietly(token, CloseReason::Peer);
             }
         };
+        self.connections
+            .budget
+            .count(&mut self.sessions.forgotten_bytes, 0);
         if let Some(slot) = link {
             if let Some(session) = self.sessions.get_mut(slot) {
                 session.accepted = self.state.now();
@@ -213,9 +216,10 @@ impl EventLoop {
 
     /// Gives the clients of a group its bytes, from this one on, until the session's turn is over.
     fn on_group(&mut self, slot: usize, group: Group, mut next: usize) -> Result<(), Violation> {
-        let mut is_over = false;
+        let (first, mut is_over) = (next, false);
         for client in group.clients().skip(next) {
-            is_over = self.turn.is_turn_over();
+            let is_exceeded = next > first && self.connections.budget.is_exceeded();
+            is_over = is_exceeded || self.turn.is_turn_over();
             if is_over {
                 break;
             }
@@ -403,10 +407,15 @@ impl EventLoop {
             // Perhaps without a reply, which would have it flushed.
             return self.connections.touch(token);
         }
-        if connection.resume {
-            return;
+        if !connection.resume && !self.must_pause_input(token) {
+            self.return_credit(token);
         }
-        if let Some(client) = connection.client() {
+    }
+
+    /// Returns credit for the received bytes of a client.
+    pub(super) fn return_credit(&mut self, token: Token) {
+        let connection = self.connections.get_mut(token);
+        if let Some(client) = connection.and_then(Connection::client) {
             let used = std::mem::take(&mut client.kept_bytes);
             let (slot, number) = (client.slot(), client.number);
             let is_carried = client.numbers.is_some();
@@ -564,7 +573,7 @@ impl EventLoop {
 
     /// The next client that waits for the budget of its session continues, if there is some. It calls this again.
     fn use_budget(&mut self, slot: usize) {
-        if !self.connections.session_memory(slot).has_budget() {
+        if !self.connections.has_budget(slot) {
             return;
         }
         while let Some(session) = self.sessions.get_mut(slot)
@@ -630,7 +639,15 @@ impl EventLoop {
         self.touch_link(slot);
     }
 
+    /// Counts what a session keeps, after each change of that, and flushes its link soon if there is something to send.
     pub(super) fn touch_link(&mut self, slot: usize) {
+        let session = self.sessions.get_mut(slot);
+        if let Some(session) = session {
+            let kept = session.memory_bytes();
+            self.connections
+                .budget
+                .count(&mut session.counted_bytes, kept);
+        }
         if let Some(session) = self.sessions.get_mut(slot)
             && let Some(link) = session.link
             && session.stream.has_unsent()
@@ -679,10 +696,11 @@ impl EventLoop {
     }
 
     /// Ends a session with its clients and its link.
-    fn end_session(&mut self, slot: usize, reason: CloseReason) {
-        let Some(session) = self.sessions.remove(slot) else {
+    pub(super) fn end_session(&mut self, slot: usize, reason: CloseReason) {
+        let Some(mut session) = self.sessions.remove(slot) else {
             return;
         };
+        self.connections.budget.count(&mut session.counted_bytes, 0);
         self.end_carried_sessions();
         if let Some(link) = session.link {
             self.close_quietly(link, reason);

@@ -2,11 +2,12 @@
 
 use std::io;
 use std::net::Shutdown;
+use std::time::Instant;
 
 use mio::Token;
 
 use super::EventLoop;
-use crate::server::connection::{Carrier, PAUSE_UNSENT_BYTES, Phase};
+use crate::server::connection::{Carrier, Phase};
 use crate::server::keeping::Keeping;
 use crate::snapshot::CloseReason;
 
@@ -52,7 +53,7 @@ impl EventLoop {
         };
         if overflowed {
             let error = io::Error::other(format!(
-                "unread replies exceed the limit of {} bytes",
+                "unread replies exceed the limit of {} bytes, or the memory limit",
                 self.options.unsent_bytes_max()
             ));
             let peer = accepted.peer;
@@ -77,7 +78,10 @@ impl EventLoop {
             Ok(drained) => drained,
             Err(error) => return self.close(token, CloseReason::Failed, &error),
         };
-        self.traffic.sent_bytes += (unsent_bytes - accepted.out.unsent_bytes()) as u64;
+        let sent_bytes = unsent_bytes - accepted.out.unsent_bytes();
+        self.traffic.sent_bytes += sent_bytes as u64;
+        self.turn.moved(sent_bytes, Instant::now);
+        self.connections.recount(token);
         self.resume_if_read(token);
         let Some(connection) = self.connections.get_mut(token) else {
             return;
@@ -128,12 +132,9 @@ impl EventLoop {
 
     /// Goes on with the requests of a connection that has read enough of its replies.
     pub(super) fn resume_if_read(&mut self, token: Token) {
-        let is_full = self.connections.is_full();
-        if let Some(connection) = self.connections.get_mut(token)
-            && connection.paused
-            && !connection.is_sweeping
-            && connection.unsent_bytes() < PAUSE_UNSENT_BYTES
-            && !is_full
+        let connection = self.connections.get(token);
+        if connection.is_some_and(|connection| connection.paused)
+            && self.connections.may_continue(token)
         {
             self.resume(token);
         }

@@ -1,220 +1,24 @@
-//! Sessions whose peer does not behave, by raw bytes (docs/spec/wire-extensions.md, section 9.9). The tests that measure
-//! memory run their server in a process of its own: this binary again, with [`CHILD`] set.
+//! Sessions whose peer does not behave, by raw bytes (docs/spec/wire-extensions.md, section 9.9), and the budget of the
+//! server's memory, which is asserted on a child process.
 
-use std::collections::BTreeMap;
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+mod budget;
+mod link;
+mod server;
+
+use std::io::{Read, Write};
+use std::net::SocketAddr;
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use byteorder::{ByteOrder, LittleEndian};
-use c10d_socket::SendBuf;
-use c10d_store::Opcode;
-use c10d_store::unstable::{Credit, Frame, FrameReader, RequestBuf, SessionStream};
-use c10d_store::{ServerOptions, Store, StoreExt, TcpStore, TcpStoreServer};
+use c10d_store::unstable::Frame;
+use c10d_store::{Opcode, ServerOptions, Store, StoreExt, TcpStore, TcpStoreServer};
+
+use link::{Link, TAKES_PIECES, ask, ask_store, requests};
+use server::{MIB, Server, serve_if_child};
 
 /// A timeout that only a hang reaches, even on a loaded machine.
 const LONG: Duration = Duration::from_secs(60);
-
-/// Set in a process that only serves a store, to the limit for the unsent replies of a connection.
-const CHILD: &str = "C10D_TEST_SESSION_SERVER";
-
-const MIB: u64 = 1 << 20;
-
-/// The server of a test, in a process of its own.
-struct Server {
-    process: Child,
-    address: SocketAddr,
-    /// The process ends with it.
-    stdin: Option<ChildStdin>,
-    /// Read up to the address.
-    _stdout: BufReader<ChildStdout>,
-}
-
-impl Server {
-    /// Starts one for the test `name`, which must begin with [`serve_if_child`].
-    fn start(name: &str, unsent_bytes_max: u64) -> Self {
-        let mut process = Command::new(std::env::current_exe().expect("this binary"))
-            .args(["--exact", name, "--nocapture"])
-            .env(CHILD, unsent_bytes_max.to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("a process");
-        let stdin = process.stdin.take();
-        let mut stdout = BufReader::new(process.stdout.take().expect("a pipe"));
-        let address = stdout
-            .by_ref()
-            .lines()
-            .map_while(Result::ok)
-            .find_map(|line| line.split_once("serving on ")?.1.parse().ok())
-            .expect("it serves");
-        Self {
-            process,
-            address,
-            stdin,
-            _stdout: stdout,
-        }
-    }
-
-    /// The most memory that the process has had, in bytes.
-    #[cfg(target_os = "linux")]
-    fn peak_bytes(&self) -> u64 {
-        let path = format!("/proc/{}/status", self.process.id());
-        let status = std::fs::read_to_string(path).expect("the process runs");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let kib = line.expect("a peak").trim().trim_end_matches(" kB");
-        let bytes = kib.parse::<u64>().expect("a number") * 1024;
-        let _ = writeln!(io::stderr(), "{} MiB", bytes / MIB);
-        bytes
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        drop(self.stdin.take());
-        let _ = self.process.wait();
-    }
-}
-
-/// Whether this process only had to serve.
-fn serve_if_child() -> bool {
-    let Some(unsent_bytes_max) = std::env::var(CHILD).ok().and_then(|it| it.parse().ok()) else {
-        return false;
-    };
-    let options = ServerOptions::default().with_unsent_bytes_max(unsent_bytes_max);
-    let server = TcpStoreServer::bind("127.0.0.1:0", options).expect("a server");
-    writeln!(io::stdout(), "serving on {}", server.local_addr()).expect("a pipe");
-    let _ = io::stdin().read_to_end(&mut Vec::new());
-    true
-}
-
-/// The link of a session, with the client's end of it.
-struct Link {
-    socket: TcpStream,
-    stream: SessionStream,
-    reader: FrameReader,
-    credits: BTreeMap<u32, Credit>,
-    /// What each client has been sent.
-    replies: BTreeMap<u32, Vec<u8>>,
-    closed: Vec<u32>,
-    /// What has arrived on the link.
-    link_bytes: usize,
-}
-
-/// A bit of the milliseconds of SESSION: the client takes pieces.
-const TAKES_PIECES: u32 = 1 << 30;
-
-/// Sends SESSION after the handshake. Returns the connection, and the status; `None` if it was closed.
-fn ask(address: SocketAddr, attempt: u64) -> (TcpStream, Option<u8>) {
-    ask_store(address, attempt, [0; 16], 0)
-}
-
-fn ask_store(
-    address: SocketAddr,
-    attempt: u64,
-    store: [u8; 16],
-    flags: u32,
-) -> (TcpStream, Option<u8>) {
-    let mut socket = TcpStream::connect(address).expect("the server accepts");
-    socket.set_read_timeout(Some(LONG)).expect("an option");
-    socket.set_write_timeout(Some(LONG)).expect("an option");
-    let mut request = RequestBuf::new();
-    request.hello();
-    let mut bytes = request.to_bytes();
-    bytes.push(Opcode::Session as u8);
-    bytes.extend(std::iter::repeat_with(|| fastrand::u8(..)).take(16));
-    bytes.extend(store);
-    let mut numbers = [0; 20];
-    LittleEndian::write_u64(&mut numbers[..8], attempt);
-    LittleEndian::write_u32(&mut numbers[16..], 600_000 | flags);
-    bytes.extend(numbers);
-    socket.write_all(&bytes).expect("the server reads");
-    let mut answer = [0; 29];
-    match socket.read_exact(&mut answer) {
-        Ok(()) => (socket, Some(answer[4])),
-        Err(_) => (socket, None),
-    }
-}
-
-impl Link {
-    fn open(address: SocketAddr) -> Self {
-        Self::open_with(address, 0)
-    }
-
-    fn open_with(address: SocketAddr, flags: u32) -> Self {
-        let (socket, status) = ask_store(address, 1, [0; 16], flags);
-        assert_eq!(status, Some(0), "accepted");
-        Self {
-            socket,
-            stream: SessionStream::default(),
-            reader: match flags {
-                0 => FrameReader::default(),
-                _ => FrameReader::taking_pieces(),
-            },
-            credits: BTreeMap::new(),
-            replies: BTreeMap::new(),
-            closed: Vec::new(),
-            link_bytes: 0,
-        }
-    }
-
-    fn open_clients(&mut self, clients: std::ops::Range<u32>) {
-        for client in clients {
-            self.stream.push_open(client, 4711);
-            self.credits.insert(client, Credit::default());
-        }
-    }
-
-    /// Sends what is in the stream.
-    fn send(&mut self) {
-        let mut out = SendBuf::new();
-        self.stream.fill(&mut out, usize::MAX);
-        out.flush(&mut self.socket).expect("the server reads");
-    }
-
-    /// Reads once, and returns credit.
-    fn receive(&mut self) {
-        let mut bytes = vec![0; 256 << 10];
-        let count = self.socket.read(&mut bytes).expect("the server sends");
-        assert!(count > 0, "the server has closed the link");
-        self.link_bytes += count;
-        let mut bytes = &bytes[..count];
-        while let Some(mut piece) = self.stream.next_bytes(&mut bytes).expect("link frames") {
-            while let Some(frame) = self.reader.next(&mut piece).expect("frames") {
-                match frame {
-                    Frame::Data { client, bytes } => self.take(client, bytes),
-                    Frame::Shared { client, bytes } => self.take(client, &bytes),
-                    Frame::Close { client } => self.closed.push(client),
-                    _ => {}
-                }
-            }
-        }
-        self.send();
-    }
-
-    fn take(&mut self, client: u32, bytes: &[u8]) {
-        let credit = self.credits.get_mut(&client).expect("it was opened");
-        credit.received(bytes.len()).expect("it had credit");
-        self.replies.entry(client).or_default().extend(bytes);
-        if let Some(returned) = credit.used(bytes.len()) {
-            self.stream.push_credit(client, returned);
-        }
-    }
-
-    fn receive_until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
-        let deadline = Instant::now() + LONG;
-        while !is_so(self) {
-            assert!(Instant::now() < deadline, "{what}");
-            self.receive();
-        }
-    }
-
-    fn received_bytes(&self) -> usize {
-        self.replies.values().map(Vec::len).sum()
-    }
-}
 
 /// Stores keys of 1000 bytes, so that LIST_KEYS replies with about 1 MB: the length of the reply.
 fn store_long_keys(address: SocketAddr) -> usize {
@@ -227,18 +31,12 @@ fn store_long_keys(address: SocketAddr) -> usize {
     8 + 1000 * (8 + 1000)
 }
 
-/// Waits until the server has handled all that was sent: it serves connections in turns.
+/// Waits until the server has handled everything before: it serves connections in turns.
 fn settle(address: SocketAddr) {
     let store = TcpStore::connect("127.0.0.1", address.port()).expect("a client");
     for _ in 0..200 {
         store.num_keys().expect("num_keys");
     }
-}
-
-fn requests<'v>(build: impl FnOnce(&mut RequestBuf<'v>)) -> Vec<u8> {
-    let mut request = RequestBuf::new();
-    build(&mut request);
-    request.to_bytes()
 }
 
 /// docs/spec/wire-extensions.md, SESSION 16.
@@ -468,7 +266,7 @@ fn a_client_of_a_session_sees_no_sessions() {
     let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server");
     let mut link = Link::open(server.local_addr());
     link.open_clients(0..2);
-    // No VALIDATE before it, and all bits but that of SESSION.
+    // No VALIDATE before it, and all bits except the one of SESSION.
     link.stream.push_data(0, &[0x0d, 0, 0, 0x0d, 0xc1]);
     let mut session = vec![Opcode::Session as u8];
     session.resize(53, 0);

@@ -1,0 +1,167 @@
+//! The event loop's part for memory that peers take: long requests arrive one at a time when it is scarce, and the peers that
+//! hold most are refused when it is too much.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use mio::Token;
+
+use super::EventLoop;
+use crate::server::connection::{Carrier, Connection, InputTurn, Peer};
+use crate::snapshot::CloseReason;
+
+/// To find out which values peers have read costs a look at each.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The rest of a long request waits this long at most: the peer whose turn it is may never send its own.
+const INPUT_PAUSE_MAX: Duration = Duration::from_secs(10);
+
+/// Requests that have arrived in part while memory is scarce.
+#[derive(Debug, Default)]
+pub(super) struct PausedInputs {
+    /// The connection that got a turn most recently.
+    turn: Option<Token>,
+    /// Waiting connections and clients, each with the time at which it continues at the latest.
+    waiting: VecDeque<(Instant, Token)>,
+}
+
+impl PausedInputs {
+    /// The time at which the first waiting request continues at the latest.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.waiting.front().map(|(at, _)| *at)
+    }
+}
+
+impl EventLoop {
+    /// Whether the rest of the peer's request waits until others are complete. The peer continues later.
+    pub(super) fn must_pause_input(&mut self, token: Token) -> bool {
+        let is_scarce = self.connections.budget.is_scarce();
+        let is_free = self.inputs.turn == Some(token) || !self.has_input_turn();
+        let Some(connection) = self.connections.get_mut(token) else {
+            return false;
+        };
+        match connection.input_turn {
+            _ if !connection.has_long_input() => connection.input_turn = InputTurn::Any,
+            InputTurn::Any if is_scarce && is_free => {
+                connection.input_turn = InputTurn::Has;
+                self.inputs.turn = Some(token);
+            }
+            InputTurn::Any if is_scarce => {
+                connection.input_turn = InputTurn::Waits;
+                let latest = Instant::now() + INPUT_PAUSE_MAX;
+                self.inputs.waiting.push_back((latest, token));
+            }
+            InputTurn::Any | InputTurn::Waits | InputTurn::Has => {}
+        }
+        connection.input_turn == InputTurn::Waits
+    }
+
+    /// Whether the last request that got a turn is still arriving.
+    fn has_input_turn(&self) -> bool {
+        let turn = self
+            .inputs
+            .turn
+            .and_then(|token| self.connections.get(token));
+        turn.is_some_and(Connection::has_long_input)
+    }
+
+    /// Whether a request that waits in part can continue: there is room, or it is its turn.
+    pub(super) fn can_continue_inputs(&self) -> bool {
+        let is_free = !self.connections.budget.is_scarce() || !self.has_input_turn();
+        is_free && !self.inputs.waiting.is_empty()
+    }
+
+    /// Lets requests that wait in part continue if they can, or if they have waited long. Flushes no connection.
+    pub(super) fn continue_inputs(&mut self, now: Instant) {
+        while let Some((latest, token)) = self.inputs.waiting.front().copied() {
+            if latest > now && !self.can_continue_inputs() {
+                return;
+            }
+            self.inputs.waiting.pop_front();
+            let is_scarce = self.connections.budget.is_scarce();
+            let Some(connection) = self.connections.get_mut(token) else {
+                continue;
+            };
+            if connection.input_turn != InputTurn::Waits {
+                continue;
+            }
+            connection.input_turn = InputTurn::Any;
+            if is_scarce {
+                connection.input_turn = InputTurn::Has;
+                self.inputs.turn = Some(token);
+            }
+            match connection.carrier {
+                Carrier::Socket(_) => {
+                    self.resume(token);
+                    self.update_interest(token);
+                }
+                Carrier::Session(_) => self.return_credit(token),
+            }
+        }
+    }
+
+    /// Closes the peers that have the server keep most, if peers have it keep more than they may. A session is one peer.
+    pub(super) fn relieve(&mut self) {
+        self.set_budget();
+        if !self.connections.budget.is_exceeded() {
+            return;
+        }
+        self.state.forget_read();
+        self.set_budget();
+        if !self.connections.budget.is_exceeded() {
+            return;
+        }
+        let mut peers: BTreeMap<Peer, usize> = self.connections.kept_by_peer();
+        for (slot, bytes) in self.sessions.kept() {
+            *peers.entry(Peer::Session(slot)).or_default() += bytes;
+        }
+        let mut peers: Vec<_> = peers.into_iter().collect();
+        peers.sort_unstable_by_key(|(_, bytes)| *bytes);
+        while !self.connections.budget.is_relieved()
+            && let Some((peer, bytes)) = peers.pop()
+        {
+            self.end_peer(peer, bytes);
+            if self.connections.budget.is_mostly_lent() {
+                self.state.forget_read();
+            }
+            self.set_budget();
+        }
+    }
+
+    /// Once a second while there are some: forgets the values that peers have read.
+    pub(super) fn look_at_lent(&mut self, now: Instant) {
+        if self.look_at.is_some_and(|at| at <= now) {
+            self.state.forget_read();
+            self.set_budget();
+            self.look_at = None;
+        }
+        if self.state.lent_bytes() > 0 && self.look_at.is_none() {
+            self.look_at = Some(now + LOOK_INTERVAL);
+        }
+    }
+
+    fn end_peer(&mut self, peer: Peer, bytes: usize) {
+        let address = match peer {
+            Peer::Connection(_, address) => Some(address.ip()),
+            Peer::Session(slot) => self.sessions.get_mut(slot).map(|session| session.peer),
+        };
+        if let Some(address) = address {
+            let text = format_args!(
+                "refused {address}: the memory limit is reached, and no peer has more replies unread and requests unfinished: \
+                 {bytes} bytes"
+            );
+            self.log_about(address, &text);
+        }
+        match peer {
+            Peer::Connection(token, _) => self.close_quietly(token, CloseReason::Refused),
+            Peer::Session(slot) => self.end_session(slot, CloseReason::Refused),
+        }
+    }
+
+    /// Tells the budget what the data takes.
+    fn set_budget(&mut self) {
+        let state = &self.state;
+        let (limit, data) = (state.memory_max(), state.memory());
+        self.connections.budget.set(limit, data, state.lent_bytes());
+    }
+}

@@ -1,0 +1,390 @@
+//! All that peers can have a server keep counts in one sum with its data: asserted on the memory of the process.
+//! docs/spec/wire.md, MEMORY 1 to 5.
+
+#![cfg(target_os = "linux")]
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_store::unstable::RequestBuf;
+use c10d_store::{Opcode, Store, StoreExt, TcpStore};
+
+use super::LONG;
+use super::link::{Link, requests};
+use super::server::{MIB, Server, serve_if_child};
+
+const LIMIT: u64 = 128 * MIB;
+
+/// The most memory of the process: the limit, an eighth more, and its own memory with the waste of the allocator.
+const PEAK_MAX: u64 = LIMIT + LIMIT / 8 + 56 * MIB;
+
+/// The most memory once its peers have gone.
+const REST_MAX: u64 = 48 * MIB;
+
+const RETURNED_WITHIN: Duration = Duration::from_secs(10);
+
+/// The longest time that a request of a bystander may take beside short requests, on a loaded machine.
+const DELAY_MAX: Duration = Duration::from_secs(3);
+
+/// Beyond this a peer takes the server to have stopped reading.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A connection on which the handshake is sent.
+fn connect(address: SocketAddr) -> TcpStream {
+    let mut socket = TcpStream::connect(address).expect("the server accepts");
+    socket.set_read_timeout(Some(LONG)).expect("an option");
+    socket
+        .set_write_timeout(Some(WRITE_TIMEOUT))
+        .expect("an option");
+    let hello = requests(|it| {
+        it.hello();
+    });
+    socket.write_all(&hello).expect("the server reads");
+    socket
+}
+
+/// Sends as much as the server takes: it may refuse the peer.
+fn send<'v>(socket: &mut TcpStream, build: impl FnOnce(&mut RequestBuf<'v>)) {
+    let mut request = RequestBuf::new();
+    build(&mut request);
+    let _ = socket.write_all(&request.to_bytes());
+}
+
+/// Makes the bystander return, even if the attack panics.
+struct EndOfScope<'a>(&'a AtomicBool);
+
+impl Drop for EndOfScope<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Runs an attack beside a client that sets and gets, and asserts what the server takes and how long that client waits,
+/// which it returns.
+/// `end` ends what the attack returns before the server has to give its memory back.
+fn withstands<T>(name: &str, attack: impl FnOnce(&Server) -> T, end: impl FnOnce(T)) -> Duration {
+    let server = Server::start_with(name, 256 * MIB, LIMIT);
+    let is_over = AtomicBool::new(false);
+    let store = TcpStore::connect("127.0.0.1", server.address.port()).expect("a client");
+    let (kept, delay) = thread::scope(|scope| {
+        let bystander = scope.spawn(|| {
+            let mut longest = Duration::ZERO;
+            while !is_over.load(Ordering::Relaxed) {
+                let started = Instant::now();
+                store.set("bystander", "value").expect("a set");
+                assert_eq!(store.get("bystander").expect("a get"), b"value");
+                longest = longest.max(started.elapsed());
+                thread::sleep(Duration::from_millis(1));
+            }
+            longest
+        });
+        let end = EndOfScope(&is_over);
+        let kept = attack(&server);
+        drop(end);
+        (kept, bystander.join().expect("no panic"))
+    });
+    let peak = server.peak_bytes();
+    assert!(peak < PEAK_MAX, "{} MiB", peak / MIB);
+    let _ = writeln!(std::io::stderr(), "{name}: {} MiB, {delay:?}", peak / MIB);
+    end(kept);
+    let deadline = Instant::now() + RETURNED_WITHIN;
+    while server.resident_bytes() > REST_MAX {
+        let rest = server.resident_bytes() / MIB;
+        assert!(Instant::now() < deadline, "{rest} MiB are not given back");
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(store.get("bystander").expect("a get"), b"value");
+    delay
+}
+
+#[test]
+fn known_bytes_of_waits() {
+    if serve_if_child() {
+        return;
+    }
+    withstands(
+        "budget::known_bytes_of_waits",
+        |server| {
+            let peers = (0..100_u8).map(|peer| {
+                let mut socket = connect(server.address);
+                let known = vec![peer; 8 << 20];
+                send(&mut socket, |it| {
+                    it.opcode(Opcode::WaitChange).user_key("k");
+                    it.u64(0).u64(u64::MAX).value(&known);
+                });
+                socket
+            });
+            peers.collect::<Vec<_>>()
+        },
+        drop,
+    );
+}
+
+#[test]
+fn requests_that_are_sent_in_part() {
+    if serve_if_child() {
+        return;
+    }
+    withstands(
+        "budget::requests_that_are_sent_in_part",
+        |server| {
+            let peers = (0..100).map(|_| {
+                let mut socket = connect(server.address);
+                // Most of these requests wait for earlier requests.
+                socket
+                    .set_write_timeout(Some(Duration::from_millis(10)))
+                    .expect("an option");
+                let mut bytes = requests(|it| {
+                    it.opcode(Opcode::Set).user_key("k").count(8 << 20);
+                });
+                bytes.resize(8 << 20, 7);
+                let _ = socket.write_all(&bytes);
+                socket
+            });
+            peers.collect::<Vec<_>>()
+        },
+        drop,
+    );
+}
+
+/// Together they take more than peers may, so they arrive one after another. The server refuses no set, because all sets are of one key.
+#[test]
+fn long_requests_at_a_time() {
+    if serve_if_child() {
+        return;
+    }
+    withstands(
+        "budget::long_requests_at_a_time",
+        |server| {
+            thread::scope(|scope| {
+                for writer in 0..32 {
+                    scope.spawn(move || {
+                        let port = server.address.port();
+                        let store = TcpStore::connect("127.0.0.1", port).expect("a client");
+                        store.set("k", vec![writer; 8 << 20]).expect("a set");
+                        assert!(store.num_keys().expect("an answer") > 0);
+                    });
+                }
+            });
+        },
+        drop,
+    );
+}
+
+/// The same beside a peer that never sends the rest of its request: other requests continue after a while.
+#[test]
+fn long_requests_beside_one_that_stops() {
+    if serve_if_child() {
+        return;
+    }
+    withstands(
+        "budget::long_requests_beside_one_that_stops",
+        |server| {
+            let stopped = (0..10).map(|_| {
+                let mut socket = connect(server.address);
+                let mut bytes = requests(|it| {
+                    it.opcode(Opcode::Set).user_key("k").count(8 << 20);
+                });
+                bytes.resize(8 << 20, 7);
+                let _ = socket.write_all(&bytes);
+                socket
+            });
+            let stopped = stopped.collect::<Vec<_>>();
+            let store = TcpStore::connect("127.0.0.1", server.address.port()).expect("a client");
+            let started = Instant::now();
+            store.set("k", vec![7; 8 << 20]).expect("a set");
+            assert!(store.num_keys().expect("an answer") > 0);
+            let took = started.elapsed();
+            assert!(took < Duration::from_secs(30), "{took:?}");
+            stopped
+        },
+        drop,
+    );
+}
+
+#[test]
+fn requests_that_many_clients_of_sessions_send_in_part() {
+    if serve_if_child() {
+        return;
+    }
+    let name = "budget::requests_that_many_clients_of_sessions_send_in_part";
+    withstands(
+        name,
+        |server| {
+            let links = (0..8).map(|_| {
+                let mut link = Link::open(server.address);
+                link.open_clients(0..1000);
+                let mut bytes = requests(|it| {
+                    it.opcode(Opcode::Set).user_key("k").count(8 << 20);
+                });
+                bytes.resize(64 << 10, 7);
+                for client in 0..1000 {
+                    link.stream.push_data(client, &bytes);
+                }
+                link.try_send();
+                link
+            });
+            links.collect::<Vec<_>>()
+        },
+        |links| links.into_iter().for_each(Link::end),
+    );
+}
+
+#[test]
+fn replies_over_all_sessions() {
+    if serve_if_child() {
+        return;
+    }
+    withstands(
+        "budget::replies_over_all_sessions",
+        |server| leave_unread(server, 600_000),
+        |links| links.into_iter().for_each(Link::end),
+    );
+}
+
+/// Their replies stay for the time that they have asked for. Then the memory returns to the system.
+#[test]
+fn replies_of_sessions_that_have_lost_their_links() {
+    if serve_if_child() {
+        return;
+    }
+    withstands(
+        "budget::replies_of_sessions_that_have_lost_their_links",
+        |server| {
+            for _ in 0..4 {
+                drop(leave_unread(server, 2_000));
+            }
+        },
+        drop,
+    );
+}
+
+/// Opens sessions whose clients ask for much and read nothing, and which the server keeps for this long without a link.
+fn leave_unread(server: &Server, keep_ms: u32) -> Vec<Link> {
+    let store = TcpStore::connect("127.0.0.1", server.address.port()).expect("a client");
+    store.set("k", [7; 16_000]).expect("a set");
+    let clients: Vec<u32> = (0..100).collect();
+    let gets = requests(|it| {
+        for _ in 0..60 {
+            it.opcode(Opcode::Get).user_key("k");
+        }
+    });
+    let links = (0..30).map(|_| {
+        let mut link = Link::open_to_keep(server.address, keep_ms);
+        link.open_clients(0..100);
+        link.stream.push_group(&clients, &gets);
+        link.try_send();
+        link
+    });
+    let links: Vec<_> = links.collect();
+    // All of it has been carried out, or refused.
+    for _ in 0..200 {
+        store.get("k").expect("a get");
+    }
+    links
+}
+
+#[test]
+fn listings() {
+    if serve_if_child() {
+        return;
+    }
+    let delay = withstands(
+        "budget::listings",
+        |server| {
+            let store = TcpStore::connect("127.0.0.1", server.address.port()).expect("a client");
+            for number in 0..2000 {
+                store.set(&format!("{number:0>999}"), b"").expect("a set");
+            }
+            let peers = (0..1500).map(|_| {
+                let mut socket = connect(server.address);
+                send(&mut socket, |it| {
+                    it.opcode(Opcode::ListKeys);
+                });
+                socket
+            });
+            let same = peers.collect::<Vec<_>>();
+            // Each lists other keys.
+            let peers = (0..200).map(|number| {
+                let mut socket = connect(server.address);
+                store.set(&format!("new {number}"), b"").expect("a set");
+                send(&mut socket, |it| {
+                    it.opcode(Opcode::ListKeys);
+                });
+                socket
+                    .read_exact(&mut [0; 12])
+                    .expect("the nonce and the count");
+                socket
+            });
+            (same, peers.collect::<Vec<_>>())
+        },
+        drop,
+    );
+    assert!(delay < DELAY_MAX, "a request took {delay:?}");
+}
+
+#[test]
+fn values_that_were_replaced_while_they_are_sent() {
+    if serve_if_child() {
+        return;
+    }
+    let name = "budget::values_that_were_replaced_while_they_are_sent";
+    withstands(
+        name,
+        |server| {
+            let store = TcpStore::connect("127.0.0.1", server.address.port()).expect("a client");
+            let peers = (0..60).map(|number| {
+                // In parts, because a writer with one request as long as the memory of a peer is among the largest peers.
+                store.set("k", vec![number; 1 << 20]).expect("a set");
+                for _ in 1..8 {
+                    store.append("k", vec![number; 1 << 20]).expect("an append");
+                }
+                let mut socket = connect(server.address);
+                send(&mut socket, |it| {
+                    it.opcode(Opcode::Get).user_key("k");
+                });
+                // It is carried out before the next value is set.
+                socket
+                    .read_exact(&mut [0; 12])
+                    .expect("the nonce and the length");
+                socket
+            });
+            let peers = peers.collect::<Vec<_>>();
+            store.delete_key("k").expect("a delete");
+            peers
+        },
+        drop,
+    );
+}
+
+/// One write completes the waits of all peers.
+#[test]
+fn replies_that_one_write_causes() {
+    if serve_if_child() {
+        return;
+    }
+    withstands(
+        "budget::replies_that_one_write_causes",
+        |server| {
+            let store = TcpStore::connect("127.0.0.1", server.address.port()).expect("a client");
+            let peers = (0..60).map(|_| {
+                let mut socket = connect(server.address);
+                send(&mut socket, |it| {
+                    it.opcode(Opcode::WaitGet).user_keys(&["k"; 1000]);
+                });
+                socket
+            });
+            let peers = peers.collect::<Vec<_>>();
+            for _ in 0..200 {
+                store.num_keys().expect("an answer");
+            }
+            store.set("k", [7; 15_000]).expect("a set");
+            store.num_keys().expect("an answer");
+            peers
+        },
+        drop,
+    );
+}
