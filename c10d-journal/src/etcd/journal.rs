@@ -76,7 +76,10 @@ enum Watching {
     /// Of the process with this id, it cannot.
     NotPossible(u64),
     /// Of this process, it could until lately: its place was needed, or the network reset the connection.
-    Lost { id: u64, again_at: Instant },
+    Lost {
+        id: u64,
+        again_at: Instant,
+    },
 }
 
 impl EtcdJournal {
