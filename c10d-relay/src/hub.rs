@@ -44,7 +44,7 @@ pub(crate) struct Hub {
     turn: Turn,
     touched: Vec<u32>,
     waiting_to_send: VecDeque<u32>,
-    /// The store is to be told of these waits of ranks once they are in the stream (docs/spec/wire-extensions.md, END_WAITS 4).
+    /// Waits of ranks to report to the store, after the waits themselves (docs/spec/wire-extensions.md, END_WAITS 4).
     untold: Vec<(u32, ResentWait)>,
     is_ended: bool,
     /// The store was told that the session ends.
@@ -93,7 +93,7 @@ impl Hub {
         self.is_kept = is_kept;
     }
 
-    /// The session goes on with the same server, which learns how long ranks have waited.
+    /// The session continues with the same server, which learns how long ranks have waited.
     pub(crate) fn go_on(&mut self, now: Instant) {
         let waits = self.ranks.iter().filter_map(|(client, rank)| {
             let wait = rank.outstanding.wait_of_same_server(now)?;

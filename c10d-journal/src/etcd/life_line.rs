@@ -8,9 +8,9 @@
 //!
 //! Why this is one: the leader never closes a connection in order whose other end is there, nor the listener, before its
 //! journal is dropped, which has first withdrawn the right to answer. Neither does a thread that panics. So it is the system that
-//! closes them, once the last thread of the process has ended. A leader whose places are all taken resets a connection for a
-//! new one: the oldest one of the address that has the most, so that strangers of a few addresses keep out no standby. A
-//! standby that is reset tries again later. A firewall can send resets in the name of the host, too, which do
+//! closes them, once the last thread of the process has ended. A leader whose places are all taken resets a connection
+//! when a new connection arrives: the oldest of the address that has the most, so that strangers of a few addresses keep out
+//! no standby. A standby that is reset tries again later. A firewall can send resets in the name of the host, too, which do
 //! not count, and refuse new connections, but it sends no FIN. A child process that has inherited the sockets, and a host that
 //! is lost, only mean that the standby waits for the end of the lease.
 //!
@@ -42,7 +42,7 @@ use rustix::net::sockopt::set_socket_linger;
 
 use super::layout::{Leader, Life};
 
-/// The most connections: each standby has one. One more replaces another.
+/// The most connections: each standby has one. A further connection replaces an earlier connection.
 const CONNECTIONS_MAX: usize = 64;
 
 /// How long a standby tries to connect. It does not follow meanwhile.
@@ -240,7 +240,7 @@ impl Sockets {
 /// Returns the place of the oldest connection of the address that has the most.
 fn replaced<T>(held: &[(IpAddr, T)]) -> usize {
     let count = |ip| held.iter().filter(|(of, _)| *of == ip).count();
-    // The last one of those with the same count.
+    // `max_by_key` returns the last of equal places: the oldest.
     let places = (0..held.len()).rev();
     places.max_by_key(|at| count(held[*at].0)).unwrap_or(0)
 }

@@ -193,7 +193,7 @@ fn a_reset_and_an_open_listener_are_no_proof() {
     }
 }
 
-/// They keep out no standby, and it loses its place to none that come later.
+/// A standby gets a place, and keeps it when more strangers connect.
 #[test]
 fn silent_strangers_of_another_address_do_not_matter() {
     let line = LifeLine::start(&HostPort::new("127.0.0.1", 1), 0).expect("a port");
@@ -232,7 +232,7 @@ fn one_more_connection_than_places_replaces_the_oldest() {
         .map(|_| vigil(line.life()).expect("a place"))
         .collect();
     assert_eq!(end_of(&mut all[0]), Seen::Doubt);
-    // One that was given back is the first to be replaced.
+    // A place that was given back is used first.
     drop(all.remove(1));
     let mut again = vigil(line.life()).expect("a place");
     for vigil in all[1..].iter_mut().chain([&mut again]) {
@@ -252,6 +252,6 @@ fn the_address_with_the_most_connections_gives_a_place() {
     };
     assert_eq!(of(&[1, 2, 3, 2, 4]), 1);
     assert_eq!(of(&[1, 2, 3, 3, 2]), 1);
-    // Each has its own: the oldest one.
+    // Each address has one connection: the oldest is replaced.
     assert_eq!(of(&[1, 2, 3]), 0);
 }
