@@ -7,17 +7,13 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Backoff, BackoffOptions, Cancel, Deadline};
+use c10d_socket::{Cancel, Deadline};
 use c10d_store::SessionError;
 use c10d_store::unstable::{Closer, SessionDialer, SessionLink};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use mio::Waker;
 
 use crate::patience::{Decision, Patience};
-
-/// The longest delay between two attempts if ranks wait for the store. A refused connection costs its machine little, even
-/// of thousands of relays.
-const DELAY_MAX: Duration = Duration::from_millis(500);
 
 /// What to connect.
 #[derive(Debug)]
@@ -126,8 +122,7 @@ fn connect(
 ) -> Option<Outcome> {
     let give_up_at = order.give_up_at;
     let refused_timeout = order.received.map(|_| order.refused_timeout);
-    let mut patience = Patience::new(give_up_at, refused_timeout);
-    let mut backoff = Backoff::new(BackoffOptions::default(), fastrand::u64(..));
+    let mut patience = Patience::new(give_up_at, refused_timeout, fastrand::u64(..));
     loop {
         let attempt = dialer.attempt_by(Deadline::at(give_up_at));
         let error = match dialer.connect(received, attempt) {
@@ -138,14 +133,9 @@ fn connect(
         if !error.is_transient() {
             return Some(Err(error));
         }
-        let mut delay = backoff.next_delay();
         // Another process may take over from one whose machine refuses connections.
         let has_ended = is_refused(&error) && !dialer.is_following();
-        if order.received.is_some() {
-            delay = delay.min(DELAY_MAX);
-        }
-        let decision = patience.on_failure(has_ended, Instant::now(), delay);
-        let again_at = match decision {
+        let again_at = match patience.on_failure(has_ended, Instant::now()) {
             Decision::Retry(again_at) => again_at,
             Decision::GiveUp => return Some(Err(error)),
             Decision::StoreEnded(refused_for) => {

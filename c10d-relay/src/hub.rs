@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use c10d_socket::SendBuf;
 use c10d_store::WireLimits;
 use c10d_store::unstable::{
-    Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, RawRequest, RawRequests, Restart,
-    SessionStream, Violation, WireError,
+    Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, RawRequest, RawRequests, ResentWait,
+    Restart, SessionStream, Violation, WireError,
 };
 
 use crate::rank::{Closing, Held, Rank};
@@ -47,6 +47,8 @@ pub(crate) struct Hub {
     turn: Turn,
     touched: Vec<u32>,
     waiting_to_send: VecDeque<u32>,
+    /// Waits of ranks to report to the store, after the waits themselves (docs/spec/wire-extensions.md, END_WAITS 4).
+    untold: Vec<(u32, ResentWait)>,
     is_ended: bool,
     /// The store was told that the session ends.
     has_said_end: bool,
@@ -94,9 +96,18 @@ impl Hub {
         self.is_kept = is_kept;
     }
 
-    /// The store was restarted with its journal, after its link was lost at `lost_at`: it gets all requests again that it
-    /// has not acknowledged. Returns the number of ranks whose connections are closed, as that cannot be done for them.
-    pub(crate) fn restart(&mut self, restart: Restart, lost_at: Instant, now: Instant) -> usize {
+    /// The session continues with the same server, which learns how long ranks have waited.
+    pub(crate) fn go_on(&mut self, now: Instant) {
+        let waits = self.ranks.iter().filter_map(|(client, rank)| {
+            let wait = rank.outstanding.wait_of_same_server(now)?;
+            Some((*client, wait))
+        });
+        self.untold = waits.collect();
+    }
+
+    /// The store was restarted with its journal: it gets all requests again that it has not acknowledged. Returns the number
+    /// of ranks whose connections are closed, as that cannot be done for them.
+    pub(crate) fn restart(&mut self, restart: Restart, now: Instant) -> usize {
         // The store does not send these frames again, because it was told that they arrived. If they break the rules, that no
         // longer matters for the new stream.
         let backlog = std::mem::take(&mut self.backlog);
@@ -105,6 +116,7 @@ impl Hub {
         self.reader = FrameReader::taking_pieces().taking_positions();
         self.turn = Turn::default();
         self.waiting_to_send.clear();
+        self.untold.clear();
         self.is_kept = true;
         let mut closed = 0;
         let clients: Vec<u32> = self.ranks.keys().copied().collect();
@@ -121,7 +133,7 @@ impl Hub {
                 Ok(first) => {
                     self.stream.push_open(client, rank.port);
                     self.stream.push_resume(client, first);
-                    let resent = rank.outstanding.resent_wait(restart, lost_at, now);
+                    let resent = rank.outstanding.resent_wait(restart, now);
                     if let Some(wait) = resent {
                         self.stream.push_resent(client, wait);
                     }
@@ -356,6 +368,16 @@ impl Hub {
             }
             self.finish(client);
         }
+        self.untold.retain(|(client, wait)| {
+            let Some(rank) = self.ranks.get(client) else {
+                return false;
+            };
+            let is_sent = rank.outstanding.unsent_bytes() == 0;
+            if is_sent && rank.closing.is_none() {
+                self.stream.push_resent(*client, *wait);
+            }
+            !is_sent && rank.closing.is_none()
+        });
     }
 
     /// The ranks to look at, as they have replies, are closing, or may go on after a pause; each once.

@@ -1,6 +1,12 @@
-//! How long the relay tries to reach its store. Pure: the current time is an argument.
+//! How long the relay tries to reach its store, and how often. Pure: the current time and the seed are arguments.
 
 use std::time::{Duration, Instant};
+
+use c10d_socket::{Backoff, BackoffOptions};
+
+/// The longest pause between two attempts if ranks wait for the store, without the jitter. A refused connection costs its
+/// machine little, even of thousands of relays.
+const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// The patience of one search for the store.
 #[derive(Debug)]
@@ -10,6 +16,7 @@ pub(crate) struct Patience {
     refused_timeout: Option<Duration>,
     /// The first of the last attempts, all of which were refused.
     refused_since: Option<Instant>,
+    backoff: Backoff,
 }
 
 /// Whether to try again.
@@ -24,21 +31,22 @@ pub(crate) enum Decision {
 }
 
 impl Patience {
-    pub(crate) const fn new(give_up_at: Instant, refused_timeout: Option<Duration>) -> Self {
+    /// `refused_timeout` is `None` for a new session. `seed` is for the lengths of the pauses.
+    pub(crate) fn new(give_up_at: Instant, refused_timeout: Option<Duration>, seed: u64) -> Self {
+        let mut backoff = BackoffOptions::default();
+        if refused_timeout.is_some() {
+            backoff = backoff.with_max(PAUSE_MAX);
+        }
         Self {
             give_up_at,
             refused_timeout,
             refused_since: None,
+            backoff: Backoff::new(backoff, seed),
         }
     }
 
-    /// An attempt has failed; the next one would be after `delay`.
-    pub(crate) fn on_failure(
-        &mut self,
-        is_refused: bool,
-        now: Instant,
-        delay: Duration,
-    ) -> Decision {
+    /// An attempt has failed.
+    pub(crate) fn on_failure(&mut self, is_refused: bool, now: Instant) -> Decision {
         if is_refused {
             let refused_for = now - *self.refused_since.get_or_insert(now);
             if self.refused_timeout.is_some_and(|it| refused_for >= it) {
@@ -47,7 +55,7 @@ impl Patience {
         } else {
             self.refused_since = None;
         }
-        let again_at = now + delay;
+        let again_at = now + self.backoff.next_delay();
         if again_at >= self.give_up_at {
             Decision::GiveUp
         } else {
@@ -62,28 +70,49 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
+    fn again_at(decision: Decision) -> Instant {
+        match decision {
+            Decision::Retry(at) => at,
+            other => panic!("{other:?}"),
+        }
+    }
+
     #[test]
     fn a_store_that_refuses_connections_has_ended() {
         let start = Instant::now();
-        let mut patience = Patience::new(start + 600 * SECOND, Some(30 * SECOND));
-        let mut fail = |is_refused, seconds| {
-            let now = start + seconds * SECOND;
-            (patience.on_failure(is_refused, now, SECOND), now + SECOND)
-        };
+        let mut patience = Patience::new(start + 600 * SECOND, Some(30 * SECOND), 7);
+        let mut fail =
+            |is_refused, seconds| patience.on_failure(is_refused, start + seconds * SECOND);
         for (is_refused, seconds) in [(true, 0), (true, 29), (false, 31), (true, 32), (true, 61)] {
-            let (decision, again_at) = fail(is_refused, seconds);
-            assert_eq!(decision, Decision::Retry(again_at), "after {seconds} s");
+            again_at(fail(is_refused, seconds));
         }
-        assert_eq!(fail(true, 62).0, Decision::StoreEnded(30 * SECOND));
+        assert_eq!(fail(true, 62), Decision::StoreEnded(30 * SECOND));
     }
 
     #[test]
     fn a_store_that_has_never_answered_may_start_late() {
         let start = Instant::now();
-        let mut patience = Patience::new(start + 600 * SECOND, None);
-        let mut fail = |seconds| patience.on_failure(true, start + seconds * SECOND, SECOND);
-        assert_eq!(fail(0), Decision::Retry(start + SECOND));
-        assert_eq!(fail(500), Decision::Retry(start + 501 * SECOND));
-        assert_eq!(fail(599), Decision::GiveUp);
+        let mut patience = Patience::new(start + 600 * SECOND, None, 7);
+        let mut fail = |at| patience.on_failure(true, at);
+        again_at(fail(start));
+        again_at(fail(start + 500 * SECOND));
+        let at_end = start + 600 * SECOND - Duration::from_millis(5);
+        assert_eq!(fail(at_end), Decision::GiveUp);
+    }
+
+    /// However long the store was away: docs/how-to/relay.md.
+    #[test]
+    fn a_store_that_is_back_is_tried_within_a_second() {
+        for seed in 0..100 {
+            let start = Instant::now();
+            let outage = Duration::from_secs_f64(fastrand::Rng::with_seed(seed).f64() * 600.0);
+            let mut patience = Patience::new(start + 601 * SECOND, Some(600 * SECOND), seed);
+            let mut now = start;
+            while now < start + outage {
+                now = again_at(patience.on_failure(true, now));
+            }
+            let late = now - (start + outage);
+            assert!(late < SECOND, "seed {seed}: {late:?} after {outage:?}");
+        }
     }
 }

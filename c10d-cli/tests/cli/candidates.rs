@@ -1,7 +1,7 @@
 //! Servers of one store in etcd: one serves, another takes over. Needs etcd: `C10D_ETCD`.
 
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::process::ChildStdout;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use c10d_store::{Store, StoreExt, TcpStore};
 use rustix::process::Signal;
 
 use crate::etcd::Etcd;
-use crate::process::{PROGRAM, Running, Server, command_of, run, until};
+use crate::process::{PROGRAM, Running, Server, command_of, free_port, run, until};
 
 pub(crate) struct Candidate {
     pub(crate) running: Running,
@@ -26,9 +26,13 @@ impl Candidate {
     }
 
     pub(crate) fn start_of(program: &str, etcd: &Etcd) -> Self {
+        Self::start_with(program, etcd, &[])
+    }
+
+    fn start_with(program: &str, etcd: &Etcd, more: &[&str]) -> Self {
         let members = format!("--etcd={}", etcd.client);
         let words = ["store", "serve", "--port=0", &members, "--etcd-prefix=job"];
-        let mut running = Running::start(command_of(program, words));
+        let mut running = Running::start(command_of(program, [&words, more].concat()));
         let mut stdout = BufReader::new(running.stdout());
         let address = line(&mut stdout, "standing by on ");
         Self {
@@ -252,6 +256,33 @@ fn a_killed_server_is_followed_before_its_lease_ends() {
     assert_eq!(store.add("sum", 0).unwrap(), sum);
     killed.sort_unstable();
     println!("longest pauses: killed {killed:?}, stopped {stopped:?}");
+}
+
+/// Strangers take all places at the port of the leader, before its standby connects and afterwards.
+#[test]
+#[ignore = "needs etcd (C10D_ETCD)"]
+fn silent_strangers_do_not_delay_a_takeover() {
+    let etcd = Etcd::start();
+    let port = free_port();
+    let option = format!("--etcd-life-port={port}");
+    let mut first = Candidate::start_with(PROGRAM, &etcd, &[&option]);
+    first.store();
+    let strangers = || -> Vec<TcpStream> {
+        let connect = |_| TcpStream::connect(("127.0.0.1", port)).unwrap();
+        (0..64).map(connect).collect()
+    };
+    let early = strangers();
+    let mut second = Candidate::start(&etcd);
+    let mut log = BufReader::new(second.running.stderr());
+    await_line(&mut log, &["will be seen at once"]);
+    let late = strangers();
+    await_line(&mut log, &["will be seen at once"]);
+    drop(first);
+    let texts = ["the process that led has ended", "leads from now on"];
+    let seen = await_line(&mut log, &texts);
+    assert!(seen.contains("has ended"), "by its lease only: {seen}");
+    second.store();
+    drop((early, late));
 }
 
 /// The next line that has one of these texts.

@@ -37,6 +37,9 @@ const WATCH_SILENCE_MAX: Duration = Duration::from_secs(45);
 /// How long etcd may take to keep what others are to be told.
 const MARK_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// After it, a standby that has lost its connection to the leader's process tries again. Each time costs etcd a read.
+const VIGIL_PAUSE: Duration = Duration::from_secs(5);
+
 /// The pause after a watch that failed.
 const WATCH_PAUSE: Duration = Duration::from_millis(100);
 
@@ -72,6 +75,11 @@ enum Watching {
     Process(Vigil),
     /// Of the process with this id, it cannot.
     NotPossible(u64),
+    /// Of this process, it could until lately: its place was needed, or the network reset the connection.
+    Lost {
+        id: u64,
+        again_at: Instant,
+    },
 }
 
 impl EtcdJournal {
@@ -307,10 +315,13 @@ impl EtcdJournal {
             return;
         };
         let id = vigil.id();
-        *watching = Watching::NotPossible(id);
         if seen == Seen::Death {
+            *watching = Watching::NotPossible(id);
             log::warn!("{}: the process that led has ended", self.place());
             candidate.has_died(id);
+        } else {
+            let again_at = Instant::now() + VIGIL_PAUSE;
+            *watching = Watching::Lost { id, again_at };
         }
     }
 
@@ -323,7 +334,10 @@ impl EtcdJournal {
         watching: &mut Watching,
     ) -> Result<Option<Watched>, CallError> {
         self.watch_over(candidate.leader(), watching);
-        let silence = Deadline::after(Instant::now(), WATCH_SILENCE_MAX);
+        let mut silence = Deadline::after(Instant::now(), WATCH_SILENCE_MAX);
+        if let Watching::Lost { again_at, .. } = watching {
+            silence = Deadline::at(*again_at);
+        }
         while let Watching::Process(vigil) = watching {
             let next = stream.next(Deadline::at(Instant::now()))?;
             if next.is_some() {
@@ -361,6 +375,7 @@ impl EtcdJournal {
         match watching {
             Watching::Process(vigil) if vigil.id() == life.id => {}
             Watching::NotPossible(id) if *id == life.id => {}
+            Watching::Lost { id, again_at } if *id == life.id && Instant::now() < *again_at => {}
             _ => {
                 *watching = match Vigil::begin(leader, life, &self.cancel) {
                     Ok(vigil) => {

@@ -6,9 +6,11 @@
 //! **and** the same address refuses new ones. Nothing else is a proof: a silent leader may be stopped and go on, and one whose
 //! connection is reset or cut may still answer others for as long as its lease gives it the right to.
 //!
-//! Why this is one: the leader never closes a connection whose other end is there, nor the listener, before its journal is
-//! dropped, which has first withdrawn the right to answer. Neither does a thread that panics. So it is the system that
-//! closes them, once the last thread of the process has ended. A firewall can send resets in the name of the host, which do
+//! Why this is one: the leader never closes a connection in order whose other end is there, nor the listener, before its
+//! journal is dropped, which has first withdrawn the right to answer. Neither does a thread that panics. So it is the system that
+//! closes them, once the last thread of the process has ended. A leader whose places are all taken resets a connection
+//! when a new connection arrives: the oldest of the address that has the most, so that strangers of a few addresses keep out
+//! no standby. A standby that is reset tries again later. A firewall can send resets in the name of the host, too, which do
 //! not count, and refuse new connections, but it sends no FIN. A child process that has inherited the sockets, and a host that
 //! is lost, only mean that the standby waits for the end of the lease.
 //!
@@ -36,10 +38,11 @@ use c10d_socket::{
 };
 
 use c10d_store::journal::Authority;
+use rustix::net::sockopt::set_socket_linger;
 
 use super::layout::{Leader, Life};
 
-/// The most connections: each standby has one.
+/// The most connections: each standby has one. A further connection replaces an earlier connection.
 const CONNECTIONS_MAX: usize = 64;
 
 /// How long a standby tries to connect. It does not follow meanwhile.
@@ -90,7 +93,8 @@ pub(super) struct LifeLine {
 #[derive(Debug)]
 struct Sockets {
     listener: TcpListener,
-    held: Mutex<Vec<TcpStream>>,
+    /// With the address at the other end; the oldest first.
+    held: Mutex<Vec<(IpAddr, TcpStream)>>,
     /// Up to where the log is.
     position: AtomicU64,
     /// Of the process, if it leads.
@@ -182,10 +186,16 @@ impl Sockets {
                     said.push_str(&self.heartbeat());
                 }
                 let mut held = self.held();
-                held.retain(is_there);
+                held.retain(|(_, stream)| is_there(stream));
                 // A new socket takes as much at once.
-                if held.len() < CONNECTIONS_MAX && stream.write_all(said.as_bytes()).is_ok() {
-                    held.push(stream);
+                if stream.write_all(said.as_bytes()).is_ok() {
+                    held.push((peer.ip().to_canonical(), stream));
+                }
+                if held.len() > CONNECTIONS_MAX {
+                    let place = replaced(&held);
+                    let (_, stream) = held.remove(place);
+                    // The end of a connection would be half of a proof, a reset is not.
+                    let _ = set_socket_linger(stream, Some(Duration::ZERO));
                 }
                 Ok(())
             });
@@ -206,7 +216,7 @@ impl Sockets {
             return;
         }
         let heartbeat = self.heartbeat();
-        for stream in &mut *self.held() {
+        for (_, stream) in &mut *self.held() {
             // One that does not read them waits for the end of the lease.
             let _ = stream.write(heartbeat.as_bytes());
         }
@@ -222,9 +232,17 @@ impl Sockets {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn held(&self) -> MutexGuard<'_, Vec<TcpStream>> {
+    fn held(&self) -> MutexGuard<'_, Vec<(IpAddr, TcpStream)>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns the place of the oldest connection of the address that has the most.
+fn replaced<T>(held: &[(IpAddr, T)]) -> usize {
+    let count = |ip| held.iter().filter(|(of, _)| *of == ip).count();
+    // `max_by_key` returns the last of equal places: the oldest.
+    let places = (0..held.len()).rev();
+    places.max_by_key(|at| count(held[*at].0)).unwrap_or(0)
 }
 
 /// Whether the other end has not closed it.

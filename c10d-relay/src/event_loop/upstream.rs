@@ -51,10 +51,10 @@ impl EventLoop {
             let server = link.server;
             self.store_address = Some(server);
             let closed = if let Some(restart) = link.restart {
-                let lost_at = self.lost_at.unwrap_or(now);
-                Some(self.hub.restart(restart, lost_at, now))
+                Some(self.hub.restart(restart, now))
             } else {
                 self.hub.set_kept(link.is_kept);
+                self.hub.go_on(now);
                 None
             };
             if self.hub.stream().attach(link.received_by_server).is_err() {

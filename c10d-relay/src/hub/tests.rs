@@ -111,7 +111,7 @@ impl Node {
     /// The store is killed, and another one goes on. Returns the number of ranks that cannot.
     fn restart(&mut self) -> usize {
         let restart = Restart { from: 1, to: 2 };
-        let closed = self.hub.restart(restart, self.now, self.now);
+        let closed = self.hub.restart(restart, self.now);
         self.store = SessionStream::default();
         self.reader = FrameReader::default();
         self.hub.stream().attach(0).expect("a new stream");
@@ -617,7 +617,7 @@ fn a_restarted_store_learns_which_ranks_have_waited() {
     node.turn();
     node.now = start + 7 * second;
     let restart = Restart { from: 4, to: 6 };
-    let closed = node.hub.restart(restart, start + second, node.now);
+    let closed = node.hub.restart(restart, node.now);
     assert_eq!(closed, 0);
     (node.store, node.reader) = <_>::default();
     node.hub.stream().attach(0).expect("a new stream");
@@ -627,7 +627,28 @@ fn a_restarted_store_learns_which_ranks_have_waited() {
     };
     let mut got = node.turn();
     got.retain(|it| matches!(it, Got::Resent(..)));
-    assert_eq!(got, [resent(0, 7, 2), resent(3, 2, 0)]);
+    assert_eq!(got, [resent(0, 7, 2), resent(3, 2, 2)]);
+}
+
+/// docs/spec/wire-extensions.md, END_WAITS 4: the same server learns how long ranks have waited, after it has their requests.
+#[test]
+fn a_store_that_goes_on_learns_how_long_ranks_have_waited() {
+    let mut node = Node::with_ranks(3);
+    let second = Duration::from_secs(1);
+    node.send(0, &wait("k"));
+    node.send(1, &add("n"));
+    node.turn();
+    node.now += 2 * second;
+    node.send(2, &wait("l"));
+    node.now += 5 * second;
+    node.hub.go_on(node.now);
+    let resent = |client, seconds: u32| {
+        let age = seconds * second;
+        Got::Resent(client, ResentWait { age, starts_ago: 0 })
+    };
+    let got = node.turn();
+    assert_eq!(got[1..], [resent(0, 7), resent(2, 5)]);
+    assert_eq!(node.turn(), [], "once");
 }
 
 /// What the rank has not read is not of the credit that the restarted store has given.
@@ -805,7 +826,7 @@ impl Job {
     fn crash(&mut self) {
         self.server.crash();
         let restart = Restart { from: 1, to: 2 };
-        let closed = self.hub.restart(restart, self.now, self.now);
+        let closed = self.hub.restart(restart, self.now);
         assert_eq!(closed, 0, "all can go on");
         self.cut();
     }

@@ -16,7 +16,8 @@ use super::stream::Stream;
 use crate::limits::WireLimits;
 use crate::raw_requests::RawRequests;
 use crate::session::{
-    CLIENT_WINDOW_BYTES, Credit, Frame, FrameReader, Outstanding, Restart, SessionStream, Violation,
+    CLIENT_WINDOW_BYTES, Credit, Frame, FrameReader, Outstanding, ResentWait, Restart,
+    SessionStream, Violation,
 };
 
 /// The number of the session's only client.
@@ -55,6 +56,8 @@ pub(super) struct Resumed {
     /// Splits what the client sends.
     requests: RawRequests,
     outstanding: Outstanding,
+    /// The server is to be told of this wait once it is in the session (docs/spec/wire-extensions.md, END_WAITS 4).
+    untold: Option<ResentWait>,
     /// The server keeps the session in its journal.
     is_kept: bool,
     /// See [`SessionLink::has_heartbeats`].
@@ -99,6 +102,7 @@ impl Resumed {
             credit: Credit::default(),
             requests: RawRequests::of_session(),
             outstanding: Outstanding::default(),
+            untold: None,
             is_kept,
             has_heartbeats,
             silent_since: None,
@@ -248,6 +252,11 @@ impl Resumed {
         let count = self.outstanding.unsent_bytes().min(self.credit.to_send());
         self.outstanding.send(&mut self.session, CLIENT, count);
         self.credit.sent(count);
+        if self.outstanding.unsent_bytes() == 0
+            && let Some(wait) = self.untold.take()
+        {
+            self.session.push_resent(CLIENT, wait);
+        }
     }
 
     /// Receives once, over another link if need be. What was received may be nothing for the client.
@@ -391,11 +400,15 @@ impl Resumed {
                     let restart = link.restart;
                     self.is_kept = link.is_kept;
                     self.has_heartbeats = link.has_heartbeats;
+                    self.untold = None;
                     if let Some(restart) = restart {
-                        self.restart(restart, lost_at)?;
+                        self.restart(restart)?;
+                    } else {
+                        self.untold = self.outstanding.wait_of_same_server(Instant::now());
                     }
                     self.link.replace(link)?;
                     self.go_on(received_by_server)?;
+                    self.fill();
                     log::info!(
                         "{} {} again after {:.1} s; nothing is lost",
                         if restart.is_some() {
@@ -432,7 +445,7 @@ impl Resumed {
     }
 
     /// The server was restarted with its journal, and gets all requests again that it has not acknowledged.
-    fn restart(&mut self, restart: Restart, lost_at: Instant) -> io::Result<()> {
+    fn restart(&mut self, restart: Restart) -> io::Result<()> {
         self.session = SessionStream::default();
         self.reader = FrameReader::default().taking_positions();
         self.credit = Credit::default();
@@ -441,9 +454,7 @@ impl Resumed {
             Ok(first) => {
                 self.session.push_open(CLIENT, self.port);
                 self.session.push_resume(CLIENT, first);
-                let resent = self
-                    .outstanding
-                    .resent_wait(restart, lost_at, Instant::now());
+                let resent = self.outstanding.resent_wait(restart, Instant::now());
                 if let Some(wait) = resent {
                     self.session.push_resent(CLIENT, wait);
                 }

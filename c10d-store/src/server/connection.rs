@@ -18,8 +18,9 @@ use super::numbers::Numbers;
 use super::session_memory::SessionMemory;
 use crate::journal::Authority;
 use crate::message::{ConnId, Replies, Reply};
+use crate::moment::Moment;
 use crate::request_parser::RequestParser;
-use crate::session::Credit;
+use crate::session::{Credit, ResentWait};
 use crate::wire::{encode_reply, without_session};
 
 /// With at least this many unsent reply bytes, a peer's further requests wait until it reads.
@@ -105,6 +106,8 @@ pub(super) struct Client {
     replies: Option<Box<ClientReplies>>,
     /// Of its requests, if the journal keeps its session.
     pub(super) numbers: Option<Box<Numbers>>,
+    /// The last request that has arrived may be a wait that was sent before its session was accepted at this time.
+    pub(super) resent: Option<Box<(ResentWait, Moment)>>,
 }
 
 /// The unsent replies of a client.
@@ -131,6 +134,7 @@ impl Client {
             waits_for_budget: false,
             replies: None,
             numbers: None,
+            resent: None,
         }
     }
 

@@ -12,6 +12,8 @@ const UNDONE_BYTES_MAX: usize = 64 << 10;
 pub(super) struct Numbers {
     /// The last request.
     requests: u32,
+    /// Whether no request has arrived since RESUME.
+    is_resumed: bool,
     /// The last request that can wait.
     wait_request: u32,
     /// Whether that has another reply when it is sent again.
@@ -37,6 +39,7 @@ impl Numbers {
     /// The next request, which can wait or not.
     pub(super) const fn next(&mut self, can_wait: bool) -> u32 {
         self.requests = self.requests.wrapping_add(1);
+        self.is_resumed = false;
         self.undone_requests += 1;
         if can_wait {
             self.wait_request = self.requests;
@@ -58,12 +61,17 @@ impl Numbers {
     pub(super) const fn resume(&mut self, request: u32) -> bool {
         let is_first = self.requests == 0;
         self.requests = request.wrapping_sub(1);
+        self.is_resumed = true;
         is_first && request > 0
     }
 
-    /// The next request that can wait is sent to a restarted server, which has accepted the session at this time.
-    pub(super) const fn set_resent(&mut self, wait: ResentWait, accepted: Moment) {
-        self.resent = Some((wait, accepted));
+    /// The next request that can wait is sent to a restarted server, which has accepted the session at this time. `false` if
+    /// requests have arrived since RESUME.
+    pub(super) const fn set_resent(&mut self, wait: ResentWait, accepted: Moment) -> bool {
+        if self.is_resumed {
+            self.resent = Some((wait, accepted));
+        }
+        self.is_resumed
     }
 
     /// The same, if this request is the one.

@@ -150,17 +150,18 @@ impl Outstanding {
         Ok(first)
     }
 
-    /// The wait that the restarted server is about to get, if the client waits. The link to the server before was lost at
-    /// `lost_at`.
-    pub fn resent_wait(
-        &mut self,
-        restart: Restart,
-        lost_at: Instant,
-        now: Instant,
-    ) -> Option<ResentWait> {
+    /// The wait that the restarted server is about to get, if the client waits.
+    pub fn resent_wait(&mut self, restart: Restart, now: Instant) -> Option<ResentWait> {
         let is_waiting = self.is_waiting();
         let wait = self.wait.as_mut().filter(|_| is_waiting)?;
-        Some(wait.resend(restart, lost_at, now))
+        Some(wait.resend(restart, now))
+    }
+
+    /// Returns the wait to report to the same server over a new link, if the client waits.
+    #[must_use]
+    pub fn wait_of_same_server(&self, now: Instant) -> Option<ResentWait> {
+        let wait = self.wait.filter(|_| self.is_waiting())?;
+        Some(wait.at_same_server(now))
     }
 
     /// The bytes that are not sent yet.

@@ -15,12 +15,13 @@ pub struct Restart {
     pub to: u32,
 }
 
-/// When a client sent a wait that a restarted server gets.
+/// When a client sent a wait that a restarted server gets, or the same server after the link was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResentWait {
     /// How long ago.
     pub age: Duration,
-    /// How many starts of the store ago a server was sent the wait for the first time; 0 if none was before.
+    /// How many starts of the store ago the server started that had accepted the session last when the client sent the wait; 0 for
+    /// the same server.
     pub starts_ago: u32,
 }
 
@@ -41,7 +42,7 @@ impl ResentWait {
     }
 }
 
-/// Of the wait of one client: when the client sent it, and which server was the first to get it.
+/// Of the wait of one client: when the client sent it, and the last server that had accepted the session before.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WaitOrigin {
     began: Instant,
@@ -56,22 +57,20 @@ impl WaitOrigin {
         }
     }
 
-    /// The wait goes to a restarted server. The link to the server before was lost at this time.
-    pub(super) fn resend(
-        &mut self,
-        restart: Restart,
-        lost_at: Instant,
-        now: Instant,
-    ) -> ResentWait {
-        if self.began < lost_at {
-            self.first_server.get_or_insert(restart.from);
+    /// The wait goes to a restarted server.
+    pub(super) fn resend(&mut self, restart: Restart, now: Instant) -> ResentWait {
+        let first = *self.first_server.get_or_insert(restart.from);
+        ResentWait {
+            starts_ago: restart.to.saturating_sub(first),
+            ..self.at_same_server(now)
         }
-        let starts_ago = self
-            .first_server
-            .map_or(0, |first| restart.to.saturating_sub(first));
+    }
+
+    /// The link to the same server is a new one.
+    pub(super) fn at_same_server(&self, now: Instant) -> ResentWait {
         ResentWait {
             age: now.saturating_duration_since(self.began),
-            starts_ago,
+            starts_ago: 0,
         }
     }
 }
@@ -97,18 +96,17 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_counts_from_the_first_server_that_was_sent_it() {
+    fn a_wait_counts_from_the_server_that_had_the_session_when_it_began() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let sent = |origin: &mut WaitOrigin, from, to, lost_at, now| {
-            let resent = origin.resend(Restart { from, to }, at(lost_at), at(now));
+        let mut origin = WaitOrigin::new(at(10));
+        let mut sent = |from, to, now| {
+            let resent = origin.resend(Restart { from, to }, at(now));
             (resent.starts_ago, resent.age.as_secs())
         };
-        let mut before_the_loss = WaitOrigin::new(at(10));
-        assert_eq!(sent(&mut before_the_loss, 3, 5, 11, 14), (2, 4));
-        assert_eq!(sent(&mut before_the_loss, 5, 6, 20, 21), (3, 11));
-        let mut after_it = WaitOrigin::new(at(12));
-        assert_eq!(sent(&mut after_it, 3, 5, 11, 14), (0, 2));
-        assert_eq!(sent(&mut after_it, 5, 6, 20, 21), (1, 9));
+        assert_eq!(sent(3, 5, 14), (2, 4));
+        assert_eq!(sent(5, 6, 21), (3, 11));
+        let same = origin.at_same_server(at(22));
+        assert_eq!((same.starts_ago, same.age.as_secs()), (0, 12));
     }
 }

@@ -1,5 +1,5 @@
 //! END_WAITS that sessions may have missed, since they had no link when it was carried out: their waits, which were pending at
-//! an earlier server of the journal, arrive later (docs/spec/wire-extensions.md, END_WAITS 4).
+//! an earlier server of the journal, or which clients have sent since, arrive later (docs/spec/wire-extensions.md, END_WAITS 4).
 
 use std::collections::VecDeque;
 
@@ -16,6 +16,8 @@ const END_BYTES: usize = 64;
 
 #[derive(Debug, Default)]
 pub(super) struct MissedEnds {
+    /// There are sessions, which may lose their links to this server.
+    has_sessions: bool,
     /// The number of this server, while sessions of earlier servers may come back.
     server: Option<u32>,
     /// The oldest first.
@@ -26,7 +28,7 @@ pub(super) struct MissedEnds {
 #[derive(Debug)]
 struct End {
     prefix: Box<[u8]>,
-    /// The server that has carried it out.
+    /// The server that has carried it out; 0 for this server, if no session of an earlier server may come back.
     server: u32,
     /// When, if that is this server.
     at: Moment,
@@ -38,16 +40,28 @@ impl MissedEnds {
         self.server = Some(server);
     }
 
-    /// No session of an earlier server can come back any more.
-    pub(super) fn forget(&mut self) {
-        *self = Self::default();
+    /// There are sessions.
+    pub(super) const fn remember(&mut self) {
+        self.has_sessions = true;
     }
 
-    /// This server carries out END_WAITS. Returns its number if that has to be remembered.
+    /// No session of an earlier server can come back any more.
+    pub(super) fn forget(&mut self) {
+        let this = self.server.take().filter(|_| self.has_sessions);
+        self.ends
+            .retain(|end| end.server == 0 || Some(end.server) == this);
+        for end in &mut self.ends {
+            end.server = 0;
+        }
+        self.count();
+    }
+
+    /// This server carries out END_WAITS. Returns its number if the journal has to keep that.
     pub(super) fn add(&mut self, prefix: &[u8], at: Moment) -> Option<u32> {
-        let server = self.server?;
-        self.insert(prefix, server, at);
-        Some(server)
+        if self.has_sessions || self.server.is_some() {
+            self.insert(prefix, self.server.unwrap_or(0), at);
+        }
+        self.server
     }
 
     /// An earlier server has carried out END_WAITS.
@@ -57,16 +71,15 @@ impl MissedEnds {
 
     /// Whether a wait for this name has missed its end. Its session was accepted at this time.
     pub(super) fn has_ended(&self, name: &[u8], wait: ResentWait, accepted: Moment) -> bool {
-        let Some(this) = self.server else {
-            return false;
-        };
+        let this = self.server.unwrap_or(0);
         let first_server = this.saturating_sub(wait.starts_ago);
         let began = accepted.since_start().saturating_sub(wait.age);
         self.ends.iter().any(|end| {
             let is_later = if end.server == this {
                 began <= end.at.since_start()
             } else {
-                first_server < end.server
+                // All that an earlier server has done was before the start of this one.
+                began.is_zero() && first_server < end.server
             };
             is_later && name.starts_with(&end.prefix)
         })
@@ -83,7 +96,8 @@ impl MissedEnds {
 
     /// Writes all prefixes into a snapshot of the journal.
     pub(super) fn write(&self, writer: &mut BatchWriter) {
-        for End { prefix, server, .. } in &self.ends {
+        let kept = self.ends.iter().filter(|end| end.server > 0);
+        for End { prefix, server, .. } in kept {
             let server = *server;
             writer.push(Effect::EndWaits { prefix, server });
         }
@@ -97,11 +111,14 @@ impl MissedEnds {
             server,
             at,
         });
-        let bytes = |ends: &VecDeque<End>| ends.iter().map(|end| end.prefix.len()).sum();
-        self.prefix_bytes = bytes(&self.ends);
+        self.count();
         while self.ends.len() > ENDS_MAX || self.prefix_bytes > PREFIX_BYTES_MAX {
             self.ends.pop_front();
-            self.prefix_bytes = bytes(&self.ends);
+            self.count();
         }
+    }
+
+    fn count(&mut self) {
+        self.prefix_bytes = self.ends.iter().map(|end| end.prefix.len()).sum();
     }
 }

@@ -40,6 +40,8 @@ enum Mutant {
     NotInSnapshots,
     TooOld,
     OfTooEarlyServers,
+    OfNoServer,
+    SameServerNotTold,
 }
 
 /// The connections whose waits were ended, and the positions of their replies.
@@ -69,8 +71,10 @@ struct Wait {
     name: &'static [u8],
     kind: Opcode,
     began: u64,
-    /// The first server that was sent it, and whether the session came back for that.
-    sent_to: Option<(u32, bool)>,
+    /// The server that had accepted the session last.
+    linked: u32,
+    /// The session has had another link to the same server before it arrived.
+    was_cut: bool,
     /// The first server that has carried it out, and when.
     carried_out: Option<(u32, u64)>,
     /// The last server that has.
@@ -99,9 +103,12 @@ struct Client {
     conn: Option<ConnId>,
     /// The last server that has accepted the session.
     server: u32,
-    lost_at: u64,
+    /// Otherwise it is away from the same server, which does not know that.
+    has_link: bool,
     /// The wait is on its way to the server.
     in_flight: Option<Option<(ResentWait, Moment)>>,
+    /// Follows the wait in flight, or everything: how long the client has waited.
+    resent: Option<(ResentWait, Moment)>,
     /// The position that the reply of the ended wait depends on.
     told: Option<u64>,
 }
@@ -120,7 +127,8 @@ struct World {
     start: Instant,
     now: u64,
     server: u32,
-    server_started: u64,
+    /// When each server has started.
+    starts: Vec<u64>,
     state: StoreState,
     answered: HashSet<(u32, u32)>,
     durable: u64,
@@ -139,7 +147,7 @@ impl World {
             start: Instant::now(),
             now: 0,
             server: 1,
-            server_started: 0,
+            starts: vec![0],
             state: StoreState::new(),
             answered: HashSet::new(),
             durable: 0,
@@ -150,6 +158,7 @@ impl World {
             ends: Vec::new(),
         };
         world.state.start_recording(0);
+        world.state.remember_ends();
         world.connect(ENDER);
         for client in 0..CLIENTS {
             world.come_back(client);
@@ -163,7 +172,8 @@ impl World {
 
     fn tick(&mut self) -> u64 {
         self.now += 1;
-        let since_start = Duration::from_millis(self.now - self.server_started);
+        let started = self.starts[self.server as usize - 1];
+        let since_start = Duration::from_millis(self.now - started);
         self.state.set_now(Moment::from(since_start));
         self.now
     }
@@ -184,8 +194,10 @@ impl World {
         client
             .outstanding
             .sent_at(self.start + Duration::from_millis(self.now));
-        let sent_to = client.conn.map(|_| (client.server, false));
+        let linked = client.server;
         client.in_flight = client.conn.map(|_| None);
+        // It arrives before this wait.
+        client.resent = None;
         self.waits.push(Wait {
             client: index,
             request: client.requests,
@@ -196,7 +208,8 @@ impl World {
             },
             kind,
             began: self.now,
-            sent_to,
+            linked,
+            was_cut: false,
             carried_out: None,
             carried_out_last: 0,
             ended: None,
@@ -206,8 +219,12 @@ impl World {
     /// The wait on its way arrives.
     fn arrive(&mut self, index: usize) {
         let client = &mut self.clients[index];
-        let (Some(conn), Some(resent)) = (client.conn, client.in_flight.take()) else {
+        let (Some(conn), true) = (client.conn, client.has_link) else {
             return;
+        };
+        let after = client.resent.take();
+        let Some(before) = client.in_flight.take() else {
+            return self.tell_since(conn, after);
         };
         let wait = &mut self.waits[client.wait.expect("it waits")];
         wait.carried_out.get_or_insert((self.server, self.now));
@@ -240,16 +257,25 @@ impl World {
         let mut sink = Sink::default();
         let handled = self.state.handle(conn, request, &mut sink);
         handled.expect("no refusal");
-        if let Some((mut resent, accepted)) = resent
-            && self.mutant != Mutant::ResentWaitsGoOn
-        {
-            match self.mutant {
-                Mutant::TooOld => resent.age = Duration::MAX,
-                Mutant::OfTooEarlyServers => resent.starts_ago = 255,
-                _ => {}
-            }
-            self.state.end_if_missed(conn, resent, accepted, &mut sink);
+        self.record(sink);
+        self.tell_since(conn, before.or(after));
+    }
+
+    /// The server learns how long a client has waited.
+    fn tell_since(&mut self, conn: ConnId, resent: Option<(ResentWait, Moment)>) {
+        let Some((mut resent, accepted)) = resent else {
+            return;
+        };
+        match self.mutant {
+            Mutant::ResentWaitsGoOn => return,
+            Mutant::TooOld => resent.age = Duration::MAX,
+            Mutant::OfTooEarlyServers => resent.starts_ago = 255,
+            Mutant::OfNoServer => resent.starts_ago = 0,
+            _ => {}
         }
+        let mut sink = Sink::default();
+        let state = &mut self.state;
+        state.end_if_missed(conn, resent, accepted, &mut sink);
         self.record(sink);
     }
 
@@ -320,7 +346,7 @@ impl World {
     /// A client reads its reply if that is durable.
     fn read(&mut self, index: usize) {
         let client = &mut self.clients[index];
-        if client.conn.is_none() || client.told.is_none_or(|position| position > self.durable) {
+        if !client.has_link || client.told.is_none_or(|position| position > self.durable) {
             return;
         }
         client.told = None;
@@ -332,11 +358,30 @@ impl World {
 
     fn lose(&mut self, index: usize) {
         let client = &mut self.clients[index];
-        if client.conn.take().is_some() {
-            client.lost_at = self.now;
-        }
+        client.conn = None;
+        client.has_link = false;
         client.in_flight = None;
+        client.resent = None;
         client.told = None;
+    }
+
+    /// A session has another link to the same server, which gets the requests that it lacks, and then learns who waits.
+    fn come_back_to_same(&mut self, index: usize) {
+        let now = self.instant(self.now);
+        let client = &mut self.clients[index];
+        if client.conn.is_none() || std::mem::replace(&mut client.has_link, true) {
+            return;
+        }
+        let waits = client.outstanding.wait_of_same_server(now);
+        client.resent = waits.map(|wait| (wait, self.state.now()));
+        if self.mutant == Mutant::SameServerNotTold {
+            client.resent = None;
+        }
+        if let Some(wait) = client.wait
+            && client.in_flight.is_some()
+        {
+            self.waits[wait].was_cut = true;
+        }
     }
 
     /// Loses everything that is not durable. A batch may be durable although no client was told.
@@ -368,9 +413,10 @@ impl World {
             }
         }
         self.server += 1;
-        self.server_started = self.now;
+        self.starts.push(self.now);
         self.state.start_recording(self.durable);
         self.state.expect_sessions(self.server);
+        self.state.remember_ends();
         self.connect(ENDER);
     }
 
@@ -382,12 +428,10 @@ impl World {
         self.conns += 1;
         let conn = ConnId(self.conns);
         self.connect(conn);
-        let (lost_at, now) = (
-            self.instant(self.clients[index].lost_at),
-            self.instant(self.now),
-        );
+        let now = self.instant(self.now);
         let client = &mut self.clients[index];
         client.conn = Some(conn);
+        client.has_link = true;
         let restart = Restart {
             from: std::mem::replace(&mut client.server, self.server),
             to: self.server,
@@ -396,11 +440,9 @@ impl World {
             .outstanding
             .restart()
             .expect("it can be carried over");
-        if let Some(wait) = client.wait {
-            let resent = client.outstanding.resent_wait(restart, lost_at, now);
+        if client.wait.is_some() {
+            let resent = client.outstanding.resent_wait(restart, now);
             client.in_flight = Some(Some((resent.expect("it waits"), self.state.now())));
-            let sent_to = &mut self.waits[wait].sent_to;
-            sent_to.get_or_insert((self.server, true));
         }
     }
 
@@ -413,7 +455,9 @@ impl World {
             45..55 => self.end_waits(),
             55..70 => self.keep(),
             70..85 => self.read(client),
-            85..95 => self.come_back(client),
+            85..88 => self.clients[client].has_link = false,
+            88..91 => self.come_back_to_same(client),
+            91..97 => self.come_back(client),
             _ => self.crash(),
         }
     }
@@ -424,6 +468,7 @@ impl World {
             for client in 0..CLIENTS {
                 self.tick();
                 self.come_back(client);
+                self.come_back_to_same(client);
                 self.arrive(client);
             }
             self.keep();
@@ -432,6 +477,16 @@ impl World {
                 self.read(client);
             }
         }
+    }
+
+    /// Whether an END_WAITS that was carried out before a wait began counts as later: both were while the session was away, and
+    /// by a server between those that it had links to.
+    fn is_order_unknown(&self, wait: &Wait) -> bool {
+        let started = self.starts[wait.carried_out_last as usize - 1];
+        let is_between = |end: &End| wait.linked < end.server && wait.began < started;
+        let ends = self.ends.iter();
+        ends.filter(|end| wait.name.starts_with(end.prefix))
+            .any(is_between)
     }
 
     /// Finds a wait that breaks the law.
@@ -445,6 +500,7 @@ impl World {
                 .filter(|end| end.at >= wait.began);
             match wait.ended {
                 Some(_) if later.next().is_some() => None,
+                Some(_) if self.is_order_unknown(wait) => None,
                 Some(_) => Some(format!("ended by none: {wait:?}")),
                 None => {
                     let missed = later.find(|end| end.is_acknowledged && must_end(wait, end));
@@ -457,14 +513,12 @@ impl World {
 
 /// Whether this acknowledged END_WAITS must have ended the wait, which had begun before.
 fn must_end(wait: &Wait, end: &End) -> bool {
-    let Some((first, came_back)) = wait.sent_to else {
-        return false;
+    let of_same = |(server, at)| {
+        // A crash may take back that a wait has ended that was late.
+        let had_to_wait = wait.was_cut && wait.carried_out_last == server;
+        server == end.server && (at <= end.at || had_to_wait)
     };
-    let carried_out = wait.carried_out;
-    let was_there = |(server, at)| server == end.server && at <= end.at;
-    // A crash may take back that a wait has ended which was sent to no server before.
-    let had_to_wait = came_back && first == end.server && wait.carried_out_last == end.server;
-    first < end.server || carried_out.is_some_and(was_there) || had_to_wait
+    wait.linked < end.server || wait.carried_out.is_some_and(of_same)
 }
 
 fn run(seed: u64, mutant: Mutant) -> World {
@@ -503,10 +557,29 @@ fn each_way_to_end_too_much_or_too_little_is_found() {
         Mutant::NotInSnapshots,
         Mutant::TooOld,
         Mutant::OfTooEarlyServers,
+        Mutant::OfNoServer,
+        Mutant::SameServerNotTold,
     ] {
         let found = (0..1000).find(|seed| run(*seed, mutant).complaint().is_some());
         assert!(found.is_some(), "{mutant:?} was not found");
     }
+}
+
+/// docs/spec/wire-extensions.md, END_WAITS 6: a limit. It is not known whether the wait began before.
+#[test]
+fn an_end_at_the_server_that_had_the_session_last_is_missed() {
+    let mut ends = MissedEnds::default();
+    ends.recover(b"by 1", 1);
+    ends.recover(b"by 2", 2);
+    ends.expect_sessions(3);
+    let accepted = Moment::from(Duration::from_secs(5));
+    let has_ended = |name: &[u8], seconds, starts_ago| {
+        let age = Duration::from_secs(seconds);
+        ends.has_ended(name, ResentWait { age, starts_ago }, accepted)
+    };
+    assert!(has_ended(b"by 2", 6, 2) && !has_ended(b"by 1", 6, 2));
+    // Sent after the start of this server.
+    assert!(!has_ended(b"by 2", 4, 2));
 }
 
 /// The memory has a bound, and a shorter prefix replaces longer prefixes.

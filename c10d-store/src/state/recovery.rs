@@ -116,6 +116,11 @@ impl StoreState {
         self.waiters.waiting_of(conn).is_some() || self.is_sweeping_for(conn)
     }
 
+    /// Whether a connection waits for a name.
+    pub(crate) fn has_wait(&self, conn: ConnId) -> bool {
+        self.waiters.waiting_of(conn).is_some()
+    }
+
     /// A client arrives again at a barrier, where it was counted before the server was restarted.
     pub(crate) fn wait_at_barrier(
         &mut self,
@@ -141,6 +146,11 @@ impl StoreState {
     /// (docs/spec/wire-extensions.md, END_WAITS 4), until [`forget_ends`](Self::forget_ends).
     pub(crate) const fn expect_sessions(&mut self, server: u32) {
         self.missed_ends.expect_sessions(server);
+    }
+
+    /// There are sessions, which may lose their links and send waits meanwhile (docs/spec/wire-extensions.md, END_WAITS 4).
+    pub(crate) const fn remember_ends(&mut self) {
+        self.missed_ends.remember();
     }
 
     /// No session of an earlier server can come back any more.
@@ -179,6 +189,18 @@ impl StoreState {
             self.depend_on_batch();
             self.end_wait_of(conn, replies);
         }
+    }
+
+    /// The same, of a wait that was carried out before. Does nothing if the connection does not wait.
+    pub(crate) fn end_missed_wait(
+        &mut self,
+        conn: ConnId,
+        wait: ResentWait,
+        accepted: Moment,
+        replies: &mut impl Replies,
+    ) {
+        self.look_at_all();
+        self.end_if_missed(conn, wait, accepted, replies);
     }
 
     /// What the last request depends on, and so does all that is said about it.

@@ -1,3 +1,5 @@
+use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+
 use super::*;
 
 fn leader(port: u16, life: Life) -> Leader {
@@ -191,16 +193,65 @@ fn a_reset_and_an_open_listener_are_no_proof() {
     }
 }
 
+/// A standby gets a place, and keeps it when more strangers connect.
 #[test]
-fn connections_have_a_limit_and_are_given_back() {
+fn silent_strangers_of_another_address_do_not_matter() {
     let line = LifeLine::start(&HostPort::new("127.0.0.1", 1), 0).expect("a port");
-    let all: Vec<_> = (0..CONNECTIONS_MAX)
+    let strangers = || -> Vec<TcpStream> {
+        let from: SocketAddr = ([127, 0, 0, 2], 0).into();
+        let to: SocketAddr = ([127, 0, 0, 1], line.life().port).into();
+        let connect = || {
+            let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
+            bind(&socket, &from)?;
+            connect(&socket, &to)?;
+            Ok::<_, io::Error>(TcpStream::from(socket))
+        };
+        let all = (0..2 * CONNECTIONS_MAX).map(|_| connect().expect("a connection"));
+        all.collect()
+    };
+    let early = strangers();
+    let mut vigil = vigil(line.life()).expect("a place");
+    let late = strangers();
+    drop(early);
+    let mut place = [0];
+    for stranger in &late[..CONNECTIONS_MAX] {
+        let timeout = Some(Duration::from_secs(60));
+        stranger.set_read_timeout(timeout).expect("a timeout");
+        // The greeting, then the reset.
+        while (&*stranger).read(&mut place).is_ok() {}
+    }
+    assert_eq!(vigil.look(&Cancel::NEVER), Seen::Nothing);
+    drop(line);
+    assert_eq!(end_of(&mut vigil), Seen::Death);
+}
+
+#[test]
+fn one_more_connection_than_places_replaces_the_oldest() {
+    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1), 0).expect("a port");
+    let mut all: Vec<_> = (0..=CONNECTIONS_MAX)
         .map(|_| vigil(line.life()).expect("a place"))
         .collect();
-    vigil(line.life()).expect_err("no place");
-    drop(all);
-    let end = Instant::now() + Duration::from_secs(60);
-    while vigil(line.life()).is_err() {
-        assert!(Instant::now() < end);
+    assert_eq!(end_of(&mut all[0]), Seen::Doubt);
+    // A place that was given back is used first.
+    drop(all.remove(1));
+    let mut again = vigil(line.life()).expect("a place");
+    for vigil in all[1..].iter_mut().chain([&mut again]) {
+        assert_eq!(vigil.look(&Cancel::NEVER), Seen::Nothing);
     }
+    drop(line);
+    for vigil in all[1..].iter_mut().chain([&mut again]) {
+        assert_eq!(end_of(vigil), Seen::Death);
+    }
+}
+
+#[test]
+fn the_address_with_the_most_connections_gives_a_place() {
+    let of = |parts: &[u8]| {
+        let held = parts.iter().map(|it| (IpAddr::from([10, 0, 0, *it]), ()));
+        replaced(&held.collect::<Vec<_>>())
+    };
+    assert_eq!(of(&[1, 2, 3, 2, 4]), 1);
+    assert_eq!(of(&[1, 2, 3, 3, 2]), 1);
+    // Each address has one connection: the oldest is replaced.
+    assert_eq!(of(&[1, 2, 3]), 0);
 }

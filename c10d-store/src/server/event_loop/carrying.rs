@@ -68,14 +68,39 @@ impl EventLoop {
         Err(Violation::new("it resumed a client that was not new"))
     }
 
-    /// The next request of a client that can wait was sent before the server was restarted, or since.
+    /// A wait of a client was sent before this time: its next request that can wait, if it is resumed, or else its last one.
     pub(super) fn note_resent(&mut self, slot: usize, token: Token, wait: ResentWait) {
         let Some(accepted) = self.sessions.get_mut(slot).map(|it| it.accepted) else {
             return;
         };
         let connection = self.connections.get_mut(token);
-        if let Some(numbers) = connection.and_then(|it| it.client()?.numbers.as_mut()) {
-            numbers.set_resent(wait, accepted);
+        let Some(client) = connection.and_then(Connection::client) else {
+            return;
+        };
+        let numbers = client.numbers.as_mut();
+        if !numbers.is_some_and(|it| it.set_resent(wait, accepted)) {
+            client.resent = Some(Box::new((wait, accepted)));
+            self.end_resent(token);
+        }
+    }
+
+    /// Ends the last request of a client if that is a wait that has missed an END_WAITS, once it is carried out.
+    pub(super) fn end_resent(&mut self, token: Token) {
+        let Some(connection) = self.connections.get_mut(token) else {
+            return;
+        };
+        let has_more = connection.paused || connection.resume;
+        let Some(client) = connection.client().filter(|it| it.resent.is_some()) else {
+            return;
+        };
+        let conn = conn_id_of(token);
+        if !self.state.has_wait(conn) && has_more {
+            return;
+        }
+        if let Some((wait, accepted)) = client.resent.take().map(|it| *it) {
+            self.state
+                .end_missed_wait(conn, wait, accepted, &mut self.connections);
+            self.parts().record_woken();
         }
     }
 

@@ -88,6 +88,7 @@ impl EventLoop {
             if let Some(session) = self.sessions.get_mut(slot) {
                 session.accepted = self.state.now();
             }
+            self.state.remember_ends();
             self.begin_carrying(slot, hello);
             if hello.wants_heartbeats {
                 self.start_beating();
@@ -400,6 +401,7 @@ impl EventLoop {
             }
         }
         self.count_client(token);
+        self.end_resent(token);
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
