@@ -125,6 +125,31 @@ def misuse(port: int, rank: int, size: int, kind: str) -> None:
         member.say("error", kind=type(error).__name__, text=str(error))
 
 
+def old_shards(port: int, rank: int, size: int, age: int) -> None:
+    """Use an object of FSDP2 that is this many generations old, after as many deaths, and report the error."""
+    member = Member(port, rank, size, 1)
+    net, _ = model()
+    sharded: Any = None
+    try:
+        for number, generation in enumerate(member.membership):
+            member.enter(generation)
+            with generation:
+                step = generation.sync({})
+                sharded = sharded or fully_shard(net, mesh=init_device_mesh("cpu", (generation.size,)))
+                if number == 0 or number >= age:
+                    # Frees the parameters of all ranks, so that the next forward gathers them again.
+                    sharded(batch(0)[0]).sum().backward()
+                    member.say("loss", generation=number)
+                while True:
+                    dist.all_reduce(torch.ones(8))
+                    step += 1
+                    if step == 3 * (number + 1) and rank == number + 1 <= age:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    generation.boundary(step)
+    except Exception as error:
+        member.say("error", kind=type(error).__name__, text=str(error))
+
+
 def regroup(port: int, rank: int | None, size: int) -> None:
     """Make a group and a mesh in each generation until the end of the process, and report the first sum of each."""
     member = Member(port, rank, size, 1)

@@ -20,7 +20,7 @@ from c10d_rs._native import Store as _Store
 from c10d_rs._place import SILENCE_MAX, Place, check_torch, describe_generation
 from c10d_rs._quick_exit import end_quickly_after_exceptions
 from c10d_rs._state import sync
-from c10d_rs._subgroups import Subgroups
+from c10d_rs._subgroups import Subgroups, raise_if_of_earlier_generation
 
 _log = logging.getLogger("c10d_rs")
 
@@ -332,6 +332,7 @@ class Generation:
         if self._is_broken(error):
             return True
         membership.close()
+        raise_if_of_earlier_generation(error)
         return False
 
     def _is_broken(self, error: BaseException) -> bool:
