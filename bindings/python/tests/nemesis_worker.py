@@ -1,7 +1,7 @@
 """A rank of the jobs of ``nemesis.py``: trains by DDP and adds up in every step, until the file ``finish`` exists.
 
-It adds up over all ranks, and over half of them in a subgroup of the generation. It writes a line for each generation and each step, and how it ended, to a file of its own, whose name is its id and its
-process id.
+It adds up over all ranks, and over half of them in a subgroup of the generation. It writes a line for each generation and each
+step, and how it ended, to a file of its own, whose name is its id and its process id.
 """
 
 import faulthandler

@@ -65,6 +65,14 @@ class Subgroups(test_survivors.GroupCase):
             self.assertIn(text, self.wait_for("error", 1)[0]["text"])
             self.events.clear()
 
+    def test_numbers_of_steps_with_another_meaning_are_refused(self) -> None:
+        for kind in ("end", "mark"):
+            self.fork("misuse", rank=0, size=1, kind=kind)
+            error = self.wait_for("error", 1)[0]
+            self.assertEqual(error["kind"], "ValueError")
+            self.assertIn("from 0 to 2**62 - 1", error["text"])
+            self.events.clear()
+
     def test_groups_leave_no_threads_and_descriptors_behind(self) -> None:
         pids = [self.fork("regroup", rank=rank, size=3) for rank in range(3)]
         count = 3
