@@ -68,7 +68,10 @@ impl Compared {
                     compared.recordings.insert(rank, recording.only(current));
                     continue;
                 }
-                (None, _) if recording.generation_of_subgroups() == Some(current.count()) => {
+                (generation, _)
+                    if generation.is_none_or(|it| it.is_over_with(current))
+                        && recording.generation_of_subgroups() == Some(current.count()) =>
+                {
                     compared.recordings.insert(rank, recording.only(current));
                     continue;
                 }

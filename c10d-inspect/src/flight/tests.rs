@@ -400,10 +400,17 @@ const fn uuid(generation: u64) -> u64 {
 
 /// See `recorded`; the generations by their numbers.
 fn of_generations(entered: &[(u64, u64)]) -> FlightRecording {
-    let entered = entered
+    let numbers = |&(generation, count)| (1..=count).map(move |number| (uuid(generation), number));
+    let entries = entered
         .iter()
-        .map(|&(generation, count)| (uuid(generation), count));
-    crate::sim::recorded(&entered.collect::<Vec<_>>())
+        .flat_map(numbers)
+        .map(|(uuid, number)| crate::sim::Entry {
+            uuid,
+            subgroup: None,
+            number,
+            is_done: false,
+        });
+    crate::sim::recorded(&entries.collect::<Vec<_>>(), usize::MAX)
 }
 
 /// The headline and who is a culprit.
