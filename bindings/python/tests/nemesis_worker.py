@@ -1,7 +1,7 @@
 """A rank of the jobs of ``nemesis.py``: trains by DDP and adds up in every step, until the file ``finish`` exists.
 
-It writes a line for each generation and each step, and how it ended, to a file of its own, whose name is its id and its
-process id.
+It adds up over all ranks, and over half of them in a subgroup of the generation. It writes a line for each generation and each
+step, and how it ended, to a file of its own, whose name is its id and its process id.
 """
 
 import faulthandler
@@ -58,6 +58,9 @@ def train(folder: Path, lines: Lines) -> None:
         lines.say(uuid=uuid, rank=generation.rank, members=generation.members, at=time.monotonic())
         with generation:
             step = generation.sync(state)
+            half = generation.size // 2
+            halves = [range(half), range(half, generation.size)]
+            groups = [dist.new_group(ranks) for ranks in halves]
             parallel = generation.ddp(net, bucket_cap_mb=0.001)
             is_last = False
             while not is_last:
@@ -67,6 +70,8 @@ def train(folder: Path, lines: Lines) -> None:
                 loss.backward()
                 mean = loss.detach().clone() / generation.size
                 dist.all_reduce(mean)
+                is_second = generation.rank >= half
+                add_up_half(generation, step, lines, halves[is_second], groups[is_second])
                 is_last = add_up(generation, step, lines, is_end=(folder / "finish").exists())
                 optimizer.step()
                 lines.say(uuid=uuid, step=step, loss=mean.item())
@@ -85,6 +90,14 @@ def add_up(generation: ct.Generation, step: int, lines: Lines, *, is_end: bool) 
     if not bool((values[1:] == expected).all()):
         lines.say(wrong=values[1:4].tolist(), expected=expected, uuid=generation.uuid, step=step)
     return bool(values[0] > 0)
+
+
+def add_up_half(generation: ct.Generation, step: int, lines: Lines, ranks: range, group: Any) -> None:
+    """Check a sum over a subgroup of this generation."""
+    values = torch.full((1000,), float(generation.rank))
+    dist.all_reduce(values, group=group)
+    if not bool((values == sum(ranks)).all()):
+        lines.say(wrong=values[:3].tolist(), expected=sum(ranks), uuid=generation.uuid, step=step)
 
 
 def main() -> None:

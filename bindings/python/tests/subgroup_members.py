@@ -102,7 +102,7 @@ def die_in_new_group(port: int, rank: int, size: int, has_met: bool) -> None:
 
 
 def misuse(port: int, rank: int, size: int, kind: str) -> None:
-    """Use groups in a way that membership does not have, after the death of a member, and report the error."""
+    """Use groups or numbers of steps in a way that membership refuses, after the death of a member, and report the error."""
     member = Member(port, rank, size, 1)
     group: Any = None
     try:
@@ -115,13 +115,42 @@ def misuse(port: int, rank: int, size: int, kind: str) -> None:
                 group = group or dist.new_group()
                 if kind == "split":
                     dist.split_group(split_ranks=[list(range(generation.size))])
+                if kind == "end":
+                    generation.boundary(2**64 - 1)
+                if kind == "mark":
+                    generation.done(2**62)
                 while True:
                     dist.all_reduce(torch.ones(8), group=group)
                     step += 1
                     if step == 3 and rank == 1:
                         os.kill(os.getpid(), signal.SIGKILL)
                     generation.boundary(step)
-    except ct.MembershipError as error:
+    except (ct.MembershipError, ValueError) as error:
+        member.say("error", kind=type(error).__name__, text=str(error))
+
+
+def old_shards(port: int, rank: int, size: int, age: int) -> None:
+    """Use an object of FSDP2 that is this many generations old, after as many deaths, and report the error."""
+    member = Member(port, rank, size, 1)
+    net, _ = model()
+    sharded: Any = None
+    try:
+        for number, generation in enumerate(member.membership):
+            member.enter(generation)
+            with generation:
+                step = generation.sync({})
+                sharded = sharded or fully_shard(net, mesh=init_device_mesh("cpu", (generation.size,)))
+                if number == 0 or number >= age:
+                    # Frees the parameters of all ranks, so that the next forward gathers them again.
+                    sharded(batch(0)[0]).sum().backward()
+                    member.say("loss", generation=number)
+                while True:
+                    dist.all_reduce(torch.ones(8))
+                    step += 1
+                    if step == 3 * (number + 1) and rank == number + 1 <= age:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    generation.boundary(step)
+    except Exception as error:
         member.say("error", kind=type(error).__name__, text=str(error))
 
 

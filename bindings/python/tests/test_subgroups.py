@@ -45,10 +45,32 @@ class Subgroups(test_survivors.GroupCase):
             self.assertEqual(error["kind"], "MembershipError", self.events)
             self.assertIn("of an earlier generation: make a new one", error["text"])
 
+    def test_shards_of_the_generation_before_are_refused(self) -> None:
+        self.check_old_shards(age=1)
+
+    def test_shards_of_two_generations_before_are_refused(self) -> None:
+        self.check_old_shards(age=2)
+
+    def check_old_shards(self, age: int) -> None:
+        for rank in range(4):
+            self.fork("old_shards", rank=rank, size=4, age=age)
+        for error in self.wait_for("error", 4 - age):
+            self.assertEqual(error["kind"], "MembershipError", self.events)
+            self.assertIn("of an earlier generation: make a new one", error["text"])
+        self.assertEqual([event["generation"] for event in self.of("loss")], [0] * 4)
+
     def test_groups_that_would_not_end_with_a_generation_are_refused(self) -> None:
         for kind, text in (("split", "call new_group instead"), ("early", "in `with generation:`")):
             self.fork("misuse", rank=0, size=1, kind=kind)
             self.assertIn(text, self.wait_for("error", 1)[0]["text"])
+            self.events.clear()
+
+    def test_numbers_of_steps_with_another_meaning_are_refused(self) -> None:
+        for kind in ("end", "mark"):
+            self.fork("misuse", rank=0, size=1, kind=kind)
+            error = self.wait_for("error", 1)[0]
+            self.assertEqual(error["kind"], "ValueError")
+            self.assertIn("from 0 to 2**62 - 1", error["text"])
             self.events.clear()
 
     def test_groups_leave_no_threads_and_descriptors_behind(self) -> None:
@@ -67,8 +89,8 @@ class Subgroups(test_survivors.GroupCase):
             self.wait_for("sum", count)
         sums = [it for it in self.of("sum") if it["pid"] == pids[0]]
         self.assertEqual([it["value"] for it in sums], [3.0] + [2.0, 3.0] * 5)
-        # Those of the default group, and of two groups of this generation and of the one before, which ends with the next one.
-        self.assertLessEqual(max(it["threads"] for it in sums), 16 + 2 * 4, sums)
+        # Those of the default group, and of three groups of this generation and of the one before, which ends with the next one.
+        self.assertLessEqual(max(it["threads"] for it in sums), 16 + 2 * 6, sums)
         self.assertEqual(len({it["descriptors"] for it in sums[3:] if it["size"] == 3}), 1, sums)
 
     def test_compiled_ddp_works_and_is_refused_in_the_next_generation(self) -> None:

@@ -40,6 +40,17 @@ pub struct FlightFinding {
     pub is_consequence: bool,
 }
 
+impl FlightFinding {
+    /// The ranks that have not entered the collective, and those that wait for them in it. Most ranks may be late: then those
+    /// that wait are named as culprits.
+    const fn late_and_waiting(&self) -> (&RankSet, &RankSet) {
+        match self.kind {
+            FlightFindingKind::Ahead => (&self.others, &self.culprits),
+            _ => (&self.culprits, &self.others),
+        }
+    }
+}
+
 /// The kinds of differences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -104,7 +115,7 @@ pub(super) fn compare_all(
             ..finding
         }));
     }
-    mark_consequences(&mut findings, recordings);
+    mark_consequences(&mut findings, recordings, !silent.is_empty());
     findings.sort_by_key(|finding| finding.is_consequence);
     FlightReport {
         headline: match silent.first_key_value() {
@@ -351,22 +362,26 @@ fn nothing_recorded(recordings: &BTreeMap<usize, FlightRecording>) -> Option<Fli
     })
 }
 
-/// A rank that waits in a collective of one group is late in others because of that one.
+/// A rank that waits in a collective of one group is late in others because of that one. It may wait for a rank whose
+/// recording is unknown.
 fn mark_consequences(
     findings: &mut [FlightFinding],
     recordings: &BTreeMap<usize, FlightRecording>,
+    is_one_unknown: bool,
 ) {
-    // By rank: the groups with a finding in which it waits for others, and those in which it is a culprit.
+    // By rank: the groups with a finding in which it waits for others, and those in which it is late.
     let mut waits: BTreeMap<usize, BTreeSet<String>> = BTreeMap::new();
-    let mut blamed: BTreeMap<usize, BTreeSet<String>> = BTreeMap::new();
+    let mut late: BTreeMap<usize, BTreeSet<String>> = BTreeMap::new();
+    for (rank, recording) in recordings.iter().filter(|_| is_one_unknown) {
+        let current = recording.current().map(|it| it.group.clone());
+        waits.entry(*rank).or_default().extend(current);
+    }
     for finding in findings.iter() {
-        for rank in &finding.culprits.0 {
-            blamed
-                .entry(*rank)
-                .or_default()
-                .insert(finding.group.clone());
+        let (late_here, waiting) = finding.late_and_waiting();
+        for rank in &late_here.0 {
+            late.entry(*rank).or_default().insert(finding.group.clone());
         }
-        for rank in &finding.others.0 {
+        for rank in &waiting.0 {
             let groups = recordings.get(rank).map(|recording| &recording.groups);
             let group = groups.and_then(|groups| groups.get(&finding.group));
             if group.is_some_and(|group| group.open().is_some()) {
@@ -382,20 +397,20 @@ fn mark_consequences(
         groups.any(|other| other != group)
     };
     let is_explained = |finding: &FlightFinding| {
-        let (waiting, others): (Vec<usize>, Vec<usize>) = finding
-            .culprits
+        let (late_here, _) = finding.late_and_waiting();
+        let (waiting, others): (Vec<usize>, Vec<usize>) = late_here
             .0
             .iter()
             .partition(|rank| is_elsewhere(&waits, **rank, &finding.group));
         let mut others = others.into_iter();
-        !waiting.is_empty() && others.all(|rank| is_elsewhere(&blamed, rank, &finding.group))
+        !waiting.is_empty() && others.all(|rank| is_elsewhere(&late, rank, &finding.group))
     };
     let explained: Vec<bool> = findings
         .iter()
         .map(|finding| finding.kind != FlightFindingKind::Diverged && is_explained(finding))
         .collect();
     // In a circle each explains the next: then all of them are causes.
-    if explained.iter().all(|explained| *explained) {
+    if !is_one_unknown && explained.iter().all(|explained| *explained) {
         return;
     }
     for (finding, explained) in findings.iter_mut().zip(explained) {

@@ -65,7 +65,14 @@ impl Compared {
             let outside = match (recording.generation, is_member) {
                 (_, Some(false)) => format!("it is not in generation {current} of its group"),
                 (Some(generation), _) if generation == current => {
-                    compared.recordings.insert(rank, recording.clone());
+                    compared.recordings.insert(rank, recording.only(current));
+                    continue;
+                }
+                (generation, _)
+                    if generation.is_none_or(|it| it.is_over_with(current))
+                        && recording.generation_of_subgroups() == Some(current.count()) =>
+                {
+                    compared.recordings.insert(rank, recording.only(current));
                     continue;
                 }
                 (generation, Some(true))

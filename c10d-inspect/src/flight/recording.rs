@@ -21,6 +21,9 @@ const COLLECTIVES_KEPT: usize = 512;
 /// The name of the default group in keys and recordings.
 pub(super) const DEFAULT_GROUP: &str = "0";
 
+/// c10d_rs.torch numbers the first subgroup of generation N by N times this number.
+const SUBGROUPS: u64 = 1_000_000;
+
 /// How c10d_rs.torch describes the default group from the call on that makes a generation of survivors.
 const GENERATION: &str = "generation ";
 
@@ -144,6 +147,27 @@ impl FlightRecording {
         Ok(recording)
     }
 
+    /// The newest generation of a subgroup, which may have filled the recorder alone.
+    pub(super) fn generation_of_subgroups(&self) -> Option<u32> {
+        let names = self.groups.keys();
+        names.filter_map(|name| generation_of_subgroup(name)).max()
+    }
+
+    /// The same without the subgroups of other generations, and without groups of unknown generations.
+    pub(super) fn only(&self, generation: Attempt) -> Self {
+        let is_of = |name: &str| match generation_of_subgroup(name) {
+            Some(number) => number == generation.count(),
+            None => self.generation == Some(generation),
+        };
+        let groups = self.groups.iter().filter(|(name, _)| is_of(name));
+        Self {
+            groups: groups
+                .map(|(name, group)| (name.clone(), group.clone()))
+                .collect(),
+            ..self.clone()
+        }
+    }
+
     /// The recording of a rank that has entered no collective of its generation.
     pub(super) fn without_collectives(generation: Attempt) -> Self {
         let group = GroupRecording {
@@ -239,6 +263,11 @@ impl FlightRecording {
             recording.collectives.pop_first();
         }
     }
+}
+
+fn generation_of_subgroup(name: &str) -> Option<u32> {
+    let number: u64 = name.parse().ok()?;
+    u32::try_from(number / SUBGROUPS).ok().filter(|&it| it > 0)
 }
 
 /// The generation that a description names.

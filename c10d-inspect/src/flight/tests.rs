@@ -400,10 +400,17 @@ const fn uuid(generation: u64) -> u64 {
 
 /// See `recorded`; the generations by their numbers.
 fn of_generations(entered: &[(u64, u64)]) -> FlightRecording {
-    let entered = entered
+    let numbers = |&(generation, count)| (1..=count).map(move |number| (uuid(generation), number));
+    let entries = entered
         .iter()
-        .map(|&(generation, count)| (uuid(generation), count));
-    crate::sim::recorded(&entered.collect::<Vec<_>>())
+        .flat_map(numbers)
+        .map(|(uuid, number)| crate::sim::Entry {
+            uuid,
+            subgroup: None,
+            number,
+            is_done: false,
+        });
+    crate::sim::recorded(&entries.collect::<Vec<_>>(), usize::MAX)
 }
 
 /// The headline and who is a culprit.
@@ -513,4 +520,36 @@ fn numbers_that_begin_again_are_those_of_another_group() {
     assert_eq!(recording(&[1, 1]).groups["0"].collectives.len(), 1);
     let moved = recording(&[1, 2, 1]);
     assert!(moved.has_moved_since(&recording(&[1, 2])));
+}
+
+/// The recorder is a ring: subgroups can leave nothing of the default group in it.
+#[test]
+fn subgroups_are_compared_within_their_generation() {
+    let recording = |entered: &[(&str, u64)]| {
+        let numbers = entered
+            .iter()
+            .flat_map(|&(group, count)| (1..=count).map(move |it| (group, it)));
+        let entries =
+            numbers.map(|(group, number)| entry(group, number, "gloo:all_reduce", &[&[1]], number));
+        let json = json!({"entries": entries.collect::<Vec<_>>()}).to_string();
+        FlightRecording::parse(json.as_bytes()).unwrap()
+    };
+    // Rank 2 is new. The subgroups of the second generation were left at different places.
+    let old = recording(&[("2000000", 7), ("3000000", 4)]);
+    let other = recording(&[("2000000", 6), ("3000000", 4)]);
+    let group = survivors(3, &[0, 1, 2]);
+    let of = |new| {
+        vec![
+            (0, old.clone()),
+            (1, other.clone()),
+            (2, recording(&[("3000000", new)])),
+        ]
+    };
+    let (headline, culprits) = survivors_compared(&group, of(4), &[]);
+    assert!(
+        culprits.is_empty() && headline.starts_with("All ranks agree"),
+        "{headline}"
+    );
+    let (headline, culprits) = survivors_compared(&group, of(3), &[]);
+    assert_eq!(culprits, [2], "{headline}");
 }

@@ -9,4 +9,4 @@ mod survivors;
 mod world;
 
 pub(crate) use script::{DEFAULT, Script};
-pub(crate) use survivors::recorded;
+pub(crate) use survivors::{Entry, recorded};

@@ -102,12 +102,7 @@ impl WorkerSlots {
             return;
         };
         if let Slot::Ended(report) = std::mem::replace(slot, Slot::Runs(Box::new(group))) {
-            // Their last words were reported, and a job may replace workers for months.
-            let outcomes = report.outcomes.into_iter();
-            self.replaced.extend(outcomes.map(|outcome| WorkerOutcome {
-                stderr_tail: Vec::new(),
-                ..outcome
-            }));
+            self.replaced.extend(report.outcomes.into_iter().map(kept));
         }
     }
 
@@ -152,11 +147,52 @@ impl WorkerSlots {
     }
 }
 
+/// Drops the last words of a replaced worker: they were reported, and a job may replace workers for months.
+fn kept(outcome: WorkerOutcome) -> WorkerOutcome {
+    WorkerOutcome {
+        stderr_tail: Vec::new(),
+        ..outcome
+    }
+}
+
 impl Slot {
     fn group(&self) -> Option<&WorkerGroup> {
         match self {
             Self::Runs(group) => Some(group),
             Self::Ended(_) => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::{WorkerOutcome, WorkerSlots, kept};
+    use crate::worker::exit_code::ExitKind;
+
+    #[test]
+    fn a_launcher_keeps_few_bytes_of_each_replaced_worker() {
+        let mut slots = WorkerSlots::new(Vec::new());
+        let died = |pid| WorkerOutcome {
+            local_rank: 1,
+            rank: 9,
+            pid,
+            exit: ExitKind::Code(1),
+            ended_at: SystemTime::UNIX_EPOCH,
+            was_stopped: false,
+            error_file: Some(format!("/tmp/job/attempt_0/1/error-{pid}.json").into()),
+            stderr_tail: vec![b'x'; 4096],
+        };
+        slots.replaced.extend((1..=200).map(died).map(kept));
+        let bytes = |it: &WorkerOutcome| {
+            let path = it
+                .error_file
+                .as_ref()
+                .map_or(0, |path| path.as_os_str().len());
+            size_of::<WorkerOutcome>() + path + it.stderr_tail.capacity()
+        };
+        let all: usize = slots.replaced.iter().map(bytes).sum();
+        assert!(all < 200 * 300, "{all} bytes of 200 replaced workers");
     }
 }

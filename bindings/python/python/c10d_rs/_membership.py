@@ -20,7 +20,7 @@ from c10d_rs._native import Store as _Store
 from c10d_rs._place import SILENCE_MAX, Place, check_torch, describe_generation
 from c10d_rs._quick_exit import end_quickly_after_exceptions
 from c10d_rs._state import sync
-from c10d_rs._subgroups import Subgroups
+from c10d_rs._subgroups import Subgroups, raise_if_of_earlier_generation
 
 _log = logging.getLogger("c10d_rs")
 
@@ -297,6 +297,7 @@ class Generation:
         Call it when the state has changed, before the next collective. A member that is behind takes the state of one that
         is not: so members know by this number whose state is the newest, and which step comes next.
         """
+        _check_step(step)
         if self.is_current:
             self._membership._step = step
 
@@ -306,6 +307,7 @@ class Generation:
         All members call it after the same steps. It is one request to the store. Call ``done`` after steps without it;
         ``has_change`` tells which steps need it.
         """
+        _check_step(step)
         self._membership._step = step
         if not self._membership._native.boundary(step):
             raise MembershipChanged("the members change at this step boundary")
@@ -332,6 +334,7 @@ class Generation:
         if self._is_broken(error):
             return True
         membership.close()
+        raise_if_of_earlier_generation(error)
         return False
 
     def _is_broken(self, error: BaseException) -> bool:
@@ -346,6 +349,12 @@ class Generation:
         if is_broken:
             _log.info("generation %d of %d members ends: %s", self.uuid, self.size, error)
         return is_broken
+
+
+def _check_step(step: int) -> None:
+    """Raise ValueError for a number that has another meaning: with the mark of a state, or the end of the work."""
+    if not 0 <= step < _HAS_STATE:
+        raise ValueError(f"cannot count {step} steps: give a number from 0 to 2**62 - 1")
 
 
 def _is_of_torch(error: BaseException) -> bool:

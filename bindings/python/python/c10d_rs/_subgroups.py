@@ -23,6 +23,11 @@ _NAMES = 1_000_000
 # How late the calling thread notices that a subgroup cannot be made any more.
 _SLICE_SECONDS = 0.05
 
+_EARLIER = (
+    "this group is of an earlier generation: make a new one in each generation, by new_group, "
+    "and make what uses it again, for example by init_device_mesh and fully_shard"
+)
+
 # No hook of torch has this number.
 _HOOK = 0x63313064
 
@@ -44,6 +49,7 @@ class Subgroups:
         self._original_make = original_make = _c10d._new_process_group_helper
         self._original_split = _ProcessGroup.split_group
         self._original_mesh = original_mesh = _DeviceMesh.__init__
+        self._original_dimension = original_dimension = _DeviceMesh._init_one_process_group
 
         def make(size: int, rank: int | None, ranks: list[int], backend: str, store: Any, name: Any, **options: Any) -> Any:
             if self._uuid is None:
@@ -63,7 +69,14 @@ class Subgroups:
             made._thread_id = self._uuid
             self._meshes.append(weakref.ref(made))
 
+        def dimension(*arguments: Any) -> Any:
+            # A dimension with all ranks would use the default group, which works in later generations too. What is sharded
+            # for the ranks of this generation would have wrong values there.
+            backend, _ = _c10d._world.pg_map[world]
+            return original_dimension(*((backend, None) if it == (None, None) else it for it in arguments))
+
         _DeviceMesh.__init__ = mesh
+        _DeviceMesh._init_one_process_group = dimension
         _c10d._new_process_group_helper = make
         _ProcessGroup.split_group = split
 
@@ -127,7 +140,14 @@ class Subgroups:
         _c10d._new_process_group_helper = self._original_make
         _ProcessGroup.split_group = self._original_split
         _DeviceMesh.__init__ = self._original_mesh
+        _DeviceMesh._init_one_process_group = self._original_dimension
+
+
+def raise_if_of_earlier_generation(error: BaseException | None) -> None:
+    """Raise MembershipError if torch has raised this one for a group that it has destroyed two generations later."""
+    if isinstance(error, ValueError) and "is not initialized in the world group map" in str(error):
+        raise MembershipError(_EARLIER) from error
 
 
 def _refuse(_: Any) -> None:
-    raise MembershipError("this group is of an earlier generation: make a new one in each generation, by new_group")
+    raise MembershipError(_EARLIER)
