@@ -3,7 +3,9 @@
 mod again;
 mod churn;
 mod common;
+mod confirmation;
 mod destructors;
+mod earlier;
 mod end;
 #[expect(
     dead_code,
