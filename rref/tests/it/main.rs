@@ -1,6 +1,7 @@
 //! Tests of references over real agents on loopback, in one test binary that links once.
 
 mod again;
+mod async_functions;
 mod churn;
 mod common;
 mod confirmation;
