@@ -12,7 +12,7 @@ use c10d_store::journal::JournalError;
 use serde_json::{Value, json};
 
 use super::layout::{Head, Layout, Leader};
-use super::message::{KeyValue, Keys, Op, Range, Request, Txn};
+use super::message::{Compare, KeyValue, Keys, Op, Range, Request, Txn};
 use super::stopped::Stopped;
 
 /// The most characters that are shown of a mark.
@@ -170,6 +170,15 @@ pub(crate) fn sight(layout: &Layout, known: Option<&Known>) -> Vec<Op> {
     };
     let keys = [layout.leader(), layout.head(), layout.lost()].map(Range::key);
     keys.into_iter().chain([log]).map(Op::Range).collect()
+}
+
+/// For a process that has found no head: since then, another process can have written one, and etcd can have lost it.
+pub(crate) fn nothing_of_a_store(layout: &Layout) -> Compare {
+    Compare::NoneCreatedAfter {
+        key: layout.log(0),
+        end: layout.snapshots_end(),
+        revision: 0,
+    }
 }
 
 /// Checks that the [answer](sight) has everything that is known.

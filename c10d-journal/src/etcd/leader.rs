@@ -6,7 +6,7 @@
 
 use c10d_store::journal::JournalError;
 
-use super::known::{Known, Sight, Unfit, judge, record_of, sight};
+use super::known::{Known, Sight, Unfit, judge, nothing_of_a_store, record_of, sight};
 use super::layout::{Head, Layout, Leader, Takeover};
 use super::log::{LogRecord, Writer};
 use super::message::{
@@ -211,8 +211,8 @@ impl Candidate {
         })
     }
 
-    /// Nobody leads, and the store is the one that it has read. Without a head, that is none: another process can have led since
-    /// then, and its head can be lost.
+    /// Compares that no process leads, and that the head is the same as before. Another process can have led since this one found
+    /// no head, and the head of that process can be lost.
     fn is_vacant(&self) -> Vec<Compare> {
         let absent = |key| Compare::Created { key, revision: 0 };
         let mut compare = vec![
@@ -224,11 +224,7 @@ impl Candidate {
             },
         ];
         if self.head_revision == 0 {
-            compare.push(Compare::NoneCreatedAfter {
-                key: self.layout.log(0),
-                end: self.layout.snapshots_end(),
-                revision: 0,
-            });
+            compare.push(nothing_of_a_store(&self.layout));
         }
         compare
     }
@@ -542,8 +538,8 @@ impl Candidate {
         }
     }
 
-    /// Whether it can go on. If the log does not have what the head says, it looks again: etcd has perhaps gone back in
-    /// between, which others are to be told. With the same head, the log itself is damaged.
+    /// Returns false to look again, because the log does not follow the head: perhaps etcd has gone back, and then other
+    /// processes must learn it. With the same head as before, the log itself is damaged.
     fn read(
         &mut self,
         reader: &mut Reader,

@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 
-use super::known::{Known, record_of};
+use super::known::{Known, nothing_of_a_store, record_of};
 use super::layout::{Head, Layout, Leader, Snapshot, Takeover};
 use super::message::{Answer, Compare, Failure, KeyValue, Op, Range, Request, Txn};
 use super::stopped::Stopped;
@@ -365,14 +365,19 @@ impl Writer {
         self.steps.push_back(Step::Commit(request, head));
     }
 
-    /// What a change of the head compares.
+    /// The comparisons of a commit. An etcd that has gone back gives the same revisions again: to the key of another leader, and to
+    /// a commit of this one that is carried out late. Values are unique.
     fn fence(&self) -> Vec<Compare> {
-        let head = Compare::Modified {
-            key: self.layout.head(),
-            revision: self.head_revision,
-        };
+        let (key, revision) = (self.layout.head(), self.head_revision);
         let mut fence = self.leads();
-        fence.push(head);
+        fence.push(Compare::Modified { key, revision });
+        if self.head.writer == self.writer {
+            let (key, value) = (self.layout.head(), self.head.encode());
+            fence.push(Compare::Value { key, value });
+        }
+        if revision == 0 {
+            fence.push(nothing_of_a_store(&self.layout));
+        }
         fence
     }
 
@@ -381,7 +386,6 @@ impl Writer {
         self.steps.push_back(Step::Write(request));
     }
 
-    /// An etcd that was emptied gives the same revisions again, to the key of another leader.
     fn leads(&self) -> Vec<Compare> {
         let key = self.layout.leader();
         let created = Compare::Created {

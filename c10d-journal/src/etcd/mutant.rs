@@ -45,7 +45,8 @@ impl Mutant {
             let is_campaign = matches!(&*txn.success, [Op::Put { key, .. }] if *key == leader);
             txn.compare.retain(|compare| match (self, compare) {
                 (Self::NoLeader, Compare::Created { revision, .. }) => *revision == 0,
-                (Self::NoLeader, Compare::Value { .. }) => false,
+                (Self::NoLeader, Compare::Value { key, .. }) => *key != leader,
+                (Self::NoHead, Compare::Value { key, .. }) => *key == leader,
                 (Self::NoHead, Compare::Modified { .. }) => false,
                 (Self::EndsAnyLeader, Compare::Created { .. }) => !deletes_leader,
                 (Self::NoListFence, Compare::NoneCreatedAfter { .. }) => false,

@@ -243,6 +243,10 @@ fn each_comparison_is_understood() {
         key: "k".to_owned(),
         revision,
     };
+    let value = |value: &str| Compare::Value {
+        key: "k".to_owned(),
+        value: value.into(),
+    };
     let mut succeeds = |compare| match call(&mut gateway, &write(compare)) {
         Ok(Answer::Txn {
             revision,
@@ -254,6 +258,7 @@ fn each_comparison_is_understood() {
     // Of a missing key both are 0.
     assert!(!succeeds(vec![created(1)]).0);
     assert!(!succeeds(vec![modified(1)]).0);
+    assert!(!succeeds(vec![value("")]).0);
     let (succeeded, first) = succeeds(vec![created(0), modified(0)]);
     assert!(succeeded);
     assert!(!succeeds(vec![created(0)]).0);
@@ -264,6 +269,8 @@ fn each_comparison_is_understood() {
     assert!(!succeeds(vec![created(first), modified(first)]).0);
     assert!(!succeeds(vec![created(second), modified(second)]).0);
     assert!(succeeds(vec![created(first), modified(second)]).0);
+    assert!(!succeeds(vec![value("other")]).0);
+    assert!(succeeds(vec![value("v")]).0);
     let made = |key: &str, end: &str, revision| Compare::NoneCreatedAfter {
         key: key.to_owned(),
         end: end.to_owned(),

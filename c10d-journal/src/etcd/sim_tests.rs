@@ -954,11 +954,6 @@ fn random_histories_find_each_mutant() {
 #[test]
 fn a_standby_reads_the_head_after_the_batches_that_it_has_watched_before_it_leads() {
     let mut world = World::new(2, Mutant::None, true);
-    let answer_all = |world: &mut World, process| {
-        while world.request(process).is_some() {
-            world.act(Act::Answer(process)).expect("no law is broken");
-        }
-    };
     answer_all(&mut world, 0);
     // It reads format 1 only, and follows.
     answer_all(&mut world, 1);
@@ -981,11 +976,6 @@ fn a_standby_reads_the_head_after_the_batches_that_it_has_watched_before_it_lead
 fn a_standby_that_reads_while_etcd_goes_back_finds_the_loss() {
     let mut world = taking_over();
     world.loses = true;
-    let answer_all = |world: &mut World, process| {
-        while world.request(process).is_some() {
-            world.act(Act::Answer(process)).expect("no law is broken");
-        }
-    };
     answer_all(&mut world, 0);
     world.act(Act::Watch(1)).expect("it knows a batch");
     world.act(Act::Append(0)).expect("it leads");
@@ -1004,6 +994,83 @@ fn a_standby_that_reads_while_etcd_goes_back_finds_the_loss() {
     world.act(Act::End(0)).expect("etcd answers");
     world.act(Act::Answer(1)).expect("no law is broken");
     world.heal().expect("no process leads");
+}
+
+/// Another process leads after the candidate has looked, and its head is lost.
+#[test]
+fn a_candidate_that_has_found_no_head_does_not_lead_the_rest_of_a_store() {
+    let mut world = World::new(2, Mutant::None, false);
+    world.loses = true;
+    while !matches!(world.request(1), Some(Request::Grant { .. })) {
+        world.act(Act::Answer(1)).expect("no law is broken");
+    }
+    answer_all(&mut world, 0);
+    world.act(Act::Append(0)).expect("it leads");
+    answer_all(&mut world, 0);
+    world.act(Act::Lose(Loss::Head)).expect("etcd answers");
+    world.act(Act::End(0)).expect("etcd answers");
+    for _ in 0..8 {
+        world.act(Act::Tick).expect("the lease ends");
+    }
+    answer_all(&mut world, 1);
+    assert!(matches!(world.processes[1].role, Role::Stopped));
+    assert_eq!(world.head(), None);
+}
+
+/// The first commit of a leader is sent twice, and one copy is carried out when the head is lost.
+#[test]
+fn a_late_copy_of_the_first_commit_makes_no_new_head() {
+    for loss in [Loss::Head, Loss::Everything] {
+        let mut world = World::new(2, Mutant::None, false);
+        world.loses = true;
+        let has_opened = |request: &Option<Request>| match request {
+            Some(Request::Txn(txn)) => {
+                matches!(&*txn.success, [Op::Put { key, .. }] if key == "p/head")
+            }
+            _ => false,
+        };
+        while !has_opened(&world.request(0)) {
+            world.act(Act::Answer(0)).expect("no law is broken");
+        }
+        world.act(Act::Delay(0)).expect("it is sent again");
+        answer_all(&mut world, 0);
+        world.act(Act::Append(0)).expect("it leads");
+        answer_all(&mut world, 0);
+        world.act(Act::Lose(loss)).expect("etcd answers");
+        // In an empty etcd, its key has the same revision as the one before.
+        while loss == Loss::Everything && !has_opened(&world.request(1)) {
+            world.act(Act::Answer(1)).expect("no law is broken");
+        }
+        world.act(Act::Late).expect("etcd answers");
+        assert_eq!(world.head(), None, "{loss:?}");
+    }
+}
+
+/// etcd goes back, and a late commit gets the revision of the lost commit.
+#[test]
+fn a_leader_whose_newest_batch_is_lost_appends_no_other() {
+    let mut world = World::new(2, Mutant::None, false);
+    world.loses = true;
+    answer_all(&mut world, 0);
+    for _ in 0..3 {
+        world.act(Act::Append(0)).expect("it leads");
+        answer_all(&mut world, 0);
+    }
+    let copied = world.etcd.revision();
+    world.act(Act::Snapshot(0)).expect("it leads");
+    world.act(Act::Delay(0)).expect("it is sent again");
+    answer_all(&mut world, 0);
+    world.act(Act::Append(0)).expect("it leads");
+    answer_all(&mut world, 0);
+    let newest = world.head().map(|head| head.position);
+    world.act(Act::Lose(Loss::Copy)).expect("etcd answers");
+    assert_eq!((newest, world.etcd.revision()), (Some(4), copied));
+    world.register(1);
+    world.act(Act::Late).expect("etcd answers");
+    world.act(Act::Append(0)).expect("it does not know");
+    answer_all(&mut world, 0);
+    assert!(matches!(world.processes[0].role, Role::Stopped));
+    assert_eq!(world.head().map(|head| head.position), Some(3));
 }
 
 /// Every order of what may happen in `DEPTH` steps, 5 by default, from a moment on at which one process leads and appends, and another follows.
@@ -1029,6 +1096,12 @@ fn every_order_of_a_loss_keeps_every_law() {
         every_order(&world, depth, &mut vec![Act::Lose(loss)], &mut histories);
     }
     println!("{histories} histories of {depth} steps");
+}
+
+fn answer_all(world: &mut World, process: usize) {
+    while world.request(process).is_some() {
+        world.act(Act::Answer(process)).expect("no law is broken");
+    }
 }
 
 fn taking_over() -> World {
