@@ -135,7 +135,7 @@ impl RpcOptions {
     /// workers of the group are those that have joined by the time of a call, and [`RpcMember::leave`] ends one of them.
     ///
     /// The workers find each other in `store`, which must outlive them, such as a server's that none of them hosts. Name
-    /// and rank are unique among the workers. A process that joins with the name and the rank of another one replaces it.
+    /// and rank are unique among the workers. A process that joins with the name and the rank of another process replaces that process.
     /// The group's name keeps several groups of one store apart. [`RpcOptions::with_init_method`] has no effect.
     ///
     /// ```
@@ -298,7 +298,7 @@ impl Rpc {
 }
 
 /// The calls and references of one worker of a group that others join and leave, from [`RpcOptions::join`]. Dropping it
-/// ends the agent at once: calls that are under way fail, and the other workers lose the values of this one.
+/// stops the agent at once: calls that are under way fail, and the other workers lose the values of this one.
 #[derive(Debug)]
 pub struct RpcMember {
     rrefs: RRefs,
@@ -313,7 +313,7 @@ impl RpcMember {
         &self.rrefs
     }
 
-    /// Calls without references, and what is known of the other workers.
+    /// Calls without references, and the list of the other workers.
     #[must_use]
     pub const fn agent(&self) -> &Agent {
         &self.agent
@@ -323,7 +323,7 @@ impl RpcMember {
     /// worker holds its values. Blocks for at most the timeout in each of its two steps, and for functions that run.
     ///
     /// # Errors
-    /// [`RpcError`] with the step that failed; the step after it is not done, and dropping this ends the agent at once.
+    /// [`RpcError`] with the step that failed. The next step is not done then, and the agent is stopped at once.
     pub fn leave(self) -> Result<LeakReport, RpcError> {
         let report = self.rrefs.leave(self.timeout).map_err(Box::new)?;
         self.agent.shutdown(self.timeout)?;

@@ -74,7 +74,7 @@ fn number(from: &RpcMember, to: &str, number: i64) -> Result<i64, RRefError> {
     call.run(number)
 }
 
-/// Three workers: the third joins late, the second leaves while the others continue, and its place is taken again.
+/// Three workers: the third joins late, the second leaves while the first and the third continue, and a new process takes its place.
 #[test]
 fn workers_of_a_dynamic_group_join_late_and_leave_early() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());

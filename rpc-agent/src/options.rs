@@ -83,7 +83,7 @@ impl AgentOptions {
         self
     }
 
-    /// Removes a fixed group size: workers join and leave at any time, as after [`AgentOptions::new`].
+    /// Removes a fixed group size: workers join and leave at any time, which is the default of [`AgentOptions::new`].
     pub fn without_world_size(mut self) -> Self {
         self.world_size = None;
         self

@@ -68,14 +68,13 @@ impl Functions {
     /// [`Functions::register`] for an `async` function: while it awaits, it holds no thread, so a worker can serve
     /// more calls at a time than it has threads.
     ///
-    /// No async runtime is needed. The future is polled on the agent's threads: first on the one that serves the
+    /// An async runtime is not needed. The future is polled on the agent's threads: first on the thread that serves the
     /// request, and again whenever its waker is called, from any thread. It can await the futures of calls
-    /// ([`RRefCall::send`](crate::RRefCall::send), [`RRef::fetch`](crate::RRef::fetch)), and those of any other
-    /// library that does not need a runtime of its own. Between two awaits it counts as one of the functions of
-    /// [`AgentOptions::with_handler_threads`](rpc_agent::AgentOptions::with_handler_threads).
+    /// ([`RRefCall::send`](crate::RRefCall::send), [`RRef::fetch`](crate::RRef::fetch)), and the futures of any
+    /// other library that needs no runtime.
     ///
-    /// The future is dropped where it awaits when the caller's deadline passes, and when the agent ends: what it has
-    /// to undo belongs into a destructor. A creation has no deadline. A worker has at most 65,536 of these futures at a
+    /// The future is dropped where it awaits when the caller's deadline passes, and when the agent ends, so
+    /// a destructor has to undo its effects. A creation has no deadline. A worker has at most 65,536 of these futures at a
     /// time, and refuses further calls.
     ///
     /// ```
@@ -322,7 +321,7 @@ fn target<T: Send + Sync + 'static>(on: Option<&Value>) -> Result<Arc<T>, Handle
     })
 }
 
-/// What a function returns.
+/// The result of a function, or the future of its result.
 pub(crate) enum Made {
     Now(Value),
     /// The function is `async`.

@@ -19,8 +19,8 @@ use crate::value::Value;
 /// The most futures that wait at a time, as peers can start them.
 const PENDING_MAX: usize = 1 << 16;
 
-/// How much later than its call's deadline a future ends: the caller's own error is to come first, as it says whether the
-/// function may have run.
+/// How much later than its call's deadline a future ends: the caller's own error should be the first one, because it reports
+/// whether the function may have run.
 const GRACE: Duration = Duration::from_millis(100);
 
 /// The future of a function's result.
@@ -89,7 +89,7 @@ struct PendingCall {
 }
 
 enum State {
-    /// Nothing has woken it since the last poll.
+    /// It was not woken after the last poll.
     Waiting(Pending, Done),
     /// A thread is going to poll it.
     Scheduled(Pending, Done),
@@ -187,7 +187,7 @@ impl PendingCalls {
 }
 
 impl Table {
-    /// The time of the first deadline, if no thread looks at that time or earlier; one counts as scheduled then.
+    /// The time of the first deadline, if no thread looks at that time or earlier. The tick counts as scheduled.
     fn schedule_tick(&mut self) -> Option<Instant> {
         let (Due::At(first), _) = *self.tasks.first_key_value()?.0 else {
             return None;

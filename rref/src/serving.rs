@@ -141,7 +141,7 @@ enum ReplyTo {
 /// What runs when the pending references are confirmed, or one of them is refused.
 type Continuation = Box<dyn FnOnce(&Arc<Runtime>, Result<(), String>) + Send>;
 
-/// What takes the result of a function, on the thread on which it has ended.
+/// Takes the result of a function, on the thread on which it has ended.
 type Finish = Box<dyn FnOnce(&Arc<Runtime>, Result<Value, String>) + Send>;
 
 /// Waits for several confirmations.

@@ -299,7 +299,7 @@ fn a_future_is_dropped_when_the_deadline_of_its_call_passes() {
     until("the futures are dropped", || {
         alive.load(Ordering::SeqCst) == 0
     });
-    // Nothing is left to wake.
+    // Late wake-ups have no effect.
     let left = std::mem::take(&mut *wakers.lock().unwrap());
     assert!(!left.is_empty());
     left.into_iter().for_each(Waker::wake);

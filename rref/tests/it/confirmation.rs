@@ -108,7 +108,7 @@ fn a_confirmation_fails_with_the_error_of_the_creation() {
     }
 }
 
-/// The future keeps the reference, so that its result is that of the creation and not of the deletion.
+/// The future keeps the reference, so that its result is the owner's answer and not the deletion.
 #[test]
 fn a_confirmation_keeps_its_reference_until_it_completes() {
     let workers = group(2);

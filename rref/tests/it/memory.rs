@@ -39,7 +39,7 @@ fn a_reference_costs_few_bytes_on_both_workers_together() {
     }
     let count = env::var("REFS").map_or(50_000, |count| count.parse().unwrap());
     let workers = group(2);
-    // Threads and buffers, which a process has once: their memory is not that of a reference.
+    // Threads and buffers, which a process has once: references do not cause their memory.
     let warm: Vec<_> = (0..10).flat_map(|_| create(&workers[0], 1000)).collect();
     let before = status("VmRSS:");
     let mut held = Vec::with_capacity(count);
