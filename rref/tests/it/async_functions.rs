@@ -80,7 +80,7 @@ fn a_function_awaits_the_values_of_its_arguments_and_calls_other_workers() {
         let number: RRef<i64> = rrefs.call(worker, "number").remote(10_i64).unwrap();
         number
     });
-    let refs = refs.to_vec();
+    let refs = Vec::from(refs);
     for worker in ["worker0", "worker1"] {
         let call = rrefs.call(worker, "sum of").with_timeout(PATIENCE);
         assert_eq!(call.run::<_, i64>(&refs).unwrap(), 40);

@@ -3,9 +3,9 @@
 use std::time::Instant;
 use std::{env, fs};
 
-use rref::RRef;
+use rref::{RRef, RRefOptions};
 
-use crate::common::{PATIENCE, Worker, group, group_with, shut_down, until};
+use crate::common::{PATIENCE, Worker, group, group_of, shut_down, until};
 use crate::own_process::in_own_process;
 
 /// The most bytes of a reference on its owner and its user together.
@@ -65,8 +65,10 @@ fn a_reference_costs_few_bytes_on_both_workers_together() {
 #[expect(clippy::print_stderr, reason = "the measured times")]
 fn references_in_a_message_are_registered_together() {
     let count = env::var("REFS").map_or(20_000, |count| count.parse().unwrap());
-    let workers = group_with(
+    // A short timeout of attempts would repeat large batches on a busy machine.
+    let workers = group_of(
         3,
+        &RRefOptions::default(),
         |_, options| options,
         |_, functions| {
             functions
