@@ -21,7 +21,7 @@ pub use error::GroupError;
 pub use group::Group;
 pub use options::GroupOptions;
 #[cfg(feature = "rpc")]
-pub use rpc::{Rpc, RpcError, RpcOptions, init_rpc};
+pub use rpc::{Rpc, RpcError, RpcMember, RpcOptions, init_rpc};
 
 /// Joins the group of all workers of this job: [`GroupOptions::init_from_env`] with the default options.
 ///

@@ -100,6 +100,12 @@ impl GroupOptions {
     }
 
     #[cfg(feature = "rpc")]
+    pub(crate) fn name(&self) -> Result<&str, GroupError> {
+        self.check()?;
+        Ok(&self.name)
+    }
+
+    #[cfg(feature = "rpc")]
     pub(crate) const fn cancel(&self) -> &Cancel {
         &self.cancel
     }

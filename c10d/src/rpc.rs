@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use c10d_store::{Credentials, PrefixStore, RendezvousOptions, UrlError};
+use c10d_store::{Credentials, PrefixStore, RendezvousOptions, Store, UrlError};
 use rpc_agent::Registry;
 // The types of other crates that this one's API takes and gives.
 pub use rpc_agent::{Agent, AgentOptions, HandlerError, StartError, TerminationError};
@@ -109,13 +109,7 @@ impl RpcOptions {
     /// # Errors
     /// [`RpcError`] with the step that failed.
     pub fn init(mut self, name: &str, functions: Functions) -> Result<Rpc, RpcError> {
-        if !self.agent.has_credentials() {
-            self.agent = with_credentials(self.agent, self.group.credentials_of_calls()?);
-        }
-        let cancel = self.group.cancel().clone();
-        if !cancel.is_never() {
-            self.agent = self.agent.with_cancel(cancel.clone());
-        }
+        self.prepare_agent()?;
         let options = self.group.clone().with_timeout(self.timeout);
         let group = match &self.init_method {
             None => options.init_from_env()?,
@@ -137,7 +131,77 @@ impl RpcOptions {
         self.start(name, functions, group)
     }
 
-    fn start(self, name: &str, functions: Functions, group: Group) -> Result<Rpc, RpcError> {
+    /// Joins a group whose workers come and go, as PyTorch's `init_rpc` does without a world size. Returns at once: the
+    /// workers of the group are those that have joined by the time of a call, and [`RpcMember::leave`] ends one of them.
+    ///
+    /// The workers find each other in `store`, which must outlive them, such as a server's that none of them hosts. Name
+    /// and rank are unique among the workers. A process that joins with the name and the rank of another process replaces that process.
+    /// The group's name keeps several groups of one store apart. [`RpcOptions::with_init_method`] has no effect.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use c10d::RpcOptions;
+    /// use c10d::rpc::{AgentOptions, Functions};
+    /// use c10d_store::HashStore;
+    ///
+    /// let store = Arc::new(HashStore::new());
+    /// let local = AgentOptions::new("", 0).with_host("127.0.0.1");
+    /// let join = |name: &str, rank| {
+    ///     let mut functions = Functions::new();
+    ///     functions.register("double", |_, number: i64| Ok(2 * number))?;
+    ///     let options = RpcOptions::default().with_agent(local.clone());
+    ///     options.join(store.clone(), name, rank, functions)
+    /// };
+    /// let first = join("first", 0)?;
+    /// let late = join("late", 1)?;
+    /// let four: i64 = first.rrefs().call("late", "double").run(2_i64)?;
+    /// assert_eq!(four, 4);
+    /// late.leave()?;
+    /// first.leave()?;
+    /// # Ok::<(), c10d::RpcError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`RpcError`] with the step that failed.
+    pub fn join(
+        mut self,
+        store: Arc<dyn Store>,
+        name: &str,
+        rank: u32,
+        functions: Functions,
+    ) -> Result<RpcMember, RpcError> {
+        self.prepare_agent()?;
+        let cancel = self.group.cancel();
+        let store = match cancel.is_never() {
+            true => store,
+            false => store.with_cancel(cancel),
+        };
+        let store = PrefixStore::new(format!("rpc/{}/members", self.group.name()?), store);
+        let timeout = self.timeout;
+        self.agent = self.agent.with_worker(name, rank).without_world_size();
+        let (rrefs, agent) = self.start_agent(functions, store)?;
+        Ok(RpcMember {
+            rrefs,
+            agent,
+            timeout,
+        })
+    }
+
+    fn prepare_agent(&mut self) -> Result<(), RpcError> {
+        let mut agent = self.agent.clone();
+        if !agent.has_credentials() {
+            agent = with_credentials(agent, self.group.credentials_of_calls()?);
+        }
+        let cancel = self.group.cancel();
+        if !cancel.is_never() {
+            agent = agent.with_cancel(cancel.clone());
+        }
+        self.agent = agent;
+        Ok(())
+    }
+
+    fn start(mut self, name: &str, functions: Functions, group: Group) -> Result<Rpc, RpcError> {
         // A launcher's store may hold what workers of an earlier round have left.
         let round = (group.rank() == 0).then(|| format!("{:016x}", random()));
         let round = group.broadcast(0, round.as_ref().map(String::as_bytes))?;
@@ -145,23 +209,33 @@ impl RpcOptions {
         let prefix = format!("rpc/{}/{round}", group.name());
         let store = PrefixStore::new(prefix, Arc::clone(group.store()));
 
-        let mut registry = Registry::new();
-        let rrefs = RRefs::register_with(&mut registry, functions, self.rrefs)?;
         let too_many = |_| GroupError::InvalidArgument {
             detail: format!("{} workers are too many", group.world_size()),
         };
         let rank = u32::try_from(group.rank()).map_err(too_many)?;
         let world_size = u32::try_from(group.world_size()).map_err(too_many)?;
-        let options = self.agent.with_worker(name, rank);
-        let options = options.with_world_size(world_size);
-        let agent = Agent::start(options, registry, Arc::new(store)).map_err(Box::new)?;
-        rrefs.attach(agent.handle())?;
+        let timeout = self.timeout;
+        self.agent = self.agent.with_worker(name, rank);
+        self.agent = self.agent.with_world_size(world_size);
+        let (rrefs, agent) = self.start_agent(functions, store)?;
         Ok(Rpc {
             rrefs,
             agent,
             group,
-            timeout: self.timeout,
+            timeout,
         })
+    }
+
+    fn start_agent(
+        self,
+        functions: Functions,
+        store: PrefixStore,
+    ) -> Result<(RRefs, Agent), RpcError> {
+        let mut registry = Registry::new();
+        let rrefs = RRefs::register_with(&mut registry, functions, self.rrefs)?;
+        let agent = Agent::start(self.agent, registry, Arc::new(store)).map_err(Box::new)?;
+        rrefs.attach(agent.handle())?;
+        Ok((rrefs, agent))
     }
 }
 
@@ -219,6 +293,40 @@ impl Rpc {
             .map_err(Box::new)?;
         self.agent.shutdown(self.timeout)?;
         self.group.finish()?;
+        Ok(report)
+    }
+}
+
+/// The calls and references of one worker of a group that others join and leave, from [`RpcOptions::join`]. Dropping it
+/// stops the agent at once: calls that are under way fail, and the other workers lose the values of this one.
+#[derive(Debug)]
+pub struct RpcMember {
+    rrefs: RRefs,
+    agent: Agent,
+    timeout: Option<Duration>,
+}
+
+impl RpcMember {
+    /// Calls with references, and references to values on other workers.
+    #[must_use]
+    pub const fn rrefs(&self) -> &RRefs {
+        &self.rrefs
+    }
+
+    /// Calls without references, and the list of the other workers.
+    #[must_use]
+    pub const fn agent(&self) -> &Agent {
+        &self.agent
+    }
+
+    /// Leaves the group, and returns what was still referenced: waits until this worker's own calls have ended and no other
+    /// worker holds its values. Blocks for at most the timeout in each of its two steps, and for functions that run.
+    ///
+    /// # Errors
+    /// [`RpcError`] with the step that failed. The next step is not done then, and the agent is stopped at once.
+    pub fn leave(self) -> Result<LeakReport, RpcError> {
+        let report = self.rrefs.leave(self.timeout).map_err(Box::new)?;
+        self.agent.shutdown(self.timeout)?;
         Ok(report)
     }
 }

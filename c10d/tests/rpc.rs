@@ -3,12 +3,14 @@
 
 use std::net::TcpListener;
 use std::process::{Child, Command};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use std::{env, fs, process, thread};
 
-use c10d::{Rpc, RpcError, RpcOptions};
+use c10d::{GroupOptions, Rpc, RpcError, RpcMember, RpcOptions};
+use c10d_store::{HashStore, Store};
 use rpc_agent::AgentOptions;
-use rref::{Functions, RRef};
+use rref::{Functions, RRef, RRefError};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -54,6 +56,87 @@ fn work(rpc: Rpc, rank: usize) {
         format!("worker{rank}")
     );
     rpc.shutdown().unwrap();
+}
+
+fn join(store: &Arc<dyn Store>, name: &str, rank: u32) -> Result<RpcMember, RpcError> {
+    // A size in the given options is replaced as well.
+    let agent = AgentOptions::new("", 0)
+        .with_world_size(7)
+        .with_host("127.0.0.1");
+    RpcOptions::default()
+        .with_agent(agent)
+        .with_timeout(PATIENCE)
+        .join(Arc::clone(store), name, rank, functions())
+}
+
+fn number(from: &RpcMember, to: &str, number: i64) -> Result<i64, RRefError> {
+    let call = from.rrefs().call(to, "number").with_timeout(PATIENCE);
+    call.run(number)
+}
+
+/// Three workers: the third joins late, the second leaves while the first and the third continue, and a new process takes its place.
+#[test]
+fn workers_of_a_dynamic_group_join_late_and_leave_early() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let first = join(&store, "first", 0).unwrap();
+    assert!(number(&first, "late", 1).is_err(), "it has not joined");
+    let second = join(&store, "second", 1).unwrap();
+    assert_eq!(number(&first, "second", 2).unwrap(), 2);
+
+    let late = join(&store, "late", 2).unwrap();
+    for from in [&first, &second, &late] {
+        for to in ["first", "second", "late"] {
+            assert_eq!(number(from, to, 3).unwrap(), 3);
+        }
+    }
+    let held: RRef<i64> = late.rrefs().call("first", "number").remote(4_i64).unwrap();
+    assert_eq!(held.to_here(PATIENCE).unwrap(), 4);
+
+    let report = second.leave().unwrap();
+    assert!(report.values.is_empty(), "{report}");
+    assert!(number(&first, "second", 5).is_err(), "it has left");
+    assert_eq!(number(&first, "late", 6).unwrap(), 6);
+    assert_eq!(held.to_here(PATIENCE).unwrap(), 4);
+
+    let again = join(&store, "second", 1).unwrap();
+    assert_eq!(number(&again, "first", 7).unwrap(), 7);
+    let began = Instant::now();
+    while number(&late, "second", 8).is_err() {
+        assert!(began.elapsed() < PATIENCE, "the new process is not called");
+        thread::sleep(Duration::from_millis(10));
+    }
+    // A worker whose values are held waits for its holder, which leaves first.
+    thread::scope(|scope| {
+        let first = scope.spawn(|| first.leave().unwrap());
+        drop(held);
+        late.leave().unwrap();
+        first.join().unwrap();
+    });
+    again.leave().unwrap();
+}
+
+/// Groups of one store with different names do not see each other.
+#[test]
+fn dynamic_groups_of_one_store_are_kept_apart_by_their_names() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let members = ["a", "b"].map(|name| {
+        RpcOptions::default()
+            .with_group(GroupOptions::default().with_name(name))
+            .with_agent(AgentOptions::new("", 0).with_host("127.0.0.1"))
+            .with_timeout(PATIENCE)
+            .join(
+                Arc::clone(&store),
+                &format!("worker-{name}"),
+                0,
+                functions(),
+            )
+            .unwrap()
+    });
+    assert!(number(&members[0], "worker-b", 1).is_err());
+    assert_eq!(number(&members[1], "worker-b", 1).unwrap(), 1);
+    for member in members {
+        member.leave().unwrap();
+    }
 }
 
 /// The process of a worker. Killed if the test fails.
@@ -114,7 +197,6 @@ fn free_port() -> u16 {
 #[cfg(feature = "tls")]
 #[test]
 fn the_secret_of_the_group_is_that_of_its_calls() {
-    use c10d::GroupOptions;
     use c10d_store::Secret;
 
     let file = env::temp_dir().join(format!("c10d-init-rpc-secret-{}", process::id()));

@@ -83,6 +83,12 @@ impl AgentOptions {
         self
     }
 
+    /// Removes a fixed group size: workers join and leave at any time, which is the default of [`AgentOptions::new`].
+    pub fn without_world_size(mut self) -> Self {
+        self.world_size = None;
+        self
+    }
+
     /// The host name or address to listen on. Default: all interfaces.
     pub fn with_host(mut self, host: impl Into<String>) -> Self {
         self.host = Some(host.into());

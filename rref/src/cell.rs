@@ -16,10 +16,20 @@ use crate::runtime::Runtime;
 
 pub(crate) struct Cell {
     runtime: ProcessBound<Arc<Runtime>>,
-    handle: Handle,
     rref: RRefId,
-    owner: WorkerId,
+    kind: Kind,
     type_name: Arc<str>,
+}
+
+/// The part of a handle that differs. Without the parts that are equal, which a program with many references has as
+/// often.
+enum Kind {
+    /// Of a value of this worker.
+    Owner,
+    User {
+        owner: WorkerId,
+        fork: ForkId,
+    },
 }
 
 impl Cell {
@@ -32,9 +42,11 @@ impl Cell {
     ) -> Arc<Self> {
         Arc::new(Self {
             runtime: ProcessBound::new(runtime),
-            handle,
             rref,
-            owner,
+            kind: match handle {
+                Handle::Owner(_) => Kind::Owner,
+                Handle::User(fork) => Kind::User { owner, fork },
+            },
             type_name,
         })
     }
@@ -57,15 +69,21 @@ impl Cell {
     }
 
     pub(crate) const fn handle(&self) -> Handle {
-        self.handle
+        match self.kind {
+            Kind::Owner => Handle::Owner(self.rref),
+            Kind::User { fork, .. } => Handle::User(fork),
+        }
     }
 
     pub(crate) const fn rref(&self) -> RRefId {
         self.rref
     }
 
-    pub(crate) const fn owner(&self) -> WorkerId {
-        self.owner
+    pub(crate) fn owner(&self) -> WorkerId {
+        match self.kind {
+            Kind::Owner => self.runtime().agent.me().id,
+            Kind::User { owner, .. } => owner,
+        }
     }
 
     pub(crate) fn type_name(&self) -> &str {
@@ -74,9 +92,9 @@ impl Cell {
 
     /// The user's id; `None` on the owner.
     pub(crate) const fn user(&self) -> Option<ForkId> {
-        match self.handle {
-            Handle::User(fork) => Some(fork),
-            Handle::Owner(_) => None,
+        match self.kind {
+            Kind::User { fork, .. } => Some(fork),
+            Kind::Owner => None,
         }
     }
 
@@ -93,7 +111,7 @@ impl Cell {
             Some(UserStatus::Failed(error)) => Err(RRefError::of_user(
                 error,
                 self.rref,
-                &self.runtime().worker(self.owner),
+                &self.runtime().worker(self.owner()),
             )),
             Some(_) => Ok(()),
             None => Err(RRefError::Shutdown),
@@ -102,16 +120,16 @@ impl Cell {
 
     /// Fails if this worker no longer has the value's entry, which it keeps until the shutdown.
     pub(crate) fn check_owned(&self) -> Result<(), RRefError> {
-        let owner = self.runtime().lock().context.owner_of(self.handle);
+        let owner = self.runtime().lock().context.owner_of(self.handle());
         owner.map(drop).ok_or(RRefError::Shutdown)
     }
 
     /// The reference as PyTorch prints it.
     pub(crate) fn print(&self) -> String {
         let rref = self.rref;
-        match self.handle {
-            Handle::Owner(_) => format!("OwnerRRef({rref})"),
-            Handle::User(fork) => format!("UserRRef(RRefId = {rref}, ForkId = {fork})"),
+        match self.kind {
+            Kind::Owner => format!("OwnerRRef({rref})"),
+            Kind::User { fork, .. } => format!("UserRRef(RRefId = {rref}, ForkId = {fork})"),
         }
     }
 }
@@ -120,7 +138,7 @@ impl Drop for Cell {
     fn drop(&mut self) {
         // A forked child's copy is not a reference: its parent still has the handle.
         if let Ok(runtime) = self.runtime.get() {
-            runtime.queue_drop(self.handle);
+            runtime.queue_drop(self.handle());
         }
     }
 }

@@ -6,6 +6,7 @@
 use std::any::type_name;
 use std::collections::HashMap;
 use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
 
 use c10d_socket::Deadline;
@@ -13,6 +14,7 @@ use rpc_agent::{HandlerError, WorkerInfo};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::pending::Pending;
 use crate::rrefs::RRefs;
 use crate::value::Value;
 
@@ -63,6 +65,58 @@ impl Functions {
         self.insert_plain(name, function, Value::of)
     }
 
+    /// [`Functions::register`] for an `async` function: while it awaits, it holds no thread, so a worker can serve
+    /// more calls at a time than it has threads.
+    ///
+    /// An async runtime is not needed. The future is polled on the agent's threads: first on the thread that serves the
+    /// request, and again whenever its waker is called, from any thread. It can await the futures of calls
+    /// ([`RRefCall::send`](crate::RRefCall::send), [`RRef::fetch`](crate::RRef::fetch)), and the futures of any
+    /// other library that needs no runtime.
+    ///
+    /// The future is dropped where it awaits when the caller's deadline passes, and when the agent ends, so
+    /// a destructor has to undo its effects. A creation has no deadline. A worker has at most 65,536 of these futures at a
+    /// time, and refuses further calls.
+    ///
+    /// ```
+    /// use rpc_agent::HandlerError;
+    /// use rref::{CallContext, Functions, RRef};
+    ///
+    /// /// Fetches both numbers at the same time.
+    /// async fn sum(_: CallContext, (a, b): (RRef<i64>, RRef<i64>)) -> Result<i64, HandlerError> {
+    ///     let (a, b) = (a.fetch(None)?, b.fetch(None)?);
+    ///     Ok(a.await? + b.await?)
+    /// }
+    ///
+    /// let mut functions = Functions::new();
+    /// functions.register_async("sum", sum)?;
+    /// # Ok::<(), rref::FunctionError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Functions::register`].
+    pub fn register_async<A, R, F, P>(
+        &mut self,
+        name: &str,
+        function: F,
+    ) -> Result<(), FunctionError>
+    where
+        A: DeserializeOwned + Send + 'static,
+        R: Serialize + Send + Sync + 'static,
+        F: Fn(CallContext, A) -> P + Send + Sync + 'static,
+        P: Future<Output = Result<R, HandlerError>> + Send + 'static,
+    {
+        let function = Arc::new(function);
+        self.insert_prepared(name, false, move |arguments: A| {
+            let function = Arc::clone(&function);
+            Box::new(move |context, _| {
+                let returned = function(context, arguments);
+                Ok(Made::Later(Box::pin(async move {
+                    returned.await.map(Value::of)
+                })))
+            })
+        })
+    }
+
     /// [`Functions::register`] for a result that never leaves its owner, such as one without an encoding:
     /// other workers can hold references to it and run methods on it.
     ///
@@ -95,24 +149,42 @@ impl Functions {
         F: Fn(&CallContext, &T, A) -> Result<R, HandlerError> + Send + Sync + 'static,
     {
         let function = Arc::new(function);
-        self.insert(
-            name,
-            true,
-            Box::new(move |arguments| {
-                let arguments: A = decode(arguments)?;
-                let function = Arc::clone(&function);
-                Ok(Box::new(move |context, on| {
-                    let on = on.and_then(Value::downcast::<T>).ok_or_else(|| {
-                        HandlerError::new(format!(
-                            "the method is for a `{}`, the value is a `{}`",
-                            type_name::<T>(),
-                            on.map_or("nothing", Value::type_name)
-                        ))
-                    })?;
-                    function(context, &on, arguments).map(Value::of)
-                }))
-            }),
-        )
+        self.insert_prepared(name, true, move |arguments: A| {
+            let function = Arc::clone(&function);
+            Box::new(move |context, on| {
+                let on: Arc<T> = target(on)?;
+                let made = function(&context, &on, arguments);
+                made.map(Value::of).map(Made::Now)
+            })
+        })
+    }
+
+    /// [`Functions::register_async`] for a method: the future shares the value, which lives until the future ends.
+    ///
+    /// # Errors
+    /// As [`Functions::register`].
+    pub fn register_async_method<T, A, R, F, P>(
+        &mut self,
+        name: &str,
+        function: F,
+    ) -> Result<(), FunctionError>
+    where
+        T: Send + Sync + 'static,
+        A: DeserializeOwned + Send + 'static,
+        R: Serialize + Send + Sync + 'static,
+        F: Fn(CallContext, Arc<T>, A) -> P + Send + Sync + 'static,
+        P: Future<Output = Result<R, HandlerError>> + Send + 'static,
+    {
+        let function = Arc::new(function);
+        self.insert_prepared(name, true, move |arguments: A| {
+            let function = Arc::clone(&function);
+            Box::new(move |context, on| {
+                let returned = function(context, target(on)?, arguments);
+                Ok(Made::Later(Box::pin(async move {
+                    returned.await.map(Value::of)
+                })))
+            })
+        })
     }
 
     /// The registered names, in no particular order.
@@ -136,17 +208,24 @@ impl Functions {
         F: Fn(&CallContext, A) -> Result<R, HandlerError> + Send + Sync + 'static,
     {
         let function = Arc::new(function);
-        self.insert(
-            name,
-            false,
-            Box::new(move |arguments| {
-                let arguments: A = decode(arguments)?;
-                let function = Arc::clone(&function);
-                Ok(Box::new(move |context, _| {
-                    function(context, arguments).map(into_value)
-                }))
-            }),
-        )
+        self.insert_prepared(name, false, move |arguments: A| {
+            let function = Arc::clone(&function);
+            Box::new(move |context, _| {
+                let made = function(&context, arguments);
+                made.map(into_value).map(Made::Now)
+            })
+        })
+    }
+
+    /// Inserts a function whose arguments are decoded before it is prepared.
+    fn insert_prepared<A: DeserializeOwned>(
+        &mut self,
+        name: &str,
+        is_method: bool,
+        prepare: impl Fn(A) -> Prepared + Send + Sync + 'static,
+    ) -> Result<(), FunctionError> {
+        let prepare = move |arguments: &[u8]| decode(arguments).map(&prepare);
+        self.insert(name, is_method, Box::new(prepare))
     }
 
     fn insert(
@@ -231,9 +310,27 @@ fn decode<A: DeserializeOwned>(arguments: &[u8]) -> Result<A, HandlerError> {
         .map_err(|error| HandlerError::new(format!("wrong arguments: {error}")))
 }
 
+/// The value that a method runs on.
+fn target<T: Send + Sync + 'static>(on: Option<&Value>) -> Result<Arc<T>, HandlerError> {
+    on.and_then(Value::downcast::<T>).ok_or_else(|| {
+        HandlerError::new(format!(
+            "the method is for a `{}`, the value is a `{}`",
+            type_name::<T>(),
+            on.map_or("nothing", Value::type_name)
+        ))
+    })
+}
+
+/// The result of a function, or the future of its result.
+pub(crate) enum Made {
+    Now(Value),
+    /// The function is `async`.
+    Later(Pending),
+}
+
 /// A function with its decoded arguments. A method takes the value that it runs on.
 pub(crate) type Prepared =
-    Box<dyn FnOnce(&CallContext, Option<&Value>) -> Result<Value, HandlerError> + Send>;
+    Box<dyn FnOnce(CallContext, Option<&Value>) -> Result<Made, HandlerError> + Send>;
 
 type Prepare = dyn Fn(&[u8]) -> Result<Prepared, HandlerError> + Send + Sync;
 

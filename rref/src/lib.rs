@@ -17,6 +17,7 @@ mod liveness;
 mod names;
 mod options;
 mod packing;
+mod pending;
 mod protocol;
 mod report;
 mod request;

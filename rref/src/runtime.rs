@@ -22,6 +22,7 @@ use crate::context::{
 use crate::drops::DropQueue;
 use crate::id::{ForkId, RRefId};
 use crate::options::RRefOptions;
+use crate::pending::PendingCalls;
 use crate::protocol::{Answer, ForkData, Message, join};
 use crate::value::Value;
 
@@ -254,6 +255,8 @@ pub(crate) struct Runtime {
     /// Notified by each step while [`Inner::shutdown_waiters`] is above zero.
     pub(crate) changed: Condvar,
     drops: DropQueue<Handle>,
+    /// The `async` functions that run here.
+    pub(crate) pending: Arc<PendingCalls>,
     /// Liveness checks under way: whether the worker is lost.
     pub(crate) checks: Mutex<HashMap<WorkerId, RpcFuture<bool>>>,
 }
@@ -287,6 +290,7 @@ impl Runtime {
             }),
             changed: Condvar::new(),
             drops: DropQueue::new(),
+            pending: PendingCalls::new(agent),
             checks: Mutex::default(),
         });
         let weak = Arc::downgrade(&runtime);
@@ -305,6 +309,7 @@ impl Runtime {
         let weak = Arc::downgrade(&runtime);
         agent.on_end(move || {
             if let Some(runtime) = weak.upgrade() {
+                runtime.pending.end();
                 runtime.collect_drops(RunOn::ThisThread);
                 runtime.step(RunOn::ThisThread, |inner, now| inner.context.end(now));
             }
@@ -496,10 +501,13 @@ impl Runtime {
         what: fmt::Arguments<'_>,
         run: impl FnOnce() -> R,
     ) -> Result<R, String> {
-        catch_panic(run).map_err(|message| {
-            log::error!("{}: {what} panicked: {message}", self.agent.me());
-            format!("{what} panicked: {message}")
-        })
+        catch_panic(run).map_err(|message| self.panicked(what, &message))
+    }
+
+    /// Logs a panic of the program's code; returns the error that it becomes.
+    pub(crate) fn panicked(&self, what: fmt::Arguments<'_>, message: &str) -> String {
+        log::error!("{}: {what} panicked: {message}", self.agent.me());
+        format!("{what} panicked: {message}")
     }
 }
 

@@ -14,10 +14,11 @@ use rpc_agent::{Context, HandlerError, Outcome, Registry, Reply, WorkerId, Worke
 use crate::cell::Cell;
 use crate::context::{FetchError, Handle, UserError};
 use crate::error::{RRefError, RegisterError};
-use crate::functions::{CallContext, Function, Functions, Prepared};
+use crate::functions::{CallContext, Function, Functions, Made, Prepared};
 use crate::id::{ForkId, RRefId};
 use crate::options::RRefOptions;
 use crate::packing::{self, Packed};
+use crate::pending::Unfinished;
 use crate::protocol::{
     ALIVE, AWAIT, CALL, CONTROL, CONTROLS, CREATE, DecodeError, FETCH, Message, READY, RUN, split,
     split_name,
@@ -139,6 +140,9 @@ enum ReplyTo {
 
 /// What runs when the pending references are confirmed, or one of them is refused.
 type Continuation = Box<dyn FnOnce(&Arc<Runtime>, Result<(), String>) + Send>;
+
+/// Takes the result of a function, on the thread on which it has ended.
+type Finish = Box<dyn FnOnce(&Arc<Runtime>, Result<Value, String>) + Send>;
 
 /// Waits for several confirmations.
 struct Gate {
@@ -328,21 +332,28 @@ impl Server {
         let function = Arc::clone(function);
         let caller = from.clone();
         let server = Arc::clone(self);
-        let finish = move |runtime: &Arc<Runtime>, on: Result<Option<Value>, Failure>| {
-            let made = on.and_then(|on| {
-                if deadline.has_passed(Instant::now()) {
-                    let why = "the caller's deadline passed before the function could start";
-                    return Err(Failure::Function(why.to_owned()));
-                }
-                server
-                    .run_prepared(runtime, &function, prepared, &caller, deadline, on.as_ref())
-                    .map_err(Failure::Function)
-            });
+        let answer = move |runtime: &Arc<Runtime>, made: Result<Value, Failure>| {
             let response = match made {
                 Ok(result) => Response::value(runtime, caller.id, &result),
                 Err(failure) => Response::failure(&failure),
             };
             response.send(server.replies(reply_to));
+        };
+        let (server, caller) = (Arc::clone(self), from.clone());
+        let finish = move |runtime: &Arc<Runtime>, on: Result<Option<Value>, Failure>| {
+            let on = match on {
+                Ok(_) if deadline.has_passed(Instant::now()) => {
+                    let why = "the caller's deadline passed before the function could start";
+                    return answer(runtime, Err(Failure::Function(why.to_owned())));
+                }
+                Ok(on) => on,
+                Err(failure) => return answer(runtime, Err(failure)),
+            };
+            let finish: Finish = Box::new(move |runtime, made| {
+                answer(runtime, made.map_err(Failure::Function));
+            });
+            let call = (&*function, prepared, on.as_ref());
+            server.run_prepared(runtime, call, &caller, deadline, finish);
         };
         when_confirmed(
             runtime,
@@ -380,27 +391,47 @@ impl Server {
         }
     }
 
+    /// Runs a function, on a value if it is a method. `finish` takes its result: on this thread, unless the function
+    /// is `async`.
     fn run_prepared(
         &self,
-        runtime: &Runtime,
-        function: &Function,
-        prepared: Prepared,
+        runtime: &Arc<Runtime>,
+        (function, prepared, on): (&Function, Prepared, Option<&Value>),
         caller: &WorkerInfo,
         deadline: Deadline,
-        on: Option<&Value>,
-    ) -> Result<Value, String> {
-        let hub = self.hub.upgrade();
-        let hub = hub.ok_or_else(|| RRefError::Shutdown.to_string())?;
+        finish: Finish,
+    ) {
+        let Some(hub) = self.hub.upgrade() else {
+            return finish(runtime, Err(RRefError::Shutdown.to_string()));
+        };
         let context = CallContext {
             rrefs: RRefs::of(hub),
             caller: caller.clone(),
             deadline,
         };
-        runtime
-            .contain_panic(format_args!("function `{}`", function.name), || {
-                prepared(&context, on)
-            })?
-            .map_err(|error| error.message().to_owned())
+        let name = Arc::clone(&function.name);
+        let made =
+            runtime.contain_panic(format_args!("function `{name}`"), || prepared(context, on));
+        let text = |error: HandlerError| error.message().to_owned();
+        let future = match made.and_then(|made| made.map_err(text)) {
+            Err(why) => return finish(runtime, Err(why)),
+            Ok(Made::Now(value)) => return finish(runtime, Ok(value)),
+            Ok(Made::Later(future)) => future,
+        };
+        let ends_in = Arc::clone(runtime);
+        let done = Box::new(
+            move |made: Result<Result<Value, HandlerError>, Unfinished>| {
+                let made = match made {
+                    Ok(made) => made.map_err(text),
+                    Err(Unfinished::Panicked(message)) => {
+                        Err(ends_in.panicked(format_args!("function `{name}`"), &message))
+                    }
+                    Err(unfinished) => Err(unfinished.to_string()),
+                };
+                finish(&ends_in, made);
+            },
+        );
+        runtime.pending.start(future, deadline, done);
     }
 
     /// Decodes the arguments of a creation, and runs its function when their references are confirmed.
@@ -447,16 +478,26 @@ impl Server {
                 if let Err(why) = confirmed {
                     return finish_creation(runtime, rref, Err(why));
                 }
-                let run = move |runtime: &Arc<Runtime>, on: Option<&Value>| {
-                    server.run_prepared(runtime, &function, prepared, &caller, Deadline::NEVER, on)
+                let on = target.as_ref().map(|target| target.handle());
+                let finish: Finish = Box::new(move |runtime, made| {
+                    drop(target);
+                    finish_creation(runtime, rref, made);
+                });
+                let run = move |runtime: &Arc<Runtime>, on: Result<Option<Value>, String>| match on
+                {
+                    Ok(on) => {
+                        let call = (&*function, prepared, on.as_ref());
+                        server.run_prepared(runtime, call, &caller, Deadline::NEVER, finish);
+                    }
+                    Err(why) => finish(runtime, Err(why)),
                 };
-                let Some(target) = target else {
-                    let made = run(runtime, None);
-                    return finish_creation(runtime, rref, made);
-                };
-                let Handle::Owner(on) = target.handle() else {
-                    let why = "the method's value is on another worker".to_owned();
-                    return finish_creation(runtime, rref, Err(why));
+                let on = match on {
+                    None => return run(runtime, Ok(None)),
+                    Some(Handle::Owner(on)) => on,
+                    Some(Handle::User(_)) => {
+                        let why = "the method's value is on another worker";
+                        return run(runtime, Err(why.to_owned()));
+                    }
                 };
                 request_value(
                     runtime,
@@ -464,12 +505,8 @@ impl Server {
                     Deadline::NEVER,
                     on,
                     Box::new(move |runtime, value| {
-                        let made = match value {
-                            Ok(value) => run(runtime, Some(&value)),
-                            Err(error) => Err(error.to_string()),
-                        };
-                        drop(target);
-                        finish_creation(runtime, rref, made);
+                        let value = value.map(Some).map_err(|error| error.to_string());
+                        run(runtime, value);
                     }),
                 );
             }),

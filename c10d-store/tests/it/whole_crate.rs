@@ -1,5 +1,6 @@
 //! A program that imports the whole crate can call everything: no two traits have a method of the same name.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use c10d_store::*;
@@ -51,4 +52,45 @@ fn a_program_may_import_everything() -> Result<(), StoreError> {
     hash.set("a", "b")?;
     assert_eq!(hash.get("a")?, b"b");
     Ok(())
+}
+
+/// The same calls on a store of any kind: a trait object, a reference to one, and a shared one.
+#[test]
+fn a_program_may_import_everything_and_use_any_store() -> Result<(), StoreError> {
+    fn every_call<S: Store + ?Sized>(store: &S) -> Result<(), StoreError> {
+        store.set("a", "b")?;
+        store.append("a", "c")?;
+        assert_eq!(store.get("a")?, b"bc");
+        assert_eq!(store.add("n", 1)?, 1);
+        store.multi_set(&[("a", b"b")])?;
+        assert_eq!(store.multi_get(&["a", "n"])?, [b"b", b"1"]);
+        assert_eq!(store.compare_set("a", "b", "c")?.value(), b"c");
+        assert_eq!(store.try_get("a")?.as_deref(), Some(&b"c"[..]));
+        store.wait(&["n"])?;
+        assert!(store.check(&["n"])? && store.delete_key("a")? && store.delete_key("n")?);
+        assert_eq!(store.num_keys()?, 0);
+        store.set_timeout(Some(Duration::from_secs(60)));
+        assert_eq!(store.timeout(), Some(Duration::from_secs(60)));
+        assert!(!store.label().is_empty());
+        Ok(())
+    }
+    let shared: Arc<dyn Store> = Arc::new(HashStore::new());
+    shared.set("a", "b")?;
+    shared.append("a", "c")?;
+    assert_eq!(shared.get("a")?, b"bc");
+    shared.wait(&["a"])?;
+    assert_eq!(shared.compare_set("a", "bc", "d")?.value(), b"d");
+    assert!(shared.delete_key("a")?);
+    let other = shared.clone_store()?;
+    let boxed: Box<dyn Store> = Box::new(HashStore::new());
+    boxed.set("a", "b")?;
+    assert!(boxed.delete_key("a")?);
+    let nested = PrefixStore::nest("p", Arc::clone(&shared))?;
+    let named = PrefixStore::new("q", Arc::clone(&shared));
+    every_call(&*shared)?;
+    every_call(&*other)?;
+    every_call(&*boxed)?;
+    every_call(&nested)?;
+    every_call(&named)?;
+    every_call(&HashStore::new())
 }

@@ -78,12 +78,10 @@ impl<V: Clone> RRefContext<V> {
             self.uncreated -= 1;
         }
         owned.value = value;
-        let waiters = std::mem::take(&mut owned.waiters);
         let Some(result) = owned.value.result() else {
-            owned.waiters = waiters;
             return;
         };
-        for token in waiters {
+        for token in self.waiters_of(rref) {
             let result = result.clone().map_err(FetchError::Failed);
             self.answer_fetch(token, result);
         }

@@ -51,7 +51,7 @@ impl<V: Clone> RRefContext<V> {
                 self.settle_owned(now, rref);
                 return;
             }
-            owned.waiters.insert(token);
+            self.waiters.insert((rref, token));
             let waiting = Waiting {
                 rref,
                 from,
@@ -68,13 +68,24 @@ impl<V: Clone> RRefContext<V> {
         self.effects.push(Effect::AnswerFetch { token, result });
     }
 
+    /// The requests that wait for a value, in the order of their tokens.
+    pub(super) fn waiters_of(&self, rref: RRefId) -> Vec<RequestToken> {
+        let of_value = self.waiters.range((rref, 0)..=(rref, RequestToken::MAX));
+        of_value.map(|&(_, token)| token).collect()
+    }
+
+    /// Whether a request waits for a value.
+    pub(super) fn is_awaited(&self, rref: RRefId) -> bool {
+        let mut of_value = self.waiters.range((rref, 0)..=(rref, RequestToken::MAX));
+        of_value.next().is_some()
+    }
+
     pub(super) fn answer_fetch(&mut self, token: RequestToken, result: Result<V, FetchError>) {
-        if let Some(deadline) = self
-            .waiting
-            .remove(&token)
-            .and_then(|waiting| waiting.deadline)
-        {
-            self.deadlines.remove(&(deadline, token));
+        if let Some(Waiting { rref, deadline, .. }) = self.waiting.remove(&token) {
+            self.waiters.remove(&(rref, token));
+            if let Some(deadline) = deadline {
+                self.deadlines.remove(&(deadline, token));
+            }
         }
         self.effects.push(Effect::AnswerFetch { token, result });
     }
@@ -84,9 +95,6 @@ impl<V: Clone> RRefContext<V> {
         let Some(rref) = self.waiting.get(&token).map(|waiting| waiting.rref) else {
             return;
         };
-        if let Some(owned) = self.owned.get_mut(&rref) {
-            owned.waiters.remove(&token);
-        }
         self.answer_fetch(token, Err(error));
         self.settle_owned(now, rref);
     }

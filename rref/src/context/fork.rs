@@ -39,7 +39,6 @@ impl<V: Clone> RRefContext<V> {
                 let fork = self.mint.fork(to);
                 let holder = Holder {
                     worker: to,
-                    incarnation: None,
                     since: now,
                     arrival: Arrival::Encoding,
                 };
@@ -109,7 +108,7 @@ impl<V: Clone> RRefContext<V> {
     pub(crate) fn fork_arrived(&mut self, now: Instant, data: &ForkData) {
         let (rref, fork) = (data.rref, data.fork);
         if self.holder(rref, fork).is_some() {
-            self.set_arrival(rref, fork, Arrival::Arrived);
+            self.set_arrival(rref, fork, Arrival::SENT);
         } else if self.arrival(rref, fork) == Some(Arrival::InCall) {
             self.set_arrival(rref, fork, Arrival::UnderWay { since: now });
         }

@@ -20,14 +20,14 @@ impl<V: Clone> RRefContext<V> {
         }
         let is_uncreated = matches!(owned.value, Value::Uncreated);
         let may_come = !is_sweeping && !self.tombstones.contains(rref.0);
-        let is_awaited = is_uncreated && may_come && !owned.waiters.is_empty();
-        if !owned.forks.is_empty() || owned.handles > 0 || is_awaited {
+        let is_used = !owned.forks.is_empty() || owned.handles > 0;
+        if is_used || (is_uncreated && may_come && self.is_awaited(rref)) {
             return;
         }
         let Some(owned) = self.owned.remove(&rref) else {
             return;
         };
-        for token in owned.waiters {
+        for token in self.waiters_of(rref) {
             self.answer_fetch(token, Err(FetchError::Deleted(rref)));
         }
         match owned.value {

@@ -1,6 +1,7 @@
 //! The users of one value: usually one, so a single user costs no table.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 use std::time::Instant;
 
 use rpc_agent::WorkerId;
@@ -25,9 +26,6 @@ pub(super) enum Holders {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Holder {
     pub(super) worker: WorkerId,
-    /// Of the worker's process, if it registered the user itself. A user that was sent from here may have arrived at
-    /// a later process.
-    pub(super) incarnation: Option<u64>,
     pub(super) since: Instant,
     pub(super) arrival: Arrival,
 }
@@ -44,16 +42,36 @@ pub(super) enum Arrival {
     /// A probe is under way.
     Asked,
     /// The worker has confirmed it, or has sent a message about it.
-    Arrived,
+    Arrived {
+        /// Of the worker's process, if it registered the user itself. A user that was sent from here may have arrived
+        /// at a later process.
+        registered_by: Option<NonZeroU64>,
+    },
+}
+
+impl Arrival {
+    /// A user that was sent from here has arrived.
+    pub(super) const SENT: Self = Self::Arrived {
+        registered_by: None,
+    };
 }
 
 impl Holder {
     pub(super) fn arrived(now: Instant, worker: WorkerId, incarnation: u64) -> Self {
         Self {
             worker,
-            incarnation: Some(incarnation),
             since: now,
-            arrival: Arrival::Arrived,
+            arrival: Arrival::Arrived {
+                registered_by: NonZeroU64::new(incarnation),
+            },
+        }
+    }
+
+    /// Of the worker's process that registered the user itself.
+    pub(super) fn registered_by(&self) -> Option<u64> {
+        match self.arrival {
+            Arrival::Arrived { registered_by } => registered_by.map(NonZeroU64::get),
+            _ => None,
         }
     }
 }

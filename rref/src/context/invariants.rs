@@ -39,8 +39,9 @@ impl<V: Clone> RRefContext<V> {
         for (rref, owned) in &self.owned {
             let is_uncreated = matches!(owned.value, Value::Uncreated);
             uncreated += usize::from(is_uncreated);
-            waiters += owned.waiters.len();
-            let is_awaited = is_uncreated && !owned.waiters.is_empty();
+            let waiting = self.waiters_of(*rref);
+            waiters += waiting.len();
+            let is_awaited = is_uncreated && !waiting.is_empty();
             if owned.forks.is_empty() && owned.handles == 0 && !is_awaited {
                 return Err(format!("a value without user and handle is freed: {rref}"));
             }
@@ -55,11 +56,11 @@ impl<V: Clone> RRefContext<V> {
             if self.tombstones.contains(rref.0) {
                 return Err(format!("a tombstone is not owned: {rref}"));
             }
-            if owned.value.result().is_some() && !owned.waiters.is_empty() {
+            if owned.value.result().is_some() && !waiting.is_empty() {
                 return Err(format!("no request waits for a ready value: {rref}"));
             }
-            for token in &owned.waiters {
-                if self.waiting.get(token).map(|waiting| waiting.rref) != Some(*rref) {
+            for token in waiting {
+                if self.waiting.get(&token).map(|waiting| waiting.rref) != Some(*rref) {
                     return Err(format!("each waiter is listed: {token} for {rref} is not"));
                 }
             }
@@ -78,7 +79,7 @@ impl<V: Clone> RRefContext<V> {
                 self.uncreated
             ));
         }
-        if waiters != self.waiting.len() {
+        if waiters != self.waiting.len() || waiters != self.waiters.len() {
             return Err(format!(
                 "{} requests wait, not {waiters}",
                 self.waiting.len()

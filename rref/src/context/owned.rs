@@ -1,12 +1,10 @@
 //! The tables of values that this worker owns.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
 use rpc_agent::WorkerId;
 
-use super::effect::RequestToken;
 use super::holders::Holders;
 use crate::id::RRefId;
 
@@ -26,8 +24,6 @@ pub(super) struct Owned<V> {
     pub(super) handles: u32,
     /// The users that are known and not deleted.
     pub(super) forks: Holders,
-    /// Requests that wait for the value.
-    pub(super) waiters: BTreeSet<RequestToken>,
     pub(super) since: Instant,
 }
 
@@ -65,7 +61,6 @@ impl<V> Owned<V> {
             value,
             handles: 0,
             forks: Holders::None,
-            waiters: BTreeSet::new(),
             since: now,
         }
     }

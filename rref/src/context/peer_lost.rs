@@ -111,7 +111,7 @@ impl<V: Clone> RRefContext<V> {
             self.release_child(now, fork);
         }
         let is_released =
-            |holder: &Holder| is_sent(holder.arrival) && holder.incarnation.is_none_or(is_its);
+            |holder: &Holder| is_sent(holder.arrival) && holder.registered_by().is_none_or(is_its);
         self.release_forks_of(now, worker, is_released, is_its);
     }
 
@@ -163,7 +163,7 @@ impl<V: Clone> RRefContext<V> {
         self.release_forks_of(
             now,
             worker,
-            |holder| holder.incarnation.is_some_and(is_its),
+            |holder| holder.registered_by().is_some_and(is_its),
             is_its,
         );
         self.reprobe_forks_on(now, worker);
@@ -208,11 +208,10 @@ impl<V: Clone> RRefContext<V> {
     pub(super) fn reprobe_forks_on(&mut self, now: Instant, worker: WorkerId) {
         let mut unclear = Vec::new();
         for (&rref, owned) in &self.owned {
-            let forks = owned.forks.iter().filter(|(_, holder)| {
-                holder.worker == worker
-                    && holder.incarnation.is_none()
-                    && holder.arrival == Arrival::Arrived
-            });
+            let forks = owned
+                .forks
+                .iter()
+                .filter(|(_, holder)| holder.worker == worker && holder.arrival == Arrival::SENT);
             unclear.extend(forks.map(|(fork, _)| (rref, fork)));
         }
         for (rref, fork) in unclear {

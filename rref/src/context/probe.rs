@@ -48,7 +48,7 @@ impl<V: Clone> RRefContext<V> {
             Answer::Received if self.children.contains_key(&fork) => {
                 self.set_arrival(rref, fork, Arrival::UnderWay { since: now });
             }
-            Answer::Received => self.set_arrival(rref, fork, Arrival::Arrived),
+            Answer::Received => self.set_arrival(rref, fork, Arrival::SENT),
             Answer::NotReceived => self.fork_not_received(now, rref, fork),
             _ => self.set_arrival(rref, fork, Arrival::UnderWay { since: now }),
         }
@@ -113,7 +113,7 @@ impl<V: Clone> RRefContext<V> {
             Arrival::Asked => {
                 self.outbox.remove(Control::Probe(fork));
             }
-            Arrival::Encoding | Arrival::InCall | Arrival::Arrived => {}
+            Arrival::Encoding | Arrival::InCall | Arrival::Arrived { .. } => {}
         }
     }
 }

@@ -81,6 +81,8 @@ pub(crate) struct RRefContext<V> {
     pub(super) uncreated: usize,
     /// Requests for values that do not exist yet.
     pub(super) waiting: BTreeMap<RequestToken, Waiting>,
+    /// The same requests, by value. Not in `owned`, as few values are waited for.
+    pub(super) waiters: BTreeSet<(RRefId, RequestToken)>,
     pub(super) deadlines: BTreeSet<(Instant, RequestToken)>,
     pub(super) users: BTreeMap<ForkId, Box<User>>,
     pub(super) children: BTreeMap<ForkId, Child>,
@@ -111,6 +113,7 @@ impl<V: Clone> RRefContext<V> {
             owned: BTreeMap::new(),
             uncreated: 0,
             waiting: BTreeMap::new(),
+            waiters: BTreeSet::new(),
             deadlines: BTreeSet::new(),
             users: BTreeMap::new(),
             children: BTreeMap::new(),

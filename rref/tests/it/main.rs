@@ -1,9 +1,12 @@
 //! Tests of references over real agents on loopback, in one test binary that links once.
 
 mod again;
+mod async_functions;
 mod churn;
 mod common;
+mod confirmation;
 mod destructors;
+mod earlier;
 mod end;
 #[expect(
     dead_code,
