@@ -7,6 +7,7 @@ use crossbeam_channel::{at, never, select};
 use rustix::process::{Pid, Signal};
 
 use super::error::StartError;
+use super::exit_code::ExitKind;
 use super::kill_switch::KillSwitch;
 use super::lifecycle::{Effect, Exit, Input, Leftover, Lifecycle};
 use super::outcome::{WorkerExit, WorkerOutcome};
@@ -246,6 +247,13 @@ impl WorkerGroup {
                 recv(escalated) -> _ => Input::Escalated,
                 recv(alarm) -> _ => Input::Tick,
             };
+            // The switch itself kills, so the exit can arrive first.
+            if is_by_sigkill(&input)
+                && self.lifecycle.has_grace()
+                && kill_switch.is_some_and(KillSwitch::is_triggered)
+            {
+                self.step(Input::Escalated);
+            }
             self.step(input);
         }
         let Some(spawner) = self.processes.spawner.take() else {
@@ -339,6 +347,13 @@ impl Drop for WorkerGroup {
         self.step(Input::Kill);
         self.end(None);
     }
+}
+
+const fn is_by_sigkill(input: &Input) -> bool {
+    let Input::Exited { exit, .. } = input else {
+        return false;
+    };
+    matches!(exit, ExitKind::Signal { number, .. } if *number == Signal::KILL.as_raw())
 }
 
 const fn exited(end: &Ended) -> Input {
