@@ -60,7 +60,7 @@ mod wire;
 mod worker;
 
 // The types of other crates that this one's options take.
-pub use agent::{Agent, AgentHandle, Call, StartError};
+pub use agent::{Agent, AgentHandle, Call, StartError, Work};
 #[cfg(feature = "tls")]
 pub use c10d_socket::{CertificateFiles, Secret};
 pub use c10d_socket::{Credentials, CredentialsError};

@@ -111,6 +111,12 @@ impl PendingCalls {
 
     /// Polls the future on this thread, which belongs to the agent, and later on others whenever it is woken.
     pub(crate) fn start(self: &Arc<Self>, future: Pending, deadline: Deadline, done: Done) {
+        // The call of a creation has its answer already, so a shutdown would not wait for it.
+        let work = self.agent.begin_work();
+        let done: Done = Box::new(move |result| {
+            done(result);
+            drop(work);
+        });
         let mut table = self.lock();
         let refused = match table.tasks.len() {
             _ if table.has_ended => Some(Unfinished::AgentEnded),

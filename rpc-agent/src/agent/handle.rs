@@ -11,7 +11,7 @@ use crate::future::{Promise, RpcFuture, contained};
 use crate::metrics::MetricsSnapshot;
 use crate::registry_id::RegistryId;
 use crate::retry::RetryGroup;
-use crate::runtime::Runtime;
+use crate::runtime::{Activity, Runtime};
 use crate::worker::{Destination, WorkerId, WorkerInfo};
 
 /// Makes calls through an [`Agent`](crate::Agent). Cheap to clone.
@@ -24,6 +24,24 @@ use crate::worker::{Destination, WorkerId, WorkerInfo};
 #[derive(Clone)]
 pub struct AgentHandle {
     runtime: ProcessBound<Arc<Runtime>>,
+}
+
+/// Work that a coordinated shutdown of its agent waits for, until this value is dropped. See [`AgentHandle::begin_work`].
+pub struct Work(Option<ProcessBound<Arc<Activity>>>);
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        // Another process has counters of its own.
+        if let Some(Ok(activity)) = self.0.as_ref().map(ProcessBound::get) {
+            activity.end();
+        }
+    }
+}
+
+impl fmt::Debug for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Work").finish_non_exhaustive()
+    }
 }
 
 impl AgentHandle {
@@ -142,6 +160,17 @@ impl AgentHandle {
         if let Ok(runtime) = self.here() {
             runtime.spawn_at(at, Box::new(move || contained("a job", job)));
         }
+    }
+
+    /// Starts work that no thread of the agent runs, for example a wait for a timer. A coordinated shutdown waits for the end of the
+    /// work, which is the drop of the returned value.
+    #[must_use = "the work ends when the value is dropped"]
+    pub fn begin_work(&self) -> Work {
+        Work(self.here().ok().map(|runtime| {
+            let activity = Arc::clone(&runtime.driver.activity);
+            activity.begin();
+            ProcessBound::new(activity)
+        }))
     }
 
     /// A pending future and its write half. Its callbacks run on the agent's threads.

@@ -7,6 +7,6 @@ mod start;
 mod start_error;
 
 pub use self::call::Call;
-pub use self::handle::AgentHandle;
+pub use self::handle::{AgentHandle, Work};
 pub use self::start::Agent;
 pub use self::start_error::StartError;

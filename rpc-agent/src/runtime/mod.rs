@@ -35,6 +35,7 @@ mod stage;
 mod start;
 mod tls;
 
+pub(crate) use self::activity::Activity;
 pub(crate) use self::driver::Served;
 pub(crate) use self::lifecycle::Runtime;
 pub(crate) use self::sender::ReplyTo;

@@ -333,12 +333,12 @@ fn a_future_is_dropped_when_its_agent_ends() {
 /// A coordinated end waits for calls that are pending, as for functions that run.
 #[test]
 fn a_shutdown_waits_for_pending_functions() {
-    let later = Later::default();
+    let laters = [Later::default(), Later::default()];
     let ended = Arc::new(AtomicUsize::new(0));
     let workers = group(2, |functions| {
-        let (later, ended) = (later.clone(), Arc::clone(&ended));
-        let wait = move |_: CallContext, ()| {
-            let (later, ended) = (later.clone(), Arc::clone(&ended));
+        let (laters, ended) = (laters.clone(), Arc::clone(&ended));
+        let wait = move |_: CallContext, index: u8| {
+            let (later, ended) = (laters[usize::from(index)].clone(), Arc::clone(&ended));
             async move {
                 let number = later.await;
                 ended.fetch_add(1, Ordering::SeqCst);
@@ -348,16 +348,25 @@ fn a_shutdown_waits_for_pending_functions() {
         functions.register_async("wait", wait).unwrap();
     });
     let call = workers[0].rrefs.call("worker1", "wait");
-    let answer = call.with_timeout(PATIENCE).send::<_, i64>(()).unwrap();
-    until("it is polled", || later.polls() > 0);
+    let answer = call.with_timeout(PATIENCE).send::<_, i64>(0_u8).unwrap();
+    // The call of a creation is answered before its function has run.
+    let created: RRef<i64> = workers[0]
+        .rrefs
+        .call("worker1", "wait")
+        .remote(1_u8)
+        .unwrap();
+    drop(created);
+    until("both are polled", || {
+        laters.iter().all(|one| one.polls() > 0)
+    });
     thread::scope(|scope| {
         scope.spawn(|| {
             // Long after the shutdown has begun, on an idle machine.
             thread::sleep(Duration::from_millis(300));
-            later.set(5);
+            laters.iter().for_each(|one| one.set(5));
         });
         shut_down(&workers);
     });
     assert_eq!(answer.wait().unwrap(), 5);
-    assert_eq!(ended.load(Ordering::SeqCst), 1);
+    assert_eq!(ended.load(Ordering::SeqCst), 2);
 }
