@@ -108,10 +108,8 @@ impl Hub {
     /// The store was restarted with its journal: it gets all requests again that it has not acknowledged. Returns the number
     /// of ranks whose connections are closed, as that cannot be done for them.
     pub(crate) fn restart(&mut self, restart: Restart, now: Instant) -> usize {
-        // The store does not send these frames again, because it was told that they arrived. If they break the rules, that no
-        // longer matters for the new stream.
-        let backlog = std::mem::take(&mut self.backlog);
-        let _ = self.on_frames(&mut &backlog[..], usize::MAX);
+        // If these frames break the rules, that no longer matters for the new stream.
+        let _ = self.take_backlog();
         self.stream = SessionStream::default();
         self.reader = FrameReader::taking_pieces().taking_positions();
         self.turn = Turn::default();
@@ -280,6 +278,16 @@ impl Hub {
             self.backlog.extend_from_slice(piece);
         }
         Ok(())
+    }
+
+    /// Takes the frames that wait, even without room, because the link is lost: the store does not send them again, and the
+    /// next server must have the [position](Self::position) that they report.
+    ///
+    /// # Errors
+    /// As for [`receive_link`](Self::receive_link).
+    pub(crate) fn take_backlog(&mut self) -> Result<(), Violation> {
+        let backlog = std::mem::take(&mut self.backlog);
+        self.on_frames(&mut &backlog[..], usize::MAX)
     }
 
     /// Whether frames wait that there is room for now.

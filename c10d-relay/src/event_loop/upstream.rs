@@ -201,6 +201,9 @@ impl EventLoop {
         );
         self.silent_at = None;
         self.report_at = None;
+        if let Err(violation) = self.hub.take_backlog() {
+            return self.break_session(violation.to_string());
+        }
         self.connect(Instant::now());
     }
 

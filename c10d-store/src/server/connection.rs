@@ -321,12 +321,12 @@ impl Connection {
         if position == 0 && !self.is_held() {
             let out = self.out_mut();
             write(out);
-            self.overflowed = out.copied_bytes() > unsent_bytes_max;
+            self.overflowed |= out.copied_bytes() > unsent_bytes_max;
             return false;
         }
         let (out, is_new) = self.hold(position);
         write(out);
-        self.overflowed = self.copied_bytes() > unsent_bytes_max;
+        self.overflowed |= self.copied_bytes() > unsent_bytes_max;
         is_new
     }
 
@@ -620,7 +620,8 @@ impl Connections {
         let Some(connection) = self.get(token) else {
             return false;
         };
-        if connection.is_sweeping {
+        // A later reply would take the place of a dropped one.
+        if connection.is_sweeping || connection.overflowed {
             return false;
         }
         let usual = match self.budget.is_scarce() {

@@ -338,16 +338,14 @@ impl StoreState {
     ) -> Option<Value> {
         let list = list_of(reply).filter(|list| known != Some(list.attempt))?;
         let carried = self.groups.by_name.get_mut(name)?;
-        if carried.lists.start(list, carried.group.committed()) {
+        let (lists, lent) = (&mut carried.lists, &mut self.slots.lent);
+        if lists.start(list, carried.group.committed(), lent) {
             self.groups.update(name);
         }
         let carried = self.groups.by_name.get_mut(name)?;
         let (bytes, is_new) = carried.lists.bytes(known)?;
         if is_new {
             self.work += super::work_of(bytes.as_bytes());
-            if let Some((shared, _)) = bytes.shared() {
-                self.slots.lent.add_held(shared);
-            }
             self.groups.update(name);
         }
         Some(bytes)

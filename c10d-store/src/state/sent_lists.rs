@@ -5,6 +5,7 @@ use std::sync::Arc;
 use c10d_membership::list_change::encode_list;
 use c10d_membership::{Attempt, Record};
 
+use super::lent::Lent;
 use crate::stored_value::Value;
 
 /// About the memory of a seat in a list besides its handle.
@@ -29,14 +30,22 @@ struct Made {
 }
 
 impl SentLists {
-    /// This list is sent from now on. `false` if it is already.
-    pub(super) fn start(&mut self, list: &Arc<Record>, committed: Option<&Arc<Record>>) -> bool {
+    /// Sends this list from now on. Returns `false` if that list is sent already. Replies may still hold the earlier lists.
+    pub(super) fn start(
+        &mut self,
+        list: &Arc<Record>,
+        committed: Option<&Arc<Record>>,
+        lent: &mut Lent,
+    ) -> bool {
         let is_same = self
             .list
             .as_ref()
             .is_some_and(|it| it.attempt == list.attempt);
         if is_same {
             return false;
+        }
+        for made in &self.made {
+            lent.add(&made.bytes);
         }
         let other = |it: &Arc<Record>| it.attempt != list.attempt;
         let committed = committed.filter(|it| other(it)).cloned();

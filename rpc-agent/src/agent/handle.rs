@@ -31,7 +31,7 @@ pub struct Work(Option<ProcessBound<Arc<Activity>>>);
 
 impl Drop for Work {
     fn drop(&mut self) {
-        // Another process has counters of its own.
+        // A forked child has separate counters.
         if let Some(Ok(activity)) = self.0.as_ref().map(ProcessBound::get) {
             activity.end();
         }

@@ -1,5 +1,7 @@
 //! The event loop's part for sessions that survive the server (docs/spec/wire-extensions.md, SESSION 12 to 14).
 
+use std::time::Instant;
+
 use mio::Token;
 
 use super::EventLoop;
@@ -98,8 +100,11 @@ impl EventLoop {
             return;
         }
         if let Some((wait, accepted)) = client.resent.take().map(|it| *it) {
+            let before = self.state.work();
             self.state
                 .end_missed_wait(conn, wait, accepted, &mut self.connections);
+            let work = self.state.work().wrapping_sub(before);
+            self.turn.spend(work, Instant::now);
             self.parts().record_woken();
         }
     }
