@@ -17,7 +17,7 @@ use mio::event::Event;
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 
-use self::relieving::PausedInputs;
+use self::paused_inputs::PausedInputs;
 use super::carrying::{Begun, Parts};
 use super::connection::{
     Accepted, Carrier, Connection, Connections, PAUSE_UNSENT_BYTES, Phase, conn_id_of, token_of,
@@ -46,6 +46,7 @@ mod carrying;
 mod clients;
 mod ending;
 mod keeping;
+mod paused_inputs;
 mod relieving;
 mod sending;
 #[cfg(test)]

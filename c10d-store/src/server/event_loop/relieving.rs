@@ -1,7 +1,7 @@
 //! The event loop's part for memory that peers take: long requests arrive one at a time when it is scarce, and the peers that
 //! hold most are refused when it is too much.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use mio::Token;
@@ -15,22 +15,6 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The rest of a long request waits this long at most: the peer whose turn it is may never send its own.
 const INPUT_PAUSE_MAX: Duration = Duration::from_secs(10);
-
-/// Requests that have arrived in part while memory is scarce.
-#[derive(Debug, Default)]
-pub(super) struct PausedInputs {
-    /// The connection that got a turn most recently.
-    turn: Option<Token>,
-    /// Waiting connections and clients, each with the time at which it continues at the latest.
-    waiting: VecDeque<(Instant, Token)>,
-}
-
-impl PausedInputs {
-    /// The time at which the first waiting request continues at the latest.
-    pub(super) fn next(&self) -> Option<Instant> {
-        self.waiting.front().map(|(at, _)| *at)
-    }
-}
 
 impl EventLoop {
     /// Whether the rest of the peer's request waits until others are complete. The peer continues later.
