@@ -236,10 +236,13 @@ pub(crate) fn judge_leader(
     }
 }
 
-/// Tells others what was found.
+/// Tells others what was found, unless another process has told it already.
 pub(crate) fn mark(layout: &Layout, what: &str) -> Request {
     Request::Txn(Txn {
-        compare: Vec::new(),
+        compare: vec![Compare::Created {
+            key: layout.lost(),
+            revision: 0,
+        }],
         success: vec![Op::Put {
             key: layout.lost(),
             value: json!({ "found": what }).to_string().into_bytes(),

@@ -37,8 +37,8 @@ pub(crate) struct Candidate {
     leader: Option<(Leader, u64)>,
     /// When the head was written that it has read; 0 if there was none. Not that of a later batch: its format may be newer.
     head_revision: u64,
-    /// When the head was written whose log was damaged.
-    damaged_revision: Option<u64>,
+    /// The last batch before the damage that it has found.
+    damaged_after: Option<([u8; 16], u64)>,
     /// How long it has tried to lead.
     tried_millis: u64,
     phase: Phase,
@@ -114,7 +114,7 @@ impl Candidate {
             deleted: 0,
             leader: None,
             head_revision: 0,
-            damaged_revision: None,
+            damaged_after: None,
             tried_millis: 0,
             phase: Phase::Look,
         }
@@ -539,7 +539,7 @@ impl Candidate {
     }
 
     /// Returns false to look again, because the log does not follow the head: perhaps etcd has gone back, and then other
-    /// processes must learn it. With the same head as before, the log itself is damaged.
+    /// processes must learn it. The second time at the same batch, the log itself is damaged.
     fn read(
         &mut self,
         reader: &mut Reader,
@@ -555,10 +555,8 @@ impl Candidate {
         }
         match result {
             Ok(()) => Ok(true),
-            Err(JournalError::Damaged { .. })
-                if self.damaged_revision.replace(self.head_revision)
-                    != Some(self.head_revision) =>
-            {
+            Err(JournalError::Damaged { .. }) if self.damaged_after != self.passed_on => {
+                self.damaged_after = self.passed_on;
                 Ok(false)
             }
             Err(error) => Err(error),

@@ -1073,6 +1073,24 @@ fn a_leader_whose_newest_batch_is_lost_appends_no_other() {
     assert_eq!(world.head().map(|head| head.position), Some(3));
 }
 
+/// The head changes between two reads of the log, which lacks a batch.
+#[test]
+fn a_standby_finds_a_damaged_log_beside_a_busy_leader() {
+    let mut world = taking_over();
+    world.loses = true;
+    answer_all(&mut world, 0);
+    world.act(Act::Lose(Loss::LastBatch)).expect("etcd answers");
+    world.act(Act::End(1)).expect("it has read nothing");
+    for _ in 0..8 {
+        if world.request(1).is_some() {
+            world.act(Act::Answer(1)).expect("no law is broken");
+        }
+        world.act(Act::Append(0)).expect("it leads");
+        answer_all(&mut world, 0);
+    }
+    assert!(matches!(world.processes[1].role, Role::Stopped));
+}
+
 /// Every order of what may happen in `DEPTH` steps, 5 by default, from a moment on at which one process leads and appends, and another follows.
 #[test]
 #[expect(clippy::print_stdout, reason = "the count is for readers")]

@@ -1,4 +1,4 @@
-//! The long requests that wait in part, and the one whose turn it is.
+//! Long requests that wait in part, and the connection whose turn it is.
 
 use std::collections::VecDeque;
 use std::time::Instant;
