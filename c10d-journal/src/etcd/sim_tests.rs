@@ -1080,6 +1080,8 @@ fn a_standby_finds_a_damaged_log_beside_a_busy_leader() {
     world.loses = true;
     answer_all(&mut world, 0);
     world.act(Act::Lose(Loss::LastBatch)).expect("etcd answers");
+    world.act(Act::Append(0)).expect("it leads");
+    answer_all(&mut world, 0);
     world.act(Act::End(1)).expect("it has read nothing");
     for _ in 0..8 {
         if world.request(1).is_some() {
