@@ -169,6 +169,15 @@ impl SendBuf {
         rest.pieces.push_back(Piece::Shared { bytes, sent: start });
     }
 
+    /// The shared pieces that are not completely sent, in their order.
+    pub fn shared(&self) -> impl Iterator<Item = &Arc<Vec<u8>>> {
+        let pieces = self.rest.iter().flat_map(|rest| &rest.pieces);
+        pieces.filter_map(|piece| match piece {
+            Piece::Shared { bytes, .. } => Some(bytes),
+            Piece::Copied { .. } => None,
+        })
+    }
+
     /// The first shared piece that is not sent: how many unsent bytes are before it, its bytes, and how many of those are
     /// sent.
     #[must_use]

@@ -1,9 +1,10 @@
 //! A connection, accepted or of a session, and the table of all of them.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::ops::RangeBounds;
+use std::sync::Arc;
 use std::time::Instant;
 
 use c10d_socket::{SendBuf, TlsLayer};
@@ -351,6 +352,14 @@ impl Connection {
         }
     }
 
+    /// The memory of these values, as far as it has to send them.
+    fn bytes_of(&self, values: &HashSet<*const Vec<u8>>) -> usize {
+        let held = self.held.iter().flat_map(|held| held.outs());
+        let shared = held.chain(self.out()).flat_map(SendBuf::shared);
+        let of_these = shared.filter(|bytes| values.contains(&Arc::as_ptr(bytes)));
+        of_these.map(|bytes| bytes.capacity()).sum()
+    }
+
     #[inline]
     fn copied_bytes(&self) -> usize {
         let held = self.held.as_ref().map_or(0, |held| held.copied_bytes());
@@ -576,13 +585,13 @@ impl Connections {
             .has_budget(self.budget.session_bytes_max())
     }
 
-    /// The memory that each peer has the server keep, without the session itself. With shared values, if those are most of it.
-    pub(super) fn kept_by_peer(&self) -> BTreeMap<Peer, usize> {
+    /// The memory that each peer has the server keep, without the session itself, and with these values that it shares.
+    pub(super) fn kept_by_peer(&self, lent: &HashSet<*const Vec<u8>>) -> BTreeMap<Peer, usize> {
         let mut peers = BTreeMap::new();
         for (slot, connection) in &self.slots {
             let mut bytes = connection.counted_bytes;
-            if self.budget.is_mostly_lent() {
-                bytes += connection.unsent_bytes() - connection.copied_bytes();
+            if !lent.is_empty() {
+                bytes += connection.bytes_of(lent);
             }
             if bytes == 0 {
                 continue;

@@ -58,6 +58,10 @@ impl Held {
         self.sum(SendBuf::memory_bytes)
     }
 
+    pub(super) fn outs(&self) -> impl Iterator<Item = &SendBuf> {
+        self.segments.iter().map(|segment| &segment.out)
+    }
+
     fn sum(&self, of: impl Fn(&SendBuf) -> usize) -> usize {
         self.segments.iter().map(|segment| of(&segment.out)).sum()
     }

@@ -1,6 +1,7 @@
 //! Long values that replies may still hold when they are not stored any more: replaced, deleted, taken from a queue, or made
 //! for a reply. They take memory until the last peer has read them. Pure.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Weak};
 
 use crate::stored_value::Value;
@@ -40,6 +41,11 @@ impl Lent {
     /// The memory of the values that are held, or were at the last look.
     pub(super) const fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// The addresses of these values, to recognize them in replies.
+    pub(super) fn values(&self) -> HashSet<*const Vec<u8>> {
+        self.values.iter().map(Weak::as_ptr).collect()
     }
 
     /// Forgets those that no reply holds.

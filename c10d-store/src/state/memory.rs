@@ -1,5 +1,7 @@
 //! The memory of the store's data, and the limit on it.
 
+use std::collections::HashSet;
+
 use super::groups::GROUP_BYTES;
 use super::slots::{ELEMENT_BYTES, OWNERSHIP_BYTES, Slot};
 use super::sweeps::SCHEDULED_BYTES;
@@ -56,6 +58,11 @@ impl StoreState {
     /// The memory of long values that are not stored any more, but that replies may hold.
     pub(crate) const fn lent_bytes(&self) -> usize {
         self.slots.lent.bytes()
+    }
+
+    /// The addresses of these values.
+    pub(crate) fn lent_values(&self) -> HashSet<*const Vec<u8>> {
+        self.slots.lent.values()
     }
 
     /// Forgets the ones that all peers have read. Costs a look at each.

@@ -1,7 +1,7 @@
 //! The event loop's part for memory that peers take: long requests arrive one at a time when it is scarce, and the peers that
 //! hold most are refused when it is too much.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 
 use mio::Token;
@@ -95,7 +95,11 @@ impl EventLoop {
         if !self.connections.budget.is_exceeded() {
             return;
         }
-        let mut peers: BTreeMap<Peer, usize> = self.connections.kept_by_peer();
+        let lent = match self.connections.budget.is_mostly_lent() {
+            true => self.state.lent_values(),
+            false => HashSet::new(),
+        };
+        let mut peers: BTreeMap<Peer, usize> = self.connections.kept_by_peer(&lent);
         for (slot, bytes) in self.sessions.kept() {
             *peers.entry(Peer::Session(slot)).or_default() += bytes;
         }
