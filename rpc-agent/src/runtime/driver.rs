@@ -10,6 +10,7 @@ use c10d_socket::{Cancel, Credentials, SocketOptions};
 
 use super::activity::Activity;
 use super::gathered::Gathered;
+use super::membership::Looks;
 use super::peers::{Core, CoreEffects, PeerEntry, PeerTable, State};
 use super::retry_inbox::{Inbox, Input};
 use super::sockets::Sockets;
@@ -85,9 +86,8 @@ pub(crate) struct Driver {
 /// The state of an agent that concerns the list of members.
 #[derive(Debug, Default)]
 pub(super) struct Membership {
-    pub(super) is_refreshing: AtomicBool,
-    /// When the list was last read because of a Hello or a timeout, in milliseconds of the agent's clock; 0: never.
-    pub(super) refreshed_ms: AtomicU64,
+    /// The looks at the list because of a Hello or a timeout.
+    pub(super) looks: Lock<Looks>,
     /// Why the list could not be read the last time.
     pub(super) failure: Lock<Option<String>>,
     /// The change of the list that was checked last.
