@@ -11,10 +11,12 @@ mod normal;
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::process::{Running, Server, free_port, until};
+use crate::process::{PATIENCE, Running, Server, free_port, until};
 use crate::run::Job;
 use crate::secret::new_secret;
 
@@ -71,7 +73,16 @@ impl<'j> Launcher<'j> {
 
     /// Waits until the log has this text.
     fn await_log(&self, text: &str) {
-        until(text, || self.output("stderr").contains(text));
+        let start = Instant::now();
+        loop {
+            let log = self.output("stderr");
+            if log.contains(text) {
+                return;
+            }
+            let name = self.name;
+            assert!(start.elapsed() < PATIENCE, "{name} has no {text:?}:\n{log}");
+            thread::sleep(Duration::from_millis(2));
+        }
     }
 
     /// Waits for the end, and compares all output with the golden file of this name.

@@ -10,7 +10,7 @@ use c10d_socket::{Cancel, Credentials, SocketOptions};
 
 use super::activity::Activity;
 use super::gathered::Gathered;
-use super::membership::Looks;
+use super::looks::Looks;
 use super::peers::{Core, CoreEffects, PeerEntry, PeerTable, State};
 use super::retry_inbox::{Inbox, Input};
 use super::sockets::Sockets;

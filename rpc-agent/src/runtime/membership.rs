@@ -29,32 +29,6 @@ pub(super) const AFTER_HELLO_MS: u64 = 50;
 /// How many members a new process contacts at a time: calls that need a connection have the other threads that dial.
 const CONTACTS_MAX: usize = 4;
 
-/// When the list of members may be read again: one look at a time, with a pause after each.
-#[derive(Debug, Default)]
-pub(super) struct Looks {
-    is_looking: bool,
-    /// When the last look ended, in milliseconds of the agent's clock.
-    ended_ms: Option<u64>,
-}
-
-impl Looks {
-    /// Begins a look, unless one has not ended or ended less than `pause_ms` ago.
-    fn begin(&mut self, now_ms: u64, pause_ms: u64) -> bool {
-        let is_due = self.ended_ms.is_none_or(|ended_ms| {
-            // A look may have ended since the caller read the clock.
-            now_ms.saturating_sub(ended_ms) >= pause_ms
-        });
-        let begins = is_due && !self.is_looking;
-        self.is_looking |= begins;
-        begins
-    }
-
-    const fn end(&mut self, now_ms: u64) {
-        self.is_looking = false;
-        self.ended_ms = Some(now_ms);
-    }
-}
-
 impl Driver {
     /// Connects to all members, because this process has replaced another process.
     pub(super) fn contact_all(&self) {
@@ -170,30 +144,5 @@ impl Driver {
         {
             self.step(peer, Core::superseded);
         }
-    }
-}
-
-#[cfg(all(test, not(shuttle)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_list_is_read_once_in_a_pause() {
-        let mut looks = Looks::default();
-        assert!(looks.begin(0, 50), "the first");
-        assert!(!looks.begin(60, 50), "it has not ended");
-        looks.end(0);
-        assert!(
-            !looks.begin(0, 50),
-            "a look in the agent's first millisecond counts"
-        );
-        assert!(!looks.begin(49, 50));
-        assert!(looks.begin(50, 50));
-        looks.end(70);
-        assert!(
-            !looks.begin(69, 50),
-            "the caller read the clock before the look ended"
-        );
-        assert!(looks.begin(120, 50));
     }
 }

@@ -21,6 +21,7 @@ mod dialer;
 mod driver;
 mod gathered;
 mod lifecycle;
+mod looks;
 mod membership;
 mod peers;
 mod poller;
