@@ -666,6 +666,20 @@ fn replies_that_share_a_list_count_it_once() {
         assert!(world.server.take(conn).len() > 1600);
     }
     assert_eq!(lent_bytes(&mut world), 0, "every peer has read it");
+
+    // The group ends, and its place is needed.
+    world.lists.remove(&0);
+    world.start_poll(0, EventNumber(world.seen[&0].0 - 1));
+    world.ask(LAUNCHER, &GroupRequest::End);
+    assert_eq!(lent_bytes(&mut world), 0);
+    for number in 0..1024 {
+        let request = GroupRequest::Open(opening(2));
+        let name = format!("other {number}");
+        world
+            .server
+            .send(LAUNCHER, &bytes_of(&name, Opcode::Membership, &request));
+    }
+    assert!(lent_bytes(&mut world) > 1600);
 }
 
 /// docs/spec/wire-extensions.md, MEMBERSHIP 2; docs/spec/membership.md, COST 3: members that come and go, 1,000 times or `ROUNDS`.
