@@ -667,7 +667,7 @@ fn replies_that_share_a_list_count_it_once() {
     }
     assert_eq!(lent_bytes(&mut world), 0, "every peer has read it");
 
-    // The group ends, and its place is needed.
+    // Another group takes the place of the closed group.
     world.lists.remove(&0);
     world.start_poll(0, EventNumber(world.seen[&0].0 - 1));
     world.ask(LAUNCHER, &GroupRequest::End);

@@ -1,4 +1,4 @@
-//! What follows when the replies to a peer are too many.
+//! Connections that have too many unsent replies.
 
 use super::*;
 
@@ -17,7 +17,7 @@ fn overflowed(position: u64) -> (Connections, Token) {
     (connections, token)
 }
 
-/// Otherwise the peer would take what comes next for a dropped reply.
+/// Otherwise the peer would match a later reply to the request whose reply was dropped.
 #[test]
 fn nothing_is_carried_out_for_a_peer_whose_replies_were_dropped() {
     for position in [0, 7] {
