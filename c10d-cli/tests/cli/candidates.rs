@@ -169,7 +169,7 @@ fn clients_of_a_relay_do_not_notice_that_another_server_takes_over() {
     nobody.assert_fails(3, "no process serves the store");
 }
 
-/// docs/how-to/durable.md: the position of a standby in etcd is up to 45 s old. The command reads a newer one.
+/// docs/how-to/durable.md: the position of a standby in etcd is up to 45 s old. The command reads the newer position of the standby itself.
 #[test]
 #[ignore = "needs etcd (C10D_ETCD)"]
 fn a_status_shows_what_a_standby_has_read_just_now() {
