@@ -77,6 +77,16 @@ for each in "$shared -D" "$static -g"; do
         $(($(stat -Lc %s "${each% *}") / 1024))
 done
 
+say 'the size in the README'
+if [ "$profile" = optimized ]; then
+    quoted=$(sed -nE 's/^which is .* of the ([0-9.]+) MB of the shared library\.$/\1/p' README.md)
+    bytes=$(stat -Lc %s "$shared")
+    awk -v quoted="$quoted" -v bytes="$bytes" 'BEGIN { exit !(bytes > quoted * 0.9e6 && bytes < quoted * 1.1e6) }' ||
+        die "the README quotes $quoted MB for the shared library, which has $bytes bytes"
+else
+    say 'LEFT OUT: another profile'
+fi
+
 say 'what was released'
 "${CC:-cc}" -std=c11 "${WARNINGS[@]}" -I"$prefix/include" -c tests/released.c -o "$scratch/released.o"
 

@@ -60,6 +60,21 @@ impl Connector {
         })
     }
 
+    /// One without a thread, the orders that it gets, and where to put their outcomes.
+    #[cfg(test)]
+    pub(crate) fn scripted() -> (Self, Receiver<Order>, Sender<Outcome>) {
+        let (orders, to_do) = crossbeam_channel::unbounded();
+        let (done, outcomes) = crossbeam_channel::unbounded();
+        let connector = Self {
+            orders: Some(orders),
+            outcomes,
+            closer: Closer::default(),
+            cancel: Cancel::new(),
+            thread: None,
+        };
+        (connector, to_do, done)
+    }
+
     /// Orders a connection. There is one outcome for each order.
     pub(crate) fn order(&self, order: Order) {
         if let Some(orders) = &self.orders {

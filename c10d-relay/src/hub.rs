@@ -228,6 +228,12 @@ impl Hub {
         self.unread_bytes >= UNREAD_BYTES_MAX
     }
 
+    /// As if ranks had not read their replies.
+    #[cfg(test)]
+    pub(crate) const fn fill(&mut self) {
+        self.unread_bytes += UNREAD_BYTES_MAX;
+    }
+
     /// A rank has read this many bytes of its replies.
     pub(crate) fn was_read(&mut self, client: u32, bytes: usize) {
         self.recount(client);

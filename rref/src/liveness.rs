@@ -157,3 +157,47 @@ fn verdict(answer: &Result<Bytes, RpcError>) -> Option<Verdict> {
         Ok(_) | Err(_) => Some(Verdict::Unclear),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use rpc_agent::{CallSite, Outcome, WorkerInfo};
+
+    use super::*;
+
+    fn not_sent(cause: NotSent) -> RpcError {
+        let to = WorkerInfo::new("worker1", 1).expect("a name");
+        let function = "f".into();
+        let call = Box::new(CallSite { to, function });
+        RpcError::NotSent { call, cause }
+    }
+
+    /// A process that was replaced or left cannot reach the other workers, and its references to them stay.
+    #[test]
+    fn an_excluded_process_takes_no_other_worker_for_lost() {
+        let lost = || Arc::new(io::Error::from(io::ErrorKind::ConnectionReset));
+        for (cause, expected) in [
+            (NotSent::Excluded("it was replaced".into()), false),
+            (NotSent::Injected, false),
+            (NotSent::Connect("refused".into()), true),
+            (NotSent::ConnectionLost(lost()), true),
+        ] {
+            let error = not_sent(cause);
+            assert_eq!(may_mean_lost(&error), expected, "{error}");
+            let retried = RpcError::RetriesExhausted {
+                max_retries: 1,
+                attempts: 2,
+                outcome: Outcome::NotExecuted,
+                last: Box::new(error),
+            };
+            assert_eq!(may_mean_lost(&retried), expected, "{retried}");
+        }
+    }
+
+    #[test]
+    fn a_check_by_an_excluded_process_ends_without_a_loss() {
+        let excluded = Err(not_sent(NotSent::Excluded("it was replaced".into())));
+        assert!(matches!(verdict(&excluded), Some(Verdict::Unclear)));
+    }
+}

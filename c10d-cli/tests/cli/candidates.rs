@@ -169,6 +169,49 @@ fn clients_of_a_relay_do_not_notice_that_another_server_takes_over() {
     nobody.assert_fails(3, "no process serves the store");
 }
 
+/// docs/how-to/durable.md: the position of a standby in etcd is up to 45 s old. The command reads the newer position of the standby itself.
+#[test]
+#[ignore = "needs etcd (C10D_ETCD)"]
+fn a_status_shows_what_a_standby_has_read_just_now() {
+    const AT_ONCE: Duration = Duration::from_secs(20);
+    let etcd = Etcd::start();
+    let mut first = Candidate::start(&etcd);
+    let store = first.store();
+    let second = Candidate::start(&etcd);
+    let connect = format!("--connect={}", etcd.place("job"));
+    let status = || {
+        let status = run(["store", "status", "--json", &connect]);
+        serde_json::from_slice::<serde_json::Value>(&status.stdout).unwrap()
+    };
+    until("both are listed", || {
+        status()["candidates"].as_array().map(Vec::len) == Some(2)
+    });
+    for number in 1..=50 {
+        assert_eq!(store.add("sum", 1).unwrap(), number);
+    }
+    let written = Instant::now();
+    let lags = |status: &serde_json::Value| {
+        let candidates = status["candidates"].as_array().unwrap();
+        let lags = candidates.iter().map(|it| it["lag"].as_u64().unwrap());
+        lags.collect::<Vec<_>>()
+    };
+    let mut shown = status();
+    while lags(&shown) != [0, 0] {
+        assert!(written.elapsed() < AT_ONCE, "{shown}");
+        thread::sleep(Duration::from_millis(50));
+        shown = status();
+    }
+    assert!(shown["position"].as_u64().unwrap() >= 50, "{shown}");
+    // A stopped process reads nothing and does not answer.
+    second.running.signal(Signal::STOP);
+    for number in 51..=100 {
+        assert_eq!(store.add("sum", 1).unwrap(), number);
+    }
+    let shown = status();
+    second.running.signal(Signal::CONT);
+    assert!(lags(&shown).iter().any(|lag| *lag >= 50), "{shown}");
+}
+
 /// Also where nobody serves, and one member does not answer.
 #[test]
 #[ignore = "needs etcd (C10D_ETCD)"]

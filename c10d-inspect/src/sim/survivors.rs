@@ -501,29 +501,37 @@ impl World {
         self.programs[usize::from(generation.uuid % 2 == 1)]
     }
 
-    /// Whether the recorders name all groups of a rank: it has entered a collective of each.
+    /// Whether the recorders name all groups of a rank: it has entered a collective of each, and its recorder still has an entry
+    /// that names a generation. A recorder with subgroups of an earlier generation only does not.
     fn groups_are_known(&self, rank: usize) -> bool {
-        let last = self.workers[rank].generations.last();
-        last.is_none_or(|it| self.program(it) == Program::DefaultGroup || it.entered >= 3)
+        let worker = &self.workers[rank];
+        let Some(last) = worker.generations.last() else {
+            return true;
+        };
+        let entries = self.entries(worker);
+        let mut kept = entries[entries.len().saturating_sub(self.ring)..].iter();
+        let names_one = kept.any(|it| it.subgroup.is_none() || it.uuid == last.uuid);
+        let has_all = self.program(last) == Program::DefaultGroup || last.entered >= 3;
+        has_all && (names_one || entries.is_empty())
+    }
+
+    fn entries(&self, worker: &Worker) -> Vec<Entry> {
+        let generations = worker.generations.iter();
+        let entries = generations.flat_map(|it| it.entries(self.program(it)));
+        entries.collect()
     }
 
     fn recorded(&self, worker: &Worker) -> FlightRecording {
-        let entries = worker
-            .generations
-            .iter()
-            .flat_map(|it| it.entries(self.program(it)));
-        recorded(&entries.collect::<Vec<_>>(), self.ring)
+        recorded(&self.entries(worker), self.ring)
     }
 }
 
 #[test]
 fn no_rank_is_named_without_which_its_group_works() {
-    let (first, count) = match std::env::var("C10D_SIM_SEED")
-        .ok()
-        .and_then(|it| it.parse().ok())
-    {
-        Some(seed) => (seed, 1),
-        None => (0, 150),
+    let number = |name| Some(std::env::var(name).ok()?.parse::<u64>().expect("a number"));
+    let (first, count) = match (number("C10D_SIM_SEED"), number("ROUNDS")) {
+        (Some(seed), _) => (seed, 1),
+        (None, rounds) => (0, rounds.unwrap_or(150)),
     };
     let (mut healthy, mut blamed, mut hung) = (0, 0, 0);
     for seed in first..first + count {

@@ -179,3 +179,18 @@ impl Keeper {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The position of a candidate whose life port cannot be reached is as old as its last renewal.
+    #[test]
+    fn the_documents_name_the_age_of_a_position() {
+        let page = include_str!("../../../docs/how-to/durable.md");
+        let seconds = RENEWAL_INTERVAL.as_secs();
+        let sentence = format!("as of at most {seconds} s ago");
+        assert!(page.contains(&sentence), "{sentence}");
+        assert!(seconds < LEASE_TTL_SECONDS);
+    }
+}

@@ -270,3 +270,64 @@ impl EventLoop {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use c10d_store::WireLimits;
+    use c10d_store::unstable::SessionLink;
+    use mio::Poll;
+    use mio::net::TcpStream;
+
+    use super::super::Parts;
+    use super::*;
+    use crate::connector::Connector;
+    use crate::hub::Hub;
+    use crate::options::RelayOptions;
+
+    /// docs/spec/wire-extensions.md, SESSION 19. The store does not send these frames again.
+    #[test]
+    fn the_next_link_is_ordered_with_the_position_of_frames_that_wait() {
+        let (connector, orders, outcomes) = Connector::scripted();
+        let target = StoreAddress::At(HostPort::new("127.0.0.1", 1));
+        let parts = Parts {
+            poll: Poll::new().expect("a poll"),
+            listeners: Vec::new(),
+            hub: Hub::new(WireLimits::default()),
+            connector,
+            target,
+            options: RelayOptions::default(),
+            status: Arc::default(),
+        };
+        let mut event_loop = EventLoop::new(parts).expect("no listener");
+        assert_eq!(orders.try_recv().expect("an order").position, 0);
+        let store = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let server = store.local_addr().expect("an address");
+        let link = SessionLink {
+            socket: TcpStream::connect(server).expect("it listens"),
+            tls: None,
+            received: Vec::new(),
+            server,
+            received_by_server: 0,
+            restart: None,
+            has_heartbeats: false,
+            is_kept: true,
+        };
+        outcomes.send(Ok(link)).expect("the relay runs");
+        event_loop.take_outcomes(Instant::now());
+        assert!(event_loop.link.is_some());
+
+        event_loop.hub.fill();
+        // The head of a link frame, and POSITION 5.
+        let link = [
+            [9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0].as_slice(),
+            &[11, 0, 0, 0, 0, 5, 0, 0, 0],
+        ];
+        let received = event_loop.hub.receive_link(&link.concat());
+        received.expect("no violation");
+        assert_eq!(event_loop.hub.position(), 0, "it waits");
+        event_loop.lose_link("the test cuts it");
+        assert_eq!(orders.try_recv().expect("an order").position, 5);
+    }
+}

@@ -500,7 +500,7 @@ fn frames_that_wait_are_not_lost_when_the_store_restarts() {
         node.send(client, &add("n"));
     }
     node.turn();
-    node.hub.unread_bytes += UNREAD_BYTES_MAX;
+    node.hub.fill();
     node.store.push_data(0, &[1, 0, 0, 0, 0, 0, 0, 0]);
     node.deliver();
     assert_eq!(node.read(0), []);

@@ -24,6 +24,9 @@ use crate::request_parser::RequestParser;
 use crate::session::{Credit, ResentWait};
 use crate::wire::{encode_reply, without_session};
 
+#[cfg(test)]
+mod tests;
+
 /// With at least this many unsent reply bytes, a peer's further requests wait until it reads.
 pub(super) const PAUSE_UNSENT_BYTES: usize = 1 << 20;
 

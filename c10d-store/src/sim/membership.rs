@@ -64,16 +64,19 @@ fn key_request(opcode: Opcode, key: &str) -> Vec<u8> {
     bytes.to_bytes()
 }
 
-/// A server, whose members each have the connection of their id.
+/// A server, whose members each have the connection of their id, counted from the first one.
 struct World {
     server: SimServer,
     group: &'static str,
+    first_conn: u64,
     now: Duration,
     /// By member: the newest list, and the number of the last event.
     lists: BTreeMap<u64, Arc<Record>>,
     seen: BTreeMap<u64, EventNumber>,
     /// By member: the bytes of the last list that it has read.
     list_bytes: BTreeMap<u64, usize>,
+    /// The digits of the member that follow its handle. Without them, the list of all members takes only a few bytes.
+    suffix_digits: usize,
 }
 
 impl World {
@@ -85,10 +88,12 @@ impl World {
         let mut world = Self {
             server,
             group: "g",
+            first_conn: 0,
             now: Duration::ZERO,
             lists: BTreeMap::new(),
             seen: BTreeMap::new(),
             list_bytes: BTreeMap::new(),
+            suffix_digits: 0,
         };
         let opened = world.ask(LAUNCHER, &GroupRequest::Open(opening(size_first)));
         assert_eq!(opened, GroupReply::Done);
@@ -116,7 +121,7 @@ impl World {
     }
 
     fn say(&mut self, id: u64, message: Message) -> Reply {
-        self.say_on(id, member(id), message)
+        self.say_on(self.first_conn + id, member(id), message)
     }
 
     fn start_poll_on(&mut self, conn: u64, id: u64, after: EventNumber) {
@@ -131,12 +136,12 @@ impl World {
     }
 
     fn start_poll(&mut self, id: u64, after: EventNumber) {
-        self.start_poll_on(id, id, after);
+        self.start_poll_on(self.first_conn + id, id, after);
     }
 
     /// The answer to a member's poll; `None` if it waits.
     fn answer(&mut self, id: u64) -> Option<Reply> {
-        let bytes = self.server.take(id);
+        let bytes = self.server.take(self.first_conn + id);
         if bytes.is_empty() {
             return None;
         }
@@ -194,10 +199,13 @@ impl World {
     fn handle(&self, id: u64) -> String {
         let list = self.lists.get(&id);
         let place = list.and_then(|list| Some((list.rank_of(member(id))?, list.attempt.uuid())));
-        match place {
-            Some((rank, uuid)) => format!("gloo:{rank}:{uuid}:{id}:10.0.0.1:29500"),
-            None => format!("gloo:{id}:-1:{id}:10.0.0.1:29500"),
-        }
+        let (rank, uuid) = match place {
+            Some((rank, uuid)) => (rank as u64, uuid.to_string()),
+            None => (id, "-1".to_owned()),
+        };
+        let mut suffix = format!("{id:0>0$}", self.suffix_digits);
+        suffix.truncate(self.suffix_digits);
+        format!("gloo:{rank}:{uuid}:{id}:10.0.0.1:29500{suffix}")
     }
 
     /// Members say hello, and agree on a list.
@@ -625,6 +633,53 @@ fn a_server_has_a_limited_number_of_groups_and_forgets_those_that_serve_nobody()
     assert_eq!(ask("g5", &GroupRequest::End), GroupReply::Done);
     assert_eq!(ask("g3", &open), GroupReply::Done);
     assert_eq!(ask("g5", &said(1)), GroupReply::NotOpen);
+}
+
+/// docs/spec/wire.md, MEMORY 4: a list that several replies share counts once, while one of them is not read.
+#[test]
+fn replies_that_share_a_list_count_it_once() {
+    let mut world = World::new(8, 8);
+    world.suffix_digits = 200;
+    world.form(0..8);
+    let lent_bytes = |world: &mut World| {
+        world.server.state.forget_read();
+        world.server.state.lent_bytes()
+    };
+    for id in 0..7 {
+        world.lists.remove(&id);
+        world.start_poll(id, EventNumber(world.seen[&id].0 - 1));
+    }
+    assert_eq!(lent_bytes(&mut world), 0, "the newest list counts as data");
+
+    // Over other connections, the members agree on another list.
+    world.server.close(7);
+    world.first_conn = 10;
+    for id in 0..7 {
+        world.server.open(10 + id);
+        world.start_poll(id, world.seen[&id]);
+    }
+    world.agree(0..7);
+    let lent = lent_bytes(&mut world);
+    assert!((1600..3200).contains(&lent), "{lent} bytes");
+    for conn in 0..7 {
+        assert_eq!(lent_bytes(&mut world), lent);
+        assert!(world.server.take(conn).len() > 1600);
+    }
+    assert_eq!(lent_bytes(&mut world), 0, "every peer has read it");
+
+    // Another group takes the place of the closed group.
+    world.lists.remove(&0);
+    world.start_poll(0, EventNumber(world.seen[&0].0 - 1));
+    world.ask(LAUNCHER, &GroupRequest::End);
+    assert_eq!(lent_bytes(&mut world), 0);
+    for number in 0..1024 {
+        let request = GroupRequest::Open(opening(2));
+        let name = format!("other {number}");
+        world
+            .server
+            .send(LAUNCHER, &bytes_of(&name, Opcode::Membership, &request));
+    }
+    assert!(lent_bytes(&mut world) > 1600);
 }
 
 /// docs/spec/wire-extensions.md, MEMBERSHIP 2; docs/spec/membership.md, COST 3: members that come and go, 1,000 times or `ROUNDS`.

@@ -9,6 +9,7 @@ use c10d_membership::{Attempt, EventNumber, Group, GroupState, MemberKey, Nonce}
 use siphasher::sip::SipHasher13;
 
 use super::conn_hash::ConnHash;
+use super::lent::Lent;
 use super::recorder::Mark;
 use super::sent_lists::SentLists;
 use crate::message::ConnId;
@@ -126,10 +127,11 @@ impl Groups {
         self.update(&name);
     }
 
-    pub(super) fn remove(&mut self, name: &Arc<[u8]>) {
+    pub(super) fn remove(&mut self, name: &Arc<[u8]>, lent: &mut Lent) {
         let Some(carried) = self.by_name.remove(name) else {
             return;
         };
+        carried.lists.lend(lent);
         self.memory_bytes -= carried.memory_bytes;
         if let Some(timer) = carried.timer {
             self.timers.remove(&(timer, Arc::clone(name)));

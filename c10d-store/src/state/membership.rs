@@ -171,13 +171,13 @@ impl StoreState {
     pub(super) fn recover_group(&mut self, name: &[u8], bytes: &[u8]) -> bool {
         let name: Arc<[u8]> = name.into();
         if bytes.is_empty() {
-            self.groups.remove(&name);
+            self.groups.remove(&name, &mut self.slots.lent);
             return true;
         }
         let Some((opening, kept)) = decode_kept(bytes) else {
             return false;
         };
-        self.groups.remove(&name);
+        self.groups.remove(&name, &mut self.slots.lent);
         let (group, _) = Group::recover(opening.options.clone(), kept, Duration::ZERO);
         self.groups.insert(name, opening, group);
         true
@@ -217,7 +217,7 @@ impl StoreState {
             let Some(unused) = self.groups.oldest_unused() else {
                 return GroupReply::TooMany;
             };
-            self.groups.remove(&unused);
+            self.groups.remove(&unused, &mut self.slots.lent);
             self.record_group(&unused);
         }
         let name: Arc<[u8]> = name.into();

@@ -30,7 +30,7 @@ struct Made {
 }
 
 impl SentLists {
-    /// Sends this list from now on. Returns `false` if that list is sent already. Replies may still hold the earlier lists.
+    /// Sends this list from now on. Returns `false` if that list is sent already.
     pub(super) fn start(
         &mut self,
         list: &Arc<Record>,
@@ -44,9 +44,7 @@ impl SentLists {
         if is_same {
             return false;
         }
-        for made in &self.made {
-            lent.add(&made.bytes);
-        }
+        self.lend(lent);
         let other = |it: &Arc<Record>| it.attempt != list.attempt;
         let committed = committed.filter(|it| other(it)).cloned();
         let last_sent = self.list.take().filter(|last| {
@@ -65,6 +63,13 @@ impl SentLists {
             ..Self::default()
         };
         true
+    }
+
+    /// The lists are not needed any more. Replies may still hold them.
+    pub(super) fn lend(&self, lent: &mut Lent) {
+        for made in &self.made {
+            lent.add(&made.bytes);
+        }
     }
 
     /// The bytes for a client that has the list of attempt `known`, and whether they were made now.

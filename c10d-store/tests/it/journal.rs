@@ -149,6 +149,54 @@ fn a_server_continues_with_what_was_durable() {
     drop(server);
 }
 
+/// docs/how-to/durable.md, "What is promised": of our client and of PyTorch's, which sends these bytes.
+#[test]
+fn a_large_multi_set_is_kept_whole_while_other_writes_wait() {
+    const PAIRS: usize = 16;
+    let names: Vec<String> = (0..PAIRS).map(|name| name.to_string()).collect();
+    let large = vec![7; 2 << 20];
+    for is_our_client in [true, false] {
+        let journal = Memory::default();
+        let server = journal.serve();
+        let store = client(&server);
+        assert_eq!(store.add("before", 5).expect("add"), 5);
+        journal.set_blocked(true);
+        let mut torch = Raw::with_handshake(server.local_addr());
+        if is_our_client {
+            let pairs: Vec<_> = names.iter().map(|name| (&**name, &*large)).collect();
+            store.multi_set(&pairs).expect("set");
+        } else {
+            torch.request(|r| {
+                r.opcode(Opcode::MultiSet).count(PAIRS);
+                for name in &names {
+                    r.user_key(name).value(&large);
+                }
+            });
+        }
+        journal.wait_until_appending();
+        let mut other = Raw::with_handshake(server.local_addr());
+        add(&mut other, "other", 1);
+        // Reads do not wait.
+        let reader = client(&server);
+        assert_eq!(reader.get("before").expect("get"), b"5");
+        expect_nothing(&other);
+        let keys = |journal: &Memory| {
+            let server = journal.crashed().serve();
+            client(&server).num_keys().expect("a number")
+        };
+        assert_eq!(keys(&journal), 1, "nothing of it is kept");
+
+        journal.set_blocked(false);
+        other.expect(&number(1));
+        assert_eq!(keys(&journal), 2 + PAIRS as u64);
+        // Another crash could have been between the two.
+        let crashed = journal.crashed();
+        let last = crashed.kept().batches.pop();
+        assert!(last.is_some_and(|(_, batch)| batch.len() < large.len()));
+        assert_eq!(keys(&crashed), 1 + PAIRS as u64, "all of it is kept");
+    }
+}
+
 #[test]
 fn the_end_of_a_server_keeps_what_it_has_carried_out() {
     let journal = Memory::default();

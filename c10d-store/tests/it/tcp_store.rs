@@ -1100,6 +1100,9 @@ fn limits_are_checked_before_anything_is_sent() {
         store.multi_set(&[("k", &long_value)]).unwrap_err(),
         store.check(&vec!["k"; 131_073]).unwrap_err(),
         store
+            .multi_set(&vec![("k", &b""[..]); 131_073])
+            .unwrap_err(),
+        store
             .wait_change("k", Known::whole(&long_value), Some(LONG))
             .unwrap_err(),
     ] {

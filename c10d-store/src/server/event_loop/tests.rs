@@ -8,12 +8,12 @@ use c10d_socket::SendBuf;
 use mio::Token;
 
 use super::{EventLoop, ServedJournal};
-use crate::message::{Replies, Reply};
+use crate::message::{Keys, Replies, Reply, Request};
 use crate::server::ServerOptions;
 use crate::server::connection::conn_id_of;
 use crate::server::http::InstalledHandler;
 use crate::server::sessions::{Attached, Candidate};
-use crate::session::{Hello, SESSION_WINDOW_BYTES, SessionId, SessionStream, StoreId};
+use crate::session::{Hello, ResentWait, SESSION_WINDOW_BYTES, SessionId, SessionStream, StoreId};
 
 /// A session without a link, its clients numbered from 0.
 struct Session {
@@ -69,6 +69,22 @@ impl Session {
         session.expect("it has not ended").stream.room()
     }
 
+    /// Handles what the peer has sent, and returns the number of turns.
+    fn receive(&mut self, mut peer: SessionStream) -> usize {
+        let (mut link, mut bytes) = (SendBuf::new(), Vec::new());
+        peer.fill(&mut link, usize::MAX);
+        link.flush(&mut bytes).expect("memory takes everything");
+        self.start_turn();
+        let received = self.event_loop.on_link_bytes(self.slot, &bytes);
+        received.expect("no violation");
+        let mut turns = 1;
+        while self.event_loop.sessions.has_backlog(self.slot) {
+            self.event_loop.continue_session(self.slot);
+            turns += 1;
+        }
+        turns
+    }
+
     fn start_turn(&mut self) {
         self.event_loop.turn.start_iteration(Instant::now());
         self.event_loop.turn.start_turn();
@@ -120,25 +136,49 @@ fn groups_to_many_paused_clients_take_several_turns() {
     for _ in 0..GROUPS {
         peer.push_group(&clients, &[0x0c; BYTES]);
     }
-    let (mut link, mut bytes) = (SendBuf::new(), Vec::new());
-    peer.fill(&mut link, usize::MAX);
-    link.flush(&mut bytes).expect("memory takes everything");
-
-    session.start_turn();
-    let received = session.event_loop.on_link_bytes(session.slot, &bytes);
-    received.expect("no violation");
-    let mut turns = 1;
-    while session.event_loop.sessions.has_backlog(session.slot) {
-        session.event_loop.continue_session(session.slot);
-        turns += 1;
-    }
-    assert!(turns > 1, "all was kept in one turn");
+    assert!(session.receive(peer) > 1, "all was kept in one turn");
     for token in tokens {
         let connection = session.event_loop.connections.get_mut(token);
         let client = connection.and_then(|it| it.client());
         let kept_bytes = client.expect("it is open").kept_bytes;
         assert_eq!(kept_bytes as usize, GROUPS * BYTES);
     }
+}
+
+/// A frame of nine bytes has the server compare each name of a wait with each END_WAITS that its session may have missed.
+#[test]
+fn waits_that_are_sent_again_take_several_turns() {
+    const CLIENTS: u32 = 10;
+    let mut session = Session::with_clients(CLIENTS);
+    let tokens = session.tokens();
+    let EventLoop {
+        state, connections, ..
+    } = &mut session.event_loop;
+    state.remember_ends();
+    let mut handle = |token, request: Request<'_>| {
+        let handled = state.handle(conn_id_of(token), request, connections);
+        handled.expect("a request");
+    };
+    for end in 0..1024 {
+        let prefix = format!("ended {end:04}");
+        let prefix = prefix.as_bytes();
+        handle(tokens[0], Request::EndWaits { prefix });
+    }
+    let names: Vec<String> = (0..1024).map(|name| format!("missing {name}")).collect();
+    let names: Vec<&[u8]> = names.iter().map(|name| name.as_bytes()).collect();
+    for token in tokens {
+        let keys = Keys::from(&names[..]);
+        handle(token, Request::Wait { keys });
+    }
+    let mut peer = SessionStream::default();
+    let wait = ResentWait {
+        age: Duration::from_secs(60),
+        starts_ago: 0,
+    };
+    for client in 0..CLIENTS {
+        peer.push_resent(client, wait);
+    }
+    assert!(session.receive(peer) > 1, "all was compared in one turn");
 }
 
 /// More replies than the session may keep unacknowledged.
