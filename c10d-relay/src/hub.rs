@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use c10d_socket::SendBuf;
 use c10d_store::WireLimits;
 use c10d_store::unstable::{
-    Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, RawRequest, RawRequests, ResentWait,
-    Restart, SessionStream, Violation, WireError,
+    Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, RawRequest, RawRequests, Restart,
+    SessionStream, Violation, WireError,
 };
 
 use crate::rank::{Closing, Held, Rank};
@@ -47,8 +47,9 @@ pub(crate) struct Hub {
     turn: Turn,
     touched: Vec<u32>,
     waiting_to_send: VecDeque<u32>,
-    /// Waits of ranks to report to the store, after the waits themselves (docs/spec/wire-extensions.md, END_WAITS 4).
-    untold: Vec<(u32, ResentWait)>,
+    /// Ranks whose waits are reported to the store after the waits themselves, and when the link was made
+    /// (docs/spec/wire-extensions.md, END_WAITS 4).
+    untold: Vec<(u32, Instant)>,
     is_ended: bool,
     /// The store was told that the session ends.
     has_said_end: bool,
@@ -98,11 +99,9 @@ impl Hub {
 
     /// The session continues with the same server, which learns how long ranks have waited.
     pub(crate) fn go_on(&mut self, now: Instant) {
-        let waits = self.ranks.iter().filter_map(|(client, rank)| {
-            let wait = rank.outstanding.wait_of_same_server(now)?;
-            Some((*client, wait))
-        });
-        self.untold = waits.collect();
+        let ranks = self.ranks.iter();
+        let waits = ranks.filter(|(_, rank)| rank.outstanding.is_waiting());
+        self.untold = waits.map(|(client, _)| (*client, now)).collect();
     }
 
     /// The store was restarted with its journal: it gets all requests again that it has not acknowledged. Returns the number
@@ -376,15 +375,16 @@ impl Hub {
             }
             self.finish(client);
         }
-        self.untold.retain(|(client, wait)| {
-            let Some(rank) = self.ranks.get(client) else {
+        self.untold.retain(|(client, linked_at)| {
+            let rank = self.ranks.get(client);
+            let Some(rank) = rank.filter(|rank| rank.closing.is_none()) else {
                 return false;
             };
             let is_sent = rank.outstanding.unsent_bytes() == 0;
-            if is_sent && rank.closing.is_none() {
-                self.stream.push_resent(*client, *wait);
+            if is_sent && let Some(wait) = rank.outstanding.wait_of_same_server(*linked_at) {
+                self.stream.push_resent(*client, wait);
             }
-            !is_sent && rank.closing.is_none()
+            !is_sent
         });
     }
 

@@ -651,6 +651,42 @@ fn a_store_that_goes_on_learns_how_long_ranks_have_waited() {
     assert_eq!(node.turn(), [], "once");
 }
 
+/// The same for a wait that could not be sent at once. A wait that has taken its place is another one: an END_WAITS from before
+/// that began must not end it.
+#[test]
+fn a_store_that_goes_on_learns_nothing_of_waits_that_began_later() {
+    let second = Duration::from_secs(1);
+    for is_replaced in [false, true] {
+        let mut node = Node::with_ranks(1);
+        let value = vec![7; CLIENT_WINDOW_BYTES as usize];
+        let set = request(|it| {
+            it.opcode(Opcode::Set).user_key("k").value(&value);
+        });
+        node.send(0, &set);
+        node.turn();
+        node.deliver();
+        node.send(0, &wait("k"));
+        node.now += 7 * second;
+        node.hub.go_on(node.now);
+        node.now += second;
+        if is_replaced {
+            node.send(0, &[cancel(), wait("l")].concat());
+        }
+        let is_resent = |it: &Got| matches!(it, Got::Resent(..));
+        assert!(!node.turn().iter().any(is_resent), "without credit");
+        let returned = node.used.used(CLIENT_WINDOW_BYTES as usize);
+        node.store.push_credit(0, returned.expect("much was used"));
+        node.deliver();
+        let mut got = node.turn();
+        assert!(matches!(got[0], Got::Bytes(..)), "{got:?}");
+        got.retain(is_resent);
+        let (age, starts_ago) = (7 * second, 0);
+        let of_first = Got::Resent(0, ResentWait { age, starts_ago });
+        let expected = Vec::from_iter((!is_replaced).then_some(of_first));
+        assert_eq!(got, expected);
+    }
+}
+
 /// What the rank has not read is not of the credit that the restarted store has given.
 #[test]
 fn replies_from_before_a_restart_return_no_credit() {
