@@ -4,8 +4,13 @@
 //! A list of all keys is one byte of request, and its reply may never be read. So peers that do not read
 //! pause first, and long requests arrive one at a time. If that is not enough, the server closes the peers that hold most.
 
+use crate::session::SESSION_WINDOW_BYTES;
+
 /// The most for the unread replies of a session. Beyond it no client's request is carried out until the peer reads.
 const SESSION_BYTES_MAX: usize = 64 << 20;
+
+/// The window of a session while memory is scarce: the peer acknowledges less than this at a time, and so goes on reading.
+const SCARCE_WINDOW_BYTES: usize = 256 << 10;
 
 /// Peers may take at least twice this, however small the limit is.
 const RESERVE_BYTES_MIN: usize = 8 << 20;
@@ -81,6 +86,14 @@ impl Budget {
     /// Whether those that took most have given back enough: more than they had to, since to find them costs a look at each.
     pub(super) const fn is_relieved(&self) -> bool {
         self.taken() <= self.room - self.room / 8
+    }
+
+    /// The unacknowledged bytes of a session beyond which its clients' replies wait.
+    pub(super) const fn session_window_bytes(&self) -> usize {
+        match self.is_scarce() {
+            true => SCARCE_WINDOW_BYTES,
+            false => SESSION_WINDOW_BYTES,
+        }
     }
 
     /// The most for the unread replies of one session.

@@ -438,3 +438,74 @@ fn readers_of_a_stored_value_are_not_closed_for_a_replaced_one() {
     let cut = holders.into_iter().map(is_cut).filter(|is_cut| *is_cut);
     assert!(cut.count() > 0, "peers had too much");
 }
+
+/// Stores values so that peers may take 32 MiB.
+fn leave_32_mib(store: &impl Store) {
+    for number in 0..14 {
+        let key = format!("stored {number}");
+        store.set(&key, vec![7; 8 << 20]).expect("a set");
+    }
+    assert_eq!(store.num_keys().expect("they are carried out"), 14);
+}
+
+/// The peers of sessions read as slowly as they like: what they may still receive is short while memory is scarce, so that nobody is
+/// closed for it. Then they read everything.
+#[test]
+fn streams_of_sessions_are_short_while_memory_is_scarce() {
+    if serve_if_child() {
+        return;
+    }
+    let name = "budget::streams_of_sessions_are_short_while_memory_is_scarce";
+    let server = Server::start_with(name, 256 * MIB, LIMIT);
+    let store = TcpStore::connect("127.0.0.1", server.address.port()).expect("a client");
+    leave_32_mib(&store);
+    store.set("k", [7; 16_000]).expect("a set");
+    // These take more than half of that.
+    let value = vec![8; 5 << 20];
+    let long = requests(|it| {
+        it.opcode(Opcode::MultiSet).count(2);
+        for key in ["stored 0", "stored 1"] {
+            it.user_key(key).value(&value);
+        }
+    });
+    let part = 9 << 20;
+    let writers = (0..2).map(|_| {
+        let mut socket = connect(server.address);
+        socket.write_all(&long[..part]).expect("the server reads");
+        socket
+    });
+    let mut writers: Vec<_> = writers.collect();
+    store.get("k").expect("a get");
+    let clients: Vec<u32> = (0..20).collect();
+    let gets = requests(|it| {
+        for _ in 0..60 {
+            it.opcode(Opcode::Get).user_key("k");
+        }
+    });
+    let links = (0..8).map(|_| {
+        let mut link = Link::open(server.address);
+        link.open_clients(0..20);
+        link.stream.push_group(&clients, &gets);
+        link.send();
+        link
+    });
+    let links: Vec<_> = links.collect();
+    for _ in 0..200 {
+        store.get("k").expect("a get");
+    }
+    let read = |mut link: Link| {
+        let all = 20 * 60 * (8 + 16_000);
+        link.receive_until("all replies", |link| link.received_bytes() == all);
+        link
+    };
+    let links: Vec<_> = links.into_iter().map(read).collect();
+    // It is the turn of the last one.
+    for writer in writers.iter_mut().rev() {
+        writer.write_all(&long[part..]).expect("it is not closed");
+        writer
+            .write_all(&[Opcode::GetNumKeys as u8])
+            .expect("it is not closed");
+        writer.read_exact(&mut [0; 8]).expect("it is not closed");
+    }
+    links.into_iter().for_each(Link::end);
+}

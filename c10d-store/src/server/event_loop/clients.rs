@@ -11,7 +11,7 @@ use super::{EventLoop, Input, Ready};
 use crate::request_parser::{ParseError, RequestParser};
 use crate::server::connection::{Carrier, Client, Connection, Phase, conn_id_of};
 use crate::server::sessions::{Attached, Candidate};
-use crate::session::{Frame, Group, Hello, Piece, ResentWait, Violation};
+use crate::session::{Frame, Group, Hello, Piece, ResentWait, SessionStream, Violation};
 use crate::snapshot::CloseReason;
 use crate::state::KeptClient;
 
@@ -473,6 +473,7 @@ impl EventLoop {
 
     /// Hands a client's replies to its session, as far as there is credit and room.
     pub(super) fn flush_client(&mut self, token: Token) {
+        let window_bytes = self.connections.budget.session_window_bytes();
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
@@ -489,6 +490,7 @@ impl EventLoop {
         let Some(session) = self.sessions.get_mut(slot) else {
             return;
         };
+        let room = |stream: &SessionStream| stream.room_in(window_bytes);
         if let Some(keeping) = &self.keeping
             && client.replies().is_some_and(|(out, _)| !out.is_empty())
         {
@@ -506,7 +508,7 @@ impl EventLoop {
                         // It gets credit for all of it soon, as it has much to read.
                         break;
                     }
-                    if before == 0 && piece.len() <= stream.room() {
+                    if before == 0 && piece.len() <= room(stream) {
                         pieces.push(number, &piece, stream);
                         out.skip(piece.len());
                         credit.sent(piece.len());
@@ -518,7 +520,7 @@ impl EventLoop {
                 let count = [
                     before_piece,
                     credit.to_send(),
-                    stream.room(),
+                    room(stream),
                     CLIENT_FRAME_BYTES_MAX,
                 ];
                 let count = count.into_iter().min().unwrap_or(0);
@@ -528,7 +530,7 @@ impl EventLoop {
                 stream.push_data_from(number, out, count);
                 credit.sent(count);
             }
-            lacks_room = !out.is_empty() && credit.to_send() > 0 && stream.room() == 0;
+            lacks_room = !out.is_empty() && credit.to_send() > 0 && room(stream) == 0;
         }
         if lacks_room && !client.waits_for_room {
             client.waits_for_room = true;
@@ -627,8 +629,9 @@ impl EventLoop {
     /// The next client whose replies have waited for room continues, if there is room, and the link is flushed soon. The
     /// client calls this again.
     fn use_room(&mut self, slot: usize) {
+        let window_bytes = self.connections.budget.session_window_bytes();
         while let Some(session) = self.sessions.get_mut(slot)
-            && session.stream.room() > 0
+            && session.stream.room_in(window_bytes) > 0
             && let Some(token) = session.next_for_room()
         {
             let connection = self.connections.get_mut(token);
