@@ -509,3 +509,45 @@ fn streams_of_sessions_are_short_while_memory_is_scarce() {
     }
     links.into_iter().for_each(Link::end);
 }
+
+/// A client that reads waits beside clients that do not, until there is room again.
+#[test]
+fn clients_of_a_session_continue_when_there_is_room_again() {
+    if serve_if_child() {
+        return;
+    }
+    let name = "budget::clients_of_a_session_continue_when_there_is_room_again";
+    let server = Server::start_with(name, 256 * MIB, LIMIT);
+    let store = TcpStore::connect("127.0.0.1", server.address.port()).expect("a client");
+    leave_32_mib(&store);
+    let mut link = Link::open(server.address);
+    link.open_clients(0..2);
+    let wait = requests(|it| {
+        it.opcode(Opcode::WaitGet).user_keys(&["k"; 1000]);
+    });
+    link.stream.push_data(0, &wait);
+    link.send();
+    for _ in 0..200 {
+        store.num_keys().expect("an answer");
+    }
+    // It takes more than a session may, and less than half of what all peers may.
+    store.set("k", [7; 12_000]).expect("a set");
+    store.num_keys().expect("an answer");
+    let count = requests(|it| {
+        it.opcode(Opcode::GetNumKeys);
+    });
+    link.stream.push_data(1, &count);
+    link.send();
+    for _ in 0..200 {
+        store.num_keys().expect("an answer");
+    }
+    assert_eq!(link.received_bytes(), 0, "the session has no budget");
+    for number in 0..14 {
+        store
+            .delete_key(&format!("stored {number}"))
+            .expect("a delete");
+    }
+    while !link.replies.contains_key(&1) {
+        link.receive_for(|client| client == 1);
+    }
+}

@@ -572,7 +572,19 @@ impl EventLoop {
         {
             client.waits_for_budget = true;
             session.waiting().for_budget.push_back(token);
+            self.sessions.short_of_budget.insert(slot);
         }
+    }
+
+    /// The clients continue that wait for the budgets of their sessions, if those have grown. Few sessions have less than they take:
+    /// a budget is a quarter of the memory, or long.
+    pub(super) fn use_budgets(&mut self) {
+        let mut short = std::mem::take(&mut self.sessions.short_of_budget);
+        short.retain(|slot| {
+            self.use_budget(*slot);
+            self.sessions.waits_for_budget(*slot)
+        });
+        self.sessions.short_of_budget.append(&mut short);
     }
 
     /// The next client that waits for the budget of its session continues, if there is some. It calls this again.
