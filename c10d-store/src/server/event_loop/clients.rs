@@ -219,7 +219,7 @@ impl EventLoop {
     fn on_group(&mut self, slot: usize, group: Group, mut next: usize) -> Result<(), Violation> {
         let (first, mut is_over) = (next, false);
         for client in group.clients().skip(next) {
-            let is_exceeded = next > first && self.connections.budget.is_exceeded();
+            let is_exceeded = next > first && self.connections.budget.must_look();
             is_over = is_exceeded || self.turn.is_turn_over();
             if is_over {
                 break;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use mio::Token;
 
 use super::EventLoop;
+use crate::server::budget::Relief;
 use crate::server::connection::{Carrier, Connection, InputTurn, Peer};
 use crate::snapshot::CloseReason;
 
@@ -87,11 +88,10 @@ impl EventLoop {
     /// Closes the peers that have the server keep most, if peers have it keep more than they may. A session is one peer.
     pub(super) fn relieve(&mut self) {
         self.set_budget();
-        if !self.connections.budget.is_exceeded() {
+        if !self.connections.budget.must_look() {
             return;
         }
-        self.state.forget_read();
-        self.set_budget();
+        self.forget_read();
         if !self.connections.budget.is_exceeded() {
             return;
         }
@@ -103,29 +103,35 @@ impl EventLoop {
         for (slot, bytes) in self.sessions.kept() {
             *peers.entry(Peer::Session(slot)).or_default() += bytes;
         }
-        let mut peers: Vec<_> = peers.into_iter().collect();
-        peers.sort_unstable_by_key(|(_, bytes)| *bytes);
-        while !self.connections.budget.is_relieved()
-            && let Some((peer, bytes)) = peers.pop()
-        {
-            self.end_peer(peer, bytes);
-            if self.connections.budget.is_mostly_lent() {
-                self.state.forget_read();
+        let mut relief = Relief::new(peers);
+        loop {
+            let batch = relief.next_batch(self.connections.budget.excess());
+            if batch.is_empty() {
+                return;
             }
-            self.set_budget();
+            for (peer, bytes) in batch {
+                self.end_peer(peer, bytes);
+            }
+            self.forget_read();
         }
     }
 
     /// Once a second while there are some: forgets the values that peers have read.
     pub(super) fn look_at_lent(&mut self, now: Instant) {
         if self.look_at.is_some_and(|at| at <= now) {
-            self.state.forget_read();
-            self.set_budget();
+            self.forget_read();
             self.look_at = None;
         }
         if self.state.lent_bytes() > 0 && self.look_at.is_none() {
             self.look_at = Some(now + LOOK_INTERVAL);
         }
+    }
+
+    /// Looks which values peers have read, at each.
+    fn forget_read(&mut self) {
+        self.state.forget_read();
+        self.set_budget();
+        self.connections.budget.looked();
     }
 
     fn end_peer(&mut self, peer: Peer, bytes: usize) {
