@@ -5,15 +5,13 @@
 //! pause first, and long requests arrive one at a time. If that is not enough, the server closes the peers that hold most.
 
 use crate::session::SESSION_WINDOW_BYTES;
+use crate::state::peer_reserve;
 
 /// The most for the unread replies of a session. Beyond it no client's request is carried out until the peer reads.
 const SESSION_BYTES_MAX: usize = 64 << 20;
 
 /// The window of a session while memory is scarce: the peer acknowledges less than this at a time, and so goes on reading.
 const SCARCE_WINDOW_BYTES: usize = 256 << 10;
-
-/// Peers may take at least twice this, however small the limit is.
-const RESERVE_BYTES_MIN: usize = 8 << 20;
 
 /// The memory that peers take, and may take, in bytes.
 #[derive(Debug)]
@@ -45,7 +43,7 @@ impl Budget {
     pub(super) fn set(&mut self, limit: Option<usize>, data_bytes: usize, lent_bytes: usize) {
         self.lent_bytes = lent_bytes;
         self.room = limit.map_or(usize::MAX, |limit| {
-            let reserve = RESERVE_BYTES_MIN.max(limit / 16);
+            let reserve = peer_reserve(limit);
             let most = limit.saturating_add(2 * reserve);
             reserve.max(most.saturating_sub(data_bytes))
         });

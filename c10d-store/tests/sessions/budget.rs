@@ -145,6 +145,70 @@ fn requests_that_are_sent_in_part() {
     );
 }
 
+/// The request whose turn it is may be as long as all memory. It is the largest when there is too much.
+#[test]
+fn a_request_as_long_as_the_memory_beside_short_parts() {
+    if serve_if_child() {
+        return;
+    }
+    for values in [14, 100] {
+        let name = "budget::a_request_as_long_as_the_memory_beside_short_parts";
+        let attack = |server: &Server| {
+            let value = vec![7; 8 << 20];
+            let mut long = connect(server.address);
+            send(&mut long, |it| {
+                it.opcode(Opcode::MultiSet).count(values);
+                for _ in 0..10 {
+                    it.user_key("k").value(&value);
+                }
+            });
+            // Each is too short to wait for its turn.
+            let parts = (0..200).map(|_| {
+                let mut socket = connect(server.address);
+                let mut bytes = requests(|it| {
+                    it.opcode(Opcode::Set).user_key("k").count(250 << 10);
+                });
+                bytes.resize(240 << 10, 7);
+                let _ = socket.write_all(&bytes);
+                socket
+            });
+            let parts = parts.collect::<Vec<_>>();
+            send(&mut long, |it| {
+                for _ in 10..values {
+                    it.user_key("k").value(&value);
+                }
+            });
+            (long, parts)
+        };
+        withstands(name, attack, drop);
+    }
+}
+
+/// A request whose values are copied into the store while the request is still there.
+#[test]
+fn values_of_one_request_that_fill_the_memory() {
+    if serve_if_child() {
+        return;
+    }
+    withstands(
+        "budget::values_of_one_request_that_fill_the_memory",
+        |server| {
+            let value = vec![7; 8 << 20];
+            let keys: Vec<String> = (0..15).map(|key| format!("{key}")).collect();
+            let mut writer = connect(server.address);
+            send(&mut writer, |it| {
+                it.opcode(Opcode::MultiSet).count(15);
+                for key in &keys {
+                    it.user_key(key).value(&value);
+                }
+            });
+            let refused = writer.read_exact(&mut [0; 8]);
+            refused.expect_err("120 MiB of 144 MiB are there twice");
+        },
+        drop,
+    );
+}
+
 /// Together they take more than peers may, so they arrive one after another. The server refuses no set, because all sets are of one key.
 #[test]
 fn long_requests_at_a_time() {
