@@ -610,7 +610,8 @@ fn an_end_at_the_server_that_had_the_session_last_is_missed() {
     let accepted = Moment::from(Duration::from_secs(5));
     let has_ended = |name: &[u8], seconds, starts_ago| {
         let age = Duration::from_secs(seconds);
-        ends.has_ended(name, ResentWait { age, starts_ago }, accepted)
+        let missed = ends.missed_by(ResentWait { age, starts_ago }, accepted);
+        missed.has(name)
     };
     assert!(has_ended(b"by 2", 6, 2) && !has_ended(b"by 1", 6, 2));
     // Sent after the start of this server.
@@ -628,7 +629,7 @@ fn the_oldest_of_too_many_ends_are_forgotten() {
     assert_eq!(ends.add(b"k", Moment::default()), None, "no session");
     ends.expect_sessions(7);
     let now = Moment::from(Duration::from_millis(100));
-    let has_ended = |ends: &MissedEnds, name: &str| ends.has_ended(name.as_bytes(), wait, now);
+    let has_ended = |ends: &MissedEnds, name: &str| ends.missed_by(wait, now).has(name.as_bytes());
     for number in 0..2000 {
         let prefix = format!("k{number}/");
         assert_eq!(ends.add(prefix.as_bytes(), now), Some(7));
@@ -645,4 +646,60 @@ fn the_oldest_of_too_many_ends_are_forgotten() {
     ends.forget();
     assert_eq!((ends.len(), ends.memory_bytes()), (0, 0));
     assert_eq!(ends.add(b"k", now), None);
+}
+
+/// However many ends there are, a name costs one search.
+#[test]
+fn a_name_is_missed_if_it_has_one_of_the_prefixes() {
+    let mut random = fastrand::Rng::new();
+    let seed = random.get_seed();
+    let text = |random: &mut fastrand::Rng| -> Vec<u8> {
+        let length = random.usize(..6);
+        (0..length).map(|_| random.u8(b'a'..=b'c')).collect()
+    };
+    for _ in 0..1000 {
+        let mut ends = MissedEnds::default();
+        ends.remember();
+        let prefixes: Vec<_> = (0..random.usize(..8)).map(|_| text(&mut random)).collect();
+        for prefix in &prefixes {
+            ends.add(prefix, Moment::default());
+        }
+        let age = Duration::ZERO;
+        let missed = ends.missed_by(ResentWait { age, starts_ago: 0 }, Moment::default());
+        let name = text(&mut random);
+        let expected = prefixes.iter().any(|prefix| name.starts_with(prefix));
+        assert_eq!(
+            missed.has(&name),
+            expected,
+            "seed {seed}: {prefixes:?} {name:?}"
+        );
+    }
+    let mut store = StoreState::new();
+    store.remember_ends();
+    let (waiter, replies) = (ConnId(2), &mut Sink::default());
+    let names: Vec<_> = (0..20_000).map(|name| format!("k{name}")).collect();
+    let keys: Vec<&[u8]> = names.iter().map(|name| name.as_bytes()).collect();
+    let keys = Keys::from(&keys[..]);
+    for conn in [ENDER, waiter] {
+        store.connect(conn, ([127, 0, 0, 1], 1).into());
+    }
+    store
+        .handle(waiter, Request::Wait { keys }, replies)
+        .expect("no refusal");
+    for end in 0..1000 {
+        let prefix = format!("other{end}/");
+        let prefix = prefix.as_bytes();
+        store
+            .handle(ENDER, Request::EndWaits { prefix }, replies)
+            .expect("no refusal");
+    }
+    let wait = ResentWait {
+        age: Duration::ZERO,
+        starts_ago: 0,
+    };
+    let before = store.work();
+    store.end_if_missed(waiter, wait, Moment::default(), replies);
+    let work = store.work() - before;
+    assert!(work < 25_000, "{work}");
+    assert!(store.has_wait(waiter));
 }
