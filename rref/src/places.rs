@@ -1,33 +1,50 @@
-//! How many `async` functions may run for each caller. Pure.
+//! How much peers may have one worker keep for them: each leaves places for others. Pure.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use rpc_agent::WorkerId;
 
-/// The most functions that run at a time, as peers can start them.
-const PLACES: usize = 1 << 17;
+/// The most places that one peer can take, if no other peer has taken any.
+pub(crate) const PLACES_ALONE: usize = 1 << 16;
 
-/// The places that callers have taken. A caller has at most as many as are free, thus half of all if it is the only one: so
-/// functions that never end leave places for other callers.
-#[derive(Default)]
+const PLACES: usize = 2 * PLACES_ALONE;
+
+/// The places that callers have taken for something that may never end: functions that run, or requests that wait. A caller has at
+/// most as many as are free.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Places {
     taken: usize,
-    by_caller: HashMap<WorkerId, usize>,
+    by_caller: BTreeMap<WorkerId, usize>,
 }
 
 impl Places {
-    /// Takes a place.
+    /// Whether the caller can take a place.
     ///
     /// # Errors
     /// The number of places that the caller has, if it may have no more.
-    pub(crate) fn take(&mut self, caller: WorkerId) -> Result<(), usize> {
-        let of_caller = self.by_caller.entry(caller).or_default();
-        if *of_caller >= PLACES - self.taken {
-            return Err(*of_caller);
+    pub(crate) fn check(&self, caller: WorkerId) -> Result<(), usize> {
+        let of_caller = self.by_caller.get(&caller).copied().unwrap_or(0);
+        if of_caller < PLACES - self.taken {
+            Ok(())
+        } else {
+            Err(of_caller)
         }
-        *of_caller += 1;
+    }
+
+    /// Takes a place.
+    ///
+    /// # Errors
+    /// As for [`check`](Self::check).
+    pub(crate) fn take(&mut self, caller: WorkerId) -> Result<(), usize> {
+        self.check(caller)?;
+        *self.by_caller.entry(caller).or_default() += 1;
         self.taken += 1;
         Ok(())
+    }
+
+    /// How many are taken.
+    pub(crate) const fn taken(&self) -> usize {
+        self.taken
     }
 
     /// Gives one back that the caller has taken.
@@ -58,9 +75,9 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_whose_functions_never_end_leaves_places_for_others() {
+    fn a_caller_that_gives_nothing_back_leaves_places_for_others() {
         let mut places = Places::default();
-        assert_eq!(take_all(&mut places, 1), PLACES / 2);
+        assert_eq!(take_all(&mut places, 1), PLACES_ALONE);
         assert_eq!(take_all(&mut places, 2), PLACES / 4);
         assert_eq!(take_all(&mut places, 3), PLACES / 8);
         for _ in 0..PLACES / 2 {
