@@ -14,9 +14,6 @@ use crate::snapshot::CloseReason;
 /// To find out which values peers have read costs a look at each.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The rest of a long request waits this long at most: the peer whose turn it is may never send its own.
-const INPUT_PAUSE_MAX: Duration = Duration::from_secs(10);
-
 impl EventLoop {
     /// Whether the rest of the peer's request waits until others are complete. The peer continues later.
     ///
@@ -24,49 +21,49 @@ impl EventLoop {
     /// short, so the sum has the same limit: when there is too much, the peer of the longest request is closed.
     pub(super) fn must_pause_input(&mut self, token: Token) -> bool {
         let is_scarce = self.connections.budget.is_scarce();
-        let is_free = self.inputs.turn == Some(token) || !self.has_input_turn();
+        let is_free = self.inputs.turn() == Some(token) || self.has_input_arrived();
         let Some(connection) = self.connections.get_mut(token) else {
             return false;
         };
+        let bytes = connection.input_bytes();
         match connection.input_turn {
             _ if !connection.has_long_input() => connection.input_turn = InputTurn::Any,
             InputTurn::Any if is_scarce && is_free => {
                 connection.input_turn = InputTurn::Has;
-                self.inputs.turn = Some(token);
+                self.inputs.begin(token, bytes, Instant::now());
             }
             InputTurn::Any if is_scarce => {
                 connection.input_turn = InputTurn::Waits;
-                let latest = Instant::now() + INPUT_PAUSE_MAX;
-                self.inputs.waiting.push_back((latest, token));
+                connection.parser.shrink();
+                self.inputs.wait(token);
             }
-            InputTurn::Any | InputTurn::Waits | InputTurn::Has => {}
+            InputTurn::Has => self.inputs.progress(token, bytes, Instant::now()),
+            InputTurn::Any | InputTurn::Waits => {}
         }
         connection.input_turn == InputTurn::Waits
     }
 
-    /// Whether the last request that got a turn is still arriving.
-    fn has_input_turn(&self) -> bool {
-        let turn = self
-            .inputs
-            .turn
-            .and_then(|token| self.connections.get(token));
-        turn.is_some_and(Connection::has_long_input)
+    /// Whether no request with a turn is still arriving.
+    fn has_input_arrived(&self) -> bool {
+        let turn = self.inputs.turn();
+        let turn = turn.and_then(|token| self.connections.get(token));
+        !turn.is_some_and(Connection::has_long_input)
     }
 
     /// Whether a request that waits in part can continue: there is room, or it is its turn.
     pub(super) fn can_continue_inputs(&self) -> bool {
-        let is_free = !self.connections.budget.is_scarce() || !self.has_input_turn();
-        is_free && !self.inputs.waiting.is_empty()
+        let has_room = !self.connections.budget.is_scarce();
+        self.inputs.can_continue(has_room, self.has_input_arrived())
     }
 
-    /// Lets requests that wait in part continue if they can, or if they have waited long. Flushes no connection.
+    /// Lets requests that wait in part continue if there is room, or if it is their turn. Flushes no connection.
     pub(super) fn continue_inputs(&mut self, now: Instant) {
-        while let Some((latest, token)) = self.inputs.waiting.front().copied() {
-            if latest > now && !self.can_continue_inputs() {
+        loop {
+            let has_room = !self.connections.budget.is_scarce();
+            let has_arrived = self.has_input_arrived();
+            let Some(token) = self.inputs.take(has_room, has_arrived, now) else {
                 return;
-            }
-            self.inputs.waiting.pop_front();
-            let is_scarce = self.connections.budget.is_scarce();
+            };
             let Some(connection) = self.connections.get_mut(token) else {
                 continue;
             };
@@ -74,9 +71,9 @@ impl EventLoop {
                 continue;
             }
             connection.input_turn = InputTurn::Any;
-            if is_scarce {
+            if !has_room {
                 connection.input_turn = InputTurn::Has;
-                self.inputs.turn = Some(token);
+                self.inputs.begin(token, connection.input_bytes(), now);
             }
             match connection.carrier {
                 Carrier::Socket(_) => {
