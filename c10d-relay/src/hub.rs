@@ -146,7 +146,7 @@ impl Hub {
                     if let Some(wait) = resent {
                         self.stream.push_resent(client, wait);
                         if rank.outstanding.has_earlier_wait() {
-                            // The store takes it for that of the earlier wait.
+                            // The store takes this report for the earlier wait.
                             self.untold.push(Untold {
                                 client,
                                 linked_at: now,

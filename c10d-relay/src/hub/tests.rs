@@ -630,7 +630,7 @@ fn a_restarted_store_learns_which_ranks_have_waited() {
     assert_eq!(got, [resent(0, 7, 2), resent(3, 2, 2)]);
 }
 
-/// The store takes a report before the requests for the first wait among them. That may be one that the rank has cancelled.
+/// The store takes a report before the requests for the first wait among them. The rank may have cancelled that wait.
 #[test]
 fn a_restarted_store_learns_of_a_wait_behind_a_cancelled_one() {
     let mut node = Node::with_ranks(1);
@@ -679,8 +679,8 @@ fn a_store_that_goes_on_learns_how_long_ranks_have_waited() {
     assert_eq!(node.turn(), [], "once");
 }
 
-/// The same for a wait that could not be sent at once. A wait that has taken its place is another one: an END_WAITS from before
-/// that began must not end it.
+/// The same for a wait that could not be sent at once. If another wait has taken its place, an END_WAITS from before
+/// that wait must not end it.
 #[test]
 fn a_store_that_goes_on_learns_nothing_of_waits_that_began_later() {
     let second = Duration::from_secs(1);
