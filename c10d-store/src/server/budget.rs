@@ -10,7 +10,7 @@ use crate::state::peer_reserve;
 /// The most for the unread replies of a session. Beyond it no client's request is carried out until the peer reads.
 const SESSION_BYTES_MAX: usize = 64 << 20;
 
-/// The window of a session while memory is scarce: the peer acknowledges shorter parts, so long replies continue.
+/// The window of a session while memory is scarce: the peer acknowledges shorter parts, and long replies continue.
 const SCARCE_WINDOW_BYTES: usize = 256 << 10;
 
 /// The memory that peers take, and may take, in bytes.
