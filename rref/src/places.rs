@@ -43,6 +43,7 @@ impl Places {
     }
 
     /// How many are taken.
+    #[cfg(test)]
     pub(crate) const fn taken(&self) -> usize {
         self.taken
     }

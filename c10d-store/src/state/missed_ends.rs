@@ -64,6 +64,10 @@ impl MissedEnds {
         self.has_sessions = true;
     }
 
+    pub(super) const fn has_sessions(&self) -> bool {
+        self.has_sessions
+    }
+
     /// No session of an earlier server can come back any more.
     pub(super) fn forget(&mut self) {
         let this = self.server.take().filter(|_| self.has_sessions);
