@@ -47,9 +47,8 @@ pub(crate) struct Hub {
     turn: Turn,
     touched: Vec<u32>,
     waiting_to_send: VecDeque<u32>,
-    /// Ranks whose waits are reported to the store after the waits themselves, and when the link was made
-    /// (docs/spec/wire-extensions.md, END_WAITS 4).
-    untold: Vec<(u32, Instant)>,
+    /// Waits that are reported to the store after the waits themselves (docs/spec/wire-extensions.md, END_WAITS 4).
+    untold: Vec<Untold>,
     is_ended: bool,
     /// The store was told that the session ends.
     has_said_end: bool,
@@ -59,6 +58,14 @@ pub(crate) struct Hub {
     unread_bytes: usize,
     /// CANCEL_WAITs that the store should have answered by then: the client, and which of its cancels.
     cancels: VecDeque<(Instant, u32, u64)>,
+}
+
+/// The wait of a rank, if it began before the link.
+#[derive(Debug)]
+struct Untold {
+    client: u32,
+    linked_at: Instant,
+    starts_ago: u32,
 }
 
 /// The requests of a turn that are not in the stream yet.
@@ -101,7 +108,12 @@ impl Hub {
     pub(crate) fn go_on(&mut self, now: Instant) {
         let ranks = self.ranks.iter();
         let waits = ranks.filter(|(_, rank)| rank.outstanding.is_waiting());
-        self.untold = waits.map(|(client, _)| (*client, now)).collect();
+        let untold = waits.map(|(client, _)| Untold {
+            client: *client,
+            linked_at: now,
+            starts_ago: 0,
+        });
+        self.untold = untold.collect();
     }
 
     /// The store was restarted with its journal: it gets all requests again that it has not acknowledged. Returns the number
@@ -133,6 +145,14 @@ impl Hub {
                     let resent = rank.outstanding.resent_wait(restart, now);
                     if let Some(wait) = resent {
                         self.stream.push_resent(client, wait);
+                        if rank.outstanding.has_earlier_wait() {
+                            // The store takes this report for the earlier wait.
+                            self.untold.push(Untold {
+                                client,
+                                linked_at: now,
+                                starts_ago: wait.starts_ago,
+                            });
+                        }
                     }
                     self.wait_to_send(client);
                 }
@@ -375,14 +395,16 @@ impl Hub {
             }
             self.finish(client);
         }
-        self.untold.retain(|(client, linked_at)| {
-            let rank = self.ranks.get(client);
+        self.untold.retain(|untold| {
+            let rank = self.ranks.get(&untold.client);
             let Some(rank) = rank.filter(|rank| rank.closing.is_none()) else {
                 return false;
             };
             let is_sent = rank.outstanding.unsent_bytes() == 0;
-            if is_sent && let Some(wait) = rank.outstanding.wait_of_same_server(*linked_at) {
-                self.stream.push_resent(*client, wait);
+            let wait = rank.outstanding.wait_of_same_server(untold.linked_at);
+            if is_sent && let Some(mut wait) = wait {
+                wait.starts_ago = untold.starts_ago;
+                self.stream.push_resent(untold.client, wait);
             }
             !is_sent
         });

@@ -9,7 +9,7 @@ pub(crate) const PLACES_ALONE: usize = 1 << 16;
 
 const PLACES: usize = 2 * PLACES_ALONE;
 
-/// The places that callers have taken for something that may never end: functions that run, or requests that wait. A caller has at
+/// The places of callers, for functions that run or requests that wait, which may never end. A caller has at
 /// most as many as are free.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Places {
@@ -43,6 +43,7 @@ impl Places {
     }
 
     /// How many are taken.
+    #[cfg(test)]
     pub(crate) const fn taken(&self) -> usize {
         self.taken
     }

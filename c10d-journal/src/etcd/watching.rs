@@ -20,7 +20,7 @@ pub(super) enum Watching<V> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Retry {
     id: u64,
-    /// The attempts that have failed since the last one that did not.
+    /// The number of failed attempts since the last vigil.
     failures: u32,
     pub(super) at: Instant,
 }
@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(pauses[..9], [5, 5, 10, 20, 40, 80, 160, 320, 320]);
         assert_eq!(pauses.last(), Some(&320));
         assert_eq!(news, 1);
-        // Another process, and one that could be seen in between, are tried soon.
+        // Another process is tried soon, and so is a process that was watched in the meantime.
         for other in [
             Retry::after_failure(Some(retry), 8, now),
             Retry::after_failure(None, 7, now),

@@ -10,7 +10,7 @@ use crate::state::peer_reserve;
 /// The most for the unread replies of a session. Beyond it no client's request is carried out until the peer reads.
 const SESSION_BYTES_MAX: usize = 64 << 20;
 
-/// The window of a session while memory is scarce: the peer acknowledges less than this at a time, and so goes on reading.
+/// The window of a session while memory is scarce: the peer acknowledges shorter parts, and long replies continue.
 const SCARCE_WINDOW_BYTES: usize = 256 << 10;
 
 /// The memory that peers take, and may take, in bytes.
@@ -22,7 +22,7 @@ pub(super) struct Budget {
     kept_bytes: usize,
     /// Long values that left the store and that peers are still sent, or were at the last look. They share them.
     lent_bytes: usize,
-    /// What peers took at the last look.
+    /// The memory that peers took at the last look.
     looked_at: usize,
 }
 
@@ -96,7 +96,7 @@ impl Budget {
         self.kept_bytes > self.room
     }
 
-    /// How much those that took most have to give back: more than what is too much, since to find them costs a look at each.
+    /// How much the largest peers have to give back: more than the excess itself, because to find these peers costs a look at each.
     pub(super) const fn excess(&self) -> usize {
         self.taken().saturating_sub(self.room - self.room / 8)
     }
@@ -124,7 +124,7 @@ impl Budget {
 /// The peers that are closed if that is needed, the largest first.
 #[derive(Debug)]
 pub(super) struct Relief<P> {
-    /// Each with what it takes.
+    /// Each with the memory that it takes.
     peers: Vec<(P, usize)>,
     batch_min: usize,
 }
@@ -206,8 +206,8 @@ mod tests {
         }
     }
 
-    /// Each request has a value replaced that somebody is sent, and somebody reads such a value: at the limit, a look at each of them
-    /// finds little.
+    /// Each request replaces a value that a peer is sent, and a peer reads such a value: at the limit, each look at all values finds
+    /// little.
     #[test]
     fn looks_cost_a_few_steps_for_each_value() {
         let (limit, value) = (128 * MIB, 64 << 10);
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn peers_are_closed_in_few_batches() {
-        // All share one value, and each has one of its own.
+        // All share a value, and each has a further value.
         let mut relief = Relief::new((0..10_000_usize).map(|peer| (peer, MIB + peer)));
         assert_eq!(relief.next_batch(0), []);
         assert_eq!(

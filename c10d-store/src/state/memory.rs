@@ -123,7 +123,7 @@ impl StoreState {
                 (GROUP_BYTES + bytes.len(), limit)
             }
             Request::MultiSet { .. } => {
-                // Its values are copied while the request, and what other peers take, is still there.
+                // The store copies its values while the request is still in memory, besides the requests and replies of other peers.
                 let reserve = peer_reserve(limit);
                 let most = limit.saturating_add(2 * reserve);
                 let room = most.saturating_sub(self.peer_bytes).max(used + reserve);

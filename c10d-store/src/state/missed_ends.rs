@@ -34,14 +34,15 @@ struct End {
     at: Moment,
 }
 
-/// Prefixes in their order, none of which begins with another one: a wait can have thousands of names.
+/// Prefixes in their order. No prefix begins with another prefix, so that a search finds the only candidate of a name: a wait can
+/// have thousands of names.
 #[derive(Debug)]
 pub(super) struct Missed<'a>(Vec<&'a [u8]>);
 
 impl Missed<'_> {
     /// Whether a wait for this name should have ended.
     pub(super) fn has(&self, name: &[u8]) -> bool {
-        // What is in between a name and its prefix begins with that, too.
+        // A text between a prefix and a name with this prefix begins with the prefix.
         let after = self.0.partition_point(|prefix| *prefix <= name);
         let prefix = after.checked_sub(1).map(|at| self.0[at]);
         prefix.is_some_and(|prefix| name.starts_with(prefix))
@@ -61,6 +62,10 @@ impl MissedEnds {
     /// There are sessions.
     pub(super) const fn remember(&mut self) {
         self.has_sessions = true;
+    }
+
+    pub(super) const fn has_sessions(&self) -> bool {
+        self.has_sessions
     }
 
     /// No session of an earlier server can come back any more.
@@ -103,7 +108,7 @@ impl MissedEnds {
         let later = self.ends.iter().filter(is_later);
         let mut prefixes: Vec<_> = later.map(|end| &*end.prefix).collect();
         prefixes.sort_unstable();
-        // Prefixes that begin with another one follow it.
+        // Prefixes that begin with a shorter prefix follow it.
         prefixes.dedup_by(|next, prefix| next.starts_with(prefix));
         Missed(prefixes)
     }

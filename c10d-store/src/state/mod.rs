@@ -946,6 +946,10 @@ impl StoreState {
 
     /// docs/spec/wire-extensions.md, END_WAITS 1.
     fn end_waits(&mut self, conn: ConnId, prefix: &[u8], replies: &mut impl Replies) {
+        if self.missed_ends.has_sessions() {
+            // A wait that has ended late counts as ended for this request, too, once its end is durable.
+            self.depend_on_batch();
+        }
         let ended = self.end_waits_of(prefix, replies);
         self.remember_end(prefix);
         self.reply(replies, conn, Reply::Integer(count(ended)));

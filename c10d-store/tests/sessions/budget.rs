@@ -512,8 +512,8 @@ fn leave_32_mib(store: &impl Store) {
     assert_eq!(store.num_keys().expect("they are carried out"), 14);
 }
 
-/// The peers of sessions read as slowly as they like: what they may still receive is short while memory is scarce, so that nobody is
-/// closed for it. Then they read everything.
+/// While memory is scarce, the server keeps a short stream for each session whose peer reads slowly, so it closes no peer. Later, all
+/// peers read everything.
 #[test]
 fn streams_of_sessions_are_short_while_memory_is_scarce() {
     if serve_if_child() {
@@ -594,7 +594,7 @@ fn clients_of_a_session_continue_when_there_is_room_again() {
     for _ in 0..200 {
         store.num_keys().expect("an answer");
     }
-    // It takes more than a session may, and less than half of what all peers may.
+    // It takes more than the budget of a session, and less than half of the memory for all peers.
     store.set("k", [7; 12_000]).expect("a set");
     store.num_keys().expect("an answer");
     let count = requests(|it| {

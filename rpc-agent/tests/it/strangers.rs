@@ -270,11 +270,11 @@ fn an_answer_before_a_reset_counts() {
         let answered = group.call_raw(vec![1]);
         let mut link = group.raw.accept_link();
         let id = read_frame(&mut link).id;
-        // Longer than what the system takes, so that its writer waits.
+        // Longer than the buffers of the system, so that its writer waits.
         let unread = group.call_raw(vec![2; 16 << 20]);
         read_exactly(&mut link, 16);
         send(&mut link, &frame(RESPONSE, 0, 0, id, &[3]));
-        // What is not read resets the connection.
+        // Unread bytes reset the connection.
         drop(link);
         lost += u32::from(wait(&answered).is_err());
         assert_eq!(wait(&unread).unwrap_err().outcome(), Outcome::Unknown);

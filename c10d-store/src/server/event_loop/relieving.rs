@@ -17,7 +17,7 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 impl EventLoop {
     /// Whether the rest of the peer's request waits until others are complete. The peer continues later.
     ///
-    /// The request that has the turn may be longer than the memory that is left. Its memory counts with each read, which is
+    /// The request that has the turn may be longer than the free memory. Its memory counts with each read, which is
     /// short, so the sum has the same limit: when there is too much, the peer of the longest request is closed.
     pub(super) fn must_pause_input(&mut self, token: Token) -> bool {
         let is_scarce = self.connections.budget.is_scarce();
