@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use c10d_socket::SendBuf;
 use c10d_store::WireLimits;
 use c10d_store::unstable::{
-    Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, RawRequest, RawRequests, ResentWait,
-    Restart, SessionStream, Violation, WireError,
+    Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, RawRequest, RawRequests, Restart,
+    SessionStream, Violation, WireError,
 };
 
 use crate::rank::{Closing, Held, Rank};
@@ -47,8 +47,8 @@ pub(crate) struct Hub {
     turn: Turn,
     touched: Vec<u32>,
     waiting_to_send: VecDeque<u32>,
-    /// Waits of ranks to report to the store, after the waits themselves (docs/spec/wire-extensions.md, END_WAITS 4).
-    untold: Vec<(u32, ResentWait)>,
+    /// Waits that are reported to the store after the waits themselves (docs/spec/wire-extensions.md, END_WAITS 4).
+    untold: Vec<Untold>,
     is_ended: bool,
     /// The store was told that the session ends.
     has_said_end: bool,
@@ -58,6 +58,14 @@ pub(crate) struct Hub {
     unread_bytes: usize,
     /// CANCEL_WAITs that the store should have answered by then: the client, and which of its cancels.
     cancels: VecDeque<(Instant, u32, u64)>,
+}
+
+/// The wait of a rank, if it began before the link.
+#[derive(Debug)]
+struct Untold {
+    client: u32,
+    linked_at: Instant,
+    starts_ago: u32,
 }
 
 /// The requests of a turn that are not in the stream yet.
@@ -98,11 +106,14 @@ impl Hub {
 
     /// The session continues with the same server, which learns how long ranks have waited.
     pub(crate) fn go_on(&mut self, now: Instant) {
-        let waits = self.ranks.iter().filter_map(|(client, rank)| {
-            let wait = rank.outstanding.wait_of_same_server(now)?;
-            Some((*client, wait))
+        let ranks = self.ranks.iter();
+        let waits = ranks.filter(|(_, rank)| rank.outstanding.is_waiting());
+        let untold = waits.map(|(client, _)| Untold {
+            client: *client,
+            linked_at: now,
+            starts_ago: 0,
         });
-        self.untold = waits.collect();
+        self.untold = untold.collect();
     }
 
     /// The store was restarted with its journal: it gets all requests again that it has not acknowledged. Returns the number
@@ -134,6 +145,14 @@ impl Hub {
                     let resent = rank.outstanding.resent_wait(restart, now);
                     if let Some(wait) = resent {
                         self.stream.push_resent(client, wait);
+                        if rank.outstanding.has_earlier_wait() {
+                            // The store takes this report for the earlier wait.
+                            self.untold.push(Untold {
+                                client,
+                                linked_at: now,
+                                starts_ago: wait.starts_ago,
+                            });
+                        }
                     }
                     self.wait_to_send(client);
                 }
@@ -382,15 +401,18 @@ impl Hub {
             }
             self.finish(client);
         }
-        self.untold.retain(|(client, wait)| {
-            let Some(rank) = self.ranks.get(client) else {
+        self.untold.retain(|untold| {
+            let rank = self.ranks.get(&untold.client);
+            let Some(rank) = rank.filter(|rank| rank.closing.is_none()) else {
                 return false;
             };
             let is_sent = rank.outstanding.unsent_bytes() == 0;
-            if is_sent && rank.closing.is_none() {
-                self.stream.push_resent(*client, *wait);
+            let wait = rank.outstanding.wait_of_same_server(untold.linked_at);
+            if is_sent && let Some(mut wait) = wait {
+                wait.starts_ago = untold.starts_ago;
+                self.stream.push_resent(untold.client, wait);
             }
-            !is_sent && rank.closing.is_none()
+            !is_sent
         });
     }
 

@@ -65,6 +65,19 @@ struct Partial {
     needed: usize,
 }
 
+impl Partial {
+    /// Appends received bytes. Reserves twice as much as has arrived, but not more than the request needs.
+    fn append(&mut self, bytes: &[u8]) {
+        let have = self.bytes.len();
+        let end = have + bytes.len();
+        if end > self.bytes.capacity() {
+            let capacity = (2 * have).min(self.needed).max(end);
+            self.bytes.reserve_exact(capacity - have);
+        }
+        self.bytes.extend_from_slice(bytes);
+    }
+}
+
 impl std::fmt::Debug for Partial {
     /// Lengths only: the bytes can be long and secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -103,6 +116,20 @@ impl RequestParser {
     pub(crate) fn memory_bytes(&self) -> usize {
         let partial = self.partial.as_ref();
         partial.map_or(0, |partial| partial.bytes.capacity())
+    }
+
+    /// How much of a request that is not complete has arrived.
+    pub(crate) fn partial_bytes(&self) -> usize {
+        self.partial
+            .as_ref()
+            .map_or(0, |partial| partial.bytes.len())
+    }
+
+    /// Gives back the memory that the arrived bytes do not take, because the rest comes later.
+    pub(crate) fn shrink(&mut self) {
+        if let Some(partial) = &mut self.partial {
+            partial.bytes.shrink_to_fit();
+        }
     }
 
     /// Whether no part of another request has arrived.
@@ -153,7 +180,7 @@ impl RequestParser {
         mut handle: impl FnMut(Request<'_>) -> Result<Flow, E>,
     ) -> Result<Flow, ParseError<E>> {
         if let Some(partial) = &mut self.partial {
-            partial.bytes.extend_from_slice(bytes);
+            partial.append(bytes);
             return self.resume(limits, handle);
         }
         self.receive_frames(bytes, limits, |frame| handle(frame.request()))
@@ -167,7 +194,7 @@ impl RequestParser {
         handle: impl FnMut(&Frame<'_>) -> Result<Flow, E>,
     ) -> Result<Flow, ParseError<E>> {
         if let Some(partial) = &mut self.partial {
-            partial.bytes.extend_from_slice(bytes);
+            partial.append(bytes);
             return self.resume_frames(limits, handle);
         }
         let run = self.run(FrameScan::default(), bytes, limits, handle)?;

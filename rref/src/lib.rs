@@ -18,6 +18,7 @@ mod names;
 mod options;
 mod packing;
 mod pending;
+mod places;
 mod protocol;
 mod report;
 mod request;

@@ -12,12 +12,10 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Deadline, ProcessBound};
-use rpc_agent::{AgentHandle, HandlerError, catch_panic};
+use rpc_agent::{AgentHandle, HandlerError, WorkerId, catch_panic};
 
+use crate::places::Places;
 use crate::value::Value;
-
-/// The most futures that wait at a time, as peers can start them.
-const PENDING_MAX: usize = 1 << 16;
 
 /// How much later than its call's deadline a future ends: the caller's own error should be the first one, because it reports
 /// whether the function may have run.
@@ -36,7 +34,8 @@ pub(crate) enum Unfinished {
     Panicked(String),
     DeadlinePassed,
     AgentEnded,
-    TooMany,
+    /// The caller has this number of functions here.
+    TooMany(usize),
 }
 
 impl fmt::Display for Unfinished {
@@ -49,7 +48,10 @@ impl fmt::Display for Unfinished {
             Self::AgentEnded => {
                 f.write_str("the worker was shut down before the function returned")
             }
-            Self::TooMany => write!(f, "{PENDING_MAX} async functions run on this worker"),
+            Self::TooMany(running) => write!(
+                f,
+                "too many async functions run on this worker, {running} of them for this caller"
+            ),
         }
     }
 }
@@ -64,7 +66,9 @@ pub(crate) struct PendingCalls {
 struct Table {
     has_ended: bool,
     next_id: u64,
-    tasks: BTreeMap<TaskId, Arc<Task>>,
+    /// Each with its caller.
+    tasks: BTreeMap<TaskId, (WorkerId, Arc<Task>)>,
+    places: Places,
     /// When a thread looks for passed deadlines.
     tick_at: Option<Instant>,
 }
@@ -110,7 +114,13 @@ impl PendingCalls {
     }
 
     /// Polls the future on this thread, which belongs to the agent, and later on others whenever it is woken.
-    pub(crate) fn start(self: &Arc<Self>, future: Pending, deadline: Deadline, done: Done) {
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        caller: WorkerId,
+        future: Pending,
+        deadline: Deadline,
+        done: Done,
+    ) {
         // The call of a creation has its answer already, so a shutdown would not wait for it.
         let work = self.agent.begin_work();
         let done: Done = Box::new(move |result| {
@@ -118,12 +128,11 @@ impl PendingCalls {
             drop(work);
         });
         let mut table = self.lock();
-        let refused = match table.tasks.len() {
-            _ if table.has_ended => Some(Unfinished::AgentEnded),
-            PENDING_MAX.. => Some(Unfinished::TooMany),
-            _ => None,
+        let place = match table.has_ended {
+            true => Err(Unfinished::AgentEnded),
+            false => table.places.take(caller).map_err(Unfinished::TooMany),
         };
-        if let Some(refused) = refused {
+        if let Err(refused) = place {
             drop(table);
             return finish(future, done, Err(refused));
         }
@@ -135,7 +144,7 @@ impl PendingCalls {
             calls: Arc::downgrade(self),
             state: Mutex::new(State::Scheduled(future, done)),
         })));
-        table.tasks.insert(id, Arc::clone(&task));
+        table.tasks.insert(id, (caller, Arc::clone(&task)));
         let tick_at = table.schedule_tick();
         drop(table);
         self.tick_at(tick_at);
@@ -148,7 +157,7 @@ impl PendingCalls {
         table.has_ended = true;
         let tasks = std::mem::take(&mut table.tasks);
         drop(table);
-        for task in tasks.into_values() {
+        for (_, task) in tasks.into_values() {
             task.end(Unfinished::AgentEnded);
         }
     }
@@ -173,10 +182,11 @@ impl PendingCalls {
         }
         table.tick_at = None;
         let mut passed = Vec::new();
-        while let Some(first) = table.tasks.first_entry()
-            && first.key().0 <= Due::At(now)
+        while let Some((id, _)) = table.tasks.first_key_value()
+            && id.0 <= Due::At(now)
         {
-            passed.push(first.remove());
+            let id = *id;
+            passed.extend(table.remove(id));
         }
         let next = table.schedule_tick();
         drop(table);
@@ -193,6 +203,12 @@ impl PendingCalls {
 }
 
 impl Table {
+    fn remove(&mut self, id: TaskId) -> Option<Arc<Task>> {
+        let (caller, task) = self.tasks.remove(&id)?;
+        self.places.give_back(caller);
+        Some(task)
+    }
+
     /// The time of the first deadline, if no thread looks at that time or earlier. The tick counts as scheduled.
     fn schedule_tick(&mut self) -> Option<Instant> {
         let (Due::At(first), _) = *self.tasks.first_key_value()?.0 else {
@@ -245,7 +261,7 @@ impl Task {
         };
         *call.lock() = State::Ended;
         if let Some(calls) = call.calls.upgrade() {
-            calls.lock().tasks.remove(&call.id);
+            calls.lock().remove(call.id);
         }
         finish(future, done, result);
     }

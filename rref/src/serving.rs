@@ -431,7 +431,7 @@ impl Server {
                 finish(&ends_in, made);
             },
         );
-        runtime.pending.start(future, deadline, done);
+        runtime.pending.start(caller.id, future, deadline, done);
     }
 
     /// Decodes the arguments of a creation, and runs its function when their references are confirmed.

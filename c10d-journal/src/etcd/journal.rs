@@ -23,6 +23,7 @@ use super::options::{EtcdOptions, candidates_range, read_leader};
 use super::reader::Piece;
 use super::registration::Registration;
 use super::stopped::{OVERWRITTEN, Stopped};
+use super::watching::Retry;
 
 /// How long opening waits for a member of etcd that answers.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
@@ -36,9 +37,6 @@ const WATCH_SILENCE_MAX: Duration = Duration::from_secs(45);
 
 /// How long etcd may take to keep what others are to be told.
 const MARK_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// After it, a standby that has lost its connection to the leader's process tries again. Each time costs etcd a read.
-const VIGIL_PAUSE: Duration = Duration::from_secs(5);
 
 /// The pause after a watch that failed.
 const WATCH_PAUSE: Duration = Duration::from_millis(100);
@@ -67,20 +65,7 @@ pub struct EtcdJournal {
     pub(super) defect: Defect,
 }
 
-/// Whether the end of a leader's process can be seen.
-#[derive(Debug, Default)]
-enum Watching {
-    #[default]
-    Nobody,
-    Process(Vigil),
-    /// Of the process with this id, it cannot.
-    NotPossible(u64),
-    /// Of this process, it could until lately: its place was needed, or the network reset the connection.
-    Lost {
-        id: u64,
-        again_at: Instant,
-    },
-}
+type Watching = super::watching::Watching<Vigil>;
 
 impl EtcdJournal {
     /// The journals of servers at this address, for `TcpStoreServer::stand_by`.
@@ -315,13 +300,10 @@ impl EtcdJournal {
             return;
         };
         let id = vigil.id();
+        *watching = Watching::NotNow(Retry::after_vigil(id, Instant::now()));
         if seen == Seen::Death {
-            *watching = Watching::NotPossible(id);
             log::warn!("{}: the process that led has ended", self.place());
             candidate.has_died(id);
-        } else {
-            let again_at = Instant::now() + VIGIL_PAUSE;
-            *watching = Watching::Lost { id, again_at };
         }
     }
 
@@ -335,8 +317,8 @@ impl EtcdJournal {
     ) -> Result<Option<Watched>, CallError> {
         self.watch_over(candidate.leader(), watching);
         let mut silence = Deadline::after(Instant::now(), WATCH_SILENCE_MAX);
-        if let Watching::Lost { again_at, .. } = watching {
-            silence = Deadline::at(*again_at);
+        if let Watching::NotNow(retry) = watching {
+            silence = silence.min(Deadline::at(retry.at));
         }
         while let Watching::Process(vigil) = watching {
             let next = stream.next(Deadline::at(Instant::now()))?;
@@ -372,25 +354,30 @@ impl EtcdJournal {
             *watching = Watching::Nobody;
             return;
         };
-        match watching {
-            Watching::Process(vigil) if vigil.id() == life.id => {}
-            Watching::NotPossible(id) if *id == life.id => {}
-            Watching::Lost { id, again_at } if *id == life.id && Instant::now() < *again_at => {}
-            _ => {
-                *watching = match Vigil::begin(leader, life, &self.cancel) {
-                    Ok(vigil) => {
-                        log::info!("the end of {leader}, will be seen at once");
-                        Watching::Process(vigil)
-                    }
-                    Err(what) => {
-                        log::info!(
-                            "the end of {leader}, will be seen by that of its lease only: {what}"
-                        );
-                        Watching::NotPossible(life.id)
-                    }
-                };
+        let before = match watching {
+            Watching::Process(vigil) if vigil.id() == life.id => return,
+            Watching::NotNow(retry) if retry.holds_back(life.id, Instant::now()) => return,
+            Watching::NotNow(retry) => Some(*retry),
+            Watching::Nobody | Watching::Process(_) => None,
+        };
+        *watching = match Vigil::begin(leader, life, &self.cancel) {
+            Ok(vigil) => {
+                log::info!("the end of {leader}, will be seen at once");
+                Watching::Process(vigil)
             }
-        }
+            Err(what) => {
+                let retry = Retry::after_failure(before, life.id, Instant::now());
+                let level = match retry.is_news() {
+                    true => log::Level::Info,
+                    false => log::Level::Debug,
+                };
+                log::log!(
+                    level,
+                    "the end of {leader}, will be seen by that of its lease only: {what}"
+                );
+                Watching::NotNow(retry)
+            }
+        };
     }
 
     /// Follows until this process leads.

@@ -41,6 +41,7 @@ mod sim_tests;
 mod stopped;
 #[cfg(test)]
 mod upgrade_tests;
+mod watching;
 
 pub use journal::EtcdJournal;
 pub use message::MemberStatus as EtcdMemberStatus;

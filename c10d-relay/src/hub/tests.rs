@@ -630,6 +630,34 @@ fn a_restarted_store_learns_which_ranks_have_waited() {
     assert_eq!(got, [resent(0, 7, 2), resent(3, 2, 2)]);
 }
 
+/// The store takes a report before the requests for the first wait among them. The rank may have cancelled that wait.
+#[test]
+fn a_restarted_store_learns_of_a_wait_behind_a_cancelled_one() {
+    let mut node = Node::with_ranks(1);
+    node.hub.set_kept(true);
+    let second = Duration::from_secs(1);
+    node.send(0, &[wait("k"), cancel()].concat());
+    node.turn();
+    node.hub.answer_cancels(node.now + second);
+    assert_eq!(node.read(0).len(), 1, "the answer");
+    node.now += second;
+    node.send(0, &wait("l"));
+    node.turn();
+    node.now += second;
+    let restart = Restart { from: 4, to: 6 };
+    assert_eq!(node.hub.restart(restart, node.now), 0);
+    (node.store, node.reader) = <_>::default();
+    node.hub.stream().attach(0).expect("a new stream");
+    node.now += second;
+    let (age, starts_ago) = (second, 2);
+    let last = Got::Resent(0, ResentWait { age, starts_ago });
+    let requests = [wait("k"), cancel(), wait("l")].concat();
+    assert_eq!(
+        node.turn()[2..],
+        [last.clone(), bytes(&[0], requests), last]
+    );
+}
+
 /// docs/spec/wire-extensions.md, END_WAITS 4: the same server learns how long ranks have waited, after it has their requests.
 #[test]
 fn a_store_that_goes_on_learns_how_long_ranks_have_waited() {
@@ -649,6 +677,42 @@ fn a_store_that_goes_on_learns_how_long_ranks_have_waited() {
     let got = node.turn();
     assert_eq!(got[1..], [resent(0, 7), resent(2, 5)]);
     assert_eq!(node.turn(), [], "once");
+}
+
+/// The same for a wait that could not be sent at once. If another wait has taken its place, an END_WAITS from before
+/// that wait must not end it.
+#[test]
+fn a_store_that_goes_on_learns_nothing_of_waits_that_began_later() {
+    let second = Duration::from_secs(1);
+    for is_replaced in [false, true] {
+        let mut node = Node::with_ranks(1);
+        let value = vec![7; CLIENT_WINDOW_BYTES as usize];
+        let set = request(|it| {
+            it.opcode(Opcode::Set).user_key("k").value(&value);
+        });
+        node.send(0, &set);
+        node.turn();
+        node.deliver();
+        node.send(0, &wait("k"));
+        node.now += 7 * second;
+        node.hub.go_on(node.now);
+        node.now += second;
+        if is_replaced {
+            node.send(0, &[cancel(), wait("l")].concat());
+        }
+        let is_resent = |it: &Got| matches!(it, Got::Resent(..));
+        assert!(!node.turn().iter().any(is_resent), "without credit");
+        let returned = node.used.used(CLIENT_WINDOW_BYTES as usize);
+        node.store.push_credit(0, returned.expect("much was used"));
+        node.deliver();
+        let mut got = node.turn();
+        assert!(matches!(got[0], Got::Bytes(..)), "{got:?}");
+        got.retain(is_resent);
+        let (age, starts_ago) = (7 * second, 0);
+        let of_first = Got::Resent(0, ResentWait { age, starts_ago });
+        let expected = Vec::from_iter((!is_replaced).then_some(of_first));
+        assert_eq!(got, expected);
+    }
 }
 
 /// What the rank has not read is not of the credit that the restarted store has given.

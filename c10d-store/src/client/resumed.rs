@@ -16,8 +16,7 @@ use super::stream::Stream;
 use crate::limits::WireLimits;
 use crate::raw_requests::RawRequests;
 use crate::session::{
-    CLIENT_WINDOW_BYTES, Credit, Frame, FrameReader, Outstanding, ResentWait, Restart,
-    SessionStream, Violation,
+    CLIENT_WINDOW_BYTES, Credit, Frame, FrameReader, Outstanding, Restart, SessionStream, Violation,
 };
 
 /// The number of the session's only client.
@@ -56,8 +55,8 @@ pub(super) struct Resumed {
     /// Splits what the client sends.
     requests: RawRequests,
     outstanding: Outstanding,
-    /// The server is to be told of this wait once it is in the session (docs/spec/wire-extensions.md, END_WAITS 4).
-    untold: Option<ResentWait>,
+    /// When the link was made, until the server is told of a wait from before (docs/spec/wire-extensions.md, END_WAITS 4).
+    untold: Option<Instant>,
     /// The server keeps the session in its journal.
     is_kept: bool,
     /// See [`SessionLink::has_heartbeats`].
@@ -253,7 +252,8 @@ impl Resumed {
         self.outstanding.send(&mut self.session, CLIENT, count);
         self.credit.sent(count);
         if self.outstanding.unsent_bytes() == 0
-            && let Some(wait) = self.untold.take()
+            && let Some(linked_at) = self.untold.take()
+            && let Some(wait) = self.outstanding.wait_of_same_server(linked_at)
         {
             self.session.push_resent(CLIENT, wait);
         }
@@ -404,7 +404,7 @@ impl Resumed {
                     if let Some(restart) = restart {
                         self.restart(restart)?;
                     } else {
-                        self.untold = self.outstanding.wait_of_same_server(Instant::now());
+                        self.untold = Some(Instant::now());
                     }
                     self.link.replace(link)?;
                     self.go_on(received_by_server)?;

@@ -4,11 +4,14 @@
 //! A list of all keys is one byte of request, and its reply may never be read. So peers that do not read
 //! pause first, and long requests arrive one at a time. If that is not enough, the server closes the peers that hold most.
 
+use crate::session::SESSION_WINDOW_BYTES;
+use crate::state::peer_reserve;
+
 /// The most for the unread replies of a session. Beyond it no client's request is carried out until the peer reads.
 const SESSION_BYTES_MAX: usize = 64 << 20;
 
-/// Peers may take at least twice this, however small the limit is.
-const RESERVE_BYTES_MIN: usize = 8 << 20;
+/// The window of a session while memory is scarce: the peer acknowledges shorter parts, and long replies continue.
+const SCARCE_WINDOW_BYTES: usize = 256 << 10;
 
 /// The memory that peers take, and may take, in bytes.
 #[derive(Debug)]
@@ -17,8 +20,10 @@ pub(super) struct Budget {
     room: usize,
     /// The sum of all [counted](Self::count) memory.
     kept_bytes: usize,
-    /// Long values that left the store and that peers are still sent. They share them.
+    /// Long values that left the store and that peers are still sent, or were at the last look. They share them.
     lent_bytes: usize,
+    /// The memory that peers took at the last look.
+    looked_at: usize,
 }
 
 impl Default for Budget {
@@ -27,6 +32,7 @@ impl Default for Budget {
             room: usize::MAX,
             kept_bytes: 0,
             lent_bytes: 0,
+            looked_at: 0,
         }
     }
 }
@@ -37,7 +43,7 @@ impl Budget {
     pub(super) fn set(&mut self, limit: Option<usize>, data_bytes: usize, lent_bytes: usize) {
         self.lent_bytes = lent_bytes;
         self.room = limit.map_or(usize::MAX, |limit| {
-            let reserve = RESERVE_BYTES_MIN.max(limit / 16);
+            let reserve = peer_reserve(limit);
             let most = limit.saturating_add(2 * reserve);
             reserve.max(most.saturating_sub(data_bytes))
         });
@@ -66,21 +72,41 @@ impl Budget {
         self.taken() > self.room / 2
     }
 
-    /// Whether peers take more than they may.
+    /// Whether peers may have taken more than they may since the last look, which costs a step for each shared value. So there is a look
+    /// only when they have taken a sixteenth more. Until then they take what they may at most.
     #[inline]
-    pub(super) const fn is_exceeded(&self) -> bool {
-        self.taken() > self.room
+    pub(super) fn must_look(&self) -> bool {
+        let (most, sixteenth) = (self.room - self.room / 16, self.room / 16);
+        self.taken() > most && self.taken() > self.looked_at.min(most) + sixteenth
     }
 
-    /// The same without the shared values, because peers may have read some of them.
+    /// The shared values were looked at.
+    pub(super) const fn looked(&mut self) {
+        self.looked_at = self.taken();
+    }
+
+    /// Whether peers take so much, after a look, that some have to give it back.
+    pub(super) const fn is_exceeded(&self) -> bool {
+        self.taken() > self.room - self.room / 16
+    }
+
+    /// Whether peers take more than they may, without the shared values, because peers may have read some of them.
     #[inline]
     pub(super) const fn is_exceeded_unshared(&self) -> bool {
         self.kept_bytes > self.room
     }
 
-    /// Whether those that took most have given back enough: more than they had to, since to find them costs a look at each.
-    pub(super) const fn is_relieved(&self) -> bool {
-        self.taken() <= self.room - self.room / 8
+    /// How much the largest peers have to give back: more than the excess itself, because to find these peers costs a look at each.
+    pub(super) const fn excess(&self) -> usize {
+        self.taken().saturating_sub(self.room - self.room / 8)
+    }
+
+    /// The unacknowledged bytes of a session beyond which its clients' replies wait.
+    pub(super) const fn session_window_bytes(&self) -> usize {
+        match self.is_scarce() {
+            true => SCARCE_WINDOW_BYTES,
+            false => SESSION_WINDOW_BYTES,
+        }
     }
 
     /// The most for the unread replies of one session.
@@ -92,6 +118,38 @@ impl Budget {
         } else {
             SESSION_BYTES_MAX
         }
+    }
+}
+
+/// The peers that are closed if that is needed, the largest first.
+#[derive(Debug)]
+pub(super) struct Relief<P> {
+    /// Each with the memory that it takes.
+    peers: Vec<(P, usize)>,
+    batch_min: usize,
+}
+
+impl<P> Relief<P> {
+    pub(super) fn new(peers: impl IntoIterator<Item = (P, usize)>) -> Self {
+        let mut peers: Vec<_> = peers.into_iter().collect();
+        peers.sort_unstable_by_key(|(_, bytes)| *bytes);
+        let batch_min = 1;
+        Self { peers, batch_min }
+    }
+
+    /// The next peers, which take as much as this. Since they share values, they may give back less: it takes a look to find out,
+    /// so each batch has at least twice as many.
+    pub(super) fn next_batch(&mut self, excess: usize) -> Vec<(P, usize)> {
+        let (mut batch, mut bytes) = (Vec::new(), 0);
+        while (bytes < excess || batch.len() < self.batch_min)
+            && excess > 0
+            && let Some(peer) = self.peers.pop()
+        {
+            bytes += peer.1;
+            batch.push(peer);
+        }
+        self.batch_min = 2 * batch.len();
+        batch
     }
 }
 
@@ -112,21 +170,22 @@ mod tests {
 
         budget.set(Some(1024 * MIB), 1000 * MIB, 0);
         let room = 152 * MIB;
+        let most = room - room / 16;
         for (taken, expected) in [
-            (room / 2, (false, false, true)),
-            (room / 2 + 1, (true, false, true)),
-            (room - room / 8, (true, false, true)),
-            (room, (true, false, false)),
-            (room + 1, (true, true, false)),
+            (room / 2, (false, false, 0)),
+            (room / 2 + 1, (true, false, 0)),
+            (room - room / 8, (true, false, 0)),
+            (most, (true, false, room / 16)),
+            (most + 1, (true, true, room / 16 + 1)),
         ] {
             budget.count(&mut counted, taken);
-            let state = (
-                budget.is_scarce(),
-                budget.is_exceeded(),
-                budget.is_relieved(),
-            );
+            budget.looked();
+            let state = (budget.is_scarce(), budget.is_exceeded(), budget.excess());
             assert_eq!(state, expected, "{taken}");
+            assert!(!budget.must_look(), "there was a look");
         }
+        budget.count(&mut counted, room + 1);
+        assert!(budget.must_look());
         assert_eq!(budget.session_bytes_max(), room / 4);
         budget.count(&mut counted, room / 2);
         budget.set(Some(1024 * MIB), 1000 * MIB, room / 2 + 1);
@@ -140,10 +199,55 @@ mod tests {
         let mut counted = 0;
         for (limit, reserve) in [(1, 8 * MIB), (1024 * MIB, 64 * MIB)] {
             budget.set(Some(limit), usize::MAX, 0);
-            budget.count(&mut counted, reserve);
-            assert!(!budget.is_exceeded());
+            budget.count(&mut counted, reserve - reserve / 16);
+            assert!(!budget.must_look() && !budget.is_exceeded());
             budget.count(&mut counted, reserve + 1);
-            assert!(budget.is_exceeded());
+            assert!(budget.must_look() && budget.is_exceeded());
         }
+    }
+
+    /// Each request replaces a value that a peer is sent, and a peer reads such a value: at the limit, each look at all values finds
+    /// little.
+    #[test]
+    fn looks_cost_a_few_steps_for_each_value() {
+        let (limit, value) = (128 * MIB, 64 << 10);
+        let mut budget = Budget::default();
+        let room = limit + limit / 8;
+        let most = room - room / 16;
+        let mut held = most / value;
+        let (mut seen, mut steps, mut requests) = (held, 0, 0);
+        while requests < 100_000 {
+            requests += 1;
+            // One more that is held, or seems to be.
+            seen += 1;
+            budget.set(Some(limit), 0, seen * value);
+            assert!(held * value <= room);
+            if budget.must_look() {
+                (steps, seen) = (steps + seen, held);
+                budget.set(Some(limit), 0, seen * value);
+                budget.looked();
+                // It would be closed.
+                held -= budget.excess() / value;
+            }
+        }
+        assert!(steps < 20 * requests, "{steps} steps");
+    }
+
+    #[test]
+    fn peers_are_closed_in_few_batches() {
+        // All share a value, and each has a further value.
+        let mut relief = Relief::new((0..10_000_usize).map(|peer| (peer, MIB + peer)));
+        assert_eq!(relief.next_batch(0), []);
+        assert_eq!(
+            relief.next_batch(2 * MIB),
+            [(9999, MIB + 9999), (9998, MIB + 9998)]
+        );
+        let mut batches = 1;
+        while !relief.next_batch(1).is_empty() {
+            batches += 1;
+        }
+        assert!(batches < 15, "{batches} batches");
+        let mut own = Relief::new([("a", 3), ("b", 9), ("c", 5)]);
+        assert_eq!(own.next_batch(10), [("b", 9), ("c", 5)]);
     }
 }

@@ -276,6 +276,11 @@ impl Connection {
         held + self.out().map_or(0, SendBuf::unsent_bytes)
     }
 
+    /// How much of a request that is not complete has arrived.
+    pub(super) fn input_bytes(&self) -> usize {
+        self.parser.partial_bytes()
+    }
+
     /// Whether much of a request has arrived that is not complete.
     pub(super) fn has_long_input(&self) -> bool {
         self.parser.memory_bytes() >= LONG_INPUT_BYTES

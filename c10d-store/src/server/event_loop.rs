@@ -304,6 +304,7 @@ impl EventLoop {
         self.turn.start_turn();
         self.flush_touched();
         self.relieve();
+        self.use_budgets();
         // Without `ready`: what is left of earlier turns may take long.
         self.keep_gathered(has_events && self.ready.is_empty(), now);
         self.publish_waits();

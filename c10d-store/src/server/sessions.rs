@@ -2,7 +2,7 @@
 //!
 //! Does not see the requests of clients: the event loop serves each client of a session as it does a connection.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -35,6 +35,8 @@ pub(super) struct Sessions {
     expiries: Timers,
     /// What survives the server. Empty without a journal.
     pub(super) carried: Carried,
+    /// The slots of sessions with clients that wait for their budget.
+    pub(super) short_of_budget: BTreeSet<usize>,
     /// Sessions of the journal that have ended since it was last told.
     pub(super) ended: Vec<SessionId>,
     /// The part of forgotten sessions in the [`Budget`](super::budget::Budget), which has to be taken off.
@@ -127,6 +129,7 @@ impl Sessions {
             slots: Slab::new(),
             expiries: Timers::default(),
             carried: Carried::default(),
+            short_of_budget: BTreeSet::new(),
             ended: Vec::new(),
             forgotten_bytes: 0,
         }
@@ -169,6 +172,12 @@ impl Sessions {
         self.slots
             .get(slot)
             .is_some_and(|session| session.is_carried)
+    }
+
+    /// Whether clients of a session wait for its budget.
+    pub(super) fn waits_for_budget(&self, slot: usize) -> bool {
+        let waiting = self.slots.get(slot).and_then(|it| it.waiting.as_ref());
+        waiting.is_some_and(|waiting| !waiting.for_budget.is_empty())
     }
 
     /// Whether a session has received what it has not carried out.

@@ -157,11 +157,20 @@ impl Outstanding {
         Some(wait.resend(restart, now))
     }
 
-    /// Returns the wait to report to the same server over a new link, if the client waits.
+    /// Whether the client waits, and a wait before that one is to be sent as well: it is cancelled, but has no reply.
     #[must_use]
-    pub fn wait_of_same_server(&self, now: Instant) -> Option<ResentWait> {
+    pub fn has_earlier_wait(&self) -> bool {
+        let mut earlier = self.owed.iter().rev().skip(1);
+        self.is_waiting() && earlier.any(|owed| owed.scan.opcode().is_wait())
+    }
+
+    /// Returns the wait to report to the same server over a link that was made at this time, if the client has waited since
+    /// before. Call it when the wait is in the session: another wait may have taken its place.
+    #[must_use]
+    pub fn wait_of_same_server(&self, linked_at: Instant) -> Option<ResentWait> {
         let wait = self.wait.filter(|_| self.is_waiting())?;
-        Some(wait.at_same_server(now))
+        wait.began_by(linked_at)
+            .then(|| wait.at_same_server(linked_at))
     }
 
     /// The bytes that are not sent yet.

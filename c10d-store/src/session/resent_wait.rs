@@ -57,6 +57,10 @@ impl WaitOrigin {
         }
     }
 
+    pub(super) fn began_by(&self, time: Instant) -> bool {
+        self.began <= time
+    }
+
     /// The wait goes to a restarted server.
     pub(super) fn resend(&mut self, restart: Restart, now: Instant) -> ResentWait {
         let first = *self.first_server.get_or_insert(restart.from);

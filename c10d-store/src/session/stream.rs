@@ -82,7 +82,12 @@ impl SessionStream {
     /// How many more bytes of clients may be pushed.
     #[must_use]
     pub fn room(&self) -> usize {
-        SESSION_WINDOW_BYTES.saturating_sub(self.kept.len())
+        self.room_in(SESSION_WINDOW_BYTES)
+    }
+
+    /// The same, with this window.
+    pub(crate) fn room_in(&self, window_bytes: usize) -> usize {
+        window_bytes.saturating_sub(self.kept.len())
     }
 
     /// How many bytes have arrived so far, which the peer must know to go on over another link.

@@ -24,6 +24,11 @@ impl StoreState {
         self.memory_max = bytes;
     }
 
+    /// Sets the memory that peers take: unread replies and unfinished requests.
+    pub(crate) const fn set_peer_bytes(&mut self, bytes: usize) {
+        self.peer_bytes = bytes;
+    }
+
     /// Sets what the server keeps of sessions in its journal.
     pub(crate) const fn set_carried_bytes(&mut self, bytes: usize) {
         self.carried_bytes = bytes;
@@ -117,6 +122,13 @@ impl StoreState {
             Request::Membership { bytes, .. } if GroupRequest::may_add(bytes) => {
                 (GROUP_BYTES + bytes.len(), limit)
             }
+            Request::MultiSet { .. } => {
+                // The store copies its values while the request is still in memory, besides the requests and replies of other peers.
+                let reserve = peer_reserve(limit);
+                let most = limit.saturating_add(2 * reserve);
+                let room = most.saturating_sub(self.peer_bytes).max(used + reserve);
+                (self.growth_of_write(request), limit.min(room))
+            }
             _ => (self.growth_of_write(request), limit),
         };
         if growth > 0 && used.saturating_add(growth) > room {
@@ -187,6 +199,11 @@ impl StoreState {
     }
 }
 
+/// Peers may take at least twice this, whatever the data takes.
+pub(crate) fn peer_reserve(limit: usize) -> usize {
+    (8 << 20).max(limit / 16)
+}
+
 /// At least what a request can add, without a look at the data.
 fn most_growth(request: &Request<'_>) -> usize {
     let of_bytes = |key: &[u8], bytes: usize| NAME_BYTES + ELEMENT_BYTES + key.len() + bytes;
@@ -230,6 +247,27 @@ mod tests {
             key: key.as_bytes(),
             value: Payload::Borrowed(value),
         }
+    }
+
+    /// docs/spec/wire.md, MEMORY 4.
+    #[test]
+    fn values_of_one_request_count_besides_the_request() {
+        let mut store = StoreState::new();
+        let limit = 256 << 20;
+        store.set_memory_max(Some(limit));
+        let value = vec![7; 4 << 20];
+        let keys: Vec<String> = (0..40).map(|key| key.to_string()).collect();
+        let pairs = keys.iter().flat_map(|key| [key.as_bytes(), &value]);
+        let pairs: Vec<&[u8]> = pairs.collect();
+        let mut set = |pairs: &[&[u8]], peer_bytes: usize| {
+            store.set_peer_bytes(peer_bytes);
+            let pairs = Keys::from(pairs);
+            handle(&mut store, Request::MultiSet { pairs })
+        };
+        let most = limit + limit / 8;
+        set(&pairs, most - (150 << 20)).expect_err("150 MiB are left for 160 MiB");
+        set(&pairs[..6], most).expect("peers that take everything do not refuse 12 MiB");
+        set(&pairs, 100 << 20).expect("160 MiB beside 100 MiB of 288 MiB");
     }
 
     /// docs/spec/wire.md, MEMORY 1 to 3.

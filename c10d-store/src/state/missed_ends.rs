@@ -34,6 +34,25 @@ struct End {
     at: Moment,
 }
 
+/// Prefixes in their order. No prefix begins with another prefix, so that a search finds the only candidate of a name: a wait can
+/// have thousands of names.
+#[derive(Debug)]
+pub(super) struct Missed<'a>(Vec<&'a [u8]>);
+
+impl Missed<'_> {
+    /// Whether a wait for this name should have ended.
+    pub(super) fn has(&self, name: &[u8]) -> bool {
+        // A text between a prefix and a name with this prefix begins with the prefix.
+        let after = self.0.partition_point(|prefix| *prefix <= name);
+        let prefix = after.checked_sub(1).map(|at| self.0[at]);
+        prefix.is_some_and(|prefix| name.starts_with(prefix))
+    }
+
+    pub(super) const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 impl MissedEnds {
     /// This server has this number, and sessions of earlier servers may come back.
     pub(super) const fn expect_sessions(&mut self, server: u32) {
@@ -43,6 +62,10 @@ impl MissedEnds {
     /// There are sessions.
     pub(super) const fn remember(&mut self) {
         self.has_sessions = true;
+    }
+
+    pub(super) const fn has_sessions(&self) -> bool {
+        self.has_sessions
     }
 
     /// No session of an earlier server can come back any more.
@@ -69,20 +92,25 @@ impl MissedEnds {
         self.insert(prefix, server, Moment::default());
     }
 
-    /// Whether a wait for this name has missed its end. Its session was accepted at this time.
-    pub(super) fn has_ended(&self, name: &[u8], wait: ResentWait, accepted: Moment) -> bool {
+    /// The ends that a wait may have missed. Its session was accepted at this time.
+    pub(super) fn missed_by(&self, wait: ResentWait, accepted: Moment) -> Missed<'_> {
         let this = self.server.unwrap_or(0);
         let first_server = this.saturating_sub(wait.starts_ago);
         let began = accepted.since_start().saturating_sub(wait.age);
-        self.ends.iter().any(|end| {
-            let is_later = if end.server == this {
+        let is_later = |end: &&End| {
+            if end.server == this {
                 began <= end.at.since_start()
             } else {
                 // All that an earlier server has done was before the start of this one.
                 began.is_zero() && first_server < end.server
-            };
-            is_later && name.starts_with(&end.prefix)
-        })
+            }
+        };
+        let later = self.ends.iter().filter(is_later);
+        let mut prefixes: Vec<_> = later.map(|end| &*end.prefix).collect();
+        prefixes.sort_unstable();
+        // Prefixes that begin with a shorter prefix follow it.
+        prefixes.dedup_by(|next, prefix| next.starts_with(prefix));
+        Missed(prefixes)
     }
 
     pub(super) fn len(&self) -> usize {

@@ -68,6 +68,7 @@ use groups::Groups;
 pub(crate) use image::Image;
 use image::{ConnectionsImage, KeysImage};
 use known_value::KnownValue;
+pub(crate) use memory::peer_reserve;
 use missed_ends::MissedEnds;
 pub(crate) use owners::KeptClient;
 use owners::{Owners, silence_max};
@@ -138,6 +139,8 @@ pub(crate) struct StoreState {
     waits_cancelled: u64,
     /// The most memory of the data in bytes; `None` for no limit.
     memory_max: Option<usize>,
+    /// The memory besides the data that peers take.
+    peer_bytes: usize,
     /// The memory of what the journal keeps of sessions.
     carried_bytes: usize,
     peak: peak::Peak,
@@ -943,6 +946,10 @@ impl StoreState {
 
     /// docs/spec/wire-extensions.md, END_WAITS 1.
     fn end_waits(&mut self, conn: ConnId, prefix: &[u8], replies: &mut impl Replies) {
+        if self.missed_ends.has_sessions() {
+            // A wait that has ended late counts as ended for this request, too, once its end is durable.
+            self.depend_on_batch();
+        }
         let ended = self.end_waits_of(prefix, replies);
         self.remember_end(prefix);
         self.reply(replies, conn, Reply::Integer(count(ended)));

@@ -179,12 +179,10 @@ impl StoreState {
         let Some(waiting) = self.waiters.waiting_of(conn) else {
             return;
         };
-        self.work += (waiting.missing as usize * self.missed_ends.len()) as u64;
-        let ends = &self.missed_ends;
-        let is_ended = self
-            .waiters
-            .missing_of(waiting)
-            .any(|name| ends.has_ended(name, wait, accepted));
+        self.work += u64::from(waiting.missing) + self.missed_ends.len() as u64;
+        let missed = self.missed_ends.missed_by(wait, accepted);
+        let names = || self.waiters.missing_of(waiting);
+        let is_ended = !missed.is_empty() && names().any(|name| missed.has(name));
         if is_ended {
             self.depend_on_batch();
             self.end_wait_of(conn, replies);

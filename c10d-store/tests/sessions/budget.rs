@@ -145,6 +145,70 @@ fn requests_that_are_sent_in_part() {
     );
 }
 
+/// The request whose turn it is may be as long as all memory. It is the largest when there is too much.
+#[test]
+fn a_request_as_long_as_the_memory_beside_short_parts() {
+    if serve_if_child() {
+        return;
+    }
+    for values in [14, 100] {
+        let name = "budget::a_request_as_long_as_the_memory_beside_short_parts";
+        let attack = |server: &Server| {
+            let value = vec![7; 8 << 20];
+            let mut long = connect(server.address);
+            send(&mut long, |it| {
+                it.opcode(Opcode::MultiSet).count(values);
+                for _ in 0..10 {
+                    it.user_key("k").value(&value);
+                }
+            });
+            // Each is too short to wait for its turn.
+            let parts = (0..200).map(|_| {
+                let mut socket = connect(server.address);
+                let mut bytes = requests(|it| {
+                    it.opcode(Opcode::Set).user_key("k").count(250 << 10);
+                });
+                bytes.resize(240 << 10, 7);
+                let _ = socket.write_all(&bytes);
+                socket
+            });
+            let parts = parts.collect::<Vec<_>>();
+            send(&mut long, |it| {
+                for _ in 10..values {
+                    it.user_key("k").value(&value);
+                }
+            });
+            (long, parts)
+        };
+        withstands(name, attack, drop);
+    }
+}
+
+/// A request whose values are copied into the store while the request is still there.
+#[test]
+fn values_of_one_request_that_fill_the_memory() {
+    if serve_if_child() {
+        return;
+    }
+    withstands(
+        "budget::values_of_one_request_that_fill_the_memory",
+        |server| {
+            let value = vec![7; 8 << 20];
+            let keys: Vec<String> = (0..15).map(|key| format!("{key}")).collect();
+            let mut writer = connect(server.address);
+            send(&mut writer, |it| {
+                it.opcode(Opcode::MultiSet).count(15);
+                for key in &keys {
+                    it.user_key(key).value(&value);
+                }
+            });
+            let refused = writer.read_exact(&mut [0; 8]);
+            refused.expect_err("120 MiB of 144 MiB are there twice");
+        },
+        drop,
+    );
+}
+
 /// Together they take more than peers may, so they arrive one after another. The server refuses no set, because all sets are of one key.
 #[test]
 fn long_requests_at_a_time() {
@@ -437,4 +501,117 @@ fn readers_of_a_stored_value_are_not_closed_for_a_replaced_one() {
     };
     let cut = holders.into_iter().map(is_cut).filter(|is_cut| *is_cut);
     assert!(cut.count() > 0, "peers had too much");
+}
+
+/// Stores values so that peers may take 32 MiB.
+fn leave_32_mib(store: &impl Store) {
+    for number in 0..14 {
+        let key = format!("stored {number}");
+        store.set(&key, vec![7; 8 << 20]).expect("a set");
+    }
+    assert_eq!(store.num_keys().expect("they are carried out"), 14);
+}
+
+/// While memory is scarce, the server keeps a short stream for each session whose peer reads slowly, so it closes no peer. Later, all
+/// peers read everything.
+#[test]
+fn streams_of_sessions_are_short_while_memory_is_scarce() {
+    if serve_if_child() {
+        return;
+    }
+    let name = "budget::streams_of_sessions_are_short_while_memory_is_scarce";
+    let server = Server::start_with(name, 256 * MIB, LIMIT);
+    let store = TcpStore::connect("127.0.0.1", server.address.port()).expect("a client");
+    leave_32_mib(&store);
+    store.set("k", [7; 16_000]).expect("a set");
+    // These take more than half of that.
+    let value = vec![8; 5 << 20];
+    let long = requests(|it| {
+        it.opcode(Opcode::MultiSet).count(2);
+        for key in ["stored 0", "stored 1"] {
+            it.user_key(key).value(&value);
+        }
+    });
+    let part = 9 << 20;
+    let writers = (0..2).map(|_| {
+        let mut socket = connect(server.address);
+        socket.write_all(&long[..part]).expect("the server reads");
+        socket
+    });
+    let mut writers: Vec<_> = writers.collect();
+    store.get("k").expect("a get");
+    let clients: Vec<u32> = (0..20).collect();
+    let gets = requests(|it| {
+        for _ in 0..60 {
+            it.opcode(Opcode::Get).user_key("k");
+        }
+    });
+    let links = (0..8).map(|_| {
+        let mut link = Link::open(server.address);
+        link.open_clients(0..20);
+        link.stream.push_group(&clients, &gets);
+        link.send();
+        link
+    });
+    let links: Vec<_> = links.collect();
+    for _ in 0..200 {
+        store.get("k").expect("a get");
+    }
+    let read = |mut link: Link| {
+        let all = 20 * 60 * (8 + 16_000);
+        link.receive_until("all replies", |link| link.received_bytes() == all);
+        link
+    };
+    let links: Vec<_> = links.into_iter().map(read).collect();
+    // It is the turn of the last one.
+    for writer in writers.iter_mut().rev() {
+        writer.write_all(&long[part..]).expect("it is not closed");
+        writer
+            .write_all(&[Opcode::GetNumKeys as u8])
+            .expect("it is not closed");
+        writer.read_exact(&mut [0; 8]).expect("it is not closed");
+    }
+    links.into_iter().for_each(Link::end);
+}
+
+/// A client that reads waits beside clients that do not, until there is room again.
+#[test]
+fn clients_of_a_session_continue_when_there_is_room_again() {
+    if serve_if_child() {
+        return;
+    }
+    let name = "budget::clients_of_a_session_continue_when_there_is_room_again";
+    let server = Server::start_with(name, 256 * MIB, LIMIT);
+    let store = TcpStore::connect("127.0.0.1", server.address.port()).expect("a client");
+    leave_32_mib(&store);
+    let mut link = Link::open(server.address);
+    link.open_clients(0..2);
+    let wait = requests(|it| {
+        it.opcode(Opcode::WaitGet).user_keys(&["k"; 1000]);
+    });
+    link.stream.push_data(0, &wait);
+    link.send();
+    for _ in 0..200 {
+        store.num_keys().expect("an answer");
+    }
+    // It takes more than the budget of a session, and less than half of the memory for all peers.
+    store.set("k", [7; 12_000]).expect("a set");
+    store.num_keys().expect("an answer");
+    let count = requests(|it| {
+        it.opcode(Opcode::GetNumKeys);
+    });
+    link.stream.push_data(1, &count);
+    link.send();
+    for _ in 0..200 {
+        store.num_keys().expect("an answer");
+    }
+    assert_eq!(link.received_bytes(), 0, "the session has no budget");
+    for number in 0..14 {
+        store
+            .delete_key(&format!("stored {number}"))
+            .expect("a delete");
+    }
+    while !link.replies.contains_key(&1) {
+        link.receive_for(|client| client == 1);
+    }
 }

@@ -127,6 +127,11 @@ impl Link {
 
     /// Reads once, and returns credit.
     pub(crate) fn receive(&mut self) {
+        self.receive_for(|_| true);
+    }
+
+    /// Reads once, and returns the credit of these clients.
+    pub(crate) fn receive_for(&mut self, reads: impl Fn(u32) -> bool) {
         let mut bytes = vec![0; 256 << 10];
         let count = self.socket.read(&mut bytes).expect("the server sends");
         assert!(count > 0, "the server has closed the link");
@@ -135,8 +140,8 @@ impl Link {
         while let Some(mut piece) = self.stream.next_bytes(&mut bytes).expect("link frames") {
             while let Some(frame) = self.reader.next(&mut piece).expect("frames") {
                 match frame {
-                    Frame::Data { client, bytes } => self.take(client, bytes),
-                    Frame::Shared { client, bytes } => self.take(client, &bytes),
+                    Frame::Data { client, bytes } => self.take(client, bytes, reads(client)),
+                    Frame::Shared { client, bytes } => self.take(client, &bytes, reads(client)),
                     Frame::Close { client } => self.closed.push(client),
                     _ => {}
                 }
@@ -145,11 +150,11 @@ impl Link {
         self.send();
     }
 
-    fn take(&mut self, client: u32, bytes: &[u8]) {
+    fn take(&mut self, client: u32, bytes: &[u8], reads: bool) {
         let credit = self.credits.get_mut(&client).expect("it was opened");
         credit.received(bytes.len()).expect("it had credit");
         self.replies.entry(client).or_default().extend(bytes);
-        if let Some(returned) = credit.used(bytes.len()) {
+        if reads && let Some(returned) = credit.used(bytes.len()) {
             self.stream.push_credit(client, returned);
         }
     }

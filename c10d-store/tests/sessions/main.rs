@@ -11,7 +11,6 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use byteorder::{ByteOrder, LittleEndian};
-use c10d_store::unstable::Frame;
 use c10d_store::{Opcode, ServerOptions, Store, StoreExt, TcpStore, TcpStoreServer};
 
 use link::{Link, TAKES_PIECES, ask, ask_store, requests};
@@ -222,19 +221,8 @@ fn a_client_that_reads_goes_on_beside_clients_that_do_not() {
     for round in 1..=20 {
         link.stream.push_data(20, &add);
         link.send();
-        // Only this client gets credit.
-        let mut bytes = vec![0; 256 << 10];
         while link.replies.get(&20).map_or(0, Vec::len) < 8 * round {
-            let count = link.socket.read(&mut bytes).expect("the server sends");
-            let mut bytes = &bytes[..count];
-            while let Some(mut piece) = link.stream.next_bytes(&mut bytes).expect("link frames") {
-                while let Some(frame) = link.reader.next(&mut piece).expect("frames") {
-                    if let Frame::Data { client, bytes } = frame {
-                        link.replies.entry(client).or_default().extend(bytes);
-                    }
-                }
-            }
-            link.send();
+            link.receive_for(|client| client == 20);
         }
     }
     assert!(link.replies[&0].len() < listing, "its credit is used up");

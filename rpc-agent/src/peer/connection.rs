@@ -4,6 +4,7 @@
 //! that finds it taken leaves a note to the one that has it. A caller that waits for an answer may borrow the
 //! connection from the poller, which saves waking a second thread for the answer.
 
+use std::io;
 use std::net::SocketAddr;
 
 use super::incoming::Incoming;
@@ -26,6 +27,8 @@ pub(crate) struct Connection<S> {
     pub(super) address: SocketAddr,
     reader: Reader,
     pub(super) writer: Writer,
+    /// Why a write has failed.
+    pub(super) write_failure: Option<io::Error>,
     waiter: Waiter,
     /// The poller has reported the end of the stream, perhaps with the event of its last byte: no further event will.
     pub(crate) is_read_closed: bool,
@@ -51,6 +54,8 @@ pub(super) enum Writer {
     Busy,
     /// None: the socket takes no more bytes until it is writable.
     Blocked,
+    /// None: the connection is over once what has arrived is read.
+    Failed,
 }
 
 /// The thread that waits for the socket.
@@ -90,6 +95,7 @@ impl<S> Connection<S> {
             address,
             reader: Reader::Idle(Box::new(decoder)),
             writer: Writer::Idle,
+            write_failure: None,
             waiter: Waiter::Poller,
             is_read_closed: false,
             watched: Watch::default(),

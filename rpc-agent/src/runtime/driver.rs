@@ -1,5 +1,6 @@
 //! Locks a peer's state machine, gives it an input, unlocks it, and carries out what follows.
 
+use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -365,7 +366,7 @@ impl Driver {
         {
             // Without events the connection is of no use: shut down, it reports an error to the next thread that reads.
             log::error!("{}: cannot watch a connection: {error}", self.me());
-            let _ = socket.stream.shutdown(std::net::Shutdown::Both);
+            let _ = socket.stream.shutdown(Shutdown::Both);
         }
         peer.stepped(&mut state);
         drop(state);
@@ -400,6 +401,10 @@ impl Driver {
                     let before = batch.sent_bytes();
                     let result = socket.write(&mut batch);
                     self.metrics.sent(batch.sent_bytes() - before);
+                    if result.is_err() {
+                        // It is over already, unless TLS has failed.
+                        let _ = socket.stream.shutdown(Shutdown::Both);
+                    }
                     self.input(peer, effects, |core| {
                         core.written(connection, batch, result)
                     });

@@ -261,6 +261,27 @@ fn the_error_kind_determines_the_outcome() {
     }
 }
 
+/// The reset makes the write of a later request fail, perhaps before the answer is read. Then the answer has still arrived.
+#[test]
+fn an_answer_before_a_reset_counts() {
+    let group = Group::new();
+    let mut lost = 0;
+    for _ in 0..50 {
+        let answered = group.call_raw(vec![1]);
+        let mut link = group.raw.accept_link();
+        let id = read_frame(&mut link).id;
+        // Longer than the buffers of the system, so that its writer waits.
+        let unread = group.call_raw(vec![2; 16 << 20]);
+        read_exactly(&mut link, 16);
+        send(&mut link, &frame(RESPONSE, 0, 0, id, &[3]));
+        // Unread bytes reset the connection.
+        drop(link);
+        lost += u32::from(wait(&answered).is_err());
+        assert_eq!(wait(&unread).unwrap_err().outcome(), Outcome::Unknown);
+    }
+    assert_eq!(lost, 0, "answers that have arrived");
+}
+
 #[test]
 fn an_invalid_hello_closes_the_connection() {
     let group = Group::new();

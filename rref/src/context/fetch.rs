@@ -6,7 +6,7 @@ use rpc_agent::WorkerId;
 
 use super::effect::{Effect, RequestToken};
 use super::error::FetchError;
-use super::owned::{UNCREATED_MAX, WAITING_MAX, Waiting};
+use super::owned::{UNCREATED_MAX, Waiting};
 use super::state::{Phase, RRefContext};
 use crate::id::RRefId;
 
@@ -42,8 +42,8 @@ impl<V: Clone> RRefContext<V> {
             return;
         } else if deadline.is_some_and(|deadline| deadline <= now) {
             FetchError::TimedOut(rref)
-        } else if self.waiting.len() >= WAITING_MAX {
-            FetchError::TooMany { max: WAITING_MAX }
+        } else if let Err(max) = self.waiting_places.check(from) {
+            FetchError::TooMany { max }
         } else if let Some(owned) = self.entry(now, rref) {
             if let Some(result) = owned.value.result() {
                 let result = result.map_err(FetchError::Failed);
@@ -58,6 +58,8 @@ impl<V: Clone> RRefContext<V> {
                 deadline,
             };
             self.waiting.insert(token, waiting);
+            // There is one.
+            let _ = self.waiting_places.take(from);
             self.deadlines
                 .extend(deadline.map(|deadline| (deadline, token)));
             return;
@@ -81,7 +83,13 @@ impl<V: Clone> RRefContext<V> {
     }
 
     pub(super) fn answer_fetch(&mut self, token: RequestToken, result: Result<V, FetchError>) {
-        if let Some(Waiting { rref, deadline, .. }) = self.waiting.remove(&token) {
+        if let Some(Waiting {
+            rref,
+            from,
+            deadline,
+        }) = self.waiting.remove(&token)
+        {
+            self.waiting_places.give_back(from);
             self.waiters.remove(&(rref, token));
             if let Some(deadline) = deadline {
                 self.deadlines.remove(&(deadline, token));

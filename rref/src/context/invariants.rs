@@ -79,7 +79,8 @@ impl<V: Clone> RRefContext<V> {
                 self.uncreated
             ));
         }
-        if waiters != self.waiting.len() || waiters != self.waiters.len() {
+        let places = self.waiting_places.taken();
+        if [self.waiting.len(), self.waiters.len(), places] != [waiters; 3] {
             return Err(format!(
                 "{} requests wait, not {waiters}",
                 self.waiting.len()

@@ -8,9 +8,6 @@ use rpc_agent::WorkerId;
 use super::holders::Holders;
 use crate::id::RRefId;
 
-/// The most requests that wait for values.
-pub(super) const WAITING_MAX: usize = 1 << 16;
-
 /// The most uncreated entries, as peers can make them.
 pub(super) const UNCREATED_MAX: usize = 1 << 16;
 

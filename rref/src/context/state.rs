@@ -13,6 +13,7 @@ use super::peer::Peer;
 use super::tombstones::Tombstones;
 use super::user::{Child, Orphan, State, User};
 use crate::id::{ForkId, Mint, RRefId};
+use crate::places::Places;
 use crate::protocol::DELETES_MAX;
 
 /// The shortest time of [`Timing`]: what is due again at once would never end.
@@ -81,6 +82,8 @@ pub(crate) struct RRefContext<V> {
     pub(super) uncreated: usize,
     /// Requests for values that do not exist yet.
     pub(super) waiting: BTreeMap<RequestToken, Waiting>,
+    /// Of the peers whose requests wait.
+    pub(super) waiting_places: Places,
     /// The same requests, by value. Not in `owned`, as few values are waited for.
     pub(super) waiters: BTreeSet<(RRefId, RequestToken)>,
     pub(super) deadlines: BTreeSet<(Instant, RequestToken)>,
@@ -113,6 +116,7 @@ impl<V: Clone> RRefContext<V> {
             owned: BTreeMap::new(),
             uncreated: 0,
             waiting: BTreeMap::new(),
+            waiting_places: Places::default(),
             waiters: BTreeSet::new(),
             deadlines: BTreeSet::new(),
             users: BTreeMap::new(),

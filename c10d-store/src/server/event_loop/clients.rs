@@ -11,7 +11,7 @@ use super::{EventLoop, Input, Ready};
 use crate::request_parser::{ParseError, RequestParser};
 use crate::server::connection::{Carrier, Client, Connection, Phase, conn_id_of};
 use crate::server::sessions::{Attached, Candidate};
-use crate::session::{Frame, Group, Hello, Piece, ResentWait, Violation};
+use crate::session::{Frame, Group, Hello, Piece, ResentWait, SessionStream, Violation};
 use crate::snapshot::CloseReason;
 use crate::state::KeptClient;
 
@@ -219,7 +219,7 @@ impl EventLoop {
     fn on_group(&mut self, slot: usize, group: Group, mut next: usize) -> Result<(), Violation> {
         let (first, mut is_over) = (next, false);
         for client in group.clients().skip(next) {
-            let is_exceeded = next > first && self.connections.budget.is_exceeded();
+            let is_exceeded = next > first && self.connections.budget.must_look();
             is_over = is_exceeded || self.turn.is_turn_over();
             if is_over {
                 break;
@@ -473,6 +473,7 @@ impl EventLoop {
 
     /// Hands a client's replies to its session, as far as there is credit and room.
     pub(super) fn flush_client(&mut self, token: Token) {
+        let window_bytes = self.connections.budget.session_window_bytes();
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
@@ -489,6 +490,7 @@ impl EventLoop {
         let Some(session) = self.sessions.get_mut(slot) else {
             return;
         };
+        let room = |stream: &SessionStream| stream.room_in(window_bytes);
         if let Some(keeping) = &self.keeping
             && client.replies().is_some_and(|(out, _)| !out.is_empty())
         {
@@ -506,7 +508,7 @@ impl EventLoop {
                         // It gets credit for all of it soon, as it has much to read.
                         break;
                     }
-                    if before == 0 && piece.len() <= stream.room() {
+                    if before == 0 && piece.len() <= room(stream) {
                         pieces.push(number, &piece, stream);
                         out.skip(piece.len());
                         credit.sent(piece.len());
@@ -518,7 +520,7 @@ impl EventLoop {
                 let count = [
                     before_piece,
                     credit.to_send(),
-                    stream.room(),
+                    room(stream),
                     CLIENT_FRAME_BYTES_MAX,
                 ];
                 let count = count.into_iter().min().unwrap_or(0);
@@ -528,7 +530,7 @@ impl EventLoop {
                 stream.push_data_from(number, out, count);
                 credit.sent(count);
             }
-            lacks_room = !out.is_empty() && credit.to_send() > 0 && stream.room() == 0;
+            lacks_room = !out.is_empty() && credit.to_send() > 0 && room(stream) == 0;
         }
         if lacks_room && !client.waits_for_room {
             client.waits_for_room = true;
@@ -570,7 +572,19 @@ impl EventLoop {
         {
             client.waits_for_budget = true;
             session.waiting().for_budget.push_back(token);
+            self.sessions.short_of_budget.insert(slot);
         }
+    }
+
+    /// The clients continue that wait for the budgets of their sessions, if those have grown. Few sessions have less than they take:
+    /// a budget is a quarter of the memory, or long.
+    pub(super) fn use_budgets(&mut self) {
+        let mut short = std::mem::take(&mut self.sessions.short_of_budget);
+        short.retain(|slot| {
+            self.use_budget(*slot);
+            self.sessions.waits_for_budget(*slot)
+        });
+        self.sessions.short_of_budget.append(&mut short);
     }
 
     /// The next client that waits for the budget of its session continues, if there is some. It calls this again.
@@ -627,8 +641,9 @@ impl EventLoop {
     /// The next client whose replies have waited for room continues, if there is room, and the link is flushed soon. The
     /// client calls this again.
     fn use_room(&mut self, slot: usize) {
+        let window_bytes = self.connections.budget.session_window_bytes();
         while let Some(session) = self.sessions.get_mut(slot)
-            && session.stream.room() > 0
+            && session.stream.room_in(window_bytes) > 0
             && let Some(token) = session.next_for_room()
         {
             let connection = self.connections.get_mut(token);

@@ -7,62 +7,63 @@ use std::time::{Duration, Instant};
 use mio::Token;
 
 use super::EventLoop;
+use crate::server::budget::Relief;
 use crate::server::connection::{Carrier, Connection, InputTurn, Peer};
 use crate::snapshot::CloseReason;
 
 /// To find out which values peers have read costs a look at each.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The rest of a long request waits this long at most: the peer whose turn it is may never send its own.
-const INPUT_PAUSE_MAX: Duration = Duration::from_secs(10);
-
 impl EventLoop {
     /// Whether the rest of the peer's request waits until others are complete. The peer continues later.
+    ///
+    /// The request that has the turn may be longer than the free memory. Its memory counts with each read, which is
+    /// short, so the sum has the same limit: when there is too much, the peer of the longest request is closed.
     pub(super) fn must_pause_input(&mut self, token: Token) -> bool {
         let is_scarce = self.connections.budget.is_scarce();
-        let is_free = self.inputs.turn == Some(token) || !self.has_input_turn();
+        let is_free = self.inputs.turn() == Some(token) || self.has_input_arrived();
         let Some(connection) = self.connections.get_mut(token) else {
             return false;
         };
+        let bytes = connection.input_bytes();
         match connection.input_turn {
             _ if !connection.has_long_input() => connection.input_turn = InputTurn::Any,
             InputTurn::Any if is_scarce && is_free => {
                 connection.input_turn = InputTurn::Has;
-                self.inputs.turn = Some(token);
+                self.inputs.begin(token, bytes, Instant::now());
             }
             InputTurn::Any if is_scarce => {
                 connection.input_turn = InputTurn::Waits;
-                let latest = Instant::now() + INPUT_PAUSE_MAX;
-                self.inputs.waiting.push_back((latest, token));
+                connection.parser.shrink();
+                self.inputs.wait(token);
             }
-            InputTurn::Any | InputTurn::Waits | InputTurn::Has => {}
+            InputTurn::Has => self.inputs.progress(token, bytes, Instant::now()),
+            InputTurn::Any | InputTurn::Waits => {}
         }
         connection.input_turn == InputTurn::Waits
     }
 
-    /// Whether the last request that got a turn is still arriving.
-    fn has_input_turn(&self) -> bool {
-        let turn = self
-            .inputs
-            .turn
-            .and_then(|token| self.connections.get(token));
-        turn.is_some_and(Connection::has_long_input)
+    /// Whether no request with a turn is still arriving.
+    fn has_input_arrived(&self) -> bool {
+        let turn = self.inputs.turn();
+        let turn = turn.and_then(|token| self.connections.get(token));
+        !turn.is_some_and(Connection::has_long_input)
     }
 
     /// Whether a request that waits in part can continue: there is room, or it is its turn.
     pub(super) fn can_continue_inputs(&self) -> bool {
-        let is_free = !self.connections.budget.is_scarce() || !self.has_input_turn();
-        is_free && !self.inputs.waiting.is_empty()
+        let has_room = !self.connections.budget.is_scarce();
+        self.inputs.can_continue(has_room, self.has_input_arrived())
     }
 
-    /// Lets requests that wait in part continue if they can, or if they have waited long. Flushes no connection.
+    /// Lets requests that wait in part continue if there is room, or if it is their turn. Flushes no connection.
     pub(super) fn continue_inputs(&mut self, now: Instant) {
-        while let Some((latest, token)) = self.inputs.waiting.front().copied() {
-            if latest > now && !self.can_continue_inputs() {
+        loop {
+            let has_room = !self.connections.budget.is_scarce();
+            let has_arrived = self.has_input_arrived();
+            let Some(token) = self.inputs.take(has_room, has_arrived, now) else {
                 return;
-            }
-            self.inputs.waiting.pop_front();
-            let is_scarce = self.connections.budget.is_scarce();
+            };
             let Some(connection) = self.connections.get_mut(token) else {
                 continue;
             };
@@ -70,9 +71,9 @@ impl EventLoop {
                 continue;
             }
             connection.input_turn = InputTurn::Any;
-            if is_scarce {
+            if !has_room {
                 connection.input_turn = InputTurn::Has;
-                self.inputs.turn = Some(token);
+                self.inputs.begin(token, connection.input_bytes(), now);
             }
             match connection.carrier {
                 Carrier::Socket(_) => {
@@ -87,11 +88,10 @@ impl EventLoop {
     /// Closes the peers that have the server keep most, if peers have it keep more than they may. A session is one peer.
     pub(super) fn relieve(&mut self) {
         self.set_budget();
-        if !self.connections.budget.is_exceeded() {
+        if !self.connections.budget.must_look() {
             return;
         }
-        self.state.forget_read();
-        self.set_budget();
+        self.forget_read();
         if !self.connections.budget.is_exceeded() {
             return;
         }
@@ -103,29 +103,35 @@ impl EventLoop {
         for (slot, bytes) in self.sessions.kept() {
             *peers.entry(Peer::Session(slot)).or_default() += bytes;
         }
-        let mut peers: Vec<_> = peers.into_iter().collect();
-        peers.sort_unstable_by_key(|(_, bytes)| *bytes);
-        while !self.connections.budget.is_relieved()
-            && let Some((peer, bytes)) = peers.pop()
-        {
-            self.end_peer(peer, bytes);
-            if self.connections.budget.is_mostly_lent() {
-                self.state.forget_read();
+        let mut relief = Relief::new(peers);
+        loop {
+            let batch = relief.next_batch(self.connections.budget.excess());
+            if batch.is_empty() {
+                return;
             }
-            self.set_budget();
+            for (peer, bytes) in batch {
+                self.end_peer(peer, bytes);
+            }
+            self.forget_read();
         }
     }
 
     /// Once a second while there are some: forgets the values that peers have read.
     pub(super) fn look_at_lent(&mut self, now: Instant) {
         if self.look_at.is_some_and(|at| at <= now) {
-            self.state.forget_read();
-            self.set_budget();
+            self.forget_read();
             self.look_at = None;
         }
         if self.state.lent_bytes() > 0 && self.look_at.is_none() {
             self.look_at = Some(now + LOOK_INTERVAL);
         }
+    }
+
+    /// Looks which values peers have read, at each.
+    fn forget_read(&mut self) {
+        self.state.forget_read();
+        self.set_budget();
+        self.connections.budget.looked();
     }
 
     fn end_peer(&mut self, peer: Peer, bytes: usize) {
@@ -151,5 +157,6 @@ impl EventLoop {
         let state = &self.state;
         let (limit, data) = (state.memory_max(), state.memory());
         self.connections.budget.set(limit, data, state.lent_bytes());
+        self.state.set_peer_bytes(self.connections.budget.taken());
     }
 }

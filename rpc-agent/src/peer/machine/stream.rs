@@ -73,14 +73,16 @@ impl<P, S: Clone> Peer<P, S> {
         }
     }
 
-    /// The connection is of no use any more: its calls fail.
+    /// The connection is of no use any more, and everything that has arrived is read: its calls fail.
     pub(crate) fn connection_lost(&mut self, connection: ConnectionId, error: io::Error) {
-        if self.is_connected_by(connection) {
+        if let Some(current) = self.connected_by(connection) {
+            let error = current.write_failure.take().unwrap_or(error);
             self.end_connection(End::Failed(error));
         }
     }
 
-    /// The thread that was told to [`Effect::Send`] has written so far.
+    /// The thread that was told to [`Effect::Send`] has written so far. After a failure, answers may still have to be read, so the
+    /// socket must be shut down: its reader then finds the end behind them.
     pub(crate) fn written(
         &mut self,
         connection: ConnectionId,
@@ -93,12 +95,11 @@ impl<P, S: Clone> Peer<P, S> {
         };
         current.writer = match result {
             Ok(WriteProgress::Blocked) => Writer::Blocked,
-            Ok(WriteProgress::Done) | Err(_) => Writer::Idle,
+            Ok(WriteProgress::Done) => Writer::Idle,
+            Err(_) => Writer::Failed,
         };
+        current.write_failure = result.err();
         self.outgoing.put_back(batch);
-        if let Err(error) = result {
-            return self.end_connection(End::Failed(error));
-        }
         self.send_now();
         if self.outgoing.unsent_bytes() <= self.config.backlog_bytes_max / 2 {
             for request in self.admission.unpark() {

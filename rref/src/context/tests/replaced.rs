@@ -7,10 +7,10 @@ use bytes::Bytes;
 use rpc_agent::WorkerId;
 
 use crate::context::fork::UNANSWERED_MAX;
-use crate::context::owned::WAITING_MAX;
 use crate::context::{Carrier, FetchError, Handle, RRefContext, Timing, UserStatus};
 use crate::context::{Control, Delivery, Effect, LossReport, ReceiveError};
 use crate::id::{ForkId, GloballyUniqueId, RRefId};
+use crate::places::PLACES_ALONE as WAITING_MAX;
 use crate::protocol::{Answer, ForkData, Message};
 
 type Context = RRefContext<&'static str>;

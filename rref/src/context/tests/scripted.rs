@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use rpc_agent::WorkerId;
 
-use crate::context::owned::{UNCREATED_MAX, WAITING_MAX};
+use crate::context::owned::UNCREATED_MAX;
 use crate::context::probe::PROBES_MAX;
 use crate::context::{Carrier, Handle, RRefContext, Timing, UserStatus, ValueState};
 use crate::context::{
     Control, Delivery, Effect, FetchError, ReceiveError, SetValueError, UserError,
 };
 use crate::id::{ForkId, GloballyUniqueId, RRefId};
+use crate::places::PLACES_ALONE as WAITING_MAX;
 use crate::protocol::{Answer, ForkData, Message};
 
 pub(super) type Context = RRefContext<&'static str>;
@@ -645,6 +646,9 @@ fn strangers_cannot_fill_the_tables() {
         owner.effects.clear();
     }
     assert_eq!(owner.sizes().parked_fetches, WAITING_MAX);
+    // There are places for the requests of others.
+    owner.fetch_for(now, u64::MAX, worker(C), R(), None);
+    assert_eq!(owner.sizes().parked_fetches, WAITING_MAX + 1);
     owner.peer_lost(now, worker(C), None);
     owner.peer_lost(now, worker(A), None);
     assert!(owner.is_drained());
