@@ -303,6 +303,21 @@ pub enum StoreError {
         limit: usize,
     },
 
+    /// The server has no memory for the write, or for the wait. Nothing changed, and the store stays usable for reads and
+    /// deletes, and for writes once keys were deleted.
+    #[error(
+        "{context}: the store's data takes {used} bytes and may take {limit} (memory limit of the server); nothing changed. \
+         Delete keys or raise the limit"
+    )]
+    MemoryFull {
+        /// The failed call.
+        context: ErrorContext,
+        /// What the data takes, in bytes.
+        used: u64,
+        /// What it may take, in bytes.
+        limit: u64,
+    },
+
     /// An argument is invalid. Nothing was sent.
     #[error("{context}: {detail}")]
     InvalidArgument {
@@ -449,6 +464,7 @@ impl StoreError {
             | Self::Server { .. }
             | Self::Credentials(_)
             | Self::LimitExceeded { .. }
+            | Self::MemoryFull { .. }
             | Self::InvalidArgument { .. }
             | Self::QueueEmpty { .. }
             | Self::NotANumber { .. }

@@ -13,7 +13,9 @@ use super::waiting::{Repeat, Wait};
 use crate::decimal::parse_decimal;
 use crate::error::{ErrorContext, Operation, StoreError};
 use crate::key::key_to_bytes;
-use crate::wire::{CHECK_NOT_READY, CHECK_READY, Opcode, RequestBuf, STOP_WAITING, WAIT_CANCELED};
+use crate::wire::{
+    CHECK_NOT_READY, CHECK_READY, FULL, Opcode, RequestBuf, STOP_WAITING, WAIT_CANCELED,
+};
 
 /// After a timeout, the most time spent on finding the missing keys, and the most keys checked.
 const DIAGNOSIS_TIMEOUT: Duration = Duration::from_millis(100);
@@ -109,14 +111,26 @@ impl<'c> Call<'c> {
         slept.map_err(|error| self.explain(error, timeout))
     }
 
-    /// Sends a request that has no reply.
-    pub(super) fn tell<'v>(
+    /// Writes: `reported` has a reply, for servers that have it, `plain` has none.
+    pub(super) fn write<'v>(
         &self,
-        build: impl FnOnce(&mut RequestBuf<'v>),
+        plain: Opcode,
+        reported: Opcode,
+        arguments: impl FnOnce(&mut RequestBuf<'v>),
     ) -> Result<(), StoreError> {
-        self.tell_on(&mut self.lease(self.transport.timeout.get())?, build)
+        let mut lease = self.lease(self.transport.timeout.get())?;
+        if lease.has_try_write() {
+            // Then it was certainly not carried out.
+            let alive = lease.exchange(Connection::check_alive);
+            alive.map_err(|error| self.explain(error, self.answer_timeout()))?;
+            let build = |request: &mut RequestBuf<'v>| arguments(request.opcode(reported));
+            self.ask_on(&mut lease, build, Connection::read_done)
+        } else {
+            self.tell_on(&mut lease, |request| arguments(request.opcode(plain)))
+        }
     }
 
+    /// Sends a request that has no reply.
     pub(super) fn tell_on<'v>(
         &self,
         lease: &mut Lease<'_>,
@@ -281,6 +295,11 @@ impl<'c> Call<'c> {
                             value = Some(connection.read_blob(deadline)?);
                         }
                         WAIT_CANCELED => return Ok(value),
+                        FULL if value.is_none() => {
+                            let refused = connection.read_refusal(deadline);
+                            connection.read_u8(deadline)?;
+                            return Err(refused);
+                        }
                         other => {
                             let detail = format!("the reply to a wait was 0x{other:02x}");
                             return Err(Failure::Protocol(detail));

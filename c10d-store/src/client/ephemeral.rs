@@ -11,7 +11,7 @@ use super::connection::Connection;
 use crate::error::{Operation, StoreError};
 use crate::store::StoreHandle;
 use crate::wire::{
-    ENDED_BY_SILENCE, KEPT_ALIVE, NOT_OWNED, OWNED, Opcode, RequestBuf, TOO_MANY_OWNED,
+    ENDED_BY_SILENCE, FULL, KEPT_ALIVE, NOT_OWNED, OWNED, Opcode, RequestBuf, TOO_MANY_OWNED,
 };
 
 /// The most keys of an owner (docs/spec/wire-extensions.md, EPHEMERAL 6).
@@ -55,6 +55,7 @@ impl TcpStore {
                     OWNED => Ok(Claim::Owned),
                     NOT_OWNED => Ok(Claim::NotOwned(connection.read_blob(deadline)?)),
                     TOO_MANY_OWNED => Ok(Claim::TooMany),
+                    FULL => return Err(connection.read_refusal(deadline)),
                     other => Err(other),
                 })
             },

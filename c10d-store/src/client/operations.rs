@@ -19,7 +19,7 @@ use crate::key::key_from_bytes;
 use crate::known::Known;
 use crate::store::{Store, StoreHandle};
 use crate::value_rules::check_take_max;
-use crate::wire::{EXCHANGED, NOT_EXCHANGED, Opcode};
+use crate::wire::{EXCHANGED, FULL, NOT_EXCHANGED, Opcode};
 
 /// The most prefixes that a server deletes later (docs/spec/wire-extensions.md, DELETE_PREFIX 4).
 const SCHEDULED_PREFIXES_MAX: usize = 4096;
@@ -32,26 +32,32 @@ impl Store for TcpStore {
         if let [(key, value)] = pairs {
             let keys = [*key];
             let call = self.call(Operation::Set, &keys, &[value])?;
-            return call.tell(|request| {
-                request.opcode(Opcode::Set).user_key(key).value(value);
+            return call.write(Opcode::Set, Opcode::TrySet, |request| {
+                request.user_key(key).value(value);
             });
         }
         let keys: Vec<&str> = pairs.iter().map(|(key, _)| *key).collect();
         let values: Vec<&[u8]> = pairs.iter().map(|(_, value)| *value).collect();
-        self.call(Operation::MultiSet, &keys, &values)?
-            .tell(|request| {
-                request.opcode(Opcode::MultiSet).count(pairs.len());
+        self.call(Operation::MultiSet, &keys, &values)?.write(
+            Opcode::MultiSet,
+            Opcode::TryMultiSet,
+            |request| {
+                request.count(pairs.len());
                 for (key, value) in pairs {
                     request.user_key(key).value(value);
                 }
-            })
+            },
+        )
     }
 
     fn append_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.call(Operation::Append, &[key], &[value])?
-            .tell(|request| {
-                request.opcode(Opcode::Append).user_key(key).value(value);
-            })
+        self.call(Operation::Append, &[key], &[value])?.write(
+            Opcode::Append,
+            Opcode::TryAppend,
+            |request| {
+                request.user_key(key).value(value);
+            },
+        )
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
@@ -85,6 +91,9 @@ impl Store for TcpStore {
                 } else {
                     None
                 };
+                if outcome == Some(FULL) {
+                    return Err(connection.read_refusal(deadline));
+                }
                 let value = if outcome == Some(EXCHANGED) {
                     desired.to_vec()
                 } else {
@@ -223,10 +232,13 @@ impl Store for TcpStore {
     }
 
     fn queue_push_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.call(Operation::QueuePush, &[key], &[value])?
-            .tell(|request| {
-                request.opcode(Opcode::QueuePush).user_key(key).value(value);
-            })
+        self.call(Operation::QueuePush, &[key], &[value])?.write(
+            Opcode::QueuePush,
+            Opcode::TryQueuePush,
+            |request| {
+                request.user_key(key).value(value);
+            },
+        )
     }
 
     fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {

@@ -467,7 +467,9 @@ impl Pool {
                     io::ErrorKind::TimedOut,
                     "the peer did not answer; it may not speak the TCPStore protocol",
                 ),
-                Err(failure @ Failure::Protocol(_)) => return Err(PoolError::Failure(failure)),
+                Err(failure @ (Failure::Protocol(_) | Failure::Refused { .. })) => {
+                    return Err(PoolError::Failure(failure));
+                }
                 Err(Failure::Interrupted) => return Err(PoolError::Interrupted),
             };
             // A server that closes may be a version without PING, or not have started yet behind a
@@ -648,6 +650,13 @@ impl Lease<'_> {
             .is_some_and(Connection::has_try_add)
     }
 
+    /// Whether the server has writes with a reply.
+    pub(super) fn has_try_write(&self) -> bool {
+        self.connection
+            .as_ref()
+            .is_some_and(Connection::has_try_write)
+    }
+
     /// Whether the server has COMPARE_EXCHANGE.
     pub(super) fn has_compare_exchange(&self) -> bool {
         self.connection
@@ -759,6 +768,9 @@ impl Lease<'_> {
         let result = exchange(connection);
         let is_acknowledged = connection.is_acknowledged();
         result.map_err(|failure| {
+            if matches!(failure, Failure::Refused { .. }) {
+                return failure;
+            }
             self.connection = None;
             match is_acknowledged {
                 true => failure,
@@ -793,7 +805,8 @@ impl Lease<'_> {
             | Failure::NotSent(_)
             | Failure::NoReply
             | Failure::Interrupted
-            | Failure::Protocol(_) => {}
+            | Failure::Protocol(_)
+            | Failure::Refused { .. } => {}
         }
         PoolError::Failure(failure)
     }
