@@ -256,8 +256,8 @@ pub enum StoreError {
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
 
-    /// The connection was lost, during the call or earlier. The handle stays unusable: a server that
-    /// restarts is a new, empty store.
+    /// The connection was lost, during the call or earlier. The handle stays unusable, since a server that restarts is a new, empty
+    /// store, unless it [reconnects](crate::TcpStoreOptions::with_reconnect).
     #[error("{context}: the connection to the server was lost ({source}); {outcome}")]
     ConnectionLost {
         /// The failed call.
@@ -312,9 +312,9 @@ pub enum StoreError {
     MemoryFull {
         /// The failed call.
         context: ErrorContext,
-        /// What the data takes, in bytes.
+        /// The size of the store's data, in bytes.
         used: u64,
-        /// What it may take, in bytes.
+        /// The limit on it, in bytes.
         limit: u64,
     },
 

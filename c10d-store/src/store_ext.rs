@@ -37,6 +37,7 @@ use crate::store::{Store, context};
 /// - A server of this crate without a limit: the write was sent. The server refuses none.
 /// - PyTorch's server, and a server of this crate whose store another process may take over (in etcd): the write was sent. If the
 ///   server refuses it, it closes the connection, and the next call fails with [`StoreError::ConnectionLost`]: the write is lost.
+/// - Any server, for a store that [reconnects](crate::TcpStoreOptions::with_reconnect): the write was carried out.
 ///
 /// A later call on the same handle, such as [`Store::check`] of no keys, sees the write if it succeeds.
 ///

@@ -334,8 +334,8 @@ enum c10d_status c10d_store_set_timeout(const struct c10d_store *store,
                                         int64_t timeout_ms);
 
 // Creates the key or replaces its value, and wakes all calls that wait for it. Over TCP a server with a memory limit
-// confirms it, or refuses it with `C10D_ERROR_MEMORY_FULL`. Others send no reply: a later call on the same handle sees the
-// value.
+// confirms it, or refuses it with `C10D_ERROR_MEMORY_FULL`. A server without a limit sends no reply: a later call on the
+// same handle sees the value.
 enum c10d_status c10d_store_set(const struct c10d_store *store,
                                 const char *key,
                                 size_t key_len,

@@ -541,6 +541,17 @@ impl Connection {
         }
     }
 
+    /// Why the connection cannot be used, if it is between two requests and that has arrived already.
+    pub(super) fn broken(&mut self) -> Option<io::Error> {
+        if !self.is_in_step() {
+            return None;
+        }
+        match self.check_alive() {
+            Err(Failure::NotSent(error) | Failure::Lost(error)) => Some(error),
+            _ => None,
+        }
+    }
+
     /// Reads one byte.
     pub(super) fn read_u8(&mut self, deadline: Deadline) -> Result<u8, Failure> {
         let [byte] = self.read_array::<1>(deadline)?;

@@ -103,7 +103,7 @@ pub(super) struct Client {
     pub(super) waits_for_room: bool,
     /// In the list of clients whose requests wait for the session's budget.
     pub(super) waits_for_budget: bool,
-    /// Its relay knows TRY_WRITE.
+    /// Its relay supports TRY_WRITE.
     pub(super) knows_try_write: bool,
     /// `None` while there are none.
     replies: Option<Box<ClientReplies>>,

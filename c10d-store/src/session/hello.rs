@@ -26,7 +26,7 @@ pub(crate) struct Hello {
     pub(crate) wants_heartbeats: bool,
     /// It takes POSITION (docs/spec/wire-extensions.md, SESSION 19).
     pub(crate) takes_positions: bool,
-    /// It knows the commands and replies of TRY_WRITE (docs/spec/wire-extensions.md, TRY_WRITE 6).
+    /// It supports the commands and replies of TRY_WRITE (docs/spec/wire-extensions.md, TRY_WRITE 6).
     pub(crate) knows_try_write: bool,
 }
 
@@ -64,7 +64,7 @@ const TAKES_PIECES: u32 = 1 << 30;
 const WANTS_HEARTBEATS: u32 = 1 << 29;
 /// In the milliseconds: the peer takes positions.
 const TAKES_POSITIONS: u32 = 1 << 28;
-/// In the milliseconds: the peer knows TRY_WRITE.
+/// In the milliseconds: the peer supports TRY_WRITE.
 const KNOWS_TRY_WRITE: u32 = 1 << 27;
 
 impl Hello {

@@ -36,7 +36,7 @@ pub(crate) const ENDED_BY_SILENCE: u8 = 1;
 
 /// A write with a reply: it was carried out.
 pub(crate) const DONE: u8 = 0;
-/// The request was refused: what the data takes, and what it may take, follow.
+/// The request was refused: the size of the data and the limit on it follow.
 pub(crate) const FULL: u8 = 3;
 
 /// Appends a piece of a reply to the send buffer of a connection.

@@ -98,7 +98,7 @@ fn the_limit_of_a_running_server_can_be_set() {
     store.set("after", "value").expect("no limit again");
 }
 
-/// A journal, a prefix, a session, and another handle change nothing about it, and nobody learns of a refused write.
+/// A journal, a prefix, a session, and another handle change nothing about it, and no other client learns of a refused write.
 #[test]
 fn every_handle_reports_a_refused_write_and_nothing_of_it_is_kept() {
     let journal = Memory::default();
