@@ -122,7 +122,7 @@ impl Opcode {
 
     /// The command of a byte; `None` for an unknown one.
     #[inline]
-    pub fn from_byte(byte: u8) -> Option<Self> {
+    pub(crate) fn from_byte(byte: u8) -> Option<Self> {
         let index = match byte {
             EXTENSIONS_START.. => byte - EXTENSIONS_START + PYTORCH_COMMANDS,
             PYTORCH_COMMANDS.. => return None,
