@@ -102,7 +102,7 @@ fn calls_that_wait_go_on_at_the_next_server() {
         for wait in waits {
             wait.join().expect("no panic").expect("it goes on");
         }
-        // It may have taken an element. If it had given way to the others, nothing had been sent.
+        // It may have taken an element, or have given way to another call: then nothing had been sent.
         other.queue_push("queue", "element").expect("queue_push");
         if let Err(error) = popping.join().expect("no panic") {
             let is_lost = matches!(error, StoreError::ConnectionLost { .. });
