@@ -182,6 +182,7 @@ fn exit_code_of(error: &StoreError) -> u8 {
         StoreError::Timeout { .. }
         | StoreError::BarrierTimeout { .. }
         | StoreError::QueueEmpty { .. }
+        | StoreError::MemoryFull { .. }
         | StoreError::WorkersMissing { .. } => NO,
         StoreError::InvalidArgument { .. }
         | StoreError::LimitExceeded { .. }

@@ -256,8 +256,8 @@ pub enum StoreError {
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
 
-    /// The connection was lost, during the call or earlier. The handle stays unusable: a server that
-    /// restarts is a new, empty store.
+    /// The connection was lost, during the call or earlier. The handle stays unusable, since a server that restarts is a new, empty
+    /// store, unless it [reconnects](crate::TcpStoreOptions::with_reconnect).
     #[error("{context}: the connection to the server was lost ({source}); {outcome}")]
     ConnectionLost {
         /// The failed call.
@@ -301,6 +301,21 @@ pub enum StoreError {
         actual: usize,
         /// The most that is allowed.
         limit: usize,
+    },
+
+    /// The server has no memory for the write, or for the wait. Nothing changed, and the store stays usable for reads and
+    /// deletes, and for writes once keys were deleted.
+    #[error(
+        "{context}: the store's data takes {used} bytes and may take {limit} (memory limit of the server); nothing changed. \
+         Delete keys or raise the limit"
+    )]
+    MemoryFull {
+        /// The failed call.
+        context: ErrorContext,
+        /// The size of the store's data, in bytes.
+        used: u64,
+        /// The limit on it, in bytes.
+        limit: u64,
     },
 
     /// An argument is invalid. Nothing was sent.
@@ -449,6 +464,7 @@ impl StoreError {
             | Self::Server { .. }
             | Self::Credentials(_)
             | Self::LimitExceeded { .. }
+            | Self::MemoryFull { .. }
             | Self::InvalidArgument { .. }
             | Self::QueueEmpty { .. }
             | Self::NotANumber { .. }

@@ -236,6 +236,17 @@ pub(crate) enum Request<'a> {
     EndWaits {
         prefix: &'a [u8],
     },
+    /// Extension: docs/spec/wire-extensions.md, section 9.14.
+    TryWrite {
+        /// TRY_SET, TRY_APPEND or TRY_QUEUE_PUSH.
+        command: Opcode,
+        key: &'a [u8],
+        value: Payload<'a>,
+    },
+    /// Extension: docs/spec/wire-extensions.md, section 9.14.
+    TryMultiSet {
+        pairs: Keys<'a>,
+    },
     /// Extension: docs/spec/wire-extensions.md, section 9.13.
     Membership {
         group: &'a [u8],
@@ -292,6 +303,38 @@ impl<'a> Outline<'a> {
 }
 
 impl<'a> Request<'a> {
+    /// The write without a reply that does the same, and whether this is one with a reply.
+    pub(crate) fn without_report(self) -> (Self, bool) {
+        let write = match self {
+            Self::TryMultiSet { pairs } => Self::MultiSet { pairs },
+            Self::TryWrite {
+                command,
+                key,
+                value,
+            } => match command {
+                Opcode::TryAppend => Self::Append { key, value },
+                Opcode::TryQueuePush => Self::QueuePush { key, value },
+                _ => Self::Set { key, value },
+            },
+            other => return (other, false),
+        };
+        (write, true)
+    }
+
+    /// Whether the reply can say that there is no memory.
+    pub(crate) const fn can_report(&self) -> bool {
+        matches!(
+            self,
+            Self::CompareSet {
+                reports_outcome: true,
+                ..
+            } | Self::TryAdd { .. }
+                | Self::WaitGet { .. }
+                | Self::WaitChange { .. }
+                | Self::SetEphemeral { .. }
+        )
+    }
+
     /// The request in short.
     #[inline(always)] // Of each request.
     pub(crate) fn outline(&self) -> Outline<'a> {
@@ -337,6 +380,8 @@ impl<'a> Request<'a> {
             Self::KeepAlive { .. } => of_none(Opcode::KeepAlive),
             Self::DeletePrefix { prefix, .. } => of_key(Opcode::DeletePrefix, prefix),
             Self::EndWaits { prefix } => of_key(Opcode::EndWaits, prefix),
+            Self::TryWrite { command, key, .. } => of_key(*command, key),
+            Self::TryMultiSet { pairs } => of_keys(Opcode::TryMultiSet, pairs, pairs.len() / 2),
             Self::Membership {
                 group,
                 waits: false,
@@ -381,6 +426,10 @@ pub(crate) enum Reply<'a> {
     Bytes(&'a [u8]),
     /// Pieces that are encoded already: the keys of a listing.
     Encoded(&'a Value),
+    /// A write was carried out.
+    Done,
+    /// There is no memory for the request: the bytes that the data takes, and may take.
+    Full { used: usize, limit: usize },
 }
 
 /// The destination of the state machine's replies.

@@ -27,7 +27,8 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 ///
 /// **Errors** of all methods: [`StoreError::LimitExceeded`] for a key or value that is too long,
 /// [`StoreError::Closed`] after [`StoreHandle::close`], [`StoreError::Interrupted`], and those of reaching the store:
-/// [`StoreError::ConnectionLost`], [`StoreError::NoReply`], [`StoreError::File`]. A method that waits for keys fails
+/// [`StoreError::ConnectionLost`], [`StoreError::NoReply`], [`StoreError::File`]. A method that writes fails with
+/// [`StoreError::MemoryFull`] at the memory limit of the server. A method that waits for keys fails
 /// with [`StoreError::Timeout`] if one did not appear.
 ///
 /// From [`queue_push_bytes`](Self::queue_push_bytes) on, a store can do without an operation, which then fails with
@@ -35,8 +36,9 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 pub trait Store: StoreHandle {
     /// Creates the keys or replaces their values, from left to right, and wakes all calls that wait for them.
     ///
-    /// Over TCP the server sends no reply: the call returns once the system has accepted the bytes. A
-    /// later operation on the same store sees the write; another client may not see it yet.
+    /// Over TCP the server sends no reply, unless it can refuse the write and say so: the call returns once the system has accepted
+    /// the bytes. A later operation on the same store sees the write; another client may not see it yet. See
+    /// [writes](crate::StoreExt#writes).
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError>;
 
     /// Appends `value` to the value of `key`, creating the key if it is missing. Returns as `multi_set` does.

@@ -26,10 +26,26 @@ use crate::store::{Store, context};
 /// # }
 /// ```
 ///
+/// # Writes
+///
+/// What `Ok` of [`set`](Self::set), [`append`](Self::append), [`queue_push`](Self::queue_push) and [`Store::multi_set`] means for a
+/// TCP store depends on its server:
+///
+/// - A server of this crate with a [memory limit](crate::ServerOptions::memory_max), as `c10d store serve` and `c10d run` start it:
+///   the write was carried out. This costs a round trip. A write for which there is no memory fails with
+///   [`StoreError::MemoryFull`], which has changed nothing, and the store stays usable.
+/// - A server of this crate without a limit: the write was sent. The server refuses none.
+/// - PyTorch's server, and a server of this crate whose store another process may take over (in etcd): the write was sent. If the
+///   server refuses it, it closes the connection, and the next call fails with [`StoreError::ConnectionLost`]: the write is lost.
+/// - Any server, for a store that [reconnects](crate::TcpStoreOptions::with_reconnect): the write was carried out.
+///
+/// A later call on the same handle, such as [`Store::check`] of no keys, sees the write if it succeeds.
+///
 /// # Numbers
 ///
 /// [`Store::add`] keeps decimal text; a missing key counts as 0, and overflow wraps. If the value is not a number it
-/// fails with [`StoreError::NotANumber`], and the store stays usable.
+/// fails with [`StoreError::NotANumber`], and for a new key for which the server has no memory with
+/// [`StoreError::MemoryFull`]; the store stays usable.
 ///
 /// ```
 /// # use c10d_store::{HashStore, Store};
@@ -81,7 +97,7 @@ pub trait StoreExt: Store {
     /// Creates `key` or replaces its value: [`Store::multi_set`] of one pair.
     ///
     /// # Errors
-    /// As [`Store`].
+    /// As [`Store`]; what `Ok` means depends on the server, see [writes](Self#writes).
     fn set(&self, key: &str, value: impl AsRef<[u8]>) -> Result<(), StoreError> {
         self.multi_set(&[(key, value.as_ref())])
     }
@@ -89,7 +105,7 @@ pub trait StoreExt: Store {
     /// Appends `value` to the value of `key`, creating the key if it is missing.
     ///
     /// # Errors
-    /// As [`Store`].
+    /// As [`Store`]; what `Ok` means depends on the server, see [writes](Self#writes).
     fn append(&self, key: &str, value: impl AsRef<[u8]>) -> Result<(), StoreError> {
         self.append_bytes(key, value.as_ref())
     }
@@ -111,7 +127,7 @@ pub trait StoreExt: Store {
     /// ```
     ///
     /// # Errors
-    /// As [`Store`].
+    /// As [`Store`], [`StoreError::MemoryFull`] included.
     fn compare_set(
         &self,
         key: &str,
@@ -222,7 +238,7 @@ pub trait StoreExt: Store {
     /// Appends `value` to the queue `key`.
     ///
     /// # Errors
-    /// As [`Store`].
+    /// As [`Store`]; what `Ok` means depends on the server, see [writes](Self#writes).
     fn queue_push(&self, key: &str, value: impl AsRef<[u8]>) -> Result<(), StoreError> {
         self.queue_push_bytes(key, value.as_ref())
     }
@@ -326,7 +342,7 @@ pub trait StoreExt: Store {
     ///
     /// # Errors
     /// [`StoreError::Unsupported`] on other stores than TCP stores with a server of this crate,
-    /// [`StoreError::LimitExceeded`] for more than 1024 keys.
+    /// [`StoreError::LimitExceeded`] for more than 1024 keys, [`StoreError::MemoryFull`] if the server has no memory for it.
     fn set_ephemeral(
         &self,
         key: &str,

@@ -113,6 +113,8 @@ typedef enum c10d_status {
     C10D_ERROR_JOURNAL = 23,
     // Another client has ended the waits for names with a prefix, among them this one. The store stays usable.
     C10D_ERROR_WAIT_ENDED = 24,
+    // The server has reached its memory limit and has refused a write. Nothing changed, and the store stays usable.
+    C10D_ERROR_MEMORY_FULL = 25,
     // A failure that this version of the interface has no number for; see its text.
     C10D_ERROR_OTHER = 98,
     // A bug of the library: it panicked. The handles of the call can still be freed.
@@ -331,8 +333,9 @@ enum c10d_status c10d_store_timeout(const struct c10d_store *store, int64_t *tim
 enum c10d_status c10d_store_set_timeout(const struct c10d_store *store,
                                         int64_t timeout_ms);
 
-// Creates the key or replaces its value, and wakes all calls that wait for it. Over TCP the server sends no reply: a
-// later call on the same handle sees the value.
+// Creates the key or replaces its value, and wakes all calls that wait for it. Over TCP a server with a memory limit
+// confirms it, or refuses it with `C10D_ERROR_MEMORY_FULL`. A server without a limit sends no reply: a later call on the
+// same handle sees the value.
 enum c10d_status c10d_store_set(const struct c10d_store *store,
                                 const char *key,
                                 size_t key_len,

@@ -41,8 +41,9 @@ fn found(value: Option<Vec<u8>>) -> (bool, Option<Vec<u8>>) {
 }
 
 operations! {
-    /// Creates the key or replaces its value, and wakes all calls that wait for it. Over TCP the server sends no reply: a
-    /// later call on the same handle sees the value.
+    /// Creates the key or replaces its value, and wakes all calls that wait for it. Over TCP a server with a memory limit
+    /// confirms it, or refuses it with `C10D_ERROR_MEMORY_FULL`. A server without a limit sends no reply: a later call on the
+    /// same handle sees the value.
     fn c10d_store_set(store: Option<&StoreHandle>, key: KeyPointer[key_len], value: DataPointer[value_len]) =
         store.store.set(&store.key(&key)?, value.read()?)?;
 

@@ -85,6 +85,8 @@ statuses! {
     C10D_ERROR_JOURNAL = 23,
     /// Another client has ended the waits for names with a prefix, among them this one. The store stays usable.
     C10D_ERROR_WAIT_ENDED = 24,
+    /// The server has reached its memory limit and has refused a write. Nothing changed, and the store stays usable.
+    C10D_ERROR_MEMORY_FULL = 25,
     /// A failure that this version of the interface has no number for; see its text.
     C10D_ERROR_OTHER = 98,
     /// A bug of the library: it panicked. The handles of the call can still be freed.
@@ -122,6 +124,7 @@ impl Status {
             StoreError::CorruptFile { .. } => Self::C10D_ERROR_CORRUPT_FILE,
             StoreError::WorkersMissing { .. } => Self::C10D_ERROR_MISSING_RANKS,
             StoreError::Journal(_) => Self::C10D_ERROR_JOURNAL,
+            StoreError::MemoryFull { .. } => Self::C10D_ERROR_MEMORY_FULL,
             StoreError::WaitEnded { .. } => Self::C10D_ERROR_WAIT_ENDED,
             StoreError::OtherProcess { .. } => Self::C10D_ERROR_FORKED,
             _ => Self::C10D_ERROR_OTHER,

@@ -100,6 +100,7 @@ const fn class_name(error: &StoreError) -> &'static str {
         | StoreError::InvalidArgument { .. }
         | StoreError::NotANumber { .. } => "StoreValueError",
         StoreError::Unsupported { .. } => "StoreUnsupportedError",
+        StoreError::MemoryFull { .. } => "StoreFullError",
         StoreError::Journal(_) => "StoreJournalError",
         _ => "DistStoreError",
     }

@@ -93,6 +93,31 @@ fn every_operation_works_through_a_relay() {
 }
 
 #[test]
+fn a_full_store_refuses_a_write_through_a_relay_and_the_rank_goes_on() {
+    let options = ServerOptions::default().with_memory_max(3 << 20);
+    let server = TcpStoreServer::bind("127.0.0.1:0", options).expect("a server");
+    let relay = relay_to(server.local_addr().port(), RelayOptions::default());
+    let rank = rank_of(&relay);
+    let value = vec![7; 2 << 20];
+    rank.set("large", &value).expect("there is memory");
+    for refused in [
+        rank.set("more", &value),
+        rank.append("large", &value),
+        rank.multi_set(&[("more", &value), ("and more", &value)]),
+        rank.queue_push("more", &value),
+        rank.compare_set("more", "", &value).map(drop),
+        rank.set_ephemeral("more", &value, None).map(drop),
+    ] {
+        let error = refused.expect_err("there is no memory");
+        assert!(matches!(error, StoreError::MemoryFull { .. }), "{error}");
+        assert_eq!(rank.num_keys().expect("it goes on"), 1);
+    }
+    assert!(rank.delete_key("large").expect("it goes on"));
+    rank.set("more", &value).expect("there is memory again");
+    assert!(rank.get("more").expect("it is written") == value);
+}
+
+#[test]
 fn long_values_pass_in_both_directions() {
     let server = server();
     let relay = relay_to(server.local_addr().port(), RelayOptions::default());

@@ -8,7 +8,7 @@ use super::connection::{Connection, Failure};
 use super::pool::Lease;
 use crate::error::StoreError;
 use crate::value_rules::shorten_head;
-use crate::wire::{ADDED, NOT_A_NUMBER, Opcode, RequestBuf};
+use crate::wire::{ADDED, FULL, NOT_A_NUMBER, Opcode, RequestBuf};
 
 /// The reply of TRY_ADD.
 enum Answer {
@@ -61,6 +61,7 @@ fn read_answer(connection: &mut Connection, deadline: Deadline) -> Result<Answer
             let length = usize::try_from(length).unwrap_or(head.len());
             Ok(Answer::NotANumber(shorten_head(&head, length)))
         }
+        FULL => Err(connection.read_refusal(deadline)),
         other => Err(Failure::Protocol(format!(
             "the reply to TRY_ADD was 0x{other:02x}"
         ))),

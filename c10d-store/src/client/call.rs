@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Cancel, Deadline};
+use c10d_socket::{Backoff, BackoffOptions, Cancel, Deadline, sleep};
 
 use super::connection::{ANSWER_TIMEOUT_MIN, Connection, Failure, Follows, Waited};
 use super::explain::explain;
@@ -13,7 +13,9 @@ use super::waiting::{Repeat, Wait};
 use crate::decimal::parse_decimal;
 use crate::error::{ErrorContext, Operation, StoreError};
 use crate::key::key_to_bytes;
-use crate::wire::{CHECK_NOT_READY, CHECK_READY, Opcode, RequestBuf, STOP_WAITING, WAIT_CANCELED};
+use crate::wire::{
+    CHECK_NOT_READY, CHECK_READY, FULL, Opcode, RequestBuf, STOP_WAITING, WAIT_CANCELED,
+};
 
 /// After a timeout, the most time spent on finding the missing keys, and the most keys checked.
 const DIAGNOSIS_TIMEOUT: Duration = Duration::from_millis(100);
@@ -109,14 +111,26 @@ impl<'c> Call<'c> {
         slept.map_err(|error| self.explain(error, timeout))
     }
 
-    /// Sends a request that has no reply.
-    pub(super) fn tell<'v>(
+    /// Writes: `reported` has a reply, for servers that have it, `plain` has none.
+    pub(super) fn write<'v>(
         &self,
-        build: impl FnOnce(&mut RequestBuf<'v>),
+        plain: Opcode,
+        reported: Opcode,
+        arguments: impl FnOnce(&mut RequestBuf<'v>),
     ) -> Result<(), StoreError> {
-        self.tell_on(&mut self.lease(self.transport.timeout.get())?, build)
+        let mut lease = self.lease(self.transport.timeout.get())?;
+        if lease.has_try_write() {
+            // Then it was certainly not carried out.
+            let alive = lease.exchange(Connection::check_alive);
+            alive.map_err(|error| self.explain(error, self.answer_timeout()))?;
+            let build = |request: &mut RequestBuf<'v>| arguments(request.opcode(reported));
+            self.ask_on(&mut lease, build, Connection::read_done)
+        } else {
+            self.tell_on(&mut lease, |request| arguments(request.opcode(plain)))
+        }
     }
 
+    /// Sends a request that has no reply.
     pub(super) fn tell_on<'v>(
         &self,
         lease: &mut Lease<'_>,
@@ -124,13 +138,13 @@ impl<'c> Call<'c> {
     ) -> Result<(), StoreError> {
         let timeout = self.answer_timeout();
         let deadline = self.deadline(timeout);
-        let is_first_lane = lease.is_first_lane();
+        let stays_unacknowledged = lease.is_first_lane() && !self.transport.pool.reconnects();
         lease
             .exchange(|connection| {
                 let mut request = connection.new_request();
                 build(&mut request);
                 connection.tell(request, deadline)?;
-                if is_first_lane {
+                if stays_unacknowledged {
                     Ok(())
                 } else {
                     connection.acknowledge(deadline)
@@ -146,6 +160,41 @@ impl<'c> Call<'c> {
         read: impl FnOnce(&mut Connection, Deadline) -> Result<T, Failure>,
     ) -> Result<T, StoreError> {
         self.ask_on(&mut self.lease(self.transport.timeout.get())?, build, read)
+    }
+
+    /// As [`ask`](Self::ask) of a request that [may be repeated](Self::repeated).
+    pub(super) fn ask_again<'v, T>(
+        &self,
+        build: impl Fn(&mut RequestBuf<'v>),
+        read: impl Fn(&mut Connection, Deadline) -> Result<T, Failure>,
+    ) -> Result<T, StoreError> {
+        self.repeated(self.transport.timeout.get(), || self.ask(&build, &read))
+    }
+
+    /// Makes a call that may be carried out twice. If the store [reconnects](super::TcpStoreOptions::with_reconnect), it does so again,
+    /// until the timeout, while the call finds the connection lost.
+    pub(super) fn repeated<T>(
+        &self,
+        timeout: Option<Duration>,
+        attempt: impl Fn() -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let deadline = self.deadline(at_least_an_answer(timeout));
+        let mut backoff = Backoff::new(BackoffOptions::default(), u64::from(std::process::id()));
+        loop {
+            let error = match attempt() {
+                Err(error @ (StoreError::ConnectionLost { .. } | StoreError::Connect { .. })) => {
+                    error
+                }
+                result => return result,
+            };
+            let now = Instant::now();
+            let ends = !self.transport.pool.reconnects() || deadline.has_passed(now);
+            let pause = deadline.remaining(now).unwrap_or(Duration::MAX);
+            if ends || sleep(backoff.next_delay().min(pause), [self.cancel]).is_err() {
+                return Err(error);
+            }
+            log::debug!("connecting again: {error}");
+        }
     }
 
     pub(super) fn ask_on<'v, T>(
@@ -281,6 +330,11 @@ impl<'c> Call<'c> {
                             value = Some(connection.read_blob(deadline)?);
                         }
                         WAIT_CANCELED => return Ok(value),
+                        FULL if value.is_none() => {
+                            let refused = connection.read_refusal(deadline);
+                            connection.read_u8(deadline)?;
+                            return Err(refused);
+                        }
                         other => {
                             let detail = format!("the reply to a wait was 0x{other:02x}");
                             return Err(Failure::Protocol(detail));

@@ -16,9 +16,9 @@ use super::stream::is_closed_by_peer;
 use crate::wire::{
     CAPABILITY_ANNOUNCE, CAPABILITY_COMPARE_EXCHANGE, CAPABILITY_DELETE_PREFIX,
     CAPABILITY_END_WAITS, CAPABILITY_EPHEMERAL, CAPABILITY_MASK, CAPABILITY_MEMBERSHIP,
-    CAPABILITY_NONCE, CAPABILITY_QUEUE_TAKE, CAPABILITY_TRY_ADD, CAPABILITY_WAIT_CHANGE,
-    CAPABILITY_WAIT_GET, CHECK_READY, Opcode, RequestBuf, STOP_WAITING, WAIT_CANCELED, read_i64,
-    read_u32, read_u64,
+    CAPABILITY_NONCE, CAPABILITY_QUEUE_TAKE, CAPABILITY_TRY_ADD, CAPABILITY_TRY_WRITE,
+    CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET, CHECK_READY, DONE, FULL, Opcode, RequestBuf,
+    STOP_WAITING, WAIT_CANCELED, read_i64, read_u32, read_u64,
 };
 
 /// The size of the read buffer. Short replies then cost one receive; long ones bypass the buffer.
@@ -58,6 +58,8 @@ pub(super) enum Failure {
     Interrupted,
     /// The reply violates the protocol.
     Protocol(String),
+    /// The server has no memory for it, and has changed nothing. The connection stays usable.
+    Refused { used: u64, limit: u64 },
 }
 
 /// Why a server may have closed the connection of a write, which has no reply in most cases.
@@ -199,6 +201,11 @@ impl Connection {
     /// Whether the server has TRY_ADD.
     pub(super) const fn has_try_add(&self) -> bool {
         self.capabilities & CAPABILITY_TRY_ADD != 0
+    }
+
+    /// Whether the server has writes with a reply.
+    pub(super) const fn has_try_write(&self) -> bool {
+        self.capabilities & CAPABILITY_TRY_WRITE != 0
     }
 
     /// Whether the server has COMPARE_EXCHANGE.
@@ -419,6 +426,14 @@ impl Connection {
                 Waited::Done(values)
             }
             WAIT_CANCELED if cancelled => Waited::TimedOut,
+            FULL => {
+                let refused = self.read_refusal(deadline);
+                if cancelled {
+                    self.read_u8(deadline)?;
+                }
+                self.pending = None;
+                return Err(refused);
+            }
             // docs/spec/wire-extensions.md, END_WAITS 1.
             WAIT_CANCELED if self.has_end_waits() => {
                 self.wait_ended = true;
@@ -467,6 +482,26 @@ impl Connection {
         Ok(values)
     }
 
+    /// Reads why a request was refused, after its status, and returns that as the failure.
+    pub(super) fn read_refusal(&mut self, deadline: Deadline) -> Failure {
+        let mut word = || self.read_array(deadline).map(read_u64);
+        match word().and_then(|used| Ok((used, word()?))) {
+            Ok((used, limit)) => Failure::Refused { used, limit },
+            Err(failure) => failure,
+        }
+    }
+
+    /// Reads the reply to a write.
+    pub(super) fn read_done(&mut self, deadline: Deadline) -> Result<(), Failure> {
+        match self.read_u8(deadline)? {
+            DONE => Ok(()),
+            FULL => Err(self.read_refusal(deadline)),
+            other => Err(Failure::Protocol(format!(
+                "the reply to a write was 0x{other:02x}"
+            ))),
+        }
+    }
+
     /// Reads the reply to a mark.
     pub(super) fn read_mark(&mut self, deadline: Deadline) -> Result<(), Failure> {
         match self.read_u8(deadline)? {
@@ -493,7 +528,7 @@ impl Connection {
 
     /// Fails if the server has closed the connection; does not wait. Without this check, a write without
     /// a reply would succeed on a dead connection.
-    fn check_alive(&mut self) -> Result<(), Failure> {
+    pub(super) fn check_alive(&mut self) -> Result<(), Failure> {
         if self.start < self.end {
             return Err(Failure::Protocol("bytes without a request".to_owned()));
         }
@@ -503,6 +538,17 @@ impl Connection {
             Err(error) => Err(Failure::NotSent(error)),
             Ok(0) => Err(Failure::NotSent(closed_by_server())),
             Ok(_) => Err(Failure::Protocol("bytes without a request".to_owned())),
+        }
+    }
+
+    /// Why the connection cannot be used, if it is between two requests and that has arrived already.
+    pub(super) fn broken(&mut self) -> Option<io::Error> {
+        if !self.is_in_step() {
+            return None;
+        }
+        match self.check_alive() {
+            Err(Failure::NotSent(error) | Failure::Lost(error)) => Some(error),
+            _ => None,
         }
     }
 

@@ -11,7 +11,7 @@ use super::connection::Connection;
 use crate::error::{Operation, StoreError};
 use crate::store::StoreHandle;
 use crate::wire::{
-    ENDED_BY_SILENCE, KEPT_ALIVE, NOT_OWNED, OWNED, Opcode, RequestBuf, TOO_MANY_OWNED,
+    ENDED_BY_SILENCE, FULL, KEPT_ALIVE, NOT_OWNED, OWNED, Opcode, RequestBuf, TOO_MANY_OWNED,
 };
 
 /// The most keys of an owner (docs/spec/wire-extensions.md, EPHEMERAL 6).
@@ -55,6 +55,7 @@ impl TcpStore {
                     OWNED => Ok(Claim::Owned),
                     NOT_OWNED => Ok(Claim::NotOwned(connection.read_blob(deadline)?)),
                     TOO_MANY_OWNED => Ok(Claim::TooMany),
+                    FULL => return Err(connection.read_refusal(deadline)),
                     other => Err(other),
                 })
             },
@@ -116,7 +117,8 @@ impl TcpStore {
             Some(_) => None,
             None => {
                 let deadline = call.deadline(at_least_an_answer(timeout));
-                Some(self.clone_by(deadline)?)
+                // It must learn that the connection is lost, and its keys with it.
+                Some(self.clone_by(deadline, false)?)
             }
         };
         let (owner, was_lost) = {
@@ -152,10 +154,13 @@ impl TcpStore {
     }
 
     /// A call without an answer has cost the owner its connection, and thus its keys. (After the loss of the connection
-    /// all calls fail.)
+    /// all calls fail, unless this store connects again.)
     fn forget_owner(&self, lost: &Self, error: &StoreError) {
-        let is_connected = !error.has_unknown_outcome();
-        if is_connected || matches!(error, StoreError::ConnectionLost { .. }) {
+        let is_forgotten = match error {
+            StoreError::ConnectionLost { .. } => self.handle().transport.pool.reconnects(),
+            error => error.has_unknown_outcome(),
+        };
+        if !is_forgotten {
             return;
         }
         lost.close();

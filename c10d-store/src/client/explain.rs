@@ -62,6 +62,11 @@ pub(super) fn explain(
         Failure::NoReply => StoreError::NoReply { context, timeout },
         Failure::Interrupted => StoreError::interrupted(context, Outcome::Unknown),
         Failure::Protocol(detail) => StoreError::Protocol { context, detail },
+        Failure::Refused { used, limit } => StoreError::MemoryFull {
+            context,
+            used,
+            limit,
+        },
     }
 }
 

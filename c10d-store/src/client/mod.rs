@@ -74,7 +74,7 @@ const WORKER_COUNT_INTERVAL: Duration = Duration::from_millis(10);
 /// cut off. The store stays usable
 /// after a timeout. If the server closes the connection (it stopped, or it refused a request, since the
 /// protocol has no error replies), the current and all later calls fail at once: a server that restarts
-/// is a new, empty store.
+/// is a new, empty store. [`TcpStoreOptions::with_resume`] and [`TcpStoreOptions::with_reconnect`] change that.
 ///
 /// A store belongs to the process that opened it. In a forked child every call fails at once with
 /// [`StoreError::OtherProcess`], and dropping its copy closes nothing: the child opens another store.
@@ -349,6 +349,7 @@ impl TcpStore {
                 credentials: options.credentials.clone(),
                 reply_bytes_max: options.reply_bytes_max,
                 resume: options.resume,
+                reconnects: options.reconnects,
                 lookup: options.lookup.clone(),
             },
             deadline,

@@ -1,5 +1,6 @@
 //! The store's operations as requests: one round trip each, except for waits on PyTorch's servers.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ use crate::key::key_from_bytes;
 use crate::known::Known;
 use crate::store::{Store, StoreHandle};
 use crate::value_rules::check_take_max;
-use crate::wire::{EXCHANGED, NOT_EXCHANGED, Opcode};
+use crate::wire::{EXCHANGED, FULL, NOT_EXCHANGED, Opcode};
 
 /// The most prefixes that a server deletes later (docs/spec/wire-extensions.md, DELETE_PREFIX 4).
 const SCHEDULED_PREFIXES_MAX: usize = 4096;
@@ -32,26 +33,32 @@ impl Store for TcpStore {
         if let [(key, value)] = pairs {
             let keys = [*key];
             let call = self.call(Operation::Set, &keys, &[value])?;
-            return call.tell(|request| {
-                request.opcode(Opcode::Set).user_key(key).value(value);
+            return call.write(Opcode::Set, Opcode::TrySet, |request| {
+                request.user_key(key).value(value);
             });
         }
         let keys: Vec<&str> = pairs.iter().map(|(key, _)| *key).collect();
         let values: Vec<&[u8]> = pairs.iter().map(|(_, value)| *value).collect();
-        self.call(Operation::MultiSet, &keys, &values)?
-            .tell(|request| {
-                request.opcode(Opcode::MultiSet).count(pairs.len());
+        self.call(Operation::MultiSet, &keys, &values)?.write(
+            Opcode::MultiSet,
+            Opcode::TryMultiSet,
+            |request| {
+                request.count(pairs.len());
                 for (key, value) in pairs {
                     request.user_key(key).value(value);
                 }
-            })
+            },
+        )
     }
 
     fn append_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.call(Operation::Append, &[key], &[value])?
-            .tell(|request| {
-                request.opcode(Opcode::Append).user_key(key).value(value);
-            })
+        self.call(Operation::Append, &[key], &[value])?.write(
+            Opcode::Append,
+            Opcode::TryAppend,
+            |request| {
+                request.user_key(key).value(value);
+            },
+        )
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
@@ -66,41 +73,53 @@ impl Store for TcpStore {
     ) -> Result<CompareSet, StoreError> {
         let keys = [key];
         let call = self.call(Operation::CompareSet, &keys, &[expected, desired])?;
-        let mut lease = call.lease(self.timeout())?;
-        let reports_outcome = lease.has_compare_exchange();
-        let opcode = if reports_outcome {
-            Opcode::CompareExchange
-        } else {
-            Opcode::CompareSet
-        };
-        let (outcome, value) = call.ask_on(
-            &mut lease,
-            |request| {
-                request.opcode(opcode).user_key(key);
-                request.value(expected).value(desired);
-            },
-            |connection, deadline| {
-                let outcome = if reports_outcome {
-                    Some(connection.read_u8(deadline)?)
-                } else {
-                    None
-                };
-                let value = if outcome == Some(EXCHANGED) {
-                    desired.to_vec()
-                } else {
-                    connection.read_blob(deadline)?
-                };
-                Ok((outcome, value))
-            },
-        )?;
-        match outcome {
-            None => Ok(CompareSet::from_answer(value, expected, desired)),
-            Some(EXCHANGED) => Ok(CompareSet::new(value, true)),
-            Some(NOT_EXCHANGED) => Ok(CompareSet::new(value, false)),
-            Some(other) => {
-                Err(call.protocol_error(format!("the reply to COMPARE_EXCHANGE was 0x{other:02x}")))
+        let is_repeated = Cell::new(false);
+        call.repeated(self.timeout(), || {
+            let mut lease = call.lease(self.timeout())?;
+            let is_repeated = is_repeated.replace(true);
+            let reports_outcome = lease.has_compare_exchange();
+            let opcode = if reports_outcome {
+                Opcode::CompareExchange
+            } else {
+                Opcode::CompareSet
+            };
+            let (outcome, value) = call.ask_on(
+                &mut lease,
+                |request| {
+                    request.opcode(opcode).user_key(key);
+                    request.value(expected).value(desired);
+                },
+                |connection, deadline| {
+                    let outcome = if reports_outcome {
+                        Some(connection.read_u8(deadline)?)
+                    } else {
+                        None
+                    };
+                    if outcome == Some(FULL) {
+                        return Err(connection.read_refusal(deadline));
+                    }
+                    let value = if outcome == Some(EXCHANGED) {
+                        desired.to_vec()
+                    } else {
+                        connection.read_blob(deadline)?
+                    };
+                    Ok((outcome, value))
+                },
+            )?;
+            match outcome {
+                None => Ok(CompareSet::from_answer(value, expected, desired)),
+                Some(EXCHANGED) => Ok(CompareSet::new(value, true)),
+                // The one before may have written it.
+                Some(NOT_EXCHANGED) if is_repeated => {
+                    Ok(CompareSet::from_answer(value, expected, desired))
+                }
+                Some(NOT_EXCHANGED) => Ok(CompareSet::new(value, false)),
+                Some(other) => {
+                    Err(call
+                        .protocol_error(format!("the reply to COMPARE_EXCHANGE was 0x{other:02x}")))
+                }
             }
-        }
+        })
     }
 
     fn delete_key(&self, key: &str) -> Result<bool, StoreError> {
@@ -118,48 +137,54 @@ impl Store for TcpStore {
         keys: &[&str],
         timeout: Option<Duration>,
     ) -> Result<Vec<Vec<u8>>, StoreError> {
-        self.call(Operation::get_of(keys.len()), keys, &[])?
-            .get_when_present(timeout)
+        let call = self.call(Operation::get_of(keys.len()), keys, &[])?;
+        call.repeated(timeout, || call.get_when_present(timeout))
     }
 
     fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
         let keys = [key];
         let call = self.call(Operation::Get, &keys, &[])?;
-        let mut lease = call.lease(self.timeout())?;
-        if lease.has_wait_get() {
-            return call.try_get_on(&mut lease, key);
-        }
-        if !call.check_on(&mut lease)? {
-            return Ok(None);
-        }
-        let value = call.ask_on(
-            &mut lease,
-            |request| {
-                request.opcode(Opcode::Get).user_key(key);
-            },
-            Connection::read_blob,
-        )?;
-        Ok(Some(value))
+        call.repeated(self.timeout(), || {
+            let mut lease = call.lease(self.timeout())?;
+            if lease.has_wait_get() {
+                return call.try_get_on(&mut lease, key);
+            }
+            if !call.check_on(&mut lease)? {
+                return Ok(None);
+            }
+            let value = call.ask_on(
+                &mut lease,
+                |request| {
+                    request.opcode(Opcode::Get).user_key(key);
+                },
+                Connection::read_blob,
+            )?;
+            Ok(Some(value))
+        })
     }
 
     fn wait_all(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError> {
         let call = self.call(Operation::Wait, keys, &[])?;
-        let mut lease = call.lease(timeout)?;
-        let waited = call.wait_for_keys(&mut lease, timeout)?;
-        match waited {
-            Waited::Done(_) => Ok(()),
-            Waited::TimedOut => Err(call.timed_out(lease, timeout)),
-        }
+        call.repeated(timeout, || {
+            let mut lease = call.lease(timeout)?;
+            let waited = call.wait_for_keys(&mut lease, timeout)?;
+            match waited {
+                Waited::Done(_) => Ok(()),
+                Waited::TimedOut => Err(call.timed_out(lease, timeout)),
+            }
+        })
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
         let call = self.call(Operation::Check, keys, &[])?;
-        call.check_on(&mut call.lease(self.timeout())?)
+        call.repeated(self.timeout(), || {
+            call.check_on(&mut call.lease(self.timeout())?)
+        })
     }
 
     fn list_keys(&self) -> Result<Vec<String>, StoreError> {
         let call = self.call_of(Operation::ListKeys);
-        let keys = call.ask(
+        let keys = call.ask_again(
             |request| {
                 request.opcode(Opcode::ListKeys);
             },
@@ -176,7 +201,7 @@ impl Store for TcpStore {
 
     fn num_keys(&self) -> Result<u64, StoreError> {
         let call = self.call_of(Operation::NumKeys);
-        let count = call.ask(
+        let count = call.ask_again(
             |request| {
                 request.opcode(Opcode::GetNumKeys);
             },
@@ -223,10 +248,13 @@ impl Store for TcpStore {
     }
 
     fn queue_push_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.call(Operation::QueuePush, &[key], &[value])?
-            .tell(|request| {
-                request.opcode(Opcode::QueuePush).user_key(key).value(value);
-            })
+        self.call(Operation::QueuePush, &[key], &[value])?.write(
+            Opcode::QueuePush,
+            Opcode::TryQueuePush,
+            |request| {
+                request.user_key(key).value(value);
+            },
+        )
     }
 
     fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
@@ -299,7 +327,7 @@ impl Store for TcpStore {
     fn queue_len(&self, key: &str) -> Result<u64, StoreError> {
         let keys = [key];
         let call = self.call(Operation::QueueLen, &keys, &[])?;
-        let length = call.ask(
+        let length = call.ask_again(
             |request| {
                 request.opcode(Opcode::QueueLen).user_key(key);
             },
@@ -314,8 +342,9 @@ impl Store for TcpStore {
         known: Known<'_>,
         timeout: Option<Duration>,
     ) -> Result<Vec<u8>, StoreError> {
-        self.call(Operation::WaitChange, &[key], &[known.bytes()])?
-            .wait_for_change(key, known, timeout)
+        let keys = [key];
+        let call = self.call(Operation::WaitChange, &keys, &[known.bytes()])?;
+        call.repeated(timeout, || call.wait_for_change(key, known, timeout))
     }
 
     /// True on this crate's server, false on PyTorch's.
@@ -449,9 +478,10 @@ impl StoreHandle for TcpStore {
     fn clone_store(&self) -> Result<Arc<dyn Store>, StoreError> {
         self.check_not_closed()?;
         let timeout = at_least_an_answer(self.timeout());
-        Ok(Arc::new(
-            self.clone_by(Deadline::after(Instant::now(), timeout))?,
-        ))
+        Ok(Arc::new(self.clone_by(
+            Deadline::after(Instant::now(), timeout),
+            self.handle().transport.pool.reconnects(),
+        )?))
     }
 
     fn with_cancel(&self, cancel: &Cancel) -> Arc<dyn Store> {
@@ -465,7 +495,11 @@ impl StoreHandle for TcpStore {
 
 impl TcpStore {
     /// As [`clone_store`](StoreHandle::clone_store), connected by this deadline.
-    pub(super) fn clone_by(&self, deadline: Deadline) -> Result<Self, StoreError> {
+    pub(super) fn clone_by(
+        &self,
+        deadline: Deadline,
+        reconnects: bool,
+    ) -> Result<Self, StoreError> {
         let timeout = self.timeout();
         let mut options = TcpStoreOptions::default()
             .with_timeout(timeout)
@@ -475,6 +509,7 @@ impl TcpStore {
             .with_cancel(self.cancel.clone());
         options.credentials.clone_from(&self.handle().credentials);
         options.resume = self.handle().resume;
+        options.reconnects = reconnects;
         options.lookup.clone_from(&self.handle().lookup);
         let address = self.handle().transport.pool.target().clone();
         Self::connect_to(

@@ -44,6 +44,7 @@ pub struct TcpStoreOptions {
     pub(super) reply_bytes_max: usize,
     pub(super) credentials: Option<Credentials>,
     pub(super) resume: Option<Duration>,
+    pub(super) reconnects: bool,
     pub(super) lookup: Option<Arc<dyn Lookup>>,
     pub(super) cancel: Cancel,
 }
@@ -85,6 +86,7 @@ impl Default for TcpStoreOptions {
             reply_bytes_max: 1 << 30,
             credentials: None,
             resume: None,
+            reconnects: false,
             lookup: None,
             cancel: Cancel::NEVER,
         }
@@ -121,6 +123,26 @@ impl TcpStoreOptions {
     /// after a loss fails with its next one. A server of PyTorch knows no sessions; then this has no effect.
     pub const fn with_resume(mut self, timeout: Duration) -> Self {
         self.resume = Some(timeout);
+        self
+    }
+
+    /// Connects again after a lost connection, to any server. Default: a lost connection is permanent. With
+    /// [`with_resume`](Self::with_resume), this has an effect once that has failed.
+    ///
+    /// The server may have been restarted: then it is another, empty store. The caller has to recognise that, for example by a key
+    /// that is always there.
+    ///
+    /// - A call that may be carried out twice is repeated until its timeout: a read, a wait for keys, and
+    ///   [`compare_set`](crate::StoreExt::compare_set). A repeated `compare_set` that finds `desired` reports
+    ///   [`swapped`](crate::CompareSet::swapped) as `None`. (If another client changes the value back to `expected` between the two
+    ///   requests, it is written twice.)
+    /// - Any other call under way fails with [`StoreError::ConnectionLost`](crate::StoreError::ConnectionLost), with the
+    ///   outcome: a write, `add`, a barrier, a call that takes from a queue. The next call connects, until its
+    ///   timeout.
+    /// - Each write waits until the server has carried it out, so that none is lost after its `Ok`. This costs a round trip.
+    /// - [Ephemeral keys](crate::StoreExt#ephemeral-keys) expire with their connection, and `keep_alive` reports it.
+    pub const fn with_reconnect(mut self) -> Self {
+        self.reconnects = true;
         self
     }
 

@@ -47,6 +47,8 @@ pub(super) struct PoolOptions {
     pub(super) reply_bytes_max: usize,
     /// How long a lane tries to survive the loss of its connection.
     pub(super) resume: Option<Duration>,
+    /// A lost connection does not end the pool.
+    pub(super) reconnects: bool,
     /// The server is looked up, and followed.
     pub(super) lookup: Option<Arc<dyn Lookup>>,
 }
@@ -73,6 +75,8 @@ struct Shared {
     has_no_sessions: bool,
     /// The server has WAIT_CHANGE, by its latest handshake.
     has_wait_change: bool,
+    /// How often a pool that reconnects has lost its connections.
+    losses: u64,
     /// Why every call fails from now on.
     ended: Option<Ended>,
 }
@@ -176,7 +180,12 @@ impl Pool {
         deadline: Deadline,
         cancel: &'p Cancel,
     ) -> Result<Lease<'p>, PoolError> {
-        let (lane, connection, unused) = self.take_lane(need, deadline, cancel)?;
+        let Taken {
+            lane,
+            mut connection,
+            unused,
+            losses,
+        } = self.take_lane(need, deadline, cancel)?;
         // Without the lock.
         drop(unused);
         let mut lease = Lease {
@@ -186,7 +195,16 @@ impl Pool {
             connection: None,
             holds_lane: true,
             keeps_pool: false,
+            losses,
         };
+        if self.options.reconnects
+            && let Some(error) = connection.as_mut().and_then(Connection::broken)
+        {
+            // A call whose outcome would be unknown begins with a new one instead.
+            self.lose(losses, lost(&error));
+            connection = None;
+        }
+        let is_new = connection.is_none();
         let connection = match connection {
             Some(connection) => connection,
             None => self.connect(lane, deadline, cancel)?,
@@ -202,6 +220,9 @@ impl Pool {
                 shared.server = server.or_else(|| Some(self.target.clone()));
             }
             shared.has_wait_change = connection.has_wait_change();
+            if is_new {
+                lease.losses = shared.losses;
+            }
         }
         lease.connection = Some(connection);
         lease.set_cancel(cancel.clone());
@@ -266,13 +287,12 @@ impl Pool {
         self.end(Ended::Closed);
     }
 
-    /// Returns the lane with its connection, if it has one, and another connection that is no longer needed.
     fn take_lane(
         self: &Arc<Self>,
         need: Need,
         deadline: Deadline,
         cancel: &Cancel,
-    ) -> Result<(usize, Option<Connection>, Option<Connection>), PoolError> {
+    ) -> Result<Taken, PoolError> {
         self.process.check()?;
         let this = thread::current().id();
         let mut watch = cancel.watch();
@@ -291,7 +311,12 @@ impl Pool {
                         shared.wakers.push(None);
                     }
                     let connection = shared.idle[lane].take();
-                    break Ok((lane, connection, shared.take_unused(now)));
+                    break Ok(Taken {
+                        lane,
+                        connection,
+                        unused: shared.take_unused(now),
+                        losses: shared.losses,
+                    });
                 }
                 _ if deadline.has_passed(now) => break Err(PoolError::TimedOut),
                 _ if watch.is_due() => {
@@ -377,7 +402,11 @@ impl Pool {
         deadline: Deadline,
         cancel: &Cancel,
     ) -> Result<Connection, PoolError> {
-        let Some(server) = self.lock().server.clone() else {
+        let (server, losses) = {
+            let shared = self.lock();
+            (shared.server.clone(), shared.losses)
+        };
+        let Some(server) = server else {
             let options = &self.options.connect_options;
             return self.dial(lane, &self.target, options, deadline, cancel);
         };
@@ -387,10 +416,11 @@ impl Pool {
             && error.is_refused()
             && !error.is_cancelled()
         {
-            self.end(Ended::Lost {
+            let lost = Ended::Lost {
                 kind: io::ErrorKind::ConnectionRefused,
                 text: error.to_string(),
-            });
+            };
+            self.lose(losses, lost);
         }
         result
     }
@@ -467,7 +497,9 @@ impl Pool {
                     io::ErrorKind::TimedOut,
                     "the peer did not answer; it may not speak the TCPStore protocol",
                 ),
-                Err(failure @ Failure::Protocol(_)) => return Err(PoolError::Failure(failure)),
+                Err(failure @ (Failure::Protocol(_) | Failure::Refused { .. })) => {
+                    return Err(PoolError::Failure(failure));
+                }
                 Err(Failure::Interrupted) => return Err(PoolError::Interrupted),
             };
             // A server that closes may be a version without PING, or not have started yet behind a
@@ -563,6 +595,34 @@ impl Pool {
             return;
         }
         shared.ended = Some(ended);
+        self.drop_connections(shared);
+    }
+
+    /// The connection to the server was lost, after as many others.
+    fn lose(&self, losses: u64, lost: Ended) {
+        if !self.options.reconnects {
+            return self.end(lost);
+        }
+        if !self.process.is_this() {
+            return;
+        }
+        let mut shared = self.lock();
+        // Another call may have noticed it, and connected again.
+        if shared.losses == losses && shared.ended.is_none() {
+            shared.losses += 1;
+            // It may come back at another address.
+            shared.server = None;
+            self.drop_connections(shared);
+        }
+    }
+
+    /// Whether a lost connection does not end the pool.
+    pub(super) const fn reconnects(&self) -> bool {
+        self.options.reconnects
+    }
+
+    /// Drops all connections, those in use too, and wakes each waiting thread.
+    fn drop_connections(&self, mut shared: MutexGuard<'_, Shared>) {
         for idle in &mut shared.idle {
             *idle = None;
         }
@@ -619,6 +679,25 @@ pub(super) struct Lease<'p> {
     holds_lane: bool,
     /// A failed exchange does not end the pool: the call finds out first why the server has closed the connection.
     keeps_pool: bool,
+    /// [`Shared::losses`] of the connection.
+    losses: u64,
+}
+
+/// A lane for a call.
+struct Taken {
+    lane: usize,
+    /// If it has one.
+    connection: Option<Connection>,
+    /// Another connection that is no longer needed.
+    unused: Option<Connection>,
+    losses: u64,
+}
+
+fn lost(error: &io::Error) -> Ended {
+    Ended::Lost {
+        kind: error.kind(),
+        text: error.to_string(),
+    }
 }
 
 impl Lease<'_> {
@@ -646,6 +725,13 @@ impl Lease<'_> {
         self.connection
             .as_ref()
             .is_some_and(Connection::has_try_add)
+    }
+
+    /// Whether the server has writes with a reply.
+    pub(super) fn has_try_write(&self) -> bool {
+        self.connection
+            .as_ref()
+            .is_some_and(Connection::has_try_write)
     }
 
     /// Whether the server has COMPARE_EXCHANGE.
@@ -759,6 +845,9 @@ impl Lease<'_> {
         let result = exchange(connection);
         let is_acknowledged = connection.is_acknowledged();
         result.map_err(|failure| {
+            if matches!(failure, Failure::Refused { .. }) {
+                return failure;
+            }
             self.connection = None;
             match is_acknowledged {
                 true => failure,
@@ -784,16 +873,14 @@ impl Lease<'_> {
                 if let Some(Ended::Closed) = already_ended {
                     return PoolError::Ended(Ended::Closed);
                 }
-                self.pool.end(Ended::Lost {
-                    kind: error.kind(),
-                    text: error.to_string(),
-                });
+                self.pool.lose(self.losses, lost(error));
             }
             Failure::Lost(_)
             | Failure::NotSent(_)
             | Failure::NoReply
             | Failure::Interrupted
-            | Failure::Protocol(_) => {}
+            | Failure::Protocol(_)
+            | Failure::Refused { .. } => {}
         }
         PoolError::Failure(failure)
     }
@@ -862,7 +949,7 @@ impl Lease<'_> {
         self.holds_lane = false;
         let mut watch = self.cancel.watch();
         let mut shared = self.pool.lock();
-        shared.put_back(lane, connection);
+        shared.put_back(lane, connection, self.losses);
         shared.lanes.park(lane);
         self.pool.notify(shared);
         let mut shared = self.pool.lock();
@@ -873,6 +960,9 @@ impl Lease<'_> {
             if shared.lanes.resume(lane) {
                 self.holds_lane = true;
                 self.connection = shared.idle[lane].take();
+                if self.connection.is_some() {
+                    self.losses = shared.losses;
+                }
                 drop(shared);
                 self.set_cancel(self.cancel.clone());
                 return Ok(());
@@ -939,7 +1029,7 @@ impl Lease<'_> {
         self.holds_lane = false;
         let connection = self.connection.take();
         let mut shared = self.pool.lock();
-        shared.put_back(self.lane, connection);
+        shared.put_back(self.lane, connection, self.losses);
         shared.lanes.give_back(self.lane);
         self.pool.notify(shared);
     }
@@ -956,8 +1046,8 @@ impl Shared {
     }
 
     /// Keeps the connection of a lane for the next call.
-    fn put_back(&mut self, lane: usize, connection: Option<Connection>) {
-        if self.ended.is_none() {
+    fn put_back(&mut self, lane: usize, connection: Option<Connection>, losses: u64) {
+        if self.ended.is_none() && self.losses == losses {
             if connection.is_none() {
                 self.closers[lane] = None;
             }
@@ -990,6 +1080,7 @@ mod tests {
             credentials: None,
             reply_bytes_max: 1 << 20,
             resume: None,
+            reconnects: false,
             lookup: None,
         }
     }

@@ -22,7 +22,7 @@ use crate::message::{ConnId, Replies, Reply};
 use crate::moment::Moment;
 use crate::request_parser::RequestParser;
 use crate::session::{Credit, ResentWait};
-use crate::wire::{encode_reply, without_session};
+use crate::wire::{CAPABILITY_SESSION, CAPABILITY_TRY_WRITE, encode_reply, without_capabilities};
 
 #[cfg(test)]
 mod tests;
@@ -106,6 +106,8 @@ pub(super) struct Client {
     pub(super) waits_for_room: bool,
     /// In the list of clients whose requests wait for the session's budget.
     pub(super) waits_for_budget: bool,
+    /// Its relay supports TRY_WRITE.
+    pub(super) knows_try_write: bool,
     /// `None` while there are none.
     replies: Option<Box<ClientReplies>>,
     /// Of its requests, if the journal keeps its session.
@@ -136,6 +138,7 @@ impl Client {
             counted_bytes: 0,
             waits_for_room: false,
             waits_for_budget: false,
+            knows_try_write: false,
             replies: None,
             numbers: None,
             resent: None,
@@ -446,6 +449,8 @@ pub(super) struct Connections {
     is_full: bool,
     /// The replies of the current request to clients whose sessions the journal keeps, once more.
     captured: Vec<(Token, SendBuf)>,
+    /// Clients are shown TRY_WRITE (docs/spec/wire-extensions.md, TRY_WRITE 4).
+    pub(super) reports_refusals: bool,
 }
 
 const SLOT_BITS: u32 = usize::BITS / 2;
@@ -471,6 +476,7 @@ impl Connections {
             held: BTreeMap::new(),
             is_full: false,
             captured: Vec::new(),
+            reports_refusals: false,
         }
     }
 
@@ -804,7 +810,14 @@ impl Replies for Connections {
         let client = connection.client();
         let is_client = client.is_some();
         let reply = match reply {
-            Reply::Nonce(nonce) if is_client => Reply::Nonce(without_session(nonce)),
+            Reply::Nonce(nonce) => {
+                let mut hidden = if is_client { CAPABILITY_SESSION } else { 0 };
+                let knows = client.as_ref().is_none_or(|it| it.knows_try_write);
+                if !(self.reports_refusals && knows) {
+                    hidden |= CAPABILITY_TRY_WRITE;
+                }
+                Reply::Nonce(without_capabilities(nonce, hidden))
+            }
             reply => reply,
         };
         if client.is_some_and(|client| client.numbers.is_some()) {
@@ -815,7 +828,11 @@ impl Replies for Connections {
             });
             encode_reply(reply, &mut self.captured[index].1);
         }
-        let position = self.dependency;
+        let position = match reply {
+            // docs/spec/wire-extensions.md, TRY_WRITE 5.
+            Reply::Done if !is_client => 0,
+            _ => self.dependency,
+        };
         let write = |out: &mut SendBuf| encode_reply(reply, out);
         if connection.put(position, self.unsent_bytes_max, write) {
             self.held.entry(position).or_default().push(token);

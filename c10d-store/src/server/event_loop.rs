@@ -279,6 +279,9 @@ impl EventLoop {
         let memory_max = self.counts.memory_max.load(Ordering::Acquire);
         self.state
             .set_memory_max((memory_max > 0).then_some(memory_max));
+        let keeping = self.keeping.as_ref();
+        let is_shared = keeping.is_some_and(|keeping| keeping.authority.is_some());
+        self.connections.reports_refusals = memory_max > 0 && !is_shared;
         self.acceptor.next_turn(now);
         self.turn.start_iteration(now);
         self.accept_where_possible(events, now);

@@ -112,7 +112,7 @@ impl SimServer {
         self.send(conn, &hello.to_bytes());
         assert_eq!(
             self.take(conn),
-            [0xff, 0x3f, 0x0d, 0xc1],
+            [0xff, 0x7f, 0x0d, 0xc1],
             "the capabilities"
         );
     }

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use super::StoreState;
 use super::owners::{KeptClient, OWNED_KEYS_MAX};
 use super::tests::{OwnedReply, Recorder};
-use super::{Refusal, StoreState};
 use crate::journal::batch::effects;
 use crate::journal::format::FORMAT_VERSION;
 use crate::message::{ConnId, Keys, Payload, Request};
@@ -256,14 +256,8 @@ fn wills_take_memory_and_a_full_store_refuses_them() {
     assert!((9_500..10_000).contains(&used), "{used}");
     for (conn, key) in [(A, "k2"), (B, "l"), (A, "k")] {
         let request = claim(key, "", ("w", &long));
-        let refused = store
-            .state
-            .handle(ConnId(conn), request, &mut Recorder::default());
-        let full = Refusal::MemoryFull {
-            used,
-            limit: 10_000,
-        };
-        assert_eq!(refused, Err(full));
+        let full = OwnedReply::Full(used, 10_000);
+        assert_eq!(store.on(conn, request), [(conn, full)]);
     }
     // That changes nothing.
     assert_eq!(store.claim(B, "k", "", ("w", &long)), OwnedReply::NotOwned);

@@ -234,12 +234,23 @@ fn most_growth(request: &Request<'_>) -> usize {
 mod tests {
     use super::*;
     use crate::message::{ConnId, Payload};
-    use crate::state::tests::Recorder;
+    use crate::state::tests::{OwnedReply, Recorder};
+    use crate::wire::Opcode;
 
     fn handle(store: &mut StoreState, request: Request<'_>) -> Result<(), Refusal> {
         let result = store.handle(ConnId(1), request, &mut Recorder::default());
         store.check_invariants();
         result
+    }
+
+    /// The only reply.
+    fn reply(store: &mut StoreState, conn: u64, request: Request<'_>) -> OwnedReply {
+        let mut replies = Recorder::default();
+        let handled = store.handle(ConnId(conn), request, &mut replies);
+        handled.expect("it is not refused without a reply");
+        store.check_invariants();
+        assert_eq!(replies.0.len(), 1);
+        replies.0.remove(0).1
     }
 
     fn set<'a>(key: &'a str, value: &'a [u8]) -> Request<'a> {
@@ -270,7 +281,7 @@ mod tests {
         set(&pairs, 100 << 20).expect("160 MiB beside 100 MiB of 288 MiB");
     }
 
-    /// docs/spec/wire.md, MEMORY 1 to 3.
+    /// docs/spec/wire.md, MEMORY 1 to 3, and docs/spec/wire-extensions.md, TRY_WRITE 1 to 3.
     #[test]
     fn a_full_store_refuses_writes_that_add_and_nothing_else() {
         let mut store = StoreState::new();
@@ -302,12 +313,39 @@ mod tests {
                 key: b"new",
                 expected: b"",
                 desired: Payload::Borrowed(&long),
-                reports_outcome: true,
+                reports_outcome: false,
             },
         ] {
             assert_eq!(handle(&mut store, request), full);
             assert_eq!(store.memory(), used, "nothing has changed");
         }
+        let write = |command, key, length| Request::TryWrite {
+            command,
+            key,
+            value: Payload::Borrowed(&long[..length]),
+        };
+        for request in [
+            write(Opcode::TrySet, b"more", 5000),
+            write(Opcode::TryAppend, b"long", 500),
+            write(Opcode::TryQueuePush, b"queue", 500),
+            Request::TryMultiSet { pairs },
+            Request::CompareSet {
+                key: b"new",
+                expected: b"",
+                desired: Payload::Borrowed(&long),
+                reports_outcome: true,
+            },
+            Request::TryAdd {
+                key: &long[..500],
+                delta: 1,
+            },
+        ] {
+            let full = OwnedReply::Full(used, 10_000);
+            assert_eq!(reply(&mut store, 1, request), full);
+            assert_eq!(store.memory(), used, "nothing has changed");
+        }
+        let replaces = write(Opcode::TrySet, b"long", 4990);
+        assert_eq!(reply(&mut store, 1, replaces), OwnedReply::Done);
         // Replacing, reading, waiting, popping and deleting go on.
         let waited: &[&[u8]] = &[b"missing"];
         let keys = Keys::from(waited);
@@ -357,8 +395,8 @@ mod tests {
         let grown = store.memory() - memory;
         assert!((4 * 5000..4 * 5000 + 2000).contains(&grown), "{grown}");
         store.set_memory_max(Some(store.memory()));
-        let full = on(&mut store, 13, wait(&long));
-        assert!(matches!(full, Err(Refusal::MemoryFull { .. })));
+        let full = reply(&mut store, 13, wait(&long));
+        assert!(matches!(full, OwnedReply::Full(..)), "{full:?}");
         store.set_memory_max(None);
         on(&mut store, 14, set("k", b"new")).expect("no limit");
         for conn in 11..13 {
@@ -391,7 +429,7 @@ mod tests {
         let names: Vec<String> = (0..10_000).map(|name| name.to_string()).collect();
         let names: Vec<&[u8]> = names.iter().map(|name| name.as_bytes()).collect();
         let keys = Keys::from(&names[..]);
-        let refused = handle(&mut store, Request::WaitGet { keys });
+        let refused = handle(&mut store, Request::Wait { keys });
         assert!(matches!(refused, Err(Refusal::MemoryFull { .. })));
         let keys = Keys::from(&names[..100]);
         assert_eq!(handle(&mut store, Request::WaitGet { keys }), Ok(()));
@@ -403,7 +441,7 @@ mod tests {
         let mut fits = 0;
         for count in 0..names.len() {
             let keys = Keys::from(&names[count..=count]);
-            let request = Request::WaitGet { keys };
+            let request = Request::Wait { keys };
             let mut replies = Recorder::default();
             if store
                 .handle(ConnId(count as u64), request, &mut replies)

@@ -201,13 +201,22 @@ impl StoreState {
                 recorder.look_at_all();
             }
         }
-        self.check_memory(conn, &request)?;
+        let (request, reports) = request.without_report();
+        match self.check_memory(conn, &request) {
+            Err(Refusal::MemoryFull { used, limit }) if reports || request.can_report() => {
+                self.report_full(conn, &request, (used, limit), replies);
+                return Ok(());
+            }
+            checked => checked?,
+        }
         if !self.pledges.is_empty() {
             self.settle_pledge(conn, Some(&request), replies);
         }
         let was_ended = !self.ended_waits.is_empty() && self.ended_waits.remove(&conn);
         match request {
-            Request::Validate { .. } => return Err(Refusal::UnexpectedValidate),
+            Request::Validate { .. } | Request::TryWrite { .. } | Request::TryMultiSet { .. } => {
+                return Err(Refusal::UnexpectedValidate);
+            }
             Request::Ping { nonce } => {
                 let nonce = reply_to_ping(nonce);
                 self.reply(replies, conn, Reply::Nonce(nonce));
@@ -333,9 +342,31 @@ impl StoreState {
                 }
             }
         }
+        // docs/spec/wire-extensions.md, TRY_WRITE 1.
+        if reports {
+            self.reply(replies, conn, Reply::Done);
+        }
         #[cfg(debug_assertions)]
         self.check_invariants_sometimes();
         Ok(())
+    }
+
+    /// docs/spec/wire-extensions.md, TRY_WRITE 2: the request changes nothing, but is one.
+    fn report_full(
+        &mut self,
+        conn: ConnId,
+        request: &Request<'_>,
+        (used, limit): (usize, usize),
+        replies: &mut impl Replies,
+    ) {
+        if !self.pledges.is_empty() {
+            self.settle_pledge(conn, Some(request), replies);
+        }
+        self.ended_waits.remove(&conn);
+        if request.outline().command.is_wait() {
+            self.cancel(conn);
+        }
+        self.reply(replies, conn, Reply::Full { used, limit });
     }
 
     /// Adds an accepted connection.

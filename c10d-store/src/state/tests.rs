@@ -26,6 +26,8 @@ pub(super) enum OwnedReply {
     NotOwned,
     TooManyOwned,
     KeptAlive(bool),
+    Done,
+    Full(usize, usize),
 }
 
 /// Collects replies in order.
@@ -50,6 +52,8 @@ impl Replies for Recorder {
             Reply::Value(None) => OwnedReply::Bytes(Vec::new()),
             Reply::Value(Some(value)) => OwnedReply::Bytes(value.as_bytes().to_vec()),
             Reply::Bytes(bytes) => OwnedReply::Bytes(bytes.to_vec()),
+            Reply::Done => OwnedReply::Done,
+            Reply::Full { used, limit } => OwnedReply::Full(used, limit),
             Reply::Encoded(blobs) => {
                 let mut rest = blobs.as_bytes();
                 while let Some((length, after)) = rest.split_first_chunk::<8>() {
@@ -870,7 +874,7 @@ fn a_disconnect_removes_the_wait() {
 fn a_ping_returns_capabilities_for_their_nonce_and_echoes_others() {
     let mut store = Store::default();
     let mut ping = |nonce| store.on(A, Request::Ping { nonce });
-    assert_eq!(ping(0xC10D_0000), [(A, OwnedReply::Nonce(0xC10D_3FFF))]);
+    assert_eq!(ping(0xC10D_0000), [(A, OwnedReply::Nonce(0xC10D_7FFF))]);
     for nonce in [0, 1, 0xC10D_0001, 0xC10D_FFFF, u32::MAX] {
         assert_eq!(ping(nonce), [(A, OwnedReply::Nonce(nonce))]);
     }

@@ -53,6 +53,9 @@ pub const CAPABILITY_HEARTBEAT: u32 = 1 << 12;
 /// The server sends lists of groups with counted seats.
 pub const CAPABILITY_COUNTED_LISTS: u32 = 1 << 13;
 
+/// The server supports TRY_SET (0x8d), TRY_APPEND (0x8e), TRY_MULTI_SET (0x8f) and TRY_QUEUE_PUSH (0x90).
+pub const CAPABILITY_TRY_WRITE: u32 = 1 << 14;
+
 /// The capabilities of this crate's server.
 pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET
     | CAPABILITY_WAIT_CHANGE
@@ -67,7 +70,8 @@ pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET
     | CAPABILITY_MEMBERSHIP
     | CAPABILITY_LIST_CHANGES
     | CAPABILITY_HEARTBEAT
-    | CAPABILITY_COUNTED_LISTS;
+    | CAPABILITY_COUNTED_LISTS
+    | CAPABILITY_TRY_WRITE;
 
 /// The reply of this crate's server to a PING.
 pub(crate) const fn reply_to_ping(nonce: u32) -> u32 {
@@ -77,10 +81,10 @@ pub(crate) const fn reply_to_ping(nonce: u32) -> u32 {
     }
 }
 
-/// The same to a client of a session, which cannot begin another one.
-pub(crate) const fn without_session(reply: u32) -> u32 {
+/// The reply to a client that is not shown these capabilities.
+pub(crate) const fn without_capabilities(reply: u32, capabilities: u32) -> u32 {
     if reply == reply_to_ping(CAPABILITY_NONCE) {
-        reply & !CAPABILITY_SESSION
+        reply & !capabilities
     } else {
         reply
     }
@@ -94,8 +98,14 @@ mod tests {
     fn a_client_of_a_session_is_shown_no_sessions() {
         let reply = reply_to_ping(CAPABILITY_NONCE);
         assert_eq!(reply & CAPABILITY_SESSION, CAPABILITY_SESSION);
-        assert_eq!(without_session(reply), reply & !CAPABILITY_SESSION);
+        assert_eq!(
+            without_capabilities(reply, CAPABILITY_SESSION),
+            reply & !CAPABILITY_SESSION
+        );
         let echo = CAPABILITY_SESSION | 1;
-        assert_eq!(without_session(reply_to_ping(echo)), echo);
+        assert_eq!(
+            without_capabilities(reply_to_ping(echo), CAPABILITY_SESSION),
+            echo
+        );
     }
 }

@@ -37,6 +37,10 @@ pub enum Opcode {
     EndWaits = 0x8a,
     Membership = 0x8b,
     MembershipPoll = 0x8c,
+    TrySet = 0x8d,
+    TryAppend = 0x8e,
+    TryMultiSet = 0x8f,
+    TryQueuePush = 0x90,
 }
 
 /// One argument of a request.
@@ -66,7 +70,7 @@ const EXTENSIONS_START: u8 = 0x80;
 
 impl Opcode {
     /// The number of commands.
-    pub(crate) const COUNT: usize = 32;
+    pub(crate) const COUNT: usize = 36;
 
     /// The position among all commands, in the order of their bytes; less than [`COUNT`](Self::COUNT).
     pub(crate) const fn index(self) -> usize {
@@ -110,11 +114,15 @@ impl Opcode {
         Self::EndWaits,
         Self::Membership,
         Self::MembershipPoll,
+        Self::TrySet,
+        Self::TryAppend,
+        Self::TryMultiSet,
+        Self::TryQueuePush,
     ];
 
     /// The command of a byte; `None` for an unknown one.
     #[inline]
-    pub fn from_byte(byte: u8) -> Option<Self> {
+    pub(crate) fn from_byte(byte: u8) -> Option<Self> {
         let index = match byte {
             EXTENSIONS_START.. => byte - EXTENSIONS_START + PYTORCH_COMMANDS,
             PYTORCH_COMMANDS.. => return None,
@@ -145,6 +153,9 @@ impl Opcode {
             Self::Set
             | Self::Append
             | Self::QueuePush
+            | Self::TrySet
+            | Self::TryAppend
+            | Self::TryQueuePush
             | Self::Membership
             | Self::MembershipPoll => &[Key, Value],
             Self::CompareSet | Self::CompareExchange => &[Key, Value, Value],
@@ -153,7 +164,7 @@ impl Opcode {
             }
             Self::Add | Self::Barrier | Self::TryAdd => &[Key, I64],
             Self::Check | Self::Wait | Self::MultiGet | Self::WaitGet => &[Keys],
-            Self::MultiSet => &[Pairs],
+            Self::MultiSet | Self::TryMultiSet => &[Pairs],
             Self::WaitChange => &[Key, U64, U64, Value],
             Self::Announce => &[Value],
             Self::QueueTake => &[Key, U64],

@@ -34,6 +34,11 @@ pub(crate) const KEPT_ALIVE: u8 = 0;
 /// KEEP_ALIVE: the keys have ended by silence.
 pub(crate) const ENDED_BY_SILENCE: u8 = 1;
 
+/// A write with a reply: it was carried out.
+pub(crate) const DONE: u8 = 0;
+/// The request was refused: the size of the data and the limit on it follow.
+pub(crate) const FULL: u8 = 3;
+
 /// Appends a piece of a reply to the send buffer of a connection.
 #[inline]
 pub(crate) fn encode_reply(reply: Reply<'_>, out: &mut SendBuf) {
@@ -73,6 +78,12 @@ pub(crate) fn encode_reply(reply: Reply<'_>, out: &mut SendBuf) {
         Reply::Value(None) => push_length(0, out),
         Reply::Value(Some(value)) => push_value(value, out),
         Reply::Bytes(bytes) => push_blob(bytes, out),
+        Reply::Done => out.push(&[DONE]),
+        Reply::Full { used, limit } => {
+            out.push(&[FULL]);
+            push_length(used, out);
+            push_length(limit, out);
+        }
         Reply::Encoded(reply) => match reply.shared() {
             Some((shared, start)) => out.push_shared(shared.clone(), start),
             None => out.push(reply.as_bytes()),

@@ -4,8 +4,8 @@ use byteorder::{ByteOrder, LittleEndian};
 
 use super::opcode::Opcode;
 use super::reply::{
-    ADDED, EXCHANGED, NOT_A_NUMBER, NOT_EXCHANGED, NOT_OWNED, OWNED, STOP_WAITING, TOO_MANY_OWNED,
-    WAIT_CANCELED,
+    ADDED, DONE, EXCHANGED, FULL, NOT_A_NUMBER, NOT_EXCHANGED, NOT_OWNED, OWNED, STOP_WAITING,
+    TOO_MANY_OWNED, WAIT_CANCELED,
 };
 
 /// The length of a count, a length or a number.
@@ -98,6 +98,10 @@ impl ReplyScan {
             | Opcode::TryAdd
             | Opcode::CompareExchange
             | Opcode::QueueTake
+            | Opcode::TrySet
+            | Opcode::TryAppend
+            | Opcode::TryMultiSet
+            | Opcode::TryQueuePush
             | Opcode::SetEphemeral
             | Opcode::MembershipPoll => State::Status,
         };
@@ -216,7 +220,7 @@ impl ReplyScan {
 
     fn after_status(&mut self, status: u8) -> Result<State, NotAReply> {
         let waits = self.opcode.is_wait();
-        self.has_tail = waits && self.is_cancelled && status == STOP_WAITING;
+        self.has_tail = waits && self.is_cancelled && matches!(status, STOP_WAITING | FULL);
         self.was_ended = waits && !self.is_cancelled && status == WAIT_CANCELED;
         Ok(match (self.opcode, status) {
             (Opcode::TryAdd, ADDED) => fixed(WORD_BYTES as u64),
@@ -228,6 +232,22 @@ impl ReplyScan {
             (Opcode::CompareExchange, NOT_EXCHANGED) => State::Length { blobs: 1 },
             (Opcode::SetEphemeral, OWNED | TOO_MANY_OWNED) => fixed(0),
             (Opcode::SetEphemeral, NOT_OWNED) => State::Length { blobs: 1 },
+            (
+                Opcode::TrySet | Opcode::TryAppend | Opcode::TryMultiSet | Opcode::TryQueuePush,
+                DONE,
+            ) => fixed(0),
+            (
+                Opcode::TrySet
+                | Opcode::TryAppend
+                | Opcode::TryMultiSet
+                | Opcode::TryQueuePush
+                | Opcode::TryAdd
+                | Opcode::CompareExchange
+                | Opcode::SetEphemeral
+                | Opcode::WaitGet
+                | Opcode::WaitChange,
+                FULL,
+            ) => fixed(2 * WORD_BYTES as u64),
             (Opcode::Wait | Opcode::Barrier, STOP_WAITING) => fixed(0),
             (Opcode::WaitGet, STOP_WAITING) => State::Length {
                 blobs: self.key_count,
@@ -291,10 +311,16 @@ mod tests {
         lengths[0]
     }
 
-    /// docs/spec/wire-extensions.md, WAIT_GET 5 and END_WAITS 1.
+    /// docs/spec/wire-extensions.md, WAIT_GET 5, END_WAITS 1, and TRY_WRITE 2 and 3.
     #[test]
     fn replies_of_extensions_and_of_cancelled_waits_end_where_they_should() {
-        let cases: [(Opcode, usize, bool, Vec<u8>); 21] = [
+        let full = [vec![3], vec![7; 16]].concat();
+        let cases: [(Opcode, usize, bool, Vec<u8>); 26] = [
+            (Opcode::TrySet, 0, false, vec![0]),
+            (Opcode::TryMultiSet, 2, false, full.clone()),
+            (Opcode::TryAdd, 0, false, full.clone()),
+            (Opcode::WaitGet, 1, false, full.clone()),
+            (Opcode::WaitGet, 1, true, [full, vec![1]].concat()),
             (Opcode::SetEphemeral, 0, false, vec![0]),
             (
                 Opcode::SetEphemeral,

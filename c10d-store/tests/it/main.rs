@@ -26,6 +26,7 @@ mod observer;
 mod prefix_store;
 mod rank;
 mod raw;
+mod reconnect;
 mod rendezvous;
 #[cfg(feature = "tls")]
 mod secret;

@@ -273,6 +273,21 @@ fn a_client_of_a_session_sees_no_sessions() {
     assert!(!link.replies.contains_key(&1));
 }
 
+/// docs/spec/wire-extensions.md, TRY_WRITE 6.
+#[test]
+fn a_client_of_an_earlier_relay_sees_no_writes_with_a_reply() {
+    let options = ServerOptions::default().with_memory_max(64 << 20);
+    let server = TcpStoreServer::bind("127.0.0.1:0", options).expect("a server");
+    for (flags, bits) in [(0, 0x3f), (1 << 27, 0x7f)] {
+        let mut link = Link::open_with(server.local_addr(), flags);
+        link.open_clients(0..1);
+        link.stream.push_data(0, &[0x0d, 0, 0, 0x0d, 0xc1]);
+        link.send();
+        link.receive_until("an answer", |link| link.replies.contains_key(&0));
+        assert_eq!(link.replies[&0], [0xbf, bits, 0x0d, 0xc1]);
+    }
+}
+
 /// Counts the lines that name a limit.
 struct Lines(Mutex<usize>);
 

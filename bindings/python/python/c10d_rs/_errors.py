@@ -46,6 +46,12 @@ class StoreUnsupportedError(DistStoreError, NotImplementedError):
     __module__ = "c10d_rs"
 
 
+class StoreFullError(DistStoreError):
+    """The server has reached its memory limit and has refused a write. Nothing changed, and the store stays usable."""
+
+    __module__ = "c10d_rs"
+
+
 class StoreJournalError(DistStoreError, OSError):
     """The directory of a server is in use, damaged, of a newer version, or cannot be read or written."""
 
@@ -130,6 +136,7 @@ _TORCH = {
     "StoreTimeoutError": ("DistStoreError", "DistError"),
     "StoreValueError": ("DistStoreError", "DistError"),
     "StoreUnsupportedError": ("DistStoreError", "DistError"),
+    "StoreFullError": ("DistStoreError", "DistError"),
     "StoreJournalError": ("DistStoreError", "DistError"),
     "GroupError": ("DistError",),
     "MissingRanksError": ("DistError",),
