@@ -125,7 +125,7 @@ impl RequestParser {
             .map_or(0, |partial| partial.bytes.len())
     }
 
-    /// Gives back the memory that the arrived bytes do not take, because the rest comes later.
+    /// Gives back the memory that the arrived bytes do not take, because the rest arrives later.
     pub(crate) fn shrink(&mut self) {
         if let Some(partial) = &mut self.partial {
             partial.bytes.shrink_to_fit();

@@ -1,4 +1,4 @@
-//! Long requests that have arrived in part while memory is scarce: one connection has the turn, the others wait. Pure.
+//! Long requests that have arrived in part while memory is scarce: one connection has the turn, and the remaining ones wait. Pure.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ pub(super) struct PausedInputs {
     turn: Option<Turn>,
     waiting: VecDeque<Token>,
     /// How many requests continued after the last turn without progress. The number doubles with each such turn, so that
-    /// peers that send nothing delay the others by the logarithm of their number.
+    /// peers that send nothing cause a delay of only the logarithm of their number.
     width: usize,
     /// How many more requests continue now.
     due: usize,
