@@ -134,7 +134,8 @@ impl Membership {
             }
             Some(GroupReply::NotOpen) => Err(StoreError::InvalidArgument {
                 context: call.context(),
-                detail: "the group is not open: open it first".to_owned(),
+                detail: "the group is not open. If it was, its store has lost its data, and the group has ended: begin it again"
+                    .to_owned(),
             }),
             Some(other) => Err(call.unexpected(&other)),
         }
