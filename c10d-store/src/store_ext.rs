@@ -34,7 +34,7 @@ use crate::store::{Store, context};
 /// - A server of this crate with a [memory limit](crate::ServerOptions::memory_max), as `c10d store serve` and `c10d run` start it:
 ///   the write was carried out. This costs a round trip. A write for which there is no memory fails with
 ///   [`StoreError::MemoryFull`], which has changed nothing, and the store stays usable.
-/// - A server of this crate without a limit: the write was sent. The server refuses none.
+/// - A server of this crate without a limit: the write was sent. The server refuses none because of its memory.
 /// - PyTorch's server, and a server of this crate whose store another process may take over (in etcd): the write was sent. If the
 ///   server refuses it, it closes the connection, and the next call fails with [`StoreError::ConnectionLost`]: the write is lost.
 /// - Any server, for a store that [reconnects](crate::TcpStoreOptions::with_reconnect): the write was carried out.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Backoff, BackoffOptions, Cancel, Deadline, sleep};
+use c10d_socket::{Backoff, BackoffOptions, Cancel, Deadline};
 
 use super::connection::{ANSWER_TIMEOUT_MIN, Connection, Failure, Follows, Waited};
 use super::explain::explain;
@@ -179,7 +179,7 @@ impl<'c> Call<'c> {
         attempt: impl Fn() -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let deadline = self.deadline(at_least_an_answer(timeout));
-        let mut backoff = Backoff::new(BackoffOptions::default(), u64::from(std::process::id()));
+        let mut backoff = None;
         loop {
             let error = match attempt() {
                 Err(error @ (StoreError::ConnectionLost { .. } | StoreError::Connect { .. })) => {
@@ -188,12 +188,15 @@ impl<'c> Call<'c> {
                 result => return result,
             };
             let now = Instant::now();
-            let ends = !self.transport.pool.reconnects() || deadline.has_passed(now);
-            let pause = deadline.remaining(now).unwrap_or(Duration::MAX);
-            if ends || sleep(backoff.next_delay().min(pause), [self.cancel]).is_err() {
+            if !self.transport.pool.reconnects() || deadline.has_passed(now) {
                 return Err(error);
             }
             log::debug!("connecting again: {error}");
+            let backoff = backoff.get_or_insert_with(|| {
+                Backoff::new(BackoffOptions::default(), u64::from(std::process::id()))
+            });
+            let again_at = Deadline::after(now, backoff.next_delay());
+            self.sleep_until(again_at.min(deadline), timeout)?;
         }
     }
 

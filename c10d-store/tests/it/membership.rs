@@ -241,7 +241,7 @@ fn other_options_and_groups_that_are_not_open_are_told_so() {
         matches!(error, StoreError::InvalidArgument { .. }),
         "{error}"
     );
-    // A member of a group whose store was emptied reads this too.
+    // A member gets the same answer from a store that was emptied.
     let hint = "is not open. If it was, its store has lost its data";
     assert!(error.to_string().contains(hint), "{error}");
 

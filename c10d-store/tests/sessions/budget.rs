@@ -43,6 +43,15 @@ fn connect(address: SocketAddr) -> TcpStream {
     socket
 }
 
+/// Sends the first `sent` bytes of a SET with a value of `value_bytes`. The server may not take all of them.
+fn begin_set(socket: &mut TcpStream, value_bytes: usize, sent: usize) {
+    let mut bytes = requests(|it| {
+        it.opcode(Opcode::Set).user_key("k").count(value_bytes);
+    });
+    bytes.resize(sent, 7);
+    let _ = socket.write_all(&bytes);
+}
+
 /// Sends as much as the server takes: it may refuse the peer.
 fn send<'v>(socket: &mut TcpStream, build: impl FnOnce(&mut RequestBuf<'v>)) {
     let mut request = RequestBuf::new();
@@ -132,11 +141,7 @@ fn requests_that_are_sent_in_part() {
                 socket
                     .set_write_timeout(Some(Duration::from_millis(10)))
                     .expect("an option");
-                let mut bytes = requests(|it| {
-                    it.opcode(Opcode::Set).user_key("k").count(8 << 20);
-                });
-                bytes.resize(8 << 20, 7);
-                let _ = socket.write_all(&bytes);
+                begin_set(&mut socket, 8 << 20, 8 << 20);
                 socket
             });
             peers.collect::<Vec<_>>()
@@ -165,11 +170,7 @@ fn a_request_as_long_as_the_memory_beside_short_parts() {
             // Each is too short to wait for its turn.
             let parts = (0..200).map(|_| {
                 let mut socket = connect(server.address);
-                let mut bytes = requests(|it| {
-                    it.opcode(Opcode::Set).user_key("k").count(250 << 10);
-                });
-                bytes.resize(240 << 10, 7);
-                let _ = socket.write_all(&bytes);
+                begin_set(&mut socket, 250 << 10, 240 << 10);
                 socket
             });
             let parts = parts.collect::<Vec<_>>();
@@ -244,11 +245,7 @@ fn long_requests_beside_one_that_stops() {
         |server| {
             let stopped = (0..10).map(|_| {
                 let mut socket = connect(server.address);
-                let mut bytes = requests(|it| {
-                    it.opcode(Opcode::Set).user_key("k").count(8 << 20);
-                });
-                bytes.resize(8 << 20, 7);
-                let _ = socket.write_all(&bytes);
+                begin_set(&mut socket, 8 << 20, 8 << 20);
                 socket
             });
             let stopped = stopped.collect::<Vec<_>>();
