@@ -66,12 +66,13 @@ struct Partial {
 }
 
 impl Partial {
-    /// Appends received bytes. Reserves twice as much as has arrived, but not more than the request needs.
+    /// Appends received bytes. Reserves a quarter more than has arrived, but not more than the request needs: many requests can
+    /// arrive at the same time, and wait in part.
     fn append(&mut self, bytes: &[u8]) {
         let have = self.bytes.len();
         let end = have + bytes.len();
         if end > self.bytes.capacity() {
-            let capacity = (2 * have).min(self.needed).max(end);
+            let capacity = (have + have / 4).min(self.needed).max(end);
             self.bytes.reserve_exact(capacity - have);
         }
         self.bytes.extend_from_slice(bytes);
@@ -325,5 +326,41 @@ const fn refuse(kind: WireErrorKind) -> WireError {
         opcode: None,
         offset: 0,
         kind,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::RequestBuf;
+
+    /// A long request takes hardly more memory than has arrived, while it arrives and while it waits.
+    #[test]
+    fn a_request_that_arrives_in_pieces_takes_little_more_memory() {
+        const VALUE_BYTES: usize = 8 << 20;
+        const PIECE_BYTES: usize = 16 << 10;
+        let mut request = RequestBuf::new();
+        request.opcode(Opcode::Set).user_key("k").count(VALUE_BYTES);
+        let mut bytes = request.to_bytes();
+        bytes.resize(bytes.len() + VALUE_BYTES, 7);
+        let mut parser = RequestParser::after_handshake();
+        let mut handled = 0;
+        for (index, piece) in bytes.chunks(PIECE_BYTES).enumerate() {
+            let received = parser.receive(piece, &WireLimits::default(), |_| {
+                handled += 1;
+                Ok::<_, ()>(Flow::Continue)
+            });
+            assert!(received.is_ok());
+            let arrived = parser.partial_bytes();
+            assert!(
+                parser.memory_bytes() <= (arrived + arrived / 4).max(PIECE_BYTES) + PIECE_BYTES
+            );
+            assert!(parser.memory_bytes() <= bytes.len().next_multiple_of(PIECE_BYTES));
+            if index % 100 == 99 {
+                parser.shrink();
+                assert_eq!(parser.memory_bytes(), parser.partial_bytes());
+            }
+        }
+        assert_eq!((handled, parser.partial_bytes()), (1, 0));
     }
 }
