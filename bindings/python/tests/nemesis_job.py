@@ -102,6 +102,7 @@ class Job:
     never: tuple[str, ...] = RESTARTS
     variables: dict[str, str] = VARIABLES
     can_relay = True
+    more_conf = ""
 
     def __init__(
         self,
@@ -187,7 +188,7 @@ class Job:
             "--rdzv-backend=c10d",
             "--rdzv-id=job",
             f"--rdzv-endpoint={self.address}",
-            f"--rdzv-conf=is_host={int(is_host)},keep_alive_interval=3,last_call_timeout=1",
+            f"--rdzv-conf=is_host={int(is_host)},keep_alive_interval=3{self.more_conf}",
         ]
 
     def _log(self, node: int) -> Path:

@@ -25,6 +25,7 @@ class MixedJob(Job):
     variables = {**VARIABLES, "NEMESIS_CHECKPOINT": "1"}
     # A node of torchrun has no relay, and a job has them on all nodes or on none.
     can_relay = False
+    more_conf = ",last_call_timeout=1"
 
     def __init__(self, kind: str, folder: Path) -> None:
         """Start it without a guest."""

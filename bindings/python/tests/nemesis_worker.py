@@ -33,6 +33,9 @@ PATIENCE = timedelta(minutes=2)
 
 CHECKPOINT_STEPS = 10
 
+# After the last step, as by a program that writes its results.
+LAST_WORK_SECONDS = 3
+
 
 class Lines:
     """The file of this process. Each line is one write, so that a kill leaves whole lines."""
@@ -96,6 +99,8 @@ def train(folder: Path, lines: Lines) -> None:
                     save(checkpoint, step, state)
                 generation.boundary(step)
     lines.say(done=time.monotonic())
+    if has_checkpoints:
+        time.sleep(LAST_WORK_SECONDS)
 
 
 def note_group(lines: Lines) -> None:

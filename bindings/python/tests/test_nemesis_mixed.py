@@ -127,7 +127,7 @@ class MixedNemesis(Nemesis):
         os.kill(pid, signal.SIGCONT)
 
     def last(self) -> None:
-        """Perhaps a node of torchrun comes when the job finishes."""
+        """Perhaps a node of torchrun comes when the job finishes, also when its ranks have done their last step."""
         if self.job.guest is None and self.chance.random() < 0.7:
             self.kills["guest at the end"] += 1
             self.job.start_guest("c10d")
