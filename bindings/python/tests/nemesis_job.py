@@ -102,7 +102,8 @@ class Job:
     never: tuple[str, ...] = RESTARTS
     variables: dict[str, str] = VARIABLES
     can_relay = True
-    more_conf = ""
+    rdzv_conf = "keep_alive_interval=3"
+    limit_seconds = LIMIT_SECONDS
 
     def __init__(
         self,
@@ -188,7 +189,7 @@ class Job:
             "--rdzv-backend=c10d",
             "--rdzv-id=job",
             f"--rdzv-endpoint={self.address}",
-            f"--rdzv-conf=is_host={int(is_host)},keep_alive_interval=3{self.more_conf}",
+            f"--rdzv-conf=is_host={int(is_host)},{self.rdzv_conf}",
         ]
 
     def _log(self, node: int) -> Path:
@@ -269,8 +270,9 @@ class Job:
         self.until(f"{count} ranks go on from step {newest}", is_settled)
         return found
 
-    def until(self, what: str, is_so: Callable[[], bool], limit_seconds: float = LIMIT_SECONDS) -> None:
+    def until(self, what: str, is_so: Callable[[], bool], limit_seconds: float | None = None) -> None:
         """Wait for a condition on what the ranks write. Raises Broken if the job ends before."""
+        limit_seconds = limit_seconds or self.limit_seconds
         end = time.monotonic() + limit_seconds
         while not is_so():
             if time.monotonic() > end:
@@ -297,7 +299,7 @@ class Job:
             if node in self.lost_nodes:
                 continue
             try:
-                code = launcher.wait(LIMIT_SECONDS)
+                code = launcher.wait(self.limit_seconds)
             except subprocess.TimeoutExpired as error:
                 raise Broken(f"launcher {node} does not end") from error
             if code != 0:

@@ -25,7 +25,9 @@ class MixedJob(Job):
     variables = {**VARIABLES, "NEMESIS_CHECKPOINT": "1"}
     # A node of torchrun has no relay, and a job has them on all nodes or on none.
     can_relay = False
-    more_conf = ",last_call_timeout=1"
+    # On a busy machine a node of torchrun takes long for each thing that it does.
+    rdzv_conf = "keep_alive_interval=5,last_call_timeout=2"
+    limit_seconds = 300
 
     def __init__(self, kind: str, folder: Path) -> None:
         """Start it without a guest."""

@@ -961,7 +961,7 @@ fn workers_are_forked_beside_a_node_of_torchrun() {
     ]
     .map(|mut command| command.spawn().unwrap());
     let launcher = ended(launcher);
-    // Otherwise the node of torchrun waits for another one.
+    // Otherwise the node of torchrun waits for its next round.
     assert_eq!(launcher.code, Some(0), "{launcher:?}");
     let ended = [launcher, ended(torchrun)];
     let mut lines: Vec<&str> = ended.iter().flat_map(|it| it.stdout.lines()).collect();
