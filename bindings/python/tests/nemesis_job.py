@@ -1,5 +1,6 @@
 """A job of 8 ranks under two launchers, for ``test_nemesis.py``: its processes, what its ranks write, and its laws."""
 
+import itertools
 import json
 import math
 import os
@@ -55,13 +56,16 @@ class Rank:
         self.path = path
         self.id, self.pid = map(int, path.name.split("-"))
         self.node = -1
+        self.round = 0
+        self.is_mixed = False
+        self.done_at = math.inf
         self.generations: list[dict[str, Any]] = []
         self.steps: list[dict[str, Any]] = []
         self.error: dict[str, Any] | None = None
         self._read_bytes = 0
 
     def read(self) -> None:
-        """Read the lines that have come."""
+        """Read the lines that have come. Generations ascend over all groups, as each round of the job has a group."""
         with self.path.open("rb") as file:
             file.seek(self._read_bytes)
             *lines, _ = file.read().split(b"\n")
@@ -70,8 +74,15 @@ class Rank:
             fields = json.loads(line)
             if "wrong" in fields:
                 raise Broken(f"{self.path.name} has a wrong sum: {fields}")
+            if "uuid" in fields:
+                fields["uuid"] = (self.round, fields["uuid"])
             if "node" in fields:
                 self.node = fields["node"]
+            elif "group" in fields:
+                self.round = int(fields["group"].split("/")[1])
+                self.is_mixed = fields["is_mixed"]
+            elif "done" in fields:
+                self.done_at = fields["done"]
             elif "members" in fields:
                 self.generations.append(fields)
             elif "step" in fields:
@@ -86,6 +97,13 @@ class Job:
     ``apart``: a process of its own, with a directory; the launchers have relays. ``relays``: the same, and each node has a
     relay that is a process of its own. ``hosted``: on the first launcher.
     """
+
+    # What no launcher may say that is not lost.
+    never: tuple[str, ...] = RESTARTS
+    variables: dict[str, str] = VARIABLES
+    can_relay = True
+    rdzv_conf = "keep_alive_interval=3"
+    limit_seconds = LIMIT_SECONDS
 
     def __init__(
         self,
@@ -138,23 +156,21 @@ class Job:
     def start_launcher(self) -> None:
         """Start one more launcher."""
         node = len(self.launchers)
-        is_host = int(self.kind == "hosted" and node == 0)
         options = [
             *self.options,
-            "--rdzv-backend=c10d",
-            "--rdzv-id=job",
-            f"--rdzv-endpoint={self.address}",
-            f"--rdzv-conf=is_host={is_host},keep_alive_interval=3",
+            *self.rendezvous(is_host=self.kind == "hosted" and node == 0),
             "--local-addr=127.0.0.1",
             "--workers-store=rendezvous",
             "--keep-workers",
             f"--min-workers={WORKERS_MIN}",
             "--max-restarts=100000",
         ]
-        if self.kind == "apart":
+        if self.kind == "apart" and self.can_relay:
             options.append("--relay")
-        variables = {**os.environ, **VARIABLES, "NEMESIS_NODE": str(node)}
+        variables = {**os.environ, **self.variables, "NEMESIS_NODE": str(node)}
         if self.relays:
+            if node == len(self.relays):
+                self.relays.append(self._relay("127.0.0.1:0"))
             variables["NEMESIS_RELAY_PORT"] = self.relays[node][1].rpartition(":")[2]
         with self._log(node).open("w") as log:
             process = subprocess.Popen(
@@ -166,6 +182,15 @@ class Job:
             )
         self.processes.append(process)
         self.launchers.append(process)
+
+    def rendezvous(self, *, is_host: bool) -> list[str]:
+        """Return the options by which the nodes meet."""
+        return [
+            "--rdzv-backend=c10d",
+            "--rdzv-id=job",
+            f"--rdzv-endpoint={self.address}",
+            f"--rdzv-conf=is_host={int(is_host)},{self.rdzv_conf}",
+        ]
 
     def _log(self, node: int) -> Path:
         return self.folder / f"launcher-{node}"
@@ -245,8 +270,9 @@ class Job:
         self.until(f"{count} ranks go on from step {newest}", is_settled)
         return found
 
-    def until(self, what: str, is_so: Callable[[], bool], limit_seconds: float = LIMIT_SECONDS) -> None:
+    def until(self, what: str, is_so: Callable[[], bool], limit_seconds: float | None = None) -> None:
         """Wait for a condition on what the ranks write. Raises Broken if the job ends before."""
+        limit_seconds = limit_seconds or self.limit_seconds
         end = time.monotonic() + limit_seconds
         while not is_so():
             if time.monotonic() > end:
@@ -259,10 +285,10 @@ class Job:
             self.read()
 
     def check_logs(self) -> None:
-        """Check that no launcher has given up to keep the workers."""
+        """Check that no launcher has logged what it must not, such as that it does not keep the workers."""
         for node in set(range(len(self.launchers))) - self.lost_nodes:
             log = self._log(node).read_text()
-            for text in RESTARTS:
+            for text in self.never:
                 if text in log:
                     raise Broken(f"launcher {node} says: {text}")
 
@@ -273,7 +299,7 @@ class Job:
             if node in self.lost_nodes:
                 continue
             try:
-                code = launcher.wait(LIMIT_SECONDS)
+                code = launcher.wait(self.limit_seconds)
             except subprocess.TimeoutExpired as error:
                 raise Broken(f"launcher {node} does not end") from error
             if code != 0:
@@ -283,11 +309,12 @@ class Job:
         """Check the laws. ``losses`` returns that of a step of a run that nobody has disturbed."""
         self.read()
         self.check_logs()
-        lists: dict[int, list[int]] = {}
-        entered: dict[int, list[Rank]] = {}
-        firsts: dict[int, int] = {}
+        lists: dict[tuple[int, int], list[int]] = {}
+        entered: dict[tuple[int, int], list[Rank]] = {}
+        firsts: dict[tuple[int, int], int] = {}
         for rank in self.ranks.values():
-            if rank.error is not None and (rank.pid not in self.dead or rank.error["error"] not in ENDS_OF_VICTIMS):
+            # In a round with a node of torchrun all ranks end when one does.
+            if rank.error is not None and not rank.is_mixed and not self._is_victim(rank, rank.error["error"]):
                 raise Broken(f"{rank.path.name} ended by {rank.error}")
             _check_ascends(rank, "generations", [it["uuid"] for it in rank.generations])
             _check_ascends(rank, "steps", [it["step"] for it in rank.steps])
@@ -305,12 +332,35 @@ class Job:
                 if not math.isclose(first["loss"], losses(step), rel_tol=1e-6, abs_tol=1e-12):
                     raise Broken(f"{rank.path.name}: loss {first['loss']} in step {step}, alone {losses(step)}")
         # Two halves have no rank in common.
-        known: set[int] = set()
+        known: dict[int, set[int]] = {}
         for uuid in sorted(entered):
             pids = {rank.pid for rank in entered[uuid]}
-            if known and not known & pids:
+            earlier = known.setdefault(uuid[0], set())
+            if earlier and not earlier & pids:
                 raise Broken(f"generation {uuid} has no rank of an earlier one: {lists[uuid]}")
-            known |= pids
+            earlier |= pids
+        self._check_one_group()
+
+    def _check_one_group(self) -> None:
+        """Check that no two groups have ever worked at once, and that nobody works after the end."""
+        ranks = sorted(self.ranks.values(), key=lambda rank: rank.round)
+        done_at = min(rank.done_at for rank in ranks)
+        last_at, last_round, last_name = 0.0, 0, ""
+        for round_, members in itertools.groupby(ranks, key=lambda rank: rank.round):
+            steps = [(step["at"], rank.path.name) for rank in members for step in rank.steps]
+            if not steps:
+                continue
+            if min(steps)[0] <= last_at:
+                raise Broken(
+                    f"two groups work at once: {last_name} of round {last_round} does its last step "
+                    f"{last_at - min(steps)[0]:.3f} s after the first one of {min(steps)[1]} in round {round_}"
+                )
+            (last_at, last_name), last_round = max(steps), round_
+            if last_at > done_at:
+                raise Broken(f"{last_name} works in round {round_} {last_at - done_at:.3f} s after the job has finished")
+
+    def _is_victim(self, rank: Rank, error: str) -> bool:
+        return rank.pid in self.dead and error in ENDS_OF_VICTIMS
 
     def close(self) -> None:
         """End all processes."""

@@ -1,7 +1,8 @@
 """A rank of the jobs of ``nemesis.py``: trains by DDP and adds up in every step, until the file ``finish`` exists.
 
 It adds up over all ranks, and over half of them in a subgroup of the generation. It writes a line for each generation and each
-step, and how it ended, to a file of its own, whose name is its id and its process id.
+step, and how it ended, to a file of its own, whose name is its id and its process id. In a job that also restarts all ranks
+(NEMESIS_CHECKPOINT), rank 0 writes checkpoints.
 """
 
 import faulthandler
@@ -19,6 +20,7 @@ import torch
 from torch import distributed as dist
 
 import c10d_rs.torch as ct
+from c10d_rs import _place
 
 sys.path.insert(0, str(Path(__file__).parent))
 from members import GROUP_TIMEOUT, batch, model
@@ -29,13 +31,20 @@ SILENCE_MAX = timedelta(seconds=4)
 # A busy machine must not look like a member that hangs.
 PATIENCE = timedelta(minutes=2)
 
+CHECKPOINT_STEPS = 10
+
+# After the last step, as by a program that writes its results.
+LAST_WORK_SECONDS = 3
+
 
 class Lines:
     """The file of this process. Each line is one write, so that a kill leaves whole lines."""
 
     def __init__(self, folder: Path) -> None:
         """Create it."""
-        name = folder / f"{os.environ['C10D_MEMBER_ID']}-{os.getpid()}"
+        # A launcher that keeps no workers gives no id.
+        id_ = os.environ.get("C10D_MEMBER_ID", os.environ["RANK"])
+        name = folder / f"{id_}-{os.getpid()}"
         self.file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def say(self, **fields: Any) -> None:
@@ -45,14 +54,24 @@ class Lines:
 
 def train(folder: Path, lines: Lines) -> None:
     """Take part until the end."""
+    note_group(lines)
+    net, optimizer = model()
+    state: dict[str, Any] = {"net": net, "optimizer": optimizer}
+    checkpoint = folder.parent / "checkpoint"
+    has_checkpoints = "NEMESIS_CHECKPOINT" in os.environ
+    done = 0
+    if has_checkpoints and checkpoint.exists():
+        saved = torch.load(checkpoint)
+        done = saved.pop("step")
+        for name, values in saved.items():
+            state[name].load_state_dict(values)
     membership = ct.join(
+        step=done,
         timeout=GROUP_TIMEOUT,
         silence_max=SILENCE_MAX,
         ready_timeout=PATIENCE,
         below_min_timeout=PATIENCE,
     )
-    net, optimizer = model()
-    state: dict[str, Any] = {"net": net, "optimizer": optimizer}
     for generation in membership:
         uuid = generation.uuid
         lines.say(uuid=uuid, rank=generation.rank, members=generation.members, at=time.monotonic())
@@ -74,10 +93,33 @@ def train(folder: Path, lines: Lines) -> None:
                 add_up_half(generation, step, lines, halves[is_second], groups[is_second])
                 is_last = add_up(generation, step, lines, is_end=(folder / "finish").exists())
                 optimizer.step()
-                lines.say(uuid=uuid, step=step, loss=mean.item())
+                lines.say(uuid=uuid, step=step, loss=mean.item(), at=time.monotonic())
                 step += 1
+                if has_checkpoints and generation.rank == 0 and step % CHECKPOINT_STEPS == 0:
+                    save(checkpoint, step, state)
                 generation.boundary(step)
-    lines.say(done=True)
+    lines.say(done=time.monotonic())
+    if has_checkpoints:
+        time.sleep(LAST_WORK_SECONDS)
+
+
+def note_group(lines: Lines) -> None:
+    """Have the name of the group written down that this process joins."""
+    open_ = _place.Place.open
+
+    def open_noted(self: _place.Place, *arguments: Any) -> Any:
+        lines.say(group=self.name, is_mixed=self.is_mixed)
+        return open_(self, *arguments)
+
+    _place.Place.open = open_noted  # type: ignore[method-assign, assignment]
+
+
+def save(checkpoint: Path, step: int, state: dict[str, Any]) -> None:
+    """Write a checkpoint, which is whole whenever this process ends."""
+    saved = {name: each.state_dict() for name, each in state.items()}
+    new = checkpoint.with_name(f"checkpoint-{os.getpid()}")
+    torch.save({"step": step, **saved}, new)
+    new.rename(checkpoint)
 
 
 def add_up(generation: ct.Generation, step: int, lines: Lines, *, is_end: bool) -> bool:

@@ -27,6 +27,9 @@ ACTS_PER_JOB = 12 if ACTS >= 12 else 4
 
 KINDS = ("apart", "relays", "hosted")
 
+# Of all nodes, of torchrun too.
+RANKS_MAX = PER_NODE * (NODES + 1)
+
 # Of a stop that nobody notices.
 PAUSE_SECONDS = 0.3
 
@@ -89,7 +92,7 @@ class Nemesis:
 
     def some(self, count: int) -> list[int]:
         """Choose ranks, the same whenever the same live."""
-        order = self.chance.sample(range(PER_NODE * NODES), PER_NODE * NODES)
+        order = self.chance.sample(range(RANKS_MAX), RANKS_MAX)
         live = self.job.live()
         return [live[id_] for id_ in order if id_ in live][:count]
 

@@ -274,7 +274,8 @@ impl Runtime<'_> {
         let node = &mut *self.node;
         let progress = node.watch_progress()?;
         node.generation += 1;
-        let plans = match members {
+        // As the template forks them, also in a round that keeps none.
+        let plans = match node.options.keep {
             Some(_) => plan.split(),
             None => vec![plan],
         };

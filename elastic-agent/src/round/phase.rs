@@ -89,6 +89,10 @@ pub(super) enum Waiting {
         why: String,
         departed: usize,
     },
+    /// Whether the group of the workers has finished, because nothing is then left to do for a node that waits.
+    Group {
+        why: String,
+    },
     /// Whether a node has finished. Otherwise the node that closed the rendezvous without a reason has failed.
     Closed,
     /// Whether this node is the first of its round whose workers are stuck.

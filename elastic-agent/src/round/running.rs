@@ -10,7 +10,7 @@ use super::after_failure::used_up;
 use super::at_exit::may_be_at_exit;
 use super::barrier::EXIT_BARRIER_TIMEOUT;
 use super::blame::failed_worker;
-use super::input::{Effect, Effects, Facts, Input, Stop};
+use super::input::{Effect, Effects, Facts, GroupNews, Input, Stop};
 use super::machine::{Round, STOP_GRACE, STUCK_GRACE, log};
 use super::members::MembersChange;
 use super::phase::{End, First, Known, Phase, Running, Stall, Waiting};
@@ -74,6 +74,8 @@ impl Round {
                 out.push(Effect::ReadGroup);
                 None
             }
+            (Input::Group(GroupNews::Finished, _), Waiting::Group { .. }) => None,
+            (Input::Group(..), Waiting::Group { why }) => Some(End::MembersChanged(why)),
             (Input::Group(group, evicted), _) => {
                 self.warn_without_members(&group, out);
                 self.look_at_evicted(&mut running, &group, &evicted, now, out);
@@ -177,6 +179,11 @@ impl Round {
         match MembersChange::of(membership) {
             MembersChange::None => None,
             MembersChange::Certain(why) if membership.is_evicted => Some(End::Evicted(why)),
+            MembersChange::Certain(why) if self.keep().is_some() => {
+                out.push(Effect::ReadGroup);
+                running.waiting = Waiting::Group { why };
+                None
+            }
             MembersChange::Certain(why) => Some(End::MembersChanged(why)),
             // No node replaces the lost nodes, and the service counts whether enough workers are left.
             MembersChange::UnlessFinished { .. } if self.keep().is_some() => None,

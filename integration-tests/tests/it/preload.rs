@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_store::membership::{GroupOptions, MemberKey, Message};
-use c10d_store::{StoreExt, TcpStore, TcpStoreOptions};
+use c10d_store::{ServerOptions, StoreExt, TcpStore, TcpStoreOptions, TcpStoreServer};
 use integration_tests::launcher::c10d;
 use integration_tests::torch::PYTHON_VARIABLE;
 use integration_tests::watchdog::Watchdog;
@@ -56,8 +56,19 @@ impl Place {
     /// `c10d run OPTIONS`, in this folder.
     fn command(&self, options: &[&str]) -> Command {
         let mut command = Command::new(c10d());
+        command.arg("run");
+        self.prepare(command, options)
+    }
+
+    /// `torchrun OPTIONS`, in this folder.
+    fn torchrun(&self, options: &[&str]) -> Command {
+        let mut command = Command::new(std::env::var_os(PYTHON_VARIABLE).unwrap());
+        command.args(["-m", "torch.distributed.run"]);
+        self.prepare(command, options)
+    }
+
+    fn prepare(&self, mut command: Command, options: &[&str]) -> Command {
         command
-            .arg("run")
             .args(options)
             .current_dir(self.0.path())
             .env("PYTHON_EXEC", std::env::var_os(PYTHON_VARIABLE).unwrap())
@@ -913,4 +924,52 @@ fn a_worker_that_died_is_forked_again_while_the_others_run() {
         assert_eq!(place.read("imports"), "imported\n", "{ended:?}");
         place.assert_nothing_runs();
     }
+}
+
+/// Beside a node of torchrun no worker is kept, and the template forks one worker at a time nevertheless.
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn workers_are_forked_beside_a_node_of_torchrun() {
+    let _watchdog = Watchdog::start("preload_beside_torchrun", LIMIT);
+    let store = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap();
+    let place = Place::new();
+    place.write(
+        "train.py",
+        "import os\nprint('rank', os.environ['RANK'], os.environ.get('C10D_KEEP_WORKERS'))\n",
+    );
+    let endpoint = format!("--rdzv-endpoint={}", store.local_addr());
+    let common = [
+        "--nnodes=2",
+        "--rdzv-backend=c10d",
+        "--rdzv-id=job",
+        "--rdzv-conf=is_host=0",
+        &endpoint,
+    ];
+    let keep = [
+        "--nproc-per-node=2",
+        "--keep-workers",
+        "--max-restarts=3",
+        "--preload=json",
+        "--preload-required",
+        "--local-addr=127.0.0.1",
+        "train.py",
+    ];
+    let launcher = place.command(&[&common[..], &keep].concat());
+    let [launcher, torchrun] = [
+        launcher,
+        place.torchrun(&[&common[..], &["--local-addr=127.0.0.2", "train.py"]].concat()),
+    ]
+    .map(|mut command| command.spawn().unwrap());
+    let launcher = ended(launcher);
+    // Otherwise the node of torchrun waits for its next round.
+    assert_eq!(launcher.code, Some(0), "{launcher:?}");
+    let ended = [launcher, ended(torchrun)];
+    let mut lines: Vec<&str> = ended.iter().flat_map(|it| it.stdout.lines()).collect();
+    lines.sort_unstable();
+    assert_eq!(
+        lines,
+        ["rank 0 None", "rank 1 None", "rank 2 None"],
+        "{ended:?}"
+    );
+    assert!(!ended[0].stderr.contains("trying again"), "{ended:?}");
 }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use elastic_rendezvous::{Membership, NodeId};
 use log::Level;
 
 use super::super::input::{Death, Effect, Facts, GroupNews, Input, Joins};
@@ -117,6 +118,30 @@ fn workers_that_are_no_members_in_time_are_warned_of() {
     assert_eq!(warned[0].0, Level::Warn);
     assert!(warned[0].1.contains("train.py"), "{warned:?}");
     assert!(warned[0].1.contains("c10d_rs.torch.join()"), "{warned:?}");
+}
+
+/// The workers have finished but not yet exited when a node of torchrun wants to join: the job is not done again.
+#[test]
+fn a_node_that_waits_does_not_restart_workers_that_have_finished() {
+    let restart = ["ForkAhead", "TellRestarting", "Stop"];
+    let cases: [(_, &[&str]); 3] = [
+        (GroupNews::Finished, &[]),
+        (GroupNews::GoesOn, &restart),
+        (GroupNews::IsEmpty, &restart),
+    ];
+    for (group, effects) in cases {
+        let mut round = running_of(2, 9, KeepOptions::new(1));
+        let mut membership = Membership::default();
+        membership.waiting = vec![NodeId::new("torchrun", 7, 1)];
+        assert_eq!(
+            names(round.step(NOW, Input::MembersChanged)),
+            ["ReadMembership"]
+        );
+        let membership = Input::Membership(Some(Box::new(membership)));
+        assert_eq!(names(round.step(NOW, membership)), ["ReadGroup"]);
+        let answer = Input::Group(group, Vec::new());
+        assert_eq!(names(round.step(NOW, answer)), effects);
+    }
 }
 
 #[test]

@@ -91,7 +91,7 @@ impl World {
 
     /// The service is told of a death, and says how the group is.
     pub(super) fn death(&mut self, index: usize, exit: WorkerExit) -> Input {
-        let is_down = self.is_store_down;
+        let group = self.group_news();
         let node = &mut self.nodes[index];
         assert!(node.told.insert(exit.local_rank), "a death is told once");
         let ExitKind::Code(code) = exit.exit else {
@@ -101,14 +101,19 @@ impl World {
             exit,
             failures: Failures::new(vec![failure(exit.local_rank, exit.rank, code, false)]),
             progress: Default::default(),
-            group: match self.meeting.group {
-                _ if is_down => GroupNews::OutOfReach("it does not answer".to_owned()),
-                0 => GroupNews::IsEmpty,
-                1 => GroupNews::GoesOn,
-                FINISHED => GroupNews::Finished,
-                _ => GroupNews::Ended("too few members".to_owned()),
-            },
+            group,
         }))
+    }
+
+    /// The state of the group, as the service reports it.
+    pub(super) fn group_news(&self) -> GroupNews {
+        match self.meeting.group {
+            _ if self.is_store_down => GroupNews::OutOfReach("it does not answer".to_owned()),
+            0 => GroupNews::IsEmpty,
+            1 => GroupNews::GoesOn,
+            FINISHED => GroupNews::Finished,
+            _ => GroupNews::Ended("too few members".to_owned()),
+        }
     }
 
     /// A worker has left the message of a library at exit.

@@ -657,6 +657,7 @@ impl World {
                 return Some(Input::Started);
             }
             Effect::ReadDeath(exit) => return Some(self.death(index, exit)),
+            Effect::ReadGroup => return Some(Input::Group(self.group_news(), Vec::new())),
             Effect::ReplaceAfter(worker, _) => {
                 assert!(self.nodes[index].pausing.insert(worker));
                 self.nodes[index].replaced += 1;

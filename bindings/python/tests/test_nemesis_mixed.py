@@ -1,0 +1,165 @@
+"""Nodes of torchrun join and leave jobs with survivors, beside all that ``test_nemesis.py`` does. Needs PyTorch 2.14 or later.
+
+While a node of torchrun takes part, the death of a rank restarts all. Before and after it, the survivors stay.
+C10D_NEMESIS_MIXED_ACTS says how often jobs are disturbed in all, 12 times each; SEED, which is printed, repeats them.
+
+    C10D_NEMESIS_MIXED_ACTS=120 python -m unittest test_nemesis_mixed
+"""
+
+import collections
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+import unittest
+from importlib.util import find_spec
+from pathlib import Path
+
+from nemesis_job import PER_NODE
+from nemesis_mixed import PER_GUEST, MixedJob
+from test_nemesis import KINDS, Nemesis, losses_alone
+from test_survivors import can_reconfigure
+
+# Without it one short job, for CI.
+ACTS = int(os.environ.get("C10D_NEMESIS_MIXED_ACTS", "2"))
+ACTS_PER_JOB = 12
+
+# Within this time a node of torchrun has imported torch, more or less.
+ARRIVAL_SECONDS = 8
+
+
+class MixedNemesis(Nemesis):
+    """Disturbs a job that has a node of torchrun from time to time."""
+
+    job: MixedJob
+
+    def __init__(self, job: MixedJob, chance: random.Random) -> None:
+        """The job has its ranks, and no node of torchrun."""
+        super().__init__(job, chance)
+        self.acts |= {"refused": self.refused, "launcher again": self.launcher_again}
+        if job.kind != "relays":
+            # Ranks without a relay end with their store.
+            self.acts.pop("store", None)
+        self.guest_acts = {"guest": self.guest}
+
+    def run(self, acts: int) -> None:
+        """Disturb the job so often, and have it finish."""
+        self.settle("start", {})
+        for index in range(acts):
+            # A node of torchrun comes first, and in each third act one comes or leaves.
+            is_guest = index == 0 or self.chance.random() < 0.34
+            self.do("guest" if is_guest else self.chance.choice(sorted(self.acts)))
+        self.last()
+
+    def do(self, name: str) -> None:
+        """Disturb the job in one way. The survivors stay, unless a node of torchrun takes part before or after."""
+        before = self.job.settled(self.count)
+        is_kept = self.job.guest is None
+        {**self.acts, **self.guest_acts}[name]()
+        self.settle(name, before if is_kept and self.job.guest is None else {})
+
+    @property
+    def count(self) -> int:
+        """How many ranks there are when all are replaced."""
+        nodes = len(self.job.launchers) - len(self.job.lost_nodes)
+        return PER_NODE * nodes + PER_GUEST * (self.job.guest is not None)
+
+    def guest(self) -> None:
+        """A node of torchrun comes, or leaves, with deaths of ranks while it does."""
+        if self.job.guest is None:
+            self.job.start_guest(self.chance.choice(["c10d", "c10d", "c10d-rs"]))
+            self.kills["guest joins"] += 1
+            if self.chance.random() < 0.5:
+                self.wait(ARRIVAL_SECONDS)
+                self.kill("while a guest joins", self.some(self.chance.choice([1, 2])))
+            return
+        how = self.chance.choice(["killed", "killed", "orphans", "terminated"])
+        self.kills[f"guest {how}"] += 1
+        number = signal.SIGTERM if how == "terminated" else signal.SIGKILL
+        self.job.leave_guest(number, are_ranks_killed=how == "killed")
+        if self.chance.random() < 0.3:
+            self.wait(5)
+            self.kill("after a guest", self.some(1))
+
+    def refused(self) -> None:
+        """A node of ours that does not keep its workers."""
+        self.kills["refused"] += 1
+        self.job.refuse()
+
+    def launcher_again(self) -> None:
+        """Kill a launcher, not the one that has the store, and start another."""
+        live = sorted(set(range(len(self.job.launchers))) - self.job.lost_nodes)
+        self.kills["launcher"] += 1
+        self.job.kill_launcher(live[-1] if self.job.kind == "hosted" else self.chance.choice(live))
+        self.wait(3)
+        self.job.start_launcher()
+
+    def store(self) -> None:
+        """As ever. A node of torchrun would end by it, and close the rendezvous, so it is lost at that moment."""
+        if self.job.guest is not None:
+            self.kills["guest killed"] += 1
+            self.job.leave_guest(signal.SIGKILL, are_ranks_killed=True)
+        super().store()
+
+    def relay(self) -> None:
+        live = sorted(set(range(len(self.job.launchers))) - self.job.lost_nodes)
+        self.kills["relay"] += 1
+        self.job.kill_relay(self.chance.choice(live))
+
+    def newcomer(self) -> None:
+        """Only where a death has one replacement."""
+        if self.job.guest is None:
+            super().newcomer()
+        else:
+            self.during_a_change()
+
+    def stop(self) -> None:
+        """Stop a rank until the others have gone on without it. Beside a node of torchrun they do not: for some time."""
+        if self.job.guest is None:
+            super().stop()
+            return
+        (pid,) = self.some(1)
+        os.kill(pid, signal.SIGSTOP)
+        self.kills["stop"] += 1
+        self.wait(8)
+        os.kill(pid, signal.SIGCONT)
+
+    def last(self) -> None:
+        """Perhaps a node of torchrun comes when the job finishes, also when its ranks have done their last step."""
+        if self.job.guest is None and self.chance.random() < 0.7:
+            self.kills["guest at the end"] += 1
+            self.job.start_guest("c10d")
+            self.wait(ARRIVAL_SECONDS)
+
+
+@unittest.skipUnless(find_spec("torch"), "needs torch in this environment")
+class Mixed(unittest.TestCase):
+    def test_nodes_of_torchrun_come_and_go(self) -> None:
+        if not can_reconfigure():
+            raise unittest.SkipTest("needs PyTorch 2.14 or later")
+        seed = int(os.environ.get("SEED", time.time_ns()))
+        kills: collections.Counter[str] = collections.Counter()
+        for index in range(-(-ACTS // ACTS_PER_JOB)):
+            chance = random.Random(seed + index)
+            kind = KINDS[(seed + index) % len(KINDS)]
+            print(f"SEED={seed + index} ({kind}), load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
+            with tempfile.TemporaryDirectory() as folder:
+                job = MixedJob(kind, Path(folder))
+                nemesis = MixedNemesis(job, chance)
+                try:
+                    nemesis.run(min(ACTS_PER_JOB, ACTS))
+                    job.finish()
+                    job.check(losses_alone)
+                except BaseException:
+                    print(job.report(), file=sys.stderr, flush=True)
+                    raise
+                finally:
+                    job.close()
+                    kills += nemesis.kills
+        print(f"{kills.total()} disturbances: {dict(kills)}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    unittest.main()
