@@ -41,6 +41,15 @@ pub struct FlightFinding {
     pub is_consequence: bool,
 }
 
+impl FlightReport {
+    /// The first finding that is a cause, if it names ranks.
+    #[must_use]
+    pub fn named(&self) -> Option<&FlightFinding> {
+        let cause = self.findings.iter().find(|it| !it.is_consequence);
+        cause.filter(|it| !it.culprits.0.is_empty())
+    }
+}
+
 impl FlightFinding {
     /// The ranks that have not entered the collective, and those that wait for them in it. Most ranks may be late: then those
     /// that wait are named as culprits.

@@ -77,16 +77,30 @@ impl RootFinding {
             .unwrap_or_default();
         let rank_at = |address| published.get(&address).copied();
         let decision = Decision::of(failures.exits(), failures.world_size(), &rank_at)?;
-        let root = decision.root;
+        let mut root = decision.root;
         let first = failures.first_observed();
         let is_first = root.record.rank == first.rank && root.record.pid == first.pid;
         let is_one = decision.culprits.len() == 1;
+        let absent = reports.absent.as_ref();
+        let absent = absent.filter(|_| decision.unknown.is_some());
+        match (&decision.unknown, absent) {
+            (_, Some(absent)) => root.text.push_str(&format!(". {}", absent.text)),
+            (Some(unknown), None) => root.text.push_str(unknown),
+            (None, None) => {}
+        }
         let text = [Some(root.text.as_str()), root.cure].into_iter().flatten();
         let text: Vec<String> = text.map(sentence).collect();
         let mut finding = Finding::new(FindingKind::WorkerEnded, text.join(" "));
-        finding.culprits.0.extend(decision.culprits);
         finding.waiting.0.extend(decision.failed);
-        let has_victims = decision.has_victims;
+        let named = match decision.unknown {
+            Some(_) => &mut finding.waiting,
+            None => &mut finding.culprits,
+        };
+        named.0.extend(decision.culprits);
+        if let Some(absent) = absent {
+            finding.culprits.clone_from(&absent.culprits);
+        }
+        let has_victims = decision.has_victims || absent.is_some();
         Some(Self {
             finding,
             is_telling: !is_first || root.cure.is_some() || has_victims || !is_one,
