@@ -29,8 +29,8 @@ pub(super) struct Absent {
 
 impl Absent {
     /// Adds to `members`, which are the ranks that have recorded something of the group, those that certainly belong to it and
-    /// have recorded nothing. Returns the candidates if it is not known which ranks are missing. Does nothing for a group in
-    /// which nobody waits.
+    /// have recorded nothing. Returns the candidates if it is not known which ranks are missing. Does nothing for a group
+    /// whose ranks do not wait.
     pub(super) fn of(
         name: &str,
         members: &mut Members<'_>,
@@ -70,7 +70,7 @@ impl Absent {
         })
     }
 
-    /// The ranks of the group that wait, and those of which some are missing.
+    /// Names the waiting ranks of the group and the candidates.
     pub(super) fn finding(
         &self,
         name: &str,
@@ -120,7 +120,7 @@ fn size(name: &str, job: &Report) -> Option<usize> {
         .then_some(first)
 }
 
-/// One finding in place of those whose missing ranks all wait in collectives of other groups: none of them is to blame alone.
+/// Replaces findings whose missing ranks all wait in collectives of other groups: no rank alone is the cause.
 pub(super) fn crossed(
     findings: &[FlightFinding],
     missing: &BTreeMap<&str, Absent>,

@@ -74,7 +74,7 @@ pub enum FlightFindingKind {
     Ahead,
     /// These ranks have recorded nothing, while others have.
     NothingRecorded,
-    /// Ranks wait in a group of which members are missing, and it is not known which ones.
+    /// Ranks wait in a group for missing members, which are not known.
     MembersMissing,
     /// Ranks of different groups wait for each other.
     Crossed,

@@ -9,8 +9,8 @@ use super::recording::FlightRecording;
 use crate::report::{MembershipReport, Report};
 use crate::text::{capitalized, ranks_named};
 
-/// Compares what ranks have recorded. `silent` says why the recordings of other ranks are unknown; `job` is what the store
-/// knows: the sizes of groups, and the groups of survivors; `clock` makes a text of a time in nanoseconds since 1970.
+/// Compares the recordings of ranks. `silent` has a reason for each rank without a recording; `job` is the report of the
+/// store, with the sizes of groups and the groups of survivors; `clock` makes a text of a time in nanoseconds since 1970.
 ///
 /// Ranks of a job that runs differ by a collective or two at any moment: how long ago the texts say that a
 /// collective was entered tells a hang from that. Of survivors, the members of the current generation are compared, by its

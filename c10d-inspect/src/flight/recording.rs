@@ -36,7 +36,7 @@ pub struct FlightRecording {
     pub(super) groups: BTreeMap<String, GroupRecording>,
     /// The generation of survivors that entered these collectives, if the recorder names it.
     pub(super) generation: Option<Attempt>,
-    /// The global ranks of groups, by name, as NCCL's recorder lists them. Gloo's does not name the group.
+    /// The global ranks of groups by their names, from NCCL's recorder. Gloo's recorder does not name the group.
     pub(super) members: BTreeMap<String, BTreeSet<usize>>,
     /// Whether the recorder has dropped all entries of a group, so that the group's name is unknown.
     pub(super) is_partial: bool,

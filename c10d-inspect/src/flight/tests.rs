@@ -249,7 +249,7 @@ fn a_rank_that_waits_in_another_group_is_late_because_of_it() {
     );
 }
 
-/// A job of this many ranks whose store knows the sizes of groups.
+/// A job with these sizes of the world and of groups.
 fn job(world_size: usize, sizes: &[(&str, usize)]) -> Report {
     let group = |(name, size): &(&str, usize)| crate::Group {
         name: (*name).to_owned(),
@@ -345,7 +345,7 @@ fn members_that_nccl_lists_are_known() {
 #[test]
 fn ranks_that_wait_for_each_other_are_not_behind() {
     for (groups, headline) in [
-        // Each pair has a group of its own.
+        // Each pair has a group.
         (
             [&["1"][..], &["2"], &["3"]],
             "Ranks wait for each other: rank 0 in group 1 for one of ranks 1 and 2 (all_reduce, [4] float, since 5 s), \

@@ -11,7 +11,7 @@ pub(in crate::launcher) struct FailureReports {
     pub(super) at_failure: Option<Report>,
     /// Shortly before, if the job stood still.
     pub(super) before: Option<Report>,
-    /// The ranks that were missing in a collective shortly before, by the flight recorders.
+    /// The missing ranks in the last collective, if flight recorders showed them shortly before.
     pub(super) absent: Option<FlightFinding>,
     /// The state of the store at that moment, if this process hosts it.
     pub(super) snapshot: Option<Snapshot>,
