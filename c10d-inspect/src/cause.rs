@@ -79,6 +79,9 @@ pub struct RootCause {
     pub is_certain: bool,
     /// Whether the first culprit explains failures of other ranks.
     pub has_victims: bool,
+    /// If the first culprit only gave up an operation of several ranks: what to add to the text unless other evidence names the
+    /// rank that did not take part, such as ", and which rank did not take part is not known (rank 2 still ran)".
+    pub unknown: Option<String>,
 }
 
 impl KeyWait {
@@ -315,6 +318,7 @@ impl Case<'_> {
             text: format!("{} {}", exit.name(), exit.words()),
             is_certain: true,
             has_victims: false,
+            unknown: None,
         })
     }
 
@@ -348,7 +352,22 @@ impl Case<'_> {
             text: format!("{} {}{lost}", exit.name(), exit.words()),
             is_certain: false,
             has_victims: false,
+            unknown: (victim.symptom == Symptom::Timeout).then(|| {
+                let still_ran = self.still_ran();
+                format!(", and which rank did not take part is not known{still_ran}")
+            }),
         })
+    }
+
+    /// " (rank 2 still ran)": the ranks that had not failed when others gave up, if all exits are known.
+    fn still_ran(&self) -> String {
+        let ranks: BTreeSet<usize> = self.order.iter().map(|&it| self.exits[it].rank).collect();
+        let stopped = self.exits.iter().filter(|it| it.is_stopped);
+        let running: BTreeSet<usize> = stopped.map(|it| it.rank).collect();
+        match self.world_size == Some(ranks.len()) && !running.is_empty() {
+            true => format!(" ({} still ran)", text::ranks(&running)),
+            false => String::new(),
+        }
     }
 
     /// The worker that left soon after a victim has lost another rank, if no other rank can be the lost one.
@@ -398,6 +417,7 @@ impl Case<'_> {
             text: format!("{} {}{when}", exit.name(), exit.words()),
             is_certain,
             has_victims: true,
+            unknown: None,
         }
     }
 
@@ -438,6 +458,7 @@ impl Case<'_> {
                 text,
                 is_certain: false,
                 has_victims: true,
+                unknown: None,
             };
         }
         let end = victim.map(|victim| {
@@ -456,6 +477,7 @@ impl Case<'_> {
             ),
             is_certain: false,
             has_victims: victim.is_some(),
+            unknown: None,
         }
     }
 

@@ -298,3 +298,28 @@ fn without_an_own_exit_there_is_no_cause() {
     assert_eq!(found(&[]), None);
     assert_eq!(found(&[stopped(0, 0), exit(1, 0, 5, "")]), None);
 }
+
+#[test]
+fn a_rank_that_gave_up_an_operation_does_not_know_who_was_missing() {
+    let line = "RuntimeError: Timed out waiting 8000ms for send operation to complete";
+    let exits = [
+        exit(3, 1, 500, line),
+        exit(0, 1, 520, line),
+        exit(1, 1, 540, line),
+        stopped(2, 900),
+    ];
+    let text = "rank 3 exited with code 1: an operation of several ranks took too long";
+    is_told(&exits, &[3], false, text);
+    let unknown = found(&exits).unwrap().unknown.unwrap();
+    assert_eq!(
+        unknown,
+        ", and which rank did not take part is not known (rank 2 still ran)"
+    );
+    // Of ranks of other nodes nothing is known yet.
+    let unknown = found(&exits[..3]).unwrap().unknown.unwrap();
+    assert_eq!(unknown, ", and which rank did not take part is not known");
+    // A failure with another reason is the cause.
+    let failed = exit(2, 3, 100, "ValueError: bad shard 17");
+    let cause = found(&[exits[0].clone(), failed]).unwrap();
+    assert_eq!((cause.culprits, cause.unknown), (vec![1], None));
+}

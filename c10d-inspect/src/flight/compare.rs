@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
+use super::absent::{Absent, crossed};
 use super::recording::{Collective, DEFAULT_GROUP, FlightRecording, GroupRecording};
-use crate::report::RankSet;
+use crate::report::{RankSet, Report};
 use crate::text::{capitalized, ranks_named, shown_up_to};
 
 /// What the ranks' flight recorders tell together.
@@ -40,10 +41,19 @@ pub struct FlightFinding {
     pub is_consequence: bool,
 }
 
+impl FlightReport {
+    /// The first finding that is a cause, if it names ranks.
+    #[must_use]
+    pub fn named(&self) -> Option<&FlightFinding> {
+        let cause = self.findings.iter().find(|it| !it.is_consequence);
+        cause.filter(|it| !it.culprits.0.is_empty())
+    }
+}
+
 impl FlightFinding {
     /// The ranks that have not entered the collective, and those that wait for them in it. Most ranks may be late: then those
     /// that wait are named as culprits.
-    const fn late_and_waiting(&self) -> (&RankSet, &RankSet) {
+    pub(super) const fn late_and_waiting(&self) -> (&RankSet, &RankSet) {
         match self.kind {
             FlightFindingKind::Ahead => (&self.others, &self.culprits),
             _ => (&self.culprits, &self.others),
@@ -64,6 +74,10 @@ pub enum FlightFindingKind {
     Ahead,
     /// These ranks have recorded nothing, while others have.
     NothingRecorded,
+    /// Ranks wait in a group for missing members, which are not known.
+    MembersMissing,
+    /// Ranks of different groups wait for each other.
+    Crossed,
 }
 
 /// One rank.
@@ -101,21 +115,33 @@ const ERROR_CHARS_MAX: usize = 200;
 pub(super) fn compare_all(
     recordings: &BTreeMap<usize, FlightRecording>,
     silent: &BTreeMap<usize, String>,
+    job: &Report,
     clock: &dyn Fn(u64) -> String,
 ) -> FlightReport {
-    let groups = by_group(recordings);
+    let mut groups = by_group(recordings);
+    let mut missing = BTreeMap::new();
+    for (name, members) in &mut groups {
+        let absent = Absent::of(name, members, recordings, silent, job);
+        missing.extend(absent.map(|absent| (*name, absent)));
+    }
     let mut findings: Vec<FlightFinding> = Vec::new();
     findings.extend(nothing_recorded(recordings));
     for (name, members) in &groups {
         let diverged = members.divergence(name);
         let is_explained = diverged.is_some();
         findings.extend(diverged);
-        findings.extend(members.gap(name, clock).map(|finding| FlightFinding {
+        let gap = members.gap(name, clock);
+        let gap = gap.or_else(|| missing.get(name)?.finding(name, members, clock));
+        findings.extend(gap.map(|finding| FlightFinding {
             is_consequence: is_explained,
             ..finding
         }));
     }
     mark_consequences(&mut findings, recordings, !silent.is_empty());
+    if let Some(crossed) = crossed(&findings, &missing, recordings, &groups, clock) {
+        findings.retain(|finding| finding.is_consequence);
+        findings.push(crossed);
+    }
     findings.sort_by_key(|finding| finding.is_consequence);
     FlightReport {
         headline: match silent.first_key_value() {
@@ -132,8 +158,8 @@ pub(super) fn compare_all(
 
 /// The ranks of one group that have answered.
 #[derive(Debug, Default)]
-struct Members<'a> {
-    ranks: BTreeMap<usize, &'a GroupRecording>,
+pub(super) struct Members<'a> {
+    pub(super) ranks: BTreeMap<usize, &'a GroupRecording>,
 }
 
 fn by_group(recordings: &BTreeMap<usize, FlightRecording>) -> BTreeMap<&str, Members<'_>> {
@@ -149,7 +175,7 @@ fn by_group(recordings: &BTreeMap<usize, FlightRecording>) -> BTreeMap<&str, Mem
 
 impl Members<'_> {
     /// "group 0 (default_pg)".
-    fn group_named(&self, name: &str) -> String {
+    pub(super) fn group_named(&self, name: &str) -> String {
         let mut descriptions = self.ranks.values().map(|group| group.description.as_str());
         match descriptions.find(|text| !text.is_empty() && *text != "undefined") {
             Some(description) => format!("group {name} ({description})"),
@@ -304,7 +330,7 @@ impl Members<'_> {
     }
 
     /// "all_reduce, [1000] float, since 18:04:11": the collective `number`, as the first rank entered it.
-    fn entered_as(&self, number: u64, clock: &dyn Fn(u64) -> String) -> Option<String> {
+    pub(super) fn entered_as(&self, number: u64, clock: &dyn Fn(u64) -> String) -> Option<String> {
         let entered = self
             .ranks
             .values()

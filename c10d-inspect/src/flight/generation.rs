@@ -6,11 +6,11 @@ use c10d_store::membership::Attempt;
 
 use super::compare::{FlightReport, compare_all, ranks};
 use super::recording::FlightRecording;
-use crate::report::MembershipReport;
+use crate::report::{MembershipReport, Report};
 use crate::text::{capitalized, ranks_named};
 
-/// Compares what ranks have recorded. `silent` says why the recordings of other ranks are unknown; `memberships` are the
-/// groups of survivors of the job; `clock` makes a text of a time in nanoseconds since 1970.
+/// Compares the recordings of ranks. `silent` has a reason for each rank without a recording; `job` is the report of the
+/// store, with the sizes of groups and the groups of survivors; `clock` makes a text of a time in nanoseconds since 1970.
 ///
 /// Ranks of a job that runs differ by a collective or two at any moment: how long ago the texts say that a
 /// collective was entered tells a hang from that. Of survivors, the members of the current generation are compared, by its
@@ -19,12 +19,12 @@ use crate::text::{capitalized, ranks_named};
 pub fn compare_flights(
     recordings: &BTreeMap<usize, FlightRecording>,
     silent: &BTreeMap<usize, String>,
-    memberships: &[MembershipReport],
+    job: &Report,
     clock: &dyn Fn(u64) -> String,
 ) -> FlightReport {
-    match Compared::new(recordings, silent, memberships) {
-        Some(compared) => compared.report(clock),
-        None => compare_all(recordings, silent, clock),
+    match Compared::new(recordings, silent, &job.memberships) {
+        Some(compared) => compared.report(job, clock),
+        None => compare_all(recordings, silent, job, clock),
     }
 }
 
@@ -117,7 +117,7 @@ impl Compared {
     }
 
     /// Compares what is comparable.
-    fn report(&self, clock: &dyn Fn(u64) -> String) -> FlightReport {
+    fn report(&self, job: &Report, clock: &dyn Fn(u64) -> String) -> FlightReport {
         let mut report = match &self.why_not {
             Some(why_not) => FlightReport {
                 headline: why_not.clone(),
@@ -132,7 +132,7 @@ impl Compared {
                 findings: Vec::new(),
                 ranks: ranks(&self.recordings, &self.silent),
             },
-            None => compare_all(&self.recordings, &self.silent, clock),
+            None => compare_all(&self.recordings, &self.silent, job, clock),
         };
         report.ranks.extend(ranks(&BTreeMap::new(), &self.outside));
         report.ranks.sort_by_key(|rank| rank.rank);

@@ -3,6 +3,7 @@
 //! Pure: a recording is parsed from the JSON that a rank's debug server returned, times are the ranks' own.
 //! All texts are free of control characters, and short, whatever a rank sent.
 
+mod absent;
 mod compare;
 mod generation;
 mod recording;

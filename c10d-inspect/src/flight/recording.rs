@@ -1,6 +1,6 @@
 //! The flight recorder of one rank, as far as the comparison needs it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use c10d_store::membership::Attempt;
@@ -36,6 +36,10 @@ pub struct FlightRecording {
     pub(super) groups: BTreeMap<String, GroupRecording>,
     /// The generation of survivors that entered these collectives, if the recorder names it.
     pub(super) generation: Option<Attempt>,
+    /// The global ranks of groups by their names, from NCCL's recorder. Gloo's recorder does not name the group.
+    pub(super) members: BTreeMap<String, BTreeSet<usize>>,
+    /// Whether the recorder has dropped all entries of a group, so that the group's name is unknown.
+    pub(super) is_partial: bool,
     is_empty: bool,
 }
 
@@ -129,7 +133,10 @@ impl FlightRecording {
                 Some(name) => name.clone(),
                 // The first group that a process makes.
                 None if id == 0 => DEFAULT_GROUP.to_owned(),
-                None => continue,
+                None => {
+                    recording.is_partial = true;
+                    continue;
+                }
             };
             // Of a group of an earlier generation only the name is left.
             let group = match names.contains_key(&id) {
@@ -142,6 +149,15 @@ impl FlightRecording {
             group.completed = group
                 .completed
                 .max(number(status.get("last_completed_collective")));
+        }
+        let config = object.get("pg_config").and_then(Value::as_object);
+        for group in config.into_iter().flat_map(|config| config.values()) {
+            let name = group.get("name").and_then(name_of);
+            let ranks = group.get("ranks").and_then(Value::as_str);
+            let ranks = ranks.and_then(|text| serde_json::from_str(text).ok());
+            if let Some((name, ranks)) = name.filter(|name| !name.is_empty()).zip(ranks) {
+                recording.members.insert(name, ranks);
+            }
         }
         recording.is_empty = recording.groups.is_empty();
         Ok(recording)
@@ -164,6 +180,7 @@ impl FlightRecording {
             groups: groups
                 .map(|(name, group)| (name.clone(), group.clone()))
                 .collect(),
+            is_partial: self.is_partial || self.generation != Some(generation),
             ..self.clone()
         }
     }
@@ -177,7 +194,7 @@ impl FlightRecording {
         Self {
             groups: BTreeMap::from([(DEFAULT_GROUP.to_owned(), group)]),
             generation: Some(generation),
-            is_empty: false,
+            ..Self::default()
         }
     }
 
@@ -204,6 +221,8 @@ impl FlightRecording {
     /// Adds what another recorder of the same rank knows: each backend may have one of its own.
     pub fn merge(&mut self, other: Self) {
         self.is_empty &= other.is_empty;
+        self.is_partial |= other.is_partial;
+        self.members.extend(other.members);
         self.generation = self.generation.max(other.generation);
         for (name, group) in other.groups {
             let mine = self.groups.entry(name).or_default();
@@ -350,6 +369,9 @@ fn number(value: Option<&Value>) -> Option<u64> {
 }
 
 fn name_at(list: &Value, index: usize) -> Option<String> {
-    let text = list.get(index)?.as_str()?;
-    Some(shown_up_to(text.as_bytes(), NAME_CHARS_MAX))
+    list.get(index).and_then(name_of)
+}
+
+fn name_of(value: &Value) -> Option<String> {
+    Some(shown_up_to(value.as_str()?.as_bytes(), NAME_CHARS_MAX))
 }

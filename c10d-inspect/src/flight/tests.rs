@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use serde_json::json;
 
 use super::*;
+use crate::Report;
 
 /// Seconds since the first of the given times, so that texts do not depend on the recording's date.
 fn clock(unix_ns: u64) -> String {
@@ -69,12 +70,17 @@ fn recording(entries: &[serde_json::Value]) -> FlightRecording {
 
 fn compare(recordings: Vec<FlightRecording>) -> FlightReport {
     let recordings = recordings.into_iter().enumerate().collect();
-    compare_flights(&recordings, &BTreeMap::new(), &[], &clock)
+    compare_flights(&recordings, &BTreeMap::new(), &Report::default(), &clock)
 }
 
 #[test]
 fn a_rank_that_skips_a_collective_is_behind() {
-    let report = compare_flights(&parsed(recorded!("skip")), &BTreeMap::new(), &[], &no_clock);
+    let report = compare_flights(
+        &parsed(recorded!("skip")),
+        &BTreeMap::new(),
+        &Report::default(),
+        &no_clock,
+    );
     assert_eq!(
         report.headline,
         "Rank 2 is behind: it has entered 3 collectives of group 0 (default_pg), the others 4 \
@@ -102,7 +108,7 @@ fn a_rank_in_another_collective_has_diverged() {
     let report = compare_flights(
         &parsed(recorded!("diverge")),
         &BTreeMap::new(),
-        &[],
+        &Report::default(),
         &no_clock,
     );
     assert_eq!(
@@ -119,7 +125,7 @@ fn a_rank_that_does_not_answer_is_named_and_not_compared() {
     let mut recordings = parsed(recorded!("skip"));
     recordings.remove(&2);
     let silent = BTreeMap::from([(2, "does not answer within 2s".to_owned())]);
-    let report = compare_flights(&recordings, &silent, &[], &no_clock);
+    let report = compare_flights(&recordings, &silent, &Report::default(), &no_clock);
     assert_eq!(
         report.headline,
         "Rank 2 does not answer, so its collectives are unknown. The others agree: collective 4 of \
@@ -135,7 +141,7 @@ fn a_rank_that_does_not_answer_is_named_and_not_compared() {
 #[test]
 fn if_nobody_answers_the_reason_is_told() {
     let silent = BTreeMap::from([(0, "it has no debug server".to_owned())]);
-    let report = compare_flights(&BTreeMap::new(), &silent, &[], &no_clock);
+    let report = compare_flights(&BTreeMap::new(), &silent, &Report::default(), &no_clock);
     assert_eq!(
         report.headline,
         "No rank shows its collectives; rank 0: it has no debug server"
@@ -243,17 +249,137 @@ fn a_rank_that_waits_in_another_group_is_late_because_of_it() {
     );
 }
 
+/// A job with these sizes of the world and of groups.
+fn job(world_size: usize, sizes: &[(&str, usize)]) -> Report {
+    let group = |(name, size): &(&str, usize)| crate::Group {
+        name: (*name).to_owned(),
+        size: Some(*size),
+        ..Default::default()
+    };
+    Report {
+        world_size: Some(world_size),
+        groups: sizes.iter().map(group).collect(),
+        ..Report::default()
+    }
+}
+
+/// Recordings of ranks that have ended the first collective of the default group, and wait in these groups.
+fn waiting_in(groups: &[&[&str]]) -> BTreeMap<usize, FlightRecording> {
+    let of_rank = |groups: &&[&str]| {
+        let mut entries = vec![entry("0", 1, "gloo:barrier", &[], 1)];
+        entries[0]["retired"] = true.into();
+        entries.extend(
+            groups
+                .iter()
+                .map(|name| entry(name, 1, "gloo:all_reduce", &[&[4]], 5)),
+        );
+        recording(&entries)
+    };
+    groups.iter().map(of_rank).enumerate().collect()
+}
+
+#[test]
+fn a_rank_that_skips_the_first_collective_of_a_subgroup_is_missing() {
+    let compare = |groups: &[&[&str]], job: &Report| {
+        compare_flights(&waiting_in(groups), &BTreeMap::new(), job, &clock)
+    };
+    let most = |groups: &[&[&str]], job: &Report| {
+        let report = compare(groups, job);
+        assert_eq!(report.findings.len(), 1, "{report:?}");
+        (report.headline.clone(), ranks(&report.findings[0].culprits))
+    };
+    // All ranks of the job belong to the group.
+    let (headline, culprits) = most(&[&["1"], &["1"], &[]], &job(3, &[("1", 3)]));
+    assert_eq!(culprits, [2]);
+    assert_eq!(
+        headline,
+        "Rank 2 is behind: it has entered no collectives of group 1, the others 1 (all_reduce, [4] float, \
+         since 5 s)"
+    );
+    // One rank does not.
+    let four: [&[&str]; 4] = [&["1"], &["1"], &[], &[]];
+    let (headline, culprits) = most(&four, &job(4, &[("1", 3)]));
+    assert!(culprits.is_empty());
+    assert_eq!(
+        headline,
+        "Ranks 0 and 1 wait in collective 1 of group 1 (all_reduce, [4] float, since 5 s); one of ranks 2 \
+         and 3 has not entered it"
+    );
+    // The size is not known, or there is a rank that was not asked.
+    for job in [job(4, &[]), job(5, &[("1", 4)])] {
+        let (headline, culprits) = most(&four, &job);
+        assert!(culprits.is_empty());
+        assert!(
+            headline.ends_with(
+                "no collective of this group is recorded at ranks 2 and 3: those that belong to it are missing"
+            ),
+            "{headline}"
+        );
+    }
+    // All members have entered it.
+    let report = compare(&four, &job(4, &[("1", 2)]));
+    assert!(report.findings.is_empty(), "{report:?}");
+    assert!(report.headline.starts_with("All ranks agree"));
+}
+
+#[test]
+fn members_that_nccl_lists_are_known() {
+    let config = json!({
+        "entries": [], "pg_status": {"0": {"last_enqueued_collective": "1"}},
+        "pg_config": {"7": {"name": "7", "desc": "undefined", "ranks": "[0, 1, 2]"}, "": {"name": "", "ranks": "[3]"}},
+    });
+    let mut recordings = waiting_in(&[&["7"], &["7"], &[], &[]]);
+    let listed = FlightRecording::parse(config.to_string().as_bytes()).unwrap();
+    recordings.get_mut(&0).unwrap().merge(listed);
+    let report = compare_flights(&recordings, &BTreeMap::new(), &job(4, &[]), &clock);
+    assert_eq!(report.findings.len(), 1);
+    assert_eq!(ranks(&report.findings[0].culprits), [2]);
+    // Its recorder is a ring, and has lost all entries of a group, which may be this one.
+    let lost = json!({ "pg_status": { "1": { "last_enqueued_collective": "1" } } });
+    let lost = FlightRecording::parse(lost.to_string().as_bytes()).unwrap();
+    recordings.get_mut(&2).unwrap().merge(lost);
+    let report = compare_flights(&recordings, &BTreeMap::new(), &job(4, &[]), &clock);
+    assert!(report.findings.is_empty(), "{report:?}");
+}
+
+#[test]
+fn ranks_that_wait_for_each_other_are_not_behind() {
+    for (groups, headline) in [
+        // Each pair has a group.
+        (
+            [&["1"][..], &["2"], &["3"]],
+            "Ranks wait for each other: rank 0 in group 1 for one of ranks 1 and 2 (all_reduce, [4] float, since 5 s), \
+             rank 1 in group 2 for one of ranks 0 and 2 (all_reduce, [4] float, since 5 s), rank 2 in group 3 for one of \
+             ranks 0 and 1 (all_reduce, [4] float, since 5 s)",
+        ),
+        // Two groups have all ranks.
+        (
+            [&["1"][..], &["2"], &["2"]],
+            "Ranks wait for each other: rank 0 in group 1 for ranks 1 and 2 (all_reduce, [4] float, since 5 s), ranks 1 \
+             and 2 in group 2 for rank 0 (all_reduce, [4] float, since 5 s)",
+        ),
+    ] {
+        let sizes = match groups[2] {
+            ["3"] => job(3, &[("1", 2), ("2", 2), ("3", 2)]),
+            _ => job(3, &[("1", 3), ("2", 3)]),
+        };
+        let report = compare_flights(&waiting_in(&groups), &BTreeMap::new(), &sizes, &clock);
+        assert_eq!(report.headline, headline);
+        assert!(report.findings.iter().all(|it| it.culprits.0.is_empty()));
+    }
+}
+
 #[test]
 fn a_rank_without_a_recording_is_named_if_others_have_one() {
     let empty = br#"{"pg_config":{},"pg_status":{},"version":"2.10"}"#;
     let mut recordings = parsed([empty.as_slice()]);
-    let report = compare_flights(&recordings, &BTreeMap::new(), &[], &clock);
+    let report = compare_flights(&recordings, &BTreeMap::new(), &Report::default(), &clock);
     assert!(
         report.headline.starts_with("No recording of a collective"),
         "{report:?}"
     );
     recordings.insert(1, recording(&[entry("0", 1, "gloo:barrier", &[], 1)]));
-    let report = compare_flights(&recordings, &BTreeMap::new(), &[], &clock);
+    let report = compare_flights(&recordings, &BTreeMap::new(), &Report::default(), &clock);
     assert!(
         report.headline.starts_with("Rank 0 has recorded no group"),
         "{report:?}"
@@ -286,7 +412,7 @@ fn odd_answers_are_an_error_or_ignored() {
         let others = parsed(recorded!("skip"));
         let mut recordings: BTreeMap<_, _> = others.into_iter().collect();
         recordings.insert(9, recording);
-        let _ = compare_flights(&recordings, &BTreeMap::new(), &[], &clock).headline;
+        let _ = compare_flights(&recordings, &BTreeMap::new(), &Report::default(), &clock).headline;
     }
 }
 
@@ -308,7 +434,7 @@ fn names_of_a_rank_cannot_control_the_terminal() {
 fn the_reason_of_a_silent_rank_cannot_either() {
     let evil = "\u{1b}[2J\u{202e}x\n".repeat(100);
     let silent = BTreeMap::from([(0, evil)]);
-    let report = compare_flights(&BTreeMap::new(), &silent, &[], &no_clock);
+    let report = compare_flights(&BTreeMap::new(), &silent, &Report::default(), &no_clock);
     let text = report.to_text(&no_clock);
     assert!(
         !text.contains(['\u{1b}', '\u{202e}']) && text.lines().count() == 3 && text.len() < 4000,
@@ -324,7 +450,7 @@ fn the_text_lists_ranks_below_the_answer() {
     let recordings = [recording(&[first()]), recording(&[ended]), recording(&[])];
     let recordings = recordings.into_iter().enumerate().collect();
     let silent = BTreeMap::from([(3, "it has no debug server".to_owned())]);
-    let text = compare_flights(&recordings, &silent, &[], &clock).to_text(&clock);
+    let text = compare_flights(&recordings, &silent, &Report::default(), &clock).to_text(&clock);
     let (_, listed) = text.split_once("\n\n").unwrap();
     let expected = "\
 rank 0: in collective 1 of group 0 since 7 s: all_reduce, [4] float
@@ -334,7 +460,7 @@ rank 3: it has no debug server
 ";
     assert_eq!(listed, expected, "{text}");
     let many = (0..70).map(|rank| (rank, recording(&[first()]))).collect();
-    let text = compare_flights(&many, &BTreeMap::new(), &[], &clock).to_text(&clock);
+    let text = compare_flights(&many, &BTreeMap::new(), &Report::default(), &clock).to_text(&clock);
     assert!(
         text.ends_with("and 6 more ranks: --json shows all\n"),
         "{text}"
@@ -371,7 +497,15 @@ fn any_recordings_are_compared_without_a_panic() {
         });
         let report = compare(recordings.collect());
         for finding in &report.findings {
-            assert!(!finding.culprits.0.is_empty(), "seed {seed}: {finding:?}");
+            let names_nobody = matches!(
+                finding.kind,
+                FlightFindingKind::MembersMissing | FlightFindingKind::Crossed
+            );
+            assert_eq!(
+                finding.culprits.0.is_empty(),
+                names_nobody,
+                "seed {seed}: {finding:?}"
+            );
             assert!(
                 finding.culprits.0.is_disjoint(&finding.others.0),
                 "seed {seed}: {finding:?}"
@@ -423,7 +557,10 @@ fn survivors_compared(
     let report = compare_flights(
         &recordings.into_iter().collect(),
         &silent.collect(),
-        std::slice::from_ref(group),
+        &Report {
+            memberships: vec![group.clone()],
+            ..Report::default()
+        },
         &no_clock,
     );
     let culprits = report.findings.iter().flat_map(|it| ranks(&it.culprits));
@@ -515,7 +652,7 @@ fn numbers_that_begin_again_are_those_of_another_group() {
         FlightRecording::parse(json.as_bytes()).unwrap()
     };
     let recordings = BTreeMap::from([(0, recording(&[1, 2, 3, 1])), (1, recording(&[1]))]);
-    let report = compare_flights(&recordings, &BTreeMap::new(), &[], &no_clock);
+    let report = compare_flights(&recordings, &BTreeMap::new(), &Report::default(), &no_clock);
     assert!(report.findings.is_empty(), "{}", report.headline);
     assert_eq!(recording(&[1, 1]).groups["0"].collectives.len(), 1);
     let moved = recording(&[1, 2, 1]);

@@ -488,7 +488,7 @@ impl World {
             }
         }
         let clock = |_| String::new();
-        let flight = compare_flights(&recordings, &silent, &report.memberships, &clock);
+        let flight = compare_flights(&recordings, &silent, report, &clock);
         let culprits = flight
             .findings
             .iter()

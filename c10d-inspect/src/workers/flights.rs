@@ -8,7 +8,7 @@ use super::recording::{self, RECORDERS, RecordingError};
 use super::worker::{AT_ONCE, TIMEOUT, Worker};
 use crate::flight::{FlightRecording, FlightReport, compare_flights};
 use crate::http::{HttpRequest, fetch_all};
-use crate::report::MembershipReport;
+use crate::report::Report;
 
 /// How many ranks are asked at a time: what they answer is kept only until it is parsed.
 const BATCH: usize = 64;
@@ -16,7 +16,7 @@ const BATCH: usize = 64;
 /// Asks ranks and compares what they have recorded.
 pub(super) fn compare(
     reach: &Reach,
-    memberships: &[MembershipReport],
+    job: &Report,
     token: Option<&str>,
     clock: &dyn Fn(u64) -> String,
 ) -> FlightReport {
@@ -29,7 +29,7 @@ pub(super) fn compare(
             known.add(rank, recording);
         }
     }
-    compare_flights(&known.recordings, &known.silent, memberships, clock)
+    compare_flights(&known.recordings, &known.silent, job, clock)
 }
 
 /// What each rank has recorded, or why that is unknown.

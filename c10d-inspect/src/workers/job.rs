@@ -109,7 +109,7 @@ impl Job {
         clock: &dyn Fn(u64) -> String,
     ) -> FlightReport {
         let token = self.token.as_deref();
-        flights::compare(&self.reach(ranks), &self.report.memberships, token, clock)
+        flights::compare(&self.reach(ranks), &self.report, token, clock)
     }
 
     fn reach(&self, ranks: &BTreeSet<usize>) -> Reach {

@@ -28,6 +28,8 @@ pub(crate) struct Decision {
     pub(crate) failed: Vec<usize>,
     /// Whether the cause explains failures of other ranks.
     pub(crate) has_victims: bool,
+    /// If the cause only gave up an operation of several ranks: what to add unless the rank that did not take part is known.
+    pub(crate) unknown: Option<String>,
 }
 
 impl Decision {
@@ -55,6 +57,7 @@ impl Decision {
             failed: failed.filter(|rank| !culprits.contains(rank)).collect(),
             culprits,
             has_victims: cause.has_victims,
+            unknown: cause.unknown,
             root: RootExit {
                 record: all[place].clone(),
                 text: cause.text,

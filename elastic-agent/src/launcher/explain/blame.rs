@@ -77,16 +77,30 @@ impl RootFinding {
             .unwrap_or_default();
         let rank_at = |address| published.get(&address).copied();
         let decision = Decision::of(failures.exits(), failures.world_size(), &rank_at)?;
-        let root = decision.root;
+        let mut root = decision.root;
         let first = failures.first_observed();
         let is_first = root.record.rank == first.rank && root.record.pid == first.pid;
         let is_one = decision.culprits.len() == 1;
+        let absent = reports.absent.as_ref();
+        let absent = absent.filter(|_| decision.unknown.is_some());
+        match (&decision.unknown, absent) {
+            (_, Some(absent)) => root.text.push_str(&format!(". {}", absent.text)),
+            (Some(unknown), None) => root.text.push_str(unknown),
+            (None, None) => {}
+        }
         let text = [Some(root.text.as_str()), root.cure].into_iter().flatten();
         let text: Vec<String> = text.map(sentence).collect();
         let mut finding = Finding::new(FindingKind::WorkerEnded, text.join(" "));
-        finding.culprits.0.extend(decision.culprits);
         finding.waiting.0.extend(decision.failed);
-        let has_victims = decision.has_victims;
+        let named = match decision.unknown {
+            Some(_) => &mut finding.waiting,
+            None => &mut finding.culprits,
+        };
+        named.0.extend(decision.culprits);
+        if let Some(absent) = absent {
+            finding.culprits.clone_from(&absent.culprits);
+        }
+        let has_victims = decision.has_victims || absent.is_some();
         Some(Self {
             finding,
             is_telling: !is_first || root.cure.is_some() || has_victims || !is_one,
@@ -180,7 +194,10 @@ fn led_by(report: &Report, cause: &Finding) -> Report {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::time::{Duration, UNIX_EPOCH};
+
+    use c10d_inspect::flight::{FlightFinding, FlightRecording, compare_flights};
 
     use crate::failure::{ExitRecord, ProcessFailure};
     use crate::worker::{ExitKind, WorkerOutcome};
@@ -223,7 +240,7 @@ mod tests {
         FailureReports {
             at_failure: Some(at_failure),
             before,
-            snapshot: None,
+            ..FailureReports::default()
         }
     }
 
@@ -294,6 +311,74 @@ mod tests {
         let now = report(&[(FindingKind::NeverConnected, &[7])]);
         let shown = Some(FindingKind::NeverConnected);
         assert_eq!(blamed(&reports(now, None)), (1, shown));
+    }
+
+    /// Ranks 0, 1 and 3 wait in their fourth collective, and rank 2 has entered three.
+    fn absent() -> FlightFinding {
+        let recording = |entered: u64| {
+            let entry = serde_json::json!({
+                "process_group": ["0", "default_pg"], "collective_seq_id": entered,
+                "profiling_name": "gloo:all_reduce", "retired": entered < 4,
+            });
+            let json = serde_json::json!({ "entries": [entry] }).to_string();
+            FlightRecording::parse(json.as_bytes()).unwrap()
+        };
+        let recordings = [4, 4, 3, 4].map(recording).into_iter().enumerate();
+        let report = compare_flights(
+            &recordings.collect(),
+            &BTreeMap::new(),
+            &Report::default(),
+            &|_| String::new(),
+        );
+        report.named().unwrap().clone()
+    }
+
+    #[test]
+    fn a_rank_that_gave_up_a_collective_is_not_blamed_for_it() {
+        let outcome = |rank: usize, was_stopped| WorkerOutcome {
+            local_rank: rank,
+            rank,
+            pid: 100,
+            exit: ExitKind::Code(1),
+            ended_at: UNIX_EPOCH + Duration::from_millis(if rank == 3 { 500 } else { 900 }),
+            was_stopped,
+            error_file: None,
+            stderr_tail: match was_stopped {
+                true => Vec::new(),
+                false => b"RuntimeError: Timed out waiting 8000ms for send operation to complete"
+                    .to_vec(),
+            },
+        };
+        let explained = |absent| {
+            let outcomes = [3, 0, 1, 2].map(|rank| outcome(rank, rank == 2));
+            let exits = outcomes
+                .iter()
+                .map(|it| ExitRecord::of(it, "node0"))
+                .collect();
+            let failures = outcomes.iter().map(ProcessFailure::of).collect();
+            let failures = Failures::new(failures).unwrap();
+            let mut failures = failures.with_exits(vec![exits], 4);
+            let reports = FailureReports {
+                absent,
+                // The store has seen the exits.
+                ..reports(report(&[(FindingKind::WorkerEnded, &[3])]), None)
+            };
+            let shown = explain(&reports, Some(&mut failures)).unwrap();
+            let causes = shown.findings.iter().filter(|it| !it.is_consequence);
+            let culprits: BTreeSet<usize> = causes.flat_map(|it| it.culprits.0.clone()).collect();
+            (shown.headline, culprits)
+        };
+        let gave_up = "Rank 3 exited with code 1: an operation of several ranks took too long";
+        let (headline, culprits) = explained(None);
+        assert!(culprits.is_empty(), "{culprits:?}: {headline}");
+        assert_eq!(
+            headline,
+            format!("{gave_up}, and which rank did not take part is not known (rank 2 still ran).")
+        );
+        let (headline, culprits) = explained(Some(absent()));
+        assert_eq!(culprits, BTreeSet::from([2]), "{headline}");
+        let known = format!("{gave_up}. Rank 2 is behind: it has entered 3 collectives of group 0");
+        assert!(headline.starts_with(&known), "{headline}");
     }
 
     /// The report of node 0, whose rank 0 lost its connection, with the exits of node 1.

@@ -1,6 +1,7 @@
 //! What was known about a job when a worker failed.
 
 use c10d_inspect::Report;
+use c10d_inspect::flight::FlightFinding;
 use c10d_store::Snapshot;
 
 /// What was known when a worker failed, before the launcher stopped the others.
@@ -10,6 +11,8 @@ pub(in crate::launcher) struct FailureReports {
     pub(super) at_failure: Option<Report>,
     /// Shortly before, if the job stood still.
     pub(super) before: Option<Report>,
+    /// The missing ranks in the last collective, if flight recorders showed them shortly before.
+    pub(super) absent: Option<FlightFinding>,
     /// The state of the store at that moment, if this process hosts it.
     pub(super) snapshot: Option<Snapshot>,
 }

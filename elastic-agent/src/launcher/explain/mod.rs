@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::agent::{AgentEvent, AgentListener, StartedWorkers};
 use crate::threads::{JoinedThread, lock};
+use c10d_inspect::flight::FlightFinding;
 use c10d_inspect::report_text::TextStyle;
 use c10d_inspect::{FindingKind, Report};
 use c10d_socket::Cancel;
@@ -69,6 +70,7 @@ struct Shared {
     source: Mutex<Option<Source>>,
     /// The last report on a job that stood still, and when it was made.
     last_stuck: Mutex<Option<(Instant, Report)>>,
+    last_absent: Mutex<Option<(Instant, FlightFinding)>>,
     /// The reports of the last failure.
     failure: Mutex<Option<FailureReports>>,
     /// Ends lookups and questions to other hosts.
@@ -102,6 +104,7 @@ impl Explainer {
             screen: Arc::clone(&options.screen),
             source: Mutex::default(),
             last_stuck: Mutex::default(),
+            last_absent: Mutex::default(),
             failure: Mutex::default(),
             cancel: Cancel::new(),
         });
@@ -178,11 +181,14 @@ impl Shared {
         let source = lock(&self.source).clone();
         let before = lock(&self.last_stuck).clone();
         let before = before.filter(|(at, _)| at.elapsed() < RECENT);
+        let absent = lock(&self.last_absent).clone();
+        let absent = absent.filter(|(at, _)| at.elapsed() < RECENT);
         let fresh = source.map(|source| source.fresh_report(FAILURE_TIMEOUT));
         let (at_failure, snapshot) = fresh.unwrap_or_default();
         *lock(&self.failure) = Some(FailureReports {
             at_failure,
             before: before.map(|(_, report)| report),
+            absent: absent.map(|(_, finding)| finding),
             snapshot,
         });
     }
@@ -307,6 +313,9 @@ impl Thread {
             // That all ranks are idle is what the store knows of a job that runs.
             Say::GoesOn if is_outside_store(&report) => self.say("the job goes on\n"),
             Say::GoesOn => self.say(&format!("the job goes on: {}\n", report.headline_text())),
+        }
+        if let Some(absent) = stuck.as_ref().and_then(|stuck| stuck.report.named()) {
+            *lock(&self.shared.last_absent) = Some((Instant::now(), absent.clone()));
         }
         if in_store.is_some() {
             *lock(&self.shared.last_stuck) = Some((Instant::now(), report));
