@@ -300,7 +300,7 @@ impl<'a> Request<'a> {
         )
     }
 
-    /// Whether it asks whether the write before it was refused.
+    /// Whether it is the PING that follows a write.
     pub(crate) const fn asks_for_refusal(&self) -> bool {
         matches!(
             self,

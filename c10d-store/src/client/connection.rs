@@ -203,7 +203,7 @@ impl Connection {
         self.capabilities & CAPABILITY_TRY_ADD != 0
     }
 
-    /// Whether the server says of which write it has refused.
+    /// Whether the server replies that it has refused a write.
     pub(super) const fn has_refusal(&self) -> bool {
         self.capabilities & CAPABILITY_REFUSAL != 0
     }

@@ -727,7 +727,7 @@ impl Lease<'_> {
             .is_some_and(Connection::has_try_add)
     }
 
-    /// Whether the server says of which write it has refused.
+    /// Whether the server replies that it has refused a write.
     pub(super) fn has_refusal(&self) -> bool {
         self.connection
             .as_ref()

@@ -56,7 +56,7 @@ pub const CAPABILITY_COUNTED_LISTS: u32 = 1 << 13;
 /// The server answers a PING with [`REFUSAL_NONCE`] after a refused write.
 pub const CAPABILITY_REFUSAL: u32 = 1 << 14;
 
-/// The nonce of a PING that asks for the outcome of the write before it (docs/spec/wire-extensions.md, section 9.14). Every server
+/// The nonce of the PING that follows a write (docs/spec/wire-extensions.md, section 9.14). Every server
 /// echoes it after a write that was carried out.
 pub const REFUSAL_NONCE: u32 = 0xC10E_0000;
 

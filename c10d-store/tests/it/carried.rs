@@ -194,7 +194,7 @@ fn a_restart_turns_no_acknowledged_write_into_a_refusal() {
         peer.expect(0, &number(1));
         peer.stream.push_data(0, &set);
         peer.flush();
-        // This reply comes after the write.
+        // The write is handled before this reply.
         peer.open(1);
         peer.request(1, |r| add(r, "m"));
         peer.expect(1, &number(1));
