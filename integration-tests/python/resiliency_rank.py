@@ -19,6 +19,12 @@ os.environ["MASTER_PORT"] = os.environ.get("C10D_TEST_STORE_PORT") or os.environ
 os.environ["MASTER_ADDR"] = "127.0.0.1"
 
 
+def write_line(value):
+    # One write, as the ranks of a launcher share a pipe: `print` makes two when the launcher starts Python with `-u`.
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
 def train(restarts, is_alive):
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     job = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False)
@@ -26,7 +32,7 @@ def train(restarts, is_alive):
     # The package ends collectives of NCCL only: one of gloo has to end by itself before the package kills the rank.
     limit = datetime.timedelta(seconds=15)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
-    print(json.dumps({"restarts": restarts}), flush=True)
+    write_line({"restarts": restarts})
     step = 0
     while True:
         total = torch.ones(1)
@@ -47,7 +53,7 @@ def train(restarts, is_alive):
             counts = [store.add(f"step {step}", 0) for step in range(step)]
             dist.barrier()
             dist.destroy_process_group()
-            print(json.dumps({"steps": step, "same": counts == [world] * step}), flush=True)
+            write_line({"steps": step, "same": counts == [world] * step})
             return
 
 

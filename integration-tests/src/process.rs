@@ -26,7 +26,7 @@ pub struct ChildProcess {
     stdin: Option<ChildStdin>,
     stdout: Option<BufReader<ChildStdout>>,
     stderr: Lines,
-    stderr_reader: Option<JoinHandle<()>>,
+    stderr_reader: JoinHandle<()>,
 }
 
 impl ChildProcess {
@@ -57,7 +57,7 @@ impl ChildProcess {
             stdout: child.stdout.take().map(BufReader::new),
             child,
             stderr,
-            stderr_reader: Some(stderr_reader),
+            stderr_reader,
         }
     }
 
@@ -179,12 +179,7 @@ impl ChildProcess {
     fn read_rest(&self) {
         const CHILDREN_LIMIT: Duration = Duration::from_secs(2);
         let started = Instant::now();
-        while self
-            .stderr_reader
-            .as_ref()
-            .is_some_and(|it| !it.is_finished())
-            && started.elapsed() < CHILDREN_LIMIT
-        {
+        while !self.stderr_reader.is_finished() && started.elapsed() < CHILDREN_LIMIT {
             thread::sleep(Duration::from_millis(1));
         }
     }
@@ -230,9 +225,9 @@ impl Drop for ChildProcess {
         let _ = self.child.kill();
         let _ = self.child.wait();
         lock(&RUNNING).remove(&self.child.id());
-        if let Some(reader) = self.stderr_reader.take() {
-            let _ = reader.join();
-        }
+        // The workers of a launcher that was killed can keep its standard error open without end. The reader is then left
+        // to them, so that a test that has failed reports it.
+        self.read_rest();
     }
 }
 
@@ -275,5 +270,15 @@ mod tests {
         for rank in 0..2 {
             assert_eq!(child.read_json()["joined"], rank);
         }
+    }
+
+    #[test]
+    fn a_child_ends_although_its_own_child_keeps_standard_error() {
+        let script = "sleep 1000 & echo $!; wait";
+        let mut child = ChildProcess::start("sh", Command::new("sh").args(["-c", script]));
+        let sleep = child.read_line().parse().ok().and_then(Pid::from_raw);
+        drop(child);
+        // Signals it only if it still runs, and so still had standard error.
+        kill_process(sleep.expect("its id"), Signal::KILL).expect("it still runs");
     }
 }
