@@ -86,12 +86,12 @@ fn a_client_that_is_told_of_refused_writes_outlives_a_server_of_the_release_befo
     let (old, new) = (&*before(), PROGRAM);
     let etcd = Etcd::start();
     let place = format!("etcd://{}/job", etcd.client);
-    let start_of = |program| Candidate::start_with(program, &etcd, &["--memory-max=8MiB"]);
+    let start_of = |program| Candidate::start_with(program, &etcd, &["--memory-max=2MiB"]);
     let mut serving = start_of(new);
     serving.store();
     let relay = Server::start_with(["relay", "--listen=127.0.0.1:0", "--upstream", &place]);
     let store = client_of(&relay);
-    let large = vec![7; 16 << 20];
+    let large = vec![7; 4 << 20];
     for (round, program) in [new, old, new].into_iter().enumerate() {
         if round > 0 {
             let next = start_of(program);
