@@ -67,11 +67,7 @@ fn by_last_request(
         };
     };
     match last.command {
-        Opcode::Set | Opcode::MultiSet | Opcode::TrySet | Opcode::TryMultiSet
-            if named == member.rank =>
-        {
-            Progress::Published
-        }
+        Opcode::Set | Opcode::MultiSet if named == member.rank => Progress::Published,
         Opcode::CancelWait => Progress::GaveUp { member: named },
         Opcode::Wait | Opcode::WaitGet if last.key_count > 1 => Progress::Reading { read: 0 },
         Opcode::Wait | Opcode::Check => Progress::Reading { read: named },

@@ -122,6 +122,9 @@ impl Rank {
             || is_kept
                 && self.outstanding.kept_bytes() >= KEPT_BYTES_MAX
                 && self.outstanding.check_carried().is_ok()
+                // The store does not acknowledge a refused write before it has the next request (docs/spec/wire-extensions.md,
+                // REFUSAL 5).
+                && !self.outstanding.is_one_without_reply()
     }
 
     /// Some of the rank's requests are in the session now.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::session::Hello;
 use crate::stored_value::Value;
-use crate::wire::{Blobs, Opcode};
+use crate::wire::{Blobs, Opcode, REFUSAL_NONCE};
 
 /// A connection of the server. The event loop chooses the number, and does not reuse it while a reply
 /// to its previous owner can still be queued.
@@ -236,17 +236,6 @@ pub(crate) enum Request<'a> {
     EndWaits {
         prefix: &'a [u8],
     },
-    /// Extension: docs/spec/wire-extensions.md, section 9.14.
-    TryWrite {
-        /// TRY_SET, TRY_APPEND or TRY_QUEUE_PUSH.
-        command: Opcode,
-        key: &'a [u8],
-        value: Payload<'a>,
-    },
-    /// Extension: docs/spec/wire-extensions.md, section 9.14.
-    TryMultiSet {
-        pairs: Keys<'a>,
-    },
     /// Extension: docs/spec/wire-extensions.md, section 9.13.
     Membership {
         group: &'a [u8],
@@ -303,22 +292,22 @@ impl<'a> Outline<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// The write without a reply that does the same, and whether this is one with a reply.
-    pub(crate) fn without_report(self) -> (Self, bool) {
-        let write = match self {
-            Self::TryMultiSet { pairs } => Self::MultiSet { pairs },
-            Self::TryWrite {
-                command,
-                key,
-                value,
-            } => match command {
-                Opcode::TryAppend => Self::Append { key, value },
-                Opcode::TryQueuePush => Self::QueuePush { key, value },
-                _ => Self::Set { key, value },
-            },
-            other => return (other, false),
-        };
-        (write, true)
+    /// Whether it is a write without a reply.
+    pub(crate) const fn is_silent_write(&self) -> bool {
+        matches!(
+            self,
+            Self::Set { .. } | Self::Append { .. } | Self::MultiSet { .. } | Self::QueuePush { .. }
+        )
+    }
+
+    /// Whether it is the PING that follows a write.
+    pub(crate) const fn asks_for_refusal(&self) -> bool {
+        matches!(
+            self,
+            Self::Ping {
+                nonce: REFUSAL_NONCE
+            }
+        )
     }
 
     /// Whether the reply can say that there is no memory.
@@ -380,8 +369,6 @@ impl<'a> Request<'a> {
             Self::KeepAlive { .. } => of_none(Opcode::KeepAlive),
             Self::DeletePrefix { prefix, .. } => of_key(Opcode::DeletePrefix, prefix),
             Self::EndWaits { prefix } => of_key(Opcode::EndWaits, prefix),
-            Self::TryWrite { command, key, .. } => of_key(*command, key),
-            Self::TryMultiSet { pairs } => of_keys(Opcode::TryMultiSet, pairs, pairs.len() / 2),
             Self::Membership {
                 group,
                 waits: false,
@@ -426,8 +413,8 @@ pub(crate) enum Reply<'a> {
     Bytes(&'a [u8]),
     /// Pieces that are encoded already: the keys of a listing.
     Encoded(&'a Value),
-    /// A write was carried out.
-    Done,
+    /// The write before the PING was refused: the bytes that the data takes, and may take.
+    Refused { used: usize, limit: usize },
     /// There is no memory for the request: the bytes that the data takes, and may take.
     Full { used: usize, limit: usize },
 }

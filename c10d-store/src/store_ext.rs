@@ -35,8 +35,8 @@ use crate::store::{Store, context};
 ///   the write was carried out. This costs a round trip. A write for which there is no memory fails with
 ///   [`StoreError::MemoryFull`], which has changed nothing, and the store stays usable.
 /// - A server of this crate without a limit: the write was sent. The server refuses none because of its memory.
-/// - PyTorch's server, and a server of this crate whose store another process may take over (in etcd): the write was sent. If the
-///   server refuses it, it closes the connection, and the next call fails with [`StoreError::ConnectionLost`]: the write is lost.
+/// - PyTorch's server: the write was sent. If the server refuses it, it closes the connection, and the next call fails with
+///   [`StoreError::ConnectionLost`]: the write is lost. So does release 0.2 of this crate, also after it has taken over a store in etcd.
 /// - Any server, for a store that [reconnects](crate::TcpStoreOptions::with_reconnect): the write was carried out.
 ///
 /// A later call on the same handle, such as [`Store::check`] of no keys, sees the write if it succeeds.

@@ -29,7 +29,7 @@ impl Candidate {
         Self::start_with(program, etcd, &[])
     }
 
-    fn start_with(program: &str, etcd: &Etcd, more: &[&str]) -> Self {
+    pub(crate) fn start_with(program: &str, etcd: &Etcd, more: &[&str]) -> Self {
         let members = format!("--etcd={}", etcd.client);
         let words = ["store", "serve", "--port=0", &members, "--etcd-prefix=job"];
         let mut running = Running::start(command_of(program, [&words, more].concat()));

@@ -223,7 +223,7 @@ fn stats_are_totals_or_rates() {
         line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()
     };
     assert_eq!(
-        (number("keys"), number("  TRY_SET"), number("waits ")),
+        (number("keys"), number("  SET"), number("waits ")),
         (1, 3, 0),
         "{text}"
     );

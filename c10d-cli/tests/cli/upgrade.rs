@@ -6,7 +6,7 @@ use std::net::TcpStream;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use c10d_store::{Store, TcpStore};
+use c10d_store::{Store, StoreError, StoreExt, TcpStore};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -75,6 +75,38 @@ fn servers_and_relays_of_two_releases_take_over_from_each_other() {
         let key = format!("sum{number}");
         let store = client_of(&relays[number % 2]);
         assert_eq!(store.add(&key, 0).unwrap(), sum, "{key}");
+    }
+}
+
+/// A client that is told of refused writes continues to write when a server takes over that does not tell it, and is told again by the
+/// next one.
+#[test]
+#[ignore = "needs etcd (C10D_ETCD) and the release before (C10D_BEFORE)"]
+fn a_client_that_is_told_of_refused_writes_outlives_a_server_of_the_release_before() {
+    let (old, new) = (&*before(), PROGRAM);
+    let etcd = Etcd::start();
+    let place = format!("etcd://{}/job", etcd.client);
+    let start_of = |program| Candidate::start_with(program, &etcd, &["--memory-max=2MiB"]);
+    let mut serving = start_of(new);
+    serving.store();
+    let relay = Server::start_with(["relay", "--listen=127.0.0.1:0", "--upstream", &place]);
+    let store = client_of(&relay);
+    let large = vec![7; 4 << 20];
+    for (round, program) in [new, old, new].into_iter().enumerate() {
+        if round > 0 {
+            let next = start_of(program);
+            drop(std::mem::replace(&mut serving, next));
+        }
+        for count in 0..20 {
+            store.set("k", count.to_string()).unwrap();
+            assert_eq!(store.get("k").unwrap(), count.to_string().as_bytes());
+        }
+        if program == new {
+            let error = store.set("k", &large).unwrap_err();
+            assert!(matches!(error, StoreError::MemoryFull { .. }), "{error}");
+            store.append("k", "!").unwrap();
+            assert_eq!(store.get("k").unwrap(), b"19!");
+        }
     }
 }
 

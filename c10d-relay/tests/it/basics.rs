@@ -13,6 +13,7 @@ use c10d_store::{
     TcpStoreServer,
 };
 
+use crate::memory_journal::Memory;
 use crate::proxy::Proxy;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -94,8 +95,14 @@ fn every_operation_works_through_a_relay() {
 
 #[test]
 fn a_full_store_refuses_a_write_through_a_relay_and_the_rank_goes_on() {
-    let options = ServerOptions::default().with_memory_max(3 << 20);
-    let server = TcpStoreServer::bind("127.0.0.1:0", options).expect("a server");
+    let options = || ServerOptions::default().with_memory_max(3 << 20);
+    let server = TcpStoreServer::bind("127.0.0.1:0", options()).expect("a server");
+    writes_are_refused_by(&server);
+    // The relay keeps requests for the time after a restart.
+    writes_are_refused_by(&Memory::default().serve_with(options()));
+}
+
+fn writes_are_refused_by(server: &TcpStoreServer) {
     let relay = relay_to(server.local_addr().port(), RelayOptions::default());
     let rank = rank_of(&relay);
     let value = vec![7; 2 << 20];

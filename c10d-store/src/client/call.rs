@@ -14,7 +14,8 @@ use crate::decimal::parse_decimal;
 use crate::error::{ErrorContext, Operation, StoreError};
 use crate::key::key_to_bytes;
 use crate::wire::{
-    CHECK_NOT_READY, CHECK_READY, FULL, Opcode, RequestBuf, STOP_WAITING, WAIT_CANCELED,
+    CHECK_NOT_READY, CHECK_READY, FULL, Opcode, REFUSAL_NONCE, RequestBuf, STOP_WAITING,
+    WAIT_CANCELED,
 };
 
 /// After a timeout, the most time spent on finding the missing keys, and the most keys checked.
@@ -111,22 +112,23 @@ impl<'c> Call<'c> {
         slept.map_err(|error| self.explain(error, timeout))
     }
 
-    /// Writes: `reported` has a reply, for servers that have it, `plain` has none.
+    /// Sends a write, which has no reply. A server that can refuse it is asked whether it has.
     pub(super) fn write<'v>(
         &self,
-        plain: Opcode,
-        reported: Opcode,
-        arguments: impl FnOnce(&mut RequestBuf<'v>),
+        write: impl FnOnce(&mut RequestBuf<'v>),
     ) -> Result<(), StoreError> {
         let mut lease = self.lease(self.transport.timeout.get())?;
-        if lease.has_try_write() {
+        if lease.has_refusal() {
             // Then it was certainly not carried out.
             let alive = lease.exchange(Connection::check_alive);
             alive.map_err(|error| self.explain(error, self.answer_timeout()))?;
-            let build = |request: &mut RequestBuf<'v>| arguments(request.opcode(reported));
-            self.ask_on(&mut lease, build, Connection::read_done)
+            let build = |request: &mut RequestBuf<'v>| {
+                write(request);
+                request.opcode(Opcode::Ping).u32(REFUSAL_NONCE);
+            };
+            self.ask_on(&mut lease, build, Connection::read_outcome)
         } else {
-            self.tell_on(&mut lease, |request| arguments(request.opcode(plain)))
+            self.tell_on(&mut lease, write)
         }
     }
 

@@ -16,9 +16,9 @@ use super::stream::is_closed_by_peer;
 use crate::wire::{
     CAPABILITY_ANNOUNCE, CAPABILITY_COMPARE_EXCHANGE, CAPABILITY_DELETE_PREFIX,
     CAPABILITY_END_WAITS, CAPABILITY_EPHEMERAL, CAPABILITY_MASK, CAPABILITY_MEMBERSHIP,
-    CAPABILITY_NONCE, CAPABILITY_QUEUE_TAKE, CAPABILITY_TRY_ADD, CAPABILITY_TRY_WRITE,
-    CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET, CHECK_READY, DONE, FULL, Opcode, RequestBuf,
-    STOP_WAITING, WAIT_CANCELED, read_i64, read_u32, read_u64,
+    CAPABILITY_NONCE, CAPABILITY_QUEUE_TAKE, CAPABILITY_REFUSAL, CAPABILITY_TRY_ADD,
+    CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET, CHECK_READY, FULL, Opcode, REFUSAL_NONCE,
+    REFUSED_NONCE, RequestBuf, STOP_WAITING, WAIT_CANCELED, read_i64, read_u32, read_u64,
 };
 
 /// The size of the read buffer. Short replies then cost one receive; long ones bypass the buffer.
@@ -203,9 +203,9 @@ impl Connection {
         self.capabilities & CAPABILITY_TRY_ADD != 0
     }
 
-    /// Whether the server has writes with a reply.
-    pub(super) const fn has_try_write(&self) -> bool {
-        self.capabilities & CAPABILITY_TRY_WRITE != 0
+    /// Whether the server replies that it has refused a write.
+    pub(super) const fn has_refusal(&self) -> bool {
+        self.capabilities & CAPABILITY_REFUSAL != 0
     }
 
     /// Whether the server has COMPARE_EXCHANGE.
@@ -491,13 +491,13 @@ impl Connection {
         }
     }
 
-    /// Reads the reply to a write.
-    pub(super) fn read_done(&mut self, deadline: Deadline) -> Result<(), Failure> {
-        match self.read_u8(deadline)? {
-            DONE => Ok(()),
-            FULL => Err(self.read_refusal(deadline)),
+    /// Reads the reply to a PING with [`REFUSAL_NONCE`].
+    pub(super) fn read_outcome(&mut self, deadline: Deadline) -> Result<(), Failure> {
+        match self.read_array(deadline).map(read_u32)? {
+            REFUSAL_NONCE => Ok(()),
+            REFUSED_NONCE => Err(self.read_refusal(deadline)),
             other => Err(Failure::Protocol(format!(
-                "the reply to a write was 0x{other:02x}"
+                "the reply to a PING after a write was 0x{other:08x}"
             ))),
         }
     }

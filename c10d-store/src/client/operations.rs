@@ -33,32 +33,26 @@ impl Store for TcpStore {
         if let [(key, value)] = pairs {
             let keys = [*key];
             let call = self.call(Operation::Set, &keys, &[value])?;
-            return call.write(Opcode::Set, Opcode::TrySet, |request| {
-                request.user_key(key).value(value);
+            return call.write(|request| {
+                request.opcode(Opcode::Set).user_key(key).value(value);
             });
         }
         let keys: Vec<&str> = pairs.iter().map(|(key, _)| *key).collect();
         let values: Vec<&[u8]> = pairs.iter().map(|(_, value)| *value).collect();
-        self.call(Operation::MultiSet, &keys, &values)?.write(
-            Opcode::MultiSet,
-            Opcode::TryMultiSet,
-            |request| {
-                request.count(pairs.len());
+        self.call(Operation::MultiSet, &keys, &values)?
+            .write(|request| {
+                request.opcode(Opcode::MultiSet).count(pairs.len());
                 for (key, value) in pairs {
                     request.user_key(key).value(value);
                 }
-            },
-        )
+            })
     }
 
     fn append_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.call(Operation::Append, &[key], &[value])?.write(
-            Opcode::Append,
-            Opcode::TryAppend,
-            |request| {
-                request.user_key(key).value(value);
-            },
-        )
+        self.call(Operation::Append, &[key], &[value])?
+            .write(|request| {
+                request.opcode(Opcode::Append).user_key(key).value(value);
+            })
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
@@ -248,13 +242,10 @@ impl Store for TcpStore {
     }
 
     fn queue_push_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.call(Operation::QueuePush, &[key], &[value])?.write(
-            Opcode::QueuePush,
-            Opcode::TryQueuePush,
-            |request| {
-                request.user_key(key).value(value);
-            },
-        )
+        self.call(Operation::QueuePush, &[key], &[value])?
+            .write(|request| {
+                request.opcode(Opcode::QueuePush).user_key(key).value(value);
+            })
     }
 
     fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {

@@ -727,11 +727,11 @@ impl Lease<'_> {
             .is_some_and(Connection::has_try_add)
     }
 
-    /// Whether the server has writes with a reply.
-    pub(super) fn has_try_write(&self) -> bool {
+    /// Whether the server replies that it has refused a write.
+    pub(super) fn has_refusal(&self) -> bool {
         self.connection
             .as_ref()
-            .is_some_and(Connection::has_try_write)
+            .is_some_and(Connection::has_refusal)
     }
 
     /// Whether the server has COMPARE_EXCHANGE.

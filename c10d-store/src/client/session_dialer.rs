@@ -395,7 +395,7 @@ impl SessionDialer {
             takes_pieces: self.takes_pieces,
             wants_heartbeats: self.is_following(),
             takes_positions: self.is_following() && self.carries_over,
-            knows_try_write: true,
+            knows_refusal: true,
         };
         let mut request = RequestBuf::new();
         request.hello();

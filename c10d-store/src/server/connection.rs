@@ -1,6 +1,6 @@
 //! A connection, accepted or of a session, and the table of all of them.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::ops::RangeBounds;
@@ -18,11 +18,15 @@ use super::held::Held;
 use super::numbers::Numbers;
 use super::session_memory::SessionMemory;
 use crate::journal::Authority;
-use crate::message::{ConnId, Replies, Reply};
+use crate::message::{ConnId, Replies, Reply, Request};
 use crate::moment::Moment;
 use crate::request_parser::RequestParser;
 use crate::session::{Credit, ResentWait};
-use crate::wire::{CAPABILITY_SESSION, CAPABILITY_TRY_WRITE, encode_reply, without_capabilities};
+use crate::state::Refusal;
+use crate::wire::{
+    CAPABILITY_NONCE, CAPABILITY_REFUSAL, CAPABILITY_SESSION, REFUSAL_NONCE, encode_reply,
+    reply_to_ping, without_capabilities,
+};
 
 #[cfg(test)]
 mod tests;
@@ -85,6 +89,8 @@ pub(super) struct Accepted {
     pub(super) deadline: Option<Instant>,
     /// The registered interest; `None` if not registered.
     pub(super) registered: Option<Interest>,
+    /// Its peer may ask whether a write was refused.
+    is_shown_refusal: bool,
 }
 
 /// A client of a session.
@@ -106,8 +112,8 @@ pub(super) struct Client {
     pub(super) waits_for_room: bool,
     /// In the list of clients whose requests wait for the session's budget.
     pub(super) waits_for_budget: bool,
-    /// Its relay supports TRY_WRITE.
-    pub(super) knows_try_write: bool,
+    /// Its relay passes on how a write was refused.
+    pub(super) knows_refusal: bool,
     /// `None` while there are none.
     replies: Option<Box<ClientReplies>>,
     /// Of its requests, if the journal keeps its session.
@@ -138,7 +144,7 @@ impl Client {
             counted_bytes: 0,
             waits_for_room: false,
             waits_for_budget: false,
-            knows_try_write: false,
+            knows_refusal: false,
             replies: None,
             numbers: None,
             resent: None,
@@ -449,8 +455,10 @@ pub(super) struct Connections {
     is_full: bool,
     /// The replies of the current request to clients whose sessions the journal keeps, once more.
     captured: Vec<(Token, SendBuf)>,
-    /// Clients are shown TRY_WRITE (docs/spec/wire-extensions.md, TRY_WRITE 4).
+    /// Clients are shown REFUSAL (docs/spec/wire-extensions.md, REFUSAL 4).
     pub(super) reports_refusals: bool,
+    /// Connections whose last write was refused, each with the bytes of the data and their limit.
+    refused: HashMap<Token, (usize, usize)>,
 }
 
 const SLOT_BITS: u32 = usize::BITS / 2;
@@ -477,6 +485,7 @@ impl Connections {
             is_full: false,
             captured: Vec::new(),
             reports_refusals: false,
+            refused: HashMap::new(),
         }
     }
 
@@ -507,6 +516,7 @@ impl Connections {
             out: SendBuf::new(),
             deadline,
             registered: None,
+            is_shown_refusal: false,
         });
         self.insert(Carrier::Socket(accepted), RequestParser::default())
     }
@@ -555,8 +565,44 @@ impl Connections {
             client.grouped_bytes = 0;
             client.waiting_bytes = 0;
         }
+        self.refused.remove(&token);
         self.recount(token);
         self.slots.try_remove(token.0 & SLOT_MASK)
+    }
+
+    /// A write was refused. Returns whether the connection may ask why, so that it stays open until its next request.
+    pub(super) fn may_ask_why(&mut self, token: Token, used: usize, limit: usize) -> bool {
+        let Some(connection) = find(&mut self.slots, token) else {
+            return false;
+        };
+        let may_ask = match &connection.carrier {
+            Carrier::Socket(accepted) => accepted.is_shown_refusal,
+            Carrier::Session(client) => client.knows_refusal,
+        };
+        if may_ask {
+            self.refused.insert(token, (used, limit));
+        }
+        may_ask
+    }
+
+    /// Whether the last write of a connection was refused, and it has not asked why.
+    #[inline]
+    pub(super) fn is_refused(&self, token: Token) -> bool {
+        !self.refused.is_empty() && self.refused.contains_key(&token)
+    }
+
+    /// Why the connection has to be closed that sends a request, if it should have asked why its last write was refused.
+    #[inline]
+    pub(super) fn unasked_refusal(
+        &mut self,
+        token: Token,
+        request: &Request<'_>,
+    ) -> Option<Refusal> {
+        if self.refused.is_empty() || request.asks_for_refusal() {
+            return None;
+        }
+        let (used, limit) = self.refused.remove(&token)?;
+        Some(Refusal::MemoryFull { used, limit })
     }
 
     /// What the clients of a session hold.
@@ -807,20 +853,34 @@ impl Replies for Connections {
         if connection.overflowed {
             return;
         }
-        let client = connection.client();
-        let is_client = client.is_some();
+        let (is_client, is_carried) = match &connection.carrier {
+            Carrier::Socket(_) => (false, false),
+            Carrier::Session(client) => (true, client.numbers.is_some()),
+        };
         let reply = match reply {
+            Reply::Nonce(REFUSAL_NONCE) => match self.refused.remove(&token) {
+                Some((used, limit)) => Reply::Refused { used, limit },
+                None => reply,
+            },
             Reply::Nonce(nonce) => {
                 let mut hidden = if is_client { CAPABILITY_SESSION } else { 0 };
-                let knows = client.as_ref().is_none_or(|it| it.knows_try_write);
-                if !(self.reports_refusals && knows) {
-                    hidden |= CAPABILITY_TRY_WRITE;
+                let is_shown = match &mut connection.carrier {
+                    Carrier::Socket(accepted) => {
+                        // PyTorch's clients do not ask for capabilities.
+                        let has_asked = nonce == reply_to_ping(CAPABILITY_NONCE);
+                        accepted.is_shown_refusal |= has_asked && self.reports_refusals;
+                        self.reports_refusals
+                    }
+                    Carrier::Session(client) => self.reports_refusals && client.knows_refusal,
+                };
+                if !is_shown {
+                    hidden |= CAPABILITY_REFUSAL;
                 }
                 Reply::Nonce(without_capabilities(nonce, hidden))
             }
             reply => reply,
         };
-        if client.is_some_and(|client| client.numbers.is_some()) {
+        if is_carried {
             let index = self.captured.iter().position(|(of, _)| *of == token);
             let index = index.unwrap_or_else(|| {
                 self.captured.push((token, SendBuf::new()));
@@ -829,8 +889,8 @@ impl Replies for Connections {
             encode_reply(reply, &mut self.captured[index].1);
         }
         let position = match reply {
-            // docs/spec/wire-extensions.md, TRY_WRITE 5.
-            Reply::Done if !is_client => 0,
+            // docs/spec/wire-extensions.md, REFUSAL 5.
+            Reply::Nonce(REFUSAL_NONCE) | Reply::Refused { .. } if !is_client => 0,
             _ => self.dependency,
         };
         let write = |out: &mut SendBuf| encode_reply(reply, out);

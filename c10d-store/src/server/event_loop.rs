@@ -279,9 +279,7 @@ impl EventLoop {
         let memory_max = self.counts.memory_max.load(Ordering::Acquire);
         self.state
             .set_memory_max((memory_max > 0).then_some(memory_max));
-        let keeping = self.keeping.as_ref();
-        let is_shared = keeping.is_some_and(|keeping| keeping.authority.is_some());
-        self.connections.reports_refusals = memory_max > 0 && !is_shared;
+        self.connections.reports_refusals = memory_max > 0;
         self.acceptor.next_turn(now);
         self.turn.start_iteration(now);
         self.accept_where_possible(events, now);
@@ -579,11 +577,22 @@ impl EventLoop {
             }
             let before = parts.state.work();
             let may_sweep = matches!(request, Request::DeletePrefix { .. });
+            // docs/spec/wire-extensions.md, REFUSAL 2.
+            if let Some(refusal) = parts.connections.unasked_refusal(token, &request) {
+                return Err(refusal);
+            }
+            let is_silent_write = request.is_silent_write();
             let begun = carried.map(|client| parts.begin(client, &request));
             // The only call, so that the compiler sees the path of a request as a whole.
             let result = match &begun {
                 None | Some(Begun::New(_)) => parts.state.handle(conn, request, parts.connections),
                 Some(Begun::Waits(_) | Begun::Answered) => Ok(()),
+            };
+            let may_ask_why = match result {
+                Err(Refusal::MemoryFull { used, limit }) => {
+                    is_silent_write && parts.connections.may_ask_why(token, used, limit)
+                }
+                _ => false,
             };
             if let Some(Begun::New(begun) | Begun::Waits(begun)) = begun
                 && result.is_ok()
@@ -592,7 +601,9 @@ impl EventLoop {
             }
             parts.record_woken();
             turn.spend(parts.state.work().wrapping_sub(before), Instant::now);
-            result?;
+            if !may_ask_why {
+                result?;
+            }
             if may_sweep
                 && parts.state.is_sweeping_for(conn)
                 && let Some(connection) = parts.connections.get_mut(token)

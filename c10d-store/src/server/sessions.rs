@@ -69,8 +69,8 @@ pub(super) struct Session {
     waiting: Option<Box<Waiting>>,
     /// Its link gets heartbeats.
     wants_heartbeats: bool,
-    /// Its clients may be shown TRY_WRITE.
-    pub(super) knows_try_write: bool,
+    /// Its clients may be shown REFUSAL.
+    pub(super) knows_refusal: bool,
     /// The position that its peer was told last; `None` if it does not take any.
     told: Option<u64>,
     /// The journal keeps what its clients' requests do.
@@ -244,7 +244,7 @@ impl Sessions {
         }
         session.attempt = hello.attempt;
         session.wants_heartbeats = hello.wants_heartbeats;
-        session.knows_try_write = hello.knows_try_write;
+        session.knows_refusal = hello.knows_refusal;
         session.keep = hello.keep.min(self.keep_max);
         session.expires = None;
         session.peer = candidate.peer;
@@ -359,7 +359,7 @@ impl Sessions {
             peer,
             waiting: None,
             wants_heartbeats: false,
-            knows_try_write: false,
+            knows_refusal: false,
             told: None,
             is_carried: false,
             counted_bytes: 0,
@@ -485,7 +485,7 @@ mod tests {
             takes_pieces: false,
             takes_positions: false,
             wants_heartbeats: false,
-            knows_try_write: false,
+            knows_refusal: false,
         }
     }
 

@@ -26,8 +26,8 @@ pub(crate) struct Hello {
     pub(crate) wants_heartbeats: bool,
     /// It takes POSITION (docs/spec/wire-extensions.md, SESSION 19).
     pub(crate) takes_positions: bool,
-    /// It supports the commands and replies of TRY_WRITE (docs/spec/wire-extensions.md, TRY_WRITE 6).
-    pub(crate) knows_try_write: bool,
+    /// It passes on the replies of REFUSAL (docs/spec/wire-extensions.md, REFUSAL 6).
+    pub(crate) knows_refusal: bool,
 }
 
 /// The reply to SESSION.
@@ -64,8 +64,8 @@ const TAKES_PIECES: u32 = 1 << 30;
 const WANTS_HEARTBEATS: u32 = 1 << 29;
 /// In the milliseconds: the peer takes positions.
 const TAKES_POSITIONS: u32 = 1 << 28;
-/// In the milliseconds: the peer supports TRY_WRITE.
-const KNOWS_TRY_WRITE: u32 = 1 << 27;
+/// In the milliseconds: the peer supports REFUSAL.
+const KNOWS_REFUSAL: u32 = 1 << 27;
 
 impl Hello {
     /// The length of the encoded form: two ids, two u64, and milliseconds as u32.
@@ -78,13 +78,13 @@ impl Hello {
         LittleEndian::write_u64(&mut bytes[32..40], self.attempt);
         LittleEndian::write_u64(&mut bytes[40..48], self.received);
         let millis = u32::try_from(self.keep.as_millis()).unwrap_or(u32::MAX);
-        let mut word = millis.min(KNOWS_TRY_WRITE - 1);
+        let mut word = millis.min(KNOWS_REFUSAL - 1);
         for (is_set, flag) in [
             (self.carries_over, CARRIES_OVER),
             (self.takes_pieces, TAKES_PIECES),
             (self.wants_heartbeats, WANTS_HEARTBEATS),
             (self.takes_positions, TAKES_POSITIONS),
-            (self.knows_try_write, KNOWS_TRY_WRITE),
+            (self.knows_refusal, KNOWS_REFUSAL),
         ] {
             word |= if is_set { flag } else { 0 };
         }
@@ -94,7 +94,7 @@ impl Hello {
 
     pub(crate) fn decode(bytes: &[u8; Self::BYTES]) -> Self {
         let word = LittleEndian::read_u32(&bytes[48..]);
-        let millis = word & (KNOWS_TRY_WRITE - 1);
+        let millis = word & (KNOWS_REFUSAL - 1);
         Self {
             session: SessionId(id_of(&bytes[..16])),
             store: StoreId(id_of(&bytes[16..32])),
@@ -105,7 +105,7 @@ impl Hello {
             takes_pieces: word & TAKES_PIECES != 0,
             wants_heartbeats: word & WANTS_HEARTBEATS != 0,
             takes_positions: word & TAKES_POSITIONS != 0,
-            knows_try_write: word & KNOWS_TRY_WRITE != 0,
+            knows_refusal: word & KNOWS_REFUSAL != 0,
         }
     }
 }
@@ -190,14 +190,14 @@ mod tests {
             takes_pieces: true,
             wants_heartbeats: false,
             takes_positions: false,
-            knows_try_write: false,
+            knows_refusal: false,
         };
         assert_eq!(Hello::decode(&hello.encode()), hello);
         let carries_over = Hello {
             carries_over: true,
             wants_heartbeats: true,
             takes_positions: true,
-            knows_try_write: true,
+            knows_refusal: true,
             ..hello
         };
         assert_eq!(Hello::decode(&carries_over.encode()), carries_over);

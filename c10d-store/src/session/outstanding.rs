@@ -185,6 +185,12 @@ impl Outstanding {
         self.bytes.len()
     }
 
+    /// Whether a single request is kept, and it has no reply.
+    #[must_use]
+    pub fn is_one_without_reply(&self) -> bool {
+        self.lengths.len() == 1 && self.is_last_without_reply()
+    }
+
     /// The number of replies to come.
     #[must_use]
     pub fn owed_replies(&self) -> usize {

@@ -34,12 +34,7 @@ fn request() -> impl Strategy<Value = Vec<u8>> {
         let opcode = Opcode::from_byte(byte).unwrap_or(Opcode::EndWaits);
         let (key, value) = &pairs[0];
         match opcode {
-            Opcode::Set
-            | Opcode::Append
-            | Opcode::QueuePush
-            | Opcode::TrySet
-            | Opcode::TryAppend
-            | Opcode::TryQueuePush => {
+            Opcode::Set | Opcode::Append | Opcode::QueuePush => {
                 request.opcode(opcode).raw_key(key).value(value);
             }
             Opcode::CompareSet | Opcode::CompareExchange => {
@@ -75,7 +70,7 @@ fn request() -> impl Strategy<Value = Vec<u8>> {
                     _ => Known::nothing(),
                 });
             }
-            Opcode::MultiSet | Opcode::TryMultiSet => {
+            Opcode::MultiSet => {
                 request.opcode(opcode).count(pairs.len());
                 for (key, value) in &pairs {
                     request.raw_key(key).value(value);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::message::Outline;
 use crate::moment::Moment;
 use crate::snapshot::{ConnectionId, ConnectionRecord, LastRequest, Version};
-use crate::wire::Opcode;
+use crate::wire::{Opcode, REFUSAL_NONCE};
 
 /// The bytes kept of the last request's first key. The keys of PyTorch's groups are shorter.
 const KEY_BYTES_MAX: usize = 96;
@@ -107,6 +107,9 @@ impl Activity {
     pub(super) fn note_request(&mut self, request: &Outline<'_>, now: Moment) {
         let last = &mut self.last;
         last.requests += 1;
+        if request.command == Opcode::Ping && request.nonce == REFUSAL_NONCE {
+            return;
+        }
         if request.command == Opcode::Ping {
             self.origin.nonce = request.nonce;
             self.origin.has_nonce = true;

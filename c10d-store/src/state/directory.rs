@@ -46,19 +46,10 @@ pub(super) struct Directory {
     closed: ClosedConnections,
     closed_by: [u64; 3],
     /// By [`Opcode::index`].
-    requests: PerCommand,
+    requests: [u64; Opcode::COUNT],
     /// The number of snapshots started so far.
     snapshots: u32,
     copy: Option<Box<Copying>>,
-}
-
-#[derive(Debug)]
-struct PerCommand([u64; Opcode::COUNT]);
-
-impl Default for PerCommand {
-    fn default() -> Self {
-        Self([0; Opcode::COUNT])
-    }
 }
 
 /// A snapshot in progress.
@@ -108,7 +99,7 @@ impl Directory {
         now: Moment,
         waiters: &Waiters,
     ) -> Option<ConnectionId> {
-        self.requests.0[request.command.index()] += 1;
+        self.requests[request.command.index()] += 1;
         if self.copy.is_some() {
             self.keep(conn, waiters);
         }
@@ -165,7 +156,7 @@ impl Directory {
 
     /// Sets the totals of connections and requests.
     pub(super) fn count(&self, counters: &mut Counters) {
-        let requests = Opcode::ALL.map(|command| (command, self.requests.0[command.index()]));
+        let requests = Opcode::ALL.map(|command| (command, self.requests[command.index()]));
         counters.requests = requests
             .into_iter()
             .filter(|(_, count)| *count > 0)

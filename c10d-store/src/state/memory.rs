@@ -235,7 +235,6 @@ mod tests {
     use super::*;
     use crate::message::{ConnId, Payload};
     use crate::state::tests::{OwnedReply, Recorder};
-    use crate::wire::Opcode;
 
     fn handle(store: &mut StoreState, request: Request<'_>) -> Result<(), Refusal> {
         let result = store.handle(ConnId(1), request, &mut Recorder::default());
@@ -281,7 +280,7 @@ mod tests {
         set(&pairs, 100 << 20).expect("160 MiB beside 100 MiB of 288 MiB");
     }
 
-    /// docs/spec/wire.md, MEMORY 1 to 3, and docs/spec/wire-extensions.md, TRY_WRITE 1 to 3.
+    /// docs/spec/wire.md, MEMORY 1 to 3, and docs/spec/wire-extensions.md, REFUSAL 3.
     #[test]
     fn a_full_store_refuses_writes_that_add_and_nothing_else() {
         let mut store = StoreState::new();
@@ -319,16 +318,7 @@ mod tests {
             assert_eq!(handle(&mut store, request), full);
             assert_eq!(store.memory(), used, "nothing has changed");
         }
-        let write = |command, key, length| Request::TryWrite {
-            command,
-            key,
-            value: Payload::Borrowed(&long[..length]),
-        };
         for request in [
-            write(Opcode::TrySet, b"more", 5000),
-            write(Opcode::TryAppend, b"long", 500),
-            write(Opcode::TryQueuePush, b"queue", 500),
-            Request::TryMultiSet { pairs },
             Request::CompareSet {
                 key: b"new",
                 expected: b"",
@@ -344,8 +334,6 @@ mod tests {
             assert_eq!(reply(&mut store, 1, request), full);
             assert_eq!(store.memory(), used, "nothing has changed");
         }
-        let replaces = write(Opcode::TrySet, b"long", 4990);
-        assert_eq!(reply(&mut store, 1, replaces), OwnedReply::Done);
         // Replacing, reading, waiting, popping and deleting go on.
         let waited: &[&[u8]] = &[b"missing"];
         let keys = Keys::from(waited);
@@ -360,6 +348,31 @@ mod tests {
         ] {
             assert_eq!(handle(&mut store, request), Ok(()));
         }
+    }
+
+    /// docs/spec/wire.md, QUEUE_PUSH 3. A PING, which keeps a wakeup, may follow a refused write.
+    #[test]
+    fn a_refused_write_passes_a_wakeup_on() {
+        let mut store = StoreState::new();
+        let mut replies = Recorder::default();
+        let queue: &[&[u8]] = &[b"q"];
+        for conn in [1, 2] {
+            let keys = Keys::from(queue);
+            let waits = store.handle(ConnId(conn), Request::Wait { keys }, &mut replies);
+            waits.expect("no limit");
+        }
+        let push = Request::QueuePush {
+            key: b"q",
+            value: Payload::Borrowed(b"e"),
+        };
+        store
+            .handle(ConnId(3), push, &mut replies)
+            .expect("no limit");
+        assert_eq!(replies.0, [(1, OwnedReply::Stop)]);
+        store.set_memory_max(Some(1));
+        let refused = store.handle(ConnId(1), set("more", b"value"), &mut replies);
+        refused.expect_err("no memory");
+        assert_eq!(replies.0[1..], [(2, OwnedReply::Stop)]);
     }
 
     /// docs/spec/wire.md, MEMORY 1.

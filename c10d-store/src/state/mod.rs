@@ -201,22 +201,23 @@ impl StoreState {
                 recorder.look_at_all();
             }
         }
-        let (request, reports) = request.without_report();
         match self.check_memory(conn, &request) {
-            Err(Refusal::MemoryFull { used, limit }) if reports || request.can_report() => {
+            Err(Refusal::MemoryFull { used, limit }) if request.can_report() => {
                 self.report_full(conn, &request, (used, limit), replies);
                 return Ok(());
             }
-            checked => checked?,
+            Err(refusal) => {
+                self.end_turn(conn, &request, replies);
+                return Err(refusal);
+            }
+            Ok(()) => {}
         }
         if !self.pledges.is_empty() {
             self.settle_pledge(conn, Some(&request), replies);
         }
         let was_ended = !self.ended_waits.is_empty() && self.ended_waits.remove(&conn);
         match request {
-            Request::Validate { .. } | Request::TryWrite { .. } | Request::TryMultiSet { .. } => {
-                return Err(Refusal::UnexpectedValidate);
-            }
+            Request::Validate { .. } => return Err(Refusal::UnexpectedValidate),
             Request::Ping { nonce } => {
                 let nonce = reply_to_ping(nonce);
                 self.reply(replies, conn, Reply::Nonce(nonce));
@@ -342,16 +343,12 @@ impl StoreState {
                 }
             }
         }
-        // docs/spec/wire-extensions.md, TRY_WRITE 1.
-        if reports {
-            self.reply(replies, conn, Reply::Done);
-        }
         #[cfg(debug_assertions)]
         self.check_invariants_sometimes();
         Ok(())
     }
 
-    /// docs/spec/wire-extensions.md, TRY_WRITE 2: the request changes nothing, but is one.
+    /// docs/spec/wire-extensions.md, REFUSAL 3: the request changes nothing, but is one.
     fn report_full(
         &mut self,
         conn: ConnId,
@@ -359,14 +356,19 @@ impl StoreState {
         (used, limit): (usize, usize),
         replies: &mut impl Replies,
     ) {
-        if !self.pledges.is_empty() {
-            self.settle_pledge(conn, Some(request), replies);
-        }
-        self.ended_waits.remove(&conn);
+        self.end_turn(conn, request, replies);
         if request.outline().command.is_wait() {
             self.cancel(conn);
         }
         self.reply(replies, conn, Reply::Full { used, limit });
+    }
+
+    /// A refused request is one nevertheless: the wakeup before it passes to the next waiter.
+    fn end_turn(&mut self, conn: ConnId, request: &Request<'_>, replies: &mut impl Replies) {
+        if !self.pledges.is_empty() {
+            self.settle_pledge(conn, Some(request), replies);
+        }
+        self.ended_waits.remove(&conn);
     }
 
     /// Adds an accepted connection.

@@ -26,7 +26,6 @@ pub(super) enum OwnedReply {
     NotOwned,
     TooManyOwned,
     KeptAlive(bool),
-    Done,
     Full(usize, usize),
 }
 
@@ -52,7 +51,7 @@ impl Replies for Recorder {
             Reply::Value(None) => OwnedReply::Bytes(Vec::new()),
             Reply::Value(Some(value)) => OwnedReply::Bytes(value.as_bytes().to_vec()),
             Reply::Bytes(bytes) => OwnedReply::Bytes(bytes.to_vec()),
-            Reply::Done => OwnedReply::Done,
+            Reply::Refused { .. } => unreachable!("the event loop answers it"),
             Reply::Full { used, limit } => OwnedReply::Full(used, limit),
             Reply::Encoded(blobs) => {
                 let mut rest = blobs.as_bytes();

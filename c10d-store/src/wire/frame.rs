@@ -154,14 +154,6 @@ impl FrameScan {
             Opcode::Set => Request::Set { key: arg(0), value },
             Opcode::Append => Request::Append { key: arg(0), value },
             Opcode::QueuePush => Request::QueuePush { key: arg(0), value },
-            command @ (Opcode::TrySet | Opcode::TryAppend | Opcode::TryQueuePush) => {
-                let key = arg(0);
-                Request::TryWrite {
-                    command,
-                    key,
-                    value,
-                }
-            }
             Opcode::CompareSet | Opcode::CompareExchange => Request::CompareSet {
                 key: arg(0),
                 expected: arg(1),
@@ -350,12 +342,6 @@ impl<'a> Frame<'a> {
                 key: self.arg(0),
                 value: Payload::Borrowed(self.arg(1)),
             },
-            Opcode::TrySet | Opcode::TryAppend | Opcode::TryQueuePush => Request::TryWrite {
-                command: self.opcode,
-                key: self.arg(0),
-                value: Payload::Borrowed(self.arg(1)),
-            },
-            Opcode::TryMultiSet => Request::TryMultiSet { pairs: self.list() },
             Opcode::QueuePop => Request::QueuePop { key: self.arg(0) },
             Opcode::QueueLen => Request::QueueLen { key: self.arg(0) },
             Opcode::ListKeys => Request::ListKeys,
@@ -413,12 +399,7 @@ impl<'a> Frame<'a> {
     /// The offset of the last argument, if that is a value long enough to stay in its receive buffer.
     pub(crate) fn long_value_start(&self) -> Option<usize> {
         let last = match self.opcode {
-            Opcode::Set
-            | Opcode::Append
-            | Opcode::QueuePush
-            | Opcode::TrySet
-            | Opcode::TryAppend
-            | Opcode::TryQueuePush => 1,
+            Opcode::Set | Opcode::Append | Opcode::QueuePush => 1,
             Opcode::CompareSet | Opcode::CompareExchange => 2,
             Opcode::WaitChange => 3,
             _ => return None,

@@ -53,8 +53,15 @@ pub const CAPABILITY_HEARTBEAT: u32 = 1 << 12;
 /// The server sends lists of groups with counted seats.
 pub const CAPABILITY_COUNTED_LISTS: u32 = 1 << 13;
 
-/// The server supports TRY_SET (0x8d), TRY_APPEND (0x8e), TRY_MULTI_SET (0x8f) and TRY_QUEUE_PUSH (0x90).
-pub const CAPABILITY_TRY_WRITE: u32 = 1 << 14;
+/// The server answers a PING with [`REFUSAL_NONCE`] after a refused write.
+pub const CAPABILITY_REFUSAL: u32 = 1 << 14;
+
+/// The nonce of the PING that follows a write (docs/spec/wire-extensions.md, section 9.14). Every server
+/// echoes it after a write that was carried out.
+pub const REFUSAL_NONCE: u32 = 0xC10E_0000;
+
+/// The reply, if the write was refused. Two sizes follow.
+pub(crate) const REFUSED_NONCE: u32 = 0xC10E_0001;
 
 /// The capabilities of this crate's server.
 pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET
@@ -71,7 +78,7 @@ pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET
     | CAPABILITY_LIST_CHANGES
     | CAPABILITY_HEARTBEAT
     | CAPABILITY_COUNTED_LISTS
-    | CAPABILITY_TRY_WRITE;
+    | CAPABILITY_REFUSAL;
 
 /// The reply of this crate's server to a PING.
 pub(crate) const fn reply_to_ping(nonce: u32) -> u32 {

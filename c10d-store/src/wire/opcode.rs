@@ -37,10 +37,6 @@ pub enum Opcode {
     EndWaits = 0x8a,
     Membership = 0x8b,
     MembershipPoll = 0x8c,
-    TrySet = 0x8d,
-    TryAppend = 0x8e,
-    TryMultiSet = 0x8f,
-    TryQueuePush = 0x90,
 }
 
 /// One argument of a request.
@@ -70,7 +66,7 @@ const EXTENSIONS_START: u8 = 0x80;
 
 impl Opcode {
     /// The number of commands.
-    pub(crate) const COUNT: usize = 36;
+    pub(crate) const COUNT: usize = 32;
 
     /// The position among all commands, in the order of their bytes; less than [`COUNT`](Self::COUNT).
     pub(crate) const fn index(self) -> usize {
@@ -114,10 +110,6 @@ impl Opcode {
         Self::EndWaits,
         Self::Membership,
         Self::MembershipPoll,
-        Self::TrySet,
-        Self::TryAppend,
-        Self::TryMultiSet,
-        Self::TryQueuePush,
     ];
 
     /// The command of a byte; `None` for an unknown one.
@@ -153,9 +145,6 @@ impl Opcode {
             Self::Set
             | Self::Append
             | Self::QueuePush
-            | Self::TrySet
-            | Self::TryAppend
-            | Self::TryQueuePush
             | Self::Membership
             | Self::MembershipPoll => &[Key, Value],
             Self::CompareSet | Self::CompareExchange => &[Key, Value, Value],
@@ -164,7 +153,7 @@ impl Opcode {
             }
             Self::Add | Self::Barrier | Self::TryAdd => &[Key, I64],
             Self::Check | Self::Wait | Self::MultiGet | Self::WaitGet => &[Keys],
-            Self::MultiSet | Self::TryMultiSet => &[Pairs],
+            Self::MultiSet => &[Pairs],
             Self::WaitChange => &[Key, U64, U64, Value],
             Self::Announce => &[Value],
             Self::QueueTake => &[Key, U64],

@@ -3,6 +3,7 @@
 use byteorder::{ByteOrder, LittleEndian};
 use c10d_socket::SendBuf;
 
+use super::handshake::REFUSED_NONCE;
 use crate::message::Reply;
 use crate::stored_value::Value;
 
@@ -34,8 +35,6 @@ pub(crate) const KEPT_ALIVE: u8 = 0;
 /// KEEP_ALIVE: the keys have ended by silence.
 pub(crate) const ENDED_BY_SILENCE: u8 = 1;
 
-/// A write with a reply: it was carried out.
-pub(crate) const DONE: u8 = 0;
 /// The request was refused: the size of the data and the limit on it follow.
 pub(crate) const FULL: u8 = 3;
 
@@ -78,7 +77,13 @@ pub(crate) fn encode_reply(reply: Reply<'_>, out: &mut SendBuf) {
         Reply::Value(None) => push_length(0, out),
         Reply::Value(Some(value)) => push_value(value, out),
         Reply::Bytes(bytes) => push_blob(bytes, out),
-        Reply::Done => out.push(&[DONE]),
+        Reply::Refused { used, limit } => {
+            let mut word = [0; 4];
+            LittleEndian::write_u32(&mut word, REFUSED_NONCE);
+            out.push(&word);
+            push_length(used, out);
+            push_length(limit, out);
+        }
         Reply::Full { used, limit } => {
             out.push(&[FULL]);
             push_length(used, out);

@@ -2,9 +2,10 @@
 
 use byteorder::{ByteOrder, LittleEndian};
 
+use super::handshake::REFUSED_NONCE;
 use super::opcode::Opcode;
 use super::reply::{
-    ADDED, DONE, EXCHANGED, FULL, NOT_A_NUMBER, NOT_EXCHANGED, NOT_OWNED, OWNED, STOP_WAITING,
+    ADDED, EXCHANGED, FULL, NOT_A_NUMBER, NOT_EXCHANGED, NOT_OWNED, OWNED, STOP_WAITING,
     TOO_MANY_OWNED, WAIT_CANCELED,
 };
 
@@ -63,6 +64,8 @@ enum State {
     QueueLength,
     /// The first byte says what follows.
     Status,
+    /// Two sizes follow one nonce.
+    Nonce,
 }
 
 impl ReplyScan {
@@ -88,7 +91,7 @@ impl ReplyScan {
             | Opcode::DeletePrefix
             | Opcode::EndWaits => fixed(WORD_BYTES as u64),
             Opcode::Check | Opcode::CancelWait | Opcode::KeepAlive => fixed(1),
-            Opcode::Ping => fixed(4),
+            Opcode::Ping => State::Nonce,
             Opcode::QueuePop => State::QueueLength,
             Opcode::ListKeys => State::Count,
             Opcode::Wait
@@ -98,10 +101,6 @@ impl ReplyScan {
             | Opcode::TryAdd
             | Opcode::CompareExchange
             | Opcode::QueueTake
-            | Opcode::TrySet
-            | Opcode::TryAppend
-            | Opcode::TryMultiSet
-            | Opcode::TryQueuePush
             | Opcode::SetEphemeral
             | Opcode::MembershipPoll => State::Status,
         };
@@ -208,6 +207,13 @@ impl ReplyScan {
                         blobs: u64::from(length > 0),
                     };
                 }
+                State::Nonce => {
+                    let Some(nonce) = self.number(bytes, 4) else {
+                        return Ok(false);
+                    };
+                    let is_refused = nonce == u64::from(REFUSED_NONCE);
+                    self.state = fixed(if is_refused { 2 * WORD_BYTES as u64 } else { 0 });
+                }
                 State::Status => {
                     let status = bytes[0];
                     *bytes = &bytes[1..];
@@ -233,15 +239,7 @@ impl ReplyScan {
             (Opcode::SetEphemeral, OWNED | TOO_MANY_OWNED) => fixed(0),
             (Opcode::SetEphemeral, NOT_OWNED) => State::Length { blobs: 1 },
             (
-                Opcode::TrySet | Opcode::TryAppend | Opcode::TryMultiSet | Opcode::TryQueuePush,
-                DONE,
-            ) => fixed(0),
-            (
-                Opcode::TrySet
-                | Opcode::TryAppend
-                | Opcode::TryMultiSet
-                | Opcode::TryQueuePush
-                | Opcode::TryAdd
+                Opcode::TryAdd
                 | Opcode::CompareExchange
                 | Opcode::SetEphemeral
                 | Opcode::WaitGet
@@ -262,17 +260,22 @@ impl ReplyScan {
 
     /// Reads a word; `None` if it is not complete.
     fn word(&mut self, bytes: &mut &[u8]) -> Option<u64> {
+        self.number(bytes, WORD_BYTES)
+    }
+
+    /// Reads a number of this many bytes, at most a word; `None` if it is not complete.
+    fn number(&mut self, bytes: &mut &[u8], size: usize) -> Option<u64> {
         let have = usize::from(self.word_bytes);
-        let count = (WORD_BYTES - have).min(bytes.len());
+        let count = (size - have).min(bytes.len());
         self.word[have..have + count].copy_from_slice(&bytes[..count]);
         *bytes = &bytes[count..];
         self.has_begun = true;
-        if have + count < WORD_BYTES {
+        if have + count < size {
             self.word_bytes += count as u8;
             return None;
         }
         self.word_bytes = 0;
-        Some(LittleEndian::read_u64(&self.word))
+        Some(LittleEndian::read_uint(&self.word, size))
     }
 }
 
@@ -311,13 +314,18 @@ mod tests {
         lengths[0]
     }
 
-    /// docs/spec/wire-extensions.md, WAIT_GET 5, END_WAITS 1, and TRY_WRITE 2 and 3.
+    /// docs/spec/wire-extensions.md, WAIT_GET 5, END_WAITS 1, and REFUSAL 2 and 3.
     #[test]
     fn replies_of_extensions_and_of_cancelled_waits_end_where_they_should() {
         let full = [vec![3], vec![7; 16]].concat();
         let cases: [(Opcode, usize, bool, Vec<u8>); 26] = [
-            (Opcode::TrySet, 0, false, vec![0]),
-            (Opcode::TryMultiSet, 2, false, full.clone()),
+            (Opcode::Ping, 0, false, vec![0, 0, 0x0e, 0xc1]),
+            (
+                Opcode::Ping,
+                0,
+                false,
+                [vec![1, 0, 0x0e, 0xc1], vec![7; 16]].concat(),
+            ),
             (Opcode::TryAdd, 0, false, full.clone()),
             (Opcode::WaitGet, 1, false, full.clone()),
             (Opcode::WaitGet, 1, true, [full, vec![1]].concat()),

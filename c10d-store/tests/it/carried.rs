@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::{ConnectOptions, Deadline, HostPort, SendBuf};
 use c10d_store::unstable::{
-    Effect, Frame, FrameReader, RequestBuf, ResentWait, SessionDialer, SessionStream, effects,
+    Effect, Frame, FrameReader, REFUSAL_NONCE, RequestBuf, ResentWait, SessionDialer,
+    SessionStream, effects,
 };
 use c10d_store::{Opcode, ServerOptions, SessionError, Store, StoreExt, TcpStoreServer};
 
@@ -163,6 +164,64 @@ fn blocking(socket: mio::net::TcpStream) -> TcpStream {
 
 fn add(request: &mut RequestBuf<'_>, key: &str) {
     request.opcode(Opcode::Add).user_key(key).i64(1);
+}
+
+fn ask_why(request: &mut RequestBuf<'_>) {
+    request.opcode(Opcode::Ping).u32(REFUSAL_NONCE);
+}
+
+/// Both a write and the question whether it was refused are sent again. An acknowledged write stays, also in a store that is full,
+/// and a refusal that has not arrived may become an acknowledged write: docs/spec/wire-extensions.md, REFUSAL 5.
+#[test]
+fn a_restart_turns_no_acknowledged_write_into_a_refusal() {
+    let limit = 50_000;
+    let limited = || ServerOptions::default().with_memory_max(limit);
+    // The server owes a DONE after 64 KiB.
+    let value = vec![7; 100_000];
+    let mut set = RequestBuf::new();
+    set.opcode(Opcode::Set).user_key("k").value(&value);
+    let set = set.to_bytes();
+    let done = [0x00, 0x00, 0x0e, 0xc1];
+    for is_refused in [true, false] {
+        let journal = Memory::default();
+        let server = match is_refused {
+            true => journal.serve_with(limited()),
+            false => journal.serve(),
+        };
+        let mut peer = Peer::new(&server);
+        peer.open(0);
+        peer.request(0, |r| add(r, "n"));
+        peer.expect(0, &number(1));
+        peer.stream.push_data(0, &set);
+        peer.flush();
+        // The write is handled before this reply.
+        peer.open(1);
+        peer.request(1, |r| add(r, "m"));
+        peer.expect(1, &number(1));
+        let is_done = peer
+            .done
+            .iter()
+            .any(|(client, number)| (*client, *number) == (0, 2));
+        assert_eq!(is_done, !is_refused, "{:?}", peer.done);
+        peer.request(0, ask_why);
+
+        // The replies are lost with the server.
+        let (journal, old) = (journal.crashed(), server);
+        let server = match is_refused {
+            true => journal.serve(),
+            false => journal.serve_with(limited()),
+        };
+        peer.reconnect(&server).expect("a link");
+        assert!(peer.is_restarted);
+        drop(old);
+        peer.open(0);
+        peer.stream.push_resume(0, 2);
+        peer.stream.push_data(0, &set);
+        peer.flush();
+        peer.request(0, ask_why);
+        peer.expect(0, &done);
+        assert_eq!(client(&server).get("k").expect("it is there"), value);
+    }
 }
 
 /// Every request with an effect is sent again, and is carried out once: with its reply, if the reply was lost.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use c10d_socket::Cancel;
+use c10d_store::unstable::REFUSAL_NONCE;
 use c10d_store::{
     Known, Opcode, PrefixStore, ServerOptions, Store, StoreError, StoreExt, StoreHandle, TcpStore,
     TcpStoreOptions, TcpStoreServer,
@@ -13,7 +14,7 @@ use crate::log_lines;
 use crate::memory_journal::Memory;
 use crate::raw::{LONG, Raw, wait_until};
 
-/// docs/spec/wire.md, MEMORY 1 and 2, and docs/spec/wire-extensions.md, TRY_WRITE 2 and 3.
+/// docs/spec/wire.md, MEMORY 1 and 2, and docs/spec/wire-extensions.md, REFUSAL 2 and 3.
 #[test]
 fn a_full_server_refuses_writes_and_goes_on_with_reads_and_deletes() {
     log_lines::record();
@@ -143,7 +144,7 @@ fn every_handle_reports_a_refused_write_and_nothing_of_it_is_kept() {
     assert_eq!(store.queue_len("p/more").expect("a length"), 0);
 }
 
-/// docs/spec/wire-extensions.md, TRY_WRITE 4.
+/// docs/spec/wire-extensions.md, REFUSAL 4.
 #[test]
 fn the_bit_shows_that_writes_can_be_refused() {
     let bits_of = |options: ServerOptions| {
@@ -174,10 +175,66 @@ fn the_bit_shows_that_writes_can_be_refused() {
     raw.request(|request| {
         request.hello();
     });
-    assert_eq!(raw.read(4)[1], 0x3f, "another process may take over");
+    assert_eq!(raw.read(4)[1], 0x7f, "another process may take over");
+    let port = server.local_addr().port();
+    for options in [
+        TcpStoreOptions::default(),
+        TcpStoreOptions::default().with_resume(LONG),
+    ] {
+        let store = TcpStore::open("127.0.0.1", port, options).expect("a store");
+        let error = store.set("k", vec![7; 4 << 20]).expect_err("no memory");
+        assert!(matches!(error, StoreError::MemoryFull { .. }), "{error}");
+        store.set("k", "v").expect("there is memory for this");
+        assert_eq!(store.get("k").expect("it lives"), b"v");
+    }
 }
 
-/// docs/spec/wire-extensions.md, TRY_WRITE 5.
+/// docs/spec/wire-extensions.md, REFUSAL 1 and 2.
+#[test]
+fn a_client_that_does_not_ask_why_its_write_was_refused_is_closed() {
+    let options = ServerOptions::default().with_memory_max(3 << 20);
+    let server = TcpStoreServer::bind("127.0.0.1:0", options).expect("a server");
+    let value = vec![7; 4 << 20];
+    let ask = |raw: &mut Raw| {
+        raw.request(|request| {
+            request.opcode(Opcode::Ping).u32(REFUSAL_NONCE);
+        });
+    };
+    let done = [0x00, 0x00, 0x0e, 0xc1];
+    for asks in [true, false] {
+        let mut raw = Raw::connect(server.local_addr());
+        raw.request(|request| {
+            request.hello();
+        });
+        raw.read(4);
+        raw.request(|request| {
+            request.opcode(Opcode::Set).user_key("k").value(b"v");
+        });
+        ask(&mut raw);
+        assert_eq!(raw.read(4), done);
+        raw.request(|request| {
+            request.opcode(Opcode::Set).user_key("k").value(&value);
+        });
+        if asks {
+            ask(&mut raw);
+            assert_eq!(raw.read(4), [0x01, 0x00, 0x0e, 0xc1]);
+            let sizes = raw.read(16);
+            assert_eq!(sizes[8..], [0, 0, 0x30, 0, 0, 0, 0, 0], "3 MiB");
+            ask(&mut raw);
+            assert_eq!(raw.read(4), done, "it is asked once");
+        } else {
+            raw.request(|request| {
+                request.opcode(Opcode::DeleteKey).user_key("k");
+            });
+            assert_eq!(raw.read_to_close(), b"");
+        }
+    }
+    let port = server.local_addr().port();
+    let store = TcpStore::connect("127.0.0.1", port).expect("a store");
+    assert_eq!(store.get("k").expect("it was not deleted"), b"v");
+}
+
+/// docs/spec/wire-extensions.md, REFUSAL 5.
 #[test]
 fn a_write_does_not_wait_for_the_journal() {
     let journal = Memory::default();

@@ -273,9 +273,9 @@ fn a_client_of_a_session_sees_no_sessions() {
     assert!(!link.replies.contains_key(&1));
 }
 
-/// docs/spec/wire-extensions.md, TRY_WRITE 6.
+/// docs/spec/wire-extensions.md, REFUSAL 6.
 #[test]
-fn a_client_of_an_earlier_relay_sees_no_writes_with_a_reply() {
+fn a_client_of_an_earlier_relay_is_told_of_no_refusal() {
     let options = ServerOptions::default().with_memory_max(64 << 20);
     let server = TcpStoreServer::bind("127.0.0.1:0", options).expect("a server");
     for (flags, bits) in [(0, 0x3f), (1 << 27, 0x7f)] {

@@ -157,6 +157,8 @@ impl EventLoop {
 
     /// Tells the peer that requests without replies are done, once they are durable.
     pub(super) fn tell_done(&mut self, token: Token, received: usize) {
+        // A refused write is sent again until the client has the refusal.
+        let is_refused = self.connections.is_refused(token);
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
@@ -167,7 +169,7 @@ impl EventLoop {
         };
         numbers.received(received);
         // A request whose reply is on its way is sent again, so it is not done.
-        if has_unsent || !numbers.is_due() {
+        if has_unsent || is_refused || !numbers.is_due() {
             return;
         }
         let is_waiting = self.state.is_waiting(conn_id_of(token));

@@ -302,7 +302,7 @@ impl EventLoop {
         } else {
             let mut client = Client::new(slot, number);
             client.numbers = session.is_carried.then(Box::default);
-            client.knows_try_write = session.knows_try_write;
+            client.knows_refusal = session.knows_refusal;
             let token = self.connections.insert_client(client);
             session.open(number, token);
             let (session, conn) = (session.id(), conn_id_of(token));

@@ -42,7 +42,7 @@ impl Session {
             takes_pieces: false,
             takes_positions: false,
             wants_heartbeats: false,
-            knows_try_write: false,
+            knows_refusal: false,
             keep: Duration::MAX,
         };
         let candidate = Candidate {
