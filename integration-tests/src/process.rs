@@ -225,8 +225,8 @@ impl Drop for ChildProcess {
         let _ = self.child.kill();
         let _ = self.child.wait();
         lock(&RUNNING).remove(&self.child.id());
-        // The workers of a launcher that was killed can keep its standard error open without end. The reader is then left
-        // to them, so that a test that has failed reports it.
+        // After a kill, the workers of a launcher can keep its standard error open without end. The reader then continues alone,
+        // and a failed test reports its failure.
         self.read_rest();
     }
 }

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::compare::{FlightFinding, FlightFindingKind, Members};
+use super::members::Members;
 use super::recording::{DEFAULT_GROUP, FlightRecording, GroupRecording};
+use super::report::{FlightFinding, FlightFindingKind};
 use crate::report::{RankSet, Report};
 use crate::text::{capitalized, ranks_named};
 

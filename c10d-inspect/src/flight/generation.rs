@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use c10d_store::membership::Attempt;
 
-use super::compare::{FlightReport, compare_all, ranks};
+use super::compare::{compare_all, ranks};
 use super::recording::FlightRecording;
+use super::report::FlightReport;
 use crate::report::{MembershipReport, Report};
 use crate::text::{capitalized, ranks_named};
 

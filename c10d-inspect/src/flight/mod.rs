@@ -6,12 +6,14 @@
 mod absent;
 mod compare;
 mod generation;
+mod members;
 mod recording;
+mod report;
 mod text;
 
-pub use compare::{FlightFinding, FlightFindingKind, FlightRank, FlightReport, GroupProgress};
 pub use generation::compare_flights;
 pub use recording::{Collective, FlightError, FlightRecording};
+pub use report::{FlightFinding, FlightFindingKind, FlightRank, FlightReport, GroupProgress};
 
 #[cfg(test)]
 mod tests;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::compare::FlightReport;
+use super::report::FlightReport;
 
 /// How many ranks are listed.
 const LISTED_MAX: usize = 64;

@@ -1,0 +1,105 @@
+//! The result of the comparison of recordings.
+
+use serde::Serialize;
+
+use super::recording::Collective;
+use crate::report::RankSet;
+
+/// The comparison of the ranks' flight recorders.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct FlightReport {
+    /// One or two sentences: the first thing that differs, or that nothing does.
+    pub headline: String,
+    /// The differences, causes first.
+    pub findings: Vec<FlightFinding>,
+    /// The ranks that were asked, in order.
+    pub ranks: Vec<FlightRank>,
+}
+
+/// One difference between ranks of a group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct FlightFinding {
+    /// In which way the ranks differ.
+    pub kind: FlightFindingKind,
+    /// One or two sentences.
+    pub text: String,
+    /// The group's name: "0" for the default group.
+    pub group: String,
+    /// The number of the first collective of the group in which the ranks differ.
+    pub number: u64,
+    /// The ranks that differ from the rest of their group. Empty if it is not known which ranks these are.
+    pub culprits: RankSet,
+    /// The ranks of the group that the culprits are compared with.
+    pub others: RankSet,
+    /// Whether another finding explains this one.
+    pub is_consequence: bool,
+}
+
+impl FlightReport {
+    /// The first finding that is a cause, if it names ranks.
+    #[must_use]
+    pub fn named(&self) -> Option<&FlightFinding> {
+        let cause = self.findings.iter().find(|it| !it.is_consequence);
+        cause.filter(|it| !it.culprits.0.is_empty())
+    }
+}
+
+impl FlightFinding {
+    /// The ranks that have not entered the collective, and those that wait for them in it. Most ranks may be late: then those
+    /// that wait are named as culprits.
+    pub(super) const fn late_and_waiting(&self) -> (&RankSet, &RankSet) {
+        match self.kind {
+            FlightFindingKind::Ahead => (&self.others, &self.culprits),
+            _ => (&self.culprits, &self.others),
+        }
+    }
+}
+
+/// The kinds of differences.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum FlightFindingKind {
+    /// Ranks entered different collectives under the same number.
+    Diverged,
+    /// Most ranks have entered a collective that these have not.
+    Behind,
+    /// These ranks alone have entered a collective.
+    Ahead,
+    /// These ranks have recorded nothing, while others have.
+    NothingRecorded,
+    /// Ranks wait in a group for missing members, which are not known.
+    MembersMissing,
+    /// Ranks of different groups wait for each other.
+    Crossed,
+}
+
+/// One rank.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct FlightRank {
+    /// The global rank.
+    pub rank: usize,
+    /// Why its recording is unknown, or is not compared.
+    pub error: Option<String>,
+    /// The collective that it is in.
+    pub current: Option<Collective>,
+    /// Its progress in each of its groups.
+    pub groups: Vec<GroupProgress>,
+}
+
+/// How far a rank is in one group.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct GroupProgress {
+    /// The group's name: "0" for the default group.
+    pub group: String,
+    /// The group's description, as "default_pg".
+    pub description: String,
+    /// The number of the last collective that the rank has entered; 0 if none.
+    pub entered: u64,
+    /// The number of the last collective that has ended at this rank, if recorded.
+    pub completed: Option<u64>,
+}
