@@ -6,6 +6,7 @@ import pickle
 import resource
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +31,7 @@ from c10d_rs import (
     HashStore,
     PrefixStore,
     Store,
+    StoreFullError,
     StoreJournalError,
     StoreServer,
     StoreTimeoutError,
@@ -63,6 +65,30 @@ class TestTCPStore(contract.StoreContract):
             waiting.close()
             with self.assertRaisesRegex(DistStoreError, "closed"):
                 waits.result(60)
+
+
+class TestFullStore(unittest.TestCase):
+    def test_a_refused_write_changes_nothing(self) -> None:
+        serve = ["store", "serve", "--host=127.0.0.1", "--port=0", "--memory-max=3MiB", "--end-with-parent"]
+        with subprocess.Popen([sys.executable, "-m", "c10d_rs", *serve], stdout=subprocess.PIPE, text=True) as server:
+            self.addCleanup(server.kill)
+            assert server.stdout is not None
+            port = int(server.stdout.readline().rpartition(":")[2])
+            store = TCPStore("127.0.0.1", port)
+            large = bytes(4 << 20)
+            store.set("key", b"value")
+            writes: list[Callable[[], None]] = [
+                lambda: store.set("key", large),
+                lambda: store.append("key", large),
+                lambda: store.multi_set(["key", "other"], [large, b"value"]),
+                lambda: store.queue_push("queue", large),
+            ]
+            for write in writes:
+                with self.assertRaisesRegex(StoreFullError, "3145728"):
+                    write()
+                self.assertEqual(store.get("key"), b"value")
+                self.assertFalse(store.check(["other"]))
+            server.kill()
 
 
 class TestTCPStoreWithSecret(TestTCPStore):
