@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use c10d_store::membership::{GroupOptions, MemberKey, Message};
 use c10d_store::{ServerOptions, StoreExt, TcpStore, TcpStoreOptions, TcpStoreServer};
 use integration_tests::launcher::c10d;
-use integration_tests::torch::PYTHON_VARIABLE;
+use integration_tests::torch::{Feature, PYTHON_VARIABLE, Release};
 use integration_tests::watchdog::Watchdog;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -930,6 +930,9 @@ fn a_worker_that_died_is_forked_again_while_the_others_run() {
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn workers_are_forked_beside_a_node_of_torchrun() {
+    if !Release::tested().allows(Feature::AwareTimes) {
+        return;
+    }
     let _watchdog = Watchdog::start("preload_beside_torchrun", LIMIT);
     let store = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap();
     let place = Place::new();
