@@ -183,28 +183,33 @@ class Nemesis:
 @unittest.skipUnless(find_spec("torch"), "needs torch in this environment")
 class Disturbed(unittest.TestCase):
     def test_survivors_go_on(self) -> None:
-        if not can_reconfigure():
-            raise unittest.SkipTest("needs PyTorch 2.14 or later")
-        seed = int(os.environ.get("SEED", time.time_ns()))
-        kills: collections.Counter[str] = collections.Counter()
-        for index in range(-(-ACTS // ACTS_PER_JOB)):
-            chance = random.Random(seed + index)
-            kind = KINDS[(seed + index) % len(KINDS)]
-            print(f"SEED={seed + index} ({kind}), load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
-            with tempfile.TemporaryDirectory() as folder:
-                job = Job(kind, Path(folder))
-                nemesis = Nemesis(job, chance)
-                try:
-                    nemesis.run(min(ACTS_PER_JOB, ACTS))
-                    job.finish()
-                    job.check(losses_alone)
-                except BaseException:
-                    print(job.report(), file=sys.stderr, flush=True)
-                    raise
-                finally:
-                    job.close()
-                    kills += nemesis.kills
-        print(f"{kills.total()} disturbances: {dict(kills)}", file=sys.stderr, flush=True)
+        disturb(ACTS, ACTS_PER_JOB, lambda kind, folder, chance: Nemesis(Job(kind, folder), chance))
+
+
+def disturb(acts: int, acts_per_job: int, start: Callable[[str, Path, random.Random], Nemesis]) -> None:
+    """Disturb jobs of all kinds, each by its seed, and check them. `start` starts a job of a kind in a folder."""
+    if not can_reconfigure():
+        raise unittest.SkipTest("needs PyTorch 2.14 or later")
+    seed = int(os.environ.get("SEED", time.time_ns()))
+    kills: collections.Counter[str] = collections.Counter()
+    for index in range(-(-acts // acts_per_job)):
+        chance = random.Random(seed + index)
+        kind = KINDS[(seed + index) % len(KINDS)]
+        print(f"SEED={seed + index} ({kind}), load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            nemesis = start(kind, Path(folder), chance)
+            job = nemesis.job
+            try:
+                nemesis.run(min(acts_per_job, acts))
+                job.finish()
+                job.check(losses_alone)
+            except BaseException:
+                print(job.report(), file=sys.stderr, flush=True)
+                raise
+            finally:
+                job.close()
+                kills += nemesis.kills
+    print(f"{kills.total()} disturbances: {dict(kills)}", file=sys.stderr, flush=True)
 
 
 _losses: list[float] = []

@@ -6,21 +6,16 @@ C10D_NEMESIS_MIXED_ACTS says how often jobs are disturbed in all, 12 times each;
     C10D_NEMESIS_MIXED_ACTS=120 python -m unittest test_nemesis_mixed
 """
 
-import collections
 import os
 import random
 import signal
-import sys
-import tempfile
 import time
 import unittest
 from importlib.util import find_spec
-from pathlib import Path
 
 from nemesis_job import PER_NODE
 from nemesis_mixed import PER_GUEST, MixedJob
-from test_nemesis import KINDS, Nemesis, losses_alone
-from test_survivors import can_reconfigure
+from test_nemesis import Nemesis, disturb
 
 # Without it one short job, for CI.
 ACTS = int(os.environ.get("C10D_NEMESIS_MIXED_ACTS", "2"))
@@ -137,28 +132,7 @@ class MixedNemesis(Nemesis):
 @unittest.skipUnless(find_spec("torch"), "needs torch in this environment")
 class Mixed(unittest.TestCase):
     def test_nodes_of_torchrun_come_and_go(self) -> None:
-        if not can_reconfigure():
-            raise unittest.SkipTest("needs PyTorch 2.14 or later")
-        seed = int(os.environ.get("SEED", time.time_ns()))
-        kills: collections.Counter[str] = collections.Counter()
-        for index in range(-(-ACTS // ACTS_PER_JOB)):
-            chance = random.Random(seed + index)
-            kind = KINDS[(seed + index) % len(KINDS)]
-            print(f"SEED={seed + index} ({kind}), load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
-            with tempfile.TemporaryDirectory() as folder:
-                job = MixedJob(kind, Path(folder))
-                nemesis = MixedNemesis(job, chance)
-                try:
-                    nemesis.run(min(ACTS_PER_JOB, ACTS))
-                    job.finish()
-                    job.check(losses_alone)
-                except BaseException:
-                    print(job.report(), file=sys.stderr, flush=True)
-                    raise
-                finally:
-                    job.close()
-                    kills += nemesis.kills
-        print(f"{kills.total()} disturbances: {dict(kills)}", file=sys.stderr, flush=True)
+        disturb(ACTS, ACTS_PER_JOB, lambda kind, folder, chance: MixedNemesis(MixedJob(kind, folder), chance))
 
 
 if __name__ == "__main__":
