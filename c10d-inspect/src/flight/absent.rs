@@ -48,12 +48,13 @@ impl Absent {
         candidates.retain(|rank| {
             !members.ranks.contains_key(rank) && listed.is_none_or(|it| it.contains(rank))
         });
-        let missing = match listed {
-            _ if name == DEFAULT_GROUP => Some(candidates.len()),
-            Some(_) => Some(candidates.len()),
+        let missing = if listed.is_some() || name == DEFAULT_GROUP {
+            Some(candidates.len())
+        } else {
             // A rank that was not asked could be the missing one.
-            None if job.world_size != Some(everybody.len()) => None,
-            None => size(name, job).map(|size| size.saturating_sub(members.ranks.len())),
+            size(name, job)
+                .filter(|_| job.world_size == Some(everybody.len()))
+                .map(|size| size.saturating_sub(members.ranks.len()))
         };
         if missing.is_some_and(|missing| missing >= candidates.len()) {
             for rank in candidates {

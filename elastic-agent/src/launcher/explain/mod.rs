@@ -70,6 +70,7 @@ struct Shared {
     source: Mutex<Option<Source>>,
     /// The last report on a job that stood still, and when it was made.
     last_stuck: Mutex<Option<(Instant, Report)>>,
+    /// The last finding of the flight recorders that names ranks, and when it was made.
     last_absent: Mutex<Option<(Instant, FlightFinding)>>,
     /// The reports of the last failure.
     failure: Mutex<Option<FailureReports>>,
