@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::nccl::AnnouncedNccl;
 use crate::report::RankSet;
+use crate::stacks::Stacks;
 
 /// The workers of one node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +53,12 @@ pub struct AnnouncedNode {
     /// The root cause of the failure of the workers, as the launcher reports it; `None` before a failure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cause: Option<AnnouncedCause>,
+    /// The distinct stacks that the samples of the workers refer to.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stacks: Vec<Stacks>,
+    /// How long a job makes no progress before this launcher reports it, in milliseconds; `None` if it does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub explain_after_ms: Option<u64>,
 }
 
 /// The root cause of a failure, which a launcher has found from the exits of all nodes.
@@ -104,6 +111,54 @@ pub struct AnnouncedWorker {
     pub processes: Vec<AnnouncedProcess>,
     /// The unix socket of its debug server, if the launcher gave it one.
     pub debug_socket: Option<PathBuf>,
+    /// The last observation of a worker that may make no progress; `None` if the launcher had no reason for one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sample: Option<AnnouncedSample>,
+}
+
+/// What a launcher has observed of a running worker of a job that may make no progress.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct AnnouncedSample {
+    /// How long ago the observation was made, in milliseconds.
+    pub taken_ago_ms: u64,
+    /// The observed process: of the worker's processes the one that runs Python, or the worker itself.
+    pub pid: u32,
+    /// For how long its main thread has used less than 1 % of a CPU, in milliseconds; 0 if it uses more.
+    pub quiet_ms: u64,
+    /// For how long the worker has shown no progress in any other way, in milliseconds: its descendants used less than
+    /// 10 % of a CPU, no bytes were read or written, and no step was reported. 0 if it progresses.
+    pub idle_ms: u64,
+    /// The part of a CPU that the main thread used in the last seconds, in percent.
+    pub cpu_percent: u32,
+    /// The part of a CPU that the worker's other threads and processes used in the last seconds, in percent.
+    pub others_cpu_percent: u32,
+    /// The bytes that the worker and its descendants read and wrote in the last seconds, per second.
+    pub io_bytes_per_second: u64,
+    /// The state letter of /proc of the main thread; `None` if it is unknown.
+    pub state: Option<char>,
+    /// The function of the kernel in which the main thread waits, as `pipe_read`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waits_in: Option<String>,
+    /// The system call in which the main thread is, as `read`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system_call: Option<String>,
+    /// The command line of a process that is not Python, shortened.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command_line: Option<String>,
+    /// Its Python stacks, by their place in [`AnnouncedNode::stacks`]; `None` if it has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stacks: Option<usize>,
+    /// Its Python stacks about 5 s before; `None` if there was no such observation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stacks_before: Option<usize>,
+    /// Why its stacks cannot be read, in a clause; `None` if they were read or it is not Python.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// The children of the process that have ended and were not collected, as a killed DataLoader worker.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub dead_children: Vec<u32>,
 }
 
 /// How a worker ended.

@@ -35,7 +35,8 @@ pub mod workers;
 mod workers_stores;
 
 pub use announced::{
-    AnnouncedCause, AnnouncedMeeting, AnnouncedNode, AnnouncedProcess, AnnouncedWorker, WorkerEnd,
+    AnnouncedCause, AnnouncedMeeting, AnnouncedNode, AnnouncedProcess, AnnouncedSample,
+    AnnouncedWorker, WorkerEnd,
 };
 pub use cause::{Exit, KeyWait, RootCause, root_cause};
 pub use explain::explain;

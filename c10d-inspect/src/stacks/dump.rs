@@ -65,18 +65,42 @@ impl fmt::Display for Frame {
 }
 
 impl Frame {
-    fn new(path: &str, line: &str, function: &str) -> Self {
+    /// A call of `function` at `line` of the file `path`: shortened, and safe to print.
+    #[must_use]
+    pub fn new(path: &str, line: u32, function: &str) -> Self {
         let (file, is_library) = short_path(path);
         Self {
             file: shown_up_to(file.as_bytes(), PATH_CHARS_MAX),
-            line: line.trim().parse().unwrap_or(0),
+            line,
             function: shown_up_to(function.trim().as_bytes(), NAME_CHARS_MAX),
             is_library,
         }
     }
 }
 
+impl ThreadStack {
+    /// A thread and its frames, the most recent call last.
+    #[must_use]
+    pub fn new(name: Option<&str>, frames: Vec<Frame>) -> Self {
+        Self {
+            name: name.map(|name| shown_up_to(name.as_bytes(), NAME_CHARS_MAX)),
+            frames,
+        }
+    }
+}
+
 impl Stacks {
+    /// The stacks of these threads, the main thread first, without those that have no frames. `None` if none has.
+    #[must_use]
+    pub fn of_threads(mut threads: Vec<ThreadStack>) -> Option<Self> {
+        threads.retain(|thread| !thread.frames.is_empty());
+        let stacks = Self {
+            threads,
+            is_cut: false,
+        };
+        (!stacks.threads.is_empty()).then(|| stacks.cleaned())
+    }
+
     /// Reads the answer to `POST /handler/dump_traceback`, which is the format of Python's `faulthandler`:
     /// threads from the newest to the oldest, each with its most recent call first. Threads without Python
     /// frames are left out. `None` if there is no Python frame in it.
@@ -247,7 +271,7 @@ fn faulthandler_frame(line: &str) -> Option<Frame> {
     let rest = line.trim_start().strip_prefix("File \"")?;
     let (path, rest) = rest.rsplit_once("\", line ")?;
     let (line, function) = rest.split_once(" in ")?;
-    Some(Frame::new(path, line, function))
+    Some(Frame::new(path, line_number(line), function))
 }
 
 /// `    load_data (train.py:12)`
@@ -255,7 +279,11 @@ fn py_spy_frame(line: &str) -> Option<Frame> {
     let line = line.strip_prefix("    ")?;
     let (function, place) = line.strip_suffix(')')?.split_once(" (")?;
     let (path, number) = place.rsplit_once(':').unwrap_or((place, "0"));
-    Some(Frame::new(path, number, function))
+    Some(Frame::new(path, line_number(number), function))
+}
+
+fn line_number(text: &str) -> u32 {
+    text.trim().parse().unwrap_or(0)
 }
 
 /// The path from the folder of installed packages or of Python's own library on, and whether it is in one.
