@@ -11,7 +11,7 @@ use crate::launched::Launched;
 use crate::meeting::meetings;
 use crate::parts::{groups, memberships, nodes, unknown_processes, waits};
 use crate::ranks::{milliseconds, ranks};
-use crate::report::{Finding, Report};
+use crate::report::{Finding, JobState, Report};
 use crate::text;
 use crate::why;
 
@@ -38,6 +38,10 @@ pub fn explain(snapshot: &Snapshot, world_size: Option<usize>) -> Report {
         uptime_ms: milliseconds(snapshot.now),
         headline,
         is_stuck,
+        state: match is_stuck {
+            true => JobState::NoProgress,
+            false => JobState::Running,
+        },
         world_size: job.world_size,
         ranks: ranks(&job, &findings),
         unknown_processes: unknown_processes(&job),

@@ -41,8 +41,8 @@ pub use announced::{
 pub use cause::{Exit, KeyWait, RootCause, root_cause};
 pub use explain::explain;
 pub use report::{
-    Finding, FindingKind, Group, MembershipReport, NodeReport, Process, RankReport, RankSet,
-    RankState, Report, Sureness, WaitFor, WorkersStore,
+    Finding, FindingKind, Group, JobState, MembershipReport, NodeReport, Process, RankReport,
+    RankSet, RankState, Report, Sureness, WaitFor, WorkersStore,
 };
 pub use symptom::{is_symptom, lost_peer};
 pub use translate::{published_ranks, translate};

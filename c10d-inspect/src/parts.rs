@@ -7,6 +7,7 @@ use std::time::Duration;
 use c10d_store::GroupRecord;
 use c10d_store::membership::{Attempt, GroupStage};
 
+use crate::announced::AnnouncedNode;
 use crate::identity::shown_name;
 use crate::index::Slot;
 use crate::job::Job;
@@ -160,10 +161,18 @@ pub(crate) fn nodes(job: &Job<'_>) -> Vec<NodeReport> {
             announced_ms: milliseconds(job.ago(node.at)),
             restarts: announced.restarts,
             debug_address: announced.debug_address,
+            is_observed: announced.workers.iter().any(|it| it.sample.is_some()),
+            is_quiet: is_quiet(announced),
         };
         nodes.insert((announced.node_rank, host), report);
     }
     nodes.into_values().collect()
+}
+
+fn is_quiet(node: &AnnouncedNode) -> bool {
+    let mut samples = node.workers.iter().filter_map(|it| it.sample.as_ref());
+    node.explain_after_ms
+        .is_some_and(|after| samples.any(|sample| sample.quiet_ms >= after / 2))
 }
 
 /// The processes with open connections whose rank is not known; launchers and this crate's clients left out.

@@ -25,6 +25,8 @@ pub struct Report {
     pub headline: String,
     /// Whether somebody waits for a rank that is missing or stands still.
     pub is_stuck: bool,
+    /// The same for programs, with the case that the job waits for a rank which works.
+    pub state: JobState,
     /// What was found: causes first, each followed by nothing that it explains.
     pub findings: Vec<Finding>,
     /// The number of ranks of the job, if known.
@@ -137,6 +139,20 @@ impl Finding {
             is_consequence: false,
         }
     }
+}
+
+/// Whether a job makes progress, as far as is known.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum JobState {
+    /// Nothing else is known.
+    #[default]
+    Running,
+    /// Ranks wait in a collective or for a key until a rank has finished what it computes, reads or writes.
+    WaitingForBusyRank,
+    /// Ranks wait for a rank that is missing or makes no progress: [`Report::is_stuck`].
+    NoProgress,
 }
 
 /// Rank numbers within one job or group, in ascending order.
@@ -331,6 +347,11 @@ pub struct NodeReport {
     pub restarts: usize,
     /// Where the launcher answers requests for stacks.
     pub debug_address: Option<SocketAddr>,
+    /// Whether the launcher has announced what its workers do.
+    pub is_observed: bool,
+    /// Whether a worker of this node has been quiet for half of the time after which the launcher explains a job that makes no
+    /// progress.
+    pub is_quiet: bool,
 }
 
 /// A group of ranks.

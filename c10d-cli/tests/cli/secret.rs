@@ -43,7 +43,12 @@ fn a_store_with_a_secret_serves_only_those_who_have_it() {
     assert_eq!(why.code, Some(0), "{why:?}");
     let why = run(["why", "--connect", &address]);
     assert_eq!(why.code, Some(3), "{why:?}");
-    assert!(why.stderr.contains("c10d secret token"), "{why:?}");
+    let cure = "has a secret: name its file with --secret-file FILE";
+    assert!(why.stderr.contains(cure), "{why:?}");
+    let why = run(["why", "--connect", &address, &wrong]);
+    assert_eq!(why.code, Some(3), "{why:?}");
+    let cure = "is not the secret of the job";
+    assert!(why.stderr.contains(cure), "{why:?}");
 }
 
 /// docs/how-to/security.md, SEC 8.

@@ -98,6 +98,26 @@ pub enum StatusError {
         source: Box<Self>,
     },
 
+    /// The job has a secret, and the caller has given none or a different one.
+    #[error(
+        "{}",
+        match has_secret {
+            false => format!(
+                "the job of the server at {server} has a secret: name its file with --secret-file FILE"
+            ),
+            true => format!(
+                "the secret that was given is not the secret of the job of the server at {server}: name the file with \
+                 which the job was started, with --secret-file FILE"
+            ),
+        }
+    )]
+    WrongSecret {
+        /// As the caller named it.
+        server: HostPort,
+        /// Whether the caller has given a secret.
+        has_secret: bool,
+    },
+
     /// The server answers with another status than 200 to 299.
     #[error("{server} refuses {path} with HTTP status {status}: {reason}")]
     Refused {

@@ -27,6 +27,9 @@ const FIRST_TIMEOUT: Duration = Duration::from_millis(500);
 /// The rows in one answer of the server.
 const ROWS_AT_ONCE: usize = 4096;
 
+/// The status of the answer to a request without the password of the pages.
+const UNAUTHORIZED: u16 = 401;
+
 /// The part of an error page that is shown.
 const REASON_CHARS_MAX: usize = 200;
 
@@ -237,6 +240,12 @@ impl StatusPages {
     fn check(&self, path: &str, response: HttpResponse) -> Result<HttpResponse, StatusError> {
         if response.is_success() {
             return Ok(response);
+        }
+        if response.status == UNAUTHORIZED {
+            return Err(StatusError::WrongSecret {
+                server: self.server(),
+                has_secret: self.credentials.is_some(),
+            });
         }
         Err(StatusError::Refused {
             server: self.server(),

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::thread;
+use std::time::Duration;
 
 use c10d_socket::host_name;
 
@@ -10,10 +11,10 @@ use super::job_error::JobError;
 use super::published::report_from_keys;
 use super::reach::Reach;
 use super::route::Here;
-use super::{flights, launcher, probe};
+use super::{flights, launcher, probe, samples};
 use crate::flight::FlightReport;
 use crate::http::{StatusError, StatusPages};
-use crate::report::{RankReport, Report};
+use crate::report::{NodeReport, RankReport, Report};
 use crate::stacks::RankAnswer;
 
 /// The ranks of a job that can be asked.
@@ -44,8 +45,14 @@ impl Job {
         if report.ranks.is_empty() {
             return Err(nobody);
         }
+        Ok(Self::of(report, pages))
+    }
+
+    /// The job of a report with all ranks that these pages have given.
+    #[must_use]
+    pub fn of(report: Report, pages: &StatusPages) -> Self {
         let store = pages.address().as_ref().map(SocketAddr::ip);
-        Ok(Self::new(report, store, pages.token()))
+        Self::new(report, store, pages.token())
     }
 
     /// The job of a report with all ranks, from the store at this address, if known. Launchers ask for the token, the
@@ -64,6 +71,12 @@ impl Job {
     #[must_use]
     pub const fn report(&self) -> &Report {
         &self.report
+    }
+
+    /// [`report`](Self::report) itself.
+    #[must_use]
+    pub fn into_report(self) -> Report {
+        self.report
     }
 
     /// The numbers of all ranks.
@@ -112,12 +125,28 @@ impl Job {
         flights::compare(&self.reach(ranks), &self.report, token, clock)
     }
 
-    fn reach(&self, ranks: &BTreeSet<usize>) -> Reach {
-        let here = Here {
+    /// Asks the launchers of nodes for which `is_wanted` holds to observe their workers now, and for the next 15 s, so that a
+    /// report made afterwards has what the workers do. Returns how many have announced their observations.
+    ///
+    /// Blocks for at most `timeout`. A launcher that has never read the stacks of a worker needs some 40 ms for it.
+    pub fn ask_for_samples(
+        &self,
+        is_wanted: impl Fn(&NodeReport) -> bool,
+        timeout: Duration,
+    ) -> usize {
+        let nodes = self.report.nodes.iter().filter(|node| is_wanted(node));
+        samples::ask(nodes, &self.here(), self.token.as_deref(), timeout)
+    }
+
+    fn here(&self) -> Here<'_> {
+        Here {
             host: &self.host,
             store: self.store,
-        };
-        Reach::of(&self.report, ranks, &here)
+        }
+    }
+
+    fn reach(&self, ranks: &BTreeSet<usize>) -> Reach {
+        Reach::of(&self.report, ranks, &self.here())
     }
 
     fn rank(&self, rank: usize) -> Option<&RankReport> {

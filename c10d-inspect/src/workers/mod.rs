@@ -18,6 +18,7 @@ mod py_spy;
 mod reach;
 mod recording;
 mod route;
+mod samples;
 mod worker;
 
 pub use job::Job;

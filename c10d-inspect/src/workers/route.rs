@@ -86,7 +86,7 @@ impl Here<'_> {
     }
 
     /// Where the launcher of a node answers: it may listen on all addresses of its host.
-    fn launcher(&self, node: &NodeReport) -> Option<SocketAddr> {
+    pub(super) fn launcher(&self, node: &NodeReport) -> Option<SocketAddr> {
         let announced = node.debug_address?;
         if !announced.ip().is_unspecified() && !announced.ip().is_loopback() {
             return Some(announced);

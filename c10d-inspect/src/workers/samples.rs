@@ -1,0 +1,54 @@
+//! Asks launchers to look at their workers now, so that the next report has what the workers do at this moment.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use super::route::Here;
+use crate::http::{HttpRequest, Target, fetch_all};
+use crate::report::NodeReport;
+
+/// Where a launcher takes the request.
+pub(super) const PATH: &str = "/sample";
+
+/// How many launchers are asked at a time: each answers when it has read the stacks of its workers, in some milliseconds
+/// for each.
+const AT_ONCE: usize = 256;
+
+/// The most bytes of an answer.
+const ANSWER_BYTES_MAX: usize = 1 << 10;
+
+/// Asks the launchers of these nodes. Returns how many have announced samples. Blocks for at most `timeout`.
+pub(super) fn ask<'n>(
+    nodes: impl Iterator<Item = &'n NodeReport>,
+    here: &Here<'_>,
+    token: Option<&str>,
+    timeout: Duration,
+) -> usize {
+    let end = Instant::now() + timeout;
+    let addresses: BTreeSet<SocketAddr> = nodes
+        .filter(|node| node.is_connected)
+        .filter_map(|node| here.launcher(node))
+        .collect();
+    let requests: Vec<HttpRequest> = addresses
+        .into_iter()
+        .map(|address| {
+            HttpRequest::get(Target::Tcp(address), PATH)
+                .with_token(token)
+                .with_limit(ANSWER_BYTES_MAX)
+        })
+        .collect();
+    let mut answered = 0;
+    for requests in requests.chunks(AT_ONCE) {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        let answers = fetch_all(requests, left, AT_ONCE);
+        answered += answers
+            .iter()
+            .filter(|answer| answer.as_ref().is_ok_and(|it| it.is_success()))
+            .count();
+    }
+    answered
+}
