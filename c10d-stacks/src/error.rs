@@ -1,0 +1,109 @@
+//! Why stacks cannot be read.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+/// Why the stacks of a process cannot be read. The text is a clause without a full stop that names the cure, if there is
+/// one: "its stacks cannot be read: the process belongs to another user: ...".
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StackError {
+    /// The process has ended, or another one has its number.
+    #[error("the process has ended")]
+    Ended,
+    /// The process does not run Python, for example because it is a shell around Python.
+    #[error("the process is not a Python program")]
+    NotPython,
+    /// The interpreter has a layout that is not known: its version, as "3.8.18".
+    #[error("Python {0} is not supported: use Python 3.9 to 3.15, with the GIL")]
+    Unsupported(String),
+    /// Another user runs the process.
+    #[error("another user runs the process: start the launcher as that user, or as root")]
+    OtherUser,
+    /// The setting `kernel.yama.ptrace_scope` of the system forbids it: 1, 2 or 3.
+    #[error("{}", of_scope(*.0))]
+    PtraceScope(u8),
+    /// The system forbids it for another reason.
+    #[error("the system forbids it: give the launcher's container the capability SYS_PTRACE")]
+    Forbidden,
+    /// The file of the interpreter cannot be read, for the given reason.
+    #[error("the file system of its interpreter fails: {0}")]
+    FileSystem(String),
+    /// The memory of the interpreter has no sensible stacks, because it starts, ends or is damaged.
+    #[error("its interpreter starts, ends or is damaged ({0}): try again")]
+    Unreadable(String),
+    /// There is no `/proc`, or the system is not Linux.
+    #[error("there is no /proc: mount it, on Linux")]
+    NoProc,
+}
+
+impl StackError {
+    /// Why the kernel refuses access to the memory of this process.
+    pub(crate) fn of_refusal(pid: u32) -> Self {
+        let owner = |path: String| fs::metadata(path).ok().map(|it| it.uid());
+        let (Some(theirs), Some(own)) = (
+            owner(format!("/proc/{pid}/status")),
+            owner("/proc/self/status".to_owned()),
+        ) else {
+            return Self::Ended;
+        };
+        let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
+        Self::refused(theirs != own, scope.ok().as_deref())
+    }
+
+    /// The reason by the owner of the process and the text of `ptrace_scope`, if the system has it.
+    fn refused(is_others: bool, scope: Option<&str>) -> Self {
+        if is_others {
+            return Self::OtherUser;
+        }
+        match scope.and_then(|text| text.trim().parse().ok()) {
+            None | Some(0) => Self::Forbidden,
+            Some(scope) => Self::PtraceScope(scope),
+        }
+    }
+}
+
+fn of_scope(scope: u8) -> String {
+    let cure = match scope {
+        1 => "only a process that has started it may read it: ask its launcher",
+        2 => {
+            "set it to 1 with `sysctl kernel.yama.ptrace_scope=1`, or give the launcher SYS_PTRACE"
+        }
+        _ => "set it to 1 in /etc/sysctl.d and restart the machine",
+    };
+    format!("kernel.yama.ptrace_scope is {scope}: {cure}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_names_its_cure() {
+        let table = [
+            (true, Some("2\n"), "another user runs the process: start"),
+            (
+                false,
+                Some("2\n"),
+                "ptrace_scope is 2: set it to 1 with `sysctl",
+            ),
+            (
+                false,
+                Some("3\n"),
+                "ptrace_scope is 3: set it to 1 in /etc/sysctl.d",
+            ),
+            (false, Some("1\n"), "ptrace_scope is 1: only a process that"),
+            (
+                false,
+                Some("0\n"),
+                "give the launcher's container the capability",
+            ),
+            (false, None, "give the launcher's container the capability"),
+        ];
+        for (is_others, scope, expected) in table {
+            let text = StackError::refused(is_others, scope).to_string();
+            assert!(text.contains(expected), "{text}");
+            assert!(!text.ends_with('.'));
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! What a process does, whatever program it runs.
+
+use std::fs::File;
+use std::io::Read;
+
+use c10d_socket::ProcessStat;
+
+use crate::system_calls;
+
+/// The most bytes of a command line.
+const COMMAND_LINE_BYTES_MAX: u64 = 200;
+
+/// The most bytes of another file.
+const FILE_BYTES_MAX: u64 = 4096;
+
+/// What the main thread of a process does, as the system shows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ProcessActivity {
+    /// The state letter of `/proc`: R, S, D, T, Z and others.
+    pub state: char,
+    /// The function of the kernel in which it waits, as `pipe_read`; `None` if it does not wait, or the system does not
+    /// say.
+    pub waits_in: Option<String>,
+    /// The system call in which it is, as `read`; `None` if it is in none, or this process may not know.
+    pub system_call: Option<String>,
+}
+
+impl ProcessActivity {
+    /// Looks at a process. `None` if there is no such process, or no `/proc`. Does not block.
+    #[must_use]
+    pub fn of(pid: u32) -> Option<Self> {
+        let state = ProcessStat::of(pid)?.state;
+        let waits_in = read(pid, "wchan", FILE_BYTES_MAX);
+        let system_call = read(pid, "syscall", FILE_BYTES_MAX);
+        Some(Self {
+            state,
+            waits_in: waits_in.filter(|name| !name.is_empty() && name != "0"),
+            system_call: system_call.and_then(|text| system_calls::parse(&text)),
+        })
+    }
+}
+
+/// The command line of a process, of a long one the first 200 bytes; `None` if it has none. Escape it before it is
+/// printed.
+///
+/// Blocks while the process holds the lock of its memory map, as it does while `mmap` waits for a file system.
+#[must_use]
+pub fn command_line(pid: u32) -> Option<String> {
+    let line = read(pid, "cmdline", COMMAND_LINE_BYTES_MAX)?;
+    let line = line.replace('\0', " ").trim().to_owned();
+    (!line.is_empty()).then_some(line)
+}
+
+fn read(pid: u32, name: &str, bytes_max: u64) -> Option<String> {
+    let mut bytes = Vec::new();
+    let file = File::open(format!("/proc/{pid}/{name}")).ok()?;
+    file.take(bytes_max).read_to_end(&mut bytes).ok()?;
+    Some(String::from_utf8_lossy(&bytes).trim_end().to_owned())
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::process::{Child, Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    struct Killed(Child);
+
+    impl Drop for Killed {
+        fn drop(&mut self) {
+            self.0.kill().unwrap();
+            self.0.wait().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_process_that_reads_is_in_read() {
+        let mut command = Command::new("cat");
+        let command = command.arg("-").stdin(Stdio::piped());
+        let child = Killed(command.stdout(Stdio::null()).spawn().unwrap());
+        let pid = child.0.id();
+        let started = Instant::now();
+        loop {
+            let activity = ProcessActivity::of(pid).unwrap();
+            if activity.state == 'S' && command_line(pid).as_deref() == Some("cat -") {
+                // A container may hide it.
+                if let Some(call) = activity.system_call {
+                    assert_eq!(call, "read");
+                }
+                break;
+            }
+            assert!(started.elapsed() < Duration::from_secs(30), "{activity:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        drop(child);
+        assert_eq!(ProcessActivity::of(pid), None);
+        assert_eq!(command_line(pid), None);
+    }
+}
