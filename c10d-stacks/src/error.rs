@@ -32,9 +32,12 @@ pub enum StackError {
     /// The memory of the interpreter has no sensible stacks, because it starts, ends or is damaged.
     #[error("its interpreter starts, ends or is damaged ({0}): try again")]
     Unreadable(String),
-    /// There is no `/proc`, or the system is not Linux.
-    #[error("there is no /proc: mount it, on Linux")]
+    /// There is no `/proc`.
+    #[error("there is no /proc: mount it")]
     NoProc,
+    /// This program is built without the feature `reader`, or not for Linux.
+    #[error("this program is built without a reader of stacks, or not for Linux")]
+    NoReader,
 }
 
 impl StackError {

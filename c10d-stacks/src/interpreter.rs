@@ -18,11 +18,13 @@ const PAGE_BYTES: usize = 4096;
 /// Whether a process runs Python, as a program of that name or as a library. Returns `false` if the process has ended, or
 /// another user runs it.
 ///
-/// Reads `/proc` only, and no other file system. Does not block, unless the process holds the lock of its memory map, as
-/// it does while `mmap` waits for a file system.
+/// Reads `/proc` only, and no other file system. Does not block if the program is named `python`. Otherwise it blocks while
+/// the process holds the lock of its memory map, as it does while `mmap` waits for a file system.
 #[must_use]
 pub fn is_python(pid: u32) -> bool {
-    Interpreter::of(pid).is_ok()
+    let program = fs::read_link(format!("/proc/{pid}/exe"));
+    let name = program.map(|path| file_name(path.as_os_str().as_bytes()));
+    name.is_ok_and(|name| is_program(&name)) || Interpreter::of(pid).is_ok()
 }
 
 /// The interpreter of a process.
@@ -31,7 +33,7 @@ pub(crate) struct Interpreter {
     /// The program or the library, as `python3.11` or `libpython3.11.so.1.0`.
     name: String,
     /// The paths of its files, by way of `/proc`.
-    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "no reader"))]
+    #[cfg_attr(not(all(target_os = "linux", feature = "reader")), expect(dead_code, reason = "no reader"))]
     files: Vec<PathBuf>,
 }
 
@@ -67,7 +69,7 @@ impl Interpreter {
     }
 
     /// Its name, if it is one without a lock (GIL), as `python3.13t`.
-    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "no reader"))]
+    #[cfg_attr(not(all(target_os = "linux", feature = "reader")), expect(dead_code, reason = "no reader"))]
     pub(crate) fn free_threaded(&self) -> Option<&str> {
         let name = self.name.split(".so").next()?;
         let version = name.split_once("python3.")?.1;
@@ -76,7 +78,7 @@ impl Interpreter {
 
     /// Reads a byte of each page of its files, so that a file system that fails does so with an error here. A failure
     /// while the file is mapped into this process, as py-spy does, would be a signal that ends this process.
-    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "no reader"))]
+    #[cfg_attr(not(all(target_os = "linux", feature = "reader")), expect(dead_code, reason = "no reader"))]
     pub(crate) fn check_files(&self) -> io::Result<()> {
         for path in &self.files {
             let file = File::open(path)?;

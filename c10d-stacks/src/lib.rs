@@ -3,19 +3,19 @@
 
 mod error;
 mod interpreter;
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(all(target_os = "linux", feature = "reader")))]
 mod no_reader;
 mod process;
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "reader"))]
 mod reader;
 mod system_calls;
 mod threads;
 
 pub use error::StackError;
 pub use interpreter::is_python;
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(all(target_os = "linux", feature = "reader")))]
 pub use no_reader::StackReader;
 pub use process::{ProcessActivity, command_line};
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "reader"))]
 pub use reader::StackReader;
 pub use threads::{PythonFrame, PythonStacks, PythonThread};

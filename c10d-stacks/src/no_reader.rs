@@ -1,19 +1,19 @@
-//! The reader where stacks cannot be read.
+//! The reader in a program that cannot read stacks.
 
 use crate::error::StackError;
 use crate::threads::PythonStacks;
 
-/// Reads the Python stacks of one process: on Linux only.
+/// Reads the Python stacks of one process: with the feature `reader`, on Linux.
 #[derive(Debug)]
 pub struct StackReader(std::convert::Infallible);
 
 impl StackReader {
-    /// Fails on this system.
+    /// Fails in this program.
     ///
     /// # Errors
-    /// [`StackError::NoProc`].
+    /// [`StackError::NoReader`].
     pub fn attach(_: u32) -> Result<Self, StackError> {
-        Err(StackError::NoProc)
+        Err(StackError::NoReader)
     }
 
     /// The process.

@@ -22,6 +22,7 @@ mod processes;
 mod report;
 mod screen;
 mod spoken;
+mod stacks;
 mod status_page;
 mod stop;
 

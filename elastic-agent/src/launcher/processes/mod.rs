@@ -107,6 +107,11 @@ impl Scanner {
             })
     }
 
+    /// For each worker its processes, itself first.
+    pub(super) fn members(&self, workers: &[u32]) -> Vec<Vec<u32>> {
+        tree::by_worker(&self.stats(), workers)
+    }
+
     /// The states of these processes, of those that exist.
     pub(super) fn states(&self, pids: &[u32]) -> HashMap<u32, char> {
         let state = |pid: &u32| Some((*pid, ProcessStat::parse(&self.read(*pid, "stat")?)?.state));

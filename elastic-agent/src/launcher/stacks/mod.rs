@@ -1,0 +1,11 @@
+//! The Python stacks of the workers, which this process may read because it has started them.
+
+mod readers;
+mod subject;
+mod thread;
+
+pub(super) use subject::python_process;
+pub(super) use thread::StackThread;
+
+/// Whether this program can read stacks.
+pub(super) const CAN_READ: bool = cfg!(feature = "stacks");

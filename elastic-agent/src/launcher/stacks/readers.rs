@@ -1,0 +1,73 @@
+//! The readers of processes: each attaches once, and is kept for further samples.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use c10d_inspect::stacks::{Frame, Stacks, ThreadStack};
+use c10d_stacks::{PythonStacks, PythonThread, StackReader};
+
+use super::thread::ReadStacks;
+
+/// The name that Python gives to each main thread.
+const MAIN_THREAD: &str = "MainThread";
+
+/// By the process id.
+#[derive(Debug, Default)]
+pub(super) struct Readers(HashMap<u32, StackReader>);
+
+impl ReadStacks for Readers {
+    fn read(&mut self, pid: u32) -> Result<Stacks, String> {
+        let python = match self.0.entry(pid) {
+            Entry::Occupied(mut entry) => match entry.get_mut().sample() {
+                Ok(python) => python,
+                // The process may run another program now.
+                Err(_) => {
+                    entry.remove();
+                    return self.read(pid);
+                }
+            },
+            Entry::Vacant(entry) => {
+                let mut reader = StackReader::attach(pid).map_err(|error| error.to_string())?;
+                let python = reader.sample().map_err(|error| error.to_string())?;
+                entry.insert(reader);
+                python
+            }
+        };
+        converted(python).ok_or_else(|| "none of its threads runs Python".to_owned())
+    }
+
+    fn forget_ended(&mut self) {
+        self.0.retain(|_, reader| reader.is_alive());
+    }
+}
+
+/// `None` if no thread has frames.
+fn converted(python: PythonStacks) -> Option<Stacks> {
+    let is_cut = python.is_cut;
+    let mut stacks = Stacks::of_threads(python.threads.into_iter().map(thread).collect())?;
+    stacks.is_cut |= is_cut;
+    Some(stacks)
+}
+
+/// As of a debug server, the main thread has no name, and is the first one.
+fn thread(python: PythonThread) -> ThreadStack {
+    let frames = python.frames.iter();
+    let frames = frames.map(|frame| Frame::new(&frame.file, frame.line, &frame.function));
+    let name = python.name.as_deref().filter(|name| *name != MAIN_THREAD);
+    ThreadStack::new(name, frames.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_an_error() {
+        let mut readers = Readers::default();
+        let error = readers.read(std::process::id()).unwrap_err();
+        assert!(!error.is_empty() && !error.ends_with('.'), "{error}");
+        readers.forget_ended();
+        assert!(readers.0.is_empty());
+        assert_eq!(converted(PythonStacks::default()), None);
+    }
+}
