@@ -11,7 +11,7 @@ use crate::launched::Launched;
 use crate::meeting::meetings;
 use crate::parts::{groups, memberships, nodes, unknown_processes, waits};
 use crate::ranks::{milliseconds, ranks};
-use crate::report::{Finding, JobState, Report};
+use crate::report::{Finding, Report, ReportState};
 use crate::text;
 use crate::why;
 
@@ -23,8 +23,14 @@ pub fn explain(snapshot: &Snapshot, world_size: Option<usize>) -> Report {
     let who = Identities::new(&index, &launched);
     let job = Job::new(&index, &launched, &who, world_size);
     let (mut findings, is_stuck) = why::find(&job);
+    let verdict = why::observed(&job);
+    let state = match &verdict {
+        Some(verdict) => why::combine(&job, verdict, &mut findings, is_stuck),
+        None if is_stuck => ReportState::NoProgress,
+        None => ReportState::Running,
+    };
     if findings.is_empty() {
-        findings.extend(why::nothing_waits(&job));
+        findings.extend(why::nothing_waits(&job, verdict.is_some()));
     }
     let headline = headline(&job, &findings);
     findings.extend(why::connected_directly(&job));
@@ -37,13 +43,10 @@ pub fn explain(snapshot: &Snapshot, world_size: Option<usize>) -> Report {
         }),
         uptime_ms: milliseconds(snapshot.now),
         headline,
-        is_stuck,
-        state: match is_stuck {
-            true => JobState::NoProgress,
-            false => JobState::Running,
-        },
+        is_stuck: state == ReportState::NoProgress,
+        state,
         world_size: job.world_size,
-        ranks: ranks(&job, &findings),
+        ranks: ranks(&job, &findings, verdict.as_ref()),
         unknown_processes: unknown_processes(&job),
         nodes: nodes(&job),
         groups: groups(&job),

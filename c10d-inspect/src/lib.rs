@@ -5,6 +5,7 @@ mod announced;
 mod cause;
 mod explain;
 pub mod flight;
+mod hang;
 #[cfg(feature = "http")]
 pub mod http;
 mod identity;
@@ -40,9 +41,10 @@ pub use announced::{
 };
 pub use cause::{Exit, KeyWait, RootCause, root_cause};
 pub use explain::explain;
+pub use hang::local_hang_report;
 pub use report::{
-    Finding, FindingKind, Group, JobState, MembershipReport, NodeReport, Process, RankReport,
-    RankSet, RankState, Report, Sureness, WaitFor, WorkersStore,
+    Finding, FindingKind, Group, MembershipReport, NodeReport, Process, RankReport, RankSet,
+    RankState, Report, ReportState, Sureness, WaitFor, WorkersStore,
 };
 pub use symptom::{is_symptom, lost_peer};
 pub use translate::{published_ranks, translate};

@@ -5,20 +5,25 @@ use std::time::Duration;
 
 use c10d_store::ConnectionRecord;
 
+use crate::hang::Verdict;
 use crate::identity::shown_name;
 use crate::index::Slot;
 use crate::job::{Job, MemberState};
 use crate::keys::Family;
 use crate::progress::Progress;
-use crate::report::{Finding, RankReport, RankState, Sureness};
+use crate::report::{Finding, FindingKind, RankReport, RankState, Sureness};
 use crate::text;
 use crate::why::away_since;
 
 /// The ranks of the job, in order; those of which nothing is known too, if the number of ranks is known.
-pub(crate) fn ranks(job: &Job<'_>, findings: &[Finding]) -> Vec<RankReport> {
+pub(crate) fn ranks(
+    job: &Job<'_>,
+    findings: &[Finding],
+    verdict: Option<&Verdict>,
+) -> Vec<RankReport> {
     let suspects: BTreeSet<usize> = findings
         .iter()
-        .filter(|finding| !finding.is_consequence)
+        .filter(|finding| !finding.is_consequence && finding.kind != FindingKind::WaitsForBusyRank)
         .flat_map(|finding| finding.culprits.0.iter().copied())
         .collect();
     let mut ranks: BTreeSet<usize> = (0..job.world_size.unwrap_or(0)).collect();
@@ -28,10 +33,20 @@ pub(crate) fn ranks(job: &Job<'_>, findings: &[Finding]) -> Vec<RankReport> {
     let progress = latest_progress(job);
     ranks
         .into_iter()
-        .map(|rank| RankReport {
-            is_suspect: suspects.contains(&rank),
-            debug_url: debug_urls.get(&rank).cloned(),
-            ..report(job, rank, progress.get(&rank).copied())
+        .map(|rank| {
+            let mut report = report(job, rank, progress.get(&rank).copied());
+            let observed = verdict.and_then(|verdict| verdict.doing.get(&rank));
+            if let Some(observed) = observed {
+                match report.state {
+                    RankState::Idle => report.doing.clone_from(observed),
+                    _ => report.doing.push_str(&format!("; {observed}")),
+                }
+            }
+            RankReport {
+                is_suspect: suspects.contains(&rank),
+                debug_url: debug_urls.get(&rank).cloned(),
+                ..report
+            }
         })
         .collect()
 }

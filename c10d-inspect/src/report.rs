@@ -25,8 +25,8 @@ pub struct Report {
     pub headline: String,
     /// Whether somebody waits for a rank that is missing or stands still.
     pub is_stuck: bool,
-    /// The same for programs, with the case that the job waits for a rank which works.
-    pub state: JobState,
+    /// Whether the job makes progress, as far as that is known. `NoProgress` if `is_stuck`.
+    pub state: ReportState,
     /// What was found: causes first, each followed by nothing that it explains.
     pub findings: Vec<Finding>,
     /// The number of ranks of the job, if known.
@@ -58,6 +58,22 @@ impl Report {
             false => &self.workers_stores,
         }
     }
+}
+
+/// Whether a job makes progress.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ReportState {
+    /// Nothing says that it does not. Ranks may have waited for a short time.
+    #[default]
+    Running,
+    /// Ranks wait for a rank that is at work: it computes, reads or writes. That can be a loop that never ends.
+    WaitingForBusyRank,
+    /// The observed ranks make no progress, and others are not observed.
+    PartlyObserved,
+    /// No rank makes progress, or ranks wait for one that is missing or blocked.
+    NoProgress,
 }
 
 /// The store that the workers of a run use, as the rendezvous of its nodes names it.
@@ -141,20 +157,6 @@ impl Finding {
     }
 }
 
-/// Whether a job makes progress, as far as is known.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum JobState {
-    /// Nothing else is known.
-    #[default]
-    Running,
-    /// Ranks wait in a collective or for a key until a rank has finished what it computes, reads or writes.
-    WaitingForBusyRank,
-    /// Ranks wait for a rank that is missing or makes no progress: [`Report::is_stuck`].
-    NoProgress,
-}
-
 /// Rank numbers within one job or group, in ascending order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -229,6 +231,18 @@ pub enum FindingKind {
     Key,
     /// Ranks gave up waiting.
     GaveUp,
+    /// Ranks wait in a collective, and others are blocked elsewhere or have exited.
+    RankBlocked,
+    /// Ranks wait in different collectives, or at different lines.
+    CallsDiffer,
+    /// All ranks wait in one collective at one line.
+    TransportStalled,
+    /// All ranks are blocked, and none in a known call.
+    AllBlocked,
+    /// The observed ranks make no progress, and others are not observed.
+    PartlyObserved,
+    /// Ranks wait, and others are at work: no alarm.
+    WaitsForBusyRank,
     /// Nobody waits on the store, so a hang would be elsewhere.
     NotInTheStore,
     /// Ranks have connections to a store that is kept, which end with the process that serves it.

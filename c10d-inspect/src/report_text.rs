@@ -153,7 +153,10 @@ fn write_findings(report: &Report, lines: &mut Lines) {
 fn label_of(finding: &Finding) -> (&'static str, Tone) {
     match finding.kind {
         _ if finding.is_consequence => ("consequence", Tone::Dim),
-        FindingKind::NotInTheStore | FindingKind::ConnectedDirectly => ("note", Tone::Dim),
+        FindingKind::NotInTheStore
+        | FindingKind::ConnectedDirectly
+        | FindingKind::WaitsForBusyRank
+        | FindingKind::PartlyObserved => ("note", Tone::Dim),
         _ => ("cause", Tone::Bad),
     }
 }

@@ -8,5 +8,5 @@ mod store;
 mod survivors;
 mod world;
 
-pub(crate) use script::{DEFAULT, Script};
+pub(crate) use script::{DEFAULT, Process, Script};
 pub(crate) use survivors::{Entry, recorded};

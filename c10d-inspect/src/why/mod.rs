@@ -12,6 +12,7 @@ mod frozen;
 mod gave_up;
 mod gloo_loopback;
 mod groups;
+mod hang;
 mod left;
 mod meeting;
 mod nccl;
@@ -29,6 +30,7 @@ use crate::report::{Finding, FindingKind, RankSet};
 pub(crate) use away::away_since;
 pub(crate) use direct::connected_directly;
 use draft::Draft;
+pub(crate) use hang::{combine, observed};
 pub(crate) use quiet::nothing_waits;
 
 /// The findings, causes first, and whether somebody waits for a rank that is missing or stands still.
@@ -84,11 +86,20 @@ fn class(kind: FindingKind) -> u8 {
         | Kind::NotPublished => 3,
         Kind::NeverConnected => 4,
         Kind::GroupNamesDiffer => 5,
-        Kind::GroupIncomplete | Kind::NcclFailed | Kind::NcclBehind => 6,
+        Kind::GroupIncomplete
+        | Kind::NcclFailed
+        | Kind::NcclBehind
+        | Kind::RankBlocked
+        | Kind::CallsDiffer
+        | Kind::TransportStalled
+        | Kind::AllBlocked => 6,
         Kind::NcclId | Kind::NcclApart | Kind::Barrier | Kind::Boundary | Kind::Key => 7,
         Kind::LostLater => 8,
         Kind::GaveUp => 9,
-        Kind::NotInTheStore | Kind::ConnectedDirectly => 10,
+        Kind::PartlyObserved
+        | Kind::WaitsForBusyRank
+        | Kind::NotInTheStore
+        | Kind::ConnectedDirectly => 10,
         #[expect(
             unreachable_patterns,
             reason = "the enum is non-exhaustive for other crates only"

@@ -1,0 +1,326 @@
+//! What one rank does, by its evidence alone.
+
+use std::time::Duration;
+
+use super::call::{Call, CallKind};
+use super::evidence::{Observation, RankEvidence, Seen};
+use super::place::{Inside, Place};
+use crate::announced::AnnouncedSample;
+use crate::text;
+
+/// A waiting rank whose process reads and writes at least this many bytes in a second transfers data.
+const TRANSFER_BYTES_MIN: u64 = 64 * 1024;
+
+/// Or whose other threads use at least this much of a CPU, in percent.
+const TRANSFER_PERCENT_MIN: u32 = 3;
+
+/// What a rank does, and where.
+#[derive(Debug)]
+pub(super) struct Doing<'a> {
+    pub(super) kind: Kind,
+    pub(super) place: Option<Place<'a>>,
+    /// Whether two samples agree; also if no second one is needed.
+    pub(super) is_confirmed: bool,
+    /// For how long at least it has made no progress, in milliseconds; `None` if its thread uses the CPU while it waits.
+    pub(super) still_ms: Option<u64>,
+    /// For how long it has also used no CPU elsewhere, and read and written nothing, in milliseconds.
+    pub(super) idle_ms: u64,
+    /// Whether it waits for a transfer that makes progress.
+    pub(super) transfers: bool,
+    /// Its host, if known.
+    pub(super) host: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// It waits for other ranks.
+    InCall(Call),
+    /// It waits for a key of the store.
+    InStore(String),
+    /// Its main thread uses this much of a CPU, in percent.
+    Computes(u32),
+    /// Its main thread waits, and its other threads or processes work.
+    Works {
+        cpu_percent: u32,
+    },
+    /// It was elsewhere a few seconds ago.
+    Moves,
+    /// It cannot take part in anything.
+    Blocked(Cause),
+    /// It waits, and what for is not visible: also the work of a collective looks like this.
+    Opaque {
+        is_lock: bool,
+        system_call: Option<String>,
+    },
+    /// A quiet process that is not Python, with its command line.
+    Program {
+        command: String,
+        system_call: Option<String>,
+    },
+    /// Its launcher cannot read its stack, for this reason.
+    NoStack(String),
+    /// It has ended with exit code 0, this many milliseconds ago.
+    Left(u64),
+    /// It has failed, or its launcher has stopped it.
+    Failed,
+    NotSampled,
+    Stale(u64),
+    NotLaunched,
+    OutOfReach,
+}
+
+/// Why a rank is blocked outside of all calls.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Cause {
+    Stopped {
+        pid: u32,
+    },
+    Traced {
+        pid: u32,
+    },
+    Debugger,
+    /// In the system call, and cannot be interrupted.
+    Disk(Option<String>),
+    /// A lock of Python, or a queue; no other thread runs code of the user.
+    Lock,
+    /// A DataLoader, and a worker process of it that has ended.
+    DataLoader {
+        dead: Option<u32>,
+    },
+    SystemCall(String),
+}
+
+impl Kind {
+    /// The same without percentages and ages, which differ between ranks that do the same.
+    pub(super) fn without_numbers(&self) -> Self {
+        match self {
+            Self::Computes(_) => Self::Computes(0),
+            Self::Works { .. } => Self::Works { cpu_percent: 0 },
+            Self::Left(_) => Self::Left(0),
+            kind => kind.clone(),
+        }
+    }
+}
+
+impl<'a> Doing<'a> {
+    pub(super) fn new(evidence: &RankEvidence<'a>) -> Self {
+        let doing = Self::of_evidence(evidence);
+        Self {
+            host: evidence.host.as_deref().map(shown),
+            ..doing
+        }
+    }
+
+    fn of_evidence(evidence: &RankEvidence<'a>) -> Self {
+        match &evidence.seen {
+            Seen::Sample(observation) => Self::observed(evidence, observation),
+            Seen::Ended { end, ago_ms } => {
+                let has_left = end.exit_code == Some(0) && end.signal.is_none() && !end.by_launcher;
+                Self::of(match has_left {
+                    true => Kind::Left(*ago_ms),
+                    false => Kind::Failed,
+                })
+            }
+            seen => match (&evidence.store_wait, seen) {
+                (Some(wait), _) => Self {
+                    still_ms: Some(wait.age_ms),
+                    ..Self::of(Kind::InStore(wait.meaning.clone()))
+                },
+                (None, Seen::Stale { age_ms }) => Self::of(Kind::Stale(*age_ms)),
+                (None, Seen::NotLaunched) => Self::of(Kind::NotLaunched),
+                (None, Seen::OutOfReach) => Self::of(Kind::OutOfReach),
+                (None, _) => Self::of(Kind::NotSampled),
+            },
+        }
+    }
+
+    fn of(kind: Kind) -> Self {
+        Self {
+            kind,
+            place: None,
+            is_confirmed: true,
+            still_ms: None,
+            idle_ms: 0,
+            transfers: false,
+            host: None,
+        }
+    }
+
+    fn observed(evidence: &RankEvidence<'a>, observation: &Observation<'a>) -> Self {
+        let sample = observation.sample;
+        let place = observation.stacks.and_then(Place::new);
+        let before = observation.stacks_before.and_then(Place::new);
+        let has_moved = match (&place, &before) {
+            (Some(place), Some(before)) => !place.agrees_with(before),
+            _ => false,
+        };
+        let kind = kind(evidence, sample, place.as_ref(), has_moved);
+        let is_quiet = sample.quiet_ms > 0;
+        let still_ms = match (&kind, &evidence.store_wait) {
+            (Kind::InCall(_), _) => is_quiet.then_some(sample.quiet_ms),
+            (Kind::InStore(_), Some(wait)) => Some(wait.age_ms),
+            (Kind::Blocked(Cause::Stopped { .. } | Cause::Traced { .. }), _) => {
+                Some(sample.quiet_ms)
+            }
+            _ => Some(sample.quiet_ms.min(sample.idle_ms)),
+        };
+        let is_certain = matches!(
+            kind,
+            Kind::Blocked(Cause::Stopped { .. } | Cause::Traced { .. })
+                | Kind::Program { .. }
+                | Kind::NoStack(_)
+                | Kind::InStore(_)
+        );
+        Self {
+            is_confirmed: is_certain || (before.is_some() && !has_moved),
+            still_ms,
+            idle_ms: sample.idle_ms,
+            transfers: sample.io_bytes_per_second >= TRANSFER_BYTES_MIN
+                || sample.others_cpu_percent >= TRANSFER_PERCENT_MIN,
+            kind,
+            place,
+            host: None,
+        }
+    }
+
+    /// Whether it waits for other ranks or for the store.
+    pub(super) const fn waits(&self) -> bool {
+        matches!(self.kind, Kind::InCall(_) | Kind::InStore(_))
+    }
+
+    /// Whether it makes progress elsewhere, so that waiting ranks may wait for it.
+    pub(super) const fn is_active(&self) -> bool {
+        matches!(
+            self.kind,
+            Kind::Computes(_) | Kind::Works { .. } | Kind::Moves
+        )
+    }
+
+    /// Whether it is not visible what it waits for.
+    pub(super) const fn is_opaque(&self) -> bool {
+        matches!(self.kind, Kind::Opaque { .. })
+    }
+
+    /// Whether it waits for something that is not visible, and has threads that may hold it.
+    pub(super) fn may_be_locked(&self) -> bool {
+        self.is_opaque() && self.place.as_ref().is_some_and(Place::has_user_threads)
+    }
+
+    /// Whether the stacks of its threads show what it may wait for.
+    pub(super) fn is_locked(&self) -> bool {
+        matches!(
+            self.kind,
+            Kind::Blocked(Cause::Lock | Cause::DataLoader { .. })
+        ) || self.may_be_locked()
+    }
+
+    pub(super) const fn has_ended(&self) -> bool {
+        matches!(self.kind, Kind::Left(_) | Kind::Failed)
+    }
+
+    /// Whether nothing is known about what it does.
+    pub(super) const fn is_unseen(&self) -> bool {
+        matches!(
+            self.kind,
+            Kind::NotSampled | Kind::Stale(_) | Kind::NotLaunched | Kind::OutOfReach
+        )
+    }
+
+    /// Whether it certainly takes part in nothing.
+    pub(super) const fn is_absent(&self) -> bool {
+        matches!(self.kind, Kind::Blocked(_) | Kind::Left(_))
+    }
+
+    /// Whether it waits, and has used almost no CPU for some time. Also a working rank is inside a call by chance.
+    pub(super) fn is_still(&self, alarm_after_ms: u64) -> bool {
+        self.waits() && (self.still_ms.is_some_and(|ms| ms > 0) || self.idle_ms >= alarm_after_ms)
+    }
+
+    /// Whether it waits in a call of which all members of a group take part.
+    pub(super) const fn is_in_collective(&self) -> bool {
+        matches!(
+            self.kind,
+            Kind::InCall(Call {
+                kind: CallKind::Collective | CallKind::Group,
+                ..
+            })
+        )
+    }
+}
+
+/// The rules for one rank; the first that holds decides.
+fn kind(
+    evidence: &RankEvidence<'_>,
+    sample: &AnnouncedSample,
+    place: Option<&Place<'_>>,
+    has_moved: bool,
+) -> Kind {
+    let pid = sample.pid;
+    let is_quiet = sample.quiet_ms > 0;
+    let call = place.and_then(|place| place.call);
+    let inside = place.map(|place| place.inside);
+    let system_call = sample.system_call.as_deref().or(sample.waits_in.as_deref());
+    let system_call = system_call.map(shown);
+    match (sample.state, inside) {
+        (Some('T'), _) => return Kind::Blocked(Cause::Stopped { pid }),
+        (Some('t'), _) => return Kind::Blocked(Cause::Traced { pid }),
+        (_, Some(Inside::Debugger)) if is_quiet => return Kind::Blocked(Cause::Debugger),
+        _ => {}
+    }
+    if has_moved {
+        return Kind::Moves;
+    }
+    if let Some(call) = call.filter(|call| is_quiet || call.can_spin) {
+        return Kind::InCall(call);
+    }
+    if !is_quiet {
+        return Kind::Computes(sample.cpu_percent);
+    }
+    if let Some(wait) = &evidence.store_wait {
+        return Kind::InStore(wait.meaning.clone());
+    }
+    if sample.idle_ms == 0 {
+        return Kind::Works {
+            cpu_percent: sample.others_cpu_percent,
+        };
+    }
+    if sample.state == Some('D') {
+        return Kind::Blocked(Cause::Disk(system_call));
+    }
+    if let Some(error) = &sample.error {
+        return Kind::NoStack(shown(error));
+    }
+    let is_futex = system_call
+        .as_deref()
+        .is_none_or(|call| call.starts_with("futex"));
+    match inside {
+        None => match &sample.command_line {
+            Some(command) => Kind::Program {
+                command: shown(command),
+                system_call,
+            },
+            None => Kind::NoStack("it has no Python stack".to_owned()),
+        },
+        Some(Inside::DataLoader) => Kind::Blocked(Cause::DataLoader {
+            dead: sample.dead_children.first().copied(),
+        }),
+        Some(Inside::Lock) if !place.is_some_and(Place::has_user_threads) => {
+            Kind::Blocked(Cause::Lock)
+        }
+        Some(inside) if is_futex || inside == Inside::Lock => Kind::Opaque {
+            is_lock: inside == Inside::Lock,
+            system_call,
+        },
+        Some(_) => Kind::Blocked(Cause::SystemCall(system_call.unwrap_or_default())),
+    }
+}
+
+/// Words of a worker or its launcher, short and safe to print.
+fn shown(text: &str) -> String {
+    text::shown_up_to(text.as_bytes(), 100)
+}
+
+/// "40 s".
+pub(super) fn age(milliseconds: u64) -> String {
+    text::age(Duration::from_millis(milliseconds))
+}

@@ -1,0 +1,126 @@
+//! What is known about each rank of a job that may make no progress.
+
+use std::collections::BTreeMap;
+
+use crate::announced::{AnnouncedNode, AnnouncedSample, WorkerEnd};
+use crate::stacks::Stacks;
+
+/// The age from which a sample is not evidence: a launcher that has a reason for samples announces them every 5 s.
+const SAMPLE_AGE_MAX_MS: u64 = 12_000;
+
+/// How long a job makes no progress before that is an alarm, if no launcher says.
+const ALARM_AFTER_MS: u64 = 30_000;
+
+/// What is known about the ranks of a job.
+#[derive(Debug, Default)]
+pub(crate) struct Evidence<'a> {
+    pub(crate) ranks: BTreeMap<usize, RankEvidence<'a>>,
+    /// How long a job makes no progress before that is an alarm, in milliseconds; `None` if no launcher says.
+    pub(crate) alarm_after_ms: Option<u64>,
+}
+
+/// What is known about one rank.
+#[derive(Debug)]
+pub(crate) struct RankEvidence<'a> {
+    pub(crate) seen: Seen<'a>,
+    /// What it waits for in the store.
+    pub(crate) store_wait: Option<StoreWait>,
+    /// Its host, if known.
+    pub(crate) host: Option<String>,
+}
+
+/// What its launcher has seen of a rank.
+#[derive(Debug)]
+pub(crate) enum Seen<'a> {
+    Sample(Observation<'a>),
+    /// Its worker has ended, this many milliseconds ago.
+    Ended {
+        end: WorkerEnd,
+        ago_ms: u64,
+    },
+    /// Its launcher has announced it, and no sample.
+    NotSampled,
+    /// The newest sample is this many milliseconds old.
+    Stale {
+        age_ms: u64,
+    },
+    /// No launcher has announced it, as with torchrun.
+    NotLaunched,
+    /// It runs on a node of which nothing is known here.
+    OutOfReach,
+}
+
+/// A sample, with its stacks.
+#[derive(Debug)]
+pub(crate) struct Observation<'a> {
+    pub(crate) sample: &'a AnnouncedSample,
+    pub(crate) stacks: Option<&'a Stacks>,
+    pub(crate) stacks_before: Option<&'a Stacks>,
+}
+
+/// A wait in the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StoreWait {
+    /// What the key means, as in "the address of rank 2".
+    pub(crate) meaning: String,
+    pub(crate) age_ms: u64,
+}
+
+impl<'a> Evidence<'a> {
+    /// Adds what a launcher has announced, `ago_ms` milliseconds ago, about the ranks for which `counts` is true.
+    pub(crate) fn add(
+        &mut self,
+        node: &'a AnnouncedNode,
+        ago_ms: u64,
+        counts: impl Fn(usize) -> bool,
+    ) {
+        let after = [self.alarm_after_ms, node.explain_after_ms];
+        self.alarm_after_ms = after.into_iter().flatten().min();
+        for worker in node.workers.iter().filter(|worker| counts(worker.rank)) {
+            let seen = match (worker.end, &worker.sample) {
+                (Some(end), _) => Seen::Ended {
+                    end,
+                    ago_ms: end.ago_ms.saturating_add(ago_ms),
+                },
+                (None, Some(sample)) => observed(node, sample, ago_ms),
+                (None, None) => Seen::NotSampled,
+            };
+            let evidence = RankEvidence::new(seen, Some(node.host.clone()));
+            self.ranks.insert(worker.rank, evidence);
+        }
+    }
+
+    /// Whether there is a sample that is evidence.
+    pub(crate) fn has_sample(&self) -> bool {
+        let mut ranks = self.ranks.values();
+        ranks.any(|rank| matches!(rank.seen, Seen::Sample(_)))
+    }
+
+    pub(super) fn alarm_after_ms(&self) -> u64 {
+        self.alarm_after_ms.unwrap_or(ALARM_AFTER_MS)
+    }
+}
+
+fn observed<'a>(node: &'a AnnouncedNode, sample: &'a AnnouncedSample, ago_ms: u64) -> Seen<'a> {
+    let age_ms = sample.taken_ago_ms.saturating_add(ago_ms);
+    if age_ms > SAMPLE_AGE_MAX_MS {
+        return Seen::Stale { age_ms };
+    }
+    let stacks = |place: Option<usize>| node.stacks.get(place?);
+    Seen::Sample(Observation {
+        sample,
+        stacks: stacks(sample.stacks),
+        stacks_before: stacks(sample.stacks_before),
+    })
+}
+
+impl<'a> RankEvidence<'a> {
+    /// What is known of a rank that the store does not know.
+    pub(crate) const fn new(seen: Seen<'a>, host: Option<String>) -> Self {
+        Self {
+            seen,
+            store_wait: None,
+            host,
+        }
+    }
+}

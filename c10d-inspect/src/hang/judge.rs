@@ -1,0 +1,317 @@
+//! The rules for a job: whether it makes progress, and which ranks are the reason if it does not.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::doing::{Cause, Doing, Kind, age};
+use super::evidence::Evidence;
+use super::rules::{Facts, Rule};
+use super::words::{Alike, alike, brief_clause, clause, positions, sentences, unseen, waits};
+use crate::report::{Finding, FindingKind, RankSet, ReportState};
+use crate::text;
+
+/// What the observations of all ranks say.
+#[derive(Debug, Default)]
+pub(crate) struct Verdict {
+    pub(crate) state: ReportState,
+    /// `None` if the job makes progress.
+    pub(crate) finding: Option<Finding>,
+    /// What each observed rank does, in a clause without its subject: "waits in all_reduce (train.py:41)".
+    pub(crate) doing: BTreeMap<usize, String>,
+    /// The same in a sentence that another one about the rank precedes: "is at train.py:12 (main), blocked in read".
+    pub(crate) brief: BTreeMap<usize, String>,
+    /// The ranks that are at work and wait for nobody.
+    pub(crate) active: BTreeSet<usize>,
+}
+
+/// Judges a job by the observations of its ranks. `None` if there are none.
+pub(crate) fn judge(evidence: &Evidence<'_>) -> Option<Verdict> {
+    if !evidence.has_sample() {
+        return None;
+    }
+    let ranks = evidence.ranks.iter();
+    let doings: BTreeMap<usize, Doing<'_>> = ranks
+        .map(|(&rank, evidence)| (rank, Doing::new(evidence)))
+        .collect();
+    let rule = Facts::new(&doings, evidence).rule();
+    let case = Case {
+        evidence,
+        doings: &doings,
+        rule,
+    };
+    let is_alarm = case.is_alarm();
+    Some(Verdict {
+        state: match rule {
+            Rule::WaitsForBusy => ReportState::WaitingForBusyRank,
+            Rule::PartlyObserved => ReportState::PartlyObserved,
+            _ if is_alarm => ReportState::NoProgress,
+            _ => ReportState::Running,
+        },
+        finding: case.finding(is_alarm),
+        doing: case.clauses(|doing| {
+            let still_ms = doing.still_ms.unwrap_or(0);
+            clause(&doing.kind, doing.place.as_ref(), still_ms, false)
+        }),
+        brief: case.clauses(brief_clause),
+        active: case.ranks(Doing::is_active),
+    })
+}
+
+/// A job, and the rule that applies to it.
+struct Case<'c, 'a> {
+    evidence: &'c Evidence<'a>,
+    doings: &'c BTreeMap<usize, Doing<'a>>,
+    rule: Rule,
+}
+
+impl<'c, 'a> Case<'c, 'a> {
+    fn ranks(&self, select: impl Fn(&Doing<'a>) -> bool) -> BTreeSet<usize> {
+        let ranks = self.doings.iter();
+        ranks
+            .filter(|(_, doing)| select(doing))
+            .map(|(&rank, _)| rank)
+            .collect()
+    }
+
+    fn alike(&self, select: impl Fn(&Doing<'a>) -> bool) -> Vec<Alike<'c, 'a>> {
+        alike(self.doings, select)
+    }
+
+    /// For how long at least no rank has made progress, in milliseconds.
+    fn lasts_ms(&self) -> Option<u64> {
+        let still = self.doings.values().filter(|doing| !doing.has_ended());
+        still.filter_map(|doing| doing.still_ms).min()
+    }
+
+    fn is_confirmed(&self) -> bool {
+        self.doings.values().all(|doing| doing.is_confirmed)
+    }
+
+    fn is_alarm(&self) -> bool {
+        use Rule as R;
+        let may_be = matches!(
+            self.rule,
+            R::AllInOneCall | R::Absent | R::Locked | R::CallsDiffer | R::AllBlocked
+        );
+        let after = self.evidence.alarm_after_ms();
+        // Of a thread that uses the CPU while it waits, only the rest of its process shows that it makes no progress.
+        let is_idle = |doing: &Doing<'_>| doing.still_ms.is_some() || doing.idle_ms >= after;
+        may_be
+            && self.is_confirmed()
+            && self.lasts_ms().is_some_and(|lasts| lasts >= after)
+            && self
+                .doings
+                .values()
+                .filter(|doing| doing.waits())
+                .all(is_idle)
+    }
+
+    /// The words about the ranks that are observed.
+    fn clauses(&self, words: impl Fn(&Doing<'a>) -> String) -> BTreeMap<usize, String> {
+        let seen = self.doings.iter().filter(|(_, doing)| {
+            !doing.is_unseen() && !doing.has_ended() && !matches!(doing.kind, Kind::InStore(_))
+        });
+        seen.map(|(&rank, doing)| (rank, words(doing))).collect()
+    }
+
+    fn finding(&self, is_alarm: bool) -> Option<Finding> {
+        let (kind, text) = match self.rule {
+            Rule::NoEvidence | Rule::AtWork | Rule::Transfers => return None,
+            Rule::WaitsForBusy => (FindingKind::WaitsForBusyRank, self.waits_for_busy()),
+            Rule::PartlyObserved => (FindingKind::PartlyObserved, self.partly_observed()?),
+            Rule::Spins => (FindingKind::CallsDiffer, self.spins()),
+            Rule::AllInOneCall => (FindingKind::TransportStalled, self.all_in_one_call()),
+            Rule::Absent => (FindingKind::RankBlocked, self.absent(Doing::is_absent)),
+            Rule::Locked => (FindingKind::RankBlocked, self.absent(Doing::may_be_locked)),
+            Rule::CallsDiffer => (FindingKind::CallsDiffer, self.calls_differ()),
+            Rule::AllBlocked => (FindingKind::AllBlocked, self.all_blocked()),
+        };
+        let may_be_alarm = !matches!(
+            self.rule,
+            Rule::WaitsForBusy | Rule::PartlyObserved | Rule::Spins
+        );
+        let so_far = match self.lasts_ms().filter(|_| may_be_alarm && !is_alarm) {
+            Some(lasts) => format!(" No rank has made progress for {} so far.", age(lasts)),
+            None => String::new(),
+        };
+        let mut finding = Finding::new(kind, format!("{text}{so_far} {}", self.advice()));
+        finding.culprits = RankSet(
+            match self.is_confirmed() || self.rule == Rule::WaitsForBusy {
+                true => self.culprits(),
+                false => BTreeSet::new(),
+            },
+        );
+        finding.waiting = RankSet(self.ranks(Doing::waits));
+        finding.age_ms = self.lasts_ms();
+        Some(finding)
+    }
+
+    fn culprits(&self) -> BTreeSet<usize> {
+        match self.rule {
+            Rule::WaitsForBusy => self.ranks(|doing| doing.is_active()),
+            Rule::Absent | Rule::PartlyObserved => self.ranks(Doing::is_absent),
+            Rule::Locked => self.ranks(Doing::may_be_locked),
+            _ => BTreeSet::new(),
+        }
+    }
+
+    /// "Ranks 0, 1 and 3 wait in all_reduce (train.py:41)."
+    fn waiting(&self) -> String {
+        let groups = self.alike(Doing::waits);
+        match groups.is_empty() {
+            true => String::new(),
+            false => format!("{}.", waits(&groups)),
+        }
+    }
+
+    /// The ranks that are in no known state, in sentences.
+    fn others(&self, select: impl Fn(&Doing<'a>) -> bool) -> String {
+        sentences(&self.alike(select), Alike::sentence)
+    }
+
+    fn absent(&self, is_absent: fn(&Doing<'a>) -> bool) -> String {
+        let is_other = |doing: &Doing<'a>| !doing.waits() && !is_absent(doing);
+        let groups = self.alike(is_absent);
+        let threads = groups
+            .iter()
+            .find_map(|group| match group.doing.is_locked() {
+                true => group.threads(),
+                false => None,
+            });
+        let text = format!(
+            "{}{}{}{}",
+            self.waiting(),
+            self.others(is_other),
+            sentences(&groups, Alike::absence),
+            threads.unwrap_or_default()
+        );
+        text.trim_start().to_owned()
+    }
+
+    fn waits_for_busy(&self) -> String {
+        let is_other = |doing: &Doing<'a>| {
+            !doing.waits() && !doing.is_active() && !doing.is_unseen() && !doing.has_ended()
+        };
+        format!(
+            "{}{}{}{}",
+            self.waiting(),
+            self.others(|doing| doing.is_active()),
+            self.others(is_other),
+            unseen(self.doings)
+        )
+    }
+
+    fn partly_observed(&self) -> Option<String> {
+        let groups = self.alike(Doing::is_absent);
+        let is_other =
+            |doing: &Doing<'a>| !doing.waits() && !doing.is_absent() && !doing.is_unseen();
+        let has_waiters = !self.ranks(Doing::waits).is_empty();
+        let absence = match has_waiters {
+            true => sentences(&groups, Alike::absence),
+            false => sentences(&groups, Alike::sentence),
+        };
+        let seen = format!("{}{}{absence}", self.waiting(), self.others(is_other));
+        let seen = seen.trim_start();
+        (!seen.is_empty()).then(|| format!("{seen}{}", unseen(self.doings)))
+    }
+
+    fn all_in_one_call(&self) -> String {
+        let groups = self.alike(Doing::waits);
+        let place = positions(&groups);
+        let place = place.split_once(" in ").map_or("", |(_, place)| place);
+        format!("All ranks are in {place}, so the network or the transport is the likely cause.")
+    }
+
+    fn spins(&self) -> String {
+        format!(
+            "{}. Threads that wait use the CPU, so that it is not visible whether the ranks make progress.",
+            positions(&self.alike(|_| true))
+        )
+    }
+
+    fn calls_differ(&self) -> String {
+        format!("{}.", positions(&self.alike(|_| true)))
+    }
+
+    fn all_blocked(&self) -> String {
+        let groups = self.alike(|_| true);
+        let are_known = groups.iter().all(|group| group.position().is_some());
+        if !are_known || groups.iter().any(|group| group.doing.has_ended()) {
+            return sentences(&groups, Alike::sentence).trim_start().to_owned();
+        }
+        let places = groups.iter().take(8).map(|group| {
+            let position = group.position().unwrap_or_default();
+            format!("{} at {position}", text::ranks(&group.ranks))
+        });
+        let mut places: Vec<String> = places.collect();
+        if groups.len() > 8 {
+            places.push("other ranks elsewhere".to_owned());
+        }
+        format!("All ranks are blocked: {}.", places.join(", "))
+    }
+
+    /// What to look at, or what to run next: one sentence.
+    fn advice(&self) -> String {
+        let groups = match self.rule {
+            Rule::Locked => self.alike(Doing::may_be_locked),
+            _ => self.alike(Doing::is_absent),
+        };
+        let first = groups.first();
+        match (self.rule, first) {
+            (Rule::WaitsForBusy, _) => {
+                let active = self.alike(|doing| doing.is_active());
+                let place = active.first().and_then(Alike::position);
+                match place {
+                    Some(place) => format!("If that takes longer than expected, look at {place}."),
+                    None => "If that takes longer than expected, c10d stacks shows where it is.".to_owned(),
+                }
+            }
+            (Rule::Absent | Rule::Locked | Rule::PartlyObserved, Some(group)) => advice_on(group),
+            (Rule::PartlyObserved, None) => {
+                "Run c10d run or py-spy dump on their nodes to see where these ranks are.".to_owned()
+            }
+            (Rule::AllInOneCall, _) => {
+                "Check the network between the hosts, for example with c10d doctor.".to_owned()
+            }
+            (Rule::Spins, _) => {
+                "In a job of c10d run --debug-server, c10d flight names the rank that skipped a collective.".to_owned()
+            }
+            (Rule::CallsDiffer, _) => {
+                "All ranks of a group have to call the same collectives in the same order: compare what leads to these \
+                 lines."
+                    .to_owned()
+            }
+            _ => "c10d stacks --all shows all of their calls.".to_owned(),
+        }
+    }
+}
+
+fn advice_on(group: &Alike<'_, '_>) -> String {
+    let rank = group.ranks.first().copied().unwrap_or_default();
+    let place = group.position();
+    match &group.doing.kind {
+        Kind::Blocked(Cause::Stopped { pid }) => format!("Continue it with kill -CONT {pid}."),
+        Kind::Blocked(Cause::Traced { .. }) => "Continue it in its debugger, or detach that.".to_owned(),
+        Kind::Blocked(Cause::Debugger) => {
+            "Continue it at its prompt, or remove the breakpoint.".to_owned()
+        }
+        Kind::Blocked(Cause::Disk(_)) => {
+            "Look for a file system, a disk or a driver that does not answer.".to_owned()
+        }
+        Kind::Blocked(Cause::DataLoader { dead: Some(_) }) => {
+            "Look for the reason in the kernel's log, as the end of a process for lack of memory.".to_owned()
+        }
+        Kind::Blocked(Cause::DataLoader { dead: None }) => {
+            "Look at what the workers of the DataLoader read, in the dataset.".to_owned()
+        }
+        Kind::Left(_) => {
+            "All ranks need the same number of steps: compare the sizes of their data, or use Join of PyTorch.".to_owned()
+        }
+        Kind::Blocked(Cause::Lock) | Kind::Opaque { .. } => {
+            format!("c10d stacks {rank} shows all of its threads; one of them may hold the lock.")
+        }
+        _ => match place {
+            Some(place) => format!("Look at what {place} waits for; c10d stacks {rank} shows all of its calls."),
+            None => format!("c10d stacks {rank} shows what its process does."),
+        },
+    }
+}

@@ -1,0 +1,44 @@
+//! The report of a launcher that has only the samples of its own workers.
+
+use super::evidence::{Evidence, RankEvidence, Seen};
+use super::judge::judge;
+use crate::announced::AnnouncedNode;
+use crate::keys::GROUP_SIZE_MAX;
+use crate::report::{RankReport, RankState, Report, ReportState, Sureness};
+
+/// Explains what the workers of one node wait for, by their launcher's own samples. For a launcher whose workers use another
+/// store, or that does not reach it: nothing is known of ranks on other nodes, and the report says so.
+///
+/// Returns `None` if no worker has a recent sample, or if the workers make progress.
+#[must_use]
+pub fn local_hang_report(node: &AnnouncedNode) -> Option<Report> {
+    let mut evidence = Evidence::default();
+    evidence.add(node, 0, |rank| rank < GROUP_SIZE_MAX);
+    for rank in 0..node.world_size.unwrap_or(0).min(GROUP_SIZE_MAX) {
+        let other = || RankEvidence::new(Seen::OutOfReach, None);
+        evidence.ranks.entry(rank).or_insert_with(other);
+    }
+    let verdict = judge(&evidence)?;
+    let finding = verdict.finding?;
+    let workers = node.workers.iter();
+    let ranks = workers.map(|worker| RankReport {
+        rank: worker.rank,
+        state: RankState::Idle,
+        is_suspect: verdict.state != ReportState::WaitingForBusyRank
+            && finding.culprits.0.contains(&worker.rank),
+        doing: verdict.doing.get(&worker.rank).cloned().unwrap_or_default(),
+        pid: Some(worker.pid),
+        node_rank: node.node_rank,
+        sureness: Sureness::Launched,
+        ..RankReport::default()
+    });
+    Some(Report {
+        headline: finding.text.clone(),
+        is_stuck: verdict.state == ReportState::NoProgress,
+        state: verdict.state,
+        world_size: node.world_size,
+        ranks: ranks.collect(),
+        findings: vec![finding],
+        ..Report::default()
+    })
+}

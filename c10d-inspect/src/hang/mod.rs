@@ -1,0 +1,22 @@
+//! Why a job makes no progress, by what launchers observe of its workers: stacks, states and CPU time.
+//!
+//! Pure. [`judge`] is a function from the evidence about all ranks to a verdict. Text of a worker, as the name of a file or a
+//! function, is shown, and is never evidence about other ranks.
+
+mod call;
+mod doing;
+mod evidence;
+mod judge;
+mod local;
+mod place;
+mod rules;
+mod words;
+
+pub(crate) use evidence::{Evidence, RankEvidence, Seen, StoreWait};
+pub(crate) use judge::{Verdict, judge};
+pub use local::local_hang_report;
+
+#[cfg(test)]
+pub(crate) mod observed;
+#[cfg(test)]
+mod tests;

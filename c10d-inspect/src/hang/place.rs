@@ -1,0 +1,130 @@
+//! Where a worker is in its code, by its stacks: the call of PyTorch that it is inside, and the position in the user's code.
+
+use super::call::{self, Call};
+use crate::stacks::{Frame, Stacks, ThreadStack};
+use crate::text::shown_up_to;
+
+/// The most characters of the name of a file or a function in a sentence.
+const NAME_CHARS_MAX: usize = 60;
+
+/// Where a worker is in its code.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place<'a> {
+    stacks: &'a Stacks,
+    main: &'a ThreadStack,
+    /// The call that its main thread waits in, or a thread that the main thread waits for.
+    pub(super) call: Option<Call>,
+    /// What the main thread is in, if it is in no call.
+    pub(super) inside: Inside,
+}
+
+/// A wait that is not for other ranks, by the frames of the main thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Inside {
+    /// The prompt of a debugger.
+    Debugger,
+    /// A DataLoader that waits for its worker processes.
+    DataLoader,
+    /// A wait of Python for another thread, or for a lock that it holds.
+    Lock,
+    /// The user's own line calls C code: a wait for the work of a collective looks the same.
+    UserLine,
+    /// Another function.
+    Library,
+}
+
+impl<'a> Place<'a> {
+    /// `None` if there is no main thread in the stacks.
+    pub(super) fn new(stacks: &'a Stacks) -> Option<Self> {
+        let main = stacks.threads.first()?;
+        let library = library(main);
+        let innermost = main.frames.last()?;
+        let mut inside = match () {
+            () if library.iter().any(|frame| call::is_debugger(frame)) => Inside::Debugger,
+            () if library.iter().any(|frame| call::is_data_loader(frame)) => Inside::DataLoader,
+            () if call::is_lock(innermost) => Inside::Lock,
+            () if !innermost.is_library => Inside::UserLine,
+            () => Inside::Library,
+        };
+        let mut call = match inside {
+            Inside::Debugger | Inside::DataLoader => None,
+            _ => call::call(&library),
+        };
+        if inside == Inside::Lock && call.is_none() {
+            let others = stacks.threads.iter().skip(1);
+            let mut calls = others.filter_map(|thread| call::call(&self::library(thread)));
+            call = calls.next();
+        }
+        if call.is_some() {
+            inside = Inside::Library;
+        }
+        Some(Self {
+            stacks,
+            main,
+            call,
+            inside,
+        })
+    }
+
+    /// The calls of the user's code, the most recent one last. Equal paths mean that two ranks are at the same place.
+    pub(super) fn path(&self) -> Vec<&'a Frame> {
+        let frames = self.main.frames.iter();
+        frames.filter(|frame| !frame.is_library).collect()
+    }
+
+    /// The innermost frame of the user's code; without one, the outermost frame.
+    pub(super) fn position(&self) -> Option<&'a Frame> {
+        position(self.main)
+    }
+
+    /// The threads that may hold what the main thread waits for: the shortest stack first.
+    pub(super) fn threads(&self) -> Vec<&'a ThreadStack> {
+        let mut threads: Vec<&ThreadStack> = self.stacks.threads.iter().collect();
+        threads.sort_by_key(|thread| thread.frames.len());
+        threads
+    }
+
+    /// Whether other threads of the worker run code of the user.
+    pub(super) fn has_user_threads(&self) -> bool {
+        let mut others = self.stacks.threads.iter().skip(1);
+        others.any(|thread| thread.frames.iter().any(|frame| !frame.is_library))
+    }
+
+    /// Whether both are the same wait at the same place.
+    pub(super) fn agrees_with(&self, other: &Place<'_>) -> bool {
+        let name = |place: &Place<'_>| place.call.map(|call| (call.kind, call.name));
+        name(self) == name(other) && self.inside == other.inside && self.path() == other.path()
+    }
+}
+
+/// The innermost frame of the user's code in a thread; without one, the outermost frame.
+pub(super) fn position(thread: &ThreadStack) -> Option<&Frame> {
+    let mut inner = thread.frames.iter().rev();
+    inner
+        .find(|frame| !frame.is_library)
+        .or_else(|| thread.frames.first())
+}
+
+/// The frames below the innermost one of the user's code, the most recent one last.
+fn library(thread: &ThreadStack) -> Vec<&Frame> {
+    let last = thread.frames.iter().rposition(|frame| !frame.is_library);
+    thread.frames[last.map_or(0, |last| last + 1)..]
+        .iter()
+        .collect()
+}
+
+/// "train.py:41".
+pub(super) fn line(frame: &Frame) -> String {
+    let name = frame.file.rsplit('/').next().unwrap_or(&frame.file);
+    let name = shown_up_to(name.as_bytes(), NAME_CHARS_MAX);
+    match frame.line {
+        0 => name,
+        line => format!("{name}:{line}"),
+    }
+}
+
+/// "train.py:41 (step)".
+pub(super) fn line_and_function(frame: &Frame) -> String {
+    let function = shown_up_to(frame.function.as_bytes(), NAME_CHARS_MAX);
+    format!("{} ({function})", line(frame))
+}

@@ -1,0 +1,134 @@
+//! The rules for a job, as one table.
+
+use std::collections::BTreeMap;
+
+use super::doing::{Doing, Kind};
+use super::evidence::{Evidence, Seen};
+use super::words::alike;
+
+/// A rule of [`RULES`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rule {
+    /// There is no observation, or a worker has failed: others explain that.
+    NoEvidence,
+    /// Ranks have waited for some time, and others are at work.
+    WaitsForBusy,
+    /// Ranks are at work.
+    AtWork,
+    /// Some ranks are not observed, so that the job may make progress.
+    PartlyObserved,
+    /// The threads of ranks that wait use the CPU, so that nothing shows whether they make progress.
+    Spins,
+    /// All ranks wait in one collective, and data flows.
+    Transfers,
+    /// All ranks wait in one collective.
+    AllInOneCall,
+    /// Ranks wait, and others take part in nothing.
+    Absent,
+    /// The same, and the others wait for a lock or another of their threads.
+    Locked,
+    /// Ranks wait in different calls.
+    CallsDiffer,
+    /// No rank waits in a known call.
+    AllBlocked,
+}
+
+/// Whether a rule applies.
+type Condition = fn(&Facts) -> bool;
+
+/// The rules; the first that applies decides.
+pub(super) const RULES: [(Rule, Condition); 11] = [
+    (Rule::NoEvidence, |facts| {
+        facts.observed == 0 || facts.has_failed
+    }),
+    (Rule::WaitsForBusy, |facts| {
+        facts.active > 0 && facts.still > 0
+    }),
+    (Rule::AtWork, |facts| facts.active > 0),
+    (Rule::PartlyObserved, |facts| facts.unseen > 0),
+    (Rule::Spins, |facts| facts.spinning > 0 && facts.absent == 0),
+    (Rule::Transfers, |facts| {
+        facts.is_one_collective && facts.transfers
+    }),
+    (Rule::AllInOneCall, |facts| facts.is_one_collective),
+    (Rule::Absent, |facts| {
+        facts.absent > 0 && (facts.waiting > 0 || facts.opaque_at_one_place > facts.absent)
+    }),
+    (Rule::Locked, |facts| {
+        facts.locked > 0
+            && facts.locked == facts.opaque
+            && facts.waiting_at_one_place > facts.locked
+    }),
+    (Rule::CallsDiffer, |facts| facts.waiting > 0),
+    (Rule::AllBlocked, |_| true),
+];
+
+/// How many ranks do what.
+#[derive(Debug, Default)]
+pub(super) struct Facts {
+    /// With a sample that is evidence.
+    observed: usize,
+    has_failed: bool,
+    active: usize,
+    unseen: usize,
+    /// Waiting in calls or in the store.
+    waiting: usize,
+    /// Of these: those that have used almost no CPU for some time.
+    still: usize,
+    /// Of these: those whose threads use the CPU.
+    spinning: usize,
+    /// The number of waiting ranks if all of them wait in one call at one line, otherwise 0.
+    waiting_at_one_place: usize,
+    absent: usize,
+    opaque: usize,
+    /// The most of the opaque ranks at one line.
+    opaque_at_one_place: usize,
+    /// Of the opaque ranks: those that have other threads which may hold a lock.
+    locked: usize,
+    is_one_collective: bool,
+    transfers: bool,
+}
+
+impl Facts {
+    pub(super) fn new<'a>(doings: &BTreeMap<usize, Doing<'a>>, evidence: &Evidence<'_>) -> Self {
+        let after = evidence.alarm_after_ms();
+        let seen = evidence.ranks.values();
+        let waiting = alike(doings, Doing::waits);
+        let opaque = alike(doings, Doing::is_opaque);
+        let has_failed = |doing: &Doing<'a>| doing.kind == Kind::Failed;
+        let spins = |doing: &Doing<'a>| doing.waits() && doing.still_ms.is_none();
+        let transfers = |doing: &Doing<'a>| doing.waits() && doing.transfers;
+        Self {
+            observed: seen
+                .filter(|rank| matches!(rank.seen, Seen::Sample(_)))
+                .count(),
+            has_failed: count(doings, has_failed) > 0,
+            active: count(doings, Doing::is_active),
+            unseen: count(doings, Doing::is_unseen),
+            waiting: count(doings, Doing::waits),
+            still: count(doings, |doing| doing.is_still(after)),
+            spinning: count(doings, spins),
+            waiting_at_one_place: match &waiting[..] {
+                [only] => only.ranks.len(),
+                _ => 0,
+            },
+            absent: count(doings, Doing::is_absent),
+            opaque: count(doings, Doing::is_opaque),
+            opaque_at_one_place: opaque.first().map_or(0, |group| group.ranks.len()),
+            locked: count(doings, Doing::may_be_locked),
+            is_one_collective: waiting.len() == 1
+                && count(doings, Doing::is_in_collective) == doings.len(),
+            transfers: count(doings, transfers) > 0,
+        }
+    }
+
+    pub(super) fn rule(&self) -> Rule {
+        let mut rules = RULES.iter();
+        let rule = rules.find(|(_, applies)| applies(self));
+        rule.map_or(Rule::AllBlocked, |(rule, _)| *rule)
+    }
+}
+
+fn count<'a>(doings: &BTreeMap<usize, Doing<'a>>, select: impl Fn(&Doing<'a>) -> bool) -> usize {
+    doings.values().filter(|doing| select(doing)).count()
+}

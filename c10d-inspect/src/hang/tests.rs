@@ -1,0 +1,283 @@
+use super::observed::{Observed, in_c10d, node};
+use super::*;
+use crate::report::{FindingKind, ReportState};
+
+use FindingKind as Kind;
+use ReportState as State;
+
+const READ: &str = "train.py:90 <module> > loader.py:17 load_batch";
+
+/// The verdict about one node with these ranks, all ranks of the job.
+fn verdict(ranks: &[Observed]) -> Verdict {
+    let ranks: Vec<_> = ranks.iter().cloned().enumerate().collect();
+    let node = node("vm", ranks.len(), &ranks);
+    let mut evidence = Evidence::default();
+    evidence.add(&node, 0, |_| true);
+    judge(&evidence).expect("a verdict")
+}
+
+#[track_caller]
+fn check(ranks: &[Observed], state: State, kind: Kind, culprits: &[usize], text: &str) {
+    let verdict = verdict(ranks);
+    let finding = verdict.finding.expect("a finding");
+    assert_eq!(finding.text, text);
+    assert_eq!((verdict.state, finding.kind), (state, kind));
+    let named: Vec<usize> = finding.culprits.0.into_iter().collect();
+    assert_eq!(named, culprits);
+}
+
+fn in_all_reduce() -> Observed {
+    Observed::waits("all_reduce", 41)
+}
+
+#[test]
+fn a_blocked_rank_is_named_with_its_line() {
+    let waits = in_all_reduce();
+    check(
+        &[waits.clone(), waits.clone(), Observed::blocked(), waits],
+        State::NoProgress,
+        Kind::RankBlocked,
+        &[2],
+        "Ranks 0, 1 and 3 wait in all_reduce (train.py:41). Rank 2 does not take part: it has been blocked in read for 40 s at \
+         loader.py:17 (load_batch). Look at what loader.py:17 (load_batch) waits for; c10d stacks 2 shows all of its calls.",
+    );
+}
+
+#[test]
+fn a_busy_rank_is_information() {
+    let waits = in_all_reduce();
+    let busy = Observed::busy("train.py:90 <module> > eval.py:88 evaluate");
+    check(
+        &[busy, waits.clone(), waits],
+        State::WaitingForBusyRank,
+        Kind::WaitsForBusyRank,
+        &[0],
+        "Ranks 1 and 2 wait in all_reduce (train.py:41). Rank 0 is computing (100 % of a CPU) at eval.py:88 (evaluate). If that \
+         takes longer than expected, look at eval.py:88 (evaluate).",
+    );
+    let saves = Observed::quiet("write", "train.py:90 <module> > save.py:5 save").with(|it| {
+        it.sample.idle_ms = 0;
+        it.sample.io_bytes_per_second = 1 << 20;
+    });
+    check(
+        &[saves, in_all_reduce()],
+        State::WaitingForBusyRank,
+        Kind::WaitsForBusyRank,
+        &[0],
+        "Rank 1 waits in all_reduce (train.py:41). Rank 0 is reading or writing at save.py:5 (save). If that takes longer than \
+         expected, look at save.py:5 (save).",
+    );
+}
+
+#[test]
+fn ranks_in_different_calls_are_shown_with_their_lines() {
+    let (reduce, cast) = (in_all_reduce(), Observed::waits("broadcast", 57));
+    check(
+        &[reduce.clone(), cast.clone(), reduce.clone(), cast],
+        State::NoProgress,
+        Kind::CallsDiffer,
+        &[],
+        "Ranks 0 and 2 are in all_reduce (train.py:41), ranks 1 and 3 in broadcast (train.py:57). All ranks of a group have to \
+         call the same collectives in the same order: compare what leads to these lines.",
+    );
+    let called_from = |line: u32| {
+        let call = in_c10d("all_reduce", 41).replace("train.py:90", &format!("main.py:{line}"));
+        Observed::quiet("futex", &call)
+    };
+    let text = verdict(&[called_from(3), called_from(4)])
+        .finding
+        .unwrap()
+        .text;
+    assert!(
+        text.starts_with(
+            "Rank 0 is in all_reduce (train.py:41, called from main.py:3), rank 1 in all_reduce (train.py:41, called from \
+             main.py:4)."
+        ),
+        "{text}"
+    );
+}
+
+#[test]
+fn one_collective_at_one_line_points_to_the_network() {
+    check(
+        &[in_all_reduce(), in_all_reduce()],
+        State::NoProgress,
+        Kind::TransportStalled,
+        &[],
+        "All ranks are in all_reduce (train.py:41), so the network or the transport is the likely cause. Check the network \
+         between the hosts, for example with c10d doctor.",
+    );
+    let slow = in_all_reduce().with(|it| it.sample.io_bytes_per_second = 1 << 20);
+    let slow = verdict(&[slow, in_all_reduce()]);
+    assert_eq!((slow.state, slow.finding), (State::Running, None));
+}
+
+#[test]
+fn the_state_of_a_process_is_told_with_its_line() {
+    let at = |state: char| Observed::blocked().with(|it| it.sample.state = Some(state));
+    let table = [
+        (at('T'), "it is stopped (state T of pid 4711) at loader.py:17 (load_batch). Continue it with kill -CONT 4711."),
+        (
+            at('t'),
+            "it is stopped by a debugger (state t of pid 4711) at loader.py:17 (load_batch). Continue it in its debugger, or \
+             detach that.",
+        ),
+        (
+            at('D'),
+            "it has been blocked in read for 40 s in state D at loader.py:17 (load_batch). Look for a file system, a disk or a \
+             driver that does not answer.",
+        ),
+        (
+            Observed::quiet(
+                "read",
+                "train.py:12 main > python3.11/bdb.py:90 trace_dispatch > python3.11/pdb.py:290 user_line > \
+                 python3.11/pdb.py:380 interaction > python3.11/cmd.py:126 cmdloop",
+            ),
+            "it is in a debugger at train.py:12 (main). Continue it at its prompt, or remove the breakpoint.",
+        ),
+        (
+            Observed::quiet(
+                "poll",
+                "train.py:30 main > torch/utils/data/dataloader.py:630 __next__ > torch/utils/data/dataloader.py:1132 \
+                 _try_get_data > python3.11/multiprocessing/queues.py:113 get",
+            )
+            .with(|it| it.sample.dead_children = vec![123]),
+            "it has waited for its DataLoader for 40 s at train.py:30 (main), and its DataLoader worker (pid 123) has ended. Look \
+             for the reason in the kernel's log, as the end of a process for lack of memory.",
+        ),
+        (
+            Observed::quiet("futex", "train.py:30 main > python3.11/queue.py:171 get > python3.11/threading.py:327 wait"),
+            "it has waited for a lock or another thread for 40 s at train.py:30 (main). c10d stacks 2 shows all of its threads; \
+             one of them may hold the lock.",
+        ),
+        (
+            Observed::quiet("futex", "train.py:30 main").thread("train.py:7 flush"),
+            "it has been blocked in futex for 40 s at train.py:30 (main). Its threads, the shortest stack first, are at \
+             train.py:30 (main) and train.py:7 (flush). c10d stacks 2 shows all of its threads; one of them may hold the lock.",
+        ),
+        (
+            Observed::left(),
+            "it exited with code 0 50 s ago. All ranks need the same number of steps: compare the sizes of their data, or use \
+             Join of PyTorch.",
+        ),
+    ];
+    for (rank, expected) in table {
+        let start = "Ranks 0 and 1 wait in all_reduce (train.py:41). Rank 2 does not take part: ";
+        check(
+            &[in_all_reduce(), in_all_reduce(), rank],
+            State::NoProgress,
+            Kind::RankBlocked,
+            &[2],
+            &format!("{start}{expected}"),
+        );
+    }
+}
+
+/// A wait for the work of an asynchronous collective shows nothing but the user's line.
+#[test]
+fn a_rank_at_a_line_of_its_own_is_not_blamed() {
+    let at_work_wait = Observed::quiet("futex", "train.py:30 step");
+    check(
+        &[at_work_wait.clone(), in_all_reduce(), in_all_reduce()],
+        State::NoProgress,
+        Kind::CallsDiffer,
+        &[],
+        "Ranks 1 and 2 are in all_reduce (train.py:41), rank 0 has been blocked in futex for 40 s at train.py:30 (step). All \
+         ranks of a group have to call the same collectives in the same order: compare what leads to these lines.",
+    );
+    let elsewhere = Observed::quiet("futex", "train.py:50 save");
+    check(
+        &[at_work_wait.clone(), at_work_wait.clone(), elsewhere],
+        State::NoProgress,
+        Kind::AllBlocked,
+        &[],
+        "All ranks are blocked: ranks 0 and 1 at train.py:30 (step), rank 2 at train.py:50 (save). c10d stacks --all shows all of \
+         their calls.",
+    );
+    check(
+        &[at_work_wait.clone(), at_work_wait, Observed::blocked()],
+        State::NoProgress,
+        Kind::RankBlocked,
+        &[2],
+        "Ranks 0 and 1 have been blocked in futex for 40 s at train.py:30 (step). Rank 2 does not take part: it has been blocked \
+         in read for 40 s at loader.py:17 (load_batch). Look at what loader.py:17 (load_batch) waits for; c10d stacks 2 shows \
+         all of its calls.",
+    );
+}
+
+#[test]
+fn an_alarm_needs_time_and_two_samples_that_agree() {
+    let early = |observed: Observed| {
+        observed.with(|it| {
+            it.sample.quiet_ms = 6_000;
+            it.sample.idle_ms = 6_000;
+        })
+    };
+    check(
+        &[early(in_all_reduce()), early(Observed::blocked())],
+        State::Running,
+        Kind::RankBlocked,
+        &[1],
+        "Rank 0 waits in all_reduce (train.py:41). Rank 1 does not take part: it has been blocked in read for 6 s at loader.py:17 \
+         (load_batch). No rank has made progress for 6 s so far. Look at what loader.py:17 (load_batch) waits for; c10d stacks 1 \
+         shows all of its calls.",
+    );
+    let once = Observed::blocked().with(|it| it.stacks_before = None);
+    let once = verdict(&[in_all_reduce(), once]);
+    assert_eq!(once.state, State::Running);
+    let finding = once.finding.unwrap();
+    assert!(finding.culprits.0.is_empty() && finding.text.contains("for 40 s so far"));
+    let moved =
+        Observed::blocked().with(|it| it.stacks_before = Some(vec![READ.replace("17", "18")]));
+    let moved = verdict(&[in_all_reduce(), moved]);
+    assert_eq!(moved.state, State::WaitingForBusyRank);
+}
+
+#[test]
+fn ranks_that_are_not_observed_are_not_blamed_and_nor_are_those_that_wait() {
+    let ranks = [(0, in_all_reduce()), (1, in_all_reduce())];
+    let first = node("node0", 4, &ranks);
+    let second = node("node7", 4, &[(3, in_all_reduce())]);
+    let mut evidence = Evidence::default();
+    evidence.add(&first, 0, |_| true);
+    evidence.add(&second, 60_000, |_| true);
+    let other = RankEvidence::new(Seen::NotLaunched, Some("node1".to_owned()));
+    evidence.ranks.insert(2, other);
+    let verdict = judge(&evidence).unwrap();
+    assert_eq!(verdict.state, State::PartlyObserved);
+    let finding = verdict.finding.unwrap();
+    assert!(finding.culprits.0.is_empty());
+    assert_eq!(
+        finding.text,
+        "Ranks 0 and 1 wait in all_reduce (train.py:41). Rank 3 on node7: the last observation of its launcher is 60 s old. Rank 2 \
+         runs under torchrun on node1: no stack. Run c10d run or py-spy dump on their nodes to see where these ranks are."
+    );
+}
+
+#[test]
+fn a_waiting_thread_may_use_the_cpu() {
+    let spins = Observed::busy(&in_c10d("barrier", 41));
+    let blocked = verdict(&[spins.clone(), Observed::blocked()]);
+    assert_eq!(blocked.state, State::NoProgress);
+    // Neither are ranks that call barriers all the time.
+    let all = verdict(&[spins.clone(), spins.clone()]);
+    assert_eq!(all.state, State::Running);
+    // A rank that works is in a call by chance.
+    let busy = verdict(&[spins.with(|it| it.sample.idle_ms = 0), Observed::busy(READ)]);
+    assert_eq!((busy.state, busy.finding), (State::Running, None));
+}
+
+#[test]
+fn the_world_beyond_a_launcher_is_out_of_its_reach() {
+    let ranks = [(0, in_all_reduce()), (1, Observed::blocked())];
+    let report = local_hang_report(&node("vm", 4, &ranks)).unwrap();
+    assert!(!report.is_stuck);
+    assert_eq!(report.state, State::PartlyObserved);
+    assert_eq!(
+        report.headline,
+        "Rank 0 waits in all_reduce (train.py:41). Rank 1 does not take part: it has been blocked in read for 40 s at \
+         loader.py:17 (load_batch). Ranks 2 and 3 run on other nodes, whose observations do not arrive here. Look at what \
+         loader.py:17 (load_batch) waits for; c10d stacks 1 shows all of its calls."
+    );
+    assert!(local_hang_report(&node("vm", 2, &ranks)).unwrap().is_stuck);
+}

@@ -1,0 +1,347 @@
+//! What ranks do, in words.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::doing::{Cause, Doing, Kind, age};
+use super::place::{self, Place};
+use crate::text::{self, capitalized};
+
+/// The most groups of ranks in one sentence, and sentences of one kind.
+const GROUPS_MAX: usize = 4;
+
+/// The most threads of a rank that are named.
+const THREADS_MAX: usize = 4;
+
+/// Ranks that do the same at the same place, with the first of them.
+pub(super) struct Alike<'d, 'a> {
+    pub(super) ranks: BTreeSet<usize>,
+    pub(super) doing: &'d Doing<'a>,
+    /// The shortest time for which one of them has made no progress, in milliseconds.
+    still_ms: u64,
+}
+
+/// The ranks for which `select` is true, in groups that do the same: the largest group first.
+pub(super) fn alike<'d, 'a>(
+    doings: &'d BTreeMap<usize, Doing<'a>>,
+    select: impl Fn(&Doing<'a>) -> bool,
+) -> Vec<Alike<'d, 'a>> {
+    let mut groups: Vec<Alike<'d, 'a>> = Vec::new();
+    let mut by_words: BTreeMap<_, usize> = BTreeMap::new();
+    for (&rank, doing) in doings.iter().filter(|(_, doing)| select(doing)) {
+        let words = clause(
+            &doing.kind.without_numbers(),
+            doing.place.as_ref(),
+            0,
+            false,
+        );
+        let key = (words, doing.place.as_ref().map(Place::path));
+        let still_ms = doing.still_ms.unwrap_or(0);
+        let group = *by_words.entry(key).or_insert(groups.len());
+        match groups.get_mut(group) {
+            Some(group) => {
+                group.ranks.insert(rank);
+                group.still_ms = group.still_ms.min(still_ms);
+            }
+            None => groups.push(Alike {
+                ranks: BTreeSet::from([rank]),
+                doing,
+                still_ms,
+            }),
+        }
+    }
+    groups.sort_by_key(|group| (usize::MAX - group.ranks.len(), group.ranks.first().copied()));
+    groups
+}
+
+impl Alike<'_, '_> {
+    /// "it has been blocked in read for 40 s at loader.py:17 (load_batch)", without the subject.
+    pub(super) fn clause(&self) -> String {
+        let is_plural = self.ranks.len() > 1;
+        clause(
+            &self.doing.kind,
+            self.doing.place.as_ref(),
+            self.still_ms,
+            is_plural,
+        )
+    }
+
+    /// "Rank 2 has been blocked in read for 40 s at loader.py:17 (load_batch)."
+    pub(super) fn sentence(&self) -> String {
+        format!("{} {}.", text::ranks_start(&self.ranks), self.clause())
+    }
+
+    /// "Rank 2 does not take part: it has been blocked in read for 40 s at loader.py:17 (load_batch)."
+    pub(super) fn absence(&self) -> String {
+        let is_one = self.ranks.len() == 1;
+        let does = if is_one { "does" } else { "do" };
+        let they = if is_one { "it" } else { "they" };
+        format!(
+            "{} {does} not take part: {they} {}.",
+            text::ranks_start(&self.ranks),
+            self.clause()
+        )
+    }
+
+    /// "loader.py:17 (load_batch)".
+    pub(super) fn position(&self) -> Option<String> {
+        let frame = self.doing.place.as_ref()?.position()?;
+        Some(place::line_and_function(frame))
+    }
+
+    /// " Its threads, the shortest stack first, are at saver.py:9 (flush) and train.py:41 (step)."
+    pub(super) fn threads(&self) -> Option<String> {
+        let threads = self.doing.place.as_ref()?.threads();
+        let positions = threads.iter().filter_map(|thread| place::position(thread));
+        let mut names: Vec<String> = positions.map(place::line_and_function).collect();
+        let left_out = names.len().saturating_sub(THREADS_MAX);
+        names.truncate(THREADS_MAX);
+        if left_out > 0 {
+            names.push(format!("{left_out} more"));
+        }
+        let whose = match self.ranks.first() {
+            Some(rank) if self.ranks.len() > 1 => format!("The threads of rank {rank}"),
+            _ => "Its threads".to_owned(),
+        };
+        (names.len() > 1).then(|| {
+            let names = text::joined(&names);
+            format!(" {whose}, the shortest stack first, are at {names}.")
+        })
+    }
+}
+
+/// "Ranks 0 and 1 wait in all_reduce (train.py:41), rank 3 waits for the key x".
+pub(super) fn waits(groups: &[Alike<'_, '_>]) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    for group in groups.iter().take(GROUPS_MAX) {
+        let ranks = text::ranks(&group.ranks);
+        let is_plain = matches!(group.doing.kind, Kind::InCall(_)) && !parts.is_empty();
+        parts.push(match (&group.doing.kind, is_plain) {
+            (Kind::InCall(_), true) => format!("{ranks} in {}", call_at(group, groups)),
+            (Kind::InCall(_), false) => {
+                let wait = text::verb(group.ranks.len(), "waits", "wait");
+                format!("{ranks} {wait} in {}", call_at(group, groups))
+            }
+            _ => format!("{ranks} {}", group.clause()),
+        });
+    }
+    parts.extend(more(groups));
+    capitalized(&parts.join(", "))
+}
+
+/// "Ranks 0 and 2 are in all_reduce (train.py:41), ranks 1 and 3 in broadcast (train.py:57)".
+pub(super) fn positions(groups: &[Alike<'_, '_>]) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    for group in groups.iter().take(GROUPS_MAX) {
+        let ranks = text::ranks(&group.ranks);
+        let are = match parts.is_empty() {
+            true => text::verb(group.ranks.len(), "is ", "are "),
+            false => "",
+        };
+        parts.push(match &group.doing.kind {
+            Kind::InCall(_) => format!("{ranks} {are}in {}", call_at(group, groups)),
+            _ => format!("{ranks} {}", group.clause()),
+        });
+    }
+    parts.extend(more(groups));
+    capitalized(&parts.join(", "))
+}
+
+fn more(groups: &[Alike<'_, '_>]) -> Option<String> {
+    let left_out = groups
+        .iter()
+        .skip(GROUPS_MAX)
+        .map(|group| group.ranks.len());
+    match left_out.sum() {
+        0 => None,
+        1 => Some("1 more rank elsewhere".to_owned()),
+        count => Some(format!("{count} more ranks elsewhere")),
+    }
+}
+
+/// The sentences of the first groups, with a space before each.
+pub(super) fn sentences<'d, 'a>(
+    groups: &[Alike<'d, 'a>],
+    sentence: impl Fn(&Alike<'d, 'a>) -> String,
+) -> String {
+    let mut text = String::new();
+    for group in groups.iter().take(GROUPS_MAX) {
+        text.push(' ');
+        text.push_str(&sentence(group));
+    }
+    if let Some(more) = more(groups) {
+        text.push_str(&format!(" {}.", capitalized(&more)));
+    }
+    text
+}
+
+/// "all_reduce (train.py:41)"; with the caller's line if another group is at the same line of the same call.
+fn call_at(group: &Alike<'_, '_>, groups: &[Alike<'_, '_>]) -> String {
+    let words = |group: &Alike<'_, '_>| match group.doing.kind {
+        Kind::InCall(call) => Some(call_words(call.name, group.doing.place.as_ref())),
+        _ => None,
+    };
+    let own = words(group);
+    let is_ambiguous = |other: &&Alike<'_, '_>| words(other) == own;
+    let own = own.clone().unwrap_or_default();
+    if groups.iter().filter(is_ambiguous).count() < 2 {
+        return own;
+    }
+    let paths = groups.iter().filter(is_ambiguous);
+    let paths = paths.filter_map(|other| Some(other.doing.place.as_ref()?.path()));
+    let paths: Vec<_> = paths.collect();
+    let Some(path) = group.doing.place.as_ref().map(Place::path) else {
+        return own;
+    };
+    let differs = |index: &usize| {
+        paths
+            .iter()
+            .any(|other| other.get(*index) != path.get(*index))
+    };
+    let caller = (0..path.len()).find(differs).map(|index| path[index]);
+    match (caller, own.strip_suffix(')')) {
+        (Some(caller), Some(start)) => format!("{start}, called from {})", place::line(caller)),
+        _ => own,
+    }
+}
+
+fn call_words(name: &str, place: Option<&Place<'_>>) -> String {
+    match place.and_then(Place::position) {
+        Some(frame) => format!("{name} ({})", place::line(frame)),
+        None => name.to_owned(),
+    }
+}
+
+/// What a rank does, without its subject: "waits in all_reduce (train.py:41)".
+pub(super) fn clause(
+    kind: &Kind,
+    place: Option<&Place<'_>>,
+    still_ms: u64,
+    is_plural: bool,
+) -> String {
+    let is = if is_plural { "are" } else { "is" };
+    let has = if is_plural { "have" } else { "has" };
+    let its = if is_plural { "their" } else { "its" };
+    let wait = if is_plural { "wait" } else { "waits" };
+    let frame = place.and_then(Place::position);
+    let at = frame.map_or_else(String::new, |frame| {
+        format!(" at {}", place::line_and_function(frame))
+    });
+    let time = match still_ms {
+        0 => String::new(),
+        still => format!(" for {}", age(still)),
+    };
+    let within = |call: &Option<String>| {
+        let call = call.as_ref().filter(|call| !call.is_empty());
+        call.map_or_else(String::new, |call| format!(" in {call}"))
+    };
+    match kind {
+        Kind::InCall(call) => format!("{wait} in {}", call_words(call.name, place)),
+        Kind::InStore(meaning) => format!("{wait} for {meaning}"),
+        Kind::Computes(percent) => format!("{is} computing ({percent} % of a CPU){at}"),
+        Kind::Works { cpu_percent: 0..10 } => format!("{is} reading or writing{at}"),
+        Kind::Works { cpu_percent } => {
+            format!(
+                "{wait}{at} for {its} other threads or processes, which use {cpu_percent} % of a CPU"
+            )
+        }
+        Kind::Moves => format!(
+            "{is}{at}, and {} elsewhere a few seconds ago",
+            if is_plural { "were" } else { "was" }
+        ),
+        Kind::Blocked(Cause::Stopped { pid }) => format!("{is} stopped (state T of pid {pid}){at}"),
+        Kind::Blocked(Cause::Traced { pid }) => {
+            format!("{is} stopped by a debugger (state t of pid {pid}){at}")
+        }
+        Kind::Blocked(Cause::Debugger) => format!("{is} in a debugger{at}"),
+        Kind::Blocked(Cause::Disk(call)) => {
+            format!("{has} been blocked{}{time} in state D{at}", within(call))
+        }
+        Kind::Blocked(Cause::DataLoader { dead }) => match dead {
+            Some(pid) => format!(
+                "{has} waited for {its} DataLoader{time}{at}, and {its} DataLoader worker (pid {pid}) has ended"
+            ),
+            None => format!("{has} waited for {its} DataLoader{time}{at}"),
+        },
+        Kind::Blocked(Cause::Lock) | Kind::Opaque { is_lock: true, .. } => {
+            format!("{has} waited for a lock or another thread{time}{at}")
+        }
+        Kind::Blocked(Cause::SystemCall(call)) => format!("{has} been blocked in {call}{time}{at}"),
+        Kind::Opaque { system_call, .. } => {
+            format!("{has} been blocked{}{time}{at}", within(system_call))
+        }
+        Kind::NoStack(reason) => {
+            format!("{has} made no progress{time}, and {its} stack cannot be read: {reason}")
+        }
+        Kind::Program {
+            command,
+            system_call,
+        } => {
+            format!(
+                "{has} been blocked{}{time} in a program that is not Python ({command})",
+                within(system_call)
+            )
+        }
+        Kind::Left(ago_ms) => format!("exited with code 0 {} ago", age(*ago_ms)),
+        Kind::Failed => format!("{has} failed"),
+        Kind::NotSampled | Kind::Stale(_) | Kind::NotLaunched | Kind::OutOfReach => {
+            format!("{is} not observed")
+        }
+    }
+}
+
+/// "is at train.py:12 (main), blocked in read": as [`clause`], without the time, for a rank that another sentence is about.
+pub(super) fn brief_clause(doing: &Doing<'_>) -> String {
+    let frame = doing.place.as_ref().and_then(Place::position);
+    let call = match &doing.kind {
+        Kind::Blocked(Cause::SystemCall(call)) => Some(Some(call)),
+        Kind::Opaque { system_call, .. } | Kind::Blocked(Cause::Disk(system_call)) => {
+            Some(system_call.as_ref())
+        }
+        _ => None,
+    };
+    let is_stopped = matches!(doing.kind, Kind::Blocked(Cause::Stopped { .. }));
+    match (frame.map(place::line_and_function), call) {
+        (Some(position), Some(Some(call))) => format!("is at {position}, blocked in {call}"),
+        (Some(position), _) if call.is_some() || is_stopped => format!("is at {position}"),
+        _ => clause(&doing.kind, doing.place.as_ref(), 0, false),
+    }
+}
+
+/// " Rank 2 runs under torchrun on node1: no stack." for each group of ranks that are not observed.
+pub(super) fn unseen(doings: &BTreeMap<usize, Doing<'_>>) -> String {
+    let mut groups: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
+    for (&rank, doing) in doings.iter().filter(|(_, doing)| doing.is_unseen()) {
+        let host = doing.host.as_ref();
+        let on = host.map_or_else(String::new, |host| format!(" on {host}"));
+        let words = match &doing.kind {
+            Kind::NotLaunched => format!("{{run}} under torchrun{on}: no stack"),
+            Kind::OutOfReach => {
+                "{run} on other nodes, whose observations do not arrive here".to_owned()
+            }
+            Kind::Stale(age_ms) => {
+                format!(
+                    "{on}: the last observation of {{its}} launcher is {} old",
+                    age(*age_ms)
+                )
+            }
+            _ => format!("{on}: {{its}} launcher sends no observation"),
+        };
+        groups.entry(words).or_default().insert(rank);
+    }
+    let mut text = String::new();
+    for (words, ranks) in groups.iter().take(GROUPS_MAX) {
+        let run = text::verb(ranks.len(), " runs", " run");
+        let its = text::verb(ranks.len(), "its", "their");
+        let words = words.replace("{run}", run).replace("{its}", its);
+        text.push_str(&format!(" {}{words}.", text::ranks_start(ranks)));
+    }
+    match groups
+        .values()
+        .skip(GROUPS_MAX)
+        .map(BTreeSet::len)
+        .sum::<usize>()
+    {
+        0 => text,
+        more => format!("{text} {more} more ranks are not observed."),
+    }
+}

@@ -1,0 +1,273 @@
+//! What launchers observe of their workers, as evidence next to what the store shows.
+
+use crate::hang::{Evidence, RankEvidence, Seen, StoreWait, Verdict, judge};
+use crate::job::Job;
+use crate::keys::Family;
+use crate::ranks::milliseconds;
+use crate::report::{Finding, FindingKind, RankSet, ReportState};
+
+/// The most ranks whose position a finding of the store gains.
+const POSITIONS_MAX: usize = 3;
+
+/// Judges the ranks by the samples of their launchers. `None` if there are no recent ones.
+pub(crate) fn observed(job: &Job<'_>) -> Option<Verdict> {
+    judge(&evidence(job))
+}
+
+/// Makes one list of the store's findings and the verdict; `is_stuck` says whether the store's findings are a stall.
+pub(crate) fn combine(
+    job: &Job<'_>,
+    verdict: &Verdict,
+    findings: &mut Vec<Finding>,
+    is_stuck: bool,
+) -> ReportState {
+    if is_stuck {
+        if let Some(first) = findings.first_mut() {
+            first.text.push_str(&positions(&first.culprits, verdict));
+        }
+        return match waits_for_active(findings, verdict) {
+            true => ReportState::WaitingForBusyRank,
+            false => ReportState::NoProgress,
+        };
+    }
+    let Some(mut finding) = verdict.finding.clone() else {
+        return verdict.state;
+    };
+    for RankSet(ranks) in [&mut finding.culprits, &mut finding.waiting] {
+        ranks.retain(|&rank| !job.is_left_out(rank));
+    }
+    match verdict.state {
+        ReportState::NoProgress => {
+            for other in findings.iter_mut() {
+                let culprits = &other.culprits.0;
+                other.is_consequence |=
+                    !culprits.is_empty() && culprits.is_subset(&finding.culprits.0);
+            }
+            findings.insert(0, finding);
+        }
+        _ => findings.push(finding),
+    }
+    verdict.state
+}
+
+/// " It is at train.py:12 (main), blocked in read.", or nothing.
+fn positions(culprits: &RankSet, verdict: &Verdict) -> String {
+    let known = culprits
+        .0
+        .iter()
+        .filter_map(|rank| Some((rank, verdict.brief.get(rank)?)));
+    let mut text = String::new();
+    for (rank, clause) in known.take(POSITIONS_MAX) {
+        match culprits.0.len() {
+            1 => text.push_str(&format!(" It {clause}.")),
+            _ => text.push_str(&format!(" Rank {rank} {clause}.")),
+        }
+    }
+    text
+}
+
+/// Whether ranks wait in the store for a rank that is at work: this is no alarm.
+fn waits_for_active(findings: &[Finding], verdict: &Verdict) -> bool {
+    use FindingKind as Kind;
+    let mut causes = findings.iter().filter(|finding| !finding.is_consequence);
+    !verdict.active.is_empty()
+        && causes.all(|cause| match cause.kind {
+            Kind::NeverConnected
+            | Kind::NotPublished
+            | Kind::GroupIncomplete
+            | Kind::NcclId
+            | Kind::Barrier
+            | Kind::Boundary
+            | Kind::Key => {
+                let culprits = &cause.culprits.0;
+                culprits.is_empty() || !culprits.is_disjoint(&verdict.active)
+            }
+            Kind::LostLater | Kind::GaveUp => true,
+            _ => false,
+        })
+}
+
+fn evidence<'j>(job: &'j Job<'_>) -> Evidence<'j> {
+    let mut evidence = Evidence::default();
+    let ranks = job.ranks_now().unwrap_or_default();
+    for node in &job.launched.nodes {
+        let is_in_force = |rank| {
+            let worker = job.launched.worker(rank);
+            worker.is_some_and(|worker| std::ptr::eq(worker.node, node))
+                && (ranks.is_empty() || ranks.contains(&rank))
+                && !job.is_left_out(rank)
+        };
+        evidence.add(&node.announced, milliseconds(job.ago(node.at)), is_in_force);
+    }
+    if !evidence.has_sample() {
+        return evidence;
+    }
+    for rank in ranks.into_iter().filter(|&rank| !job.is_left_out(rank)) {
+        let host = || Some(job.who.host(job.index, job.main_connection(rank)?));
+        let other = || RankEvidence::new(Seen::NotLaunched, host());
+        evidence.ranks.entry(rank).or_insert_with(other);
+    }
+    for (key, waiting) in &job.waits {
+        if is_background(&job.family(key)) {
+            continue;
+        }
+        for &slot in &waiting.slots {
+            let rank = job
+                .who
+                .rank(slot)
+                .and_then(|rank| evidence.ranks.get_mut(&rank));
+            let wait = job.index.connections[slot].wait.as_ref();
+            if let (Some(rank), Some(wait)) = (rank, wait) {
+                let age_ms = milliseconds(job.ago(wait.since));
+                let known_ms = rank.store_wait.as_ref().map(|wait| wait.age_ms);
+                if known_ms.is_none_or(|known_ms| known_ms < age_ms) {
+                    rank.store_wait = Some(StoreWait {
+                        meaning: job.meaning(key),
+                        age_ms,
+                    });
+                }
+            }
+        }
+    }
+    evidence
+}
+
+/// Whether a rank waits for such a key while it works.
+const fn is_background(family: &Family<'_>) -> bool {
+    matches!(
+        family,
+        Family::ElasticExit { .. }
+            | Family::Rendezvous { .. }
+            | Family::NcclTimeout
+            | Family::InProcessEvent
+            | Family::DebugServer { .. }
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Report;
+    use crate::hang::observed::{self, Observed};
+    use crate::report::{FindingKind, RankState, ReportState};
+    use crate::sim::Script;
+
+    /// Announces the processes as one node with these observations.
+    fn observe(script: &mut Script, processes: &[crate::sim::Process], ranks: &[Observed]) {
+        let (launcher, mut node) = script.launch(processes);
+        let ranks: Vec<_> = ranks.iter().cloned().enumerate().collect();
+        let seen = observed::node("vm", processes.len(), &ranks);
+        for (worker, seen) in node.workers.iter_mut().zip(seen.workers) {
+            worker.sample = seen.sample;
+        }
+        node.stacks = seen.stacks;
+        node.explain_after_ms = seen.explain_after_ms;
+        script.store.announce(launcher, &node);
+    }
+
+    fn all_connected(ranks: &[Observed]) -> (Script, Report) {
+        let mut script = Script::new();
+        let processes = script.run_all(ranks.len());
+        script.pass(40.0);
+        observe(&mut script, &processes, ranks);
+        let report = script.report();
+        (script, report)
+    }
+
+    #[test]
+    fn a_hang_outside_the_store_is_explained_by_stacks() {
+        let waits = Observed::waits("all_reduce", 41);
+        let (mut script, report) =
+            all_connected(&[waits.clone(), waits.clone(), Observed::blocked()]);
+        assert!(report.is_stuck && report.state == ReportState::NoProgress);
+        let cause = &report.findings[0];
+        assert_eq!(
+            (cause.kind, &report.headline),
+            (FindingKind::RankBlocked, &cause.text)
+        );
+        assert!(
+            report.headline.starts_with(
+                "Ranks 0 and 1 wait in all_reduce (train.py:41). Rank 2 does not take part: it has been blocked in read for 40 s \
+                 at loader.py:17 (load_batch)."
+            ),
+            "{}",
+            report.headline
+        );
+        assert_eq!(report.ranks[0].doing, "waits in all_reduce (train.py:41)");
+        assert_eq!(report.ranks[0].state, RankState::Idle);
+        assert!(report.ranks[2].is_suspect && !report.ranks[0].is_suspect);
+        assert_eq!(cause.waiting.0.len(), 2);
+        // Old observations are no evidence.
+        script.pass(20.0);
+        let later = script.report();
+        assert!(!later.is_stuck);
+        assert_eq!(later.findings[0].kind, FindingKind::NotInTheStore);
+    }
+
+    #[test]
+    fn a_job_at_work_is_not_sent_elsewhere() {
+        let busy = Observed::busy("train.py:30 step");
+        let (_, report) = all_connected(&[busy.clone(), busy.clone()]);
+        assert!(!report.is_stuck);
+        assert_eq!(
+            report.headline,
+            "All 2 ranks are connected and none waits on the store; their processes make progress."
+        );
+        let (_, report) = all_connected(&[Observed::waits("barrier", 41), busy]);
+        assert!(!report.is_stuck);
+        assert_eq!(report.state, ReportState::WaitingForBusyRank);
+        assert!(report.ranks.iter().all(|rank| !rank.is_suspect));
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json["state"], "waiting_for_busy_rank");
+    }
+
+    #[test]
+    fn a_missing_rank_gains_its_position() {
+        let missing = |rank: Observed| {
+            let mut script = Script::new();
+            let mut processes = script.processes(3);
+            script.run_without(&mut processes, &[1]);
+            script.pass(40.0);
+            let waits = Observed::waits("init_process_group", 12);
+            observe(&mut script, &processes, &[waits.clone(), rank, waits]);
+            script.report()
+        };
+        let blocked = missing(Observed::blocked());
+        assert!(blocked.is_stuck);
+        assert_eq!(blocked.findings[0].kind, FindingKind::NeverConnected);
+        assert!(
+            blocked
+                .headline
+                .ends_with(" It is at loader.py:17 (load_batch), blocked in read."),
+            "{}",
+            blocked.headline
+        );
+        let busy = missing(Observed::busy("train.py:8 main"));
+        assert!(!busy.is_stuck && busy.state == ReportState::WaitingForBusyRank);
+        assert!(
+            busy.headline
+                .ends_with(" It is computing (100 % of a CPU) at train.py:8 (main)."),
+            "{}",
+            busy.headline
+        );
+    }
+
+    /// A rank that waits for a key in Python shows only the user's line.
+    #[test]
+    fn a_wait_in_the_store_is_no_blocked_rank() {
+        let mut script = Script::new();
+        let processes = script.run_all(2);
+        let connection = processes[0].connection.unwrap();
+        script.store.wait(connection, &["never".to_owned()]);
+        script.pass(40.0);
+        let at_wait = Observed::quiet("recvfrom", "train.py:20 main");
+        observe(
+            &mut script,
+            &processes,
+            &[at_wait, Observed::waits("barrier", 41)],
+        );
+        let report = script.report();
+        assert!(report.is_stuck);
+        assert_eq!(report.findings[0].kind, FindingKind::Key);
+        assert!(!report.headline.contains("blocked"), "{}", report.headline);
+    }
+}
