@@ -33,7 +33,10 @@ pub(crate) struct Interpreter {
     /// The program or the library, as `python3.11` or `libpython3.11.so.1.0`.
     name: String,
     /// The paths of its files, by way of `/proc`.
-    #[cfg_attr(not(all(target_os = "linux", feature = "reader")), expect(dead_code, reason = "no reader"))]
+    #[cfg_attr(
+        not(all(target_os = "linux", feature = "reader")),
+        expect(dead_code, reason = "no reader")
+    )]
     files: Vec<PathBuf>,
 }
 
@@ -69,7 +72,10 @@ impl Interpreter {
     }
 
     /// Its name, if it is one without a lock (GIL), as `python3.13t`.
-    #[cfg_attr(not(all(target_os = "linux", feature = "reader")), expect(dead_code, reason = "no reader"))]
+    #[cfg_attr(
+        not(all(target_os = "linux", feature = "reader")),
+        expect(dead_code, reason = "no reader")
+    )]
     pub(crate) fn free_threaded(&self) -> Option<&str> {
         let name = self.name.split(".so").next()?;
         let version = name.split_once("python3.")?.1;
@@ -78,7 +84,10 @@ impl Interpreter {
 
     /// Reads a byte of each page of its files, so that a file system that fails does so with an error here. A failure
     /// while the file is mapped into this process, as py-spy does, would be a signal that ends this process.
-    #[cfg_attr(not(all(target_os = "linux", feature = "reader")), expect(dead_code, reason = "no reader"))]
+    #[cfg_attr(
+        not(all(target_os = "linux", feature = "reader")),
+        expect(dead_code, reason = "no reader")
+    )]
     pub(crate) fn check_files(&self) -> io::Result<()> {
         for path in &self.files {
             let file = File::open(path)?;

@@ -45,7 +45,10 @@ pub struct PythonFrame {
 }
 
 impl PythonFrame {
-    #[cfg_attr(not(all(target_os = "linux", feature = "reader")), expect(dead_code, reason = "no reader"))]
+    #[cfg_attr(
+        not(all(target_os = "linux", feature = "reader")),
+        expect(dead_code, reason = "no reader")
+    )]
     pub(crate) fn new(mut file: String, line: i32, mut function: String) -> Self {
         let mut start = file.len().saturating_sub(TEXT_BYTES_MAX);
         while !file.is_char_boundary(start) {
@@ -63,7 +66,10 @@ impl PythonFrame {
 
 impl PythonThread {
     /// `frames` has the most recent call first. Also returns whether there were too many.
-    #[cfg_attr(not(all(target_os = "linux", feature = "reader")), expect(dead_code, reason = "no reader"))]
+    #[cfg_attr(
+        not(all(target_os = "linux", feature = "reader")),
+        expect(dead_code, reason = "no reader")
+    )]
     pub(crate) fn new(
         mut name: Option<String>,
         system_id: Option<u64>,
@@ -84,7 +90,10 @@ impl PythonThread {
 
 impl PythonStacks {
     /// `threads` has the newest one first, as the interpreter's list.
-    #[cfg_attr(not(all(target_os = "linux", feature = "reader")), expect(dead_code, reason = "no reader"))]
+    #[cfg_attr(
+        not(all(target_os = "linux", feature = "reader")),
+        expect(dead_code, reason = "no reader")
+    )]
     pub(crate) fn new(pid: u32, threads: Vec<(PythonThread, bool)>) -> Self {
         let has_ids = threads.iter().any(|(it, _)| it.system_id.is_some());
         let is_main = |thread: &PythonThread| match has_ids {

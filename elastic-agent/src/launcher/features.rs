@@ -1,7 +1,7 @@
 //! The launcher's features, and their order.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use c10d_socket::{Credentials, HostPort, host_name};
@@ -9,7 +9,7 @@ use elastic_rendezvous::{
     DEFAULT_PORT, Endpoint, RendezvousError, RendezvousHandler, RendezvousParameters, StartWarnings,
 };
 
-use super::announce::{Announcer, Flusher, LocalView, NodeIdentity};
+use super::announce::{Announcer, Flusher, LocalView, NodeIdentity, ObservationSender};
 use super::debug_servers::{DebugServers, ProxyAddress, START_HOOK};
 use super::error::LauncherError;
 use super::events::{JobNames, Recorder};
@@ -17,14 +17,19 @@ use super::explain::Explainer;
 use super::feature::{Feature, JobEnd};
 use super::health_port::HealthPort;
 use super::nccl;
+use super::observe::{Asker, Observer, Processes};
 use super::options::LauncherOptions;
 use super::own_address::own_addresses;
 use super::spoken::Spoken;
+use super::stacks::{self, StackThread};
 use super::status_page::{Hosted, StatusPage};
 use crate::agent::{AgentOptions, ElasticAgent};
 
+/// How long the observer waits until the store has what it has found.
+const ANNOUNCED_TIMEOUT: Duration = Duration::from_millis(200);
+
 /// The features in the order in which they are made and see events. They end in the reverse order.
-const ORDER: [Place; 7] = [
+const ORDER: [Place; 8] = [
     Place {
         name: "health port",
         make: make_health_port,
@@ -39,6 +44,11 @@ const ORDER: [Place; 7] = [
         name: "announcements",
         make: make_announcer,
         why: "it ends with the last word about the workers, for which debug servers are still there",
+    },
+    Place {
+        name: "observations",
+        make: make_observer,
+        why: "the announcer has what is observed, and explanations are made of it",
     },
     Place {
         name: "explanations",
@@ -80,6 +90,11 @@ struct Making<'l> {
     hosted: Arc<Hosted>,
     debug: Option<(PathBuf, ProxyAddress)>,
     announcements: Option<(Flusher, LocalView)>,
+    observations: Option<ObservationSender>,
+    /// Reads the stacks of workers; `None` if nothing may.
+    stacks: Option<Arc<StackThread>>,
+    /// Has the workers observed at once, when there is an observer.
+    asker: Arc<OnceLock<Asker>>,
 }
 
 /// The features of one job.
@@ -120,6 +135,9 @@ impl Features {
             hosted,
             debug: None,
             announcements: None,
+            observations: None,
+            stacks: start_stacks(options)?,
+            asker: Arc::default(),
         };
         let mut all = Vec::new();
         for place in &ORDER {
@@ -220,6 +238,7 @@ fn make_announcer(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, L
         run_id: making.options.rendezvous.run_id().to_owned(),
         addresses: own_addresses(),
         debug_sockets,
+        explain_after: making.options.explain_after,
     };
     let rendezvous = meeting_place(&making.options.rendezvous);
     let nccl = nccl::service(&making.agent.environment);
@@ -227,7 +246,37 @@ fn make_announcer(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, L
         .map_err(LauncherError::system("cannot start a thread"))?;
     making.hosted.look_at_workers(announcer.flusher());
     making.announcements = Some((announcer.flusher(), announcer.view()));
+    making.observations = Some(announcer.observations());
     Ok(Some(Box::new(announcer)))
+}
+
+/// The thread that reads the stacks of workers.
+fn start_stacks(_: &LauncherOptions) -> Result<Option<Arc<StackThread>>, LauncherError> {
+    if !stacks::CAN_READ {
+        return Ok(None);
+    }
+    let thread = StackThread::start().map_err(LauncherError::system("cannot start a thread"))?;
+    Ok(Some(Arc::new(thread)))
+}
+
+fn make_observer(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
+    let (Some((announcements, view)), Some(observations), Some(stacks)) = (
+        making.announcements.clone(),
+        making.observations.clone(),
+        making.stacks.clone(),
+    ) else {
+        return Ok(None);
+    };
+    let after = making.options.explain_after;
+    let note = move |found| {
+        observations.send(found);
+        announcements.flush(ANNOUNCED_TIMEOUT);
+    };
+    let observer = Observer::start(after, move || view.get(), Processes::new(stacks), note)
+        .map_err(LauncherError::system("cannot start a thread"))?;
+    // The features are made once.
+    let _ = making.asker.set(observer.asker());
+    Ok(Some(Box::new(observer)))
 }
 
 /// The store where the nodes meet, and what it asks for; `None` if they do not meet at a store that listens.

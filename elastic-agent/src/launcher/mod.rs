@@ -15,6 +15,7 @@ mod health_port;
 mod job;
 mod leaving;
 mod nccl;
+mod observe;
 mod options;
 mod own_address;
 mod preflight;

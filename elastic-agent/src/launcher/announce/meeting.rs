@@ -142,6 +142,7 @@ mod tests {
             run_id: "job".to_owned(),
             addresses: Vec::new(),
             debug_sockets: None,
+            explain_after: None,
         }
     }
 

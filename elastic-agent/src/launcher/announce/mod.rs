@@ -26,6 +26,7 @@ use elastic_rendezvous::Listener;
 use super::debug_servers::ProxyAddress;
 use super::feature::{Feature, JobEnd};
 use super::nccl::NcclAsker;
+use super::observe::Observations;
 use super::processes::{Scanner, StoreAddress};
 use link::Link;
 use meeting::{Meeting, MeetingReport};
@@ -74,6 +75,7 @@ enum Message {
     Cause(AnnouncedCause),
     /// What the workers' NCCL says, if anything.
     Nccl(Option<AnnouncedNccl>),
+    Observed(Observations),
     /// Asks for an answer when all earlier messages are announced.
     Flush(Sender<()>),
     End,
@@ -135,6 +137,11 @@ impl Announcer {
         Flusher(self.messages.clone())
     }
 
+    /// Takes what is observed of the workers, from another thread.
+    pub(super) fn observations(&self) -> ObservationSender {
+        ObservationSender(self.messages.clone())
+    }
+
     /// What was last found out about this node's workers, though it may not have reached the store.
     pub(super) fn view(&self) -> LocalView {
         LocalView(Arc::clone(&self.shared))
@@ -187,6 +194,18 @@ impl Feature for Announcer {
     /// Its end announces how the workers ended.
     fn ends_with_workers(&self) -> bool {
         true
+    }
+}
+
+/// Announces observations of the workers.
+#[derive(Debug, Clone)]
+pub(super) struct ObservationSender(Sender<Message>);
+
+impl ObservationSender {
+    /// Announces them, in place of all earlier ones. Does not block.
+    pub(super) fn send(&self, found: Observations) {
+        // Fails when the announcer is dropped.
+        let _ = self.0.send(Message::Observed(found));
     }
 }
 
@@ -321,6 +340,11 @@ impl Thread {
                 self.nccl = said.map(|said| (said, now));
                 if let Some(roster) = self.roster.as_mut().filter(|_| is_news) {
                     roster.note_news();
+                }
+            }
+            Message::Observed(found) => {
+                if let Some(roster) = &mut self.roster {
+                    roster.note_observations(found, now);
                 }
             }
             Message::Flush(done) => {

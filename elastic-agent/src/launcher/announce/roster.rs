@@ -7,7 +7,11 @@ use std::time::{Duration, Instant};
 
 use crate::agent::{AgentOptions, StartedWorker, StartedWorkers};
 use crate::worker::{ExitKind, WorkerExit};
-use c10d_inspect::{AnnouncedCause, AnnouncedNode, AnnouncedProcess, AnnouncedWorker, WorkerEnd};
+use c10d_inspect::{
+    AnnouncedCause, AnnouncedNode, AnnouncedProcess, AnnouncedSample, AnnouncedWorker, WorkerEnd,
+};
+
+use crate::launcher::observe::Observations;
 
 /// How often the host is looked at while workers start, and later.
 const LOOK_INTERVAL_STARTING: Duration = Duration::from_secs(1);
@@ -26,6 +30,9 @@ const LOOK_SHARE: u32 = 50;
 const RENEWAL_SOON: Duration = Duration::from_secs(2);
 const RENEWAL: Duration = Duration::from_secs(10);
 
+/// How old an observation is at most: longer than the pause between two.
+const OBSERVATION_AGE_MAX: Duration = Duration::from_secs(15);
+
 /// A worker without a connection is no longer starting after this time: it may never use the store.
 const STARTING_MAX: Duration = Duration::from_secs(600);
 
@@ -39,6 +46,8 @@ pub(in crate::launcher) struct NodeIdentity {
     pub(in crate::launcher) addresses: Vec<IpAddr>,
     /// The directory of the workers' debug sockets.
     pub(in crate::launcher) debug_sockets: Option<PathBuf>,
+    /// When a job that makes no progress is explained; `None` for never.
+    pub(in crate::launcher) explain_after: Option<Duration>,
 }
 
 /// The next thing to do.
@@ -63,6 +72,7 @@ pub(super) struct Roster {
     is_stopping: bool,
     /// The root cause of the failure of these workers, when it has been found.
     cause: Option<AnnouncedCause>,
+    observed: Option<(Observations, Instant)>,
     has_news: bool,
     next_look: Instant,
     next_glance: Instant,
@@ -114,6 +124,7 @@ impl Roster {
             started,
             is_stopping: false,
             cause: None,
+            observed: None,
             has_news: false,
             next_look: now,
             next_glance: now + GLANCE_INTERVAL,
@@ -155,6 +166,12 @@ impl Roster {
     /// Notes why the workers failed.
     pub(super) fn note_cause(&mut self, cause: AnnouncedCause) {
         self.cause = Some(cause);
+        self.has_news = true;
+    }
+
+    /// Takes what is observed of the workers, in place of earlier observations.
+    pub(super) fn note_observations(&mut self, found: Observations, now: Instant) {
+        self.observed = (!found.samples.is_empty()).then_some((found, now));
         self.has_news = true;
     }
 
@@ -290,10 +307,30 @@ impl Roster {
             announced.debug_socket = sockets.map(|directory| {
                 AgentOptions::debug_socket(directory, node.restarts, worker.local_rank)
             });
+            announced.sample = self.sample(worker, now);
             announced
         });
         node.workers = workers.collect();
+        if node.workers.iter().any(|worker| worker.sample.is_some())
+            && let Some((found, _)) = &self.observed
+        {
+            node.stacks.clone_from(&found.stacks);
+        }
+        let after = self.identity.explain_after.map(|after| after.as_millis());
+        node.explain_after_ms = after.and_then(|after| u64::try_from(after).ok());
         node
+    }
+
+    /// The last observation of a worker that runs, unless it should have been replaced by now.
+    fn sample(&self, worker: &Worker, now: Instant) -> Option<AnnouncedSample> {
+        let (found, at) = self.observed.as_ref()?;
+        let age = now.saturating_duration_since(*at);
+        if worker.end.is_some() || age > OBSERVATION_AGE_MAX {
+            return None;
+        }
+        let mut sample = found.samples.get(&worker.pid)?.clone();
+        sample.taken_ago_ms = sample.taken_ago_ms.saturating_add(millis(now, *at));
+        Some(sample)
     }
 
     /// Whether a worker that runs has not connected to the store yet.

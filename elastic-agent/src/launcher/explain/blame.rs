@@ -98,7 +98,7 @@ impl RootFinding {
         };
         named.0.extend(decision.culprits);
         if let Some(absent) = absent {
-            finding.culprits.clone_from(&absent.culprits);
+            finding.culprits.clone_from(&absent.ranks);
         }
         let has_victims = decision.has_victims || absent.is_some();
         Some(Self {
@@ -144,6 +144,9 @@ const fn clause(kind: FindingKind) -> Option<&'static str> {
         FindingKind::StaleAddresses => Some("alive; addresses of an earlier group were read"),
         FindingKind::WorkerStopped => Some("alive, but stopped by a signal"),
         FindingKind::GroupIncomplete => Some("alive, but did not call new_group as the others did"),
+        FindingKind::RankBlocked => {
+            Some("alive, but took no part in what the other ranks waited for")
+        }
         _ => None,
     }
 }
@@ -197,7 +200,9 @@ mod tests {
     use std::collections::BTreeMap;
     use std::time::{Duration, UNIX_EPOCH};
 
-    use c10d_inspect::flight::{FlightFinding, FlightRecording, compare_flights};
+    use c10d_inspect::flight::{FlightRecording, compare_flights};
+
+    use crate::launcher::explain::failure_reports::Absent;
 
     use crate::failure::{ExitRecord, ProcessFailure};
     use crate::worker::{ExitKind, WorkerOutcome};
@@ -314,7 +319,7 @@ mod tests {
     }
 
     /// Ranks 0, 1 and 3 wait in their fourth collective, and rank 2 has entered three.
-    fn absent() -> FlightFinding {
+    fn absent() -> Absent {
         let recording = |entered: u64| {
             let entry = serde_json::json!({
                 "process_group": ["0", "default_pg"], "collective_seq_id": entered,
@@ -330,7 +335,11 @@ mod tests {
             &Report::default(),
             &|_| String::new(),
         );
-        report.named().unwrap().clone()
+        let named = report.named().unwrap();
+        Absent {
+            ranks: named.culprits.clone(),
+            text: named.text.clone(),
+        }
     }
 
     #[test]

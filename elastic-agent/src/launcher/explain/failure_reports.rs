@@ -1,7 +1,6 @@
 //! What was known about a job when a worker failed.
 
-use c10d_inspect::Report;
-use c10d_inspect::flight::FlightFinding;
+use c10d_inspect::{RankSet, Report};
 use c10d_store::Snapshot;
 
 /// What was known when a worker failed, before the launcher stopped the others.
@@ -11,8 +10,16 @@ pub(in crate::launcher) struct FailureReports {
     pub(super) at_failure: Option<Report>,
     /// Shortly before, if the job stood still.
     pub(super) before: Option<Report>,
-    /// The missing ranks in the last collective, if flight recorders showed them shortly before.
-    pub(super) absent: Option<FlightFinding>,
+    /// The missing ranks in the last collective, if flight recorders or stacks showed them shortly before.
+    pub(super) absent: Option<Absent>,
     /// The state of the store at that moment, if this process hosts it.
     pub(super) snapshot: Option<Snapshot>,
+}
+
+/// Ranks that did not take part in a collective for which others waited.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(in crate::launcher) struct Absent {
+    pub(super) ranks: RankSet,
+    /// What is known of them, in sentences.
+    pub(super) text: String,
 }

@@ -2,8 +2,10 @@
 
 mod blame;
 mod collectives;
+mod explained;
 mod failure_reports;
 mod local;
+mod observed;
 mod source;
 mod watch;
 
@@ -14,18 +16,19 @@ use std::time::{Duration, Instant};
 
 use crate::agent::{AgentEvent, AgentListener, StartedWorkers};
 use crate::threads::{JoinedThread, lock};
-use c10d_inspect::flight::FlightFinding;
 use c10d_inspect::report_text::TextStyle;
 use c10d_inspect::{FindingKind, Report};
 use c10d_socket::Cancel;
 
-use self::failure_reports::FailureReports;
+use self::failure_reports::{Absent, FailureReports};
 use super::announce::{Flusher, LocalView};
 use super::feature::{Feature, JobEnd};
 use super::options::LauncherOptions;
 use super::screen::Screen;
 use super::status_page::Hosted;
 use collectives::Collectives;
+use explained::Explained;
+use observed::Observed;
 use source::Source;
 use watch::{Say, Standstill, Watch};
 
@@ -33,6 +36,9 @@ const THREAD: &str = "explain";
 
 /// How long one look may take.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long the other launchers may take to observe their workers.
+const ASK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A look takes at most this part of the time: a report on 16,384 ranks takes part of a second.
 const LOOK_SHARE: u32 = 20;
@@ -70,8 +76,8 @@ struct Shared {
     source: Mutex<Option<Source>>,
     /// The last report on a job that stood still, and when it was made.
     last_stuck: Mutex<Option<(Instant, Report)>>,
-    /// The last finding of the flight recorders that names ranks, and when it was made.
-    last_absent: Mutex<Option<(Instant, FlightFinding)>>,
+    /// The ranks that take no part in a collective, as last found, and when that was.
+    last_absent: Mutex<Option<(Instant, Absent)>>,
     /// The reports of the last failure.
     failure: Mutex<Option<FailureReports>>,
     /// Ends lookups and questions to other hosts.
@@ -189,7 +195,7 @@ impl Shared {
         *lock(&self.failure) = Some(FailureReports {
             at_failure,
             before: before.map(|(_, report)| report),
-            absent: absent.map(|(_, finding)| finding),
+            absent: absent.map(|(_, absent)| absent),
             snapshot,
         });
     }
@@ -212,6 +218,7 @@ struct Working {
     source: Source,
     /// `None` unless this process serves the workers' store and they have debug servers.
     collectives: Option<Box<Collectives>>,
+    observed: Observed,
     next_look: Instant,
 }
 
@@ -263,6 +270,7 @@ impl Thread {
             watch,
             source,
             collectives,
+            observed: Observed::new(after, started.node_rank == 0),
             next_look,
         });
     }
@@ -274,52 +282,69 @@ impl Thread {
             watch,
             source,
             collectives,
+            observed,
             next_look,
         }) = &mut self.working
         else {
             return;
         };
         let report = source.report(LOOK_TIMEOUT);
-        let in_store = Standstill::of(&report);
+        let node = self.shared.local.get();
+        if observed.is_asking_due(now, &report) {
+            source.ask_for_samples(&report, observed::is_asked, ASK_TIMEOUT);
+        }
+        let alarm = observed::alarm(&report);
+        let waits = Standstill::of(&report);
         // What the store knows comes first: collectives stand still because of it.
-        let stuck = collectives
+        let collectives = collectives
             .as_mut()
-            .filter(|_| in_store.is_none())
-            .and_then(|it| it.look(now, &report, &self.shared.local.get()));
-        let seen = in_store.or_else(|| {
-            let stuck = stuck.as_ref()?;
+            .filter(|_| waits.is_none() || alarm.is_some())
+            .and_then(|it| it.look(now, &report, &node));
+        let stuck = Explained::of(
+            &report,
+            alarm,
+            collectives.as_ref(),
+            observed.is_first_node(),
+        );
+        let seen = waits.or_else(|| {
+            let stuck = collectives.as_ref()?;
             Some(Standstill::of_collectives(&stuck.report, stuck.lasted))
         });
         let say = watch.look(now, seen);
+        let is_own_quiet = node.workers.iter().any(|worker| worker.sample.is_some());
+        let mut pause = watch.next_look(now);
+        if let Some(sooner) = observed.next_look(&report, is_own_quiet) {
+            pause = pause.min(sooner);
+        }
         let cost = started.elapsed();
-        *next_look = Instant::now() + watch.next_look(now).max(cost * LOOK_SHARE);
+        *next_look = Instant::now() + pause.max(cost * LOOK_SHARE);
+        if let Some(text) = observed.busy(&report) {
+            log::info!("{text}");
+        }
         let line = watch
             .unchanged_for(now)
             .filter(|lasted| report.is_stuck && *lasted >= LINE_AFTER)
             .map(|_| report.headline_text());
-        match say {
-            Say::Nothing => {}
-            Say::All(lasted) => self.say(&match &stuck {
-                Some(stuck) => stuck.text(),
-                None => text_of(lasted, &report),
-            }),
-            Say::Unchanged(lasted) => self.say(&format!(
+        let text = match say {
+            Say::Nothing => None,
+            Say::All(lasted) => Some(stuck.text(lasted)),
+            Say::Unchanged(lasted) => Some(format!(
                 "the job still stands still, for {} s now: {}\n",
                 lasted.as_secs(),
-                match &stuck {
-                    Some(stuck) => stuck.report.headline.clone(),
-                    None => report.headline_text(),
-                }
+                stuck.headline()
             )),
             // That all ranks are idle is what the store knows of a job that runs.
-            Say::GoesOn if is_outside_store(&report) => self.say("the job goes on\n"),
-            Say::GoesOn => self.say(&format!("the job goes on: {}\n", report.headline_text())),
+            Say::GoesOn if is_outside_store(&report) => Some("the job goes on\n".to_owned()),
+            Say::GoesOn => Some(format!("the job goes on: {}\n", report.headline_text())),
+        };
+        if let Some(absent) = stuck.absent() {
+            *lock(&self.shared.last_absent) = Some((Instant::now(), absent));
         }
-        if let Some(absent) = stuck.as_ref().and_then(|stuck| stuck.report.named()) {
-            *lock(&self.shared.last_absent) = Some((Instant::now(), absent.clone()));
-        }
-        if in_store.is_some() {
+        if waits.is_some() {
             *lock(&self.shared.last_stuck) = Some((Instant::now(), report));
+        }
+        if let Some(text) = text {
+            self.say(&text);
         }
         self.show(line);
     }
@@ -345,9 +370,4 @@ impl Thread {
 fn is_outside_store(report: &Report) -> bool {
     let mut findings = report.findings.iter();
     findings.any(|finding| finding.kind == FindingKind::NotInTheStore)
-}
-
-fn text_of(lasted: Duration, report: &Report) -> String {
-    let text = report.to_text(TextStyle::PLAIN);
-    format!("the job has stood still for {} s\n{text}", lasted.as_secs())
 }

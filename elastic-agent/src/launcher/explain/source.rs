@@ -1,11 +1,12 @@
 //! Where a launcher gets a report about its job.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use crate::agent::StartedWorkers;
 use c10d_inspect::http::{HttpRequest, Target, fetch};
-use c10d_inspect::{Report, explain};
+use c10d_inspect::workers::Job;
+use c10d_inspect::{NodeReport, Report, explain, local_hang_report};
 use c10d_socket::HostPort;
 use c10d_socket::{Cancel, Deadline, resolve, resolve_local};
 use c10d_store::Snapshot;
@@ -67,13 +68,37 @@ impl Source {
         self.store.is_none()
     }
 
+    /// Asks the launchers of these nodes to observe their workers, so that the next report has what these do. Blocks for at
+    /// most `timeout`.
+    pub(super) fn ask_for_samples(
+        &self,
+        report: &Report,
+        is_wanted: impl Fn(&NodeReport) -> bool,
+        timeout: Duration,
+    ) {
+        let own = || IpAddr::from(Ipv4Addr::LOCALHOST);
+        let store = match &self.store {
+            Some(_) => Some(own()),
+            None => self.addresses.first().map(SocketAddr::ip),
+        };
+        let job = Job::new(report.clone(), store, self.token.clone());
+        let answered = job.ask_for_samples(is_wanted, timeout);
+        log::debug!("{answered} launchers observe their workers because this one asked");
+    }
+
     /// The report about the job, or else what this launcher knows. Blocks for at most `timeout`.
     pub(super) fn report(&self, timeout: Duration) -> Report {
         let report = match &self.store {
             Some(store) => store.report(timeout),
             None => self.ask(timeout),
         };
-        report.unwrap_or_else(|| local_report(&self.local.get(), &self.master))
+        report.unwrap_or_else(|| {
+            let node = self.local.get();
+            let report = local_report(&node, &self.master);
+            let observed = || local_hang_report(&node);
+            let observed = (!report.is_stuck).then(observed).flatten();
+            observed.unwrap_or(report)
+        })
     }
 
     /// The report about the job at this moment, if the store tells, and from what it was made, if this

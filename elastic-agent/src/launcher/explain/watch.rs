@@ -5,7 +5,9 @@ use std::hash::{Hash, Hasher};
 use std::time::Duration;
 
 use c10d_inspect::flight::FlightReport;
-use c10d_inspect::{FindingKind, Report};
+use c10d_inspect::{FindingKind, Report, ReportState};
+
+use super::observed::is_observed;
 
 /// When to speak again about a job that stands still without a change, since it began; then in intervals
 /// of the last one.
@@ -39,6 +41,8 @@ pub(super) struct Standstill {
     age: Option<Duration>,
     /// Whether waiting cannot help.
     is_urgent: bool,
+    /// Whether ranks have been observed for all its age, so that nothing is to be waited for.
+    is_observed: bool,
 }
 
 /// What to say.
@@ -80,7 +84,7 @@ struct Said {
 impl Standstill {
     /// `None` if nobody waits.
     pub(super) fn of(report: &Report) -> Option<Self> {
-        if !report.is_stuck {
+        if !report.is_stuck && report.state != ReportState::PartlyObserved {
             return None;
         }
         let mut hasher = DefaultHasher::new();
@@ -102,6 +106,7 @@ impl Standstill {
                 .map(Duration::from_millis)
                 .max(),
             is_urgent: causes().any(|cause| is_urgent(cause.kind)),
+            is_observed: causes().any(|cause| is_observed(cause.kind)),
         })
     }
 
@@ -116,6 +121,7 @@ impl Standstill {
             age: Some(lasted),
             // The time has passed already.
             is_urgent: true,
+            is_observed: false,
         }
     }
 }
@@ -191,6 +197,10 @@ impl Watch {
         let lasted = now.saturating_sub(still.since);
         let unchanged = now.saturating_sub(still.changed);
         let say = match still.said {
+            None if seen.is_observed => match seen.age {
+                Some(age) if age >= self.after => Say::All(age),
+                _ => Say::Nothing,
+            },
             None if unchanged >= self.after => Say::All(lasted),
             None if seen.is_urgent && unchanged >= URGENT_AFTER.min(self.after) => Say::All(lasted),
             None => Say::Nothing,

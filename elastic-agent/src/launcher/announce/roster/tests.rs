@@ -19,6 +19,7 @@ fn roster_after(early: EarlyExits, now: Instant) -> Roster {
         run_id: "job".to_owned(),
         addresses: Vec::new(),
         debug_sockets: Some("/run/c10d".into()),
+        explain_after: Some(Duration::from_secs(30)),
     };
     let workers = [(2, 0, 100), (3, 1, 101)];
     let workers = workers.map(|(rank, local, pid)| StartedWorker::new(rank, local, pid));
@@ -215,4 +216,35 @@ fn workers_that_never_connect_stop_counting_as_starting() {
         Step::Wait(now + 5 * SECOND),
         "a look is due"
     );
+}
+
+#[test]
+fn observations_are_announced_at_once_and_not_when_they_are_old() {
+    let start = Instant::now();
+    let mut roster = roster(start);
+    look(&mut roster, start, [('S', None), ('S', None)]);
+    roster.note_announced(start);
+    let sample_of = |ago| {
+        let mut sample = AnnouncedSample::default();
+        sample.taken_ago_ms = ago;
+        sample
+    };
+    let found = Observations {
+        samples: [(100, sample_of(20)), (101, sample_of(20))].into(),
+        stacks: vec![c10d_inspect::stacks::Stacks::default()],
+    };
+    roster.note_observations(found, start);
+    assert_eq!(roster.step(start), Step::Announce);
+    assert!(roster.note_exit(&exit(101, ExitKind::Code(0)), start));
+    let node = roster.announcement(start + SECOND);
+    assert_eq!(node.explain_after_ms, Some(30_000));
+    assert_eq!(node.stacks.len(), 1);
+    assert_eq!(node.workers[0].sample, Some(sample_of(1020)));
+    assert_eq!(node.workers[1].sample, None);
+    let node = roster.announcement(start + OBSERVATION_AGE_MAX + SECOND);
+    assert_eq!((node.stacks.len(), &node.workers[0].sample), (0, &None));
+    roster.note_announced(start);
+    roster.note_observations(Observations::default(), start);
+    assert_eq!(roster.step(start), Step::Announce);
+    assert_eq!(roster.announcement(start).workers[0].sample, None);
 }

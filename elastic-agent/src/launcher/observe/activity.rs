@@ -1,0 +1,269 @@
+//! How long a worker has been quiet, from readings of its CPU time and I/O. Pure: times are counted from any moment.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// A waiting main thread uses less than this part of a CPU, in percent.
+const QUIET_PERCENT_MAX: u64 = 1;
+
+/// Descendants and other threads that use less than this part of a CPU make no progress, in percent: PyTorch's own threads
+/// poll.
+const IDLE_PERCENT_MAX: u64 = 10;
+
+/// Less I/O than this is that of a thread which logs or reports metrics, in bytes per second.
+const IDLE_IO_BYTES_MAX: u64 = 4 << 10;
+
+/// CPU time is counted in ticks of 10 ms, and a line of a log may come at any time.
+const QUIET_SLACK_MS: u64 = 20;
+const IDLE_SLACK_MS: u64 = 100;
+const IDLE_IO_SLACK_BYTES: u64 = 16 << 10;
+
+/// The percentages of the last seconds are those since the newest reading that is at least so old.
+const RECENT: Duration = Duration::from_millis(1500);
+
+/// The most readings that are kept: 5 min of the usual interval.
+const READINGS_MAX: usize = 64;
+
+/// What /proc shows of a worker at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Reading {
+    /// The CPU time of the main thread of the observed process, in milliseconds.
+    pub(super) main_cpu_ms: u64,
+    /// By process id, the CPU time of the worker's processes, in milliseconds, and the bytes that they have read and written.
+    pub(super) processes: BTreeMap<u32, (u64, u64)>,
+}
+
+/// The readings of one worker.
+#[derive(Debug, Default)]
+pub(super) struct Activity {
+    /// The last reading.
+    last: Option<(Duration, Reading)>,
+    /// What was used in the intervals between readings, the newest last.
+    intervals: VecDeque<Interval>,
+    /// For how long it was quiet and idle when the oldest of these intervals began.
+    quiet_before: Duration,
+    idle_before: Duration,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Interval {
+    lasted: Duration,
+    main_ms: u64,
+    others_ms: u64,
+    io_bytes: u64,
+}
+
+/// What a worker has done lately.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Usage {
+    /// For how long the main thread has used less than 1 % of a CPU.
+    pub(super) quiet: Duration,
+    /// For how long the worker has neither computed elsewhere nor read or written.
+    pub(super) idle: Duration,
+    /// In the last seconds, in percent of a CPU.
+    pub(super) main_percent: u32,
+    pub(super) others_percent: u32,
+    /// In the last seconds.
+    pub(super) io_bytes_per_second: u64,
+}
+
+impl Activity {
+    /// Takes a reading of `now`, which is later than the last one.
+    pub(super) fn note(&mut self, now: Duration, reading: Reading) {
+        let Some((at, before)) = self.last.replace((now, reading)) else {
+            return;
+        };
+        let Some((_, after)) = &self.last else {
+            return;
+        };
+        let interval = Interval::between(now.saturating_sub(at), &before, after);
+        self.intervals.push_back(interval);
+        if self.intervals.len() > READINGS_MAX
+            && let Some(oldest) = self.intervals.pop_front()
+        {
+            self.quiet_before = continued(self.quiet_before, &oldest, oldest.is_quiet());
+            self.idle_before = continued(self.idle_before, &oldest, oldest.is_idle());
+        }
+    }
+
+    /// A step that the worker has reported is progress.
+    pub(super) fn note_step(&mut self) {
+        self.idle_before = Duration::ZERO;
+        if let Some(last) = self.intervals.back_mut() {
+            last.io_bytes = u64::MAX;
+        }
+    }
+
+    /// What the worker has done up to the last reading.
+    pub(super) fn usage(&self) -> Usage {
+        let mut usage = Usage {
+            quiet: self.lasted(self.quiet_before, Interval::is_quiet),
+            idle: self.lasted(self.idle_before, Interval::is_idle),
+            ..Usage::default()
+        };
+        let mut recent = Interval::default();
+        for interval in self.intervals.iter().rev() {
+            recent = recent.with(interval);
+            if recent.lasted >= RECENT {
+                break;
+            }
+        }
+        usage.main_percent = percent(recent.main_ms, recent.lasted);
+        usage.others_percent = percent(recent.others_ms, recent.lasted);
+        let ms = milliseconds(recent.lasted).max(1);
+        usage.io_bytes_per_second = recent.io_bytes.saturating_mul(1000) / ms;
+        usage
+    }
+
+    /// The longest time up to the last reading for which `holds`: in the whole of each later part of it, and in each
+    /// interval alone.
+    fn lasted(&self, before: Duration, holds: impl Fn(&Interval) -> bool) -> Duration {
+        let mut sum = Interval::default();
+        for interval in self.intervals.iter().rev() {
+            let longer = sum.with(interval);
+            if !holds(interval) || !holds(&longer) {
+                return sum.lasted;
+            }
+            sum = longer;
+        }
+        sum.lasted + before
+    }
+}
+
+fn continued(before: Duration, interval: &Interval, holds: bool) -> Duration {
+    if holds {
+        before + interval.lasted
+    } else {
+        Duration::ZERO
+    }
+}
+
+impl Interval {
+    fn between(lasted: Duration, before: &Reading, after: &Reading) -> Self {
+        let main_ms = after.main_cpu_ms.saturating_sub(before.main_cpu_ms);
+        let (mut all_ms, mut io_bytes) = (0u64, 0u64);
+        for (pid, (cpu, io)) in &after.processes {
+            // A process that was not there has used it all since.
+            let (cpu_before, io_before) = before.processes.get(pid).copied().unwrap_or_default();
+            all_ms += cpu.saturating_sub(cpu_before);
+            io_bytes = io_bytes.saturating_add(io.saturating_sub(io_before));
+        }
+        Self {
+            lasted,
+            main_ms,
+            others_ms: all_ms.saturating_sub(main_ms),
+            io_bytes,
+        }
+    }
+
+    /// This and an interval beside it.
+    fn with(self, other: &Self) -> Self {
+        Self {
+            lasted: self.lasted + other.lasted,
+            main_ms: self.main_ms + other.main_ms,
+            others_ms: self.others_ms + other.others_ms,
+            io_bytes: self.io_bytes.saturating_add(other.io_bytes),
+        }
+    }
+
+    fn is_quiet(&self) -> bool {
+        let allowed = milliseconds(self.lasted) * QUIET_PERCENT_MAX + QUIET_SLACK_MS * 100;
+        self.main_ms * 100 < allowed
+    }
+
+    fn is_idle(&self) -> bool {
+        let ms = milliseconds(self.lasted);
+        self.others_ms * 100 < ms * IDLE_PERCENT_MAX + IDLE_SLACK_MS * 100
+            && self.io_bytes < ms * IDLE_IO_BYTES_MAX / 1000 + IDLE_IO_SLACK_BYTES
+    }
+}
+
+fn percent(used_ms: u64, of: Duration) -> u32 {
+    let ms = milliseconds(of).max(1);
+    u32::try_from((used_ms * 100 + ms / 2) / ms).unwrap_or(u32::MAX)
+}
+
+pub(super) fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// A worker with one child that is read every second: what it uses in each second.
+    struct Worker {
+        activity: Activity,
+        now: Duration,
+        reading: Reading,
+    }
+
+    impl Worker {
+        fn new() -> Self {
+            let mut reading = Reading::default();
+            reading.processes.insert(10, (0, 0));
+            let mut worker = Self {
+                activity: Activity::default(),
+                now: Duration::ZERO,
+                reading,
+            };
+            worker.activity.note(worker.now, worker.reading.clone());
+            worker
+        }
+
+        fn run(&mut self, seconds: u64, main_ms: u64, others_ms: u64, io_bytes: u64) -> Usage {
+            for _ in 0..seconds {
+                self.now += SECOND;
+                self.reading.main_cpu_ms += main_ms;
+                let process = self.reading.processes.get_mut(&10).unwrap();
+                process.0 += main_ms + others_ms;
+                process.1 += io_bytes;
+                self.activity.note(self.now, self.reading.clone());
+            }
+            self.activity.usage()
+        }
+    }
+
+    #[test]
+    fn a_worker_is_quiet_from_its_last_work_on() {
+        let mut worker = Worker::new();
+        let busy = worker.run(20, 990, 10, 0);
+        assert_eq!((busy.quiet, busy.main_percent), (Duration::ZERO, 99));
+        let quiet = worker.run(30, 0, 0, 0);
+        assert_eq!((quiet.quiet, quiet.main_percent), (30 * SECOND, 0));
+        // Polls of a DataLoader and single ticks do not count.
+        let polls = worker.run(30, 9, 0, 0);
+        assert_eq!(polls.quiet, 60 * SECOND);
+        // Longer than all readings that are kept.
+        assert_eq!(worker.run(300, 0, 0, 0).quiet, 360 * SECOND);
+        assert_eq!(worker.run(1, 500, 0, 0).quiet, Duration::ZERO);
+        assert_eq!(worker.run(100, 0, 0, 0).quiet, 100 * SECOND);
+    }
+
+    #[test]
+    fn work_of_other_threads_and_io_are_progress() {
+        let mut worker = Worker::new();
+        assert_eq!(worker.run(10, 0, 500, 0).idle, Duration::ZERO);
+        assert_eq!(worker.run(10, 0, 500, 0).others_percent, 50);
+        assert_eq!(worker.run(10, 0, 20, 100).idle, 10 * SECOND);
+        let writing = worker.run(5, 0, 0, 1 << 20);
+        assert_eq!((writing.idle, writing.quiet), (Duration::ZERO, 35 * SECOND));
+        assert_eq!(writing.io_bytes_per_second, 1 << 20);
+        assert_eq!(worker.run(8, 0, 0, 0).idle, 8 * SECOND);
+        worker.activity.note_step();
+        assert_eq!(worker.activity.usage().idle, Duration::ZERO);
+        assert_eq!(worker.run(3, 0, 0, 0).idle, 3 * SECOND);
+    }
+
+    #[test]
+    fn a_new_process_counts_and_one_that_has_ended_takes_nothing_back() {
+        let mut worker = Worker::new();
+        worker.run(10, 0, 0, 0);
+        worker.reading.processes.insert(11, (800, 1 << 20));
+        assert_eq!(worker.run(1, 0, 0, 0).idle, Duration::ZERO);
+        worker.reading.processes.remove(&11);
+        assert_eq!(worker.run(5, 0, 0, 0).idle, 5 * SECOND);
+    }
+}

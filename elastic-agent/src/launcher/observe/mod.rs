@@ -1,0 +1,205 @@
+//! Observes the workers of this node: their CPU time and I/O always, and their stacks while the job may make no progress
+//! or somebody asks. The announcer tells the workers' store.
+
+mod activity;
+mod processes;
+mod readings;
+mod sampling;
+
+use std::fmt;
+use std::io;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use c10d_inspect::AnnouncedNode;
+
+use super::feature::Feature;
+use crate::threads::JoinedThread;
+pub(super) use processes::Processes;
+use processes::ReadProcesses;
+use readings::{Counters, dead_children, observed};
+pub(super) use sampling::Observations;
+use sampling::{Sample, Sampling, Seen};
+
+const THREAD: &str = "observe";
+
+/// How long somebody who asks waits for the answer, so that `c10d why` can answer within 2 s.
+const ASKED_TIMEOUT: Duration = Duration::from_millis(1500);
+
+/// Observes until it is dropped, which joins its thread: within 2 s for each worker whose stacks are being read.
+#[derive(Debug)]
+pub(super) struct Observer {
+    messages: Sender<Message>,
+    _thread: JoinedThread,
+}
+
+#[derive(Debug)]
+enum Message {
+    /// Asks for an answer when new samples are announced.
+    Ask(Sender<()>),
+    End,
+}
+
+/// Where an observer's results go.
+type Note = Box<dyn Fn(Observations) + Send>;
+
+impl Observer {
+    /// Starts the thread. It reads stacks when a worker has been quiet for half of `after`, never if `None`, and when
+    /// somebody asks. `node` is what the announcer knows of the workers. `note` takes what is to be announced and may block for a moment.
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    pub(super) fn start(
+        after: Option<Duration>,
+        node: impl Fn() -> AnnouncedNode + Send + 'static,
+        processes: impl ReadProcesses + 'static,
+        note: impl Fn(Observations) + Send + 'static,
+    ) -> io::Result<Self> {
+        let (messages, inbox) = channel();
+        let thread = Thread {
+            inbox,
+            epoch: Instant::now(),
+            counters: Counters::new("/proc"),
+            sampling: Sampling::new(after),
+            node: Box::new(node),
+            processes: Box::new(processes),
+            note: Box::new(note),
+        };
+        let thread = JoinedThread::start(THREAD, move || thread.run())?;
+        Ok(Self {
+            messages,
+            _thread: thread,
+        })
+    }
+
+    /// Asks for samples, from another thread.
+    pub(super) fn asker(&self) -> Asker {
+        Asker(self.messages.clone())
+    }
+}
+
+impl Feature for Observer {
+    fn ends_with_workers(&self) -> bool {
+        true
+    }
+}
+
+impl Drop for Observer {
+    fn drop(&mut self) {
+        // The thread may have panicked.
+        let _ = self.messages.send(Message::End);
+    }
+}
+
+/// Asks an observer for samples.
+#[derive(Debug, Clone)]
+pub(super) struct Asker(Sender<Message>);
+
+impl Asker {
+    /// Has samples taken, unless there are some of the last second, and for 15 s from now on. Blocks until they are announced, for
+    /// 1.5 s at most. Returns whether they were.
+    pub(super) fn ask(&self) -> bool {
+        let (done, answer) = channel();
+        self.0.send(Message::Ask(done)).is_ok() && answer.recv_timeout(ASKED_TIMEOUT).is_ok()
+    }
+}
+
+struct Thread {
+    inbox: Receiver<Message>,
+    epoch: Instant,
+    counters: Counters,
+    sampling: Sampling,
+    node: Box<dyn Fn() -> AnnouncedNode + Send>,
+    processes: Box<dyn ReadProcesses>,
+    note: Note,
+}
+
+impl fmt::Debug for Thread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Thread").finish_non_exhaustive()
+    }
+}
+
+impl Thread {
+    fn run(mut self) {
+        let mut next = Instant::now();
+        loop {
+            let patience = next.saturating_duration_since(Instant::now());
+            match self.inbox.recv_timeout(patience) {
+                Ok(Message::Ask(done)) => {
+                    if self.sampling.note_asked(self.epoch.elapsed()) {
+                        self.look(true);
+                    }
+                    // The asking thread may no longer wait.
+                    let _ = done.send(());
+                }
+                Ok(Message::End) | Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.look(false);
+                    next = Instant::now() + self.sampling.interval();
+                }
+            }
+        }
+    }
+
+    fn look(&mut self, is_asked: bool) {
+        let node = (self.node)();
+        let running = node.workers.iter().filter(|worker| worker.end.is_none());
+        let seen: Vec<Seen> = running
+            .map(|worker| {
+                let observed = observed(worker.pid, &worker.processes, |pid| {
+                    self.processes.is_python(pid)
+                });
+                Seen {
+                    pid: worker.pid,
+                    observed,
+                    reading: self.counters.read(observed, &worker.processes),
+                }
+            })
+            .collect();
+        self.sampling.note(self.epoch.elapsed(), seen);
+        if self.sampling.is_due(self.epoch.elapsed(), is_asked) {
+            let samples = self.sample(&node);
+            self.sampling.note_samples(self.epoch.elapsed(), samples);
+        }
+        if let Some(found) = self.sampling.announced(self.epoch.elapsed()) {
+            (self.note)(found);
+        }
+    }
+
+    fn sample(&self, node: &AnnouncedNode) -> Vec<(u32, Sample)> {
+        let targets = self.sampling.targets();
+        let pids: Vec<u32> = targets.iter().map(|(_, observed)| *observed).collect();
+        let read = self.processes.stacks(&pids);
+        let at = self.epoch.elapsed();
+        targets
+            .into_iter()
+            .zip(read)
+            .map(|((worker, observed), read)| {
+                let is_python = read.is_some();
+                let (stacks, error) = match read {
+                    Some(Ok(stacks)) => (Some(stacks), None),
+                    Some(Err(error)) => (None, Some(error)),
+                    None => (None, None),
+                };
+                let details = self.processes.details(observed);
+                let processes = node.workers.iter().find(|it| it.pid == worker);
+                let sample = Sample {
+                    at,
+                    stacks,
+                    error,
+                    waits_in: details.waits_in,
+                    system_call: details.system_call,
+                    command_line: details.command_line.filter(|_| !is_python),
+                    dead_children: processes
+                        .map(|it| dead_children(observed, &it.processes))
+                        .unwrap_or_default(),
+                };
+                (worker, sample)
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

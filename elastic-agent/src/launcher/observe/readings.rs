@@ -1,0 +1,149 @@
+//! What /proc shows of a worker's processes, and which of them is observed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use c10d_inspect::AnnouncedProcess;
+use c10d_socket::ProcessStat;
+
+use super::activity::Reading;
+
+/// Reads counters from /proc, or from a folder like it.
+#[derive(Debug)]
+pub(super) struct Counters {
+    root: PathBuf,
+    ticks_per_second: u64,
+}
+
+impl Counters {
+    pub(super) fn new(root: impl Into<PathBuf>) -> Self {
+        Self {
+            root: root.into(),
+            ticks_per_second: rustix::param::clock_ticks_per_second().max(1),
+        }
+    }
+
+    /// The counters of a worker whose processes these are, and the state of the main thread of the observed process;
+    /// `None` if that process is gone.
+    pub(super) fn read(
+        &self,
+        observed: u32,
+        processes: &[AnnouncedProcess],
+    ) -> Option<(Reading, char)> {
+        let folder = self.root.join(observed.to_string());
+        let main = self.stat(&folder.join("task").join(observed.to_string()))?;
+        let mut reading = Reading {
+            main_cpu_ms: self.cpu_ms(&main),
+            ..Reading::default()
+        };
+        for process in processes {
+            let folder = self.root.join(process.pid.to_string());
+            let Some(stat) = self.stat(&folder) else {
+                continue;
+            };
+            let io = fs::read_to_string(folder.join("io"));
+            let io_bytes = io.map_or(0, |text| io_bytes(&text));
+            let counters = (self.cpu_ms(&stat), io_bytes);
+            reading.processes.insert(process.pid, counters);
+        }
+        Some((reading, main.state))
+    }
+
+    fn stat(&self, folder: &Path) -> Option<ProcessStat> {
+        ProcessStat::parse(&fs::read(folder.join("stat")).ok()?)
+    }
+
+    const fn cpu_ms(&self, stat: &ProcessStat) -> u64 {
+        stat.cpu_ticks.saturating_mul(1000) / self.ticks_per_second
+    }
+}
+
+/// The process to observe of a worker: the first that is connected to the workers' store, since a shell may have started
+/// it and its children hold its connections too; otherwise the first that runs Python, otherwise the worker itself.
+pub(super) fn observed(
+    worker: u32,
+    processes: &[AnnouncedProcess],
+    is_python: impl Fn(u32) -> bool,
+) -> u32 {
+    let mut running = processes.iter().filter(|it| it.state != Some('Z'));
+    running
+        .clone()
+        .find(|it| !it.store_connections.is_empty())
+        .or_else(|| running.find(|it| is_python(it.pid)))
+        .map_or(worker, |process| process.pid)
+}
+
+/// The children of a process that have ended and were not collected.
+pub(super) fn dead_children(parent: u32, processes: &[AnnouncedProcess]) -> Vec<u32> {
+    let dead = processes
+        .iter()
+        .filter(|it| it.parent == Some(parent) && it.state == Some('Z'));
+    dead.map(|process| process.pid).collect()
+}
+
+/// The bytes that a process has read and written, by its file `io`: with pipes and files, without most sockets.
+fn io_bytes(text: &str) -> u64 {
+    let value = |name: &str| {
+        let mut lines = text.lines();
+        let value = lines.find_map(|line| line.strip_prefix(name))?;
+        value.trim().parse::<u64>().ok()
+    };
+    let bytes = |name| value(name).unwrap_or(0);
+    bytes("rchar:").saturating_add(bytes("wchar:"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: u32, parent: u32, command: &str, state: char) -> AnnouncedProcess {
+        let mut process = AnnouncedProcess::default();
+        process.pid = pid;
+        process.parent = Some(parent);
+        process.command = Some(command.to_owned());
+        process.state = Some(state);
+        process
+    }
+
+    #[test]
+    fn the_process_that_uses_the_store_is_observed() {
+        let shell = process(10, 1, "bash", 'S');
+        let mut python = process(11, 10, "python3", 'S');
+        let mut loader = process(12, 11, "pt_data_worker", 'S');
+        let all = |python: &AnnouncedProcess, loader: &AnnouncedProcess| {
+            [shell.clone(), python.clone(), loader.clone()]
+        };
+        assert_eq!(observed(10, &all(&python, &loader), |pid| pid > 10), 11);
+        assert_eq!(observed(10, &all(&python, &loader), |_| false), 10);
+        python.store_connections = vec!["127.0.0.1:1".parse().unwrap()];
+        loader.store_connections = python.store_connections.clone();
+        assert_eq!(observed(10, &all(&python, &loader), |_| true), 11);
+        assert_eq!(observed(10, &[], |_| true), 10);
+        loader.state = Some('Z');
+        assert_eq!(dead_children(11, &all(&python, &loader)), [12]);
+        assert!(dead_children(10, &all(&python, &loader)).is_empty());
+    }
+
+    #[test]
+    fn bytes_of_reads_and_writes_are_added() {
+        assert_eq!(io_bytes("rchar: 10\nwchar: 5\nsyscr: 3\n"), 15);
+        assert_eq!(io_bytes("rchar: x\n"), 0);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_counters_of_this_process_grow() {
+        let own = std::process::id();
+        let counters = Counters::new("/proc");
+        let processes = [process(own, 1, "test", 'R')];
+        let (before, _) = counters.read(own, &processes).unwrap();
+        let mut bytes = 0;
+        for _ in 0..20 {
+            bytes += fs::read("/proc/self/maps").unwrap().len() as u64;
+        }
+        let (after, state) = counters.read(own, &processes).unwrap();
+        assert!(matches!(state, 'R' | 'S' | 'D'), "{state}");
+        assert!(after.processes[&own].1 >= before.processes[&own].1 + bytes);
+        assert_eq!(counters.read(u32::MAX, &processes), None);
+    }
+}

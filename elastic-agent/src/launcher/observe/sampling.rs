@@ -1,0 +1,447 @@
+//! When the stacks of a node's workers are read, and what is announced of them. Pure: times are counted from any moment.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::time::Duration;
+
+use c10d_inspect::AnnouncedSample;
+use c10d_inspect::stacks::Stacks;
+
+use super::activity::{Activity, Reading, milliseconds};
+
+/// How often workers are looked at. A shorter time until an explanation needs more looks.
+const INTERVAL: Duration = Duration::from_secs(5);
+const INTERVAL_MIN: Duration = Duration::from_secs(1);
+const READINGS_UNTIL_EXPLAINED: u32 = 5;
+
+/// Two observations of a rank are 5 s apart, so that a rank which only passes is not named. Timers are not exact.
+const APART_MIN: Duration = Duration::from_millis(4500);
+
+/// An older observation confirms nothing.
+const APART_MAX: Duration = Duration::from_secs(15);
+
+/// For how long stacks are read after somebody has asked.
+const ASKED_FOR: Duration = Duration::from_secs(15);
+
+/// How often at most stacks are read because somebody asks.
+const ASKED_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The most bytes of the JSON of all stacks of a node.
+const STACKS_BYTES_MAX: usize = 64 << 10;
+
+/// The observations of a node's workers.
+#[derive(Debug)]
+pub(super) struct Sampling {
+    /// After which time a job that makes no progress is explained; `None` for never.
+    after: Option<Duration>,
+    workers: HashMap<u32, Worker>,
+    asked: Option<Duration>,
+    /// When stacks were read last.
+    sampled: Option<Duration>,
+    /// Whether the last announcement had samples.
+    was_announced: bool,
+}
+
+#[derive(Debug, Default)]
+struct Worker {
+    observed: u32,
+    activity: Activity,
+    state: Option<char>,
+    /// Those of the last 15 s, the newest last.
+    samples: VecDeque<Sample>,
+}
+
+/// What reading the stacks of a worker has given.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Sample {
+    pub(super) at: Duration,
+    pub(super) stacks: Option<Stacks>,
+    /// Why there are none.
+    pub(super) error: Option<String>,
+    pub(super) waits_in: Option<String>,
+    pub(super) system_call: Option<String>,
+    pub(super) command_line: Option<String>,
+    pub(super) dead_children: Vec<u32>,
+}
+
+/// A worker as the announcer knows it, with a reading of its counters.
+#[derive(Debug)]
+pub(super) struct Seen {
+    pub(super) pid: u32,
+    pub(super) observed: u32,
+    /// `None` if the observed process is gone.
+    pub(super) reading: Option<(Reading, char)>,
+}
+
+/// What is announced: the sample of each worker by its process id, and the distinct stacks that samples refer to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(in crate::launcher) struct Observations {
+    pub(in crate::launcher) samples: HashMap<u32, AnnouncedSample>,
+    pub(in crate::launcher) stacks: Vec<Stacks>,
+}
+
+impl Sampling {
+    pub(super) fn new(after: Option<Duration>) -> Self {
+        Self {
+            after,
+            workers: HashMap::new(),
+            asked: None,
+            sampled: None,
+            was_announced: false,
+        }
+    }
+
+    /// How often the counters are read.
+    pub(super) fn interval(&self) -> Duration {
+        let after = self.after.unwrap_or(INTERVAL * READINGS_UNTIL_EXPLAINED);
+        (after / READINGS_UNTIL_EXPLAINED).clamp(INTERVAL_MIN, INTERVAL)
+    }
+
+    /// Takes the workers that run at `now`.
+    pub(super) fn note(&mut self, now: Duration, seen: Vec<Seen>) {
+        let running: HashSet<u32> = seen.iter().map(|worker| worker.pid).collect();
+        self.workers.retain(|pid, _| running.contains(pid));
+        for Seen {
+            pid,
+            observed,
+            reading,
+        } in seen
+        {
+            let worker = self.workers.entry(pid).or_default();
+            if worker.observed != observed {
+                *worker = Worker {
+                    observed,
+                    ..Worker::default()
+                };
+            }
+            worker.state = reading.as_ref().map(|(_, state)| *state);
+            if let Some((reading, _)) = reading {
+                worker.activity.note(now, reading);
+            }
+        }
+    }
+
+    /// Notes that somebody asks. Returns whether the workers are to be looked at now.
+    pub(super) fn note_asked(&mut self, now: Duration) -> bool {
+        self.asked = Some(now);
+        self.sampled.is_none_or(|at| now >= at + ASKED_INTERVAL)
+    }
+
+    /// Whether stacks are to be read now.
+    pub(super) fn is_due(&self, now: Duration, is_asked_now: bool) -> bool {
+        let is_wanted = self.is_asked(now) || self.any_quiet();
+        let pause = if is_asked_now {
+            ASKED_INTERVAL
+        } else {
+            APART_MIN
+        };
+        is_wanted && self.sampled.is_none_or(|at| now >= at + pause)
+    }
+
+    /// The worker's processes to read: worker, observed process.
+    pub(super) fn targets(&self) -> Vec<(u32, u32)> {
+        let mut targets: Vec<_> = self
+            .workers
+            .iter()
+            .map(|(pid, worker)| (*pid, worker.observed))
+            .collect();
+        targets.sort_unstable();
+        targets
+    }
+
+    /// Takes the samples of [`targets`](Self::targets), in their order.
+    pub(super) fn note_samples(&mut self, now: Duration, samples: Vec<(u32, Sample)>) {
+        self.sampled = Some(now);
+        for (pid, sample) in samples {
+            let Some(worker) = self.workers.get_mut(&pid) else {
+                continue;
+            };
+            worker.samples.push_back(sample);
+            worker.samples.retain(|it| now <= it.at + APART_MAX);
+        }
+    }
+
+    /// What is announced at `now`; `None` if that is nothing, as before.
+    pub(super) fn announced(&mut self, now: Duration) -> Option<Observations> {
+        let is_wanted = self.is_asked(now) || self.any_quiet();
+        let was_announced = std::mem::replace(&mut self.was_announced, is_wanted);
+        if !is_wanted {
+            for worker in self.workers.values_mut() {
+                worker.samples.clear();
+            }
+            self.sampled = None;
+            return was_announced.then(Observations::default);
+        }
+        let mut found = Observations::default();
+        for (pid, worker) in &self.workers {
+            if let Some(sample) = worker.announced(now, &mut found.stacks) {
+                found.samples.insert(*pid, sample);
+            }
+        }
+        found.shorten();
+        Some(found)
+    }
+
+    fn is_asked(&self, now: Duration) -> bool {
+        self.asked.is_some_and(|at| now < at + ASKED_FOR)
+    }
+
+    /// Whether a worker has been quiet for so long that the job may make no progress.
+    fn any_quiet(&self) -> bool {
+        let Some(after) = self.after else {
+            return false;
+        };
+        let mut workers = self.workers.values();
+        workers.any(|worker| worker.activity.usage().quiet >= (after / 2).max(INTERVAL_MIN))
+    }
+}
+
+impl Worker {
+    fn announced(&self, now: Duration, stacks: &mut Vec<Stacks>) -> Option<AnnouncedSample> {
+        let sample = self.samples.back()?;
+        let usage = self.activity.usage();
+        let mut place_of = |sample: &Sample| {
+            let wanted = sample.stacks.as_ref()?;
+            let known = stacks.iter().position(|it| it == wanted);
+            Some(known.unwrap_or_else(|| {
+                stacks.push(wanted.clone());
+                stacks.len() - 1
+            }))
+        };
+        let mut announced = AnnouncedSample::default();
+        announced.stacks = place_of(sample);
+        let mut before = self.samples.iter().rev();
+        let before = before.find(|it| sample.at >= it.at + APART_MIN);
+        announced.stacks_before = before.and_then(place_of);
+        announced.taken_ago_ms = milliseconds(now.saturating_sub(sample.at));
+        announced.pid = self.observed;
+        announced.quiet_ms = milliseconds(usage.quiet);
+        announced.idle_ms = milliseconds(usage.idle);
+        announced.cpu_percent = usage.main_percent;
+        announced.others_cpu_percent = usage.others_percent;
+        announced.io_bytes_per_second = usage.io_bytes_per_second;
+        announced.state = self.state;
+        announced.waits_in.clone_from(&sample.waits_in);
+        announced.system_call.clone_from(&sample.system_call);
+        announced.command_line.clone_from(&sample.command_line);
+        announced.error.clone_from(&sample.error);
+        announced.dead_children.clone_from(&sample.dead_children);
+        Some(announced)
+    }
+}
+
+impl Observations {
+    /// Leaves out stacks that do not fit: first those of threads other than the main thread, then all.
+    fn shorten(&mut self) {
+        if self.stacks_bytes() > STACKS_BYTES_MAX {
+            for stacks in &mut self.stacks {
+                stacks.is_cut |= stacks.threads.len() > 1;
+                stacks.threads.truncate(1);
+            }
+        }
+        if self.stacks_bytes() > STACKS_BYTES_MAX {
+            self.stacks.clear();
+            for sample in self.samples.values_mut() {
+                let had_stacks = sample.stacks.take().is_some();
+                sample.stacks_before = None;
+                if had_stacks {
+                    let reason = "the stacks of its node are too long to announce";
+                    sample.error = Some(reason.to_owned());
+                }
+            }
+        }
+    }
+
+    fn stacks_bytes(&self) -> usize {
+        serde_json::to_vec(&self.stacks).map_or(usize::MAX, |json| json.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use c10d_inspect::stacks::{Frame, ThreadStack};
+
+    use super::*;
+
+    const AFTER: Duration = Duration::from_secs(30);
+
+    fn seconds(count: u64) -> Duration {
+        Duration::from_secs(count)
+    }
+
+    fn stacks(line: u32, threads: usize) -> Stacks {
+        let frames = |line| vec![Frame::new("train.py", line, "main")];
+        let threads = (0..threads as u32).map(|it| ThreadStack::new(None, frames(line + it)));
+        Stacks::of_threads(threads.collect()).unwrap()
+    }
+
+    /// Two workers, 10 and 20, looked at every 5 s; the line at which each is.
+    struct Node {
+        sampling: Sampling,
+        now: Duration,
+        cpu_ms: [u64; 2],
+        samples: usize,
+    }
+
+    impl Node {
+        fn new(after: Option<Duration>) -> Self {
+            Self {
+                sampling: Sampling::new(after),
+                now: Duration::ZERO,
+                cpu_ms: [0; 2],
+                samples: 0,
+            }
+        }
+
+        fn read(&mut self, used_ms: [u64; 2]) {
+            let seen = [10, 20]
+                .into_iter()
+                .zip(self.cpu_ms.iter_mut().zip(used_ms));
+            let seen = seen.map(|(pid, (cpu_ms, used_ms))| {
+                *cpu_ms += used_ms;
+                let mut reading = Reading::default();
+                reading.main_cpu_ms = *cpu_ms;
+                reading.processes.insert(pid, (*cpu_ms, 0));
+                Seen {
+                    pid,
+                    observed: pid,
+                    reading: Some((reading, 'S')),
+                }
+            });
+            self.sampling.note(self.now, seen.collect());
+        }
+
+        fn sample(&mut self, is_asked: bool, line: u32) {
+            if !self.sampling.is_due(self.now, is_asked) {
+                return;
+            }
+            self.samples += 1;
+            let sample = Sample {
+                at: self.now,
+                stacks: Some(stacks(line, 1)),
+                ..Sample::default()
+            };
+            let targets = self.sampling.targets().into_iter();
+            let samples = targets.map(|(pid, _)| (pid, sample.clone()));
+            self.sampling.note_samples(self.now, samples.collect());
+        }
+
+        fn step(&mut self, used_ms: [u64; 2]) -> Option<Observations> {
+            self.now += seconds(5);
+            self.read(used_ms);
+            self.sample(false, 7);
+            self.sampling.announced(self.now)
+        }
+    }
+
+    #[test]
+    fn stacks_are_read_only_while_a_worker_is_quiet() {
+        let mut node = Node::new(Some(AFTER));
+        for _ in 0..20 {
+            assert_eq!(node.step([4900, 4900]), None);
+        }
+        assert_eq!(node.samples, 0);
+        // Worker 20 is quiet from now on.
+        assert_eq!(node.step([4900, 0]), None);
+        assert_eq!(node.step([4900, 0]), None);
+        let found = node.step([4900, 0]).unwrap();
+        assert_eq!((found.stacks.len(), found.samples.len()), (1, 2));
+        let (busy, quiet) = (&found.samples[&10], &found.samples[&20]);
+        assert_eq!((busy.quiet_ms, busy.cpu_percent), (0, 98));
+        assert_eq!((quiet.quiet_ms, quiet.cpu_percent), (15_000, 0));
+        assert_eq!((quiet.stacks, quiet.stacks_before), (Some(0), None));
+        let found = node.step([4900, 0]).unwrap();
+        assert_eq!(found.samples[&20].stacks_before, Some(0));
+        // It works again: that there are no samples is announced once.
+        assert_eq!(node.step([4900, 4900]), Some(Observations::default()));
+        assert_eq!(node.step([4900, 4900]), None);
+        assert_eq!(node.samples, 2);
+    }
+
+    #[test]
+    fn who_asks_gets_samples_for_15_s_at_most_one_a_second() {
+        let mut node = Node::new(None);
+        for _ in 0..10 {
+            assert_eq!(node.step([0, 0]), None);
+        }
+        assert!(node.sampling.note_asked(node.now));
+        node.sample(true, 7);
+        let found = node.sampling.announced(node.now).unwrap();
+        assert_eq!(found.samples[&10].quiet_ms, 45_000);
+        assert!(!node.sampling.note_asked(node.now + seconds(1) / 2));
+        assert!(node.sampling.note_asked(node.now + seconds(1)));
+        node.sample(true, 7);
+        assert_eq!(node.samples, 1);
+        for _ in 0..3 {
+            assert!(node.step([0, 0]).is_some());
+        }
+        assert_eq!(node.step([0, 0]), Some(Observations::default()));
+        assert_eq!(node.step([0, 0]), None);
+    }
+
+    #[test]
+    fn an_observation_is_confirmed_by_one_of_5_to_15_s_before() {
+        let mut node = Node::new(Some(AFTER));
+        for second in 0..40 {
+            node.now = seconds(second);
+            node.read([0, 0]);
+            node.sampling.note_asked(node.now);
+            node.sample(true, 100 + u32::try_from(second).unwrap());
+            let found = node.sampling.announced(node.now).unwrap();
+            let sample = &found.samples[&10];
+            let line = |place: usize| found.stacks[place].threads[0].frames[0].line;
+            let before = sample.stacks_before.map(line);
+            let apart = before.map(|before| line(sample.stacks.unwrap()) - before);
+            assert_eq!(apart.is_some(), second >= 5, "{second}");
+            assert!(apart.is_none_or(|apart| (5..=15).contains(&apart)));
+        }
+    }
+
+    #[test]
+    fn a_process_that_takes_the_place_of_another_is_a_new_one() {
+        let mut node = Node::new(Some(AFTER));
+        for _ in 0..5 {
+            node.step([0, 0]);
+        }
+        let other = Seen {
+            pid: 10,
+            observed: 11,
+            reading: None,
+        };
+        node.sampling.note(node.now, vec![other]);
+        assert_eq!(node.sampling.targets(), [(10, 11)]);
+        let found = node.sampling.announced(node.now);
+        assert_eq!(found, Some(Observations::default()));
+    }
+
+    #[test]
+    fn too_many_stacks_are_left_out() {
+        let sample = |place| {
+            let mut sample = AnnouncedSample::default();
+            sample.stacks = Some(place);
+            sample
+        };
+        let mut found = Observations {
+            samples: [(10, sample(0)), (20, sample(1))].into(),
+            stacks: vec![stacks(1, 1), stacks(2, 120), stacks(3, 128), stacks(4, 128)],
+        };
+        found.stacks.extend(found.stacks.clone());
+        let full = found.clone();
+        found.shorten();
+        assert_eq!(found.samples, full.samples);
+        assert!(found.stacks.iter().all(|it| it.threads.len() == 1));
+        assert!(!found.stacks[0].is_cut && found.stacks[1].is_cut);
+        found.stacks = (0..2000).map(|line| stacks(line, 1)).collect();
+        found.shorten();
+        assert_eq!(found.stacks, []);
+        assert!(found.samples[&10].stacks.is_none() && found.samples[&10].error.is_some());
+    }
+
+    #[test]
+    fn workers_are_looked_at_every_5_s_and_more_often_if_explained_early() {
+        let interval = |after| Sampling::new(after).interval();
+        assert_eq!(interval(None), seconds(5));
+        assert_eq!(interval(Some(AFTER)), seconds(5));
+        assert_eq!(interval(Some(seconds(10))), seconds(2));
+        assert_eq!(interval(Some(Duration::ZERO)), seconds(1));
+    }
+}
