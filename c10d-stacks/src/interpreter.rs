@@ -4,16 +4,12 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::StackError;
 
 /// The most bytes of `/proc/PID/maps`: a worker with GPUs has some thousand lines.
 const MAPS_BYTES_MAX: u64 = 64 << 20;
-
-/// The distance of the bytes that are read of a file, which is the smallest page.
-const PAGE_BYTES: usize = 4096;
 
 /// Whether a process runs Python, as a program of that name or as a library. Returns `false` if the process has ended, or
 /// another user runs it.
@@ -31,13 +27,9 @@ pub fn is_python(pid: u32) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Interpreter {
     /// The program or the library, as `python3.11` or `libpython3.11.so.1.0`.
-    name: String,
+    pub(crate) name: String,
     /// The paths of its files, by way of `/proc`.
-    #[cfg_attr(
-        not(all(target_os = "linux", feature = "reader")),
-        expect(dead_code, reason = "no reader")
-    )]
-    files: Vec<PathBuf>,
+    pub(crate) files: Vec<PathBuf>,
 }
 
 impl Interpreter {
@@ -69,36 +61,6 @@ impl Interpreter {
             }),
             None => Err(StackError::NotPython),
         }
-    }
-
-    /// Its name, if it is one without a lock (GIL), as `python3.13t`.
-    #[cfg_attr(
-        not(all(target_os = "linux", feature = "reader")),
-        expect(dead_code, reason = "no reader")
-    )]
-    pub(crate) fn free_threaded(&self) -> Option<&str> {
-        let name = self.name.split(".so").next()?;
-        let version = name.split_once("python3.")?.1;
-        version.ends_with('t').then_some(name)
-    }
-
-    /// Reads a byte of each page of its files, so that a file system that fails does so with an error here. A failure
-    /// while the file is mapped into this process, as py-spy does, would be a signal that ends this process.
-    #[cfg_attr(
-        not(all(target_os = "linux", feature = "reader")),
-        expect(dead_code, reason = "no reader")
-    )]
-    pub(crate) fn check_files(&self) -> io::Result<()> {
-        for path in &self.files {
-            let file = File::open(path)?;
-            let bytes = file.metadata()?.len();
-            let mut byte = [0];
-            for position in (0..bytes).step_by(PAGE_BYTES) {
-                // A file that has become shorter is one that fails.
-                file.read_exact_at(&mut byte, position)?;
-            }
-        }
-        Ok(())
     }
 }
 
@@ -162,25 +124,7 @@ mod tests {
                      7f04-7f05 rw-p 00000000 00:00 0    [heap]\n";
         let found = library(maps).unwrap();
         assert_eq!(found, b"/opt/py/lib/libpython3.13t.so.1.0");
-        let mut interpreter = Interpreter {
-            name: file_name(found),
-            files: Vec::new(),
-        };
-        assert_eq!(interpreter.free_threaded(), Some("libpython3.13t"));
-        for name in ["python3", "python3.11", "libpython3.12.so.1.0"] {
-            name.clone_into(&mut interpreter.name);
-            assert_eq!(interpreter.free_threaded(), None);
-        }
         assert_eq!(library(b"\xff\n/x"), None);
-    }
-
-    #[test]
-    fn a_missing_file_is_an_error() {
-        let interpreter = Interpreter {
-            name: "python3".to_owned(),
-            files: vec![PathBuf::from("/nonexistent/python3")],
-        };
-        assert!(interpreter.check_files().is_err());
     }
 
     #[test]

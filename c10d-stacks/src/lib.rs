@@ -3,6 +3,10 @@
 
 mod error;
 mod interpreter;
+#[cfg(all(target_os = "linux", feature = "reader"))]
+mod interpreter_files;
+#[cfg(all(target_os = "linux", feature = "reader"))]
+mod limits;
 #[cfg(not(all(target_os = "linux", feature = "reader")))]
 mod no_reader;
 mod process;

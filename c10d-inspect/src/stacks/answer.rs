@@ -24,9 +24,7 @@ pub struct RankAnswer {
     pub host: Option<String>,
     /// Its Python stacks.
     pub stacks: Option<Stacks>,
-    /// Whether py-spy found the stacks, because the debug server gave none.
-    pub is_from_py_spy: bool,
-    /// Why its debug server gave no stacks.
+    /// Why there are no stacks.
     pub error: Option<String>,
     /// The collective that it is in, if its debug server says that but no stacks.
     pub collective: Option<String>,
@@ -45,6 +43,10 @@ pub struct ProcessState {
     pub state: Option<char>,
     /// The function of the kernel in which it waits.
     pub waits_in: Option<String>,
+    /// The system call in which it is.
+    pub system_call: Option<String>,
+    /// The command line of a process that is not Python, shortened.
+    pub command_line: Option<String>,
     /// The part of a core that it used for at least a second, in percent.
     pub cpu_percent: Option<u32>,
 }
@@ -81,13 +83,15 @@ impl RankAnswer {
         clean(&mut self.collective);
         if let Some(process) = &mut self.process {
             clean(&mut process.waits_in);
+            clean(&mut process.system_call);
+            clean(&mut process.command_line);
         }
         self.stacks = self.stacks.map(Stacks::cleaned);
         self
     }
 
     /// Why there are no stacks, in sentences: "Rank 2 (pid 4711 on node7): its debug server does not answer within
-    /// 2 s. The process is stopped ...". Also what else is known if py-spy found the stacks.
+    /// 2 s. The process is stopped ...".
     #[must_use]
     pub fn explanation(&self) -> String {
         let mut text = format!("Rank {}", self.rank);
@@ -106,6 +110,9 @@ impl RankAnswer {
         if let Some(process) = &self.process {
             text.push(' ');
             text.push_str(&process.sentence(self.collective.is_some()));
+            if let Some(line) = &process.command_line {
+                _ = write!(text, " It runs: {line}");
+            }
         }
         if let Some(collective) = &self.collective {
             _ = write!(text, " It is in {collective}.");
@@ -130,10 +137,13 @@ impl ProcessState {
     /// `answers` says whether its debug server has answered a request that does not run Python.
     fn sentence(&self, answers: bool) -> String {
         let pid = self.pid;
-        let place = self
+        let mut place = self
             .waits_in
             .as_ref()
             .map_or(String::new(), |name| format!(" in {name}"));
+        if let Some(call) = &self.system_call {
+            _ = write!(place, ", system call {call}");
+        }
         let cpu = self
             .cpu_percent
             .map_or(String::new(), |percent| format!(", {percent} % CPU"));
@@ -177,6 +187,7 @@ mod tests {
                 state,
                 waits_in: Some("do_signal_stop".to_owned()),
                 cpu_percent: Some(cpu),
+                ..ProcessState::default()
             }),
             ..RankAnswer::failed(2, "its debug server does not answer within 2s")
         };

@@ -12,11 +12,7 @@ pub fn answers_text(answers: &[RankAnswer]) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
     for answer in answers.iter().filter(|answer| answer.error.is_some()) {
-        let _ = write!(text, "\n{}", answer.explanation());
-        if answer.is_from_py_spy {
-            text.push_str(" py-spy shows its stacks below.");
-        }
-        text.push('\n');
+        let _ = writeln!(text, "\n{}", answer.explanation());
     }
     for group in StackGroup::of_answers(answers) {
         let _ = writeln!(text, "\n{group}");
@@ -48,17 +44,10 @@ mod tests {
             stacks: Stacks::parse_faulthandler(dump),
             ..RankAnswer::new(rank)
         };
-        let read = RankAnswer {
-            is_from_py_spy: true,
-            error: Some("it is silent".to_owned()),
-            ..at_load(3)
-        };
         let silent = RankAnswer::failed(2, "it has no debug server");
-        let text = answers_text(&[at_load(0), at_load(1), silent, read]);
+        let text = answers_text(&[at_load(0), at_load(1), silent, at_load(3)]);
         let expected = "
 Rank 2: it has no debug server.
-
-Rank 3: it is silent. py-spy shows its stacks below.
 
 Ranks 0, 1 and 3: train.py:12 in load
   main thread, most recent call last:

@@ -1,4 +1,4 @@
-//! The text of PyTorch's debug server or of py-spy, made readable, and ranks with the same stack shown once.
+//! Python stacks, made readable, also from the text of PyTorch's debug server, and ranks with the same stack shown once.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -36,7 +36,7 @@ pub struct Stacks {
 #[serde(default)]
 #[non_exhaustive]
 pub struct ThreadStack {
-    /// Its name, if the dump tells it.
+    /// Its name, if it is known.
     pub name: Option<String>,
     /// Its frames, the most recent call last, as in a Python traceback.
     pub frames: Vec<Frame>,
@@ -127,35 +127,6 @@ impl Stacks {
         }
         // The main thread is the oldest one.
         threads.reverse();
-        stacks.finish(threads)
-    }
-
-    /// Reads the output of `py-spy dump`: the most recent call first. `None` if there is no Python frame in it.
-    #[must_use]
-    pub fn parse_py_spy(text: &str) -> Option<Self> {
-        let mut stacks = Self::default();
-        let mut threads: Vec<ThreadStack> = Vec::new();
-        for line in text.lines() {
-            if let Some(thread) = line.strip_prefix("Thread ") {
-                let name = thread
-                    .split_once('"')
-                    .and_then(|(_, rest)| rest.rsplit_once('"'));
-                threads.push(ThreadStack {
-                    name: name.map(|(name, _)| shown_up_to(name.as_bytes(), NAME_CHARS_MAX)),
-                    frames: Vec::new(),
-                });
-                continue;
-            }
-            let Some(thread) = threads.last_mut() else {
-                continue;
-            };
-            match py_spy_frame(line) {
-                Some(frame) if thread.frames.len() < FRAMES_MAX => thread.frames.push(frame),
-                Some(_) => stacks.is_cut = true,
-                None => {}
-            }
-        }
-        threads.sort_by_key(|thread| thread.name.as_deref() != Some("MainThread"));
         stacks.finish(threads)
     }
 
@@ -272,14 +243,6 @@ fn faulthandler_frame(line: &str) -> Option<Frame> {
     let (path, rest) = rest.rsplit_once("\", line ")?;
     let (line, function) = rest.split_once(" in ")?;
     Some(Frame::new(path, line_number(line), function))
-}
-
-/// `    load_data (train.py:12)`
-fn py_spy_frame(line: &str) -> Option<Frame> {
-    let line = line.strip_prefix("    ")?;
-    let (function, place) = line.strip_suffix(')')?.split_once(" (")?;
-    let (path, number) = place.rsplit_once(':').unwrap_or((place, "0"));
-    Some(Frame::new(path, line_number(number), function))
 }
 
 fn line_number(text: &str) -> u32 {

@@ -1,5 +1,5 @@
-//! Python stacks: the text of PyTorch's debug server or of py-spy, made readable, and ranks with the same stack
-//! shown once; and what is known about a rank that shows none.
+//! Python stacks, made readable, and ranks with the same stack shown once; and what is known about a rank that shows
+//! none.
 //!
 //! Pure. All texts are free of control characters and short, whatever a rank sent.
 

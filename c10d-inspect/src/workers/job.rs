@@ -10,7 +10,7 @@ use c10d_socket::host_name;
 use super::job_error::JobError;
 use super::published::report_from_keys;
 use super::reach::Reach;
-use super::route::Here;
+use super::route::{Here, Subject};
 use super::{flights, launcher, probe, samples};
 use crate::flight::FlightReport;
 use crate::http::{StatusError, StatusPages};
@@ -89,11 +89,10 @@ impl Job {
     /// Those that show no stacks say why.
     ///
     /// Blocks for up to 3 s for looking up host names, and 2 s more if a rank does not answer, 4 s if it then may still
-    /// have a flight recorder, and up to 40 s more if py-spy is used for ranks of this host; for up to 11 s for ranks of
-    /// which a launcher answers.
+    /// have a flight recorder; for up to 11 s for ranks of which a launcher answers.
     #[must_use]
     pub fn stacks(&self, ranks: &BTreeSet<usize>) -> Vec<RankAnswer> {
-        let reach = self.reach(ranks);
+        let reach = self.reach(ranks, Subject::Stacks);
         let mut answers = thread::scope(|scope| {
             let (ranks, token) = (&reach.by_launcher, self.token.as_deref());
             let by_launcher = scope.spawn(move || launcher::ask_for_stacks(ranks, token));
@@ -122,7 +121,12 @@ impl Job {
         clock: &dyn Fn(u64) -> String,
     ) -> FlightReport {
         let token = self.token.as_deref();
-        flights::compare(&self.reach(ranks), &self.report, token, clock)
+        flights::compare(
+            &self.reach(ranks, Subject::Flights),
+            &self.report,
+            token,
+            clock,
+        )
     }
 
     /// Asks the launchers of nodes for which `is_wanted` holds to observe their workers now, and for the next 15 s, so that a
@@ -145,8 +149,8 @@ impl Job {
         }
     }
 
-    fn reach(&self, ranks: &BTreeSet<usize>) -> Reach {
-        Reach::of(&self.report, ranks, &self.here())
+    fn reach(&self, ranks: &BTreeSet<usize>, subject: Subject) -> Reach {
+        Reach::of(&self.report, ranks, &self.here(), subject)
     }
 
     fn rank(&self, rank: usize) -> Option<&RankReport> {

@@ -10,8 +10,8 @@ use crate::flight::FlightRecording;
 use crate::http::{HttpError, HttpRequest, HttpResponse, Target, fetch, fetch_all};
 use crate::stacks::RankAnswer;
 
-/// How long a launcher has to answer for one of its workers: as long as it may itself wait for the worker, and for
-/// py-spy.
+/// How long a launcher has to answer for one of its workers: it may itself wait for the worker and its debug server, and
+/// answers eight requests at a time.
 const STACKS_TIMEOUT: Duration = Duration::from_secs(11);
 
 /// The same for a flight recorder.
@@ -86,16 +86,17 @@ pub(super) fn ask_for_recordings(
 }
 
 /// A launcher's answer to a GET of `path` about one of its workers, as a handler of a
-/// [`RequestServer`](crate::http::RequestServer). `worker` finds the worker of a rank.
+/// [`RequestServer`](crate::http::RequestServer). `worker` finds the worker of the question, and for
+/// [`Stacks`](Question::Stacks) [reads its stacks](Worker::with_stacks).
 ///
-/// Blocks for up to 9 s, if the worker stands still and py-spy is installed.
+/// Blocks for as long as `worker`, and for up to 4 s if the worker has a debug server that is asked and does not answer.
 #[must_use]
-pub fn answer(path: &str, worker: impl FnOnce(usize) -> Option<Worker>) -> HttpResponse {
+pub fn answer(path: &str, worker: impl FnOnce(Question) -> Option<Worker>) -> HttpResponse {
     let Some(question) = Question::parse(path) else {
         return HttpResponse::new(404, "the paths are /stacks?rank=R and /flight?rank=R\n");
     };
     let rank = question.rank();
-    let Some(worker) = worker(rank) else {
+    let Some(worker) = worker(question) else {
         return HttpResponse::new(404, format!("rank {rank} is no worker of this launcher\n"));
     };
     match question {
@@ -118,13 +119,22 @@ pub fn answer(path: &str, worker: impl FnOnce(usize) -> Option<Worker>) -> HttpR
     }
 }
 
-/// What is asked of a launcher.
+/// What a launcher is asked about one of its workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Question {
-    /// `/stacks?rank=R`
-    Stacks { rank: usize },
-    /// `/flight?rank=R`, or `/flight?rank=R&recorder=1` for NCCL's recorder.
-    Flight { rank: usize, recorder: usize },
+#[non_exhaustive]
+pub enum Question {
+    /// `/stacks?rank=R`: its Python stacks.
+    Stacks {
+        /// The worker's rank.
+        rank: usize,
+    },
+    /// `/flight?rank=R`: its flight recorder.
+    Flight {
+        /// The worker's rank.
+        rank: usize,
+        /// Which one: PyTorch's, or with `&recorder=1` NCCL's.
+        recorder: usize,
+    },
 }
 
 impl Question {
@@ -147,7 +157,9 @@ impl Question {
         }
     }
 
-    const fn rank(self) -> usize {
+    /// The worker's rank.
+    #[must_use]
+    pub const fn rank(self) -> usize {
         match self {
             Self::Stacks { rank } | Self::Flight { rank, .. } => rank,
         }

@@ -1,9 +1,9 @@
 //! Asks the ranks of a job where they are in their Python code, and which collectives they have entered: for programs
 //! that show a job or watch over it, and for launchers.
 //!
-//! A rank is asked through PyTorch's debug server: its unix socket on this host, the launcher of its node, or the address
-//! that it has published. Of a rank on this host that shows no stacks, /proc tells what its process does, and py-spy
-//! its stacks, if it is installed.
+//! The launcher of a rank's node reads the Python stacks of its workers. Where there is none, and for collectives, a rank
+//! is asked through PyTorch's debug server: its unix socket on this host, the launcher of its node, or the address that it
+//! has published. Of a rank on this host that shows no stacks, /proc tells what its process does.
 //!
 //! All functions block, and must not be called inside an async runtime.
 
@@ -14,7 +14,6 @@ mod launcher;
 mod probe;
 mod process;
 mod published;
-mod py_spy;
 mod reach;
 mod recording;
 mod route;
@@ -23,6 +22,6 @@ mod worker;
 
 pub use job::Job;
 pub use job_error::JobError;
-pub use launcher::answer;
+pub use launcher::{Question, answer};
 pub use recording::{RecordingError, fetch_recording};
 pub use worker::Worker;

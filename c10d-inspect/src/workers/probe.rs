@@ -1,26 +1,19 @@
-//! Asks the debug servers of ranks for their stacks. For a rank that gives none: its flight recorder, which needs
-//! no Python, and on this host /proc and py-spy.
+//! The stacks of ranks: those that a launcher has read, or else those of debug servers. For a rank that shows none: its
+//! flight recorder, which needs no Python, and on this host /proc.
 
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::process::Sample;
 use super::worker::{AT_ONCE, TIMEOUT, Worker};
-use super::{process, py_spy, recording};
+use super::{process, recording};
 use crate::http::{HttpError, HttpRequest, HttpResponse, Target, fetch_all};
 use crate::stacks::{RankAnswer, Stacks};
 
 /// The most bytes of a dump of stacks: 100 threads of 100 frames with long paths.
 const STACKS_BYTES_MAX: usize = 4 << 20;
 
-/// How long py-spy may take.
-const PY_SPY_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// How many processes py-spy reads: each takes up to [`PY_SPY_TIMEOUT`].
-const PY_SPY_MAX: usize = 8;
-
 /// The answers of all, in their order. Blocks for about 2 s if a rank does not answer, 4 s if it then may still
-/// have a flight recorder, and 5 s more if py-spy is used.
+/// have a flight recorder.
 pub(super) fn ask(workers: &[Worker]) -> Vec<RankAnswer> {
     let samples: Vec<Option<Sample>> = workers
         .iter()
@@ -40,11 +33,6 @@ pub(super) fn ask(workers: &[Worker]) -> Vec<RankAnswer> {
         answers[*index].process = samples[*index].map(|sample| sample.finish());
     }
     ask_for_collectives(&reached, &mut answers);
-    if let Some(program) = py_spy::find() {
-        for index in silent.into_iter().take(PY_SPY_MAX) {
-            ask_py_spy(&program, &mut answers[index]);
-        }
-    }
     answers
 }
 
@@ -52,7 +40,10 @@ pub(super) fn ask(workers: &[Worker]) -> Vec<RankAnswer> {
 /// rank that has accepted and not answered.
 fn ask_for_stacks(workers: &[Worker], answers: &mut [RankAnswer]) -> Vec<(usize, Target)> {
     let mut reached = Vec::new();
-    let mut is_unreached = vec![true; workers.len()];
+    for (worker, answer) in workers.iter().zip(&mut *answers) {
+        answer.stacks = worker.stacks.clone().and_then(Result::ok);
+    }
+    let mut is_unreached: Vec<bool> = answers.iter().map(|it| it.stacks.is_none()).collect();
     for turn in 0.. {
         let asked: Vec<(usize, &Target)> = workers
             .iter()
@@ -87,11 +78,26 @@ fn ask_for_stacks(workers: &[Worker], answers: &mut [RankAnswer]) -> Vec<(usize,
         }
     }
     for (worker, answer) in workers.iter().zip(answers) {
-        if worker.targets.is_empty() {
-            answer.error = Some("it has no debug server".to_owned());
+        if answer.stacks.is_none() {
+            answer.error = Some(reason(worker, answer.error.take()));
         }
     }
     reached
+}
+
+/// Why a worker shows no stacks: what its launcher says, and then what its debug server says, if it has one.
+fn reason(worker: &Worker, of_server: Option<String>) -> String {
+    let unread = match &worker.stacks {
+        Some(Err(reason)) => Some(format!("its stacks cannot be read: {reason}")),
+        _ => None,
+    };
+    match (unread, of_server) {
+        (None, None) => {
+            "no launcher of c10d run reads its stacks, and it has no debug server".to_owned()
+        }
+        (Some(unread), Some(of_server)) => format!("{unread}; {of_server}"),
+        (Some(reason), None) | (None, Some(reason)) => reason,
+    }
 }
 
 fn stacks_of(result: Result<HttpResponse, HttpError>) -> Result<Stacks, String> {
@@ -149,21 +155,4 @@ fn process_of(worker: &Worker) -> Option<u32> {
         _ => None,
     });
     served.or(worker.pid)
-}
-
-fn ask_py_spy(program: &Path, answer: &mut RankAnswer) {
-    let Some(process) = answer.process.as_ref().filter(|process| process.is_alive()) else {
-        return;
-    };
-    match py_spy::dump(program, process.pid, process.is_stopped(), PY_SPY_TIMEOUT) {
-        Ok(stacks) => {
-            answer.stacks = Some(stacks);
-            answer.is_from_py_spy = true;
-        }
-        Err(reason) => {
-            let error = answer.error.get_or_insert_default();
-            error.push_str("; ");
-            error.push_str(&reason);
-        }
-    }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use c10d_socket::ProcessStat;
+use c10d_stacks::{ProcessActivity, command_line, is_python};
 #[cfg(target_os = "linux")]
 use rustix::net;
 
@@ -62,9 +63,14 @@ impl Sample {
             let percent = 100.0 * used as f64 / ticks_per_second as f64 / seconds;
             process.cpu_percent = Some(percent.round() as u32);
         }
-        process.waits_in = read(self.pid, "wchan")
-            .map(|name| name.trim().to_owned())
-            .filter(|name| !name.is_empty() && name != "0");
+        if let Some(activity) = ProcessActivity::of(self.pid) {
+            process.waits_in = activity.waits_in;
+            process.system_call = activity.system_call;
+        }
+        // The system may not answer about the memory of a process that waits for a file system.
+        if stat.state != 'D' && !is_python(self.pid) {
+            process.command_line = command_line(self.pid);
+        }
         process
     }
 }
@@ -100,11 +106,6 @@ pub(super) fn exists(pid: u32) -> bool {
 
 fn path(pid: u32, name: &str) -> PathBuf {
     Path::new("/proc").join(pid.to_string()).join(name)
-}
-
-fn read(pid: u32, name: &str) -> Option<String> {
-    let bytes = read_bytes(&path(pid, name))?;
-    Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 fn read_bytes(path: &Path) -> Option<Vec<u8>> {

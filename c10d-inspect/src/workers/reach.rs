@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::{Cancel, Deadline, HostPort, resolve};
 
 use super::process;
-use super::route::{Here, Route};
+use super::route::{Here, Route, Subject};
 use super::worker::Worker;
 use crate::http::Target;
 use crate::report::{RankReport, Report, Sureness};
@@ -27,12 +27,17 @@ pub(super) struct Reach {
 
 impl Reach {
     /// Looks up host names, and which of the ranks have a socket on this host. Blocks for up to 3 s.
-    pub(super) fn of(report: &Report, ranks: &BTreeSet<usize>, here: &Here<'_>) -> Self {
+    pub(super) fn of(
+        report: &Report,
+        ranks: &BTreeSet<usize>,
+        here: &Here<'_>,
+        subject: Subject,
+    ) -> Self {
         let mut names = Names::new(Deadline::after(Instant::now(), NAMES_TIMEOUT));
         let mut reach = Self::default();
         for rank in report.ranks.iter().filter(|it| ranks.contains(&it.rank)) {
             let socket = rank.debug_socket.clone().filter(|path| path.exists());
-            let targets = match here.route(rank, &report.nodes, socket.is_some()) {
+            let targets = match here.route(rank, &report.nodes, socket.is_some(), subject) {
                 Route::Launcher(address) => {
                     reach.by_launcher.push((rank.rank, address));
                     continue;

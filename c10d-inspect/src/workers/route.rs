@@ -1,5 +1,5 @@
-//! How the debug server of a rank is reached: its unix socket on this host, the launcher of its node, or the
-//! address that the rank itself has published.
+//! How a rank is reached: the launcher of its node, or its debug server, by the unix socket on this host or the address
+//! that the rank itself has published.
 //!
 //! Pure.
 
@@ -23,6 +23,15 @@ pub(super) enum Route {
     },
     /// It has no debug server that is known.
     None,
+}
+
+/// What is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Subject {
+    /// A launcher reads the stacks of its workers, whatever these run.
+    Stacks,
+    /// Only debug servers know what their ranks have recorded.
+    Flights,
 }
 
 /// What this host knows about itself.
@@ -61,15 +70,21 @@ impl Here<'_> {
     }
 
     /// How to reach a rank. `has_socket` says whether the unix socket of its debug server exists on this host.
-    pub(super) fn route(&self, rank: &RankReport, nodes: &[NodeReport], has_socket: bool) -> Route {
+    pub(super) fn route(
+        &self,
+        rank: &RankReport,
+        nodes: &[NodeReport],
+        has_socket: bool,
+        subject: Subject,
+    ) -> Route {
         let node = nodes.iter().find(|node| {
             node.ranks.0.contains(&rank.rank) && node.is_connected && node.debug_address.is_some()
         });
-        if has_socket {
-            return Route::Here;
-        }
-        if let Some(address) = node.and_then(|node| self.launcher(node)) {
-            return Route::Launcher(address);
+        let launcher = node.and_then(|node| self.launcher(node));
+        match launcher.filter(|_| subject == Subject::Stacks || !has_socket) {
+            Some(address) => return Route::Launcher(address),
+            None if has_socket => return Route::Here,
+            None => {}
         }
         if let Some(server) = rank.debug_url.as_deref().and_then(server_of) {
             let peers = rank.connections.iter().map(|peer| self.as_seen(peer.ip()));
@@ -113,6 +128,7 @@ pub(super) fn server_of(url: &str) -> Option<HostPort> {
 
 #[cfg(test)]
 mod tests {
+    use super::Subject::{Flights, Stacks};
     use super::*;
     use crate::report::RankSet;
 
@@ -148,20 +164,26 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_of_this_host_comes_first_then_the_launcher_then_the_published_address() {
+    fn stacks_come_from_the_launcher_and_flights_first_from_a_socket_of_this_host() {
         let rank = rank("other", &["10.0.0.3:4000"], Some("http://other:25999"));
         let nodes = [node("10.0.0.3:7000", "10.0.0.3:5000")];
         let here = here("10.0.0.1");
-        assert_eq!(here.route(&rank, &nodes, true), Route::Here);
-        assert_eq!(here.route(&rank, &nodes, false), launcher("10.0.0.3:7000"));
+        let route = |nodes: &[NodeReport], has_socket, subject| {
+            here.route(&rank, nodes, has_socket, subject)
+        };
+        let by_launcher = launcher("10.0.0.3:7000");
+        assert_eq!(route(&nodes, true, Flights), Route::Here);
+        assert_eq!(route(&nodes, false, Flights), by_launcher);
+        assert_eq!(route(&nodes, true, Stacks), by_launcher);
+        assert_eq!(route(&[], true, Stacks), Route::Here);
         let published = Route::Published {
             server: "other:25999".parse().unwrap(),
             peers: vec!["10.0.0.3".parse().unwrap()],
         };
-        assert_eq!(here.route(&rank, &[], false), published);
+        assert_eq!(route(&[], false, Stacks), published);
         let mut lost = nodes;
         lost[0].is_connected = false;
-        assert_eq!(here.route(&rank, &lost, false), published);
+        assert_eq!(route(&lost, false, Stacks), published);
     }
 
     #[test]
@@ -184,7 +206,7 @@ mod tests {
             ),
         ];
         for (store, debug, seen, expected) in table {
-            let route = here(store).route(&rank, &[node(debug, seen)], false);
+            let route = here(store).route(&rank, &[node(debug, seen)], false, Flights);
             assert_eq!(route, launcher(expected));
         }
     }
@@ -201,7 +223,7 @@ mod tests {
         ];
         for (host, peers, store, expected) in table {
             assert_eq!(
-                here(store).route(&rank(host, peers, None), &[], false),
+                here(store).route(&rank(host, peers, None), &[], false, Stacks),
                 expected,
                 "{host}"
             );

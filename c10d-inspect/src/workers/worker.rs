@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::http::Target;
+use crate::stacks::Stacks;
 
 /// How long a rank has to answer. A debug server answers in a few milliseconds, unless its rank stands still.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(2);
@@ -16,6 +17,8 @@ pub struct Worker {
     pub(super) rank: usize,
     pub(super) targets: Vec<Target>,
     pub(super) pid: Option<u32>,
+    /// What its launcher has read, or why it could not; `None` if it has not tried.
+    pub(super) stacks: Option<Result<Stacks, String>>,
 }
 
 impl Worker {
@@ -23,6 +26,19 @@ impl Worker {
     /// host.
     #[must_use]
     pub const fn new(rank: usize, targets: Vec<Target>, pid: Option<u32>) -> Self {
-        Self { rank, targets, pid }
+        Self {
+            rank,
+            targets,
+            pid,
+            stacks: None,
+        }
+    }
+
+    /// What its launcher has read of its memory, or why it could not, in a clause. Its debug servers are asked for its stacks
+    /// only in the second case.
+    #[must_use]
+    pub fn with_stacks(mut self, stacks: Result<Stacks, String>) -> Self {
+        self.stacks = Some(stacks);
+        self
     }
 }

@@ -51,21 +51,6 @@ fn the_main_thread_is_first_and_threads_without_python_are_left_out() {
 }
 
 #[test]
-fn the_output_of_py_spy_is_read() {
-    let text = "Process 4711: python train.py\nPython v3.11.7 (/usr/bin/python3.11)\n\n\
-                Thread 4720 (idle): \"pin \"memory\"\"\n    get (/usr/lib/python3.11/queue.py:171)\n\
-                Thread 4711 (active+gil): \"MainThread\"\n    load (a (b).py:12)\n    <module> (train.py:20)\n";
-    let stacks = Stacks::parse_py_spy(text).unwrap();
-    assert_eq!(stacks.threads[0].name.as_deref(), Some("MainThread"));
-    assert_eq!(stacks.position().unwrap(), "a (b).py:12 in load");
-    assert_eq!(stacks.threads[1].name.as_deref(), Some("pin \"memory\""));
-    assert_eq!(
-        Stacks::parse_py_spy("Error: Permission Denied (os error 13)\n"),
-        None
-    );
-}
-
-#[test]
 fn answers_without_a_python_frame_are_none() {
     for text in [
         "",
