@@ -1,7 +1,10 @@
 //! Reads real interpreters: python3, and those of other releases that are installed.
 
 #![cfg(target_os = "linux")]
-#![expect(clippy::print_stdout, reason = "which releases were read, seeds, times")]
+#![expect(
+    clippy::print_stdout,
+    reason = "which releases were read, seeds, times"
+)]
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

@@ -24,4 +24,5 @@ pub use job::Job;
 pub use job_error::JobError;
 pub use launcher::{Question, answer};
 pub use recording::{RecordingError, fetch_recording};
+pub use samples::SAMPLE_PATH;
 pub use worker::Worker;

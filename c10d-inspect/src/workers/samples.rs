@@ -8,8 +8,8 @@ use super::route::Here;
 use crate::http::{HttpRequest, Target, fetch_all};
 use crate::report::NodeReport;
 
-/// Where a launcher takes the request.
-pub(super) const PATH: &str = "/sample";
+/// The path of the request at a launcher's port for questions.
+pub const SAMPLE_PATH: &str = "/sample";
 
 /// How many launchers are asked at a time: each answers when it has read the stacks of its workers, in some milliseconds
 /// for each.
@@ -33,7 +33,7 @@ pub(super) fn ask<'n>(
     let requests: Vec<HttpRequest> = addresses
         .into_iter()
         .map(|address| {
-            HttpRequest::get(Target::Tcp(address), PATH)
+            HttpRequest::get(Target::Tcp(address), SAMPLE_PATH)
                 .with_token(token)
                 .with_limit(ANSWER_BYTES_MAX)
         })

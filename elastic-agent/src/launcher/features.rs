@@ -1,23 +1,26 @@
 //! The launcher's features, and their order.
 
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
+use c10d_inspect::http::HttpResponse;
+use c10d_inspect::workers::SAMPLE_PATH;
 use c10d_socket::{Credentials, HostPort, host_name};
 use elastic_rendezvous::{
     DEFAULT_PORT, Endpoint, RendezvousError, RendezvousHandler, RendezvousParameters, StartWarnings,
 };
 
 use super::announce::{Announcer, Flusher, LocalView, NodeIdentity, ObservationSender};
-use super::debug_servers::{DebugServers, ProxyAddress, START_HOOK};
+use super::answers::{Answers, AnswersPort, WorkerQuestions};
+use super::debug_servers::{DebugServers, START_HOOK};
 use super::error::LauncherError;
 use super::events::{JobNames, Recorder};
 use super::explain::Explainer;
 use super::feature::{Feature, JobEnd};
 use super::health_port::HealthPort;
 use super::nccl;
-use super::observe::{Asker, Observer, Processes};
+use super::observe::{Observer, Processes};
 use super::options::LauncherOptions;
 use super::own_address::own_addresses;
 use super::spoken::Spoken;
@@ -29,7 +32,7 @@ use crate::agent::{AgentOptions, ElasticAgent};
 const ANNOUNCED_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The features in the order in which they are made and see events. They end in the reverse order.
-const ORDER: [Place; 8] = [
+const ORDER: [Place; 10] = [
     Place {
         name: "health port",
         make: make_health_port,
@@ -38,12 +41,22 @@ const ORDER: [Place; 8] = [
     Place {
         name: "debug servers",
         make: make_debug_servers,
+        why: "workers find its files when they start, and answers about them need its sockets to their end",
+    },
+    Place {
+        name: "answers",
+        make: make_answers,
         why: "an announcement of workers has the address that it opens when they start",
+    },
+    Place {
+        name: "questions about workers",
+        make: make_worker_questions,
+        why: "it knows the workers before an announcement leads others to the port",
     },
     Place {
         name: "announcements",
         make: make_announcer,
-        why: "it ends with the last word about the workers, for which debug servers are still there",
+        why: "it ends with the last word about the workers, for which answers and debug servers are still there",
     },
     Place {
         name: "observations",
@@ -88,13 +101,13 @@ struct Making<'l> {
     warnings: &'l StartWarnings,
     agent: AgentOptions,
     hosted: Arc<Hosted>,
-    debug: Option<(PathBuf, ProxyAddress)>,
+    debug_sockets: Option<PathBuf>,
+    /// `None` if nobody can ask this launcher.
+    answers: Option<AnswersPort>,
+    /// `None` if the stacks of workers are not read.
+    stacks: Option<Arc<StackThread>>,
     announcements: Option<(Flusher, LocalView)>,
     observations: Option<ObservationSender>,
-    /// Reads the stacks of workers; `None` if nothing may.
-    stacks: Option<Arc<StackThread>>,
-    /// Has the workers observed at once, when there is an observer.
-    asker: Arc<OnceLock<Asker>>,
 }
 
 /// The features of one job.
@@ -133,11 +146,11 @@ impl Features {
             warnings,
             agent: options.agent.clone(),
             hosted,
-            debug: None,
+            debug_sockets: None,
+            answers: None,
+            stacks: None,
             announcements: None,
             observations: None,
-            stacks: start_stacks(options)?,
-            asker: Arc::default(),
         };
         let mut all = Vec::new();
         for place in &ORDER {
@@ -219,44 +232,62 @@ fn make_debug_servers(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>
     if !making.options.has_debug_servers {
         return Ok(None);
     }
-    let servers = DebugServers::prepare(making.options.token()).map_err(LauncherError::system(
+    let servers = DebugServers::prepare().map_err(LauncherError::system(
         "cannot prepare the workers' debug servers",
     ))?;
     servers.add_to(&mut making.agent);
     if let Some(preload) = making.agent.preload.take() {
         making.agent.preload = Some(preload.with_hook(START_HOOK));
     }
-    making.debug = Some((servers.sockets().to_owned(), servers.proxy_address()));
+    making.debug_sockets = Some(servers.sockets().to_owned());
     Ok(Some(Box::new(servers)))
 }
 
+fn make_answers(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
+    let options = making.options;
+    let token = options.token();
+    // With certificates there is no password for the port.
+    let can_be_guarded = options.rendezvous.credentials().is_none() || token.is_some();
+    if options.has_stacks && stacks::CAN_READ {
+        let thread =
+            StackThread::start().map_err(LauncherError::system("cannot start a thread"))?;
+        making.stacks = Some(Arc::new(thread));
+    }
+    if !can_be_guarded || (making.stacks.is_none() && making.debug_sockets.is_none()) {
+        return Ok(None);
+    }
+    let answers = Answers::new(token);
+    making.answers = Some(answers.port());
+    Ok(Some(Box::new(answers)))
+}
+
+fn make_worker_questions(
+    making: &mut Making<'_>,
+) -> Result<Option<Box<dyn Feature>>, LauncherError> {
+    let Some(port) = &making.answers else {
+        return Ok(None);
+    };
+    let (stacks, sockets) = (making.stacks.clone(), making.debug_sockets.clone());
+    Ok(Some(Box::new(WorkerQuestions::new(port, stacks, sockets))))
+}
+
 fn make_announcer(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
-    let (debug_sockets, proxy) = making.debug.clone().unzip();
     let identity = NodeIdentity {
         host: host_name(),
         pid: std::process::id(),
         run_id: making.options.rendezvous.run_id().to_owned(),
         addresses: own_addresses(),
-        debug_sockets,
+        debug_sockets: making.debug_sockets.clone(),
         explain_after: making.options.explain_after,
     };
     let rendezvous = meeting_place(&making.options.rendezvous);
     let nccl = nccl::service(&making.agent.environment);
-    let announcer = Announcer::start(identity, proxy, rendezvous, nccl)
+    let announcer = Announcer::start(identity, making.answers.clone(), rendezvous, nccl)
         .map_err(LauncherError::system("cannot start a thread"))?;
     making.hosted.look_at_workers(announcer.flusher());
     making.announcements = Some((announcer.flusher(), announcer.view()));
     making.observations = Some(announcer.observations());
     Ok(Some(Box::new(announcer)))
-}
-
-/// The thread that reads the stacks of workers.
-fn start_stacks(_: &LauncherOptions) -> Result<Option<Arc<StackThread>>, LauncherError> {
-    if !stacks::CAN_READ {
-        return Ok(None);
-    }
-    let thread = StackThread::start().map_err(LauncherError::system("cannot start a thread"))?;
-    Ok(Some(Arc::new(thread)))
 }
 
 fn make_observer(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
@@ -274,8 +305,14 @@ fn make_observer(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, La
     };
     let observer = Observer::start(after, move || view.get(), Processes::new(stacks), note)
         .map_err(LauncherError::system("cannot start a thread"))?;
-    // The features are made once.
-    let _ = making.asker.set(observer.asker());
+    if let Some(port) = &making.answers {
+        let asker = observer.asker();
+        let answer = move |_: &str| match asker.ask() {
+            true => HttpResponse::new(200, "observed\n"),
+            false => HttpResponse::new(503, "the workers could not be observed in time\n"),
+        };
+        port.answer(SAMPLE_PATH, Arc::new(answer));
+    }
     Ok(Some(Box::new(observer)))
 }
 

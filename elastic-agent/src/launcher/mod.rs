@@ -4,6 +4,7 @@
 //! accompanies the agent, in its order.
 
 mod announce;
+mod answers;
 mod debug_servers;
 mod ending;
 mod error;

@@ -28,6 +28,7 @@ pub struct LauncherOptions {
     pub(super) signals: Option<Vec<String>>,
     pub(super) exit_limits: Option<ExitLimits>,
     pub(super) explain_after: Option<Duration>,
+    pub(super) has_stacks: bool,
     pub(super) has_debug_servers: bool,
     pub(super) status_page: Option<StatusOptions>,
     pub(super) store_memory_max: Option<usize>,
@@ -71,6 +72,7 @@ impl LauncherOptions {
             signals: None,
             exit_limits: None,
             explain_after: Some(Self::DEFAULT_EXPLAIN_AFTER),
+            has_stacks: true,
             has_debug_servers: false,
             status_page: Some(StatusOptions::default()),
             store_memory_max: recommended_memory_max(),
@@ -118,8 +120,16 @@ impl LauncherOptions {
         self
     }
 
-    /// Whether each worker runs PyTorch's debug server, for `c10d stacks` and `c10d flight`. Off by default: it adds to
-    /// the workers' PYTHONPATH.
+    /// Whether the launcher reads the Python stacks of its workers, when somebody asks at a port that it opens for this.
+    /// On by default, on Linux with the feature `stacks`. With credentials, whoever asks needs their password; with
+    /// certificates there is none, and so no port.
+    pub const fn with_stacks(mut self, has_stacks: bool) -> Self {
+        self.has_stacks = has_stacks;
+        self
+    }
+
+    /// Whether each worker runs PyTorch's debug server, for `c10d flight`. Off by default: it adds to the workers'
+    /// PYTHONPATH.
     pub const fn with_debug_servers(mut self, has_debug_servers: bool) -> Self {
         self.has_debug_servers = has_debug_servers;
         self

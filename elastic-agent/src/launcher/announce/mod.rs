@@ -23,7 +23,7 @@ use c10d_inspect::{AnnouncedCause, AnnouncedNode, FindingKind};
 use c10d_socket::{Cancel, Credentials, HostPort};
 use elastic_rendezvous::Listener;
 
-use super::debug_servers::ProxyAddress;
+use super::answers::AnswersPort;
 use super::feature::{Feature, JobEnd};
 use super::nccl::NcclAsker;
 use super::observe::Observations;
@@ -82,14 +82,14 @@ enum Message {
 }
 
 impl Announcer {
-    /// Starts the thread. `proxy` is where the launcher answers for its workers' debug servers, `rendezvous` the store
+    /// Starts the thread. `answers` is where the launcher answers questions about its workers, `rendezvous` the store
     /// where nodes meet and what it asks for, if there is one; `nccl` the address at which the workers' NCCL is asked.
     ///
     /// # Errors
     /// The system has no thread left.
     pub(super) fn start(
         identity: NodeIdentity,
-        proxy: Option<ProxyAddress>,
+        answers: Option<AnswersPort>,
         rendezvous: Option<(HostPort, Option<Credentials>)>,
         nccl: Option<HostPort>,
     ) -> io::Result<Self> {
@@ -108,7 +108,7 @@ impl Announcer {
             meeting: Meeting::default(),
             roster: None,
             early: EarlyExits::default(),
-            proxy,
+            answers,
             nccl: None,
         };
         let thread = JoinedThread::start(THREAD, move || {
@@ -261,7 +261,7 @@ struct Thread {
     meeting: Meeting,
     roster: Option<Roster>,
     early: EarlyExits,
-    proxy: Option<ProxyAddress>,
+    answers: Option<AnswersPort>,
     /// The last answer of the workers' NCCL, and when it came.
     nccl: Option<(AnnouncedNccl, Instant)>,
 }
@@ -436,7 +436,7 @@ impl Thread {
         let mut node = roster.announcement(now);
         node.meeting = self.meeting.announced(now);
         node.nccl = self.nccl.as_ref().and_then(|it| announced_nccl(it, now));
-        node.debug_address = self.proxy.as_ref().and_then(ProxyAddress::get);
+        node.debug_address = self.answers.as_ref().and_then(AnswersPort::address);
         let bytes = serde_json::to_vec(&node).unwrap_or_default();
         *lock(&self.shared.last) = node;
         self.link.send(&bytes);
