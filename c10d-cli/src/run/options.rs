@@ -285,6 +285,7 @@ impl RunOptions {
             .with_signals(signals.value()?)
             .with_exit_limits(limits.grace.map(|(_, limits)| limits))
             .with_explain_after(explain_after)
+            .with_stacks(!self.hangs.no_stacks)
             .with_debug_servers(self.hangs.debug_server)
             .with_status_page(self.hangs.status_page()?)
             .with_store_memory_max(self.nodes.store_memory_max()?)

@@ -20,11 +20,11 @@ Exit codes:
   4    cannot write to standard output
   141  the reader of standard output closed it, as `head` does; no message";
 
-/// Asks PyTorch's debug servers, where ranks run them: with `c10d run --debug-server`, or
-/// torch.distributed.debug.start_debug_server(). Each rank has 2 s to answer. For a rank on this host that does not:
-/// the state of its process, and py-spy if it is installed.
+/// Asks the launchers of `c10d run`, which read the Python stacks of their workers from outside, on Linux, without stopping
+/// them. Other ranks are asked through PyTorch's debug server, if they run one. For a rank that shows no stacks: the
+/// reason, and the state of its process.
 ///
-/// Ranks at the same lines are shown once. The most recent call is last, as in a traceback.
+/// Ranks at the same lines are shown once, and the smallest group first. The most recent call is last, as in a traceback.
 #[derive(Debug, Args)]
 pub(crate) struct StacksArgs {
     /// Ranks and ranges of ranks, as 2 or 4-7. [default: those that `c10d why` suspects, and one other]

@@ -8,13 +8,11 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::pages::Pages;
-use crate::process::{Ended, PATIENCE, Running, Server, command};
+use crate::process::{Ended, PATIENCE, Running, Server, command, until};
 
-/// Runs `c10d`, without a py-spy that may be installed.
 fn c10d(words: &[&str], address: SocketAddr) -> Ended {
     let mut command = command(words);
     command.args(["--connect", &address.to_string()]);
-    command.env("PATH", "/nonexistent");
     Running::start(command).end()
 }
 
@@ -102,7 +100,7 @@ fn a_rank_that_does_not_answer_costs_two_seconds_and_hides_no_other() {
     let text = ended.stdout_text();
     for part in [
         "\nRank 1 (on elsewhere): its debug server does not answer within 2s.\n",
-        "\nRank 3 (on elsewhere): it has no debug server.\n",
+        "\nRank 3 (on elsewhere): no launcher of c10d run reads its stacks, and it has no debug server.\n",
         "\nRank 0: train.py:7 in step\n",
         "\nRank 2: \\u{1b}[2J:1 in \\u{202e}f\n",
     ] {
@@ -163,6 +161,88 @@ fn the_launcher_of_another_node_answers_for_its_ranks() {
     );
 }
 
+/// Workers that run until the test ends, and the address of their store. Rank 1 is at another line, rank 2 a shell around
+/// Python, and rank 3 no Python.
+#[cfg(target_os = "linux")]
+fn python_job(folder: &Path, options: &[&str]) -> (Running, SocketAddr) {
+    const SCRIPT: &str = "\
+import sys, time
+def waits():
+    open(sys.argv[2], 'w').close()
+    time.sleep(600)
+def differs():
+    waits()
+differs() if sys.argv[1] == '1' else waits()
+";
+    const WORKER: &str = "echo $MASTER_PORT > $1/port.part; mv $1/port.part $1/port
+case $RANK in
+    3) echo > $1/ready3; exec sleep 600;;
+    2) python3 $1/train.py $RANK $1/ready$RANK; exit 1;;
+    *) exec python3 $1/train.py $RANK $1/ready$RANK;;
+esac";
+    std::fs::write(folder.join("train.py"), SCRIPT).unwrap();
+    let mut words = vec!["run", "--standalone", "--nproc-per-node=4", "--no-python"];
+    words.extend(options);
+    words.extend(["sh", "-c", WORKER, "sh", folder.to_str().unwrap()]);
+    let running = Running::start(command(words));
+    until("all workers run", || {
+        (0..4).all(|rank| folder.join(format!("ready{rank}")).exists())
+    });
+    let port = std::fs::read_to_string(folder.join("port")).unwrap();
+    let port = port.trim().parse().unwrap();
+    (running, SocketAddr::from(([127, 0, 0, 1], port)))
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn the_stacks_of_workers_are_read_without_an_option() {
+    let folder = tempfile::tempdir().unwrap();
+    let (running, store) = python_job(folder.path(), &[]);
+    let script = folder.path().join("train.py");
+    let script = script.display();
+    let mut text = String::new();
+    // A worker reaches its line some time after it says so.
+    until("the stacks are shown", || {
+        let ended = c10d(&["stacks", "--all"], store);
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        ended.stdout_text().clone_into(&mut text);
+        text.contains(&format!("\nRanks 0 and 2: {script}:4 in waits\n"))
+    });
+    let rank_1 = format!(
+        "\n\nRank 1: {script}:4 in waits\n  main thread, most recent call last:\n    {script}:7 in <module>\n    \
+         {script}:6 in differs\n    {script}:4 in waits\n\nRanks 0 and 2: "
+    );
+    assert!(text.contains(&rank_1), "{text}");
+    let rank_3 = "its stacks cannot be read: the process is not a Python program. The process sleeps (state S";
+    assert!(text.contains(rank_3), "{text}");
+    assert!(text.contains("It runs: sleep 600\n"), "{text}");
+
+    // Of a stopped process too, which is read as it is.
+    let why = c10d(&["why", "--json"], store);
+    let why: Value = serde_json::from_slice(&why.stdout).unwrap();
+    let pid = why["ranks"][0]["pid"].as_u64().unwrap();
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    let ended = c10d(&["stacks", "0"], store);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stdout_text().contains(":4 in waits\n"), "{ended:?}");
+    drop(running);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn no_stacks_are_read_if_that_is_turned_off() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_running, store) = python_job(folder.path(), &["--no-stacks"]);
+    let ended = c10d(&["stacks", "1"], store);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let expected = "no launcher of c10d run reads its stacks, and it has no debug server. The process sleeps (state S";
+    assert!(ended.stdout_text().contains(expected), "{ended:?}");
+    let why = c10d(&["why", "--json"], store);
+    let why: Value = serde_json::from_slice(&why.stdout).unwrap();
+    assert_eq!(why["nodes"][0]["debug_address"], Value::Null, "{why}");
+}
+
 #[test]
 fn addresses_are_read_out_of_a_store_without_status_pages() {
     let store = Server::start_with(["store", "serve", "--port", "0", "--no-status"]);
@@ -186,9 +266,9 @@ fn addresses_are_read_out_of_a_store_without_status_pages() {
     let ended = c10d(&["stacks"], store.address);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(
-        ended
-            .stdout_text()
-            .contains("\nRank 0: it has no debug server.\n"),
+        ended.stdout_text().contains(
+            "\nRank 0: no launcher of c10d run reads its stacks, and it has no debug server.\n"
+        ),
         "{ended:?}"
     );
 }

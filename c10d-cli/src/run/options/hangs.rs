@@ -18,12 +18,16 @@ pub(super) struct HangArgs {
     #[arg(hide_short_help = true, long, value_name = "TIME", value_parser = Read(time_or_never))]
     explain_after: Option<Parsed<Option<Duration>>>,
 
-    /// Has each worker run PyTorch's debug server, for `c10d stacks` and `c10d flight` (PyTorch 2.15).
+    /// Has each worker run PyTorch's debug server, for `c10d flight` (PyTorch 2.15).
     ///
-    /// The script needs no change. Only this user reaches it, on a unix socket; this launcher shows others the Python
-    /// stacks and collectives of its workers, on the network of the workers' store.
+    /// The script needs no change. Only this user reaches it, on a unix socket; this launcher shows others the collectives
+    /// of its workers, on the network of the workers' store.
     #[arg(long)]
     pub(super) debug_server: bool,
+
+    /// Read no Python stacks of the workers, and open no port on which others can ask for them.
+    #[arg(hide_short_help = true, long)]
+    pub(super) no_stacks: bool,
 
     /// Serves no status page on the ports of the stores that this node hosts.
     #[arg(hide_short_help = true, long)]
