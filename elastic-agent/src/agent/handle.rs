@@ -9,6 +9,7 @@ use crossbeam_channel::Sender;
 use elastic_rendezvous::RendezvousHandler;
 
 use super::probes::Probes;
+use crate::progress::ProgressView;
 use crate::signal_name::name_of;
 use crate::threads::lock;
 use crate::worker::{KillSwitch, WorkerExit};
@@ -30,6 +31,8 @@ pub(super) struct Shared {
     /// When the watchdog's loop ran last, in seconds since the epoch; 0 before the first time.
     pub(super) watchdog_progress: Arc<AtomicU64>,
     probes: Mutex<Probes>,
+    /// What the last workers have reported; `None` if they report nothing.
+    progress: Mutex<Option<ProgressView>>,
     /// Ended by the first signal that stops the agent.
     pub(super) stopping: Cancel,
     /// The first signal that stops the agent; 0 while there is none.
@@ -62,6 +65,7 @@ impl Shared {
             stopping: Cancel::new(),
             watchdog_progress: Arc::default(),
             probes: Mutex::default(),
+            progress: Mutex::default(),
             stop_signal: AtomicI32::new(0),
             waiting: Mutex::new(Cancel::NEVER),
         }
@@ -69,6 +73,10 @@ impl Shared {
 
     pub(super) fn probes(&self) -> MutexGuard<'_, Probes> {
         lock(&self.probes)
+    }
+
+    pub(super) fn set_progress(&self, progress: ProgressView) {
+        *lock(&self.progress) = Some(progress);
     }
 
     /// When the watchdog's loop ran last, in seconds since the epoch; `None` without workers or watchdog.
@@ -101,6 +109,12 @@ impl AgentHandle {
 
     pub(super) fn shared(&self) -> &Shared {
         &self.shared
+    }
+
+    /// When a worker of this node has last reported progress, counted from the start of the workers.
+    #[cfg(feature = "launcher")]
+    pub(crate) fn last_progress(&self) -> Option<Duration> {
+        lock(&self.shared.progress).as_ref()?.last()
     }
 
     /// Stops the agent: its workers get `signal`, a signal number, and SIGKILL after the shutdown

@@ -149,14 +149,15 @@ impl Node {
             // Fails when the agent is dropped.
             let _ = events.send(Event::Stuck(generation, silent));
         };
-        Poller::start(
+        let poller = Poller::start(
             directories,
             progress.timeout,
             progress.first_timeout,
             on_stuck,
         )
-        .map(Some)
-        .map_err(|source| AgentError::Start(StartError::System { source }))
+        .map_err(|source| AgentError::Start(StartError::System { source }))?;
+        self.shared.set_progress(poller.view());
+        Ok(Some(poller))
     }
 
     /// What listeners are told about workers that run.

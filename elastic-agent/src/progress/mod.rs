@@ -6,5 +6,5 @@ mod poller;
 mod watch;
 
 pub use self::options::ProgressOptions;
-pub(crate) use self::poller::Poller;
+pub(crate) use self::poller::{Poller, ProgressView};
 pub(crate) use self::watch::ProgressSeen;

@@ -39,6 +39,17 @@ pub(crate) struct Poller {
     _thread: JoinedThread,
 }
 
+/// The progress of one round.
+#[derive(Debug, Clone)]
+pub(crate) struct ProgressView(Arc<Mutex<ProgressWatch>>);
+
+impl ProgressView {
+    /// When the last progress was seen, counted from the start of the workers; `None` if there was none.
+    pub(crate) fn last(&self) -> Option<Duration> {
+        lock(&self.0).seen().last
+    }
+}
+
 /// What files say.
 struct Reading {
     /// The number of the first file.
@@ -112,6 +123,11 @@ impl Poller {
             _stop: stop,
             _thread: thread,
         })
+    }
+
+    /// What other threads may look at, also when the round is over.
+    pub(crate) fn view(&self) -> ProgressView {
+        ProgressView(Arc::clone(&self.watch))
     }
 
     /// The progress so far.

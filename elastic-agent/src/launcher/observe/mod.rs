@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use c10d_inspect::AnnouncedNode;
 
 use super::feature::Feature;
+use crate::agent::AgentHandle;
 use crate::threads::JoinedThread;
 pub(super) use processes::Processes;
 use processes::ReadProcesses;
@@ -35,6 +36,8 @@ pub(super) struct Observer {
 
 #[derive(Debug)]
 enum Message {
+    /// The agent that has started the workers.
+    Agent(AgentHandle),
     /// Asks for an answer when new samples are announced.
     Ask(Sender<()>),
     End,
@@ -61,6 +64,7 @@ impl Observer {
             epoch: Instant::now(),
             counters: Counters::new("/proc"),
             sampling: Sampling::new(after),
+            agent: None,
             node: Box::new(node),
             processes: Box::new(processes),
             note: Box::new(note),
@@ -79,6 +83,11 @@ impl Observer {
 }
 
 impl Feature for Observer {
+    fn watch(&mut self, agent: &AgentHandle) {
+        // Fails when the thread has panicked.
+        let _ = self.messages.send(Message::Agent(agent.clone()));
+    }
+
     fn ends_with_workers(&self) -> bool {
         true
     }
@@ -109,6 +118,7 @@ struct Thread {
     epoch: Instant,
     counters: Counters,
     sampling: Sampling,
+    agent: Option<AgentHandle>,
     node: Box<dyn Fn() -> AnnouncedNode + Send>,
     processes: Box<dyn ReadProcesses>,
     note: Note,
@@ -133,6 +143,7 @@ impl Thread {
                     // The asking thread may no longer wait.
                     let _ = done.send(());
                 }
+                Ok(Message::Agent(agent)) => self.agent = Some(agent),
                 Ok(Message::End) | Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => {
                     self.look(false);
@@ -157,7 +168,8 @@ impl Thread {
                 }
             })
             .collect();
-        self.sampling.note(self.epoch.elapsed(), seen);
+        let progress = self.agent.as_ref().and_then(AgentHandle::last_progress);
+        self.sampling.note(self.epoch.elapsed(), seen, progress);
         if self.sampling.is_due(self.epoch.elapsed(), is_asked) {
             let samples = self.sample(&node);
             self.sampling.note_samples(self.epoch.elapsed(), samples);

@@ -34,6 +34,7 @@ pub(super) struct Sampling {
     /// After which time a job that makes no progress is explained; `None` for never.
     after: Option<Duration>,
     workers: HashMap<u32, Worker>,
+    progress: Option<Duration>,
     asked: Option<Duration>,
     /// When stacks were read last.
     sampled: Option<Duration>,
@@ -84,6 +85,7 @@ impl Sampling {
         Self {
             after,
             workers: HashMap::new(),
+            progress: None,
             asked: None,
             sampled: None,
             was_announced: false,
@@ -96,8 +98,9 @@ impl Sampling {
         (after / READINGS_UNTIL_EXPLAINED).clamp(INTERVAL_MIN, INTERVAL)
     }
 
-    /// Takes the workers that run at `now`.
-    pub(super) fn note(&mut self, now: Duration, seen: Vec<Seen>) {
+    /// Takes the workers that run at `now`. `progress` is when one of them has last reported a step, by another clock: often
+    /// one rank reports for all.
+    pub(super) fn note(&mut self, now: Duration, seen: Vec<Seen>, progress: Option<Duration>) {
         let running: HashSet<u32> = seen.iter().map(|worker| worker.pid).collect();
         self.workers.retain(|pid, _| running.contains(pid));
         for Seen {
@@ -116,6 +119,12 @@ impl Sampling {
             worker.state = reading.as_ref().map(|(_, state)| *state);
             if let Some((reading, _)) = reading {
                 worker.activity.note(now, reading);
+            }
+        }
+        if self.progress != progress {
+            self.progress = progress;
+            for worker in self.workers.values_mut() {
+                worker.activity.note_step();
             }
         }
     }
@@ -307,7 +316,7 @@ mod tests {
                     reading: Some((reading, 'S')),
                 }
             });
-            self.sampling.note(self.now, seen.collect());
+            self.sampling.note(self.now, seen.collect(), None);
         }
 
         fn sample(&mut self, is_asked: bool, line: u32) {
@@ -407,7 +416,7 @@ mod tests {
             observed: 11,
             reading: None,
         };
-        node.sampling.note(node.now, vec![other]);
+        node.sampling.note(node.now, vec![other], None);
         assert_eq!(node.sampling.targets(), [(10, 11)]);
         let found = node.sampling.announced(node.now);
         assert_eq!(found, Some(Observations::default()));

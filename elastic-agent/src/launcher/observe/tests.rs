@@ -54,6 +54,7 @@ fn who_asks_waits_for_samples() {
         epoch: Instant::now(),
         counters: Counters::new("/proc"),
         sampling: Sampling::new(None),
+        agent: None,
         node: Box::new(this_process),
         processes: Box::new(Fake),
         note: Box::new(move |it| noted.lock().unwrap().push(it)),
