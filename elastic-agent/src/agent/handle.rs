@@ -111,9 +111,10 @@ impl AgentHandle {
         &self.shared
     }
 
-    /// When a worker of this node has last reported progress, counted from the start of the workers.
-    #[cfg(feature = "launcher")]
-    pub(crate) fn last_progress(&self) -> Option<Duration> {
+    /// When a worker of this node has last [reported progress](crate::ProgressOptions), counted from the start of the current or
+    /// last workers. `None` if none has. Does not block.
+    #[must_use]
+    pub fn last_progress(&self) -> Option<Duration> {
         lock(&self.shared.progress).as_ref()?.last()
     }
 
