@@ -132,6 +132,8 @@ struct Tables {
     /// With the process id that connections send: a forked child holds its parent's connection too.
     by_address: HashMap<(SocketAddr, u32), Option<Place>>,
     by_process: HashMap<(IpAddr, u32), Option<Place>>,
+    /// Programs that are not Python, as `c10d store barrier` in a shell script: this crate's clients send no process id.
+    by_program: HashMap<SocketAddr, Option<Place>>,
     /// Nodes whose launchers see the same addresses as the server: no address translation is between.
     is_seen_alike: Vec<bool>,
 }
@@ -148,6 +150,7 @@ impl Tables {
         let mut tables = Self {
             by_address: HashMap::new(),
             by_process: HashMap::new(),
+            by_program: HashMap::new(),
             is_seen_alike: vec![false; launched.nodes.len()],
         };
         for &(node_place, worker_place) in launched.by_rank.values() {
@@ -161,6 +164,11 @@ impl Tables {
                 for &address in &process.store_connections {
                     let address = canonical(address);
                     insert(&mut tables.by_address, (address, inner_pid(process)), place);
+                    // From the launcher's own address, or on the server's host.
+                    let is_own = node_ip.is_some_and(|ip| ip == address.ip() || ip.is_loopback());
+                    if !is_python(process) && is_own {
+                        insert(&mut tables.by_program, address, place);
+                    }
                     let is_same_process = peers.get(&address).is_some_and(|&slot| {
                         index.connections[slot].nonce == Some(inner_pid(process))
                     });
@@ -179,14 +187,14 @@ impl Tables {
     /// The rank of the worker that a connection belongs to, where the announcement leaves no doubt.
     fn rank(&self, launched: &Launched, index: &Index<'_>, slot: Slot) -> Option<usize> {
         let connection = index.connections[slot];
-        let (ip, nonce) = index.process(slot)?;
-        let by_address = self
-            .by_address
-            .get(&(canonical(connection.peer), nonce))
-            .copied()
-            .flatten();
-        // The process id guards against the same private address on another network.
-        let by_address = by_address.filter(|&(node, ..)| {
+        let peer = canonical(connection.peer);
+        let process = index.process(slot);
+        let by_address = match process {
+            // The process id guards against the same private address on another network.
+            Some((_, nonce)) => self.by_address.get(&(peer, nonce)),
+            None => self.by_program.get(&peer),
+        };
+        let by_address = by_address.copied().flatten().filter(|&(node, ..)| {
             let announced = launched.nodes[node].at;
             connection.opened <= announced
                 && connection
@@ -195,7 +203,7 @@ impl Tables {
         });
         let place = match by_address {
             Some(place) => place,
-            None => self.by_process_id(launched, index, slot, (ip, nonce))?,
+            None => self.by_process_id(launched, index, slot, process?)?,
         };
         let worker = &launched.nodes[place.0].announced.workers[place.1];
         let process = &worker.processes[place.2];

@@ -122,3 +122,44 @@ fn draft(
         .caused_by(absent)
         .waited_by(ranks)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::announced::AnnouncedProcess;
+    use crate::report::FindingKind;
+    use crate::sim::Script;
+
+    /// Each rank is a shell that runs `c10d store barrier`, whose client sends no process id.
+    #[test]
+    fn ranks_of_shell_scripts_are_known_by_their_processes() {
+        let mut script = Script::new();
+        let processes = script.processes(4);
+        let (launcher, mut node) = script.launch(&processes);
+        for worker in &mut node.workers {
+            worker.processes[0].command = Some("bash".to_owned());
+            if worker.rank == 2 {
+                continue;
+            }
+            let address = script.address();
+            let connection = script.store.connect(address, 0xC10D_0000);
+            script.store.barrier(connection, "epoch", 4);
+            worker.processes.push(AnnouncedProcess {
+                pid: 5000 + worker.pid,
+                parent: Some(worker.pid),
+                command: Some("c10d".to_owned()),
+                store_connections: vec![address],
+                ..AnnouncedProcess::default()
+            });
+        }
+        script.store.announce(launcher, &node);
+        script.pass(10.0);
+        let cause = script.cause();
+        assert_eq!(cause.kind, FindingKind::Barrier);
+        assert_eq!(
+            cause.text,
+            "Ranks 0, 1 and 3 wait at the barrier epoch for 10 s: 3 of 4 have arrived. Rank 2 has not (rank 2: pid 4102 on vm, \
+             not connected)."
+        );
+        assert_eq!(cause.culprits.0.into_iter().collect::<Vec<_>>(), [2]);
+    }
+}
