@@ -30,7 +30,8 @@ pub fn explain(snapshot: &Snapshot, world_size: Option<usize>) -> Report {
         None => ReportState::Running,
     };
     if findings.is_empty() {
-        findings.extend(why::nothing_waits(&job, verdict.is_some()));
+        let is_at_work = verdict.as_ref().is_some_and(|verdict| verdict.is_at_work);
+        findings.extend(why::nothing_waits(&job, is_at_work));
     }
     let headline = headline(&job, &findings);
     findings.extend(why::connected_directly(&job));

@@ -90,6 +90,36 @@ pub(super) enum Cause {
     SystemCall(String),
 }
 
+/// How certain it is that a rank is absent from what others wait in, for a reason of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Absence {
+    /// It sleeps, polls or reads a socket, which can be a way to wait for another rank.
+    MayWait,
+    /// It has exited, perhaps because it had no more to do.
+    Left,
+    Certain,
+}
+
+/// System calls by which a program can wait for another rank.
+const PATIENT_CALLS: &[&str] = &[
+    "clock_nanosleep",
+    "nanosleep",
+    "hrtimer_nanosleep",
+    "poll",
+    "ppoll",
+    "select",
+    "pselect6",
+    "epoll_wait",
+    "epoll_pwait",
+    "recvfrom",
+    "recvmsg",
+    "accept",
+    "accept4",
+    "connect",
+    "wait4",
+    "waitid",
+];
+
 impl Kind {
     /// The same without percentages and ages, which differ between ranks that do the same.
     pub(super) fn without_numbers(&self) -> Self {
@@ -226,14 +256,32 @@ impl<'a> Doing<'a> {
         )
     }
 
-    /// Whether it certainly takes part in nothing.
+    /// Whether it is in no call, and does not work.
     pub(super) const fn is_absent(&self) -> bool {
         matches!(self.kind, Kind::Blocked(_) | Kind::Left(_))
     }
 
-    /// Whether it waits, and has used almost no CPU for some time. Also a working rank is inside a call by chance.
+    /// How certain it is that others wait for it.
+    pub(super) fn absence(&self) -> Option<Absence> {
+        match &self.kind {
+            Kind::Blocked(Cause::SystemCall(call)) if PATIENT_CALLS.contains(&&**call) => {
+                Some(Absence::MayWait)
+            }
+            Kind::Blocked(Cause::Lock) => Some(Absence::MayWait),
+            Kind::Blocked(_) => Some(Absence::Certain),
+            Kind::Left(_) => Some(Absence::Left),
+            _ => None,
+        }
+    }
+
+    /// Whether it is in a call and has just used the CPU: it may have arrived a moment ago.
+    pub(super) fn may_have_arrived(&self, alarm_after_ms: u64) -> bool {
+        self.waits() && self.still_ms.is_none() && self.idle_ms < alarm_after_ms
+    }
+
+    /// Whether it has waited for some time.
     pub(super) fn is_still(&self, alarm_after_ms: u64) -> bool {
-        self.waits() && (self.still_ms.is_some_and(|ms| ms > 0) || self.idle_ms >= alarm_after_ms)
+        self.waits() && !self.may_have_arrived(alarm_after_ms)
     }
 
     /// Whether it waits in a call of which all members of a group take part.

@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::doing::{Cause, Doing, Kind, age};
+use super::doing::{Absence, Cause, Doing, Kind, age};
 use super::evidence::Evidence;
 use super::rules::{Facts, Rule};
-use super::words::{Alike, alike, brief_clause, clause, positions, sentences, unseen, waits};
+use super::words::{
+    Alike, alike, brief_clause, clause, paragraph, positions, sentences, unseen, waits,
+};
 use crate::report::{Finding, FindingKind, RankSet, ReportState};
 use crate::text;
 
@@ -21,6 +23,8 @@ pub(crate) struct Verdict {
     pub(crate) brief: BTreeMap<usize, String>,
     /// The ranks that are at work and wait for nobody.
     pub(crate) active: BTreeSet<usize>,
+    /// Whether the observed ranks make progress.
+    pub(crate) is_at_work: bool,
 }
 
 /// Judges a job by the observations of its ranks. `None` if there are none.
@@ -37,6 +41,7 @@ pub(crate) fn judge(evidence: &Evidence<'_>) -> Option<Verdict> {
         evidence,
         doings: &doings,
         rule,
+        absence: doings.values().filter_map(Doing::absence).max(),
     };
     let is_alarm = case.is_alarm();
     Some(Verdict {
@@ -53,6 +58,7 @@ pub(crate) fn judge(evidence: &Evidence<'_>) -> Option<Verdict> {
         }),
         brief: case.clauses(brief_clause),
         active: case.ranks(Doing::is_active),
+        is_at_work: matches!(rule, Rule::AtWork | Rule::Transfers),
     })
 }
 
@@ -61,6 +67,8 @@ struct Case<'c, 'a> {
     evidence: &'c Evidence<'a>,
     doings: &'c BTreeMap<usize, Doing<'a>>,
     rule: Rule,
+    /// The most certain absence of a rank.
+    absence: Option<Absence>,
 }
 
 impl<'c, 'a> Case<'c, 'a> {
@@ -93,16 +101,18 @@ impl<'c, 'a> Case<'c, 'a> {
             R::AllInOneCall | R::Absent | R::Locked | R::CallsDiffer | R::AllBlocked
         );
         let after = self.evidence.alarm_after_ms();
-        // Of a thread that uses the CPU while it waits, only the rest of its process shows that it makes no progress.
-        let is_idle = |doing: &Doing<'_>| doing.still_ms.is_some() || doing.idle_ms >= after;
-        may_be
-            && self.is_confirmed()
-            && self.lasts_ms().is_some_and(|lasts| lasts >= after)
-            && self
-                .doings
-                .values()
-                .filter(|doing| doing.waits())
-                .all(is_idle)
+        may_be && self.is_confirmed() && self.lasts_ms().is_some_and(|lasts| lasts >= after)
+    }
+
+    /// Whether a rank is named as the reason why others wait.
+    fn is_named(&self, doing: &Doing<'a>) -> bool {
+        match self.rule {
+            Rule::Absent => doing.absence().is_some() && doing.absence() == self.absence,
+            Rule::PartlyObserved => doing.absence() == Some(Absence::Certain),
+            Rule::Locked => doing.may_be_locked(),
+            Rule::WaitsForBusy => doing.is_active(),
+            _ => false,
+        }
     }
 
     /// The words about the ranks that are observed.
@@ -116,12 +126,11 @@ impl<'c, 'a> Case<'c, 'a> {
     fn finding(&self, is_alarm: bool) -> Option<Finding> {
         let (kind, text) = match self.rule {
             Rule::NoEvidence | Rule::AtWork | Rule::Transfers => return None,
-            Rule::WaitsForBusy => (FindingKind::WaitsForBusyRank, self.waits_for_busy()),
-            Rule::PartlyObserved => (FindingKind::PartlyObserved, self.partly_observed()?),
+            Rule::WaitsForBusy => (FindingKind::WaitsForBusyRank, self.named_and_others()),
+            Rule::PartlyObserved => (FindingKind::PartlyObserved, self.named_and_others()),
             Rule::Spins => (FindingKind::CallsDiffer, self.spins()),
             Rule::AllInOneCall => (FindingKind::TransportStalled, self.all_in_one_call()),
-            Rule::Absent => (FindingKind::RankBlocked, self.absent(Doing::is_absent)),
-            Rule::Locked => (FindingKind::RankBlocked, self.absent(Doing::may_be_locked)),
+            Rule::Absent | Rule::Locked => (FindingKind::RankBlocked, self.named_and_others()),
             Rule::CallsDiffer => (FindingKind::CallsDiffer, self.calls_differ()),
             Rule::AllBlocked => (FindingKind::AllBlocked, self.all_blocked()),
         };
@@ -134,84 +143,56 @@ impl<'c, 'a> Case<'c, 'a> {
             None => String::new(),
         };
         let mut finding = Finding::new(kind, format!("{text}{so_far} {}", self.advice()));
-        finding.culprits = RankSet(
-            match self.is_confirmed() || self.rule == Rule::WaitsForBusy {
-                true => self.culprits(),
-                false => BTreeSet::new(),
-            },
-        );
+        if self.is_confirmed() || self.rule == Rule::WaitsForBusy {
+            finding.culprits = RankSet(self.ranks(|doing| self.is_named(doing)));
+        }
         finding.waiting = RankSet(self.ranks(Doing::waits));
         finding.age_ms = self.lasts_ms();
         Some(finding)
     }
 
-    fn culprits(&self) -> BTreeSet<usize> {
-        match self.rule {
-            Rule::WaitsForBusy => self.ranks(|doing| doing.is_active()),
-            Rule::Absent | Rule::PartlyObserved => self.ranks(Doing::is_absent),
-            Rule::Locked => self.ranks(Doing::may_be_locked),
-            _ => BTreeSet::new(),
-        }
-    }
-
     /// "Ranks 0, 1 and 3 wait in all_reduce (train.py:41)."
-    fn waiting(&self) -> String {
+    fn waiting(&self) -> Option<String> {
         let groups = self.alike(Doing::waits);
-        match groups.is_empty() {
-            true => String::new(),
-            false => format!("{}.", waits(&groups)),
-        }
+        (!groups.is_empty()).then(|| format!("{}.", waits(&groups)))
     }
 
-    /// The ranks that are in no known state, in sentences.
-    fn others(&self, select: impl Fn(&Doing<'a>) -> bool) -> String {
-        sentences(&self.alike(select), Alike::sentence)
-    }
-
-    fn absent(&self, is_absent: fn(&Doing<'a>) -> bool) -> String {
-        let is_other = |doing: &Doing<'a>| !doing.waits() && !is_absent(doing);
-        let groups = self.alike(is_absent);
-        let threads = groups
-            .iter()
-            .find_map(|group| match group.doing.is_locked() {
-                true => group.threads(),
-                false => None,
-            });
-        let text = format!(
-            "{}{}{}{}",
-            self.waiting(),
-            self.others(is_other),
-            sentences(&groups, Alike::absence),
-            threads.unwrap_or_default()
-        );
-        text.trim_start().to_owned()
-    }
-
-    fn waits_for_busy(&self) -> String {
-        let is_other = |doing: &Doing<'a>| {
-            !doing.waits() && !doing.is_active() && !doing.is_unseen() && !doing.has_ended()
+    /// The ranks that are named, in sentences, and the threads of the first one that waits for another thread.
+    fn named(&self) -> Vec<String> {
+        let groups = self.alike(|doing| self.is_named(doing));
+        let has_waiters = self.doings.values().any(Doing::waits);
+        let mut named = match self.rule {
+            Rule::WaitsForBusy => sentences(&groups, Alike::sentence),
+            Rule::PartlyObserved if !has_waiters => sentences(&groups, Alike::sentence),
+            _ => sentences(&groups, Alike::absence),
         };
-        format!(
-            "{}{}{}{}",
-            self.waiting(),
-            self.others(|doing| doing.is_active()),
-            self.others(is_other),
-            unseen(self.doings)
-        )
+        let mut locked = groups.iter().filter(|group| group.doing.is_locked());
+        named.extend(locked.find_map(Alike::threads));
+        named
     }
 
-    fn partly_observed(&self) -> Option<String> {
-        let groups = self.alike(Doing::is_absent);
+    /// The ranks that are neither named nor waiting, in sentences.
+    fn others(&self) -> Vec<String> {
         let is_other =
-            |doing: &Doing<'a>| !doing.waits() && !doing.is_absent() && !doing.is_unseen();
-        let has_waiters = !self.ranks(Doing::waits).is_empty();
-        let absence = match has_waiters {
-            true => sentences(&groups, Alike::absence),
-            false => sentences(&groups, Alike::sentence),
-        };
-        let seen = format!("{}{}{absence}", self.waiting(), self.others(is_other));
-        let seen = seen.trim_start();
-        (!seen.is_empty()).then(|| format!("{seen}{}", unseen(self.doings)))
+            |doing: &Doing<'a>| !doing.waits() && !self.is_named(doing) && !doing.is_unseen();
+        sentences(&self.alike(is_other), Alike::sentence)
+    }
+
+    /// Who waits, who is named, and what is known of the others.
+    fn named_and_others(&self) -> String {
+        let named = self.named().into_iter();
+        let unseen = unseen(self.doings);
+        let others = self.others();
+        match self.waiting() {
+            Some(waiting) => paragraph(
+                [waiting]
+                    .into_iter()
+                    .chain(named)
+                    .chain(unseen)
+                    .chain(others),
+            ),
+            None => paragraph(others.into_iter().chain(named).chain(unseen)),
+        }
     }
 
     fn all_in_one_call(&self) -> String {
@@ -236,7 +217,7 @@ impl<'c, 'a> Case<'c, 'a> {
         let groups = self.alike(|_| true);
         let are_known = groups.iter().all(|group| group.position().is_some());
         if !are_known || groups.iter().any(|group| group.doing.has_ended()) {
-            return sentences(&groups, Alike::sentence).trim_start().to_owned();
+            return paragraph(sentences(&groups, Alike::sentence));
         }
         let places = groups.iter().take(8).map(|group| {
             let position = group.position().unwrap_or_default();
@@ -251,16 +232,11 @@ impl<'c, 'a> Case<'c, 'a> {
 
     /// What to look at, or what to run next: one sentence.
     fn advice(&self) -> String {
-        let groups = match self.rule {
-            Rule::Locked => self.alike(Doing::may_be_locked),
-            _ => self.alike(Doing::is_absent),
-        };
+        let groups = self.alike(|doing| self.is_named(doing));
         let first = groups.first();
         match (self.rule, first) {
-            (Rule::WaitsForBusy, _) => {
-                let active = self.alike(|doing| doing.is_active());
-                let place = active.first().and_then(Alike::position);
-                match place {
+            (Rule::WaitsForBusy, group) => {
+                match group.and_then(Alike::position) {
                     Some(place) => format!("If that takes longer than expected, look at {place}."),
                     None => "If that takes longer than expected, c10d stacks shows where it is.".to_owned(),
                 }

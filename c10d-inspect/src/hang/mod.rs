@@ -19,4 +19,6 @@ pub use local::local_hang_report;
 #[cfg(test)]
 pub(crate) mod observed;
 #[cfg(test)]
+mod sim;
+#[cfg(test)]
 mod tests;

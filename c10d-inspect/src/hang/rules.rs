@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::doing::{Doing, Kind};
+use super::doing::{Absence, Doing, Kind};
 use super::evidence::{Evidence, Seen};
 use super::words::alike;
 
@@ -13,7 +13,7 @@ pub(super) enum Rule {
     NoEvidence,
     /// Ranks have waited for some time, and others are at work.
     WaitsForBusy,
-    /// Ranks are at work.
+    /// Ranks are at work, or have just arrived in a call.
     AtWork,
     /// Some ranks are not observed, so that the job may make progress.
     PartlyObserved,
@@ -44,9 +44,11 @@ pub(super) const RULES: [(Rule, Condition); 11] = [
     (Rule::WaitsForBusy, |facts| {
         facts.active > 0 && facts.still > 0
     }),
-    (Rule::AtWork, |facts| facts.active > 0),
+    (Rule::AtWork, |facts| facts.active > 0 || facts.arriving > 0),
     (Rule::PartlyObserved, |facts| facts.unseen > 0),
-    (Rule::Spins, |facts| facts.spinning > 0 && facts.absent == 0),
+    (Rule::Spins, |facts| {
+        facts.spinning > 0 && facts.certainly_absent == 0
+    }),
     (Rule::Transfers, |facts| {
         facts.is_one_collective && facts.transfers
     }),
@@ -73,13 +75,15 @@ pub(super) struct Facts {
     unseen: usize,
     /// Waiting in calls or in the store.
     waiting: usize,
-    /// Of these: those that have used almost no CPU for some time.
+    /// Of these: those that have waited for some time, and those that may have just arrived.
     still: usize,
+    arriving: usize,
     /// Of these: those whose threads use the CPU.
     spinning: usize,
     /// The number of waiting ranks if all of them wait in one call at one line, otherwise 0.
     waiting_at_one_place: usize,
     absent: usize,
+    certainly_absent: usize,
     opaque: usize,
     /// The most of the opaque ranks at one line.
     opaque_at_one_place: usize,
@@ -107,12 +111,14 @@ impl Facts {
             unseen: count(doings, Doing::is_unseen),
             waiting: count(doings, Doing::waits),
             still: count(doings, |doing| doing.is_still(after)),
+            arriving: count(doings, |doing| doing.may_have_arrived(after)),
             spinning: count(doings, spins),
             waiting_at_one_place: match &waiting[..] {
                 [only] => only.ranks.len(),
                 _ => 0,
             },
             absent: count(doings, Doing::is_absent),
+            certainly_absent: count(doings, |doing| doing.absence() == Some(Absence::Certain)),
             opaque: count(doings, Doing::is_opaque),
             opaque_at_one_place: opaque.first().map_or(0, |group| group.ranks.len()),
             locked: count(doings, Doing::may_be_locked),

@@ -9,6 +9,9 @@ use crate::text::{self, capitalized};
 /// The most groups of ranks in one sentence, and sentences of one kind.
 const GROUPS_MAX: usize = 4;
 
+/// About six lines of a terminal.
+const PARAGRAPH_BYTES_MAX: usize = 600;
+
 /// The most threads of a rank that are named.
 const THREADS_MAX: usize = 4;
 
@@ -88,7 +91,7 @@ impl Alike<'_, '_> {
         Some(place::line_and_function(frame))
     }
 
-    /// " Its threads, the shortest stack first, are at saver.py:9 (flush) and train.py:41 (step)."
+    /// "Its threads, the shortest stack first, are at saver.py:9 (flush) and train.py:41 (step)."
     pub(super) fn threads(&self) -> Option<String> {
         let threads = self.doing.place.as_ref()?.threads();
         let positions = threads.iter().filter_map(|thread| place::position(thread));
@@ -104,7 +107,7 @@ impl Alike<'_, '_> {
         };
         (names.len() > 1).then(|| {
             let names = text::joined(&names);
-            format!(" {whose}, the shortest stack first, are at {names}.")
+            format!("{whose}, the shortest stack first, are at {names}.")
         })
     }
 }
@@ -158,18 +161,28 @@ fn more(groups: &[Alike<'_, '_>]) -> Option<String> {
     }
 }
 
-/// The sentences of the first groups, with a space before each.
+/// The sentences of the first groups.
 pub(super) fn sentences<'d, 'a>(
     groups: &[Alike<'d, 'a>],
     sentence: impl Fn(&Alike<'d, 'a>) -> String,
-) -> String {
+) -> Vec<String> {
+    let named = groups.iter().take(GROUPS_MAX).map(sentence);
+    let more = more(groups).map(|more| format!("{}.", capitalized(&more)));
+    named.chain(more).collect()
+}
+
+/// The first sentences, as many as there is room for.
+pub(super) fn paragraph(sentences: impl IntoIterator<Item = String>) -> String {
     let mut text = String::new();
-    for group in groups.iter().take(GROUPS_MAX) {
-        text.push(' ');
-        text.push_str(&sentence(group));
-    }
-    if let Some(more) = more(groups) {
-        text.push_str(&format!(" {}.", capitalized(&more)));
+    for sentence in sentences {
+        if text.len() + sentence.len() > PARAGRAPH_BYTES_MAX {
+            text.push_str(" Other ranks are left out.");
+            break;
+        }
+        if !text.is_empty() {
+            text.push(' ');
+        }
+        text.push_str(&sentence);
     }
     text
 }
@@ -307,8 +320,8 @@ pub(super) fn brief_clause(doing: &Doing<'_>) -> String {
     }
 }
 
-/// " Rank 2 runs under torchrun on node1: no stack." for each group of ranks that are not observed.
-pub(super) fn unseen(doings: &BTreeMap<usize, Doing<'_>>) -> String {
+/// "Rank 2 runs under torchrun on node1: no stack.", for each group of ranks that are not observed.
+pub(super) fn unseen(doings: &BTreeMap<usize, Doing<'_>>) -> Vec<String> {
     let mut groups: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
     for (&rank, doing) in doings.iter().filter(|(_, doing)| doing.is_unseen()) {
         let host = doing.host.as_ref();
@@ -328,20 +341,16 @@ pub(super) fn unseen(doings: &BTreeMap<usize, Doing<'_>>) -> String {
         };
         groups.entry(words).or_default().insert(rank);
     }
-    let mut text = String::new();
-    for (words, ranks) in groups.iter().take(GROUPS_MAX) {
+    let known = groups.iter().take(GROUPS_MAX).map(|(words, ranks)| {
         let run = text::verb(ranks.len(), " runs", " run");
         let its = text::verb(ranks.len(), "its", "their");
         let words = words.replace("{run}", run).replace("{its}", its);
-        text.push_str(&format!(" {}{words}.", text::ranks_start(ranks)));
-    }
-    match groups
-        .values()
-        .skip(GROUPS_MAX)
-        .map(BTreeSet::len)
-        .sum::<usize>()
-    {
-        0 => text,
-        more => format!("{text} {more} more ranks are not observed."),
-    }
+        format!("{}{words}.", text::ranks_start(ranks))
+    });
+    let left_out = groups.values().skip(GROUPS_MAX).map(BTreeSet::len);
+    let more = match left_out.sum::<usize>() {
+        0 => None,
+        more => Some(format!("{more} more ranks are not observed.")),
+    };
+    known.chain(more).collect()
 }

@@ -10,8 +10,8 @@ use crate::report::{Finding, FindingKind};
 use crate::text;
 
 /// The finding that all ranks are connected and none waits; `None` while some are not, and while members of a group wait for
-/// others. `are_observed` says whether launchers have samples of the workers, which are at work.
-pub(crate) fn nothing_waits(job: &Job<'_>, are_observed: bool) -> Option<Finding> {
+/// others. `is_at_work` says whether launchers see that the workers make progress.
+pub(crate) fn nothing_waits(job: &Job<'_>, is_at_work: bool) -> Option<Finding> {
     let mut groups = job.index.snapshot.groups.iter();
     let are_settled = groups.all(|it| {
         it.status.stopped_for.is_none() && it.status.members.iter().all(|it| !it.is_awaited)
@@ -20,19 +20,19 @@ pub(crate) fn nothing_waits(job: &Job<'_>, are_observed: bool) -> Option<Finding
         return None;
     }
     let text = match job.ranks_now() {
-        Some(ranks) => all_are_idle(job, &ranks, are_observed)?,
+        Some(ranks) => all_are_idle(job, &ranks, is_at_work)?,
         None => nccl_readers(job)?,
     };
     Some(Finding::new(FindingKind::NotInTheStore, text))
 }
 
-fn all_are_idle(job: &Job<'_>, ranks: &BTreeSet<usize>, are_observed: bool) -> Option<String> {
+fn all_are_idle(job: &Job<'_>, ranks: &BTreeSet<usize>, is_at_work: bool) -> Option<String> {
     let size = ranks.len();
     let is_joining = job.mains().any(|state| !state.is_complete());
     if size == 0 || !ranks.iter().all(|&rank| job.is_connected(rank)) || is_joining {
         return None;
     }
-    if are_observed {
+    if is_at_work {
         return Some(format!(
             "All {} are connected and none waits on the store; their processes make progress.",
             text::count(size, "rank")
