@@ -90,6 +90,12 @@ impl<'c, 'a> Case<'c, 'a> {
         still.filter_map(|doing| doing.still_ms).min()
     }
 
+    /// How long the first of the waiting ranks has waited.
+    fn waited_ms(&self) -> Option<u64> {
+        let waiting = self.doings.values().filter(|doing| doing.waits());
+        waiting.filter_map(|doing| doing.still_ms).max()
+    }
+
     fn is_confirmed(&self) -> bool {
         self.doings.values().all(|doing| doing.is_confirmed)
     }
@@ -147,7 +153,10 @@ impl<'c, 'a> Case<'c, 'a> {
             finding.culprits = RankSet(self.ranks(|doing| self.is_named(doing)));
         }
         finding.waiting = RankSet(self.ranks(Doing::waits));
-        finding.age_ms = self.lasts_ms();
+        finding.age_ms = match self.rule {
+            Rule::WaitsForBusy => self.waited_ms(),
+            _ => self.lasts_ms(),
+        };
         Some(finding)
     }
 

@@ -215,6 +215,7 @@ mod tests {
         let (_, report) = all_connected(&[Observed::waits("barrier", 41), busy]);
         assert!(!report.is_stuck);
         assert_eq!(report.state, ReportState::WaitingForBusyRank);
+        assert_eq!(report.findings[0].age_ms, Some(40_000));
         assert!(report.ranks.iter().all(|rank| !rank.is_suspect));
         let json = serde_json::to_value(&report).unwrap();
         assert_eq!(json["state"], "waiting_for_busy_rank");
