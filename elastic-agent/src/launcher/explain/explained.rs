@@ -91,7 +91,7 @@ impl<'r> Explained<'r> {
         };
         (!ranks.0.is_empty()).then(|| Absent {
             ranks: ranks.clone(),
-            text: text.clone(),
+            text: text.trim_end_matches('.').to_owned(),
         })
     }
 }

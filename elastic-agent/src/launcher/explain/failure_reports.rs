@@ -20,6 +20,6 @@ pub(in crate::launcher) struct FailureReports {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::launcher) struct Absent {
     pub(super) ranks: RankSet,
-    /// What is known of them, in sentences.
+    /// What is known of them, in sentences; the last one has no full stop.
     pub(super) text: String,
 }

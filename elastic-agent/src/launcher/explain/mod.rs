@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use crate::agent::{AgentEvent, AgentListener, StartedWorkers};
 use crate::threads::{JoinedThread, lock};
 use c10d_inspect::report_text::TextStyle;
-use c10d_inspect::{FindingKind, Report};
+use c10d_inspect::{AnnouncedNode, FindingKind, Report};
 use c10d_socket::Cancel;
 
 use self::failure_reports::{Absent, FailureReports};
@@ -318,9 +318,7 @@ impl Thread {
         }
         let cost = started.elapsed();
         *next_look = Instant::now() + pause.max(cost * LOOK_SHARE);
-        if let Some(text) = observed.busy(&report) {
-            log::info!("{text}");
-        }
+        let busy = observed.busy(&report);
         let line = watch
             .unchanged_for(now)
             .filter(|lasted| report.is_stuck && *lasted >= LINE_AFTER)
@@ -333,6 +331,8 @@ impl Thread {
                 lasted.as_secs(),
                 stuck.headline()
             )),
+            // Ranks that have given up wait no longer.
+            Say::GoesOn if has_ended(&node, &report) => None,
             // That all ranks are idle is what the store knows of a job that runs.
             Say::GoesOn if is_outside_store(&report) => Some("the job goes on\n".to_owned()),
             Say::GoesOn => Some(format!("the job goes on: {}\n", report.headline_text())),
@@ -343,7 +343,7 @@ impl Thread {
         if waits.is_some() {
             *lock(&self.shared.last_stuck) = Some((Instant::now(), report));
         }
-        if let Some(text) = text {
+        for text in text.into_iter().chain(busy) {
             self.say(&text);
         }
         self.show(line);
@@ -364,6 +364,14 @@ impl Thread {
         }
         self.line = line;
     }
+}
+
+/// Whether a worker has ended.
+fn has_ended(node: &AnnouncedNode, report: &Report) -> bool {
+    let mut workers = node.workers.iter();
+    let mut findings = report.findings.iter();
+    workers.any(|worker| worker.end.is_some())
+        || findings.any(|finding| finding.kind == FindingKind::WorkerEnded)
 }
 
 /// Whether a hang would not show in the store.

@@ -60,7 +60,7 @@ impl Observed {
         })
     }
 
-    /// What to log of a job that waits for a rank which works: once for each such rank.
+    /// What to print of a job that waits for a rank which works: once for each such rank.
     pub(super) fn busy(&mut self, report: &Report) -> Option<String> {
         if report.state != ReportState::WaitingForBusyRank {
             if report.state == ReportState::Running {
@@ -74,7 +74,7 @@ impl Observed {
             return None;
         }
         self.told = Some(cause.culprits.clone());
-        Some(cause.text.clone())
+        Some(format!("{}\n", cause.text))
     }
 }
 
@@ -153,11 +153,11 @@ mod tests {
     fn a_busy_rank_is_reported_once_when_others_have_waited_for_it() {
         let mut first = Observed::new(AFTER, true);
         assert_eq!(first.busy(&waits_for(2, 29)), None);
-        assert_eq!(first.busy(&waits_for(2, 30)).as_deref(), Some("rank 2"));
+        assert_eq!(first.busy(&waits_for(2, 30)).as_deref(), Some("rank 2\n"));
         assert_eq!(first.busy(&waits_for(2, 35)), None);
-        assert_eq!(first.busy(&waits_for(1, 35)).as_deref(), Some("rank 1"));
+        assert_eq!(first.busy(&waits_for(1, 35)).as_deref(), Some("rank 1\n"));
         assert_eq!(first.busy(&Report::default()), None);
-        assert_eq!(first.busy(&waits_for(1, 35)).as_deref(), Some("rank 1"));
+        assert_eq!(first.busy(&waits_for(1, 35)).as_deref(), Some("rank 1\n"));
         assert_eq!(Observed::new(AFTER, false).busy(&waits_for(2, 90)), None);
     }
 }
