@@ -10,8 +10,9 @@ const QUIET_PERCENT_MAX: u64 = 1;
 /// poll.
 const IDLE_PERCENT_MAX: u64 = 10;
 
-/// Less I/O than this is that of a thread which logs or reports metrics, in bytes per second.
-const IDLE_IO_BYTES_MAX: u64 = 4 << 10;
+/// Less I/O than this is that of a thread which logs or reports metrics, or of a shell that starts `sleep` ten times a
+/// second, in bytes per second.
+const IDLE_IO_BYTES_MAX: u64 = 32 << 10;
 
 /// CPU time is counted in ticks of 10 ms, and a line of a log may come at any time.
 const QUIET_SLACK_MS: u64 = 20;
