@@ -1,6 +1,7 @@
 //! The Python stacks of the workers, which this process may read because it has started them.
 
 mod readers;
+mod source;
 mod subject;
 mod thread;
 

@@ -6,10 +6,10 @@ use std::collections::hash_map::Entry;
 use c10d_inspect::stacks::{Frame, Stacks, ThreadStack};
 use c10d_stacks::{PythonStacks, PythonThread, StackReader};
 
-use super::thread::ReadStacks;
+use super::source::ReadStacks;
 
 /// The name that Python gives to each main thread.
-const MAIN_THREAD: &str = "MainThread";
+const MAIN_NAME: &str = "MainThread";
 
 /// By the process id.
 #[derive(Debug, Default)]
@@ -53,7 +53,7 @@ fn converted(python: PythonStacks) -> Option<Stacks> {
 fn thread(python: PythonThread) -> ThreadStack {
     let frames = python.frames.iter();
     let frames = frames.map(|frame| Frame::new(&frame.file, frame.line, &frame.function));
-    let name = python.name.as_deref().filter(|name| *name != MAIN_THREAD);
+    let name = python.name.as_deref().filter(|name| *name != MAIN_NAME);
     ThreadStack::new(name, frames.collect())
 }
 

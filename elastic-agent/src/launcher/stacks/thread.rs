@@ -10,6 +10,7 @@ use c10d_inspect::stacks::Stacks;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded, unbounded};
 
 use super::readers::Readers;
+use super::source::ReadStacks;
 use crate::threads::lock;
 
 const THREAD: &str = "stacks";
@@ -26,15 +27,6 @@ const END_TIMEOUT: Duration = Duration::from_millis(100);
 const SILENT: &str = "the file system of its interpreter does not answer";
 const LATE: &str = "the launcher still reads the stacks of other workers";
 const ENDED: &str = "the launcher's thread for stacks has ended";
-
-/// Reads the stacks of processes.
-pub(super) trait ReadStacks: Send + 'static {
-    /// The stacks, or why there are none, in a clause without a full stop. May block for any time.
-    fn read(&mut self, pid: u32) -> Result<Stacks, String>;
-
-    /// Drops what belongs to processes that have ended.
-    fn forget_ended(&mut self);
-}
 
 /// The thread, and what it is asked. Dropping it ends the thread, which takes 100 ms at most: a thread that waits for a
 /// file system is left behind.
