@@ -10,7 +10,7 @@ pub(crate) fn frames(text: &str) -> Vec<Frame> {
         let (place, function) = text.split_once(' ').expect("a place and a function");
         let (file, line) = place.rsplit_once(':').expect("a file and a line");
         let folder = match file.split('/').next() {
-            Some("torch") => "/venv/lib/python3.11/site-packages/",
+            Some("torch" | "typing_extensions.py") => "/venv/lib/python3.11/site-packages/",
             Some("python3.11") => "/usr/lib/",
             _ => "/home/user/",
         };

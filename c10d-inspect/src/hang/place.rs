@@ -128,3 +128,68 @@ pub(super) fn line_and_function(frame: &Frame) -> String {
     let function = shown_up_to(frame.function.as_bytes(), NAME_CHARS_MAX);
     format!("{} ({function})", line(frame))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hang::call::CallKind;
+    use crate::hang::observed::frames;
+
+    fn kind(call: Call) -> &'static str {
+        match call.kind {
+            CallKind::Collective => "collective",
+            CallKind::PointToPoint => "point-to-point",
+            CallKind::Group => "group",
+            CallKind::Store => "store",
+        }
+    }
+
+    #[test]
+    fn calls_of_real_releases_are_identified() {
+        let cases = include_str!("testdata/calls.txt").lines();
+        let cases = cases.filter(|line| !line.starts_with('#'));
+        let mut count = 0;
+        for case in cases {
+            let [release, name, expected, threads] = case.splitn(4, " | ").collect::<Vec<_>>()[..]
+            else {
+                panic!("{case}")
+            };
+            let threads = threads.split(" || ");
+            let threads = threads.map(|thread| ThreadStack::new(None, frames(thread)));
+            let stacks = Stacks::of_threads(threads.collect()).expect("stacks");
+            let place = Place::new(&stacks).expect("a main thread");
+            let call = place
+                .call
+                .map(|call| format!("{} {}", kind(call), call.name));
+            assert_eq!(
+                call.as_deref().unwrap_or("none"),
+                expected,
+                "{release} {name}"
+            );
+            let position = place.position().expect("a position");
+            assert_eq!(
+                position.file.rsplit('/').next(),
+                Some("train.py"),
+                "{release} {name}"
+            );
+            count += 1;
+        }
+        assert!(count > 150, "{count}");
+    }
+
+    #[test]
+    fn names_of_a_worker_are_short_and_printable() {
+        let frame = Frame {
+            file: format!("/x/\u{1b}[2J{}", "y".repeat(500)),
+            line: 3,
+            function: "\u{202e}\n".to_owned(),
+            is_library: false,
+        };
+        let text = line_and_function(&frame);
+        assert!(
+            text.chars().all(|c| (' '..='~').contains(&c) || c == '…'),
+            "{text}"
+        );
+        assert!(text.len() < 200, "{text}");
+    }
+}

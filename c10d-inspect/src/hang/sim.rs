@@ -12,7 +12,7 @@ use super::{Evidence, RankEvidence, Seen, StoreWait, Verdict, judge};
 use crate::announced::AnnouncedNode;
 use crate::report::ReportState;
 
-const ROUNDS: u64 = 20_000;
+const ROUNDS: u64 = 4_000;
 
 /// A job, and the truth about it.
 #[derive(Debug)]

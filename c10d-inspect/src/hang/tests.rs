@@ -147,7 +147,7 @@ fn the_state_of_a_process_is_told_with_its_line() {
         ),
         (
             Observed::quiet("futex", "train.py:30 main > python3.11/queue.py:171 get > python3.11/threading.py:327 wait"),
-            "it has waited for a lock or another thread for 40 s at train.py:30 (main). c10d stacks 2 shows all of its threads; \
+            "it has waited for a lock, a thread or a process for 40 s at train.py:30 (main). c10d stacks 2 shows all of its threads; \
              one of them may hold the lock.",
         ),
         (

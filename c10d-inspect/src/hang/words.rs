@@ -276,7 +276,7 @@ pub(super) fn clause(
             None => format!("{has} waited for {its} DataLoader{time}{at}"),
         },
         Kind::Blocked(Cause::Lock) | Kind::Opaque { is_lock: true, .. } => {
-            format!("{has} waited for a lock or another thread{time}{at}")
+            format!("{has} waited for a lock, a thread or a process{time}{at}")
         }
         Kind::Blocked(Cause::SystemCall(call)) => format!("{has} been blocked in {call}{time}{at}"),
         Kind::Opaque { system_call, .. } => {

@@ -39,6 +39,7 @@ pub(super) fn status(
         "explain_ms": look.explain_time.as_secs_f64() * 1000.0,
         "headline": report.headline,
         "is_stuck": report.is_stuck,
+        "state": report.state,
         "findings": limited(&report.findings, |finding| json!({
             "kind": finding.kind,
             "text": finding.text,

@@ -74,6 +74,7 @@ fn waits_for_active(findings: &[Finding], verdict: &Verdict) -> bool {
         && causes.all(|cause| match cause.kind {
             Kind::NeverConnected
             | Kind::NotPublished
+            | Kind::Frozen
             | Kind::GroupIncomplete
             | Kind::NcclId
             | Kind::Barrier

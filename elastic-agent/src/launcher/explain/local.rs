@@ -1,6 +1,6 @@
 //! What a launcher can say about a job whose store tells nothing. Pure.
 
-use c10d_inspect::{AnnouncedNode, AnnouncedWorker, Finding, FindingKind, Report};
+use c10d_inspect::{AnnouncedNode, AnnouncedWorker, Finding, FindingKind, Report, ReportState};
 use c10d_socket::HostPort;
 
 /// A worker without a connection is mentioned after this time: importing PyTorch takes seconds.
@@ -24,6 +24,9 @@ pub(super) fn local_report(node: &AnnouncedNode, master: &HostPort) -> Report {
         report.findings.push(finding);
     }
     report.is_stuck = !report.findings.is_empty();
+    if report.is_stuck {
+        report.state = ReportState::NoProgress;
+    }
     report.headline = match report.findings.as_slice() {
         [] => "All workers of this node are connected to the workers' store.".to_owned(),
         [only] => only.text.clone(),
