@@ -100,30 +100,45 @@ pub(super) enum Absence {
     Certain,
 }
 
-/// System calls by which a program can wait for another rank.
+/// System calls, and functions of the kernel, by which a program can wait for another rank.
 const PATIENT_CALLS: &[&str] = &[
-    "clock_nanosleep",
-    "nanosleep",
-    "hrtimer_nanosleep",
-    "poll",
-    "ppoll",
-    "select",
-    "pselect6",
-    "epoll_wait",
-    "epoll_pwait",
-    "recvfrom",
-    "recvmsg",
     "accept",
     "accept4",
+    "clock_nanosleep",
     "connect",
+    "epoll_pwait",
+    "epoll_pwait2",
+    "epoll_wait",
+    "nanosleep",
+    "pause",
+    "poll",
+    "ppoll",
+    "pselect6",
+    "recvfrom",
+    "recvmmsg",
+    "recvmsg",
+    "rt_sigsuspend",
+    "rt_sigtimedwait",
+    "select",
     "wait4",
     "waitid",
+    "do_nanosleep",
+    "do_poll",
+    "do_select",
+    "do_wait",
+    "ep_poll",
+    "hrtimer_nanosleep",
+    "inet_csk_accept",
+    "poll_schedule_timeout",
+    "unix_stream_read_generic",
+    "wait_woken",
 ];
 
 impl Kind {
     /// The same without percentages and ages, which differ between ranks that do the same.
     pub(super) fn without_numbers(&self) -> Self {
         match self {
+            Self::Computes(2..) => Self::Computes(100),
             Self::Computes(_) => Self::Computes(0),
             Self::Works { .. } => Self::Works { cpu_percent: 0 },
             Self::Left(_) => Self::Left(0),

@@ -84,10 +84,19 @@ impl<'c, 'a> Case<'c, 'a> {
         alike(self.doings, select)
     }
 
-    /// For how long at least no rank has made progress, in milliseconds.
+    /// For how long at least no rank has made progress, in milliseconds; of ranks that wait for busy ones, the longest wait.
     fn lasts_ms(&self) -> Option<u64> {
-        let still = self.doings.values().filter(|doing| !doing.has_ended());
-        still.filter_map(|doing| doing.still_ms).min()
+        let doings = self.doings.values();
+        match self.rule {
+            Rule::WaitsForBusy => {
+                let waiting = doings.filter(|doing| doing.waits());
+                waiting.filter_map(|doing| doing.still_ms).max()
+            }
+            _ => {
+                let running = doings.filter(|doing| !doing.has_ended());
+                running.filter_map(|doing| doing.still_ms).min()
+            }
+        }
     }
 
     /// How long the first of the waiting ranks has waited.

@@ -1,4 +1,6 @@
+use super::doing::Doing;
 use super::observed::{Observed, in_c10d, node};
+use super::rules::{Facts, RULES, Rule};
 use super::*;
 use crate::report::{FindingKind, ReportState};
 
@@ -54,6 +56,17 @@ fn a_busy_rank_is_information() {
         &[0],
         "Ranks 1 and 2 wait in all_reduce (train.py:41). Rank 0 is computing (100 % of a CPU) at eval.py:88 (evaluate). If that \
          takes longer than expected, look at eval.py:88 (evaluate).",
+    );
+    let waits = in_all_reduce();
+    let busy = verdict(&[Observed::busy(READ), waits.clone(), waits]);
+    // For how long others have waited: the launcher reports it after some time.
+    assert_eq!(busy.finding.unwrap().age_ms, Some(40_000));
+    let arrived = Observed::busy(READ).with(|it| it.sample.cpu_percent = 0);
+    let arrived = verdict(&[arrived, in_all_reduce()]).finding.unwrap().text;
+    assert!(
+        arrived
+            .contains("Rank 0 is at loader.py:17 (load_batch), and was at work a few seconds ago."),
+        "{arrived}"
     );
     let saves = Observed::quiet("write", "train.py:90 <module> > save.py:5 save").with(|it| {
         it.sample.idle_ms = 0;
@@ -280,4 +293,55 @@ fn the_world_beyond_a_launcher_is_out_of_its_reach() {
          loader.py:17 (load_batch) waits for; c10d stacks 1 shows all of its calls."
     );
     assert!(local_hang_report(&node("vm", 2, &ranks)).unwrap().is_stuck);
+}
+
+/// The table of rules: for each one, ranks to which it applies and none before it does.
+#[test]
+fn each_rule_decides_about_a_job() {
+    let waits = in_all_reduce;
+    let spins = || Observed::busy(&in_c10d("barrier", 41));
+    let failed = Observed::left().with(|it| it.end.as_mut().unwrap().exit_code = Some(1));
+    let locked = Observed::quiet("futex", "train.py:30 main").thread("train.py:7 flush");
+    let sends = waits().with(|it| it.sample.io_bytes_per_second = 1 << 20);
+    let table = [
+        (Rule::NoEvidence, vec![waits(), failed]),
+        (Rule::WaitsForBusy, vec![waits(), Observed::busy(READ)]),
+        (
+            Rule::AtWork,
+            vec![Observed::busy(READ), Observed::busy(READ)],
+        ),
+        (Rule::PartlyObserved, vec![waits()]),
+        (Rule::Spins, vec![spins(), waits()]),
+        (Rule::Transfers, vec![waits(), sends]),
+        (Rule::AllInOneCall, vec![waits(), waits()]),
+        (Rule::Absent, vec![waits(), Observed::blocked()]),
+        (Rule::Locked, vec![waits(), waits(), locked]),
+        (
+            Rule::CallsDiffer,
+            vec![waits(), Observed::waits("recv", 50)],
+        ),
+        (
+            Rule::AllBlocked,
+            vec![Observed::blocked(), Observed::blocked()],
+        ),
+    ];
+    assert_eq!(
+        table.each_ref().map(|(rule, _)| *rule),
+        RULES.map(|(rule, _)| rule)
+    );
+    for (rule, ranks) in table {
+        let ranks: Vec<_> = ranks.into_iter().enumerate().collect();
+        let node = node("vm", 3, &ranks);
+        let mut evidence = Evidence::default();
+        evidence.add(&node, 0, |_| true);
+        if rule == Rule::PartlyObserved {
+            let other = RankEvidence::new(Seen::NotLaunched, None);
+            evidence.ranks.insert(2, other);
+        }
+        let doings = evidence.ranks.iter();
+        let doings = doings
+            .map(|(&rank, evidence)| (rank, Doing::new(evidence)))
+            .collect();
+        assert_eq!(Facts::new(&doings, &evidence).rule(), rule);
+    }
 }

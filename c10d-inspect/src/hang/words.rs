@@ -232,6 +232,7 @@ pub(super) fn clause(
     is_plural: bool,
 ) -> String {
     let is = if is_plural { "are" } else { "is" };
+    let was = if is_plural { "were" } else { "was" };
     let has = if is_plural { "have" } else { "has" };
     let its = if is_plural { "their" } else { "its" };
     let wait = if is_plural { "wait" } else { "waits" };
@@ -250,6 +251,8 @@ pub(super) fn clause(
     match kind {
         Kind::InCall(call) => format!("{wait} in {}", call_words(call.name, place)),
         Kind::InStore(meaning) => format!("{wait} for {meaning}"),
+        // It has just begun to wait.
+        Kind::Computes(0..2) => format!("{is}{at}, and {was} at work a few seconds ago"),
         Kind::Computes(percent) => format!("{is} computing ({percent} % of a CPU){at}"),
         Kind::Works { cpu_percent: 0..10 } => format!("{is} reading or writing{at}"),
         Kind::Works { cpu_percent } => {
@@ -257,10 +260,7 @@ pub(super) fn clause(
                 "{wait}{at} for {its} other threads or processes, which use {cpu_percent} % of a CPU"
             )
         }
-        Kind::Moves => format!(
-            "{is}{at}, and {} elsewhere a few seconds ago",
-            if is_plural { "were" } else { "was" }
-        ),
+        Kind::Moves => format!("{is}{at}, and {was} elsewhere a few seconds ago"),
         Kind::Blocked(Cause::Stopped { pid }) => format!("{is} stopped (state T of pid {pid}){at}"),
         Kind::Blocked(Cause::Traced { pid }) => {
             format!("{is} stopped by a debugger (state t of pid {pid}){at}")
