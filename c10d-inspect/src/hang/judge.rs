@@ -52,11 +52,15 @@ pub(crate) fn judge(evidence: &Evidence<'_>) -> Option<Verdict> {
             _ => ReportState::Running,
         },
         finding: case.finding(is_alarm),
-        doing: case.clauses(|doing| {
-            let still_ms = doing.still_ms.unwrap_or(0);
-            clause(&doing.kind, doing.place.as_ref(), still_ms, false)
-        }),
-        brief: case.clauses(brief_clause),
+        // The store already shows for which key a rank waits.
+        doing: case.clauses(
+            |doing| !matches!(doing.kind, Kind::InStore(_)),
+            |doing| {
+                let still_ms = doing.still_ms.unwrap_or(0);
+                clause(&doing.kind, doing.place.as_ref(), still_ms, false)
+            },
+        ),
+        brief: case.clauses(|_| true, brief_clause),
         active: case.ranks(Doing::is_active),
         is_at_work: matches!(rule, Rule::AtWork | Rule::Transfers),
     })
@@ -130,11 +134,16 @@ impl<'c, 'a> Case<'c, 'a> {
         }
     }
 
-    /// The words about the ranks that are observed.
-    fn clauses(&self, words: impl Fn(&Doing<'a>) -> String) -> BTreeMap<usize, String> {
-        let seen = self.doings.iter().filter(|(_, doing)| {
-            !doing.is_unseen() && !doing.has_ended() && !matches!(doing.kind, Kind::InStore(_))
-        });
+    /// The words about the observed ranks for which `select` is true.
+    fn clauses(
+        &self,
+        select: impl Fn(&Doing<'a>) -> bool,
+        words: impl Fn(&Doing<'a>) -> String,
+    ) -> BTreeMap<usize, String> {
+        let seen = self
+            .doings
+            .iter()
+            .filter(|(_, doing)| !doing.is_unseen() && !doing.has_ended() && select(doing));
         seen.map(|(&rank, doing)| (rank, words(doing))).collect()
     }
 

@@ -312,10 +312,14 @@ pub(super) fn brief_clause(doing: &Doing<'_>) -> String {
         }
         _ => None,
     };
-    let is_stopped = matches!(doing.kind, Kind::Blocked(Cause::Stopped { .. }));
+    // The key or the signal is already in the other sentence.
+    let is_known = matches!(
+        doing.kind,
+        Kind::InStore(_) | Kind::Blocked(Cause::Stopped { .. })
+    );
     match (frame.map(place::line_and_function), call) {
         (Some(position), Some(Some(call))) => format!("is at {position}, blocked in {call}"),
-        (Some(position), _) if call.is_some() || is_stopped => format!("is at {position}"),
+        (Some(position), _) if call.is_some() || is_known => format!("is at {position}"),
         _ => clause(&doing.kind, doing.place.as_ref(), 0, false),
     }
 }

@@ -23,7 +23,12 @@ pub(crate) fn combine(
 ) -> ReportState {
     if is_stuck {
         if let Some(first) = findings.first_mut() {
-            first.text.push_str(&positions(&first.culprits, verdict));
+            // The store shows who waits for a missing key, and not who should write it.
+            let ranks = match first.kind {
+                FindingKind::Key => &first.waiting,
+                _ => &first.culprits,
+            };
+            first.text.push_str(&positions(ranks, verdict));
         }
         return match waits_for_active(findings, verdict) {
             true => ReportState::WaitingForBusyRank,
@@ -51,14 +56,14 @@ pub(crate) fn combine(
 }
 
 /// " It is at train.py:12 (main), blocked in read.", or nothing.
-fn positions(culprits: &RankSet, verdict: &Verdict) -> String {
-    let known = culprits
+fn positions(ranks: &RankSet, verdict: &Verdict) -> String {
+    let known = ranks
         .0
         .iter()
         .filter_map(|rank| Some((rank, verdict.brief.get(rank)?)));
     let mut text = String::new();
     for (rank, clause) in known.take(POSITIONS_MAX) {
-        match culprits.0.len() {
+        match ranks.0.len() {
             1 => text.push_str(&format!(" It {clause}.")),
             _ => text.push_str(&format!(" Rank {rank} {clause}.")),
         }
@@ -270,6 +275,8 @@ mod tests {
         let report = script.report();
         assert!(report.is_stuck);
         assert_eq!(report.findings[0].kind, FindingKind::Key);
+        let end = " It is at train.py:20 (main).";
+        assert!(report.headline.ends_with(end), "{}", report.headline);
         assert!(!report.headline.contains("blocked"), "{}", report.headline);
     }
 }
