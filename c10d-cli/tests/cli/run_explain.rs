@@ -22,7 +22,7 @@ const KEYS: [&str; 2] = ["/default_pg/0//cpu//0/0", "/default_pg/0//cpu//0/1"];
 /// Rank 0 publishes its address and waits for that of rank 1, in a child of the worker. Rank 1 waits for the file
 /// `go`, connects and publishes its address. The launcher makes `$$` of `$$$$`.
 pub(crate) const WAITS_FOR_RANK_1: &str = r#"
-    [ $RANK = 0 ] || { echo $$$$ > $DIR/pid; until [ -e $DIR/go ]; do sleep 0.01; done; }
+    [ $RANK = 0 ] || { echo $$$$ > $DIR/pid; until [ -e $DIR/go ]; do sleep 0.5; done; }
     bash -c '
         exec 3<>/dev/tcp/$MASTER_ADDR/$MASTER_PORT
         {

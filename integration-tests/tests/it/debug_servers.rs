@@ -139,10 +139,7 @@ fn the_rank_that_skips_a_collective_and_the_one_that_is_stopped_are_named() {
     let output = ask(store, &["stacks", "1"]);
     let stacks = text(&output);
     assert_eq!(output.status.code(), Some(0), "{stacks}");
-    assert!(
-        stacks.contains("\nRank 1: torch/distributed/"),
-        "{stacks}"
-    );
+    assert!(stacks.contains("\nRank 1: torch/distributed/"), "{stacks}");
     let flight = text(&ask(store, &["flight"]));
     assert!(flight.contains("Rank 1 does not answer"), "{flight}");
     assert!(flight.contains("Rank 2 is behind"), "{flight}");
