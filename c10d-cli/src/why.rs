@@ -1,7 +1,5 @@
 //! `c10d why`: who the job waits for.
 
-use std::time::Duration;
-
 use c10d_inspect::http::{StatusError, StatusPages};
 use c10d_inspect::workers::Job;
 use c10d_inspect::{Report, WorkersStore};
@@ -60,16 +58,13 @@ struct Answer {
     json: Option<Map<String, Value>>,
 }
 
-/// How long the launchers may take to look at their workers.
-const SAMPLES_TIMEOUT: Duration = Duration::from_millis(1500);
-
 impl Answer {
     /// The report of a store, made when the launchers have looked at their workers: they do that on their own only if a
     /// worker has been quiet for a while.
     fn of(pages: &StatusPages, is_json: bool) -> Result<Self, StatusError> {
         let first = Self::at_once(pages, is_json)?;
         let job = Job::of(first.report, pages);
-        match job.ask_for_samples(|_| true, SAMPLES_TIMEOUT) {
+        match job.ask_for_samples(|_| true) {
             0 => Ok(Self {
                 report: job.into_report(),
                 ..first

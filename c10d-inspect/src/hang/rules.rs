@@ -6,7 +6,7 @@ use super::doing::{Absence, Doing, Kind};
 use super::evidence::{Evidence, Seen};
 use super::words::alike;
 
-/// A rule of [`RULES`].
+/// What a job does, by the first of [`RULES`] that applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rule {
     /// There is no observation, or a worker has failed: others explain that.

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::thread;
-use std::time::Duration;
 
 use c10d_socket::host_name;
 
@@ -132,14 +131,10 @@ impl Job {
     /// Asks the launchers of nodes for which `is_wanted` holds to observe their workers now, and for the next 15 s, so that a
     /// report made afterwards has what the workers do. Returns how many have announced their observations.
     ///
-    /// Blocks for at most `timeout`. A launcher that has never read the stacks of a worker needs some 40 ms for it.
-    pub fn ask_for_samples(
-        &self,
-        is_wanted: impl Fn(&NodeReport) -> bool,
-        timeout: Duration,
-    ) -> usize {
+    /// Blocks for at most 1.5 s. A launcher that has never read the stacks of a worker needs some 40 ms for it.
+    pub fn ask_for_samples(&self, is_wanted: impl Fn(&NodeReport) -> bool) -> usize {
         let nodes = self.report.nodes.iter().filter(|node| is_wanted(node));
-        samples::ask(nodes, &self.here(), self.token.as_deref(), timeout)
+        samples::ask(nodes, &self.here(), self.token.as_deref())
     }
 
     fn here(&self) -> Here<'_> {

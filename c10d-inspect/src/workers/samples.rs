@@ -15,17 +15,19 @@ pub const SAMPLE_PATH: &str = "/sample";
 /// for each.
 const AT_ONCE: usize = 256;
 
+/// How long all of them may take, so that `c10d why` can answer within 2 s.
+const TIMEOUT: Duration = Duration::from_millis(1500);
+
 /// The most bytes of an answer.
 const ANSWER_BYTES_MAX: usize = 1 << 10;
 
-/// Asks the launchers of these nodes. Returns how many have announced samples. Blocks for at most `timeout`.
+/// Asks the launchers of these nodes. Returns how many have announced samples. Blocks for at most 1.5 s.
 pub(super) fn ask<'n>(
     nodes: impl Iterator<Item = &'n NodeReport>,
     here: &Here<'_>,
     token: Option<&str>,
-    timeout: Duration,
 ) -> usize {
-    let end = Instant::now() + timeout;
+    let end = Instant::now() + TIMEOUT;
     let addresses: BTreeSet<SocketAddr> = nodes
         .filter(|node| node.is_connected)
         .filter_map(|node| here.launcher(node))

@@ -37,9 +37,6 @@ const THREAD: &str = "explain";
 /// How long one look may take.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long the other launchers may take to observe their workers.
-const ASK_TIMEOUT: Duration = Duration::from_secs(1);
-
 /// A look takes at most this part of the time: a report on 16,384 ranks takes part of a second.
 const LOOK_SHARE: u32 = 20;
 
@@ -291,7 +288,7 @@ impl Thread {
         let report = source.report(LOOK_TIMEOUT);
         let node = self.shared.local.get();
         if observed.is_asking_due(now, &report) {
-            source.ask_for_samples(&report, observed::is_asked, ASK_TIMEOUT);
+            source.ask_for_samples(&report, observed::is_asked);
         }
         let alarm = observed::alarm(&report);
         let waits = Standstill::of(&report);

@@ -69,20 +69,15 @@ impl Source {
     }
 
     /// Asks the launchers of these nodes to observe their workers, so that the next report has what these do. Blocks for at
-    /// most `timeout`.
-    pub(super) fn ask_for_samples(
-        &self,
-        report: &Report,
-        is_wanted: impl Fn(&NodeReport) -> bool,
-        timeout: Duration,
-    ) {
+    /// most 1.5 s.
+    pub(super) fn ask_for_samples(&self, report: &Report, is_wanted: impl Fn(&NodeReport) -> bool) {
         let own = || IpAddr::from(Ipv4Addr::LOCALHOST);
         let store = match &self.store {
             Some(_) => Some(own()),
             None => self.addresses.first().map(SocketAddr::ip),
         };
         let job = Job::new(report.clone(), store, self.token.clone());
-        let answered = job.ask_for_samples(is_wanted, timeout);
+        let answered = job.ask_for_samples(is_wanted);
         log::debug!("{answered} launchers observe their workers because this one asked");
     }
 

@@ -9,13 +9,13 @@ mod sampling;
 use std::fmt;
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use c10d_inspect::AnnouncedNode;
 
 use super::feature::Feature;
 use crate::agent::AgentHandle;
-use crate::threads::JoinedThread;
 pub(super) use processes::Processes;
 use processes::ReadProcesses;
 use readings::{Counters, dead_children, observed};
@@ -27,11 +27,14 @@ const THREAD: &str = "observe";
 /// How long somebody who asks waits for the answer, so that `c10d why` can answer within 2 s.
 const ASKED_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// Observes until it is dropped, which joins its thread: within 2 s for each worker whose stacks are being read.
+/// How long the end of the launcher waits for a look at the workers.
+const END_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// Observes until it is dropped, which takes 100 ms at most: the thread is left behind if the system does not answer it.
 #[derive(Debug)]
 pub(super) struct Observer {
     messages: Sender<Message>,
-    _thread: JoinedThread,
+    ended: Receiver<()>,
 }
 
 #[derive(Debug)]
@@ -69,11 +72,8 @@ impl Observer {
             processes: Box::new(processes),
             note: Box::new(note),
         };
-        let thread = JoinedThread::start(THREAD, move || thread.run())?;
-        Ok(Self {
-            messages,
-            _thread: thread,
-        })
+        let ended = thread.start()?;
+        Ok(Self { messages, ended })
     }
 
     /// Asks for samples, from another thread.
@@ -97,6 +97,9 @@ impl Drop for Observer {
     fn drop(&mut self) {
         // The thread may have panicked.
         let _ = self.messages.send(Message::End);
+        if self.ended.recv_timeout(END_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
+            log::debug!("thread {THREAD} is left behind: it still looks at a worker");
+        }
     }
 }
 
@@ -131,6 +134,17 @@ impl fmt::Debug for Thread {
 }
 
 impl Thread {
+    /// Starts it. The receiver is disconnected at its end.
+    fn start(self) -> io::Result<Receiver<()>> {
+        let (end, ended) = channel();
+        let run = move || {
+            let _end: Sender<()> = end;
+            self.run();
+        };
+        Builder::new().name(THREAD.to_owned()).spawn(run)?;
+        Ok(ended)
+    }
+
     fn run(mut self) {
         let mut next = Instant::now();
         loop {
@@ -158,9 +172,7 @@ impl Thread {
         let running = node.workers.iter().filter(|worker| worker.end.is_none());
         let seen: Vec<Seen> = running
             .map(|worker| {
-                let observed = observed(worker.pid, &worker.processes, |pid| {
-                    self.processes.is_python(pid)
-                });
+                let observed = observed(worker.pid, &worker.processes);
                 Seen {
                     pid: worker.pid,
                     observed,
@@ -194,7 +206,7 @@ impl Thread {
                     Some(Err(error)) => (None, Some(error)),
                     None => (None, None),
                 };
-                let details = self.processes.details(observed);
+                let details = self.processes.details(observed, is_python);
                 let processes = node.workers.iter().find(|it| it.pid == worker);
                 let sample = Sample {
                     at,
@@ -202,7 +214,7 @@ impl Thread {
                     error,
                     waits_in: details.waits_in,
                     system_call: details.system_call,
-                    command_line: details.command_line.filter(|_| !is_python),
+                    command_line: details.command_line,
                     dead_children: processes
                         .map(|it| dead_children(observed, &it.processes))
                         .unwrap_or_default(),

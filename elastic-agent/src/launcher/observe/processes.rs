@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use c10d_inspect::stacks::Stacks;
-use c10d_stacks::{ProcessActivity, command_line, is_python};
+use c10d_stacks::{ProcessActivity, StackError, command_line};
 
 use crate::launcher::stacks::StackThread;
 
@@ -13,13 +13,11 @@ const STACKS_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Reads what processes do.
 pub(in crate::launcher) trait ReadProcesses: Send {
-    fn is_python(&self, pid: u32) -> bool;
-
     /// The Python stacks of these processes, or why there are none, in their order. `None` if a process is not Python. May
     /// block for some seconds.
     fn stacks(&self, pids: &[u32]) -> Vec<Option<Result<Stacks, String>>>;
 
-    fn details(&self, pid: u32) -> ProcessDetails;
+    fn details(&self, pid: u32, is_python: bool) -> ProcessDetails;
 }
 
 /// What the system shows of a process.
@@ -29,6 +27,7 @@ pub(in crate::launcher) struct ProcessDetails {
     pub(in crate::launcher) waits_in: Option<String>,
     /// The system call in which its main thread is.
     pub(in crate::launcher) system_call: Option<String>,
+    /// `None` if it runs Python.
     pub(in crate::launcher) command_line: Option<String>,
 }
 
@@ -44,26 +43,20 @@ impl Processes {
 }
 
 impl ReadProcesses for Processes {
-    fn is_python(&self, pid: u32) -> bool {
-        is_python(pid)
-    }
-
     fn stacks(&self, pids: &[u32]) -> Vec<Option<Result<Stacks, String>>> {
-        let python: Vec<u32> = pids.iter().copied().filter(|pid| is_python(*pid)).collect();
-        let mut read = python
-            .iter()
-            .zip(self.0.read(&python, STACKS_TIMEOUT))
-            .peekable();
-        let of = |pid: &u32| Some(read.next_if(|(python, _)| *python == pid)?.1);
-        pids.iter().map(of).collect()
+        let not_python = StackError::NotPython.to_string();
+        let read = self.0.read(pids, STACKS_TIMEOUT).into_iter();
+        read.map(|stacks| Some(stacks).filter(|it| it.as_ref().err() != Some(&not_python)))
+            .collect()
     }
 
-    fn details(&self, pid: u32) -> ProcessDetails {
+    fn details(&self, pid: u32, is_python: bool) -> ProcessDetails {
         let activity = ProcessActivity::of(pid).unwrap_or_default();
         ProcessDetails {
             waits_in: activity.waits_in,
             system_call: activity.system_call,
-            command_line: command_line(pid),
+            // Reading it can block like reading stacks.
+            command_line: (!is_python).then(|| command_line(pid)).flatten(),
         }
     }
 }

@@ -8,6 +8,9 @@ use c10d_socket::ProcessStat;
 
 use super::activity::Reading;
 
+/// The names of processes that run Python: PyTorch 2.6 and later names its main thread.
+const PYTHON_NAMES: [&str; 2] = ["python", "pt_main_thread"];
+
 /// Reads counters from /proc, or from a folder like it.
 #[derive(Debug)]
 pub(super) struct Counters {
@@ -60,16 +63,16 @@ impl Counters {
 
 /// The process to observe of a worker: the first that is connected to the workers' store, since a shell may have started
 /// it and its children hold its connections too; otherwise the first that runs Python, otherwise the worker itself.
-pub(super) fn observed(
-    worker: u32,
-    processes: &[AnnouncedProcess],
-    is_python: impl Fn(u32) -> bool,
-) -> u32 {
+pub(super) fn observed(worker: u32, processes: &[AnnouncedProcess]) -> u32 {
+    let is_python = |process: &&AnnouncedProcess| {
+        let name = process.command.as_deref().unwrap_or_default();
+        PYTHON_NAMES.iter().any(|python| name.starts_with(python))
+    };
     let mut running = processes.iter().filter(|it| it.state != Some('Z'));
     running
         .clone()
         .find(|it| !it.store_connections.is_empty())
-        .or_else(|| running.find(|it| is_python(it.pid)))
+        .or_else(|| running.find(is_python))
         .map_or(worker, |process| process.pid)
 }
 
@@ -113,12 +116,13 @@ mod tests {
         let all = |python: &AnnouncedProcess, loader: &AnnouncedProcess| {
             [shell.clone(), python.clone(), loader.clone()]
         };
-        assert_eq!(observed(10, &all(&python, &loader), |pid| pid > 10), 11);
-        assert_eq!(observed(10, &all(&python, &loader), |_| false), 10);
+        assert_eq!(observed(10, &all(&python, &loader)), 11);
+        python.command = Some("train".to_owned());
+        assert_eq!(observed(10, &all(&python, &loader)), 10);
         python.store_connections = vec!["127.0.0.1:1".parse().unwrap()];
         loader.store_connections = python.store_connections.clone();
-        assert_eq!(observed(10, &all(&python, &loader), |_| true), 11);
-        assert_eq!(observed(10, &[], |_| true), 10);
+        assert_eq!(observed(10, &all(&python, &loader)), 11);
+        assert_eq!(observed(10, &[]), 10);
         loader.state = Some('Z');
         assert_eq!(dead_children(11, &all(&python, &loader)), [12]);
         assert!(dead_children(10, &all(&python, &loader)).is_empty());

@@ -13,20 +13,16 @@ const PATIENCE: Duration = Duration::from_secs(30);
 struct Fake;
 
 impl ReadProcesses for Fake {
-    fn is_python(&self, _: u32) -> bool {
-        true
-    }
-
     fn stacks(&self, pids: &[u32]) -> Vec<Option<Result<Stacks, String>>> {
         let frames = |pid| vec![Frame::new("train.py", pid, "main")];
         let stacks = |pid: &u32| Stacks::of_threads(vec![ThreadStack::new(None, frames(*pid))]);
         pids.iter().map(|pid| stacks(pid).map(Ok)).collect()
     }
 
-    fn details(&self, _: u32) -> ProcessDetails {
+    fn details(&self, _: u32, is_python: bool) -> ProcessDetails {
         ProcessDetails {
             system_call: Some("read".to_owned()),
-            command_line: Some("python train.py".to_owned()),
+            command_line: (!is_python).then(|| "sh train.sh".to_owned()),
             ..ProcessDetails::default()
         }
     }
@@ -59,11 +55,8 @@ fn who_asks_waits_for_samples() {
         processes: Box::new(Fake),
         note: Box::new(move |it| noted.lock().unwrap().push(it)),
     };
-    let thread = JoinedThread::start(THREAD, move || thread.run()).unwrap();
-    let observer = Observer {
-        messages,
-        _thread: thread,
-    };
+    let ended = thread.start().unwrap();
+    let observer = Observer { messages, ended };
     let asker = observer.asker();
     let end = Instant::now() + PATIENCE;
     // A busy machine may not answer in time.
