@@ -27,7 +27,7 @@ pub enum StackError {
     #[error("the system forbids it: give the launcher's container the capability SYS_PTRACE")]
     Forbidden,
     /// The file of the interpreter cannot be read, for the given reason.
-    #[error("the file system of its interpreter fails: {0}")]
+    #[error("the file of its interpreter cannot be read: {0}")]
     FileSystem(String),
     /// The memory of the interpreter has no sensible stacks, because it starts, ends or is damaged.
     #[error("its interpreter starts, ends or is damaged ({0}): try again")]

@@ -229,15 +229,54 @@ fn the_stacks_of_workers_are_read_without_an_option() {
     drop(running);
 }
 
+/// They are forked from a template, with the same interpreter.
+#[test]
+#[cfg(target_os = "linux")]
+fn the_stacks_of_preloaded_workers_are_read() {
+    const SCRIPT: &str = "\
+import os, sys, time
+def waits():
+    path = os.path.join(sys.argv[1], 'ready' + os.environ['RANK'])
+    with open(path + '.part', 'w') as file:
+        file.write(os.environ['MASTER_PORT'])
+    os.rename(path + '.part', path)
+    time.sleep(600)
+waits()
+";
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("train.py");
+    std::fs::write(&script, SCRIPT).unwrap();
+    let mut command = command([
+        "run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--preload=json",
+    ]);
+    command.arg(&script).arg(folder.path());
+    let _running = Running::start(command);
+    let ready = [0, 1].map(|rank| folder.path().join(format!("ready{rank}")));
+    until("both workers run", || {
+        ready.iter().all(|path| path.exists())
+    });
+    let port = std::fs::read_to_string(&ready[0]).unwrap();
+    let store = SocketAddr::from(([127, 0, 0, 1], port.parse().unwrap()));
+    let expected = format!("\nRanks 0 and 1: {}:7 in waits\n", script.display());
+    until("the stacks are shown", || {
+        let ended = c10d(&["stacks", "--all"], store);
+        ended.code == Some(0) && ended.stdout_text().contains(&expected)
+    });
+}
+
 #[test]
 #[cfg(target_os = "linux")]
 fn no_stacks_are_read_if_that_is_turned_off() {
     let folder = tempfile::tempdir().unwrap();
     let (_running, store) = python_job(folder.path(), &["--no-stacks"]);
-    let ended = c10d(&["stacks", "1"], store);
-    assert_eq!(ended.code, Some(1), "{ended:?}");
     let expected = "no launcher of c10d run reads its stacks, and it has no debug server. The process sleeps (state S";
-    assert!(ended.stdout_text().contains(expected), "{ended:?}");
+    until("the rank is announced", || {
+        let ended = c10d(&["stacks", "1"], store);
+        ended.code == Some(1) && ended.stdout_text().contains(expected)
+    });
     let why = c10d(&["why", "--json"], store);
     let why: Value = serde_json::from_slice(&why.stdout).unwrap();
     assert_eq!(why["nodes"][0]["debug_address"], Value::Null, "{why}");
