@@ -288,7 +288,7 @@ pub(super) fn call(library: &[&Frame]) -> Option<Call> {
     let row = |rows: &'static [Row], frame: &Frame| {
         let mut rows = rows.iter();
         rows.find(|(file, function, ..)| {
-            is_in(&frame.file, file) && (*function == "*" || frame.function == *function)
+            is_in(&frame.file, file) && (*function == "*" || name(frame) == *function)
         })
     };
     let is_below = |frame: &&&Frame| {
@@ -326,7 +326,7 @@ pub(super) fn is_lock(frame: &Frame) -> bool {
 /// Whether a frame belongs to a debugger that waits for its user.
 pub(super) fn is_debugger(frame: &Frame) -> bool {
     let waits = ["interaction", "cmdloop", "_cmdloop"];
-    let is_pdb = of_python(&frame.file) == Some("pdb.py") && waits.contains(&&*frame.function);
+    let is_pdb = of_python(&frame.file) == Some("pdb.py") && waits.contains(&name(frame));
     let others = [
         "debugpy/",
         "_pydevd_bundle/",
@@ -339,7 +339,13 @@ pub(super) fn is_debugger(frame: &Frame) -> bool {
 /// Whether a frame waits for the processes of a DataLoader.
 pub(super) fn is_data_loader(frame: &Frame) -> bool {
     frame.file == "torch/utils/data/dataloader.py"
-        && ["_try_get_data", "_get_data", "_next_data", "__next__"].contains(&&*frame.function)
+        && ["_try_get_data", "_get_data", "_next_data", "__next__"].contains(&name(frame))
+}
+
+/// The last part of a function's name: since Python 3.11 it begins with its class, or with the function around it.
+fn name(frame: &Frame) -> &str {
+    let qualified = &frame.function;
+    qualified.rsplit('.').next().unwrap_or(qualified)
 }
 
 /// The path below Python's own library: of `python3.11/pdb.py`, `pdb.py`.

@@ -262,12 +262,7 @@ impl<'c, 'a> Case<'c, 'a> {
         let groups = self.alike(|doing| self.is_named(doing));
         let first = groups.first();
         match (self.rule, first) {
-            (Rule::WaitsForBusy, group) => {
-                match group.and_then(Alike::position) {
-                    Some(place) => format!("If that takes longer than expected, look at {place}."),
-                    None => "If that takes longer than expected, c10d stacks shows where it is.".to_owned(),
-                }
-            }
+            (Rule::WaitsForBusy, _) => "If that takes too long, look there.".to_owned(),
             (Rule::Absent | Rule::Locked | Rule::PartlyObserved, Some(group)) => advice_on(group),
             (Rule::PartlyObserved, None) => {
                 "Run c10d run or py-spy dump on their nodes to see where these ranks are.".to_owned()
@@ -290,7 +285,6 @@ impl<'c, 'a> Case<'c, 'a> {
 
 fn advice_on(group: &Alike<'_, '_>) -> String {
     let rank = group.ranks.first().copied().unwrap_or_default();
-    let place = group.position();
     match &group.doing.kind {
         Kind::Blocked(Cause::Stopped { pid }) => format!("Continue it with kill -CONT {pid}."),
         Kind::Blocked(Cause::Traced { .. }) => "Continue it in its debugger, or detach that.".to_owned(),
@@ -312,9 +306,6 @@ fn advice_on(group: &Alike<'_, '_>) -> String {
         Kind::Blocked(Cause::Lock) | Kind::Opaque { .. } => {
             format!("c10d stacks {rank} shows all of its threads; one of them may hold the lock.")
         }
-        _ => match place {
-            Some(place) => format!("Look at what {place} waits for; c10d stacks {rank} shows all of its calls."),
-            None => format!("c10d stacks {rank} shows what its process does."),
-        },
+        _ => format!("Look at what it waits for there; c10d stacks {rank} shows all of its calls."),
     }
 }

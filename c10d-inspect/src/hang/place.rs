@@ -125,7 +125,8 @@ pub(super) fn line(frame: &Frame) -> String {
 
 /// "train.py:41 (step)".
 pub(super) fn line_and_function(frame: &Frame) -> String {
-    let function = shown_up_to(frame.function.as_bytes(), NAME_CHARS_MAX);
+    let function = frame.function.replace(".<locals>", "");
+    let function = shown_up_to(function.as_bytes(), NAME_CHARS_MAX);
     format!("{} ({function})", line(frame))
 }
 
@@ -182,7 +183,7 @@ mod tests {
         let frame = Frame {
             file: format!("/x/\u{1b}[2J{}", "y".repeat(500)),
             line: 3,
-            function: "\u{202e}\n".to_owned(),
+            function: "f.<locals>.\u{202e}\n".to_owned(),
             is_library: false,
         };
         let text = line_and_function(&frame);

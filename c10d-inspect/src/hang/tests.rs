@@ -41,7 +41,7 @@ fn a_blocked_rank_is_named_with_its_line() {
         Kind::RankBlocked,
         &[2],
         "Ranks 0, 1 and 3 wait in all_reduce (train.py:41). Rank 2 does not take part: it has been blocked in read for 40 s at \
-         loader.py:17 (load_batch). Look at what loader.py:17 (load_batch) waits for; c10d stacks 2 shows all of its calls.",
+         loader.py:17 (load_batch). Look at what it waits for there; c10d stacks 2 shows all of its calls.",
     );
 }
 
@@ -54,8 +54,7 @@ fn a_busy_rank_is_information() {
         State::WaitingForBusyRank,
         Kind::WaitsForBusyRank,
         &[0],
-        "Ranks 1 and 2 wait in all_reduce (train.py:41). Rank 0 is computing (100 % of a CPU) at eval.py:88 (evaluate). If that \
-         takes longer than expected, look at eval.py:88 (evaluate).",
+        "Ranks 1 and 2 wait in all_reduce (train.py:41). Rank 0 is computing (100 % of a CPU) at eval.py:88 (evaluate). If that takes too long, look there.",
     );
     let waits = in_all_reduce();
     let busy = verdict(&[Observed::busy(READ), waits.clone(), waits]);
@@ -77,8 +76,7 @@ fn a_busy_rank_is_information() {
         State::WaitingForBusyRank,
         Kind::WaitsForBusyRank,
         &[0],
-        "Rank 1 waits in all_reduce (train.py:41). Rank 0 is reading or writing at save.py:5 (save). If that takes longer than \
-         expected, look at save.py:5 (save).",
+        "Rank 1 waits in all_reduce (train.py:41). Rank 0 is reading or writing at save.py:5 (save). If that takes too long, look there.",
     );
 }
 
@@ -144,7 +142,7 @@ fn the_state_of_a_process_is_told_with_its_line() {
             Observed::quiet(
                 "read",
                 "train.py:12 main > python3.11/bdb.py:90 trace_dispatch > python3.11/pdb.py:290 user_line > \
-                 python3.11/pdb.py:380 interaction > python3.11/cmd.py:126 cmdloop",
+                 python3.11/pdb.py:380 Pdb.interaction > python3.11/cmd.py:126 Cmd.cmdloop",
             ),
             "it is in a debugger at train.py:12 (main). Continue it at its prompt, or remove the breakpoint.",
         ),
@@ -152,7 +150,7 @@ fn the_state_of_a_process_is_told_with_its_line() {
             Observed::quiet(
                 "poll",
                 "train.py:30 main > torch/utils/data/dataloader.py:630 __next__ > torch/utils/data/dataloader.py:1132 \
-                 _try_get_data > python3.11/multiprocessing/queues.py:113 get",
+                 _MultiProcessingDataLoaderIter._try_get_data > python3.11/multiprocessing/queues.py:113 get",
             )
             .with(|it| it.sample.dead_children = vec![123]),
             "it has waited for its DataLoader for 40 s at train.py:30 (main), and its DataLoader worker (pid 123) has ended. Look \
@@ -213,7 +211,7 @@ fn a_rank_at_a_line_of_its_own_is_not_blamed() {
         Kind::RankBlocked,
         &[2],
         "Ranks 0 and 1 have been blocked in futex for 40 s at train.py:30 (step). Rank 2 does not take part: it has been blocked \
-         in read for 40 s at loader.py:17 (load_batch). Look at what loader.py:17 (load_batch) waits for; c10d stacks 2 shows \
+         in read for 40 s at loader.py:17 (load_batch). Look at what it waits for there; c10d stacks 2 shows \
          all of its calls.",
     );
 }
@@ -232,7 +230,7 @@ fn an_alarm_needs_time_and_two_samples_that_agree() {
         Kind::RankBlocked,
         &[1],
         "Rank 0 waits in all_reduce (train.py:41). Rank 1 does not take part: it has been blocked in read for 6 s at loader.py:17 \
-         (load_batch). No rank has made progress for 6 s so far. Look at what loader.py:17 (load_batch) waits for; c10d stacks 1 \
+         (load_batch). No rank has made progress for 6 s so far. Look at what it waits for there; c10d stacks 1 \
          shows all of its calls.",
     );
     let once = Observed::blocked().with(|it| it.stacks_before = None);
@@ -289,8 +287,7 @@ fn the_world_beyond_a_launcher_is_out_of_its_reach() {
     assert_eq!(
         report.headline,
         "Rank 0 waits in all_reduce (train.py:41). Rank 1 does not take part: it has been blocked in read for 40 s at \
-         loader.py:17 (load_batch). Ranks 2 and 3 run on other nodes, whose observations do not arrive here. Look at what \
-         loader.py:17 (load_batch) waits for; c10d stacks 1 shows all of its calls."
+         loader.py:17 (load_batch). Ranks 2 and 3 run on other nodes, whose observations do not arrive here. Look at what it waits for there; c10d stacks 1 shows all of its calls."
     );
     assert!(local_hang_report(&node("vm", 2, &ranks)).unwrap().is_stuck);
 }

@@ -29,6 +29,12 @@ pub(crate) fn combine(
                 _ => &first.culprits,
             };
             first.text.push_str(&positions(ranks, verdict));
+            if first.waiting.0.is_empty()
+                && let Some(observed) = &verdict.finding
+            {
+                let waiting = observed.waiting.0.difference(&first.culprits.0);
+                first.waiting.0 = waiting.copied().collect();
+            }
         }
         return match waits_for_active(findings, verdict) {
             true => ReportState::WaitingForBusyRank,
