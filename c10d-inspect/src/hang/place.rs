@@ -74,7 +74,9 @@ impl<'a> Place<'a> {
 
     /// The innermost frame of the user's code; without one, the outermost frame.
     pub(super) fn position(&self) -> Option<&'a Frame> {
-        position(self.main)
+        let frames = &self.main.frames;
+        let mut inner = frames.iter().rev();
+        inner.find(|it| !it.is_library).or(frames.first())
     }
 
     /// The threads that may hold what the main thread waits for: the shortest stack first.
@@ -95,14 +97,6 @@ impl<'a> Place<'a> {
         let name = |place: &Place<'_>| place.call.map(|call| (call.kind, call.name));
         name(self) == name(other) && self.inside == other.inside && self.path() == other.path()
     }
-}
-
-/// The innermost frame of the user's code in a thread; without one, the outermost frame.
-pub(super) fn position(thread: &ThreadStack) -> Option<&Frame> {
-    let mut inner = thread.frames.iter().rev();
-    inner
-        .find(|frame| !frame.is_library)
-        .or_else(|| thread.frames.first())
 }
 
 /// The frames below the innermost one of the user's code, the most recent one last.

@@ -94,7 +94,10 @@ impl Alike<'_, '_> {
     /// "Its threads, the shortest stack first, are at saver.py:9 (flush) and train.py:41 (step)."
     pub(super) fn threads(&self) -> Option<String> {
         let threads = self.doing.place.as_ref()?.threads();
-        let positions = threads.iter().filter_map(|thread| place::position(thread));
+        let positions = threads.iter().filter_map(|thread| {
+            let mut inner = thread.frames.iter().rev();
+            inner.find(|it| !it.is_library).or(thread.frames.last())
+        });
         let mut names: Vec<String> = positions.map(place::line_and_function).collect();
         let left_out = names.len().saturating_sub(THREADS_MAX);
         names.truncate(THREADS_MAX);
