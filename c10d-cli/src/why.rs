@@ -1,5 +1,8 @@
 //! `c10d why`: who the job waits for.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 use c10d_inspect::http::{StatusError, StatusPages};
 use c10d_inspect::workers::Job;
 use c10d_inspect::{Report, WorkersStore};
@@ -58,6 +61,10 @@ struct Answer {
     json: Option<Map<String, Value>>,
 }
 
+/// How long to wait for a newer report, and how often to look for it: most servers keep one for a second.
+const NEWER_TIMEOUT: Duration = Duration::from_millis(1200);
+const NEWER_INTERVAL: Duration = Duration::from_millis(50);
+
 impl Answer {
     /// The report of a store, made when the launchers have looked at their workers: they do that on their own only if a
     /// worker has been quiet for a while.
@@ -69,7 +76,21 @@ impl Answer {
                 report: job.into_report(),
                 ..first
             }),
-            _ => Self::at_once(pages, is_json),
+            nodes => Self::with_samples(nodes, pages, is_json),
+        }
+    }
+
+    /// The first report that has the samples of this many nodes: a server keeps a report for a second or longer, and hands it
+    /// out again. After a while the report is returned without them.
+    fn with_samples(nodes: usize, pages: &StatusPages, is_json: bool) -> Result<Self, StatusError> {
+        let end = Instant::now() + NEWER_TIMEOUT;
+        loop {
+            let answer = Self::at_once(pages, is_json)?;
+            let observed = answer.report.nodes.iter().filter(|node| node.is_observed);
+            if observed.count() >= nodes || Instant::now() >= end {
+                return Ok(answer);
+            }
+            thread::sleep(NEWER_INTERVAL);
         }
     }
 
