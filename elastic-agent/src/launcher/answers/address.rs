@@ -16,10 +16,17 @@ pub(super) fn listen(store: &HostPort, nodes: usize) -> io::Result<TcpListener> 
     let towards = stores
         .first()
         .and_then(|store| own_address_towards(*store).ok());
+    // All nodes have this address.
+    let is_here = store.host() == "localhost"
+        || store
+            .host()
+            .parse::<IpAddr>()
+            .is_ok_and(|ip| ip.is_loopback());
+    let nodes = if is_here { 1 } else { nodes };
     TcpListener::bind(SocketAddr::new(choose(towards, nodes), 0))
 }
 
-/// The node that serves the store may reach it by loopback, where other nodes cannot ask.
+/// The node that serves the store may reach it by loopback, if its name leads there, where other nodes cannot ask.
 fn choose(towards_store: Option<IpAddr>, nodes: usize) -> IpAddr {
     match towards_store {
         Some(ip) if nodes == 1 || !ip.is_loopback() => ip,
@@ -50,8 +57,10 @@ mod tests {
 
     #[test]
     fn a_job_on_this_host_alone_is_asked_by_loopback() {
-        let store = HostPort::new("127.0.0.1", 29500);
-        let address = listen(&store, 1).unwrap().local_addr().unwrap();
-        assert!(address.ip().is_loopback());
+        for (host, nodes) in [("127.0.0.1", 1), ("127.0.0.1", 4), ("localhost", 4)] {
+            let store = HostPort::new(host, 29500);
+            let address = listen(&store, nodes).unwrap().local_addr().unwrap();
+            assert!(address.ip().is_loopback(), "{host}");
+        }
     }
 }
