@@ -345,12 +345,10 @@ fn only_broken_ranks_are_named_and_no_job_at_work_is_an_alarm() {
         Some(seed) => (seed, 1),
         None => (fastrand::u64(..1 << 48), number("ROUNDS").unwrap_or(ROUNDS)),
     };
-    println!("SEED={first} ROUNDS={rounds}");
     let mut tally = BTreeMap::new();
     for seed in first..first + rounds {
         check(seed, &mut tally);
     }
-    println!("{tally:#?}");
     if rounds >= ROUNDS {
         let states: BTreeSet<ReportState> = tally.keys().map(|(state, _)| *state).collect();
         assert_eq!(states.len(), 4, "{tally:#?}");
