@@ -14,6 +14,9 @@ const TRANSFER_BYTES_MIN: u64 = 64 * 1024;
 /// Or whose other threads use at least this much of a CPU, in percent.
 const TRANSFER_PERCENT_MIN: u32 = 3;
 
+/// The most characters of the reason why there is no stack, which says what to do.
+const ERROR_CHARS_MAX: usize = 240;
+
 /// What a rank does, and where.
 #[derive(Debug)]
 pub(super) struct Doing<'a> {
@@ -263,6 +266,11 @@ impl<'a> Doing<'a> {
         matches!(self.kind, Kind::Left(_) | Kind::Failed)
     }
 
+    /// Whether its launcher sees its process, and no stack.
+    pub(super) const fn is_without_stack(&self) -> bool {
+        matches!(self.kind, Kind::NoStack(_) | Kind::Program { .. })
+    }
+
     /// Whether nothing is known about what it does.
     pub(super) const fn is_unseen(&self) -> bool {
         matches!(
@@ -351,7 +359,7 @@ fn kind(
         return Kind::Blocked(Cause::Disk(system_call));
     }
     if let Some(error) = &sample.error {
-        return Kind::NoStack(shown(error));
+        return Kind::NoStack(text::shown_up_to(error.as_bytes(), ERROR_CHARS_MAX));
     }
     let is_futex = system_call
         .as_deref()

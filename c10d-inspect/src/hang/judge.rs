@@ -273,12 +273,12 @@ impl<'c, 'a> Case<'c, 'a> {
             (Rule::Spins, _) => {
                 "In a job of c10d run --debug-server, c10d flight names the rank that skipped a collective.".to_owned()
             }
-            (Rule::CallsDiffer, _) => {
+            (Rule::CallsDiffer, _) if !self.doings.values().any(Doing::is_without_stack) => {
                 "All ranks of a group have to call the same collectives in the same order: compare what leads to these \
                  lines."
                     .to_owned()
             }
-            _ => "c10d stacks --all shows all of their calls.".to_owned(),
+            _ => "c10d stacks --all shows what is known of all ranks.".to_owned(),
         }
     }
 }

@@ -202,8 +202,8 @@ fn a_rank_at_a_line_of_its_own_is_not_blamed() {
         State::NoProgress,
         Kind::AllBlocked,
         &[],
-        "All ranks are blocked: ranks 0 and 1 at train.py:30 (step), rank 2 at train.py:50 (save). c10d stacks --all shows all of \
-         their calls.",
+        "All ranks are blocked: ranks 0 and 1 at train.py:30 (step), rank 2 at train.py:50 (save). c10d stacks --all shows what is \
+         known of all ranks.",
     );
     check(
         &[at_work_wait.clone(), at_work_wait, Observed::blocked()],
@@ -341,4 +341,21 @@ fn each_rule_decides_about_a_job() {
             .collect();
         assert_eq!(Facts::new(&doings, &evidence).rule(), rule);
     }
+}
+
+#[test]
+fn a_rank_without_a_stack_is_not_blamed() {
+    let unreadable = Observed::quiet("futex", READ).with(|it| {
+        it.stacks = None;
+        it.stacks_before = None;
+        it.sample.error = Some("ptrace_scope is 3: set it to 1".to_owned());
+    });
+    check(
+        &[in_all_reduce(), in_all_reduce(), unreadable],
+        State::NoProgress,
+        Kind::CallsDiffer,
+        &[],
+        "Ranks 0 and 1 are in all_reduce (train.py:41), rank 2 has made no progress for 40 s, and its stack cannot be read: \
+         ptrace_scope is 3: set it to 1. c10d stacks --all shows what is known of all ranks.",
+    );
 }
