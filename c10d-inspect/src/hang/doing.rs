@@ -297,6 +297,12 @@ impl<'a> Doing<'a> {
         }
     }
 
+    /// Whether it sleeps or waits for an event, as a server without requests does.
+    pub(super) fn may_be_idle(&self) -> bool {
+        let is_patient = |call: &String| PATIENT_CALLS.contains(&call.as_str());
+        matches!(&self.kind, Kind::Blocked(Cause::SystemCall(call)) if is_patient(call))
+    }
+
     /// Whether it is in a call and has just used the CPU: it may have arrived a moment ago.
     pub(super) fn may_have_arrived(&self, alarm_after_ms: u64) -> bool {
         self.waits() && self.still_ms.is_none() && self.idle_ms < alarm_after_ms

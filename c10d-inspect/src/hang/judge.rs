@@ -119,8 +119,13 @@ impl<'c, 'a> Case<'c, 'a> {
             self.rule,
             R::AllInOneCall | R::Absent | R::Locked | R::CallsDiffer | R::AllBlocked
         );
+        // A job that serves requests is not stuck while there are none.
+        let is_idle = self.rule == R::AllBlocked && self.doings.values().all(Doing::may_be_idle);
         let after = self.evidence.alarm_after_ms();
-        may_be && self.is_confirmed() && self.lasts_ms().is_some_and(|lasts| lasts >= after)
+        may_be
+            && !is_idle
+            && self.is_confirmed()
+            && self.lasts_ms().is_some_and(|lasts| lasts >= after)
     }
 
     /// Whether a rank is named as the reason why others wait.

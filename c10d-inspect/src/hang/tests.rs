@@ -216,6 +216,23 @@ fn a_rank_at_a_line_of_its_own_is_not_blamed() {
     );
 }
 
+/// Such as a server without requests.
+#[test]
+fn ranks_that_all_wait_for_events_are_no_alarm() {
+    let serves = Observed::quiet("epoll_wait", "serve.py:30 main");
+    let sleeps = Observed::quiet("clock_nanosleep", "serve.py:50 main");
+    check(
+        &[serves.clone(), sleeps],
+        State::Running,
+        Kind::AllBlocked,
+        &[],
+        "All ranks are blocked: rank 0 at serve.py:30 (main), rank 1 at serve.py:50 (main). No rank has made progress for 40 s so \
+         far. c10d stacks --all shows what is known of all ranks.",
+    );
+    let reads = verdict(&[serves, Observed::blocked()]);
+    assert_eq!(reads.state, State::NoProgress);
+}
+
 #[test]
 fn an_alarm_needs_time_and_two_samples_that_agree() {
     let early = |observed: Observed| {
