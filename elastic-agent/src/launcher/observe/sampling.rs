@@ -307,9 +307,10 @@ mod tests {
                 .zip(self.cpu_ms.iter_mut().zip(used_ms));
             let seen = seen.map(|(pid, (cpu_ms, used_ms))| {
                 *cpu_ms += used_ms;
-                let mut reading = Reading::default();
-                reading.main_cpu_ms = *cpu_ms;
-                reading.processes.insert(pid, (*cpu_ms, 0));
+                let reading = Reading {
+                    main_cpu_ms: *cpu_ms,
+                    processes: [(pid, (*cpu_ms, 0))].into(),
+                };
                 Seen {
                     pid,
                     observed: pid,
