@@ -113,6 +113,12 @@ impl<'c, 'a> Case<'c, 'a> {
         self.doings.values().all(|doing| doing.is_confirmed)
     }
 
+    /// Whether no rank is Python: nothing shows whether they wait for each other.
+    fn are_programs(&self) -> bool {
+        let mut running = self.doings.values().filter(|doing| !doing.has_ended());
+        running.all(|doing| matches!(doing.kind, Kind::Program { .. }))
+    }
+
     fn is_alarm(&self) -> bool {
         use Rule as R;
         let may_be = matches!(
@@ -120,7 +126,8 @@ impl<'c, 'a> Case<'c, 'a> {
             R::AllInOneCall | R::Absent | R::Locked | R::CallsDiffer | R::AllBlocked
         );
         // A job that serves requests is not stuck while there are none.
-        let is_idle = self.rule == R::AllBlocked && self.doings.values().all(Doing::may_be_idle);
+        let is_idle = self.rule == R::AllBlocked
+            && (self.are_programs() || self.doings.values().all(Doing::may_be_idle));
         let after = self.evidence.alarm_after_ms();
         may_be
             && !is_idle
@@ -155,6 +162,7 @@ impl<'c, 'a> Case<'c, 'a> {
     fn finding(&self, is_alarm: bool) -> Option<Finding> {
         let (kind, text) = match self.rule {
             Rule::NoEvidence | Rule::AtWork | Rule::Transfers => return None,
+            Rule::AllBlocked if self.are_programs() => return None,
             Rule::WaitsForBusy => (FindingKind::WaitsForBusyRank, self.named_and_others()),
             Rule::PartlyObserved => (FindingKind::PartlyObserved, self.named_and_others()),
             Rule::Spins => (FindingKind::CallsDiffer, self.spins()),

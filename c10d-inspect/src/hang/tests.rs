@@ -231,6 +231,13 @@ fn ranks_that_all_wait_for_events_are_no_alarm() {
     );
     let reads = verdict(&[serves, Observed::blocked()]);
     assert_eq!(reads.state, State::NoProgress);
+    let program = Observed::blocked().with(|it| {
+        it.stacks = None;
+        it.stacks_before = None;
+        it.sample.command_line = Some("serve --port 80".to_owned());
+    });
+    let programs = verdict(&[program.clone(), program]);
+    assert_eq!((programs.state, programs.finding), (State::Running, None));
 }
 
 #[test]
