@@ -148,8 +148,12 @@ impl Job {
         self.start_script(Kind::C10d, name, options, arguments, &[])
     }
 
-    /// `arguments` are the script and its arguments.
-    fn start_script<O: AsRef<OsStr>>(
+    /// Starts a launcher with these variables. `arguments` are the script or program of the workers and its arguments.
+    ///
+    /// # Panics
+    /// When the launcher cannot be started.
+    #[must_use]
+    pub fn start_script<O: AsRef<OsStr>>(
         &self,
         kind: Kind,
         name: &str,

@@ -55,7 +55,7 @@ fn text(output: &Output) -> String {
 }
 
 /// GETs a path of a launcher, as a `c10d stacks` on another host does.
-fn get(address: &str, path: &str) -> String {
+pub(crate) fn get(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("the launcher listens");
     stream.set_read_timeout(Some(STEP_LIMIT)).expect("a time");
     write!(

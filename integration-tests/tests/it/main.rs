@@ -16,6 +16,7 @@ mod faults;
 mod file_store;
 mod gpu;
 mod groups;
+mod hangs;
 #[path = "../../../c10d-relay/tests/it/history.rs"]
 mod history;
 mod hosts;
