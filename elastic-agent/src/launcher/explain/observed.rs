@@ -63,7 +63,9 @@ impl Observed {
     /// What to print of a job that waits for a rank which works: once for each such rank.
     pub(super) fn busy(&mut self, report: &Report) -> Option<String> {
         if report.state != ReportState::WaitingForBusyRank {
-            if report.state == ReportState::Running {
+            // One report can be made while a waiting rank uses the CPU for a moment.
+            let is_quiet = report.nodes.iter().any(|node| node.is_quiet);
+            if report.state == ReportState::Running && !is_quiet {
                 self.told = None;
             }
             return None;
@@ -156,6 +158,10 @@ mod tests {
         assert_eq!(first.busy(&waits_for(2, 30)).as_deref(), Some("rank 2\n"));
         assert_eq!(first.busy(&waits_for(2, 35)), None);
         assert_eq!(first.busy(&waits_for(1, 35)).as_deref(), Some("rank 1\n"));
+        let mut running = Report::default();
+        running.nodes = vec![node(true)];
+        assert_eq!(first.busy(&running), None);
+        assert_eq!(first.busy(&waits_for(1, 35)), None);
         assert_eq!(first.busy(&Report::default()), None);
         assert_eq!(first.busy(&waits_for(1, 35)).as_deref(), Some("rank 1\n"));
         assert_eq!(Observed::new(AFTER, false).busy(&waits_for(2, 90)), None);
