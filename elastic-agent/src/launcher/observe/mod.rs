@@ -12,9 +12,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use c10d_inspect::AnnouncedNode;
+use c10d_inspect::{AnnouncedNode, AnnouncedWorker};
 
 use super::feature::Feature;
+use super::processes::Scanner;
 use crate::agent::AgentHandle;
 pub(super) use processes::Processes;
 use processes::ReadProcesses;
@@ -66,6 +67,7 @@ impl Observer {
             inbox,
             epoch: Instant::now(),
             counters: Counters::new("/proc"),
+            scanner: Scanner::new("/proc"),
             sampling: Sampling::new(after),
             agent: None,
             node: Box::new(node),
@@ -120,6 +122,7 @@ struct Thread {
     inbox: Receiver<Message>,
     epoch: Instant,
     counters: Counters,
+    scanner: Scanner,
     sampling: Sampling,
     agent: Option<AgentHandle>,
     node: Box<dyn Fn() -> AnnouncedNode + Send>,
@@ -170,13 +173,24 @@ impl Thread {
     fn look(&mut self, is_asked: bool) {
         let node = (self.node)();
         let running = node.workers.iter().filter(|worker| worker.end.is_none());
+        let running: Vec<&AnnouncedWorker> = running.collect();
+        // A child that has just started can be what the others wait for. Finding it takes longer than all else.
+        let members = self.sampling.is_wanted(self.epoch.elapsed()).then(|| {
+            let pids: Vec<u32> = running.iter().map(|worker| worker.pid).collect();
+            self.scanner.members(&pids)
+        });
         let seen: Vec<Seen> = running
-            .map(|worker| {
+            .iter()
+            .enumerate()
+            .map(|(place, worker)| {
+                let known = || worker.processes.iter().map(|process| process.pid).collect();
+                let fresh = members.as_ref().and_then(|it| it.get(place).cloned());
+                let processes: Vec<u32> = fresh.unwrap_or_else(known);
                 let observed = observed(worker.pid, &worker.processes);
                 Seen {
                     pid: worker.pid,
                     observed,
-                    reading: self.counters.read(observed, &worker.processes),
+                    reading: self.counters.read(observed, processes),
                 }
             })
             .collect();

@@ -31,7 +31,7 @@ impl Counters {
     pub(super) fn read(
         &self,
         observed: u32,
-        processes: &[AnnouncedProcess],
+        processes: impl IntoIterator<Item = u32>,
     ) -> Option<(Reading, char)> {
         let folder = self.root.join(observed.to_string());
         let main = self.stat(&folder.join("task").join(observed.to_string()))?;
@@ -39,15 +39,15 @@ impl Counters {
             main_cpu_ms: self.cpu_ms(&main),
             ..Reading::default()
         };
-        for process in processes {
-            let folder = self.root.join(process.pid.to_string());
+        for pid in processes {
+            let folder = self.root.join(pid.to_string());
             let Some(stat) = self.stat(&folder) else {
                 continue;
             };
             let io = fs::read_to_string(folder.join("io"));
             let io_bytes = io.map_or(0, |text| io_bytes(&text));
             let counters = (self.cpu_ms(&stat), io_bytes);
-            reading.processes.insert(process.pid, counters);
+            reading.processes.insert(pid, counters);
         }
         Some((reading, main.state))
     }
@@ -139,15 +139,14 @@ mod tests {
     fn the_counters_of_this_process_grow() {
         let own = std::process::id();
         let counters = Counters::new("/proc");
-        let processes = [process(own, 1, "test", 'R')];
-        let (before, _) = counters.read(own, &processes).unwrap();
+        let (before, _) = counters.read(own, [own]).unwrap();
         let mut bytes = 0;
         for _ in 0..20 {
             bytes += fs::read("/proc/self/maps").unwrap().len() as u64;
         }
-        let (after, state) = counters.read(own, &processes).unwrap();
+        let (after, state) = counters.read(own, [own]).unwrap();
         assert!(matches!(state, 'R' | 'S' | 'D'), "{state}");
         assert!(after.processes[&own].1 >= before.processes[&own].1 + bytes);
-        assert_eq!(counters.read(u32::MAX, &processes), None);
+        assert_eq!(counters.read(u32::MAX, [own]), None);
     }
 }

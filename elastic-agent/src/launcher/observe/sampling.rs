@@ -137,7 +137,7 @@ impl Sampling {
 
     /// Whether stacks are to be read now.
     pub(super) fn is_due(&self, now: Duration, is_asked_now: bool) -> bool {
-        let is_wanted = self.is_asked(now) || self.any_quiet();
+        let is_wanted = self.is_wanted(now);
         let pause = if is_asked_now {
             ASKED_INTERVAL
         } else {
@@ -171,7 +171,7 @@ impl Sampling {
 
     /// What is announced at `now`; `None` if that is nothing, as before.
     pub(super) fn announced(&mut self, now: Duration) -> Option<Observations> {
-        let is_wanted = self.is_asked(now) || self.any_quiet();
+        let is_wanted = self.is_wanted(now);
         let was_announced = std::mem::replace(&mut self.was_announced, is_wanted);
         if !is_wanted {
             for worker in self.workers.values_mut() {
@@ -188,6 +188,11 @@ impl Sampling {
         }
         found.shorten();
         Some(found)
+    }
+
+    /// Whether observations are announced: somebody has asked, or a worker is quiet.
+    pub(super) fn is_wanted(&self, now: Duration) -> bool {
+        self.is_asked(now) || self.any_quiet()
     }
 
     fn is_asked(&self, now: Duration) -> bool {

@@ -49,6 +49,7 @@ fn who_asks_waits_for_samples() {
         inbox,
         epoch: Instant::now(),
         counters: Counters::new("/proc"),
+        scanner: Scanner::new("/proc"),
         sampling: Sampling::new(None),
         agent: None,
         node: Box::new(this_process),
