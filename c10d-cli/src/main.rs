@@ -208,7 +208,7 @@ fn start_logging(default_level: &str) {
     let logger = env_logger::Builder::from_env(environment)
         // The modules that log are for those who choose by them.
         .format_target(std::env::var_os(env_logger::DEFAULT_FILTER_ENV).is_some())
-        // It logs texts from the memory of workers as they are.
+        // py-spy logs texts from the memory of workers without escaping them.
         .filter_module("py_spy", log::LevelFilter::Off)
         .target(env_logger::Target::Pipe(Box::new(terminal::StandardError)))
         .build();

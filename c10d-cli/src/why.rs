@@ -61,13 +61,13 @@ struct Answer {
     json: Option<Map<String, Value>>,
 }
 
-/// How long to wait for a newer report, and how often to look for it: most servers keep one for a second.
+/// How long to wait for a newer report, and how often to request it. Most servers keep a report for a second.
 const NEWER_TIMEOUT: Duration = Duration::from_millis(1200);
 const NEWER_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Answer {
-    /// The report of a store, made when the launchers have looked at their workers: they do that on their own only if a
-    /// worker has been quiet for a while.
+    /// Returns the report of a store after the launchers have observed their workers. Without a request, launchers do
+    /// this only if a worker has been quiet for a while.
     fn of(pages: &StatusPages, is_json: bool) -> Result<Self, StatusError> {
         let first = Self::at_once(pages, is_json)?;
         let job = Job::of(first.report, pages);
@@ -80,8 +80,8 @@ impl Answer {
         }
     }
 
-    /// The first report that has the samples of this many nodes: a server keeps a report for a second or longer, and hands it
-    /// out again. After a while the report is returned without them.
+    /// Returns the first report with the samples of this many nodes, because a server keeps a report for a second or
+    /// longer and returns it again. After a timeout, returns the report without all samples.
     fn with_samples(nodes: usize, pages: &StatusPages, is_json: bool) -> Result<Self, StatusError> {
         let end = Instant::now() + NEWER_TIMEOUT;
         loop {

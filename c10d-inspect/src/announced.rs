@@ -56,7 +56,7 @@ pub struct AnnouncedNode {
     /// The distinct stacks that the samples of the workers refer to.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stacks: Vec<Stacks>,
-    /// How long a job makes no progress before this launcher reports it, in milliseconds; `None` if it does not.
+    /// How long a job makes no progress before this launcher reports it, in milliseconds; `None` if it never does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub explain_after_ms: Option<u64>,
 }
@@ -116,14 +116,14 @@ pub struct AnnouncedWorker {
     pub sample: Option<AnnouncedSample>,
 }
 
-/// What a launcher has observed of a running worker of a job that may make no progress.
+/// A launcher's observation of a running worker of a job that may make no progress.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct AnnouncedSample {
     /// How long ago the observation was made, in milliseconds.
     pub taken_ago_ms: u64,
-    /// The observed process: of the worker's processes the one that runs Python, or the worker itself.
+    /// The observed process: the process of the worker that runs Python, or the worker itself.
     pub pid: u32,
     /// For how long its main thread has used less than 1 % of a CPU, in milliseconds; 0 if it uses more.
     pub quiet_ms: u64,
@@ -138,25 +138,25 @@ pub struct AnnouncedSample {
     pub io_bytes_per_second: u64,
     /// The state letter of /proc of the main thread; `None` if it is unknown.
     pub state: Option<char>,
-    /// The function of the kernel in which the main thread waits, as `pipe_read`.
+    /// The function of the kernel in which the main thread waits, for example `pipe_read`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waits_in: Option<String>,
-    /// The system call in which the main thread is, as `read`.
+    /// The system call in which the main thread is, for example `read`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system_call: Option<String>,
     /// The command line of a process that is not Python, shortened.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command_line: Option<String>,
-    /// Its Python stacks, by their place in [`AnnouncedNode::stacks`]; `None` if it has none.
+    /// The index of its Python stacks in [`AnnouncedNode::stacks`]; `None` if it has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stacks: Option<usize>,
-    /// Its Python stacks about 5 s before; `None` if there was no such observation.
+    /// The index of its Python stacks about 5 s before; `None` if there was no such observation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stacks_before: Option<usize>,
-    /// Why its stacks cannot be read, in a clause; `None` if they were read or it is not Python.
+    /// The reason why its stacks cannot be read, in a clause; `None` if they were read, or if it is not Python.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// The children of the process that have ended and were not collected, as a killed DataLoader worker.
+    /// The children of the process that have exited and were not collected, for example a killed DataLoader worker.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub dead_children: Vec<u32>,
 }

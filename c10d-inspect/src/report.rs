@@ -67,14 +67,14 @@ impl Report {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ReportState {
-    /// Nothing says that it does not. Ranks may have waited for a short time.
+    /// There is no evidence of a hang. Ranks may have waited for a short time.
     #[default]
     Running,
-    /// Ranks wait for a rank that is at work: it computes, reads or writes. That can be a loop that never ends.
+    /// Ranks wait for a rank that computes, reads or writes. This rank may be in an endless loop.
     WaitingForBusyRank,
     /// The observed ranks make no progress, and others are not observed.
     PartlyObserved,
-    /// No rank makes progress, or ranks wait for one that is missing or blocked.
+    /// No rank makes progress, or ranks wait for a missing or blocked rank.
     NoProgress,
 }
 
@@ -233,17 +233,17 @@ pub enum FindingKind {
     Key,
     /// Ranks gave up waiting.
     GaveUp,
-    /// Ranks wait in a collective, and others are blocked elsewhere or have exited.
+    /// Ranks wait in a collective, and other ranks are blocked elsewhere or have exited.
     RankBlocked,
     /// Ranks wait in different collectives, or at different lines.
     CallsDiffer,
     /// All ranks wait in one collective at one line.
     TransportStalled,
-    /// All ranks are blocked, and none in a known call.
+    /// All ranks are blocked outside of known calls.
     AllBlocked,
     /// The observed ranks make no progress, and others are not observed.
     PartlyObserved,
-    /// Ranks wait, and others are at work: no alarm.
+    /// Ranks wait for other ranks that are at work, which is no alarm.
     WaitsForBusyRank,
     /// Nobody waits on the store, so a hang would be elsewhere.
     NotInTheStore,
@@ -363,7 +363,7 @@ pub struct NodeReport {
     pub restarts: usize,
     /// Where the launcher answers requests for stacks.
     pub debug_address: Option<SocketAddr>,
-    /// Whether the launcher has announced what its workers do.
+    /// Whether the launcher has announced observations of its workers.
     pub is_observed: bool,
     /// Whether a worker of this node has been quiet for half of the time after which the launcher explains a job that makes no
     /// progress.

@@ -3,18 +3,18 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-/// Why the stacks of a process cannot be read. The text is a clause without a full stop that names the cure, if there is
-/// one: "its stacks cannot be read: the process belongs to another user: ...".
+/// The reason why the stacks of a process cannot be read. The text is a clause without a full stop, and includes the
+/// cure if there is a cure: "its stacks cannot be read: the process belongs to another user: ...".
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StackError {
-    /// The process has ended, or another one has its number.
+    /// The process has exited, or its process id belongs to another process now.
     #[error("the process has ended")]
     Ended,
     /// The process does not run Python, for example because it is a shell around Python.
     #[error("the process is not a Python program")]
     NotPython,
-    /// The interpreter has a layout that is not known: its version, as "3.8.18".
+    /// The layout of the interpreter is unknown. The value is its version, for example "3.8.18".
     #[error("Python {0} is not supported: use Python 3.9 to 3.15, with the GIL")]
     Unsupported(String),
     /// Another user runs the process.
@@ -41,7 +41,7 @@ pub enum StackError {
 }
 
 impl StackError {
-    /// Why the kernel refuses access to the memory of this process.
+    /// Returns why the kernel refuses access to the memory of this process.
     pub(crate) fn of_refusal(pid: u32) -> Self {
         let owner = |path: String| fs::metadata(path).ok().map(|it| it.uid());
         let (Some(theirs), Some(own)) = (
@@ -54,7 +54,7 @@ impl StackError {
         Self::refused(theirs != own, scope.ok().as_deref())
     }
 
-    /// The reason by the owner of the process and the text of `ptrace_scope`, if the system has it.
+    /// Returns the reason from the owner of the process and the text of `ptrace_scope`, if the system has it.
     fn refused(is_others: bool, scope: Option<&str>) -> Self {
         if is_others {
             return Self::OtherUser;

@@ -11,8 +11,8 @@ use crate::error::StackError;
 /// The most bytes of `/proc/PID/maps`: a worker with GPUs has some thousand lines.
 const MAPS_BYTES_MAX: u64 = 64 << 20;
 
-/// Whether a process runs Python, as a program of that name or as a library. Returns `false` if the process has ended, or
-/// another user runs it.
+/// Returns whether a process runs Python, as a program of that name or as a library. Returns `false` if the process has
+/// exited, or another user runs it.
 ///
 /// Reads `/proc` only, and no other file system. Does not block if the program is named `python`. Otherwise it blocks while
 /// the process holds the lock of its memory map, as it does while `mmap` waits for a file system.
@@ -26,7 +26,7 @@ pub fn is_python(pid: u32) -> bool {
 /// The interpreter of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Interpreter {
-    /// The program or the library, as `python3.11` or `libpython3.11.so.1.0`.
+    /// The program or the library, for example `python3.11` or `libpython3.11.so.1.0`.
     pub(crate) name: String,
     /// The paths of its files, by way of `/proc`.
     pub(crate) files: Vec<PathBuf>,
@@ -77,7 +77,7 @@ fn library(maps: &[u8]) -> Option<&[u8]> {
     libraries.next()
 }
 
-/// Whether a program of this name is Python: `python`, `python3`, `python3.11`.
+/// Returns whether a program of this name is Python: `python`, `python3`, `python3.11`.
 fn is_program(name: &str) -> bool {
     let rest = name.strip_prefix("python");
     rest.is_some_and(|rest| {

@@ -6,26 +6,26 @@ use std::os::unix::fs::FileExt;
 
 use crate::interpreter::Interpreter;
 
-/// The distance of the bytes that are read of a file, which is the smallest page.
+/// The distance between two bytes that are read of a file, which is the smallest page.
 const PAGE_BYTES: usize = 4096;
 
 impl Interpreter {
-    /// Its name, if it is one without a lock (GIL), as `python3.13t`.
+    /// Returns its name if it is built without the lock (GIL), for example `python3.13t`.
     pub(crate) fn free_threaded(&self) -> Option<&str> {
         let name = self.name.split(".so").next()?;
         let version = name.split_once("python3.")?.1;
         version.ends_with('t').then_some(name)
     }
 
-    /// Reads a byte of each page of its files, so that a file system that fails does so with an error here. A failure
-    /// while the file is mapped into this process, as py-spy does, would be a signal that ends this process.
+    /// Reads a byte of each page of its files, so that a failing file system causes an error here. py-spy maps the
+    /// files into this process, where the same failure would be a signal that kills this process.
     pub(crate) fn check_files(&self) -> io::Result<()> {
         for path in &self.files {
             let file = File::open(path)?;
             let bytes = file.metadata()?.len();
             let mut byte = [0];
             for position in (0..bytes).step_by(PAGE_BYTES) {
-                // A file that has become shorter is one that fails.
+                // A file that has become shorter counts as a failure.
                 file.read_exact_at(&mut byte, position)?;
             }
         }

@@ -1,11 +1,11 @@
-//! Makes the stacks of a process within their limits.
+//! Builds the stacks of a process within their limits.
 
 use crate::threads::{PythonFrame, PythonStacks, PythonThread};
 
 /// The most threads of a process.
 const THREADS_MAX: usize = 128;
 
-/// The most frames of a thread: the innermost ones.
+/// The most frames of a thread. The innermost frames are kept.
 const FRAMES_MAX: usize = 64;
 
 /// The most bytes of a text.
@@ -48,7 +48,7 @@ impl PythonThread {
 }
 
 impl PythonStacks {
-    /// `threads` has the newest one first, as the interpreter's list.
+    /// `threads` has the newest thread first, like the interpreter's list.
     pub(crate) fn new(pid: u32, threads: Vec<(PythonThread, bool)>) -> Self {
         let has_ids = threads.iter().any(|(it, _)| it.system_id.is_some());
         let is_main = |thread: &PythonThread| match has_ids {
@@ -98,7 +98,7 @@ mod tests {
         let by_name = newest_first.map(|name| thread(Some(name), None));
         let stacks = PythonStacks::new(4, by_name.into());
         assert_eq!(names(&stacks), ["MainThread", "a", "b", "c"]);
-        // After a fork in a thread, that one is the main thread, whatever its name.
+        // After a fork in a thread, this thread is the main thread, whatever its name.
         let ids = [("MainThread", 7), ("c", 4), ("a", 5)];
         let by_id = ids.map(|(name, id)| thread(Some(name), Some(id)));
         let stacks = PythonStacks::new(4, by_id.into());

@@ -3,7 +3,7 @@
 use crate::error::StackError;
 use crate::threads::PythonStacks;
 
-/// Reads the Python stacks of one process: with the feature `reader`, on Linux.
+/// Reads the Python stacks of one process in programs for Linux with the feature `reader`.
 #[derive(Debug)]
 pub struct StackReader(std::convert::Infallible);
 
@@ -16,19 +16,19 @@ impl StackReader {
         Err(StackError::NoReader)
     }
 
-    /// The process.
+    /// Returns the id of the process.
     #[must_use]
     pub fn pid(&self) -> u32 {
         match self.0 {}
     }
 
-    /// Whether the process still runs.
+    /// Returns whether the process still runs.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         match self.0 {}
     }
 
-    /// The stacks of all threads.
+    /// Returns the stacks of all threads.
     ///
     /// # Errors
     /// See [`StackError`].

@@ -1,4 +1,4 @@
-//! What a process does, whatever program it runs.
+//! The activity of a process, whatever program it runs.
 
 use std::fs::File;
 use std::io::Read;
@@ -13,21 +13,22 @@ const COMMAND_LINE_BYTES_MAX: u64 = 200;
 /// The most bytes of another file.
 const FILE_BYTES_MAX: u64 = 4096;
 
-/// What the main thread of a process does, as the system shows it.
+/// The activity of the main thread of a process, as `/proc` shows it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ProcessActivity {
     /// The state letter of `/proc`: R, S, D, T, Z and others.
     pub state: char,
-    /// The function of the kernel in which it waits, as `pipe_read`; `None` if it does not wait, or the system does not
-    /// say.
+    /// The function of the kernel in which it waits, for example `pipe_read`; `None` if it does not wait, or the system
+    /// does not show the function.
     pub waits_in: Option<String>,
-    /// The system call in which it is, as `read`; `None` if it is in none, or this process may not know.
+    /// The system call in which it is, for example `read`; `None` if it is in no system call, or this process has no
+    /// access.
     pub system_call: Option<String>,
 }
 
 impl ProcessActivity {
-    /// Looks at a process. `None` if there is no such process, or no `/proc`. Does not block.
+    /// Returns the activity of a process; `None` if there is no such process, or no `/proc`. Does not block.
     #[must_use]
     pub fn of(pid: u32) -> Option<Self> {
         let state = ProcessStat::of(pid)?.state;
@@ -41,8 +42,7 @@ impl ProcessActivity {
     }
 }
 
-/// The command line of a process, of a long one the first 200 bytes; `None` if it has none. Escape it before it is
-/// printed.
+/// Returns the first 200 bytes of the command line of a process; `None` if it has none. Escape it before it is printed.
 ///
 /// Blocks while the process holds the lock of its memory map, as it does while `mmap` waits for a file system.
 #[must_use]

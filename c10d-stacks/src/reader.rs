@@ -13,19 +13,20 @@ use crate::error::StackError;
 use crate::interpreter::Interpreter;
 use crate::threads::{PythonFrame, PythonStacks, PythonThread};
 
-/// How often a sample is tried: the process runs meanwhile, so its stacks can change while they are read.
+/// How often a sample is tried. The process keeps running, so its stacks can change while they are read.
 const ATTEMPTS: usize = 3;
 
-/// The most characters of what py-spy says.
+/// The most characters of a message of py-spy.
 const REASON_CHARS_MAX: usize = 160;
 
 /// Reads the Python stacks of one process, without stopping it and without any values of variables.
 ///
-/// The process must be one of the same user and a descendant of this one, or this one needs the capability SYS_PTRACE.
-/// All methods read files of the interpreter, so they block while its file system does not answer.
+/// The process must belong to the same user and be a descendant of this process. Otherwise this process needs the
+/// capability SYS_PTRACE. All methods read files of the interpreter, so they block while its file system does not
+/// answer.
 pub struct StackReader {
     pid: u32,
-    /// Another process may get the number.
+    /// The start of the process, because another process may get its id later.
     start_ticks: u64,
     spy: PythonSpy,
 }
@@ -68,24 +69,24 @@ impl StackReader {
         })
     }
 
-    /// The process.
+    /// Returns the id of the process.
     #[must_use]
     pub const fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Whether the process still runs, and its number is not that of another one.
+    /// Returns whether the process still runs, and its id does not belong to another process.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         start_of(self.pid) == Ok(self.start_ticks)
     }
 
-    /// The stacks of all threads at this moment, which takes about a millisecond. The process keeps running, so a thread
-    /// that computes can show frames of two moments.
+    /// Returns the stacks of all threads at this moment, which takes about a millisecond. The process keeps running, so
+    /// a thread that computes can show frames of two moments.
     ///
     /// # Errors
-    /// See [`StackError`]. [`Unreadable`](StackError::Unreadable) also if the process runs another program now: attach
-    /// again.
+    /// See [`StackError`]. The error is also [`Unreadable`](StackError::Unreadable) after the process has started
+    /// another program; attach again in this case.
     pub fn sample(&mut self) -> Result<PythonStacks, StackError> {
         let mut outcome = Err(String::new());
         for _ in 0..ATTEMPTS {
@@ -108,7 +109,7 @@ impl StackReader {
     }
 }
 
-/// Without stopping the process, and without looking for files on its file systems.
+/// The settings of py-spy: it does not stop the process, and does not search for files on its file systems.
 fn config() -> Config {
     Config {
         blocking: LockingStrategy::NonBlocking,
@@ -128,8 +129,8 @@ fn thread(trace: StackTrace) -> (PythonThread, bool) {
     PythonThread::new(trace.thread_name, trace.os_thread_id, frames)
 }
 
-/// What py-spy returns, or why it fails. The memory of a process can have any bytes, so it may also panic; nothing of
-/// it is used afterwards that a panic could have left half changed.
+/// Returns the result of py-spy. It may also panic, because the memory of a process can have any bytes. Nothing that
+/// such a panic could have left half changed is used afterwards.
 fn guarded<T, E: fmt::Display>(run: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(result) => result.map_err(|error| format!("{error:#}")),
@@ -148,7 +149,7 @@ fn explained(pid: u32, start_ticks: u64, reason: String) -> StackError {
     }
 }
 
-/// When the process started.
+/// Returns when the process started.
 fn start_of(pid: u32) -> Result<u64, StackError> {
     match ProcessStat::of(pid) {
         Some(stat) if !stat.has_ended() => Ok(stat.start_ticks),
@@ -158,7 +159,7 @@ fn start_of(pid: u32) -> Result<u64, StackError> {
     }
 }
 
-/// Whether the system lets this process read the memory of that one.
+/// Returns whether the system lets this process read the memory of the given process.
 fn check_access(pid: u32) -> Result<(), StackError> {
     match File::open(format!("/proc/{pid}/mem")) {
         Ok(_) => Ok(()),

@@ -1,12 +1,12 @@
 //! The names of system calls, by their numbers on this processor.
 
-/// The call in the text of `/proc/PID/syscall`: its number and its arguments, or "running".
+/// Returns the call in the text of `/proc/PID/syscall`, which has its number and its arguments, or "running".
 pub(crate) fn parse(text: &str) -> Option<String> {
     let number = text.split_ascii_whitespace().next()?.parse().ok()?;
     name(number)
 }
 
-/// The name of a call; of a rare one the number, as "system call 999". `None` outside of a call.
+/// Returns the name of a call, or the number of a rare call, for example "system call 999". `None` outside of a call.
 fn name(number: i64) -> Option<String> {
     if number < 0 {
         return None;
@@ -18,7 +18,7 @@ fn name(number: i64) -> Option<String> {
     })
 }
 
-/// The calls of all processors in which a process can wait, or which say what it does.
+/// The calls of all processors in which a process can wait, or which show its activity.
 #[cfg(target_os = "linux")]
 const NAMES: &[(i64, &str)] = &[
     (libc::SYS_accept, "accept"),
@@ -132,7 +132,7 @@ const NAMES: &[(i64, &str)] = &[
     (libc::SYS_writev, "writev"),
 ];
 
-/// Those that newer processors have only in a newer form.
+/// The calls that newer processors have only in a newer form.
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 const OLD_NAMES: &[(i64, &str)] = &[
     (libc::SYS_access, "access"),

@@ -1,7 +1,7 @@
 //! The stacks of a process as values.
 
-/// The Python stacks of a process at one moment. No text of them is longer than 200 bytes, and all are what the process
-/// has in its memory: escape them before they are printed.
+/// The Python stacks of a process at one moment. Each text has at most 200 bytes. The texts are copied from the memory
+/// of the process, so escape them before they are printed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PythonStacks {
@@ -17,9 +17,9 @@ pub struct PythonStacks {
 pub struct PythonThread {
     /// Its name in `threading`; `None` if it has none there.
     pub name: Option<String>,
-    /// Its id in the system, from Python 3.11 on.
+    /// Its id in the system, with Python 3.11 and later.
     pub system_id: Option<u32>,
-    /// Its frames, the most recent call last; of more than 64 the innermost ones. Empty while it runs no Python.
+    /// Its innermost frames, at most 64, the most recent call last. Empty while it runs no Python.
     pub frames: Vec<PythonFrame>,
 }
 
@@ -27,10 +27,10 @@ pub struct PythonThread {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PythonFrame {
-    /// The file, as Python names it; of a long path the end.
+    /// The file, as Python names it. Only the end of a long path is kept.
     pub file: String,
     /// The line; 0 if it is unknown.
     pub line: u32,
-    /// The function, from Python 3.11 on with its class.
+    /// The function, with its class in Python 3.11 and later.
     pub function: String,
 }

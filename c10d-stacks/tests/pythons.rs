@@ -1,4 +1,4 @@
-//! Reads real interpreters: python3, and those of other releases that are installed.
+//! Reads real interpreters: python3, and the other installed releases.
 
 #![cfg(target_os = "linux")]
 #![expect(
@@ -37,7 +37,7 @@ def outer():
 outer()
 ";
 
-/// Ended with the test.
+/// A process that the test kills at its end.
 struct Python {
     child: Child,
     input: Option<ChildStdin>,
@@ -78,7 +78,7 @@ impl Python {
     }
 
     fn end(&mut self) {
-        // It may have ended by itself.
+        // It may have exited already.
         let _ = self.child.kill();
         self.child.wait().unwrap();
     }
@@ -93,7 +93,7 @@ impl Drop for Python {
 /// The interpreter of a release, if it is installed.
 fn installed(release: &str) -> Option<String> {
     let mut command = Command::new(format!("python{release}"));
-    // For the shims of pyenv, which start only the releases that are chosen.
+    // For the shims of pyenv, which start only the chosen releases.
     command.env("PYENV_VERSION", release);
     let command = command.args(["-c", "import sys; print(sys.executable)"]);
     let output = command.stderr(Stdio::null()).output().ok()?;
@@ -101,7 +101,7 @@ fn installed(release: &str) -> Option<String> {
     (output.status.success() && !path.is_empty()).then_some(path)
 }
 
-/// Samples until the stacks are as expected, since a process reaches its state some time after it says so.
+/// Samples until the stacks are as expected, because a process reaches its state some time after it reports it.
 fn eventually(reader: &mut StackReader, expected: impl Fn(&PythonStacks) -> bool) -> PythonStacks {
     let started = Instant::now();
     loop {
@@ -297,8 +297,8 @@ fn processes_that_start_and_end_meanwhile_give_stacks_or_errors() {
     println!("{read} samples of processes that start and end");
 }
 
-/// A worker that overwrites the state of its own interpreter: random bytes go from a pipe to that memory while a call
-/// in C waits for more, so the process never runs Python with them.
+/// A worker that overwrites the state of its interpreter: random bytes go from a pipe to this memory while a call in C
+/// waits for more, so the process never runs Python with them.
 #[test]
 fn random_bytes_in_an_interpreter_give_stacks_or_errors() {
     const SCRIPT: &str = "\

@@ -201,7 +201,7 @@ fn the_stacks_of_workers_are_read_without_an_option() {
     let script = folder.path().join("train.py");
     let script = script.display();
     let mut text = String::new();
-    // A worker reaches its line some time after it says so.
+    // A worker reaches its line some time after it reports it.
     until("the stacks are shown", || {
         let ended = c10d(&["stacks", "--all"], store);
         assert_eq!(ended.code, Some(1), "{ended:?}");
@@ -217,7 +217,7 @@ fn the_stacks_of_workers_are_read_without_an_option() {
     assert!(text.contains(rank_3), "{text}");
     assert!(text.contains("It runs: sleep 600\n"), "{text}");
 
-    // Of a stopped process too, which is read as it is.
+    // The stacks of a stopped process can also be read.
     let why = c10d(&["why", "--json"], store);
     let why: Value = serde_json::from_slice(&why.stdout).unwrap();
     let pid = why["ranks"][0]["pid"].as_u64().unwrap();
@@ -229,7 +229,7 @@ fn the_stacks_of_workers_are_read_without_an_option() {
     drop(running);
 }
 
-/// They are forked from a template, with the same interpreter.
+/// Preloaded workers are forked from a template, with the same interpreter.
 #[test]
 #[cfg(target_os = "linux")]
 fn the_stacks_of_preloaded_workers_are_read() {

@@ -106,8 +106,8 @@ pub enum StatusError {
                 "the job of the server at {server} has a secret: name its file with --secret-file FILE"
             ),
             true => format!(
-                "the secret that was given is not the secret of the job of the server at {server}: name the file with \
-                 which the job was started, with --secret-file FILE"
+                "the secret that was given is not the secret of the job of the server at {server}: name the file that \
+                 the job was started with, with --secret-file FILE"
             ),
         }
     )]

@@ -27,7 +27,7 @@ const FIRST_TIMEOUT: Duration = Duration::from_millis(500);
 /// The rows in one answer of the server.
 const ROWS_AT_ONCE: usize = 4096;
 
-/// The status of the answer to a request without the password of the pages.
+/// The status of the response to a request without the password of the pages.
 const UNAUTHORIZED: u16 = 401;
 
 /// The part of an error page that is shown.

@@ -72,7 +72,7 @@ impl Job {
         &self.report
     }
 
-    /// [`report`](Self::report) itself.
+    /// Returns the [`report`](Self::report) by value.
     #[must_use]
     pub fn into_report(self) -> Report {
         self.report
@@ -129,7 +129,7 @@ impl Job {
     }
 
     /// Asks the launchers of nodes for which `is_wanted` holds to observe their workers now, and for the next 15 s, so that a
-    /// report made afterwards has what the workers do. Returns how many have announced their observations.
+    /// later report includes the activity of the workers. Returns how many launchers have announced their observations.
     ///
     /// Blocks for at most 1.5 s. A launcher that has never read the stacks of a worker needs some 40 ms for it.
     pub fn ask_for_samples(&self, is_wanted: impl Fn(&NodeReport) -> bool) -> usize {

@@ -119,7 +119,7 @@ pub fn answer(path: &str, worker: impl FnOnce(Question) -> Option<Worker>) -> Ht
     }
 }
 
-/// What a launcher is asked about one of its workers.
+/// A question to a launcher about one of its workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Question {
@@ -132,7 +132,7 @@ pub enum Question {
     Flight {
         /// The worker's rank.
         rank: usize,
-        /// Which one: PyTorch's, or with `&recorder=1` NCCL's.
+        /// The recorder: 0 for PyTorch's, and 1 (`&recorder=1`) for NCCL's.
         recorder: usize,
     },
 }

@@ -1,5 +1,5 @@
-//! The stacks of ranks: those that a launcher has read, or else those of debug servers. For a rank that shows none: its
-//! flight recorder, which needs no Python, and on this host /proc.
+//! The stacks of ranks, from a launcher that has read them or otherwise from debug servers. A rank without stacks shows
+//! its flight recorder, which needs no Python, and its state in /proc if it runs on this host.
 
 use std::time::Instant;
 
@@ -85,7 +85,7 @@ fn ask_for_stacks(workers: &[Worker], answers: &mut [RankAnswer]) -> Vec<(usize,
     reached
 }
 
-/// Why a worker shows no stacks: what its launcher says, and then what its debug server says, if it has one.
+/// Returns why a worker shows no stacks: the reason of its launcher, and then of its debug server if it has one.
 fn reason(worker: &Worker, of_server: Option<String>) -> String {
     let unread = match &worker.stacks {
         Some(Err(reason)) => Some(format!("its stacks cannot be read: {reason}")),

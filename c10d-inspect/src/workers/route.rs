@@ -1,5 +1,5 @@
-//! How a rank is reached: the launcher of its node, or its debug server, by the unix socket on this host or the address
-//! that the rank itself has published.
+//! How a rank is reached: through the launcher of its node, or through its debug server, by the unix socket on this
+//! host or the address that the rank itself has published.
 //!
 //! Pure.
 
@@ -25,12 +25,12 @@ pub(super) enum Route {
     None,
 }
 
-/// What is asked.
+/// The subject of a question to a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Subject {
-    /// A launcher reads the stacks of its workers, whatever these run.
+    /// The stacks, which a launcher reads of its workers whatever program they run.
     Stacks,
-    /// Only debug servers know what their ranks have recorded.
+    /// The records of flight recorders, which only debug servers have.
     Flights,
 }
 

@@ -1,4 +1,4 @@
-//! Asks launchers to look at their workers now, so that the next report has what the workers do at this moment.
+//! Asks launchers to observe their workers now, so that the next report includes the current activity of the workers.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -11,11 +11,11 @@ use crate::report::NodeReport;
 /// The path of the request at a launcher's port for questions.
 pub const SAMPLE_PATH: &str = "/sample";
 
-/// How many launchers are asked at a time: each answers when it has read the stacks of its workers, in some milliseconds
-/// for each.
+/// How many launchers are asked at a time. A launcher answers when it has read the stacks of its workers, which takes
+/// some milliseconds for each worker.
 const AT_ONCE: usize = 256;
 
-/// How long all of them may take, so that `c10d why` can answer within 2 s.
+/// How long all launchers may take together, so that `c10d why` can answer within 2 s.
 const TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// The most bytes of an answer.

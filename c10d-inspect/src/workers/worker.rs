@@ -17,7 +17,7 @@ pub struct Worker {
     pub(super) rank: usize,
     pub(super) targets: Vec<Target>,
     pub(super) pid: Option<u32>,
-    /// What its launcher has read, or why it could not; `None` if it has not tried.
+    /// The stacks that its launcher has read, or the reason why it has none; `None` if it has not tried.
     pub(super) stacks: Option<Result<Stacks, String>>,
 }
 
@@ -34,8 +34,8 @@ impl Worker {
         }
     }
 
-    /// What its launcher has read of its memory, or why it could not, in a clause. Its debug servers are asked for its stacks
-    /// only in the second case.
+    /// Sets the stacks that its launcher has read from its memory, or the reason why it could not read them, in a
+    /// clause. Its debug servers are asked for its stacks only if the launcher could not read them.
     #[must_use]
     pub fn with_stacks(mut self, stacks: Result<Stacks, String>) -> Self {
         self.stacks = Some(stacks);

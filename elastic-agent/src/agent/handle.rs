@@ -31,7 +31,7 @@ pub(super) struct Shared {
     /// When the watchdog's loop ran last, in seconds since the epoch; 0 before the first time.
     pub(super) watchdog_progress: Arc<AtomicU64>,
     probes: Mutex<Probes>,
-    /// What the last workers have reported; `None` if they report nothing.
+    /// The progress that the last workers have reported; `None` if they report none.
     progress: Mutex<Option<ProgressView>>,
     /// Ended by the first signal that stops the agent.
     pub(super) stopping: Cancel,
@@ -111,8 +111,8 @@ impl AgentHandle {
         &self.shared
     }
 
-    /// When a worker of this node has last [reported progress](crate::ProgressOptions), counted from the start of the current or
-    /// last workers. `None` if none has. Does not block.
+    /// Returns when a worker of this node last [reported progress](crate::ProgressOptions), counted from the start of
+    /// the current or last workers. `None` if no worker has reported progress. Does not block.
     #[must_use]
     pub fn last_progress(&self) -> Option<Duration> {
         lock(&self.shared.progress).as_ref()?.last()

@@ -28,7 +28,7 @@ use super::stacks::{self, StackThread};
 use super::status_page::{Hosted, StatusPage};
 use crate::agent::{AgentOptions, ElasticAgent};
 
-/// How long the observer waits until the store has what it has found.
+/// How long the observer waits until the store has its observations.
 const ANNOUNCED_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The features in the order in which they are made and see events. They end in the reverse order.
@@ -51,7 +51,7 @@ const ORDER: [Place; 10] = [
     Place {
         name: "questions about workers",
         make: make_worker_questions,
-        why: "it knows the workers before an announcement leads others to the port",
+        why: "it has the workers before an announcement leads clients to the port",
     },
     Place {
         name: "announcements",
@@ -102,7 +102,7 @@ struct Making<'l> {
     agent: AgentOptions,
     hosted: Arc<Hosted>,
     debug_sockets: Option<PathBuf>,
-    /// `None` if nobody can ask this launcher.
+    /// `None` if this launcher has no port for questions.
     answers: Option<AnswersPort>,
     /// `None` if the stacks of workers are not read.
     stacks: Option<Arc<StackThread>>,

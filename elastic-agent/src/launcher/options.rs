@@ -120,9 +120,9 @@ impl LauncherOptions {
         self
     }
 
-    /// Whether the launcher reads the Python stacks of its workers, when somebody asks at a port that it opens for this.
-    /// On by default, on Linux with the feature `stacks`. With credentials, whoever asks needs their password; with
-    /// certificates there is none, and so no port.
+    /// Sets whether the launcher reads the Python stacks of its workers, and opens a port that serves them on request.
+    /// On by default, on Linux with the feature `stacks`. With credentials, a client needs their password. With
+    /// certificates there is no password, so the port is not opened.
     pub const fn with_stacks(mut self, has_stacks: bool) -> Self {
         self.has_stacks = has_stacks;
         self

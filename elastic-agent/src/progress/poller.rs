@@ -44,7 +44,7 @@ pub(crate) struct Poller {
 pub(crate) struct ProgressView(Arc<Mutex<ProgressWatch>>);
 
 impl ProgressView {
-    /// When the last progress was seen, counted from the start of the workers; `None` if there was none.
+    /// Returns when the last progress was detected, counted from the start of the workers; `None` if there was none.
     pub(crate) fn last(&self) -> Option<Duration> {
         lock(&self.0).seen().last
     }
@@ -125,7 +125,7 @@ impl Poller {
         })
     }
 
-    /// What other threads may look at, also when the round is over.
+    /// Returns a view of the progress for other threads, which stays valid after the round.
     pub(crate) fn view(&self) -> ProgressView {
         ProgressView(Arc::clone(&self.watch))
     }

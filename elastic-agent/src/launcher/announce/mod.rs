@@ -82,8 +82,9 @@ enum Message {
 }
 
 impl Announcer {
-    /// Starts the thread. `answers` is where the launcher answers questions about its workers, `rendezvous` the store
-    /// where nodes meet and what it asks for, if there is one; `nccl` the address at which the workers' NCCL is asked.
+    /// Starts the thread. `answers` is the launcher's port for questions about its workers. `rendezvous` is the store
+    /// where nodes meet, with its credentials, if there is one. `nccl` is the address at which the workers' NCCL is
+    /// asked.
     ///
     /// # Errors
     /// The system has no thread left.
@@ -137,7 +138,7 @@ impl Announcer {
         Flusher(self.messages.clone())
     }
 
-    /// Takes what is observed of the workers, from another thread.
+    /// Returns a sender of observations of the workers, for another thread.
     pub(super) fn observations(&self) -> ObservationSender {
         ObservationSender(self.messages.clone())
     }
@@ -202,7 +203,7 @@ impl Feature for Announcer {
 pub(super) struct ObservationSender(Sender<Message>);
 
 impl ObservationSender {
-    /// Announces them, in place of all earlier ones. Does not block.
+    /// Announces these observations instead of all earlier observations. Does not block.
     pub(super) fn send(&self, found: Observations) {
         // Fails when the announcer is dropped.
         let _ = self.0.send(Message::Observed(found));

@@ -30,7 +30,7 @@ const LOOK_SHARE: u32 = 50;
 const RENEWAL_SOON: Duration = Duration::from_secs(2);
 const RENEWAL: Duration = Duration::from_secs(10);
 
-/// How old an observation is at most: longer than the pause between two.
+/// The highest age of an announced observation, which is longer than the pause between two observations.
 const OBSERVATION_AGE_MAX: Duration = Duration::from_secs(15);
 
 /// A worker without a connection is no longer starting after this time: it may never use the store.
@@ -169,7 +169,7 @@ impl Roster {
         self.has_news = true;
     }
 
-    /// Takes what is observed of the workers, in place of earlier observations.
+    /// Replaces the observations of the workers.
     pub(super) fn note_observations(&mut self, found: Observations, now: Instant) {
         self.observed = (!found.samples.is_empty()).then_some((found, now));
         self.has_news = true;

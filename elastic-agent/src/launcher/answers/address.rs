@@ -9,7 +9,7 @@ use c10d_socket::{Cancel, Deadline, HostPort, own_address_towards, resolve};
 /// How long the name of the store's host may take. The workers have started already, and the agent waits.
 const NAME_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Listens on the address by which this node reaches the workers' store, which is the network of the job.
+/// Listens on the address that this node uses to reach the workers' store, because it is on the network of the job.
 pub(super) fn listen(store: &HostPort, nodes: usize) -> io::Result<TcpListener> {
     let deadline = Deadline::after(Instant::now(), NAME_TIMEOUT);
     let stores = resolve(store, deadline, &Cancel::NEVER).unwrap_or_default();
@@ -26,7 +26,8 @@ pub(super) fn listen(store: &HostPort, nodes: usize) -> io::Result<TcpListener> 
     TcpListener::bind(SocketAddr::new(choose(towards, nodes), 0))
 }
 
-/// The node that serves the store may reach it by loopback, if its name leads there, where other nodes cannot ask.
+/// Returns the address to listen on. The node that serves the store may reach it by loopback, where other nodes cannot
+/// connect, and then listens on all interfaces.
 fn choose(towards_store: Option<IpAddr>, nodes: usize) -> IpAddr {
     match towards_store {
         Some(ip) if nodes == 1 || !ip.is_loopback() => ip,

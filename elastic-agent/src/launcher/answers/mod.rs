@@ -1,4 +1,4 @@
-//! The launcher's port for questions about its workers, of `c10d stacks` and `c10d flight` on any host.
+//! The launcher's port for questions about its workers, which `c10d stacks` and `c10d flight` ask from any host.
 
 mod address;
 mod workers;
@@ -21,19 +21,19 @@ const THREAD: &str = "answers";
 /// Answers a request, by its path and query. May block for as long as the client should wait.
 pub(super) type PathHandler = Arc<dyn Fn(&str) -> HttpResponse + Send + Sync>;
 
-/// The port, from the start of the first workers on. Dropping it closes the port.
+/// The port, which is open from the start of the first workers until this is dropped.
 #[derive(Debug)]
 pub(super) struct Answers {
     shared: Arc<Shared>,
 }
 
-/// What the announcements, the features that answer, and the agent's events share.
+/// The state that the announcements, the answering features and the agent's events share.
 #[derive(Default)]
 struct Shared {
-    /// By the path without the query.
+    /// The handlers by path, without the query.
     handlers: Mutex<BTreeMap<&'static str, PathHandler>>,
     server: Mutex<Option<RequestServer>>,
-    /// What requests must have.
+    /// The token that requests must have.
     token: Option<String>,
 }
 
@@ -65,7 +65,7 @@ impl Answers {
 }
 
 impl Feature for Answers {
-    /// Opens the port with the first workers. Called before those that announce workers.
+    /// Opens the port with the first workers. It is called before the listeners that announce workers.
     fn agent_listener(&self) -> Option<AgentListener> {
         let shared = Arc::clone(&self.shared);
         Some(Arc::new(move |event| {
@@ -87,17 +87,17 @@ impl Drop for Answers {
     }
 }
 
-/// Where the launcher answers, and what.
+/// The address at which the launcher answers, and its handlers.
 #[derive(Debug, Clone)]
 pub(super) struct AnswersPort(Arc<Shared>);
 
 impl AnswersPort {
-    /// Answers requests of this path, as `/stacks`, with any query.
+    /// Answers requests for this path, for example `/stacks`, with any query.
     pub(super) fn answer(&self, path: &'static str, handler: PathHandler) {
         lock(&self.0.handlers).insert(path, handler);
     }
 
-    /// The address, from the start of the first workers on.
+    /// Returns the address; `None` before the first workers start.
     pub(super) fn address(&self) -> Option<SocketAddr> {
         lock(&self.0.server).as_ref().map(RequestServer::address)
     }

@@ -33,7 +33,7 @@ fn serve(
             while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap() == 1 {
                 head.push(byte[0]);
             }
-            // A connection that only asks who listens sends nothing.
+            // A connection that only checks for a listener sends nothing.
             if head.is_empty() {
                 continue;
             }

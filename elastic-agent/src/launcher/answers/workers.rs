@@ -1,4 +1,4 @@
-//! Questions about the workers of this node: their stacks, and what their debug servers have recorded.
+//! Questions about the workers of this node: their stacks, and the records of their debug servers.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use super::AnswersPort;
 use crate::launcher::feature::Feature;
 use crate::launcher::stacks::{StackThread, python_process};
 
-/// How long the stacks of one worker may take, with those that were asked for before.
+/// How long the stacks of one worker may take, including earlier requests that must be answered first.
 const STACKS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Answers `/stacks` and `/flight`.

@@ -145,7 +145,7 @@ const fn clause(kind: FindingKind) -> Option<&'static str> {
         FindingKind::WorkerStopped => Some("alive, but stopped by a signal"),
         FindingKind::GroupIncomplete => Some("alive, but did not call new_group as the others did"),
         FindingKind::RankBlocked => {
-            Some("alive, but took no part in what the other ranks waited for")
+            Some("alive, but absent from the call in which the other ranks waited")
         }
         _ => None,
     }

@@ -1,4 +1,4 @@
-//! One explanation from what the store, the launchers and the flight recorders show. Pure.
+//! One explanation from the evidence of the store, the launchers and the flight recorders. Pure.
 
 use std::time::Duration;
 
@@ -14,17 +14,17 @@ pub(super) struct Explained<'r> {
     report: &'r Report,
     /// The finding of observed ranks, if that is the cause.
     alarm: Option<&'r Finding>,
-    /// What flight recorders show, if that is the cause.
+    /// The observation of flight recorders, if that is the cause.
     collectives: Option<&'r Stuck>,
-    /// What flight recorders add to the cause, if they agree.
+    /// The sentence that flight recorders add to the cause, if they agree.
     addition: Option<&'r str>,
     is_whole: bool,
 }
 
 impl<'r> Explained<'r> {
-    /// Stacks tell a line and why a rank is there, flight recorders which collective a rank has not entered. If both name
-    /// ranks and not the same ones, only the stacks count: a recorder shows the past. Without `is_whole` the text is the first
-    /// sentence, because another launcher prints all.
+    /// Combines the evidence. Stacks show a line and why a rank is there, and flight recorders show which collective a
+    /// rank has not entered. If both name ranks but different ranks, only the stacks count, because a recorder shows
+    /// the past. Without `is_whole` the text is the first sentence, because another launcher prints the rest.
     pub(super) fn of(
         report: &'r Report,
         alarm: Option<&'r Finding>,
@@ -51,7 +51,7 @@ impl<'r> Explained<'r> {
         explained
     }
 
-    /// All lines, of a job that has made no progress for `lasted`.
+    /// Returns all lines about a job that has made no progress for `lasted`.
     pub(super) fn text(&self, lasted: Duration) -> String {
         if let Some(collectives) = self.collectives {
             return collectives.text();
@@ -71,7 +71,7 @@ impl<'r> Explained<'r> {
         text
     }
 
-    /// One sentence.
+    /// Returns one sentence.
     pub(super) fn headline(&self) -> String {
         match self.collectives {
             Some(collectives) => collectives.report.headline.clone(),
@@ -79,7 +79,7 @@ impl<'r> Explained<'r> {
         }
     }
 
-    /// The ranks that take no part in a collective, if some are known.
+    /// Returns the ranks that take no part in a collective, if some are known.
     pub(super) fn absent(&self) -> Option<Absent> {
         let (ranks, text) = match (self.collectives, self.alarm) {
             (Some(collectives), _) => {

@@ -16,10 +16,10 @@ pub(in crate::launcher) struct FailureReports {
     pub(super) snapshot: Option<Snapshot>,
 }
 
-/// Ranks that did not take part in a collective for which others waited.
+/// Ranks that did not take part in a collective while other ranks waited in it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::launcher) struct Absent {
     pub(super) ranks: RankSet,
-    /// What is known of them, in sentences; the last one has no full stop.
+    /// The evidence about these ranks, in sentences without the last full stop.
     pub(super) text: String,
 }

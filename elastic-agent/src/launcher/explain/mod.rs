@@ -73,7 +73,7 @@ struct Shared {
     source: Mutex<Option<Source>>,
     /// The last report on a job that stood still, and when it was made.
     last_stuck: Mutex<Option<(Instant, Report)>>,
-    /// The ranks that take no part in a collective, as last found, and when that was.
+    /// The ranks that were last found to take no part in a collective, and when this was found.
     last_absent: Mutex<Option<(Instant, Absent)>>,
     /// The reports of the last failure.
     failure: Mutex<Option<FailureReports>>,
@@ -328,7 +328,7 @@ impl Thread {
                 lasted.as_secs(),
                 stuck.headline()
             )),
-            // Ranks that have given up wait no longer.
+            // The job has not resumed: a rank that has exited does not wait any more.
             Say::GoesOn if has_ended(&node, &report) => None,
             // That all ranks are idle is what the store knows of a job that runs.
             Say::GoesOn if is_outside_store(&report) => Some("the job goes on\n".to_owned()),
@@ -363,7 +363,7 @@ impl Thread {
     }
 }
 
-/// Whether a worker has ended.
+/// Returns whether a worker has exited.
 fn has_ended(node: &AnnouncedNode, report: &Report) -> bool {
     let mut workers = node.workers.iter();
     let mut findings = report.findings.iter();

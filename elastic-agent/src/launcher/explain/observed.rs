@@ -1,23 +1,23 @@
-//! What launchers observe of their workers: whom this launcher asks to look, and what it reports of ranks that only wait for
-//! one that works. Pure: times are counted from any moment.
+//! When other launchers are asked to observe their workers, and the report about ranks that only wait for a busy rank.
+//! Pure: times are counted from any moment.
 
 use std::time::Duration;
 
 use c10d_inspect::{Finding, FindingKind, NodeReport, RankSet, Report, ReportState};
 
-/// How often the other launchers are asked to observe their workers, while a rank of the job is quiet: they do so for 15 s
-/// each time.
+/// How often the other launchers are asked to observe their workers while a rank of the job is quiet. They then observe
+/// them for 15 s.
 const ASK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How often this launcher looks while a rank of the job is quiet.
+/// How often a report is made while a rank of the job is quiet.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 const LOOK_INTERVAL_MIN: Duration = Duration::from_secs(1);
 
-/// Of one round.
+/// The requests and reports of one round.
 #[derive(Debug)]
 pub(super) struct Observed {
     after: Duration,
-    /// Of the launchers only that of the first node asks, and prints more than a sentence.
+    /// Only the launcher of the first node sends requests to the other launchers, and prints more than a sentence.
     is_first_node: bool,
     asked: Option<Duration>,
     /// The busy ranks that were reported.
@@ -38,8 +38,8 @@ impl Observed {
         self.is_first_node
     }
 
-    /// Whether launchers are to be asked now to observe their workers. They do so without being asked while one of their own
-    /// workers is quiet.
+    /// Returns whether launchers are to be asked now to observe their workers. A launcher needs no request while its
+    /// own workers include a quiet worker.
     pub(super) fn is_asking_due(&mut self, now: Duration, report: &Report) -> bool {
         let is_due = self.is_first_node
             && report.nodes.iter().any(|node| node.is_quiet)
@@ -51,7 +51,7 @@ impl Observed {
         is_due
     }
 
-    /// The longest time until the next look. `is_own_quiet` is whether a worker of this node is quiet.
+    /// Returns the longest time until the next report. `is_own_quiet` is whether a worker of this node is quiet.
     pub(super) fn next_look(&self, report: &Report, is_own_quiet: bool) -> Option<Duration> {
         let is_quiet = is_own_quiet || report.nodes.iter().any(|node| node.is_quiet);
         (self.is_first_node && is_quiet).then(|| {
@@ -60,7 +60,7 @@ impl Observed {
         })
     }
 
-    /// What to print of a job that waits for a rank which works: once for each such rank.
+    /// Returns the text to print about a job that waits for a busy rank, once for each such rank.
     pub(super) fn busy(&mut self, report: &Report) -> Option<String> {
         if report.state != ReportState::WaitingForBusyRank {
             // One report can be made while a waiting rank uses the CPU for a moment.
@@ -80,12 +80,12 @@ impl Observed {
     }
 }
 
-/// Whether a node's launcher would not look on its own.
+/// Returns whether a node's launcher would not observe its workers without a request.
 pub(super) const fn is_asked(node: &NodeReport) -> bool {
     node.is_connected && !node.is_quiet
 }
 
-/// The finding of observed ranks that makes the job stand still, if one does.
+/// Returns the finding of observed ranks that explains why the job makes no progress, if there is one.
 pub(super) fn alarm(report: &Report) -> Option<&Finding> {
     let cause = report.findings.first()?;
     let stands_still = matches!(
@@ -95,7 +95,7 @@ pub(super) fn alarm(report: &Report) -> Option<&Finding> {
     (stands_still && is_observed(cause.kind)).then_some(cause)
 }
 
-/// Whether such findings are made of what launchers observe.
+/// Returns whether findings of this kind are made from the observations of launchers.
 pub(super) const fn is_observed(kind: FindingKind) -> bool {
     use FindingKind as Kind;
     matches!(
@@ -146,7 +146,7 @@ mod tests {
         let mut other = Observed::new(AFTER, false);
         assert!(!other.is_asking_due(seconds(0), &report));
         assert_eq!(other.next_look(&report, true), None);
-        // All look on their own.
+        // All launchers observe their workers without a request.
         report.nodes[0].is_quiet = true;
         assert!(!first.is_asking_due(seconds(60), &report));
     }

@@ -68,8 +68,8 @@ impl Source {
         self.store.is_none()
     }
 
-    /// Asks the launchers of these nodes to observe their workers, so that the next report has what these do. Blocks for at
-    /// most 1.5 s.
+    /// Asks the launchers of these nodes to observe their workers, so that the next report includes the activity of
+    /// these workers. Blocks for at most 1.5 s.
     pub(super) fn ask_for_samples(&self, report: &Report, is_wanted: impl Fn(&NodeReport) -> bool) {
         let own = || IpAddr::from(Ipv4Addr::LOCALHOST);
         let store = match &self.store {

@@ -41,7 +41,7 @@ pub(super) struct Standstill {
     age: Option<Duration>,
     /// Whether waiting cannot help.
     is_urgent: bool,
-    /// Whether ranks have been observed for all its age, so that nothing is to be waited for.
+    /// Whether ranks have been observed for all of this time, so that no further wait is needed.
     is_observed: bool,
 }
 

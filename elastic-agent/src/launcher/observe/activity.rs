@@ -10,16 +10,16 @@ const QUIET_PERCENT_MAX: u64 = 1;
 /// poll.
 const IDLE_PERCENT_MAX: u64 = 10;
 
-/// Less I/O than this is that of a thread which logs or reports metrics, or of a shell that starts `sleep` ten times a
-/// second, in bytes per second.
+/// Less I/O than this is no progress, in bytes per second: a thread that logs or reports metrics does less, and so does
+/// a shell that starts `sleep` ten times a second.
 const IDLE_IO_BYTES_MAX: u64 = 32 << 10;
 
-/// CPU time is counted in ticks of 10 ms, and a line of a log may come at any time.
+/// CPU time is counted in ticks of 10 ms, and a worker may log a line at any time.
 const QUIET_SLACK_MS: u64 = 20;
 const IDLE_SLACK_MS: u64 = 100;
 const IDLE_IO_SLACK_BYTES: u64 = 16 << 10;
 
-/// The percentages of the last seconds are those since the newest reading that is at least so old.
+/// The percentages of the last seconds are counted from the newest reading that is at least this old.
 const RECENT: Duration = Duration::from_millis(1500);
 
 /// The most readings that are kept: 5 min of the usual interval.
@@ -39,7 +39,7 @@ pub(super) struct Reading {
 pub(super) struct Activity {
     /// The last reading.
     last: Option<(Duration, Reading)>,
-    /// What was used in the intervals between readings, the newest last.
+    /// The usage in the intervals between readings, the newest last.
     intervals: VecDeque<Interval>,
     /// For how long it was quiet and idle when the oldest of these intervals began.
     quiet_before: Duration,
@@ -54,17 +54,18 @@ struct Interval {
     io_bytes: u64,
 }
 
-/// What a worker has done lately.
+/// The recent activity of a worker.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Usage {
     /// For how long the main thread has used less than 1 % of a CPU.
     pub(super) quiet: Duration,
     /// For how long the worker has neither computed elsewhere nor read or written.
     pub(super) idle: Duration,
-    /// In the last seconds, in percent of a CPU.
+    /// The CPU time of the main thread in the last seconds, in percent of a CPU.
     pub(super) main_percent: u32,
+    /// The CPU time of all other threads and processes in the last seconds, in percent of a CPU.
     pub(super) others_percent: u32,
-    /// In the last seconds.
+    /// The bytes that were read and written in the last seconds, per second.
     pub(super) io_bytes_per_second: u64,
 }
 
@@ -95,7 +96,7 @@ impl Activity {
         }
     }
 
-    /// What the worker has done up to the last reading.
+    /// Returns the activity of the worker up to the last reading.
     pub(super) fn usage(&self) -> Usage {
         let mut usage = Usage {
             quiet: self.lasted(self.quiet_before, Interval::is_quiet),
@@ -144,7 +145,7 @@ impl Interval {
         let main_ms = after.main_cpu_ms.saturating_sub(before.main_cpu_ms);
         let (mut all_ms, mut io_bytes) = (0u64, 0u64);
         for (pid, (cpu, io)) in &after.processes {
-            // A process that was not there has used it all since.
+            // A new process has used all of this since the reading before.
             let (cpu_before, io_before) = before.processes.get(pid).copied().unwrap_or_default();
             all_ms += cpu.saturating_sub(cpu_before);
             io_bytes = io_bytes.saturating_add(io.saturating_sub(io_before));
@@ -194,7 +195,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// A worker with one child that is read every second: what it uses in each second.
+    /// A worker with one child whose counters are read every second.
     struct Worker {
         activity: Activity,
         now: Duration,

@@ -1,5 +1,5 @@
-//! Observes the workers of this node: their CPU time and I/O always, and their stacks while the job may make no progress
-//! or somebody asks. The announcer tells the workers' store.
+//! Observes the workers of this node: always their CPU time and I/O, and also their stacks while the job may make no
+//! progress or after a request. The announcer sends the observations to the workers' store.
 
 mod activity;
 mod processes;
@@ -25,10 +25,10 @@ use sampling::{Sample, Sampling, Seen};
 
 const THREAD: &str = "observe";
 
-/// How long somebody who asks waits for the answer, so that `c10d why` can answer within 2 s.
+/// How long a request waits for the answer, so that `c10d why` can answer within 2 s.
 const ASKED_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// How long the end of the launcher waits for a look at the workers.
+/// How long the end of the launcher waits until the workers have been read.
 const END_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Observes until it is dropped, which takes 100 ms at most: the thread is left behind if the system does not answer it.
@@ -47,12 +47,13 @@ enum Message {
     End,
 }
 
-/// Where an observer's results go.
+/// The function that takes an observer's results.
 type Note = Box<dyn Fn(Observations) + Send>;
 
 impl Observer {
-    /// Starts the thread. It reads stacks when a worker has been quiet for half of `after`, never if `None`, and when
-    /// somebody asks. `node` is what the announcer knows of the workers. `note` takes what is to be announced and may block for a moment.
+    /// Starts the thread. It reads stacks on request, and when a worker has been quiet for half of `after`, unless this
+    /// is `None`. `node` returns the workers as the announcer has them. `note` takes the observations to announce, and
+    /// may block for a moment.
     ///
     /// # Errors
     /// The system has no thread left.
@@ -110,8 +111,8 @@ impl Drop for Observer {
 pub(super) struct Asker(Sender<Message>);
 
 impl Asker {
-    /// Has samples taken, unless there are some of the last second, and for 15 s from now on. Blocks until they are announced, for
-    /// 1.5 s at most. Returns whether they were.
+    /// Requests samples now, unless there are samples of the last second, and for the next 15 s. Blocks until they are
+    /// announced, for 1.5 s at most. Returns whether they were announced.
     pub(super) fn ask(&self) -> bool {
         let (done, answer) = channel();
         self.0.send(Message::Ask(done)).is_ok() && answer.recv_timeout(ASKED_TIMEOUT).is_ok()
@@ -137,7 +138,7 @@ impl fmt::Debug for Thread {
 }
 
 impl Thread {
-    /// Starts it. The receiver is disconnected at its end.
+    /// Starts the thread. The receiver is disconnected when the thread exits.
     fn start(self) -> io::Result<Receiver<()>> {
         let (end, ended) = channel();
         let run = move || {

@@ -1,4 +1,4 @@
-//! What is read of processes besides their counters.
+//! The stacks and details of processes, which are read in addition to their counters.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,14 +13,14 @@ const STACKS_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Reads what processes do.
 pub(in crate::launcher) trait ReadProcesses: Send {
-    /// The Python stacks of these processes, or why there are none, in their order. `None` if a process is not Python. May
-    /// block for some seconds.
+    /// Returns the Python stacks of these processes in their order, or the reason why a process has none. `None` if a
+    /// process is not Python. May block for some seconds.
     fn stacks(&self, pids: &[u32]) -> Vec<Option<Result<Stacks, String>>>;
 
     fn details(&self, pid: u32, is_python: bool) -> ProcessDetails;
 }
 
-/// What the system shows of a process.
+/// The details that the system shows of a process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::launcher) struct ProcessDetails {
     /// The function of the kernel in which its main thread waits.
@@ -36,7 +36,7 @@ pub(in crate::launcher) struct ProcessDetails {
 pub(in crate::launcher) struct Processes(Arc<StackThread>);
 
 impl Processes {
-    /// Their stacks are read by this thread.
+    /// The given thread reads their stacks.
     pub(in crate::launcher) const fn new(stacks: Arc<StackThread>) -> Self {
         Self(stacks)
     }

@@ -1,4 +1,4 @@
-//! What /proc shows of a worker's processes, and which of them is observed.
+//! The counters of a worker's processes in /proc, and which of the processes is observed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,8 +26,8 @@ impl Counters {
         }
     }
 
-    /// The counters of a worker whose processes these are, and the state of the main thread of the observed process;
-    /// `None` if that process is gone.
+    /// Returns the counters of a worker with these processes, and the state of the main thread of the observed process;
+    /// `None` if that process has exited.
     pub(super) fn read(
         &self,
         observed: u32,
@@ -61,8 +61,9 @@ impl Counters {
     }
 }
 
-/// The process to observe of a worker: the first that is connected to the workers' store, since a shell may have started
-/// it and its children hold its connections too; otherwise the first that runs Python, otherwise the worker itself.
+/// Returns the process of a worker to observe. This is the first process that is connected to the workers' store: a
+/// shell may have started it, and its children also hold its connections. Otherwise it is the first process that runs
+/// Python, or the worker itself if there is no such process.
 pub(super) fn observed(worker: u32, processes: &[AnnouncedProcess]) -> u32 {
     let is_python = |process: &&AnnouncedProcess| {
         let name = process.command.as_deref().unwrap_or_default();
@@ -76,7 +77,7 @@ pub(super) fn observed(worker: u32, processes: &[AnnouncedProcess]) -> u32 {
         .map_or(worker, |process| process.pid)
 }
 
-/// The children of a process that have ended and were not collected.
+/// Returns the children of a process that have exited and were not collected.
 pub(super) fn dead_children(parent: u32, processes: &[AnnouncedProcess]) -> Vec<u32> {
     let dead = processes
         .iter()
@@ -84,7 +85,8 @@ pub(super) fn dead_children(parent: u32, processes: &[AnnouncedProcess]) -> Vec<
     dead.map(|process| process.pid).collect()
 }
 
-/// The bytes that a process has read and written, by its file `io`: with pipes and files, without most sockets.
+/// Returns the bytes that a process has read and written according to its file `io`, which counts pipes and files but
+/// not most sockets.
 fn io_bytes(text: &str) -> u64 {
     let value = |name: &str| {
         let mut lines = text.lines();

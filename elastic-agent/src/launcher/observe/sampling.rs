@@ -1,4 +1,5 @@
-//! When the stacks of a node's workers are read, and what is announced of them. Pure: times are counted from any moment.
+//! When the stacks of a node's workers are read, and which samples are announced. Pure: times are counted from any
+//! moment.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -8,7 +9,7 @@ use c10d_inspect::stacks::Stacks;
 
 use super::activity::{Activity, Reading, milliseconds};
 
-/// How often workers are looked at. A shorter time until an explanation needs more looks.
+/// How often the counters of workers are read. A shorter time until an explanation needs more readings.
 const INTERVAL: Duration = Duration::from_secs(5);
 const INTERVAL_MIN: Duration = Duration::from_secs(1);
 const READINGS_UNTIL_EXPLAINED: u32 = 5;
@@ -19,10 +20,10 @@ const APART_MIN: Duration = Duration::from_millis(4500);
 /// An older observation confirms nothing.
 const APART_MAX: Duration = Duration::from_secs(15);
 
-/// For how long stacks are read after somebody has asked.
+/// For how long stacks are read after a request.
 const ASKED_FOR: Duration = Duration::from_secs(15);
 
-/// How often at most stacks are read because somebody asks.
+/// The shortest time between two readings of stacks on request.
 const ASKED_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The most bytes of the JSON of all stacks of a node.
@@ -31,7 +32,7 @@ const STACKS_BYTES_MAX: usize = 64 << 10;
 /// The observations of a node's workers.
 #[derive(Debug)]
 pub(super) struct Sampling {
-    /// After which time a job that makes no progress is explained; `None` for never.
+    /// The time without progress until a job is explained; `None` for never.
     after: Option<Duration>,
     workers: HashMap<u32, Worker>,
     progress: Option<Duration>,
@@ -47,16 +48,16 @@ struct Worker {
     observed: u32,
     activity: Activity,
     state: Option<char>,
-    /// Those of the last 15 s, the newest last.
+    /// The samples of the last 15 s, the newest last.
     samples: VecDeque<Sample>,
 }
 
-/// What reading the stacks of a worker has given.
+/// The result of reading the stacks of a worker.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Sample {
     pub(super) at: Duration,
     pub(super) stacks: Option<Stacks>,
-    /// Why there are none.
+    /// The reason why there are no stacks.
     pub(super) error: Option<String>,
     pub(super) waits_in: Option<String>,
     pub(super) system_call: Option<String>,
@@ -64,16 +65,16 @@ pub(super) struct Sample {
     pub(super) dead_children: Vec<u32>,
 }
 
-/// A worker as the announcer knows it, with a reading of its counters.
+/// A worker as the announcer has it, with a reading of its counters.
 #[derive(Debug)]
 pub(super) struct Seen {
     pub(super) pid: u32,
     pub(super) observed: u32,
-    /// `None` if the observed process is gone.
+    /// `None` if the observed process has exited.
     pub(super) reading: Option<(Reading, char)>,
 }
 
-/// What is announced: the sample of each worker by its process id, and the distinct stacks that samples refer to.
+/// The observations to announce: the sample of each worker by its process id, and the distinct stacks of the samples.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::launcher) struct Observations {
     pub(in crate::launcher) samples: HashMap<u32, AnnouncedSample>,
@@ -98,8 +99,8 @@ impl Sampling {
         (after / READINGS_UNTIL_EXPLAINED).clamp(INTERVAL_MIN, INTERVAL)
     }
 
-    /// Takes the workers that run at `now`. `progress` is when one of them has last reported a step, by another clock: often
-    /// one rank reports for all.
+    /// Takes the running workers at `now`. `progress` is when a worker last reported a step, by another clock. It
+    /// counts for all workers, because often one rank reports for all ranks.
     pub(super) fn note(&mut self, now: Duration, seen: Vec<Seen>, progress: Option<Duration>) {
         let running: HashSet<u32> = seen.iter().map(|worker| worker.pid).collect();
         self.workers.retain(|pid, _| running.contains(pid));
@@ -129,13 +130,13 @@ impl Sampling {
         }
     }
 
-    /// Notes that somebody asks. Returns whether the workers are to be looked at now.
+    /// Notes a request. Returns whether the workers are to be read now.
     pub(super) fn note_asked(&mut self, now: Duration) -> bool {
         self.asked = Some(now);
         self.sampled.is_none_or(|at| now >= at + ASKED_INTERVAL)
     }
 
-    /// Whether stacks are to be read now.
+    /// Returns whether stacks are to be read now.
     pub(super) fn is_due(&self, now: Duration, is_asked_now: bool) -> bool {
         let is_wanted = self.is_wanted(now);
         let pause = if is_asked_now {
@@ -146,7 +147,7 @@ impl Sampling {
         is_wanted && self.sampled.is_none_or(|at| now >= at + pause)
     }
 
-    /// The worker's processes to read: worker, observed process.
+    /// Returns the processes to read, as pairs of a worker and its observed process.
     pub(super) fn targets(&self) -> Vec<(u32, u32)> {
         let mut targets: Vec<_> = self
             .workers
@@ -169,7 +170,7 @@ impl Sampling {
         }
     }
 
-    /// What is announced at `now`; `None` if that is nothing, as before.
+    /// Returns the observations to announce at `now`; `None` if there are none, and there were none before.
     pub(super) fn announced(&mut self, now: Duration) -> Option<Observations> {
         let is_wanted = self.is_wanted(now);
         let was_announced = std::mem::replace(&mut self.was_announced, is_wanted);
@@ -199,7 +200,7 @@ impl Sampling {
         self.asked.is_some_and(|at| now < at + ASKED_FOR)
     }
 
-    /// Whether a worker has been quiet for so long that the job may make no progress.
+    /// Returns whether a worker has been quiet for long enough that the job may make no progress.
     fn any_quiet(&self) -> bool {
         let Some(after) = self.after else {
             return false;
@@ -244,7 +245,7 @@ impl Worker {
 }
 
 impl Observations {
-    /// Leaves out stacks that do not fit: first those of threads other than the main thread, then all.
+    /// Drops stacks that do not fit: first the stacks of threads other than the main thread, and then all stacks.
     fn shorten(&mut self) {
         if self.stacks_bytes() > STACKS_BYTES_MAX {
             for stacks in &mut self.stacks {
@@ -288,7 +289,7 @@ mod tests {
         Stacks::of_threads(threads.collect()).unwrap()
     }
 
-    /// Two workers, 10 and 20, looked at every 5 s; the line at which each is.
+    /// Two workers, 10 and 20, which are read every 5 s, and the line at which each worker is.
     struct Node {
         sampling: Sampling,
         now: Duration,
@@ -366,7 +367,7 @@ mod tests {
         assert_eq!((quiet.stacks, quiet.stacks_before), (Some(0), None));
         let found = node.step([4900, 0]).unwrap();
         assert_eq!(found.samples[&20].stacks_before, Some(0));
-        // It works again: that there are no samples is announced once.
+        // It works again, so an announcement without samples is made once.
         assert_eq!(node.step([4900, 4900]), Some(Observations::default()));
         assert_eq!(node.step([4900, 4900]), None);
         assert_eq!(node.samples, 2);

@@ -9,7 +9,7 @@ use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Stacks that name the process in place of a line.
+/// Stacks that name the process instead of a line.
 struct Fake;
 
 impl ReadProcesses for Fake {

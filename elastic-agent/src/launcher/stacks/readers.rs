@@ -11,7 +11,7 @@ use super::source::ReadStacks;
 /// The name that Python gives to each main thread.
 const MAIN_NAME: &str = "MainThread";
 
-/// By the process id.
+/// The readers by process id.
 #[derive(Debug, Default)]
 pub(super) struct Readers(HashMap<u32, StackReader>);
 
@@ -49,7 +49,7 @@ fn converted(python: PythonStacks) -> Option<Stacks> {
     Some(stacks)
 }
 
-/// As of a debug server, the main thread has no name, and is the first one.
+/// Converts a thread. The main thread has no name and is the first thread, like in the answer of a debug server.
 fn thread(python: PythonThread) -> ThreadStack {
     let frames = python.frames.iter();
     let frames = frames.map(|frame| Frame::new(&frame.file, frame.line, &frame.function));

@@ -4,9 +4,9 @@ use c10d_inspect::stacks::Stacks;
 
 /// Reads the stacks of processes.
 pub(super) trait ReadStacks: Send + 'static {
-    /// The stacks, or why there are none, in a clause without a full stop. May block for any time.
+    /// Returns the stacks, or the reason why there are none, in a clause without a full stop. May block for any time.
     fn read(&mut self, pid: u32) -> Result<Stacks, String>;
 
-    /// Drops what belongs to processes that have ended.
+    /// Drops the state of processes that have exited.
     fn forget_ended(&mut self);
 }

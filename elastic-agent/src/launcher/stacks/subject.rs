@@ -4,8 +4,8 @@ use c10d_stacks::is_python;
 
 use crate::launcher::processes::Scanner;
 
-/// Of the processes of a worker the one that runs Python: the worker itself, or the first one that a shell around Python
-/// has started. Without one, the worker.
+/// Returns the process of a worker that runs Python: the worker itself, or the first Python process that a shell around
+/// Python has started. Returns the worker if none of its processes runs Python.
 pub(in crate::launcher) fn python_process(worker: u32) -> u32 {
     if is_python(worker) {
         return worker;

@@ -1,5 +1,5 @@
-//! The thread `stacks`, for which nothing waits longer than 2 s per worker: reading blocks while the file system of an
-//! interpreter does not answer, and nothing can end that.
+//! The thread `stacks`. Other threads wait for it at most 2 s per worker, because reading blocks while the file system
+//! of an interpreter does not answer, and a blocked read cannot be cancelled.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -18,7 +18,7 @@ const THREAD: &str = "stacks";
 /// How long the stacks of one process may take. They normally take a few milliseconds.
 const PROCESS_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a process has been read at least if it is the reason for a deadline that passes.
+/// The shortest time of reading a process that makes this process the reason for a missed deadline.
 const SLOW: Duration = Duration::from_millis(500);
 
 /// How long the end of the launcher waits for a process that is being read.
@@ -28,18 +28,18 @@ const SILENT: &str = "the file system of its interpreter does not answer";
 const LATE: &str = "the launcher still reads the stacks of other workers";
 const ENDED: &str = "the launcher's thread for stacks has ended";
 
-/// The thread, and what it is asked. Dropping it ends the thread, which takes 100 ms at most: a thread that waits for a
-/// file system is left behind.
+/// The thread and its requests. The thread stops when this is dropped, which takes 100 ms at most: a thread that waits
+/// for a file system is left behind.
 #[derive(Debug)]
 pub(in crate::launcher) struct StackThread {
     /// `None` while it is dropped.
     requests: Option<Sender<Request>>,
-    /// Since when the thread reads a process.
+    /// When the thread started to read its current process; `None` between processes.
     reading: Arc<Mutex<Option<Instant>>>,
     ended: Receiver<()>,
 }
 
-/// The stacks of these processes, answered one by one.
+/// A request for the stacks of these processes, which are sent one by one.
 #[derive(Debug)]
 struct Request {
     pids: Vec<u32>,
@@ -68,7 +68,7 @@ impl StackThread {
                     *lock(&noted) = Some(Instant::now());
                     let result = readers.read(pid);
                     *lock(&noted) = None;
-                    // Nobody waits for the others.
+                    // The request was dropped, so its other processes need not be read.
                     if request.answers.send(result).is_err() {
                         break;
                     }
@@ -83,10 +83,12 @@ impl StackThread {
         })
     }
 
-    /// The stacks of each of these processes, or why there are none, in a clause without a full stop.
+    /// Returns the stacks of each of these processes, or the reason why there are none, in a clause without a full
+    /// stop.
     ///
     /// Blocks for `timeout` at most, and for at most 2 s while one process is read. If the thread does not return by
-    /// then, this process and those after it have no stacks, and neither has any process until it returns.
+    /// then, this process and the processes after it have no stacks. Later requests get no stacks either until the
+    /// thread returns.
     pub(in crate::launcher) fn read(
         &self,
         pids: &[u32],
@@ -137,7 +139,7 @@ impl StackThread {
         Ok(())
     }
 
-    /// Whether the thread has been reading the same process for this long.
+    /// Returns whether the thread has been reading the same process for this long.
     fn has_read_for(&self, time: Duration) -> bool {
         lock(&self.reading).is_some_and(|since| since.elapsed() >= time)
     }
@@ -157,7 +159,7 @@ mod tests {
     use super::*;
     use c10d_inspect::stacks::{Frame, ThreadStack};
 
-    /// Reads a process when the test says so; process 7 panics.
+    /// Reads a process when the test allows it, and panics for process 7.
     struct Gate(Receiver<()>);
 
     impl ReadStacks for Gate {
