@@ -132,7 +132,8 @@ struct Tables {
     /// With the process id that connections send: a forked child holds its parent's connection too.
     by_address: HashMap<(SocketAddr, u32), Option<Place>>,
     by_process: HashMap<(IpAddr, u32), Option<Place>>,
-    /// Programs that are not Python, as `c10d store barrier` in a shell script: this crate's clients send no process id.
+    /// Programs that are not Python, for example `c10d store barrier` in a shell script: this crate's clients send no
+    /// process id.
     by_program: HashMap<SocketAddr, Option<Place>>,
     /// Nodes whose launchers see the same addresses as the server: no address translation is between.
     is_seen_alike: Vec<bool>,

@@ -24,7 +24,7 @@ pub struct RankAnswer {
     pub host: Option<String>,
     /// Its Python stacks.
     pub stacks: Option<Stacks>,
-    /// Why there are no stacks.
+    /// The reason why there are no stacks.
     pub error: Option<String>,
     /// The collective that it is in, if its debug server says that but no stacks.
     pub collective: Option<String>,

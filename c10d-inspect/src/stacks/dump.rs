@@ -1,4 +1,5 @@
-//! Python stacks, made readable, also from the text of PyTorch's debug server, and ranks with the same stack shown once.
+//! Readable Python stacks, including stacks from the text of PyTorch's debug server. Ranks with the same stack are
+//! shown once.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -65,7 +66,7 @@ impl fmt::Display for Frame {
 }
 
 impl Frame {
-    /// A call of `function` at `line` of the file `path`: shortened, and safe to print.
+    /// Returns a call of `function` at `line` of the file `path`, shortened and safe to print.
     #[must_use]
     pub fn new(path: &str, line: u32, function: &str) -> Self {
         let (file, is_library) = short_path(path);
@@ -79,7 +80,7 @@ impl Frame {
 }
 
 impl ThreadStack {
-    /// A thread and its frames, the most recent call last.
+    /// Returns a thread with its frames, the most recent call last.
     #[must_use]
     pub fn new(name: Option<&str>, frames: Vec<Frame>) -> Self {
         Self {
@@ -90,7 +91,8 @@ impl ThreadStack {
 }
 
 impl Stacks {
-    /// The stacks of these threads, the main thread first, without those that have no frames. `None` if none has.
+    /// Returns the stacks of these threads, the main thread first, without threads that have no frames. `None` if no
+    /// thread has frames.
     #[must_use]
     pub fn of_threads(mut threads: Vec<ThreadStack>) -> Option<Self> {
         threads.retain(|thread| !thread.frames.is_empty());

@@ -1,5 +1,5 @@
-//! Python stacks, made readable, and ranks with the same stack shown once; and what is known about a rank that shows
-//! none.
+//! Readable Python stacks, where ranks with the same stack are shown once, and the known state of a rank without
+//! stacks.
 //!
 //! Pure. All texts are free of control characters and short, whatever a rank sent.
 

@@ -88,7 +88,7 @@ impl Job {
     /// Those that show no stacks say why.
     ///
     /// Blocks for up to 3 s for looking up host names, and 2 s more if a rank does not answer, 4 s if it then may still
-    /// have a flight recorder; for up to 11 s for ranks of which a launcher answers.
+    /// have a flight recorder. Blocks for up to 11 s for ranks that a launcher answers for.
     #[must_use]
     pub fn stacks(&self, ranks: &BTreeSet<usize>) -> Vec<RankAnswer> {
         let reach = self.reach(ranks, Subject::Stacks);

@@ -1,9 +1,9 @@
 //! Asks the ranks of a job where they are in their Python code, and which collectives they have entered: for programs
 //! that show a job or watch over it, and for launchers.
 //!
-//! The launcher of a rank's node reads the Python stacks of its workers. Where there is none, and for collectives, a rank
-//! is asked through PyTorch's debug server: its unix socket on this host, the launcher of its node, or the address that it
-//! has published. Of a rank on this host that shows no stacks, /proc tells what its process does.
+//! The launcher of a rank's node reads the Python stacks of its workers. Without such a launcher, and for collectives,
+//! a rank is asked through PyTorch's debug server: its unix socket on this host, the launcher of its node, or the
+//! address that it has published. If a rank on this host shows no stacks, the state of its process is read from /proc.
 //!
 //! All functions block, and must not be called inside an async runtime.
 
