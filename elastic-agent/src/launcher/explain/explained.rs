@@ -95,3 +95,96 @@ impl<'r> Explained<'r> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use c10d_inspect::FindingKind;
+    use c10d_inspect::flight::{FlightRecording, compare_flights};
+
+    use super::*;
+
+    const LASTED: Duration = Duration::from_secs(31);
+
+    /// A report in which ranks wait for these ranks, as launchers have observed.
+    fn observed(culprits: &[usize]) -> Report {
+        let text = "Ranks 0 and 1 wait in all_reduce (train.py:41).".to_owned();
+        let mut finding = Finding::new(FindingKind::RankBlocked, text);
+        finding.culprits.0.extend(culprits);
+        let mut report = Report::default();
+        report.headline.clone_from(&finding.text);
+        report.is_stuck = true;
+        report.findings = vec![finding];
+        report
+    }
+
+    /// Rank 2 of three ranks has not entered the fourth collective.
+    fn recorded() -> Stuck {
+        let recording = |entered: u64| {
+            let entry = serde_json::json!({
+                "process_group": ["0", "default_pg"], "collective_seq_id": entered,
+                "profiling_name": "gloo:all_reduce", "retired": entered < 4,
+            });
+            let json = serde_json::json!({ "entries": [entry] }).to_string();
+            FlightRecording::parse(json.as_bytes()).unwrap()
+        };
+        let recordings = [4, 4, 3].map(recording).into_iter().enumerate().collect();
+        let clock = |_| String::new();
+        Stuck {
+            report: compare_flights(&recordings, &BTreeMap::new(), &Report::default(), &clock),
+            lasted: LASTED,
+        }
+    }
+
+    #[test]
+    fn recorders_add_to_stacks_that_name_the_same_rank_and_replace_those_that_name_none() {
+        let stuck = recorded();
+        let behind = &stuck.report.headline;
+        let (same, other, none) = (observed(&[2]), observed(&[1]), observed(&[]));
+        let explained = |report: &Report| {
+            let alarm = report.findings.first();
+            let it = Explained::of(report, alarm, Some(&stuck), true);
+            (it.text(LASTED), it.absent().map(|absent| absent.ranks))
+        };
+        let (text, absent) = explained(&same);
+        assert!(
+            text.starts_with("the job has stood still for 31 s\nRanks 0 and 1 wait"),
+            "{text}"
+        );
+        assert!(
+            text.contains("by the flight recorders: Rank 2 is behind"),
+            "{text}"
+        );
+        assert_eq!(absent.as_ref(), Some(&same.findings[0].culprits));
+        let (text, absent) = explained(&other);
+        assert!(!text.contains("flight recorders"), "{text}");
+        assert_eq!(absent.as_ref(), Some(&other.findings[0].culprits));
+        let (text, absent) = explained(&none);
+        assert!(text.contains(behind), "{text}");
+        assert_eq!(absent.as_ref(), Some(&same.findings[0].culprits));
+    }
+
+    #[test]
+    fn other_launchers_print_one_line() {
+        let report = observed(&[2]);
+        let explained = Explained::of(&report, report.findings.first(), None, false);
+        assert_eq!(
+            explained.text(LASTED),
+            "the job has stood still for 31 s: Ranks 0 and 1 wait in all_reduce (train.py:41).\n"
+        );
+        let absent = explained.absent().unwrap();
+        assert_eq!(
+            absent.text,
+            "Ranks 0 and 1 wait in all_reduce (train.py:41)"
+        );
+        // The store's findings are printed whole by each launcher.
+        let explained = Explained::of(&report, None, None, false);
+        assert!(
+            explained
+                .text(LASTED)
+                .starts_with("the job has stood still for 31 s\n")
+        );
+        assert_eq!(explained.absent(), None);
+    }
+}
