@@ -6,7 +6,7 @@ use crate::stacks::Frame;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Call {
     pub(super) kind: CallKind,
-    /// As users call it.
+    /// Its name in the API that users call.
     pub(super) name: &'static str,
     /// Whether it waits even while its thread uses the CPU: NCCL's waits spin.
     pub(super) can_spin: bool,
@@ -33,7 +33,8 @@ const RPC: &str = "torch/distributed/rpc/api.py";
 
 use CallKind::{Collective, Group, PointToPoint, Store};
 
-/// Functions that callers call. Of nested ones, as `all_gather_object` and `all_gather`, the outer one is the call.
+/// Functions that users call. If such functions are nested, for example `all_gather` in `all_gather_object`, the outer
+/// function is the call.
 const FUNCTIONS: &[Row] = &[
     (C10D, "all_reduce", Collective, "all_reduce"),
     (
@@ -195,8 +196,8 @@ const FUNCTIONS: &[Row] = &[
     (FUNCTIONAL, "trigger_wait", Collective, "wait_tensor"),
 ];
 
-/// Places whose innermost call is C++ that waits for the collectives that it has started. They also compute, so they wait only
-/// while the thread is quiet.
+/// Places whose innermost call is C++ code that waits for the collectives it has started. This code also computes, so
+/// it counts as a wait only while the thread is quiet.
 const INNERMOST: &[Row] = &[
     (
         "torch/autograd/graph.py",
@@ -266,7 +267,7 @@ const INNERMOST: &[Row] = &[
     ),
 ];
 
-/// Frames below a call that do no work of their own. Others, as pickle below `all_gather_object`, do.
+/// Frames below a call that are part of its wait. Other frames, such as pickle below `all_gather_object`, do work.
 const BELOW: &[&str] = &[
     C10D,
     FUNCTIONAL,

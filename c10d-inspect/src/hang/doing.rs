@@ -1,4 +1,4 @@
-//! What one rank does, by its evidence alone.
+//! The activity of a single rank, judged by the evidence about this rank alone.
 
 use std::time::Duration;
 
@@ -11,18 +11,18 @@ use crate::text;
 /// A waiting rank whose process reads and writes at least this many bytes in a second transfers data.
 const TRANSFER_BYTES_MIN: u64 = 64 * 1024;
 
-/// Or whose other threads use at least this much of a CPU, in percent.
+/// A waiting rank whose other threads use at least this much of a CPU, in percent, transfers data.
 const TRANSFER_PERCENT_MIN: u32 = 3;
 
-/// The most characters of the reason why there is no stack, which says what to do.
+/// The most characters of the reason why there is no stack. It includes advice, so it is longer than other texts.
 const ERROR_CHARS_MAX: usize = 240;
 
-/// What a rank does, and where.
+/// The activity of a rank, and its place in the code.
 #[derive(Debug)]
 pub(super) struct Doing<'a> {
     pub(super) kind: Kind,
     pub(super) place: Option<Place<'a>>,
-    /// Whether two samples agree; also if no second one is needed.
+    /// Whether two samples agree. It is also true if a second sample is not needed.
     pub(super) is_confirmed: bool,
     /// For how long at least it has made no progress, in milliseconds; `None` if its thread uses the CPU while it waits.
     pub(super) still_ms: Option<u64>,
@@ -50,7 +50,7 @@ pub(super) enum Kind {
     Moves,
     /// It cannot take part in anything.
     Blocked(Cause),
-    /// It waits, and what for is not visible: also the work of a collective looks like this.
+    /// It waits for something that is not visible. A wait for the work of a collective also looks like this.
     Opaque {
         is_lock: bool,
         system_call: Option<String>,
@@ -62,7 +62,7 @@ pub(super) enum Kind {
     },
     /// Its launcher cannot read its stack, for this reason.
     NoStack(String),
-    /// It has ended with exit code 0, this many milliseconds ago.
+    /// It exited with code 0, this many milliseconds ago.
     Left(u64),
     /// It has failed, or its launcher has stopped it.
     Failed,
@@ -82,18 +82,19 @@ pub(super) enum Cause {
         pid: u32,
     },
     Debugger,
-    /// In the system call, and cannot be interrupted.
+    /// The process is in the system call and cannot be interrupted.
     Disk(Option<String>),
-    /// A lock of Python, or a queue; no other thread runs code of the user.
+    /// The main thread waits for a lock of Python or for a queue, and no other thread runs the user's code.
     Lock,
-    /// A DataLoader, and a worker process of it that has ended.
+    /// The main thread waits in a DataLoader; `dead` is a worker process of the DataLoader that has exited.
     DataLoader {
         dead: Option<u32>,
     },
     SystemCall(String),
 }
 
-/// How certain it is that a rank is absent from what others wait in, for a reason of its own.
+/// How certain it is that a rank does not take part in the call that other ranks wait in, for a reason that the other
+/// ranks do not cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Absence {
     /// It sleeps, polls or reads a socket, which can be a way to wait for another rank.
@@ -103,7 +104,7 @@ pub(super) enum Absence {
     Certain,
 }
 
-/// System calls, and functions of the kernel, by which a program can wait for another rank.
+/// System calls, and functions of the kernel, that a program can use to wait for another rank.
 const PATIENT_CALLS: &[&str] = &[
     "accept",
     "accept4",
@@ -138,7 +139,7 @@ const PATIENT_CALLS: &[&str] = &[
 ];
 
 impl Kind {
-    /// The same without percentages and ages, which differ between ranks that do the same.
+    /// Returns this kind without percentages and ages, which differ between ranks with the same activity.
     pub(super) fn without_numbers(&self) -> Self {
         match self {
             Self::Computes(2..) => Self::Computes(100),
@@ -266,12 +267,12 @@ impl<'a> Doing<'a> {
         matches!(self.kind, Kind::Left(_) | Kind::Failed)
     }
 
-    /// Whether its launcher sees its process, and no stack.
+    /// Whether its launcher observes its process but has no stack of it.
     pub(super) const fn is_without_stack(&self) -> bool {
         matches!(self.kind, Kind::NoStack(_) | Kind::Program { .. })
     }
 
-    /// Whether nothing is known about what it does.
+    /// Whether there is no evidence about its activity.
     pub(super) const fn is_unseen(&self) -> bool {
         matches!(
             self.kind,
@@ -284,7 +285,7 @@ impl<'a> Doing<'a> {
         matches!(self.kind, Kind::Blocked(_) | Kind::Left(_))
     }
 
-    /// How certain it is that others wait for it.
+    /// How certain it is that other ranks wait for it.
     pub(super) fn absence(&self) -> Option<Absence> {
         match &self.kind {
             Kind::Blocked(Cause::SystemCall(call)) if PATIENT_CALLS.contains(&&**call) => {
@@ -313,7 +314,7 @@ impl<'a> Doing<'a> {
         self.waits() && !self.may_have_arrived(alarm_after_ms)
     }
 
-    /// Whether it waits in a call of which all members of a group take part.
+    /// Whether it waits in a call that all members of a group take part in.
     pub(super) const fn is_in_collective(&self) -> bool {
         matches!(
             self.kind,
@@ -392,7 +393,7 @@ fn kind(
     }
 }
 
-/// Words of a worker or its launcher, short and safe to print.
+/// Returns text of a worker or its launcher, shortened and safe to print.
 fn shown(text: &str) -> String {
     text::shown_up_to(text.as_bytes(), 100)
 }

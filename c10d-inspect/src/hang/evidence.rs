@@ -1,52 +1,52 @@
-//! What is known about each rank of a job that may make no progress.
+//! The evidence about each rank of a job that may make no progress.
 
 use std::collections::BTreeMap;
 
 use crate::announced::{AnnouncedNode, AnnouncedSample, WorkerEnd};
 use crate::stacks::Stacks;
 
-/// The age from which a sample is not evidence: a launcher that has a reason for samples announces them every 5 s.
+/// The greatest age of a sample that is evidence. A launcher with a reason for samples announces them every 5 s.
 const SAMPLE_AGE_MAX_MS: u64 = 12_000;
 
-/// How long a job makes no progress before that is an alarm, if no launcher says.
+/// How long a job makes no progress before that is an alarm, if no launcher announces it.
 const ALARM_AFTER_MS: u64 = 30_000;
 
-/// What is known about the ranks of a job.
+/// The evidence about the ranks of a job.
 #[derive(Debug, Default)]
 pub(crate) struct Evidence<'a> {
     pub(crate) ranks: BTreeMap<usize, RankEvidence<'a>>,
-    /// How long a job makes no progress before that is an alarm, in milliseconds; `None` if no launcher says.
+    /// How long a job makes no progress before that is an alarm, in milliseconds; `None` if no launcher announces it.
     pub(crate) alarm_after_ms: Option<u64>,
 }
 
-/// What is known about one rank.
+/// The evidence about a rank.
 #[derive(Debug)]
 pub(crate) struct RankEvidence<'a> {
     pub(crate) seen: Seen<'a>,
-    /// What it waits for in the store.
+    /// Its wait for a key of the store, if any.
     pub(crate) store_wait: Option<StoreWait>,
     /// Its host, if known.
     pub(crate) host: Option<String>,
 }
 
-/// What its launcher has seen of a rank.
+/// The newest observation of a rank by its launcher, or the reason why there is none.
 #[derive(Debug)]
 pub(crate) enum Seen<'a> {
     Sample(Observation<'a>),
-    /// Its worker has ended, this many milliseconds ago.
+    /// Its worker exited, this many milliseconds ago.
     Ended {
         end: WorkerEnd,
         ago_ms: u64,
     },
-    /// Its launcher has announced it, and no sample.
+    /// Its launcher has announced the rank without a sample.
     NotSampled,
     /// The newest sample is this many milliseconds old.
     Stale {
         age_ms: u64,
     },
-    /// No launcher has announced it, as with torchrun.
+    /// The rank is missing from all announcements, for example because torchrun started it.
     NotLaunched,
-    /// It runs on a node of which nothing is known here.
+    /// It runs on another node, whose observations are not available here.
     OutOfReach,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct Observation<'a> {
 /// A wait in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StoreWait {
-    /// What the key means, as in "the address of rank 2".
+    /// The meaning of the key, for example "the address of rank 2".
     pub(crate) meaning: String,
     pub(crate) age_ms: u64,
 }
@@ -115,7 +115,7 @@ fn observed<'a>(node: &'a AnnouncedNode, sample: &'a AnnouncedSample, ago_ms: u6
 }
 
 impl<'a> RankEvidence<'a> {
-    /// What is known of a rank that the store does not know.
+    /// Creates the evidence about a rank that does not wait in the store.
     pub(crate) const fn new(seen: Seen<'a>, host: Option<String>) -> Self {
         Self {
             seen,

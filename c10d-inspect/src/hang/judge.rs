@@ -11,17 +11,18 @@ use super::words::{
 use crate::report::{Finding, FindingKind, RankSet, ReportState};
 use crate::text;
 
-/// What the observations of all ranks say.
+/// The conclusion from the observations of all ranks.
 #[derive(Debug, Default)]
 pub(crate) struct Verdict {
     pub(crate) state: ReportState,
     /// `None` if the job makes progress.
     pub(crate) finding: Option<Finding>,
-    /// What each observed rank does, in a clause without its subject: "waits in all_reduce (train.py:41)".
+    /// The activity of each observed rank, as a clause without its subject: "waits in all_reduce (train.py:41)".
     pub(crate) doing: BTreeMap<usize, String>,
-    /// The same in a sentence that another one about the rank precedes: "is at train.py:12 (main), blocked in read".
+    /// The activity of each rank, to follow a sentence about the same rank: "is at train.py:12 (main), blocked in
+    /// read".
     pub(crate) brief: BTreeMap<usize, String>,
-    /// The ranks that are at work and wait for nobody.
+    /// The ranks that are at work and do not wait for other ranks.
     pub(crate) active: BTreeSet<usize>,
     /// Whether the observed ranks make progress.
     pub(crate) is_at_work: bool,
@@ -88,7 +89,7 @@ impl<'c, 'a> Case<'c, 'a> {
         alike(self.doings, select)
     }
 
-    /// For how long at least no rank has made progress, in milliseconds; of ranks that wait for busy ones, the longest wait.
+    /// For how long at least no rank has made progress, in milliseconds; the longest wait if ranks wait for busy ranks.
     fn lasts_ms(&self) -> Option<u64> {
         let doings = self.doings.values();
         match self.rule {
@@ -103,7 +104,7 @@ impl<'c, 'a> Case<'c, 'a> {
         }
     }
 
-    /// How long the first of the waiting ranks has waited.
+    /// How long the first of the waiting ranks has waited, in milliseconds.
     fn waited_ms(&self) -> Option<u64> {
         let waiting = self.doings.values().filter(|doing| doing.waits());
         waiting.filter_map(|doing| doing.still_ms).max()
@@ -113,7 +114,7 @@ impl<'c, 'a> Case<'c, 'a> {
         self.doings.values().all(|doing| doing.is_confirmed)
     }
 
-    /// Whether no rank is Python: nothing shows whether they wait for each other.
+    /// Whether no rank runs Python. In this case, nothing shows whether the ranks wait for each other.
     fn are_programs(&self) -> bool {
         let mut running = self.doings.values().filter(|doing| !doing.has_ended());
         running.all(|doing| matches!(doing.kind, Kind::Program { .. }))
@@ -125,7 +126,7 @@ impl<'c, 'a> Case<'c, 'a> {
             self.rule,
             R::AllInOneCall | R::Absent | R::Locked | R::CallsDiffer | R::AllBlocked
         );
-        // A job that serves requests is not stuck while there are none.
+        // A job that serves requests is not stuck while there are no requests.
         let is_idle = self.rule == R::AllBlocked
             && (self.are_programs() || self.doings.values().all(Doing::may_be_idle));
         let after = self.evidence.alarm_after_ms();
@@ -135,7 +136,7 @@ impl<'c, 'a> Case<'c, 'a> {
             && self.lasts_ms().is_some_and(|lasts| lasts >= after)
     }
 
-    /// Whether a rank is named as the reason why others wait.
+    /// Whether a rank is named as the reason why other ranks wait.
     fn is_named(&self, doing: &Doing<'a>) -> bool {
         match self.rule {
             Rule::Absent => doing.absence().is_some() && doing.absence() == self.absence,
@@ -146,7 +147,7 @@ impl<'c, 'a> Case<'c, 'a> {
         }
     }
 
-    /// The words about the observed ranks for which `select` is true.
+    /// The clauses about the observed ranks for which `select` is true.
     fn clauses(
         &self,
         select: impl Fn(&Doing<'a>) -> bool,
@@ -197,7 +198,7 @@ impl<'c, 'a> Case<'c, 'a> {
         (!groups.is_empty()).then(|| format!("{}.", waits(&groups)))
     }
 
-    /// The ranks that are named, in sentences, and the threads of the first one that waits for another thread.
+    /// Sentences about the named ranks, and about the threads of the first rank that waits for another thread.
     fn named(&self) -> Vec<String> {
         let groups = self.alike(|doing| self.is_named(doing));
         let has_waiters = self.doings.values().any(Doing::waits);
@@ -211,14 +212,14 @@ impl<'c, 'a> Case<'c, 'a> {
         named
     }
 
-    /// The ranks that are neither named nor waiting, in sentences.
+    /// Sentences about the ranks that are neither named nor waiting.
     fn others(&self) -> Vec<String> {
         let is_other =
             |doing: &Doing<'a>| !doing.waits() && !self.is_named(doing) && !doing.is_unseen();
         sentences(&self.alike(is_other), Alike::sentence)
     }
 
-    /// Who waits, who is named, and what is known of the others.
+    /// Sentences about the waiting ranks, the named ranks, and all other ranks.
     fn named_and_others(&self) -> String {
         let named = self.named().into_iter();
         let unseen = unseen(self.doings);
@@ -270,7 +271,7 @@ impl<'c, 'a> Case<'c, 'a> {
         format!("All ranks are blocked: {}.", places.join(", "))
     }
 
-    /// What to look at, or what to run next: one sentence.
+    /// A sentence that advises the reader where to look, or which command to run next.
     fn advice(&self) -> String {
         let groups = self.alike(|doing| self.is_named(doing));
         let first = groups.first();

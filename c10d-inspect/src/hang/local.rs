@@ -1,4 +1,4 @@
-//! The report of a launcher that has only the samples of its own workers.
+//! The report that a launcher makes from the samples of the workers on its node.
 
 use super::evidence::{Evidence, RankEvidence, Seen};
 use super::judge::judge;
@@ -6,8 +6,9 @@ use crate::announced::AnnouncedNode;
 use crate::keys::GROUP_SIZE_MAX;
 use crate::report::{RankReport, RankState, Report, ReportState, Sureness};
 
-/// Explains what the workers of one node wait for, by their launcher's own samples. For a launcher whose workers use another
-/// store, or that does not reach it: nothing is known of ranks on other nodes, and the report says so.
+/// Explains what the workers of a node wait for, by the samples of their launcher. It is for a launcher that cannot
+/// reach the workers' store, or whose workers use another store. The report then names the ranks on other nodes as not
+/// observed.
 ///
 /// Returns `None` if no worker has a recent sample, or if the workers make progress.
 #[must_use]

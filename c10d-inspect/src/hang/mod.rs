@@ -1,7 +1,7 @@
 //! Why a job makes no progress, by what launchers observe of its workers: stacks, states and CPU time.
 //!
-//! Pure. [`judge`] is a function from the evidence about all ranks to a verdict. Text of a worker, as the name of a file or a
-//! function, is shown, and is never evidence about other ranks.
+//! Pure. [`judge`] is a function from the evidence about all ranks to a verdict. Text of a worker, such as the name of
+//! a file or a function, is printed, but is never evidence about other ranks.
 
 mod call;
 mod doing;

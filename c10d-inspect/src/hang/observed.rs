@@ -1,4 +1,4 @@
-//! Observations for tests: what a launcher announces of workers in typical states.
+//! Observations for tests: the announcements of a launcher about workers in typical states.
 
 use crate::announced::{AnnouncedNode, AnnouncedSample, AnnouncedWorker, WorkerEnd};
 use crate::stacks::{Frame, Stacks, ThreadStack};
@@ -20,7 +20,7 @@ pub(crate) fn frames(text: &str) -> Vec<Frame> {
     text.split(" > ").map(frame).collect()
 }
 
-/// In a function of `torch.distributed` at a line of train.py.
+/// The frames of a call of `torch.distributed` at a line of train.py.
 pub(crate) fn in_c10d(function: &str, line: u32) -> String {
     format!(
         "train.py:90 <module> > train.py:{line} step > torch/distributed/c10d_logger.py:83 wrapper > \
@@ -28,7 +28,7 @@ pub(crate) fn in_c10d(function: &str, line: u32) -> String {
     )
 }
 
-/// A worker that is observed.
+/// An observed worker.
 #[derive(Debug, Clone)]
 pub(crate) struct Observed {
     pub(crate) sample: AnnouncedSample,
@@ -39,7 +39,7 @@ pub(crate) struct Observed {
 }
 
 impl Observed {
-    /// Quiet for 40 s in a system call, with this main thread.
+    /// A worker with this main thread, which has been quiet in a system call for 40 s.
     pub(crate) fn quiet(system_call: &str, main: &str) -> Self {
         let sample = AnnouncedSample {
             taken_ago_ms: 100,
@@ -58,17 +58,17 @@ impl Observed {
         }
     }
 
-    /// In a function of `torch.distributed` at a line of train.py for 40 s.
+    /// A worker that has waited in a function of `torch.distributed` at a line of train.py for 40 s.
     pub(crate) fn waits(function: &str, line: u32) -> Self {
         Self::quiet("futex", &in_c10d(function, line))
     }
 
-    /// Blocked in read at loader.py:17 for 40 s.
+    /// A worker that has been blocked in read at loader.py:17 for 40 s.
     pub(crate) fn blocked() -> Self {
         Self::quiet("read", "train.py:90 <module> > loader.py:17 load_batch")
     }
 
-    /// With a main thread that uses the CPU.
+    /// A worker whose main thread uses the CPU.
     pub(crate) fn busy(main: &str) -> Self {
         let mut busy = Self::quiet("", main);
         busy.sample = AnnouncedSample {
@@ -86,7 +86,7 @@ impl Observed {
         self
     }
 
-    /// With another thread.
+    /// Adds a thread to the worker.
     pub(crate) fn thread(self, frames: &str) -> Self {
         self.with(|it| {
             for stacks in [&mut it.stacks, &mut it.stacks_before] {
@@ -95,7 +95,7 @@ impl Observed {
         })
     }
 
-    /// That has exited with code 0, 50 s ago.
+    /// A worker that exited with code 0, 50 s ago.
     pub(crate) fn left() -> Self {
         Self::quiet("", "train.py:90 <module>").with(|it| {
             it.end = Some(WorkerEnd {

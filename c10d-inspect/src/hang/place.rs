@@ -14,7 +14,7 @@ pub(super) struct Place<'a> {
     main: &'a ThreadStack,
     /// The call that its main thread waits in, or a thread that the main thread waits for.
     pub(super) call: Option<Call>,
-    /// What the main thread is in, if it is in no call.
+    /// The code that the main thread runs, if it is not inside a call.
     pub(super) inside: Inside,
 }
 
@@ -27,7 +27,7 @@ pub(super) enum Inside {
     DataLoader,
     /// A wait of Python for another thread, or for a lock that it holds.
     Lock,
-    /// The user's own line calls C code: a wait for the work of a collective looks the same.
+    /// A line of the user's code that calls C code. A wait for the work of a collective looks the same.
     UserLine,
     /// Another function.
     Library,

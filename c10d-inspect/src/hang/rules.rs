@@ -6,12 +6,12 @@ use super::doing::{Absence, Doing, Kind};
 use super::evidence::{Evidence, Seen};
 use super::words::alike;
 
-/// What a job does, by the first of [`RULES`] that applies.
+/// The state of a job, by the first of [`RULES`] that applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rule {
-    /// There is no observation, or a worker has failed: others explain that.
+    /// There is no observation, or a worker has failed, which other parts of the report explain.
     NoEvidence,
-    /// Ranks have waited for some time, and others are at work.
+    /// Some ranks have waited for some time, and other ranks are at work.
     WaitsForBusy,
     /// Ranks are at work, or have just arrived in a call.
     AtWork,
@@ -23,13 +23,13 @@ pub(super) enum Rule {
     Transfers,
     /// All ranks wait in one collective.
     AllInOneCall,
-    /// Ranks wait, and others take part in nothing.
+    /// Some ranks wait, and other ranks are outside of all calls.
     Absent,
-    /// The same, and the others wait for a lock or another of their threads.
+    /// Some ranks wait, and other ranks wait for a lock or for a thread in the same process.
     Locked,
     /// Ranks wait in different calls.
     CallsDiffer,
-    /// No rank waits in a known call.
+    /// All ranks are blocked outside of the known calls.
     AllBlocked,
 }
 
@@ -65,29 +65,30 @@ pub(super) const RULES: [(Rule, Condition); 11] = [
     (Rule::AllBlocked, |_| true),
 ];
 
-/// How many ranks do what.
+/// The number of ranks with each activity.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
-    /// With a sample that is evidence.
+    /// The ranks with a recent sample.
     observed: usize,
     has_failed: bool,
     active: usize,
     unseen: usize,
-    /// Waiting in calls or in the store.
+    /// The ranks that wait in calls or in the store.
     waiting: usize,
-    /// Of these: those that have waited for some time, and those that may have just arrived.
+    /// The waiting ranks that have waited for some time.
     still: usize,
+    /// The waiting ranks that may have just arrived.
     arriving: usize,
-    /// Of these: those whose threads use the CPU.
+    /// The waiting ranks whose threads use the CPU.
     spinning: usize,
     /// The number of waiting ranks if all of them wait in one call at one line, otherwise 0.
     waiting_at_one_place: usize,
     absent: usize,
     certainly_absent: usize,
     opaque: usize,
-    /// The most of the opaque ranks at one line.
+    /// The largest number of opaque ranks at the same line.
     opaque_at_one_place: usize,
-    /// Of the opaque ranks: those that have other threads which may hold a lock.
+    /// The opaque ranks with other threads that may hold a lock.
     locked: usize,
     is_one_collective: bool,
     transfers: bool,

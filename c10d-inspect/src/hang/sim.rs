@@ -1,5 +1,5 @@
-//! Generated jobs of 2 to 64 ranks, of all kinds mixed, with evidence that is old or missing. The law: a named rank is one that
-//! the generator broke, and there is no alarm while a rank computes.
+//! Generated jobs of 2 to 64 ranks with mixed activities, some with old or missing evidence. The law: a verdict names
+//! only ranks that the generator broke, and there is no alarm while a rank computes.
 //!
 //! `SEED=n` repeats a job, `ROUNDS=n` generates n jobs.
 
@@ -18,13 +18,13 @@ const ROUNDS: u64 = 4_000;
 #[derive(Debug)]
 struct World {
     ranks: BTreeMap<usize, Rank>,
-    /// Of these, a verdict can name each one.
+    /// The broken ranks: a verdict can name each of them.
     broken: BTreeSet<usize>,
-    /// They compute, read or write, and do not wait.
+    /// The ranks that compute, read or write, and do not wait.
     at_work: BTreeSet<usize>,
-    /// Whether the ranks that are broken are the reason why all others wait.
+    /// Whether the broken ranks are the reason why all other ranks wait.
     is_blocked: bool,
-    /// Whether the job makes progress or will.
+    /// Whether the job makes progress, or will make progress.
     is_healthy: bool,
 }
 
@@ -43,7 +43,7 @@ impl From<Observed> for Rank {
     }
 }
 
-/// A pick of a few lines, so that ranks meet at some.
+/// Picks from only a few lines, so that some ranks are at the same line.
 fn line(rng: &mut Rng) -> u32 {
     40 + rng.u32(0..3)
 }
@@ -54,7 +54,7 @@ fn computing(rng: &mut Rng) -> Observed {
         0 => Observed::busy(&format!(
             "train.py:90 <module> > torch/nn/functional.py:{line} linear"
         )),
-        // It pickles, and does not wait.
+        // The rank pickles objects, and does not wait.
         1 => Observed::busy(&format!(
             "{} > python3.11/pickle.py:{line} dump",
             in_c10d("all_gather_object", 41)
@@ -63,7 +63,7 @@ fn computing(rng: &mut Rng) -> Observed {
             it.sample.idle_ms = 0;
             it.sample.io_bytes_per_second = 1 << 24;
         }),
-        // Its DataLoader's processes work.
+        // The worker processes of the rank's DataLoader are at work.
         3 => Observed::quiet(
             "poll",
             "train.py:90 <module> > torch/utils/data/dataloader.py:3 _get_data",
@@ -103,7 +103,7 @@ fn broken(rng: &mut Rng) -> Observed {
     }
 }
 
-/// It waits for another rank, in the generator's mind, in one of the ways that do not show this.
+/// A rank that waits for another rank in a way that its stack does not show.
 fn waiting_unseen(rng: &mut Rng) -> Observed {
     match rng.u8(0..3) {
         0 => Observed::quiet(
@@ -122,7 +122,7 @@ fn waiting(rng: &mut Rng) -> Observed {
     Observed::waits(function, line(rng))
 }
 
-/// Waits for a key that a rank should write.
+/// A rank that waits for a key of the store, which another rank should write.
 fn in_store(age_ms: u64) -> Rank {
     Rank {
         observed: Observed::quiet("recvfrom", "train.py:90 <module> > train.py:70 wait"),
@@ -133,7 +133,7 @@ fn in_store(age_ms: u64) -> Rank {
     }
 }
 
-/// With a thread that uses the CPU while it waits.
+/// Makes the main thread use the CPU while it waits.
 fn spinning(observed: Observed) -> Observed {
     observed.with(|it| {
         it.sample.quiet_ms = 0;
@@ -169,12 +169,12 @@ impl World {
                 _ => one_call.clone().into(),
             };
             let state: Rank = match (kind, is_one) {
-                // Some ranks are blocked, and others wait.
+                // Some ranks are blocked, and the other ranks wait.
                 (0 | 1, true) => {
                     world.broken.insert(rank);
                     broken(rng).into()
                 }
-                // Some ranks compute, and others wait.
+                // Some ranks compute, and the other ranks wait.
                 (2, true) => {
                     world.at_work.insert(rank);
                     computing(rng).into()
@@ -184,16 +184,16 @@ impl World {
                     world.at_work.insert(rank);
                     computing(rng).into()
                 }
-                // Ranks call other collectives than most.
+                // Some ranks call other collectives than most ranks.
                 (4, true) => waiting(rng).into(),
                 // All ranks are in one collective.
                 (5, _) => one_call.clone().into(),
-                // Ranks have exited too early.
+                // Some ranks have exited too early.
                 (6, true) => {
                     world.broken.insert(rank);
                     Observed::left().into()
                 }
-                // Ranks are blocked, and others compute or wait for them in ways that are not visible.
+                // Some ranks are blocked. The other ranks compute, or wait for them in ways that are not visible.
                 (7, true) => {
                     world.broken.insert(rank);
                     broken(rng).into()
@@ -203,9 +203,9 @@ impl World {
                     computing(rng).into()
                 }
                 (1 | 7 | 8, false) if rng.u8(0..3) == 0 => waiting_unseen(rng).into(),
-                // Ranks of NCCL loop over collectives.
+                // Ranks that use NCCL call collectives in a loop.
                 (8, _) => spinning(one_call.clone()).into(),
-                // Members come and go: new ones have no second sample, and work.
+                // Members join and leave. New members have no second sample yet, and are at work.
                 (9, true) => {
                     world.at_work.insert(rank);
                     let mut new = computing(rng);

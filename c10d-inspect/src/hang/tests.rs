@@ -9,7 +9,7 @@ use ReportState as State;
 
 const READ: &str = "train.py:90 <module> > loader.py:17 load_batch";
 
-/// The verdict about one node with these ranks, all ranks of the job.
+/// The verdict about a node that runs these ranks, which are all ranks of the job.
 fn verdict(ranks: &[Observed]) -> Verdict {
     let ranks: Vec<_> = ranks.iter().cloned().enumerate().collect();
     let node = node("vm", ranks.len(), &ranks);
@@ -58,7 +58,7 @@ fn a_busy_rank_is_information() {
     );
     let waits = in_all_reduce();
     let busy = verdict(&[Observed::busy(READ), waits.clone(), waits]);
-    // For how long others have waited: the launcher reports it after some time.
+    // The age is how long the other ranks have waited, because the launcher reports the job only after some time.
     assert_eq!(busy.finding.unwrap().age_ms, Some(40_000));
     let arrived = Observed::busy(READ).with(|it| it.sample.cpu_percent = 0);
     let arrived = verdict(&[arrived, in_all_reduce()]).finding.unwrap().text;
@@ -184,7 +184,7 @@ fn the_state_of_a_process_is_told_with_its_line() {
     }
 }
 
-/// A wait for the work of an asynchronous collective shows nothing but the user's line.
+/// A wait for the work of an asynchronous collective shows only the user's line.
 #[test]
 fn a_rank_at_a_line_of_its_own_is_not_blamed() {
     let at_work_wait = Observed::quiet("futex", "train.py:30 step");
@@ -216,7 +216,7 @@ fn a_rank_at_a_line_of_its_own_is_not_blamed() {
     );
 }
 
-/// Such as a server without requests.
+/// A server without requests is an example.
 #[test]
 fn ranks_that_all_wait_for_events_are_no_alarm() {
     let serves = Observed::quiet("epoll_wait", "serve.py:30 main");
@@ -294,10 +294,10 @@ fn a_waiting_thread_may_use_the_cpu() {
     let spins = Observed::busy(&in_c10d("barrier", 41));
     let blocked = verdict(&[spins.clone(), Observed::blocked()]);
     assert_eq!(blocked.state, State::NoProgress);
-    // Neither are ranks that call barriers all the time.
+    // Ranks that call barriers all the time look the same, so this is not an alarm.
     let all = verdict(&[spins.clone(), spins.clone()]);
     assert_eq!(all.state, State::Running);
-    // A rank that works is in a call by chance.
+    // A rank that has just used the CPU may have arrived in the call a moment ago.
     let busy = verdict(&[spins.with(|it| it.sample.idle_ms = 0), Observed::busy(READ)]);
     assert_eq!((busy.state, busy.finding), (State::Running, None));
 }
@@ -316,7 +316,7 @@ fn the_world_beyond_a_launcher_is_out_of_its_reach() {
     assert!(local_hang_report(&node("vm", 2, &ranks)).unwrap().is_stuck);
 }
 
-/// The table of rules: for each one, ranks to which it applies and none before it does.
+/// Each row has a rule of the table, and ranks to which this rule is the first that applies.
 #[test]
 fn each_rule_decides_about_a_job() {
     let waits = in_all_reduce;

@@ -1,4 +1,4 @@
-//! What ranks do, in words.
+//! Sentences about the activity of ranks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,21 +9,21 @@ use crate::text::{self, capitalized};
 /// The most groups of ranks in one sentence, and sentences of one kind.
 const GROUPS_MAX: usize = 4;
 
-/// About six lines of a terminal.
+/// The most bytes of a paragraph, about six lines of a terminal.
 const PARAGRAPH_BYTES_MAX: usize = 600;
 
 /// The most threads of a rank that are named.
 const THREADS_MAX: usize = 4;
 
-/// Ranks that do the same at the same place, with the first of them.
+/// Ranks with the same activity at the same place, and the activity of the first of these ranks.
 pub(super) struct Alike<'d, 'a> {
     pub(super) ranks: BTreeSet<usize>,
     pub(super) doing: &'d Doing<'a>,
-    /// The shortest time for which one of them has made no progress, in milliseconds.
+    /// The shortest time for which any of these ranks has made no progress, in milliseconds.
     still_ms: u64,
 }
 
-/// The ranks for which `select` is true, in groups that do the same: the largest group first.
+/// Groups the ranks for which `select` is true by their activity and place, the largest group first.
 pub(super) fn alike<'d, 'a>(
     doings: &'d BTreeMap<usize, Doing<'a>>,
     select: impl Fn(&Doing<'a>) -> bool,
@@ -164,7 +164,7 @@ fn more(groups: &[Alike<'_, '_>]) -> Option<String> {
     }
 }
 
-/// The sentences of the first groups.
+/// The sentences about the first groups, and a sentence with the number of further groups, if any.
 pub(super) fn sentences<'d, 'a>(
     groups: &[Alike<'d, 'a>],
     sentence: impl Fn(&Alike<'d, 'a>) -> String,
@@ -174,12 +174,12 @@ pub(super) fn sentences<'d, 'a>(
     named.chain(more).collect()
 }
 
-/// The first sentences, as many as there is room for.
+/// Joins sentences into a paragraph, until there is no room left.
 pub(super) fn paragraph(sentences: impl IntoIterator<Item = String>) -> String {
     let mut text = String::new();
     for sentence in sentences {
         if text.len() + sentence.len() > PARAGRAPH_BYTES_MAX {
-            text.push_str(" Other ranks are left out.");
+            text.push_str(" Other ranks are omitted.");
             break;
         }
         if !text.is_empty() {
@@ -227,7 +227,7 @@ fn call_words(name: &str, place: Option<&Place<'_>>) -> String {
     }
 }
 
-/// What a rank does, without its subject: "waits in all_reduce (train.py:41)".
+/// The activity of a rank as a clause without its subject: "waits in all_reduce (train.py:41)".
 pub(super) fn clause(
     kind: &Kind,
     place: Option<&Place<'_>>,
@@ -254,7 +254,7 @@ pub(super) fn clause(
     match kind {
         Kind::InCall(call) => format!("{wait} in {}", call_words(call.name, place)),
         Kind::InStore(meaning) => format!("{wait} for {meaning}"),
-        // It has just begun to wait.
+        // The rank has just begun to wait.
         Kind::Computes(0..2) => format!("{is}{at}, and {was} at work a few seconds ago"),
         Kind::Computes(percent) => format!("{is} computing ({percent} % of a CPU){at}"),
         Kind::Works { cpu_percent: 0..10 } => format!("{is} reading or writing{at}"),
@@ -305,7 +305,8 @@ pub(super) fn clause(
     }
 }
 
-/// "is at train.py:12 (main), blocked in read": as [`clause`], without the time, for a rank that another sentence is about.
+/// The activity of a rank without the time, to follow a sentence about the same rank: "is at train.py:12 (main),
+/// blocked in read".
 pub(super) fn brief_clause(doing: &Doing<'_>) -> String {
     let frame = doing.place.as_ref().and_then(Place::position);
     let call = match &doing.kind {

@@ -1,4 +1,4 @@
-//! What launchers observe of their workers, as evidence next to what the store shows.
+//! The launchers' observations of their workers, as evidence next to the keys of the store.
 
 use crate::hang::{Evidence, RankEvidence, Seen, StoreWait, Verdict, judge};
 use crate::job::Job;
@@ -6,15 +6,15 @@ use crate::keys::Family;
 use crate::ranks::milliseconds;
 use crate::report::{Finding, FindingKind, RankSet, ReportState};
 
-/// The most ranks whose position a finding of the store gains.
+/// The most ranks whose positions are added to a finding of the store.
 const POSITIONS_MAX: usize = 3;
 
-/// Judges the ranks by the samples of their launchers. `None` if there are no recent ones.
+/// Judges the ranks by the samples of their launchers. Returns `None` if there are no recent samples.
 pub(crate) fn observed(job: &Job<'_>) -> Option<Verdict> {
     judge(&evidence(job))
 }
 
-/// Makes one list of the store's findings and the verdict; `is_stuck` says whether the store's findings are a stall.
+/// Merges the store's findings and the verdict into a list. `is_stuck` is true if the store's findings are a stall.
 pub(crate) fn combine(
     job: &Job<'_>,
     verdict: &Verdict,
@@ -23,7 +23,7 @@ pub(crate) fn combine(
 ) -> ReportState {
     if is_stuck {
         if let Some(first) = findings.first_mut() {
-            // The store shows who waits for a missing key, and not who should write it.
+            // The store shows which ranks wait for a missing key, but not which rank should write it.
             let ranks = match first.kind {
                 FindingKind::Key => &first.waiting,
                 _ => &first.culprits,
@@ -61,7 +61,8 @@ pub(crate) fn combine(
     verdict.state
 }
 
-/// " It is at train.py:12 (main), blocked in read.", or nothing.
+/// The positions of ranks as sentences with a leading space, such as " It is at train.py:12 (main), blocked in read.".
+/// Empty if no position is known.
 fn positions(ranks: &RankSet, verdict: &Verdict) -> String {
     let known = ranks
         .0
@@ -77,7 +78,7 @@ fn positions(ranks: &RankSet, verdict: &Verdict) -> String {
     text
 }
 
-/// Whether ranks wait in the store for a rank that is at work: this is no alarm.
+/// Whether ranks wait in the store for a rank that is at work, which is not an alarm.
 fn waits_for_active(findings: &[Finding], verdict: &Verdict) -> bool {
     use FindingKind as Kind;
     let mut causes = findings.iter().filter(|finding| !finding.is_consequence);
@@ -144,7 +145,7 @@ fn evidence<'j>(job: &'j Job<'_>) -> Evidence<'j> {
     evidence
 }
 
-/// Whether a rank waits for such a key while it works.
+/// Whether a rank waits for keys of this family in the background, while it works.
 const fn is_background(family: &Family<'_>) -> bool {
     matches!(
         family,
@@ -208,7 +209,7 @@ mod tests {
         assert_eq!(report.ranks[0].state, RankState::Idle);
         assert!(report.ranks[2].is_suspect && !report.ranks[0].is_suspect);
         assert_eq!(cause.waiting.0.len(), 2);
-        // Old observations are no evidence.
+        // Old observations are not evidence.
         script.pass(20.0);
         let later = script.report();
         assert!(!later.is_stuck);

@@ -175,7 +175,7 @@ impl Thread {
         let node = (self.node)();
         let running = node.workers.iter().filter(|worker| worker.end.is_none());
         let running: Vec<&AnnouncedWorker> = running.collect();
-        // A child that has just started can be what the others wait for. Finding it takes longer than all else.
+        // The other ranks may wait for a child process that has just started. This search is the slowest step.
         let members = self.sampling.is_wanted(self.epoch.elapsed()).then(|| {
             let pids: Vec<u32> = running.iter().map(|worker| worker.pid).collect();
             self.scanner.members(&pids)

@@ -191,7 +191,7 @@ impl Sampling {
         Some(found)
     }
 
-    /// Whether observations are announced: somebody has asked, or a worker is quiet.
+    /// Returns whether observations are announced: after a request, or while a worker is quiet.
     pub(super) fn is_wanted(&self, now: Duration) -> bool {
         self.is_asked(now) || self.any_quiet()
     }
