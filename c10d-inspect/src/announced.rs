@@ -127,6 +127,10 @@ pub struct AnnouncedSample {
     pub pid: u32,
     /// For how long its main thread has used less than 1 % of a CPU, in milliseconds; 0 if it uses more.
     pub quiet_ms: u64,
+    /// For how long its main thread has not run at all, so that it is where it was, in milliseconds. `None` if the kernel
+    /// does not count it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub blocked_ms: Option<u64>,
     /// For how long the worker has shown no progress in any other way, in milliseconds: its descendants used less than
     /// 10 % of a CPU, no bytes were read or written, and no step was reported. 0 if it progresses.
     pub idle_ms: u64,

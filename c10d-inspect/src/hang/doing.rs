@@ -205,8 +205,13 @@ impl<'a> Doing<'a> {
         };
         let kind = kind(evidence, sample, place.as_ref(), has_moved);
         let is_quiet = sample.quiet_ms > 0;
+        let unmoved_ms = sample
+            .blocked_ms
+            .map_or(sample.quiet_ms, |it| it.min(sample.quiet_ms));
         let still_ms = match (&kind, &evidence.store_wait) {
-            (Kind::InCall(_), _) => is_quiet.then_some(sample.quiet_ms),
+            // A rank that uses little of a CPU may have made many steps in this time.
+            (Kind::InCall(_), _) => is_quiet.then_some(unmoved_ms),
+            (Kind::Opaque { .. }, _) => Some(unmoved_ms.min(sample.idle_ms)),
             (Kind::InStore(_), Some(wait)) => Some(wait.age_ms),
             (Kind::Blocked(Cause::Stopped { .. } | Cause::Traced { .. }), _) => {
                 Some(sample.quiet_ms)

@@ -383,3 +383,13 @@ fn a_rank_without_a_stack_is_not_blamed() {
          ptrace_scope is 3: set it to 1. c10d stacks --all shows what is known of all ranks.",
     );
 }
+
+#[test]
+fn ranks_that_have_moved_meanwhile_are_no_alarm() {
+    let in_a_later_step = in_all_reduce().with(|it| it.sample.blocked_ms = Some(8_000));
+    let found = verdict(&[in_a_later_step, in_all_reduce(), Observed::blocked()]);
+    assert_eq!(found.state, State::Running);
+    let finding = found.finding.unwrap();
+    assert!(finding.text.contains("for 8 s so far"), "{}", finding.text);
+    assert_eq!(finding.age_ms, Some(8_000));
+}

@@ -19,6 +19,9 @@ const QUIET_SLACK_MS: u64 = 20;
 const IDLE_SLACK_MS: u64 = 100;
 const IDLE_IO_SLACK_BYTES: u64 = 16 << 10;
 
+/// A main thread that waits in a system call does not run at all. A step of training, however small, takes longer than this.
+const BLOCKED_RUN_US_MAX: u64 = 500;
+
 /// The percentages of the last seconds are counted from the newest reading that is at least this old.
 const RECENT: Duration = Duration::from_millis(1500);
 
@@ -30,6 +33,8 @@ const READINGS_MAX: usize = 64;
 pub(super) struct Reading {
     /// The CPU time of the main thread of the observed process, in milliseconds.
     pub(super) main_cpu_ms: u64,
+    /// The same in microseconds; `None` if the kernel does not count it.
+    pub(super) main_run_us: Option<u64>,
     /// By process id, the CPU time of the worker's processes, in milliseconds, and the bytes that they have read and written.
     pub(super) processes: BTreeMap<u32, (u64, u64)>,
 }
@@ -44,6 +49,7 @@ pub(super) struct Activity {
     /// For how long it was quiet and idle when the oldest of these intervals began.
     quiet_before: Duration,
     idle_before: Duration,
+    blocked: Option<Duration>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -59,6 +65,8 @@ struct Interval {
 pub(super) struct Usage {
     /// For how long the main thread has used less than 1 % of a CPU.
     pub(super) quiet: Duration,
+    /// For how long the main thread has not run, so that it is where it was; `None` if the kernel does not count it.
+    pub(super) blocked: Option<Duration>,
     /// For how long the worker has neither computed elsewhere nor read or written.
     pub(super) idle: Duration,
     /// The CPU time of the main thread in the last seconds, in percent of a CPU.
@@ -79,6 +87,15 @@ impl Activity {
             return;
         };
         let interval = Interval::between(now.saturating_sub(at), &before, after);
+        self.blocked = before
+            .main_run_us
+            .zip(after.main_run_us)
+            .map(
+                |(before, after)| match after.saturating_sub(before) <= BLOCKED_RUN_US_MAX {
+                    true => self.blocked.unwrap_or_default() + interval.lasted,
+                    false => Duration::ZERO,
+                },
+            );
         self.intervals.push_back(interval);
         if self.intervals.len() > READINGS_MAX
             && let Some(oldest) = self.intervals.pop_front()
@@ -99,6 +116,7 @@ impl Activity {
     /// Returns the activity of the worker up to the last reading.
     pub(super) fn usage(&self) -> Usage {
         let mut usage = Usage {
+            blocked: self.blocked,
             quiet: self.lasted(self.quiet_before, Interval::is_quiet),
             idle: self.lasted(self.idle_before, Interval::is_idle),
             ..Usage::default()
@@ -257,6 +275,22 @@ mod tests {
         worker.activity.note_step();
         assert_eq!(worker.activity.usage().idle, Duration::ZERO);
         assert_eq!(worker.run(3, 0, 0, 0).idle, 3 * SECOND);
+    }
+
+    #[test]
+    fn a_main_thread_that_runs_for_a_moment_is_quiet_and_not_blocked() {
+        let mut worker = Worker::new();
+        assert_eq!(worker.run(5, 0, 0, 0).blocked, None);
+        worker.reading.main_run_us = Some(0);
+        worker.run(1, 0, 0, 0);
+        assert_eq!(worker.run(20, 0, 0, 0).blocked, Some(20 * SECOND));
+        worker.reading.main_run_us = Some(800);
+        let stepped = worker.run(1, 0, 0, 0);
+        assert_eq!(
+            (stepped.quiet, stepped.blocked),
+            (27 * SECOND, Some(Duration::ZERO))
+        );
+        assert_eq!(worker.run(3, 0, 0, 0).blocked, Some(3 * SECOND));
     }
 
     #[test]

@@ -34,9 +34,12 @@ impl Counters {
         processes: impl IntoIterator<Item = u32>,
     ) -> Option<(Reading, char)> {
         let folder = self.root.join(observed.to_string());
-        let main = self.stat(&folder.join("task").join(observed.to_string()))?;
+        let main_folder = folder.join("task").join(observed.to_string());
+        let main = self.stat(&main_folder)?;
+        let run = fs::read_to_string(main_folder.join("schedstat"));
         let mut reading = Reading {
             main_cpu_ms: self.cpu_ms(&main),
+            main_run_us: run.ok().and_then(|text| run_us(&text)),
             ..Reading::default()
         };
         for pid in processes {
@@ -83,6 +86,12 @@ pub(super) fn dead_children(parent: u32, processes: &[AnnouncedProcess]) -> Vec<
         .iter()
         .filter(|it| it.parent == Some(parent) && it.state == Some('Z'));
     dead.map(|process| process.pid).collect()
+}
+
+/// The time that a thread has run, by its file `schedstat`: nanoseconds, and two more numbers.
+fn run_us(text: &str) -> Option<u64> {
+    let nanoseconds: u64 = text.split_whitespace().next()?.parse().ok()?;
+    Some(nanoseconds / 1000)
 }
 
 /// Returns the bytes that a process has read and written according to its file `io`, which counts pipes and files but
@@ -134,6 +143,8 @@ mod tests {
     fn bytes_of_reads_and_writes_are_added() {
         assert_eq!(io_bytes("rchar: 10\nwchar: 5\nsyscr: 3\n"), 15);
         assert_eq!(io_bytes("rchar: x\n"), 0);
+        assert_eq!(run_us("1234567 89 2\n"), Some(1234));
+        assert_eq!((run_us(""), run_us("x 1 2")), (None, None));
     }
 
     #[cfg(target_os = "linux")]

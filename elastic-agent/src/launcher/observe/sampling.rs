@@ -230,6 +230,7 @@ impl Worker {
         announced.taken_ago_ms = milliseconds(now.saturating_sub(sample.at));
         announced.pid = self.observed;
         announced.quiet_ms = milliseconds(usage.quiet);
+        announced.blocked_ms = usage.blocked.map(milliseconds);
         announced.idle_ms = milliseconds(usage.idle);
         announced.cpu_percent = usage.main_percent;
         announced.others_cpu_percent = usage.others_percent;
@@ -315,6 +316,7 @@ mod tests {
                 *cpu_ms += used_ms;
                 let reading = Reading {
                     main_cpu_ms: *cpu_ms,
+                    main_run_us: None,
                     processes: [(pid, (*cpu_ms, 0))].into(),
                 };
                 Seen {
