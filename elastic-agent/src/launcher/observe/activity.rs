@@ -19,8 +19,9 @@ const QUIET_SLACK_MS: u64 = 20;
 const IDLE_SLACK_MS: u64 = 100;
 const IDLE_IO_SLACK_BYTES: u64 = 16 << 10;
 
-/// A main thread that waits in a system call does not run at all. A step of training, however small, takes longer than this.
-const BLOCKED_RUN_US_MAX: u64 = 500;
+/// A main thread that waits in a system call does not run at all. The smallest step of training takes some 200
+/// microseconds.
+const BLOCKED_RUN_US_MAX: u64 = 20;
 
 /// The percentages of the last seconds are counted from the newest reading that is at least this old.
 const RECENT: Duration = Duration::from_millis(1500);
@@ -284,7 +285,7 @@ mod tests {
         worker.reading.main_run_us = Some(0);
         worker.run(1, 0, 0, 0);
         assert_eq!(worker.run(20, 0, 0, 0).blocked, Some(20 * SECOND));
-        worker.reading.main_run_us = Some(800);
+        worker.reading.main_run_us = Some(200);
         let stepped = worker.run(1, 0, 0, 0);
         assert_eq!(
             (stepped.quiet, stepped.blocked),
