@@ -292,7 +292,7 @@ impl<'c, 'a> Case<'c, 'a> {
                  lines."
                     .to_owned()
             }
-            _ => "c10d stacks --all shows what is known of all ranks.".to_owned(),
+            _ => "c10d stacks --all shows the evidence about all ranks.".to_owned(),
         }
     }
 }

@@ -202,8 +202,8 @@ fn a_rank_at_a_line_of_its_own_is_not_blamed() {
         State::NoProgress,
         Kind::AllBlocked,
         &[],
-        "All ranks are blocked: ranks 0 and 1 at train.py:30 (step), rank 2 at train.py:50 (save). c10d stacks --all shows what is \
-         known of all ranks.",
+        "All ranks are blocked: ranks 0 and 1 at train.py:30 (step), rank 2 at train.py:50 (save). c10d stacks --all shows the \
+         evidence about all ranks.",
     );
     check(
         &[at_work_wait.clone(), at_work_wait, Observed::blocked()],
@@ -227,7 +227,7 @@ fn ranks_that_all_wait_for_events_are_no_alarm() {
         Kind::AllBlocked,
         &[],
         "All ranks are blocked: rank 0 at serve.py:30 (main), rank 1 at serve.py:50 (main). No rank has made progress for 40 s so \
-         far. c10d stacks --all shows what is known of all ranks.",
+         far. c10d stacks --all shows the evidence about all ranks.",
     );
     let reads = verdict(&[serves, Observed::blocked()]);
     assert_eq!(reads.state, State::NoProgress);
@@ -380,7 +380,7 @@ fn a_rank_without_a_stack_is_not_blamed() {
         Kind::CallsDiffer,
         &[],
         "Ranks 0 and 1 are in all_reduce (train.py:41), rank 2 has made no progress for 40 s, and its stack cannot be read: \
-         ptrace_scope is 3: set it to 1. c10d stacks --all shows what is known of all ranks.",
+         ptrace_scope is 3: set it to 1. c10d stacks --all shows the evidence about all ranks.",
     );
 }
 
