@@ -190,6 +190,10 @@ impl<P, S: Clone> Peer<P, S> {
         (socket, address): (S, SocketAddr),
         decoder: Incoming,
     ) -> Result<ConnectionId, (RefuseReason, u32)> {
+        // Sent before the farewell, and read late: the process no longer has this connection.
+        if self.left == Some(hello.incarnation) {
+            return Err((RefuseReason::NotMember, 0));
+        }
         let state = match &self.phase {
             Phase::Connected(_) => PairState::Established,
             Phase::Dialing { dial, .. } => dial.pair_state(),
@@ -252,7 +256,8 @@ impl<P, S: Clone> Peer<P, S> {
 
     /// The incarnation of the process that has left, while no later one is connected.
     pub(crate) fn left_incarnation(&self) -> Option<u64> {
-        (self.absence() == Some(Absence::Left)).then(|| self.peer_incarnation())?
+        let is_last = !self.is_connected() && self.left == self.peer_incarnation();
+        is_last.then_some(self.left)?
     }
 
     fn absence(&self) -> Option<Absence> {

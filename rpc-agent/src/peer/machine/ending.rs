@@ -63,11 +63,12 @@ impl<P, S: Clone> Peer<P, S> {
         self.last_failure = Some(Arc::clone(&cause));
         // Of the process that has ended: another one may be connected by the time that the program is told.
         let incarnation = self.peer_incarnation();
-        self.close_connection(if has_left {
-            Absence::Left
+        if has_left {
+            self.left = incarnation;
+            self.close_connection(Absence::Left);
         } else {
-            Absence::Lost
-        });
+            self.close_connection(Absence::Lost);
+        }
         for _ in 0..self.admission.connection_ended() {
             self.effects.push(Effect::Count(Count::RequestRefused));
         }

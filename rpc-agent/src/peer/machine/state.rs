@@ -31,6 +31,8 @@ pub(crate) struct Peer<P, S> {
     /// The largest message that the peer takes, in bytes, as it said when it connected last.
     pub(super) message_bytes_max: u64,
     pub(super) connections: u64,
+    /// The incarnation of the last process that has left.
+    pub(super) left: Option<u64>,
     pub(super) dials: u64,
     /// Of the present input; empty between two.
     pub(super) effects: Effects<P, S>,
@@ -120,6 +122,7 @@ impl<P, S: Clone> Peer<P, S> {
             admission: Admission::default(),
             message_bytes_max: u64::MAX,
             connections: 0,
+            left: None,
             dials: 0,
             effects: Effects::new(),
             thread_flushes: false,

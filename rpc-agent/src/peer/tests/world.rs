@@ -13,7 +13,7 @@ use bytes::Bytes;
 
 use crate::error::{Outcome, RpcError};
 use crate::peer::connection::{Connection, ConnectionId, ReadNext, Reads, Watch};
-use crate::peer::effect::{Count, Effect, Effects};
+use crate::peer::effect::{Count, Effect, Effects, Notice};
 use crate::peer::incoming::{Expects, Incoming, IncomingLimits, Message, Recipient};
 use crate::peer::machine::{AttemptFailure, Peer, Welcomed};
 use crate::peer::outgoing::{Batch, WriteProgress};
@@ -154,6 +154,8 @@ struct Side {
     running: VecDeque<Request>,
     is_shut_down: bool,
     is_replaced: bool,
+    /// The peer's process that has said farewell.
+    left: Option<u64>,
 }
 
 struct Wire {
@@ -459,6 +461,11 @@ impl World {
                 Effect::Admit(request) => it.admitted.push_back(request),
                 Effect::Dial { dial, .. } => it.attempts.push(dial),
                 Effect::Close { socket, .. } => self.close(socket, side),
+                Effect::Notify(Notice::Left { incarnation }) => it.left = incarnation,
+                Effect::Notify(Notice::Connected { .. }) => {
+                    let incarnation = it.machine.peer_incarnation();
+                    assert_ne!(incarnation, it.left, "connected to a process that has left");
+                }
                 Effect::Notify(_) | Effect::Count(_) => {}
             }
         }
@@ -702,6 +709,7 @@ impl Side {
             running: VecDeque::new(),
             is_shut_down: false,
             is_replaced: false,
+            left: None,
         }
     }
 }
