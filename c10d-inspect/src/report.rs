@@ -76,6 +76,9 @@ pub enum ReportState {
     PartlyObserved,
     /// No rank makes progress, or ranks wait for a missing or blocked rank.
     NoProgress,
+    /// A state that a later version of this crate reports.
+    #[serde(other)]
+    Other,
 }
 
 /// The store that the workers of a run use, as the rendezvous of its nodes names it.
@@ -249,6 +252,9 @@ pub enum FindingKind {
     NotInTheStore,
     /// Ranks have connections to a store that is kept, which end with the process that serves it.
     ConnectedDirectly,
+    /// A kind that a later version of this crate reports.
+    #[serde(other)]
+    Other,
 }
 
 /// What is known of one rank of the job.

@@ -181,7 +181,15 @@ fn labelled(label: &str, ranks: &RankSet) -> Option<String> {
 fn write_suspects(report: &Report, lines: &mut Lines) {
     let suspects: Vec<&RankReport> = report.ranks.iter().filter(|r| r.is_suspect).collect();
     lines.list("Suspects", &suspects, |rank| rank_text(rank));
-    let has_stack = |rank: &&RankReport| rank.debug_url.is_some() || rank.debug_socket.is_some();
+    let is_asked = |node: &NodeReport| node.is_connected && node.debug_address.is_some();
+    let has_stack = |rank: &&RankReport| {
+        let mut nodes = report.nodes.iter();
+        rank.debug_url.is_some()
+            || rank.debug_socket.is_some()
+            || nodes.any(|node| {
+                rank.node_rank.is_some() && node.node_rank == rank.node_rank && is_asked(node)
+            })
+    };
     if suspects.iter().any(has_stack) {
         lines.paragraph("  ", Tone::Dim, "their Python stacks: c10d stacks");
     }

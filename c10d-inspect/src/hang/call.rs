@@ -10,6 +10,9 @@ pub(super) struct Call {
     pub(super) name: &'static str,
     /// Whether it waits even while its thread uses the CPU: NCCL's waits spin.
     pub(super) can_spin: bool,
+    /// Whether other threads of the process can compute its result, so that it waits for other ranks only while all of
+    /// these threads are idle.
+    pub(super) can_compute: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,6 +33,7 @@ type Row = (&'static str, &'static str, CallKind, &'static str);
 const C10D: &str = "torch/distributed/distributed_c10d.py";
 const FUNCTIONAL: &str = "torch/distributed/_functional_collectives.py";
 const RPC: &str = "torch/distributed/rpc/api.py";
+const SHUTDOWN: &str = "rpc.shutdown";
 
 use CallKind::{Collective, Group, PointToPoint, Store};
 
@@ -139,7 +143,7 @@ const FUNCTIONS: &[Row] = &[
         Group,
         "init_rpc",
     ),
-    (RPC, "shutdown", PointToPoint, "rpc.shutdown"),
+    (RPC, "shutdown", PointToPoint, SHUTDOWN),
     (RPC, "rpc_sync", PointToPoint, "rpc_sync"),
     (
         "torch/distributed/elastic/utils/store.py",
@@ -197,7 +201,7 @@ const FUNCTIONS: &[Row] = &[
 ];
 
 /// Places whose innermost call is C++ code that waits for the collectives it has started. This code also computes, so
-/// it counts as a wait only while the thread is quiet.
+/// it counts as a wait only while the process is quiet.
 const INNERMOST: &[Row] = &[
     (
         "torch/autograd/graph.py",
@@ -304,6 +308,8 @@ pub(super) fn call(library: &[&Frame]) -> Option<Call> {
             kind,
             name,
             can_spin,
+            // It serves the calls of other ranks until they have finished.
+            can_compute: name == SHUTDOWN,
         });
     }
     let &(.., kind, name) = row(INNERMOST, innermost)?;
@@ -311,6 +317,7 @@ pub(super) fn call(library: &[&Frame]) -> Option<Call> {
         kind,
         name,
         can_spin: false,
+        can_compute: true,
     })
 }
 

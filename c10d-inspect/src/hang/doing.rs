@@ -17,6 +17,9 @@ const TRANSFER_PERCENT_MIN: u32 = 3;
 /// The most characters of the reason why there is no stack. It includes advice, so it is longer than other texts.
 const ERROR_CHARS_MAX: usize = 240;
 
+/// A thread that has not run for this long, in milliseconds, is where it was: two samples are as far apart.
+const APART_MS: u64 = 5_000;
+
 /// The activity of a rank, and its place in the code.
 #[derive(Debug)]
 pub(super) struct Doing<'a> {
@@ -32,7 +35,12 @@ pub(super) struct Doing<'a> {
     pub(super) transfers: bool,
     /// Its host, if known.
     pub(super) host: Option<String>,
+    /// Ranks with equal keys have the same activity at the same place.
+    pub(super) key: Key,
 }
+
+/// The activity of a rank as a clause without times and percentages, and the calls of the user's code.
+pub(super) type Key = (String, u64);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -82,8 +90,11 @@ pub(super) enum Cause {
         pid: u32,
     },
     Debugger,
-    /// The process is in the system call and cannot be interrupted.
-    Disk(Option<String>),
+    /// The process is in a system call and cannot be interrupted. `error` is the reason why there is no stack.
+    Disk {
+        call: Option<String>,
+        error: Option<String>,
+    },
     /// The main thread waits for a lock of Python or for a queue, and no other thread runs the user's code.
     Lock,
     /// The main thread waits in a DataLoader; `dead` is a worker process of the DataLoader that has exited.
@@ -134,6 +145,7 @@ const PATIENT_CALLS: &[&str] = &[
     "hrtimer_nanosleep",
     "inet_csk_accept",
     "poll_schedule_timeout",
+    "restart_syscall",
     "unix_stream_read_generic",
     "wait_woken",
 ];
@@ -192,6 +204,7 @@ impl<'a> Doing<'a> {
             idle_ms: 0,
             transfers: false,
             host: None,
+            key: Key::default(),
         }
     }
 
@@ -216,6 +229,13 @@ impl<'a> Doing<'a> {
             (Kind::Blocked(Cause::Stopped { .. } | Cause::Traced { .. }), _) => {
                 Some(sample.quiet_ms)
             }
+            // It returns when there is data, so that a thread that has run has made progress.
+            (Kind::Blocked(Cause::Disk { .. }) | Kind::NoStack(_), _) => {
+                Some(unmoved_ms.min(sample.idle_ms))
+            }
+            (Kind::Blocked(Cause::SystemCall(call)), _) if !is_patient(call) => {
+                Some(unmoved_ms.min(sample.idle_ms))
+            }
             _ => Some(sample.quiet_ms.min(sample.idle_ms)),
         };
         let is_certain = matches!(
@@ -225,15 +245,17 @@ impl<'a> Doing<'a> {
                 | Kind::NoStack(_)
                 | Kind::InStore(_)
         );
+        let is_unmoved = sample.blocked_ms.is_some_and(|it| it >= APART_MS)
+            || matches!(kind, Kind::Blocked(Cause::Disk { .. }) if place.is_none());
         Self {
-            is_confirmed: is_certain || (before.is_some() && !has_moved),
+            is_confirmed: is_certain || (!has_moved && (before.is_some() || is_unmoved)),
             still_ms,
             idle_ms: sample.idle_ms,
             transfers: sample.io_bytes_per_second >= TRANSFER_BYTES_MIN
                 || sample.others_cpu_percent >= TRANSFER_PERCENT_MIN,
             kind,
             place,
-            host: None,
+            ..Self::of(Kind::NotSampled)
         }
     }
 
@@ -293,9 +315,7 @@ impl<'a> Doing<'a> {
     /// How certain it is that other ranks wait for it.
     pub(super) fn absence(&self) -> Option<Absence> {
         match &self.kind {
-            Kind::Blocked(Cause::SystemCall(call)) if PATIENT_CALLS.contains(&&**call) => {
-                Some(Absence::MayWait)
-            }
+            Kind::Blocked(Cause::SystemCall(call)) if is_patient(call) => Some(Absence::MayWait),
             Kind::Blocked(Cause::Lock) => Some(Absence::MayWait),
             Kind::Blocked(_) => Some(Absence::Certain),
             Kind::Left(_) => Some(Absence::Left),
@@ -303,10 +323,18 @@ impl<'a> Doing<'a> {
         }
     }
 
-    /// Whether it sleeps or waits for an event, as a server without requests does.
+    /// Whether it sleeps, or waits for an event or for a thread, like a server without requests.
     pub(super) fn may_be_idle(&self) -> bool {
-        let is_patient = |call: &String| PATIENT_CALLS.contains(&call.as_str());
-        matches!(&self.kind, Kind::Blocked(Cause::SystemCall(call)) if is_patient(call))
+        self.absence() == Some(Absence::MayWait)
+            || matches!(
+                self.kind,
+                Kind::Program { .. } | Kind::Opaque { is_lock: true, .. }
+            )
+    }
+
+    /// Whether its main thread uses the CPU and was at the same place before. Such a thread may wait for NCCL.
+    pub(super) const fn may_spin(&self) -> bool {
+        matches!(self.kind, Kind::Computes(_)) && self.is_confirmed
     }
 
     /// Whether it is in a call and has just used the CPU: it may have arrived a moment ago.
@@ -340,7 +368,10 @@ fn kind(
 ) -> Kind {
     let pid = sample.pid;
     let is_quiet = sample.quiet_ms > 0;
-    let call = place.and_then(|place| place.call);
+    let call = place
+        .and_then(|place| place.call)
+        .filter(|call| is_quiet || call.can_spin)
+        .filter(|call| sample.idle_ms > 0 || !call.can_compute);
     let inside = place.map(|place| place.inside);
     let system_call = sample.system_call.as_deref().or(sample.waits_in.as_deref());
     let system_call = system_call.map(shown);
@@ -353,13 +384,18 @@ fn kind(
     if has_moved {
         return Kind::Moves;
     }
-    if let Some(call) = call.filter(|call| is_quiet || call.can_spin) {
+    if let Some(call) = call {
         return Kind::InCall(call);
     }
     if !is_quiet {
         return Kind::Computes(sample.cpu_percent);
     }
-    if let Some(wait) = &evidence.store_wait {
+    let is_futex = system_call
+        .as_deref()
+        .is_none_or(|call| call.starts_with("futex") || call == "restart_syscall");
+    // Another thread may wait in the store while the main thread is blocked in another system call.
+    let may_be_in_store = is_futex || system_call.as_deref().is_some_and(is_patient);
+    if let Some(wait) = evidence.store_wait.as_ref().filter(|_| may_be_in_store) {
         return Kind::InStore(wait.meaning.clone());
     }
     if sample.idle_ms == 0 {
@@ -367,15 +403,17 @@ fn kind(
             cpu_percent: sample.others_cpu_percent,
         };
     }
+    let error = sample.error.as_ref();
+    let error = error.map(|error| text::shown_up_to(error.as_bytes(), ERROR_CHARS_MAX));
     if sample.state == Some('D') {
-        return Kind::Blocked(Cause::Disk(system_call));
+        return Kind::Blocked(Cause::Disk {
+            call: system_call,
+            error,
+        });
     }
-    if let Some(error) = &sample.error {
-        return Kind::NoStack(text::shown_up_to(error.as_bytes(), ERROR_CHARS_MAX));
+    if let Some(error) = error {
+        return Kind::NoStack(error);
     }
-    let is_futex = system_call
-        .as_deref()
-        .is_none_or(|call| call.starts_with("futex"));
     match inside {
         None => match &sample.command_line {
             Some(command) => Kind::Program {
@@ -396,6 +434,13 @@ fn kind(
         },
         Some(_) => Kind::Blocked(Cause::SystemCall(system_call.unwrap_or_default())),
     }
+}
+
+/// Whether a program can use this system call to wait for another rank. Compilers add suffixes such as `.constprop.0` to
+/// the kernel's functions.
+fn is_patient(call: &str) -> bool {
+    let name = call.split('.').next().unwrap_or(call);
+    PATIENT_CALLS.contains(&name)
 }
 
 /// Returns text of a worker or its launcher, shortened and safe to print.

@@ -6,7 +6,8 @@ use super::doing::{Absence, Cause, Doing, Kind, age};
 use super::evidence::Evidence;
 use super::rules::{Facts, Rule};
 use super::words::{
-    Alike, alike, brief_clause, clause, paragraph, positions, sentences, unseen, waits,
+    Alike, PARAGRAPH_BYTES_MAX, alike, brief_clause, clause, doings, fitting, more, paragraph,
+    positions, sentences, unseen, waits,
 };
 use crate::report::{Finding, FindingKind, RankSet, ReportState};
 use crate::text;
@@ -24,7 +25,10 @@ pub(crate) struct Verdict {
     pub(crate) brief: BTreeMap<usize, String>,
     /// The ranks that are at work and do not wait for other ranks.
     pub(crate) active: BTreeSet<usize>,
-    /// Whether the observed ranks make progress.
+    /// The active ranks without those whose main thread has stayed at one place: in a job with NCCL, such a thread may
+    /// wait for other ranks.
+    pub(crate) moving: BTreeSet<usize>,
+    /// Whether the observed ranks use the CPU, read or write.
     pub(crate) is_at_work: bool,
 }
 
@@ -33,10 +37,7 @@ pub(crate) fn judge(evidence: &Evidence<'_>) -> Option<Verdict> {
     if !evidence.has_sample() {
         return None;
     }
-    let ranks = evidence.ranks.iter();
-    let doings: BTreeMap<usize, Doing<'_>> = ranks
-        .map(|(&rank, evidence)| (rank, Doing::new(evidence)))
-        .collect();
+    let doings = doings(evidence);
     let rule = Facts::new(&doings, evidence).rule();
     let case = Case {
         evidence,
@@ -63,6 +64,7 @@ pub(crate) fn judge(evidence: &Evidence<'_>) -> Option<Verdict> {
         ),
         brief: case.clauses(|_| true, brief_clause),
         active: case.ranks(Doing::is_active),
+        moving: case.ranks(|doing| doing.is_active() && !doing.may_spin()),
         is_at_work: matches!(rule, Rule::AtWork | Rule::Transfers),
     })
 }
@@ -127,8 +129,8 @@ impl<'c, 'a> Case<'c, 'a> {
             R::AllInOneCall | R::Absent | R::Locked | R::CallsDiffer | R::AllBlocked
         );
         // A job that serves requests is not stuck while there are no requests.
-        let is_idle = self.rule == R::AllBlocked
-            && (self.are_programs() || self.doings.values().all(Doing::may_be_idle));
+        let mut running = self.doings.values().filter(|doing| !doing.has_ended());
+        let is_idle = self.rule == R::AllBlocked && running.all(Doing::may_be_idle);
         let after = self.evidence.alarm_after_ms();
         may_be
             && !is_idle
@@ -136,10 +138,20 @@ impl<'c, 'a> Case<'c, 'a> {
             && self.lasts_ms().is_some_and(|lasts| lasts >= after)
     }
 
+    /// Whether the ranks with the most certain absence are the reason why other ranks wait: a rank that sleeps may wait
+    /// for a rank whose wait is not visible.
+    fn is_clear(&self) -> bool {
+        let is_unclear = |doing: &Doing<'a>| doing.is_opaque() || doing.is_without_stack();
+        match self.absence {
+            Some(Absence::MayWait) => !self.doings.values().any(is_unclear),
+            absence => absence.is_some(),
+        }
+    }
+
     /// Whether a rank is named as the reason why other ranks wait.
     fn is_named(&self, doing: &Doing<'a>) -> bool {
         match self.rule {
-            Rule::Absent => doing.absence().is_some() && doing.absence() == self.absence,
+            Rule::Absent => doing.absence() == self.absence && self.is_clear(),
             Rule::PartlyObserved => doing.absence() == Some(Absence::Certain),
             Rule::Locked => doing.may_be_locked(),
             Rule::WaitsForBusy => doing.is_active(),
@@ -193,9 +205,10 @@ impl<'c, 'a> Case<'c, 'a> {
     }
 
     /// "Ranks 0, 1 and 3 wait in all_reduce (train.py:41)."
-    fn waiting(&self) -> Option<String> {
+    fn waiting(&self, bytes_max: usize) -> Option<String> {
         let groups = self.alike(Doing::waits);
-        (!groups.is_empty()).then(|| format!("{}.", waits(&groups)))
+        (!groups.is_empty())
+            .then(|| fitting(bytes_max, |most| format!("{}.", waits(&groups, most))))
     }
 
     /// Sentences about the named ranks, and about the threads of the first rank that waits for another thread.
@@ -221,10 +234,12 @@ impl<'c, 'a> Case<'c, 'a> {
 
     /// Sentences about the waiting ranks, the named ranks, and all other ranks.
     fn named_and_others(&self) -> String {
-        let named = self.named().into_iter();
+        let named = self.named();
+        let named_bytes: usize = named.iter().map(|sentence| sentence.len() + 1).sum();
+        let named = named.into_iter();
         let unseen = unseen(self.doings);
         let others = self.others();
-        match self.waiting() {
+        match self.waiting(PARAGRAPH_BYTES_MAX.saturating_sub(named_bytes)) {
             Some(waiting) => paragraph(
                 [waiting]
                     .into_iter()
@@ -238,20 +253,23 @@ impl<'c, 'a> Case<'c, 'a> {
 
     fn all_in_one_call(&self) -> String {
         let groups = self.alike(Doing::waits);
-        let place = positions(&groups);
+        let place = positions(&groups, 1);
         let place = place.split_once(" in ").map_or("", |(_, place)| place);
         format!("All ranks are in {place}, so the network or the transport is the likely cause.")
     }
 
     fn spins(&self) -> String {
         format!(
-            "{}. Threads that wait use the CPU, so that it is not visible whether the ranks make progress.",
-            positions(&self.alike(|_| true))
+            "{} Threads that wait use the CPU, so that it is not visible whether the ranks make progress.",
+            self.calls_differ()
         )
     }
 
     fn calls_differ(&self) -> String {
-        format!("{}.", positions(&self.alike(|_| true)))
+        let groups = self.alike(|_| true);
+        fitting(PARAGRAPH_BYTES_MAX, |most| {
+            format!("{}.", positions(&groups, most))
+        })
     }
 
     fn all_blocked(&self) -> String {
@@ -260,15 +278,14 @@ impl<'c, 'a> Case<'c, 'a> {
         if !are_known || groups.iter().any(|group| group.doing.has_ended()) {
             return paragraph(sentences(&groups, Alike::sentence));
         }
-        let places = groups.iter().take(8).map(|group| {
-            let position = group.position().unwrap_or_default();
-            format!("{} at {position}", text::ranks(&group.ranks))
-        });
-        let mut places: Vec<String> = places.collect();
-        if groups.len() > 8 {
-            places.push("other ranks elsewhere".to_owned());
-        }
-        format!("All ranks are blocked: {}.", places.join(", "))
+        fitting(PARAGRAPH_BYTES_MAX, |most| {
+            let places = groups.iter().take(most).map(|group| {
+                let position = group.position().unwrap_or_default();
+                format!("{} at {position}", text::ranks(&group.ranks))
+            });
+            let places: Vec<String> = places.chain(more(&groups, most)).collect();
+            format!("All ranks are blocked: {}.", places.join(", "))
+        })
     }
 
     /// A sentence that advises the reader where to look, or which command to run next.
@@ -301,15 +318,15 @@ fn advice_on(group: &Alike<'_, '_>) -> String {
     let rank = group.ranks.first().copied().unwrap_or_default();
     match &group.doing.kind {
         Kind::Blocked(Cause::Stopped { pid }) => format!("Continue it with kill -CONT {pid}."),
-        Kind::Blocked(Cause::Traced { .. }) => "Continue it in its debugger, or detach that.".to_owned(),
+        Kind::Blocked(Cause::Traced { .. }) => "Continue it in its debugger, or detach the debugger.".to_owned(),
         Kind::Blocked(Cause::Debugger) => {
             "Continue it at its prompt, or remove the breakpoint.".to_owned()
         }
-        Kind::Blocked(Cause::Disk(_)) => {
+        Kind::Blocked(Cause::Disk { .. }) => {
             "Look for a file system, a disk or a driver that does not answer.".to_owned()
         }
         Kind::Blocked(Cause::DataLoader { dead: Some(_) }) => {
-            "Look for the reason in the kernel's log, as the end of a process for lack of memory.".to_owned()
+            "Look for the reason in the kernel's log, for example for the line of the out-of-memory killer.".to_owned()
         }
         Kind::Blocked(Cause::DataLoader { dead: None }) => {
             "Look at what the workers of the DataLoader read, in the dataset.".to_owned()

@@ -1,5 +1,7 @@
 //! Where a worker is in its code, by its stacks: the call of PyTorch that it is inside, and the position in the user's code.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use super::call::{self, Call};
 use crate::stacks::{Frame, Stacks, ThreadStack};
 use crate::text::shown_up_to;
@@ -70,6 +72,15 @@ impl<'a> Place<'a> {
     pub(super) fn path(&self) -> Vec<&'a Frame> {
         let frames = self.main.frames.iter();
         frames.filter(|frame| !frame.is_library).collect()
+    }
+
+    /// A hash of [`path`](Self::path).
+    pub(super) fn path_hash(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for frame in self.main.frames.iter().filter(|frame| !frame.is_library) {
+            (&frame.file, frame.line, &frame.function).hash(&mut hasher);
+        }
+        hasher.finish()
     }
 
     /// The innermost frame of the user's code; without one, the outermost frame.

@@ -19,7 +19,7 @@ pub(super) enum Rule {
     PartlyObserved,
     /// The threads of ranks that wait use the CPU, so that nothing shows whether they make progress.
     Spins,
-    /// All ranks wait in one collective, and data flows.
+    /// All ranks wait, and at least two of them transfer data.
     Transfers,
     /// All ranks wait in one collective.
     AllInOneCall,
@@ -49,8 +49,9 @@ pub(super) const RULES: [(Rule, Condition); 11] = [
     (Rule::Spins, |facts| {
         facts.spinning > 0 && facts.certainly_absent == 0
     }),
+    // A transfer has two ends: a thread that reports metrics in one rank is not a transfer.
     (Rule::Transfers, |facts| {
-        facts.is_one_collective && facts.transfers
+        facts.waiting == facts.ranks && facts.transferring >= facts.ranks.min(2)
     }),
     (Rule::AllInOneCall, |facts| facts.is_one_collective),
     (Rule::Absent, |facts| {
@@ -68,6 +69,7 @@ pub(super) const RULES: [(Rule, Condition); 11] = [
 /// The number of ranks with each activity.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
+    ranks: usize,
     /// The ranks with a recent sample.
     observed: usize,
     has_failed: bool,
@@ -91,7 +93,8 @@ pub(super) struct Facts {
     /// The opaque ranks with other threads that may hold a lock.
     locked: usize,
     is_one_collective: bool,
-    transfers: bool,
+    /// The waiting ranks that transfer data.
+    transferring: usize,
 }
 
 impl Facts {
@@ -104,6 +107,7 @@ impl Facts {
         let spins = |doing: &Doing<'a>| doing.waits() && doing.still_ms.is_none();
         let transfers = |doing: &Doing<'a>| doing.waits() && doing.transfers;
         Self {
+            ranks: doings.len(),
             observed: seen
                 .filter(|rank| matches!(rank.seen, Seen::Sample(_)))
                 .count(),
@@ -125,7 +129,7 @@ impl Facts {
             locked: count(doings, Doing::may_be_locked),
             is_one_collective: waiting.len() == 1
                 && count(doings, Doing::is_in_collective) == doings.len(),
-            transfers: count(doings, transfers) > 0,
+            transferring: count(doings, transfers),
         }
     }
 

@@ -105,12 +105,17 @@ fn broken(rng: &mut Rng) -> Observed {
 
 /// A rank that waits for another rank in a way that its stack does not show.
 fn waiting_unseen(rng: &mut Rng) -> Observed {
-    match rng.u8(0..3) {
+    match rng.u8(0..4) {
         0 => Observed::quiet(
             "clock_nanosleep",
             "train.py:90 <module> > wait.py:3 until_there",
         ),
         1 => Observed::quiet("recvfrom", "train.py:90 <module> > torch/zmq.py:3 recv"),
+        // It was stopped and continued.
+        2 => Observed::quiet(
+            "restart_syscall",
+            "train.py:90 <module> > train.py:61 wait_for_work",
+        ),
         _ => Observed::quiet("futex", "train.py:90 <module> > train.py:61 wait_for_work"),
     }
 }
@@ -156,7 +161,7 @@ impl World {
             is_healthy: false,
         };
         let one_call = waiting(rng);
-        let kind = rng.u8(0..10);
+        let kind = rng.u8(0..11);
         let first = rng.usize(0..size);
         let few: BTreeSet<usize> = (0..rng.usize(1..=1 + size / 4))
             .map(|offset| (first + offset * 3) % size)
@@ -202,7 +207,14 @@ impl World {
                     world.at_work.insert(rank);
                     computing(rng).into()
                 }
-                (1 | 7 | 8, false) if rng.u8(0..3) == 0 => waiting_unseen(rng).into(),
+                // Two threads of some ranks wait for each other.
+                (10, true) => {
+                    world.broken.insert(rank);
+                    Observed::quiet("futex", "train.py:90 <module> > train.py:33 save")
+                        .thread("train.py:7 flush")
+                        .into()
+                }
+                (1 | 7 | 8 | 10, false) if rng.u8(0..3) == 0 => waiting_unseen(rng).into(),
                 // Ranks that use NCCL call collectives in a loop.
                 (8, _) => spinning(one_call.clone()).into(),
                 // Members join and leave. New members have no second sample yet, and are at work.

@@ -1,6 +1,6 @@
-use super::doing::Doing;
 use super::observed::{Observed, in_c10d, node};
 use super::rules::{Facts, RULES, Rule};
+use super::words::doings;
 use super::*;
 use crate::report::{FindingKind, ReportState};
 
@@ -119,8 +119,14 @@ fn one_collective_at_one_line_points_to_the_network() {
          between the hosts, for example with c10d doctor.",
     );
     let slow = in_all_reduce().with(|it| it.sample.io_bytes_per_second = 1 << 20);
-    let slow = verdict(&[slow, in_all_reduce()]);
-    assert_eq!((slow.state, slow.finding), (State::Running, None));
+    let slow_verdict = verdict(&[slow.clone(), slow.clone()]);
+    assert_eq!(
+        (slow_verdict.state, slow_verdict.finding),
+        (State::Running, None)
+    );
+    // A thread that reports metrics.
+    let reports = verdict(&[slow, in_all_reduce()]);
+    assert_eq!(reports.state, State::NoProgress);
 }
 
 #[test]
@@ -131,7 +137,7 @@ fn the_state_of_a_process_is_told_with_its_line() {
         (
             at('t'),
             "it is stopped by a debugger (state t of pid 4711) at loader.py:17 (load_batch). Continue it in its debugger, or \
-             detach that.",
+             detach the debugger.",
         ),
         (
             at('D'),
@@ -153,8 +159,8 @@ fn the_state_of_a_process_is_told_with_its_line() {
                  _MultiProcessingDataLoaderIter._try_get_data > python3.11/multiprocessing/queues.py:113 get",
             )
             .with(|it| it.sample.dead_children = vec![123]),
-            "it has waited for its DataLoader for 40 s at train.py:30 (main), and its DataLoader worker (pid 123) has ended. Look \
-             for the reason in the kernel's log, as the end of a process for lack of memory.",
+            "it has waited for its DataLoader for 40 s at train.py:30 (main), and its DataLoader worker (pid 123) has exited. Look \
+             for the reason in the kernel's log, for example for the line of the out-of-memory killer.",
         ),
         (
             Observed::quiet("futex", "train.py:30 main > python3.11/queue.py:171 get > python3.11/threading.py:327 wait"),
@@ -323,7 +329,7 @@ fn each_rule_decides_about_a_job() {
     let spins = || Observed::busy(&in_c10d("barrier", 41));
     let failed = Observed::left().with(|it| it.end.as_mut().unwrap().exit_code = Some(1));
     let locked = Observed::quiet("futex", "train.py:30 main").thread("train.py:7 flush");
-    let sends = waits().with(|it| it.sample.io_bytes_per_second = 1 << 20);
+    let sends = || waits().with(|it| it.sample.io_bytes_per_second = 1 << 20);
     let table = [
         (Rule::NoEvidence, vec![waits(), failed]),
         (Rule::WaitsForBusy, vec![waits(), Observed::busy(READ)]),
@@ -333,7 +339,7 @@ fn each_rule_decides_about_a_job() {
         ),
         (Rule::PartlyObserved, vec![waits()]),
         (Rule::Spins, vec![spins(), waits()]),
-        (Rule::Transfers, vec![waits(), sends]),
+        (Rule::Transfers, vec![sends(), sends()]),
         (Rule::AllInOneCall, vec![waits(), waits()]),
         (Rule::Absent, vec![waits(), Observed::blocked()]),
         (Rule::Locked, vec![waits(), waits(), locked]),
@@ -359,10 +365,7 @@ fn each_rule_decides_about_a_job() {
             let other = RankEvidence::new(Seen::NotLaunched, None);
             evidence.ranks.insert(2, other);
         }
-        let doings = evidence.ranks.iter();
-        let doings = doings
-            .map(|(&rank, evidence)| (rank, Doing::new(evidence)))
-            .collect();
+        let doings = doings(&evidence);
         assert_eq!(Facts::new(&doings, &evidence).rule(), rule);
     }
 }
@@ -392,4 +395,124 @@ fn ranks_that_have_moved_meanwhile_are_no_alarm() {
     let finding = found.finding.unwrap();
     assert!(finding.text.contains("for 8 s so far"), "{}", finding.text);
     assert_eq!(finding.age_ms, Some(8_000));
+}
+
+/// One call that writes a large tensor lasts for minutes, in which the thread runs again and again.
+#[test]
+fn a_blocked_thread_that_has_run_has_made_progress() {
+    let runs = |it: &mut Observed| it.sample.blocked_ms = Some(100);
+    let saves = Observed::quiet("write", "train.py:90 <module> > save.py:5 save").with(runs);
+    let on_disk = saves.clone().with(|it| it.sample.state = Some('D'));
+    for rank in [saves, on_disk] {
+        let found = verdict(&[in_all_reduce(), rank]);
+        assert_eq!(found.state, State::Running, "{found:?}");
+    }
+}
+
+#[test]
+fn branches_around_a_slow_collective_are_no_alarm() {
+    let sends = |line: u32| {
+        Observed::waits("broadcast", line).with(|it| {
+            it.sample.idle_ms = 0;
+            it.sample.io_bytes_per_second = 1 << 27;
+        })
+    };
+    let found = verdict(&[sends(10), sends(12), sends(12)]);
+    assert_eq!((found.state, found.finding), (State::Running, None));
+    let pair = |function: &str| sends(0).with(|it| it.stacks = Some(vec![in_c10d(function, 20)]));
+    let pair = [pair("send"), pair("recv")]
+        .map(|rank| rank.with(|it| it.stacks_before.clone_from(&it.stacks)));
+    let found = verdict(&pair);
+    assert_eq!((found.state, found.finding), (State::Running, None));
+}
+
+/// The functions of `torch.distributed.rpc` run on other threads than the main thread, and so does the backward pass.
+#[test]
+fn a_call_that_other_threads_compute_is_no_wait() {
+    let at_work = |main: &str| {
+        Observed::quiet("futex", main).with(|it| {
+            it.sample.idle_ms = 0;
+            it.sample.others_cpu_percent = 100;
+        })
+    };
+    let rpc = |line: u32, function: &str| {
+        format!(
+            "train.py:{line} main > torch/distributed/rpc/api.py:80 wrapper > torch/distributed/rpc/api.py:700 {function}"
+        )
+    };
+    let caller = Observed::quiet("futex", &rpc(8, "rpc_sync"));
+    let found = verdict(&[caller.clone(), at_work(&rpc(30, "shutdown"))]);
+    assert_eq!(found.state, State::WaitingForBusyRank);
+    let backward = "train.py:41 step > torch/autograd/graph.py:825 _engine_run_backward";
+    let found = verdict(&[in_all_reduce(), at_work(backward)]);
+    assert_eq!(found.state, State::WaitingForBusyRank);
+    let stalled = Observed::quiet("futex", &rpc(30, "shutdown"));
+    assert_eq!(verdict(&[caller, stalled]).state, State::NoProgress);
+}
+
+/// The interpreter of rank 1 lies on a file system that does not answer, so that there is no stack.
+#[test]
+fn a_rank_in_state_d_needs_no_stack() {
+    let dead = Observed::blocked().with(|it| {
+        it.stacks = None;
+        it.stacks_before = None;
+        it.sample.state = Some('D');
+        it.sample.error = Some("the file system of its interpreter does not answer".to_owned());
+    });
+    check(
+        &[in_all_reduce(), dead],
+        State::NoProgress,
+        Kind::RankBlocked,
+        &[1],
+        "Rank 0 waits in all_reduce (train.py:41). Rank 1 does not take part: it has been blocked in read for 40 s in state D, and \
+         its stack cannot be read: the file system of its interpreter does not answer. Look for a file system, a disk or a \
+         driver that does not answer.",
+    );
+}
+
+/// Rank 1 polls a file that rank 0, whose threads are deadlocked, should write.
+#[test]
+fn a_rank_that_sleeps_is_not_blamed_for_one_whose_wait_is_not_visible() {
+    let deadlocked = Observed::quiet("futex", "train.py:30 main").thread("train.py:7 flush");
+    let sleeps = Observed::quiet("clock_nanosleep", "train.py:50 until_there");
+    let ranks = [deadlocked, sleeps, in_all_reduce(), in_all_reduce()];
+    let found = verdict(&ranks).finding.unwrap();
+    assert!(found.culprits.0.is_empty(), "{}", found.text);
+    assert!(
+        found.text.contains("Rank 0 has been blocked in futex"),
+        "{}",
+        found.text
+    );
+    // A timed wait that was interrupted by SIGSTOP and SIGCONT.
+    let continued = Observed::quiet("restart_syscall", "train.py:30 step");
+    let found = verdict(&[continued, in_all_reduce(), Observed::blocked()]);
+    let named: Vec<usize> = found.finding.unwrap().culprits.0.into_iter().collect();
+    assert_eq!(named, [2]);
+}
+
+#[test]
+fn servers_whose_main_threads_wait_for_others_are_no_alarm() {
+    let queue = "serve.py:30 main > python3.11/queue.py:171 get > python3.11/threading.py:327 wait";
+    let serves = Observed::quiet("futex", queue).thread("serve.py:7 handle");
+    let idle = Observed::quiet("epoll_wait", "serve.py:30 main");
+    for ranks in [[serves.clone(), serves], [idle, Observed::left()]] {
+        assert_eq!(verdict(&ranks).state, State::Running);
+    }
+}
+
+#[test]
+fn the_named_rank_is_never_left_out() {
+    let long = "a_very_long_name_of_a_module_or_a_function_".repeat(4);
+    let at = |rank: usize| {
+        let call = in_c10d("all_reduce", 41).replace("train.py", &format!("{rank}{long}.py"));
+        Observed::quiet("futex", &call)
+    };
+    let mut ranks: Vec<Observed> = (0..9).map(at).collect();
+    ranks.push(Observed::blocked());
+    let text = verdict(&ranks).finding.unwrap().text;
+    assert!(text.contains("Rank 9 does not take part"), "{text}");
+    assert!(text.len() <= 800, "{} bytes: {text}", text.len());
+    ranks.pop();
+    let text = verdict(&ranks).finding.unwrap().text;
+    assert!(text.len() <= 900, "{} bytes: {text}", text.len());
 }

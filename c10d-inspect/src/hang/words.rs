@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::doing::{Cause, Doing, Kind, age};
+use super::doing::{Cause, Doing, Key, Kind, age};
+use super::evidence::Evidence;
 use super::place::{self, Place};
 use crate::text::{self, capitalized};
 
@@ -10,7 +11,7 @@ use crate::text::{self, capitalized};
 const GROUPS_MAX: usize = 4;
 
 /// The most bytes of a paragraph, about six lines of a terminal.
-const PARAGRAPH_BYTES_MAX: usize = 600;
+pub(super) const PARAGRAPH_BYTES_MAX: usize = 600;
 
 /// The most threads of a rank that are named.
 const THREADS_MAX: usize = 4;
@@ -23,23 +24,29 @@ pub(super) struct Alike<'d, 'a> {
     still_ms: u64,
 }
 
+/// The activities of the ranks, with their keys.
+pub(super) fn doings<'a>(evidence: &Evidence<'a>) -> BTreeMap<usize, Doing<'a>> {
+    let ranks = evidence.ranks.iter();
+    let doings = ranks.map(|(&rank, evidence)| {
+        let mut doing = Doing::new(evidence);
+        let place = doing.place.as_ref();
+        let words = clause(&doing.kind.without_numbers(), place, 0, false);
+        doing.key = (words, place.map_or(0, Place::path_hash));
+        (rank, doing)
+    });
+    doings.collect()
+}
+
 /// Groups the ranks for which `select` is true by their activity and place, the largest group first.
 pub(super) fn alike<'d, 'a>(
     doings: &'d BTreeMap<usize, Doing<'a>>,
     select: impl Fn(&Doing<'a>) -> bool,
 ) -> Vec<Alike<'d, 'a>> {
     let mut groups: Vec<Alike<'d, 'a>> = Vec::new();
-    let mut by_words: BTreeMap<_, usize> = BTreeMap::new();
+    let mut by_key: BTreeMap<&Key, usize> = BTreeMap::new();
     for (&rank, doing) in doings.iter().filter(|(_, doing)| select(doing)) {
-        let words = clause(
-            &doing.kind.without_numbers(),
-            doing.place.as_ref(),
-            0,
-            false,
-        );
-        let key = (words, doing.place.as_ref().map(Place::path));
         let still_ms = doing.still_ms.unwrap_or(0);
-        let group = *by_words.entry(key).or_insert(groups.len());
+        let group = *by_key.entry(&doing.key).or_insert(groups.len());
         match groups.get_mut(group) {
             Some(group) => {
                 group.ranks.insert(rank);
@@ -115,10 +122,17 @@ impl Alike<'_, '_> {
     }
 }
 
+/// The longest text of at most `bytes_max` bytes, or the shortest one: `text` takes the number of groups to show.
+pub(super) fn fitting(bytes_max: usize, text: impl Fn(usize) -> String) -> String {
+    let mut texts = (2..=GROUPS_MAX).rev().map(&text);
+    let fits = texts.find(|text| text.len() <= bytes_max);
+    fits.unwrap_or_else(|| text(1))
+}
+
 /// "Ranks 0 and 1 wait in all_reduce (train.py:41), rank 3 waits for the key x".
-pub(super) fn waits(groups: &[Alike<'_, '_>]) -> String {
+pub(super) fn waits(groups: &[Alike<'_, '_>], shown: usize) -> String {
     let mut parts: Vec<String> = Vec::new();
-    for group in groups.iter().take(GROUPS_MAX) {
+    for group in groups.iter().take(shown) {
         let ranks = text::ranks(&group.ranks);
         let is_plain = matches!(group.doing.kind, Kind::InCall(_)) && !parts.is_empty();
         parts.push(match (&group.doing.kind, is_plain) {
@@ -130,14 +144,14 @@ pub(super) fn waits(groups: &[Alike<'_, '_>]) -> String {
             _ => format!("{ranks} {}", group.clause()),
         });
     }
-    parts.extend(more(groups));
+    parts.extend(more(groups, shown));
     capitalized(&parts.join(", "))
 }
 
 /// "Ranks 0 and 2 are in all_reduce (train.py:41), ranks 1 and 3 in broadcast (train.py:57)".
-pub(super) fn positions(groups: &[Alike<'_, '_>]) -> String {
+pub(super) fn positions(groups: &[Alike<'_, '_>], shown: usize) -> String {
     let mut parts: Vec<String> = Vec::new();
-    for group in groups.iter().take(GROUPS_MAX) {
+    for group in groups.iter().take(shown) {
         let ranks = text::ranks(&group.ranks);
         let are = match parts.is_empty() {
             true => text::verb(group.ranks.len(), "is ", "are "),
@@ -148,15 +162,12 @@ pub(super) fn positions(groups: &[Alike<'_, '_>]) -> String {
             _ => format!("{ranks} {}", group.clause()),
         });
     }
-    parts.extend(more(groups));
+    parts.extend(more(groups, shown));
     capitalized(&parts.join(", "))
 }
 
-fn more(groups: &[Alike<'_, '_>]) -> Option<String> {
-    let left_out = groups
-        .iter()
-        .skip(GROUPS_MAX)
-        .map(|group| group.ranks.len());
+pub(super) fn more(groups: &[Alike<'_, '_>], shown: usize) -> Option<String> {
+    let left_out = groups.iter().skip(shown).map(|group| group.ranks.len());
     match left_out.sum() {
         0 => None,
         1 => Some("1 more rank elsewhere".to_owned()),
@@ -170,7 +181,7 @@ pub(super) fn sentences<'d, 'a>(
     sentence: impl Fn(&Alike<'d, 'a>) -> String,
 ) -> Vec<String> {
     let named = groups.iter().take(GROUPS_MAX).map(sentence);
-    let more = more(groups).map(|more| format!("{}.", capitalized(&more)));
+    let more = more(groups, GROUPS_MAX).map(|more| format!("{}.", capitalized(&more)));
     named.chain(more).collect()
 }
 
@@ -179,14 +190,13 @@ pub(super) fn paragraph(sentences: impl IntoIterator<Item = String>) -> String {
     let mut text = String::new();
     for sentence in sentences {
         if text.len() + sentence.len() > PARAGRAPH_BYTES_MAX {
-            text.push_str(" Other ranks are omitted.");
-            break;
-        }
-        if !text.is_empty() {
-            text.push(' ');
+            text.push_str("Other ranks are omitted.");
+            return text;
         }
         text.push_str(&sentence);
+        text.push(' ');
     }
+    text.truncate(text.trim_end().len());
     text
 }
 
@@ -269,12 +279,18 @@ pub(super) fn clause(
             format!("{is} stopped by a debugger (state t of pid {pid}){at}")
         }
         Kind::Blocked(Cause::Debugger) => format!("{is} in a debugger{at}"),
-        Kind::Blocked(Cause::Disk(call)) => {
-            format!("{has} been blocked{}{time} in state D{at}", within(call))
+        Kind::Blocked(Cause::Disk { call, error }) => {
+            let reason = error.as_ref().map_or_else(String::new, |error| {
+                format!(", and {its} stack cannot be read: {error}")
+            });
+            format!(
+                "{has} been blocked{}{time} in state D{at}{reason}",
+                within(call)
+            )
         }
         Kind::Blocked(Cause::DataLoader { dead }) => match dead {
             Some(pid) => format!(
-                "{has} waited for {its} DataLoader{time}{at}, and {its} DataLoader worker (pid {pid}) has ended"
+                "{has} waited for {its} DataLoader{time}{at}, and {its} DataLoader worker (pid {pid}) has exited"
             ),
             None => format!("{has} waited for {its} DataLoader{time}{at}"),
         },
@@ -311,9 +327,10 @@ pub(super) fn brief_clause(doing: &Doing<'_>) -> String {
     let frame = doing.place.as_ref().and_then(Place::position);
     let call = match &doing.kind {
         Kind::Blocked(Cause::SystemCall(call)) => Some(Some(call)),
-        Kind::Opaque { system_call, .. } | Kind::Blocked(Cause::Disk(system_call)) => {
-            Some(system_call.as_ref())
-        }
+        Kind::Opaque { system_call, .. }
+        | Kind::Blocked(Cause::Disk {
+            call: system_call, ..
+        }) => Some(system_call.as_ref()),
         _ => None,
     };
     // The key or the signal is already in the other sentence.

@@ -1,5 +1,7 @@
 //! The launchers' observations of their workers, as evidence next to the keys of the store.
 
+use std::collections::BTreeSet;
+
 use crate::hang::{Evidence, RankEvidence, Seen, StoreWait, Verdict, judge};
 use crate::job::Job;
 use crate::keys::Family;
@@ -36,7 +38,11 @@ pub(crate) fn combine(
                 first.waiting.0 = waiting.copied().collect();
             }
         }
-        return match waits_for_active(findings, verdict) {
+        let at_work = match uses_nccl(job) {
+            true => &verdict.moving,
+            false => &verdict.active,
+        };
+        return match waits_for(findings, at_work) {
             true => ReportState::WaitingForBusyRank,
             false => ReportState::NoProgress,
         };
@@ -78,11 +84,22 @@ fn positions(ranks: &RankSet, verdict: &Verdict) -> String {
     text
 }
 
+/// Whether the ranks use NCCL, whose waiting threads use the CPU.
+fn uses_nccl(job: &Job<'_>) -> bool {
+    let mut others = job.index.others.iter();
+    others.any(|(family, _)| matches!(family, Family::NcclId { .. } | Family::NcclPair { .. }))
+        || job
+            .launched
+            .nodes
+            .iter()
+            .any(|node| node.announced.nccl.is_some())
+}
+
 /// Whether ranks wait in the store for a rank that is at work, which is not an alarm.
-fn waits_for_active(findings: &[Finding], verdict: &Verdict) -> bool {
+fn waits_for(findings: &[Finding], at_work: &BTreeSet<usize>) -> bool {
     use FindingKind as Kind;
     let mut causes = findings.iter().filter(|finding| !finding.is_consequence);
-    !verdict.active.is_empty()
+    !at_work.is_empty()
         && causes.all(|cause| match cause.kind {
             Kind::NeverConnected
             | Kind::NotPublished
@@ -93,7 +110,7 @@ fn waits_for_active(findings: &[Finding], verdict: &Verdict) -> bool {
             | Kind::Boundary
             | Kind::Key => {
                 let culprits = &cause.culprits.0;
-                culprits.is_empty() || !culprits.is_disjoint(&verdict.active)
+                culprits.is_empty() || !culprits.is_disjoint(at_work)
             }
             Kind::LostLater | Kind::GaveUp => true,
             _ => false,
@@ -217,13 +234,18 @@ mod tests {
     }
 
     #[test]
-    fn a_job_at_work_is_not_sent_elsewhere() {
+    fn use_of_the_cpu_is_information() {
         let busy = Observed::busy("train.py:30 step");
         let (_, report) = all_connected(&[busy.clone(), busy.clone()]);
         assert!(!report.is_stuck);
-        assert_eq!(
-            report.headline,
-            "All 2 ranks are connected and none waits on the store; their processes make progress."
+        // Threads that wait for NCCL also use the CPU.
+        assert!(
+            report.headline.starts_with(
+                "All 2 ranks are connected, and their processes use the CPU, read or write; none waits on the store. If the \
+                 job hangs it is not in the store: c10d stacks --all"
+            ),
+            "{}",
+            report.headline
         );
         let (_, report) = all_connected(&[Observed::waits("barrier", 41), busy]);
         assert!(!report.is_stuck);
@@ -262,6 +284,51 @@ mod tests {
                 .ends_with(" It is computing (100 % of a CPU) at train.py:8 (main)."),
             "{}",
             busy.headline
+        );
+    }
+
+    /// The threads of NCCL's waits use the CPU.
+    #[test]
+    fn a_rank_that_spins_in_a_job_with_nccl_takes_back_no_finding_of_the_store() {
+        let stuck = |key: Option<&str>| {
+            let mut script = Script::new();
+            let processes = script.run_all(2);
+            if let Some(key) = key {
+                script
+                    .store
+                    .set(processes[1].connection.unwrap(), key, &[0; 128]);
+            }
+            let connection = processes[0].connection.unwrap();
+            script.store.wait(connection, &["never".to_owned()]);
+            script.pass(40.0);
+            let waits = Observed::quiet("recvfrom", "train.py:20 main");
+            let spins = Observed::busy("train.py:30 step");
+            observe(&mut script, &processes, &[waits, spins]);
+            script.report().is_stuck
+        };
+        assert!(!stuck(None));
+        assert!(stuck(Some("default_pg/0//cuda//0")));
+    }
+
+    #[test]
+    fn a_wait_of_another_thread_does_not_hide_a_blocked_main_thread() {
+        let mut script = Script::new();
+        let processes = script.run_all(2);
+        let connection = processes[0].connection.unwrap();
+        script.store.wait(connection, &["stop".to_owned()]);
+        script.pass(40.0);
+        let ranks = [Observed::blocked(), Observed::waits("barrier", 41)];
+        observe(&mut script, &processes, &ranks);
+        let report = script.report();
+        assert!(
+            report.headline.contains("loader.py:17"),
+            "{}",
+            report.headline
+        );
+        assert!(
+            report.headline.contains("blocked in read"),
+            "{}",
+            report.headline
         );
     }
 

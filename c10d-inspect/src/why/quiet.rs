@@ -10,7 +10,7 @@ use crate::report::{Finding, FindingKind};
 use crate::text;
 
 /// The finding that all ranks are connected and none waits; `None` while some are not, and while members of a group wait for
-/// others. `is_at_work` says whether launchers see that the workers make progress.
+/// others. `is_at_work` is true if launchers observe that the workers use the CPU, read or write.
 pub(crate) fn nothing_waits(job: &Job<'_>, is_at_work: bool) -> Option<Finding> {
     let mut groups = job.index.snapshot.groups.iter();
     let are_settled = groups.all(|it| {
@@ -32,14 +32,12 @@ fn all_are_idle(job: &Job<'_>, ranks: &BTreeSet<usize>, is_at_work: bool) -> Opt
     if size == 0 || !ranks.iter().all(|&rank| job.is_connected(rank)) || is_joining {
         return None;
     }
-    if is_at_work {
-        return Some(format!(
-            "All {} are connected and none waits on the store; their processes make progress.",
-            text::count(size, "rank")
-        ));
-    }
+    let state = match is_at_work {
+        true => "connected, and their processes use the CPU, read or write",
+        false => "connected and idle",
+    };
     Some(format!(
-        "All {} are connected and idle; none waits on the store. If the job hangs it is not in the store: {}{}",
+        "All {} are {state}; none waits on the store. If the job hangs it is not in the store: {}{}",
         text::count(size, "rank"),
         next_step(job),
         while_nccl_connects(job).unwrap_or_default(),

@@ -144,9 +144,7 @@ const fn clause(kind: FindingKind) -> Option<&'static str> {
         FindingKind::StaleAddresses => Some("alive; addresses of an earlier group were read"),
         FindingKind::WorkerStopped => Some("alive, but stopped by a signal"),
         FindingKind::GroupIncomplete => Some("alive, but did not call new_group as the others did"),
-        FindingKind::RankBlocked => {
-            Some("alive, but absent from the call in which the other ranks waited")
-        }
+        FindingKind::RankBlocked => Some("absent from the call in which the other ranks waited"),
         _ => None,
     }
 }
