@@ -163,6 +163,18 @@ pub struct AnnouncedSample {
     /// The children of the process that have exited and were not collected, for example a killed DataLoader worker.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub dead_children: Vec<u32>,
+    /// The connections of the process whose data has not been acknowledged for about 5 s, the largest queues first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unacknowledged: Vec<UnacknowledgedData>,
+}
+
+/// Data that a process has sent by TCP, and that the host of its peer does not acknowledge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnacknowledgedData {
+    /// The address of the peer.
+    pub remote: SocketAddr,
+    /// The number of bytes in the send queue of the connection.
+    pub bytes: u64,
 }
 
 /// How a worker ended.

@@ -37,7 +37,7 @@ mod workers_stores;
 
 pub use announced::{
     AnnouncedCause, AnnouncedMeeting, AnnouncedNode, AnnouncedProcess, AnnouncedSample,
-    AnnouncedWorker, WorkerEnd,
+    AnnouncedWorker, UnacknowledgedData, WorkerEnd,
 };
 pub use cause::{Exit, KeyWait, RootCause, root_cause};
 pub use explain::explain;

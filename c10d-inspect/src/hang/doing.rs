@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::call::{Call, CallKind};
 use super::evidence::{Observation, RankEvidence, Seen};
 use super::place::{Inside, Place};
-use crate::announced::AnnouncedSample;
+use crate::announced::{AnnouncedSample, UnacknowledgedData};
 use crate::text;
 
 /// A waiting rank whose process reads and writes at least this many bytes in a second transfers data.
@@ -33,6 +33,8 @@ pub(super) struct Doing<'a> {
     pub(super) idle_ms: u64,
     /// Whether it waits for a transfer that makes progress.
     pub(super) transfers: bool,
+    /// The connections of its process whose data is not acknowledged.
+    pub(super) unacknowledged: &'a [UnacknowledgedData],
     /// Its host, if known.
     pub(super) host: Option<String>,
     /// Ranks with equal keys have the same activity at the same place.
@@ -203,6 +205,7 @@ impl<'a> Doing<'a> {
             still_ms: None,
             idle_ms: 0,
             transfers: false,
+            unacknowledged: &[],
             host: None,
             key: Key::default(),
         }
@@ -253,6 +256,7 @@ impl<'a> Doing<'a> {
             idle_ms: sample.idle_ms,
             transfers: sample.io_bytes_per_second >= TRANSFER_BYTES_MIN
                 || sample.others_cpu_percent >= TRANSFER_PERCENT_MIN,
+            unacknowledged: &sample.unacknowledged,
             kind,
             place,
             ..Self::of(Kind::NotSampled)
@@ -444,7 +448,7 @@ fn is_patient(call: &str) -> bool {
 }
 
 /// Returns text of a worker or its launcher, shortened and safe to print.
-fn shown(text: &str) -> String {
+pub(super) fn shown(text: &str) -> String {
     text::shown_up_to(text.as_bytes(), 100)
 }
 

@@ -1,6 +1,7 @@
 //! The evidence about each rank of a job that may make no progress.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use crate::announced::{AnnouncedNode, AnnouncedSample, WorkerEnd};
 use crate::stacks::Stacks;
@@ -11,12 +12,18 @@ const SAMPLE_AGE_MAX_MS: u64 = 12_000;
 /// How long a job makes no progress before that is an alarm, if no launcher announces it.
 const ALARM_AFTER_MS: u64 = 30_000;
 
+/// The most addresses of hosts that are kept.
+const ADDRESSES_MAX: usize = 1 << 16;
+
 /// The evidence about the ranks of a job.
 #[derive(Debug, Default)]
 pub(crate) struct Evidence<'a> {
     pub(crate) ranks: BTreeMap<usize, RankEvidence<'a>>,
     /// How long a job makes no progress before that is an alarm, in milliseconds; `None` if no launcher announces it.
     pub(crate) alarm_after_ms: Option<u64>,
+    /// The hosts with these addresses; `None` for an address that several hosts have, such as the address of a bridge
+    /// between containers.
+    hosts: BTreeMap<IpAddr, Option<&'a str>>,
 }
 
 /// The evidence about a rank.
@@ -76,6 +83,9 @@ impl<'a> Evidence<'a> {
     ) {
         let after = [self.alarm_after_ms, node.explain_after_ms];
         self.alarm_after_ms = after.into_iter().flatten().min();
+        for ip in &node.addresses {
+            self.add_address(*ip, &node.host);
+        }
         for worker in node.workers.iter().filter(|worker| counts(worker.rank)) {
             let seen = match (worker.end, &worker.sample) {
                 (Some(end), _) => Seen::Ended {
@@ -88,6 +98,22 @@ impl<'a> Evidence<'a> {
             let evidence = RankEvidence::new(seen, Some(node.host.clone()));
             self.ranks.insert(worker.rank, evidence);
         }
+    }
+
+    /// Notes that a host has an address.
+    pub(crate) fn add_address(&mut self, ip: IpAddr, host: &'a str) {
+        let ip = ip.to_canonical();
+        if ip.is_loopback() || (self.hosts.len() >= ADDRESSES_MAX && !self.hosts.contains_key(&ip))
+        {
+            return;
+        }
+        let known = self.hosts.entry(ip).or_insert(Some(host));
+        *known = known.filter(|known| *known == host);
+    }
+
+    /// The host with an address, if only one has it.
+    pub(super) fn host(&self, ip: IpAddr) -> Option<&'a str> {
+        self.hosts.get(&ip.to_canonical()).copied().flatten()
     }
 
     /// Whether there is a sample that is evidence.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::doing::{Absence, Cause, Doing, Kind, age};
 use super::evidence::Evidence;
+use super::network::Pairs;
 use super::rules::{Facts, Rule};
 use super::words::{
     Alike, PARAGRAPH_BYTES_MAX, alike, brief_clause, clause, doings, fitting, more, paragraph,
@@ -44,6 +45,7 @@ pub(crate) fn judge(evidence: &Evidence<'_>) -> Option<Verdict> {
         doings: &doings,
         rule,
         absence: doings.values().filter_map(Doing::absence).max(),
+        pairs: Pairs::new(&doings, evidence),
     };
     let is_alarm = case.is_alarm();
     Some(Verdict {
@@ -76,6 +78,8 @@ struct Case<'c, 'a> {
     rule: Rule,
     /// The most certain absence of a rank.
     absence: Option<Absence>,
+    /// The hosts between which data is not acknowledged.
+    pairs: Pairs,
 }
 
 impl<'c, 'a> Case<'c, 'a> {
@@ -177,7 +181,7 @@ impl<'c, 'a> Case<'c, 'a> {
             Rule::NoEvidence | Rule::AtWork | Rule::Transfers => return None,
             Rule::AllBlocked if self.are_programs() => return None,
             Rule::WaitsForBusy => (FindingKind::WaitsForBusyRank, self.named_and_others()),
-            Rule::PartlyObserved => (FindingKind::PartlyObserved, self.named_and_others()),
+            Rule::PartlyObserved => (FindingKind::PartlyObserved, self.partly_observed()),
             Rule::Spins => (FindingKind::CallsDiffer, self.spins()),
             Rule::AllInOneCall => (FindingKind::TransportStalled, self.all_in_one_call()),
             Rule::Absent | Rule::Locked => (FindingKind::RankBlocked, self.named_and_others()),
@@ -251,11 +255,22 @@ impl<'c, 'a> Case<'c, 'a> {
         }
     }
 
+    fn partly_observed(&self) -> String {
+        paragraph(
+            [self.named_and_others()]
+                .into_iter()
+                .chain(self.pairs.sentences()),
+        )
+    }
+
     fn all_in_one_call(&self) -> String {
         let groups = self.alike(Doing::waits);
         let place = positions(&groups, 1);
         let place = place.split_once(" in ").map_or("", |(_, place)| place);
-        format!("All ranks are in {place}, so the network or the transport is the likely cause.")
+        let likely = format!(
+            "All ranks are in {place}, so the network or the transport is the likely cause."
+        );
+        paragraph([likely].into_iter().chain(self.pairs.sentences()))
     }
 
     fn spins(&self) -> String {
@@ -267,9 +282,10 @@ impl<'c, 'a> Case<'c, 'a> {
 
     fn calls_differ(&self) -> String {
         let groups = self.alike(|_| true);
-        fitting(PARAGRAPH_BYTES_MAX, |most| {
+        let positions = fitting(PARAGRAPH_BYTES_MAX, |most| {
             format!("{}.", positions(&groups, most))
-        })
+        });
+        paragraph([positions].into_iter().chain(self.pairs.sentences()))
     }
 
     fn all_blocked(&self) -> String {
@@ -292,6 +308,16 @@ impl<'c, 'a> Case<'c, 'a> {
     fn advice(&self) -> String {
         let groups = self.alike(|doing| self.is_named(doing));
         let first = groups.first();
+        let is_of_network = matches!(
+            self.rule,
+            Rule::AllInOneCall | Rule::CallsDiffer | Rule::PartlyObserved
+        );
+        if first.is_none()
+            && is_of_network
+            && let Some(advice) = self.pairs.advice()
+        {
+            return advice;
+        }
         match (self.rule, first) {
             (Rule::WaitsForBusy, _) => "If that takes too long, look there.".to_owned(),
             (Rule::Absent | Rule::Locked | Rule::PartlyObserved, Some(group)) => advice_on(group),

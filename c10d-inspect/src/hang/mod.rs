@@ -8,6 +8,7 @@ mod doing;
 mod evidence;
 mod judge;
 mod local;
+mod network;
 mod place;
 mod rules;
 mod words;

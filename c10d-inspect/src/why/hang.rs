@@ -128,6 +128,9 @@ fn evidence<'j>(job: &'j Job<'_>) -> Evidence<'j> {
                 && !job.is_left_out(rank)
         };
         evidence.add(&node.announced, milliseconds(job.ago(node.at)), is_in_force);
+        if let Some(slot) = node.connection {
+            evidence.add_address(job.index.connections[slot].peer.ip(), &node.announced.host);
+        }
     }
     if !evidence.has_sample() {
         return evidence;

@@ -5,6 +5,7 @@ mod activity;
 mod processes;
 mod readings;
 mod sampling;
+mod unacknowledged;
 
 use std::fmt;
 use std::io;
@@ -210,11 +211,12 @@ impl Thread {
         let targets = self.sampling.targets();
         let pids: Vec<u32> = targets.iter().map(|(_, observed)| *observed).collect();
         let read = self.processes.stacks(&pids);
+        let unacknowledged = self.scanner.unacknowledged(&pids);
         let at = self.epoch.elapsed();
         targets
             .into_iter()
-            .zip(read)
-            .map(|((worker, observed), read)| {
+            .zip(read.into_iter().zip(unacknowledged))
+            .map(|((worker, observed), (read, unacknowledged))| {
                 let is_python = read.is_some();
                 let (stacks, error) = match read {
                     Some(Ok(stacks)) => (Some(stacks), None),
@@ -230,6 +232,7 @@ impl Thread {
                     waits_in: details.waits_in,
                     system_call: details.system_call,
                     command_line: details.command_line,
+                    unacknowledged,
                     dead_children: processes
                         .map(|it| dead_children(observed, &it.processes))
                         .unwrap_or_default(),

@@ -8,6 +8,8 @@ use c10d_inspect::AnnouncedSample;
 use c10d_inspect::stacks::Stacks;
 
 use super::activity::{Activity, Reading, milliseconds};
+use super::unacknowledged::still_unacknowledged;
+use crate::launcher::processes::TcpSocket;
 
 /// How often the counters of workers are read. A shorter time until an explanation needs more readings.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -63,6 +65,8 @@ pub(super) struct Sample {
     pub(super) system_call: Option<String>,
     pub(super) command_line: Option<String>,
     pub(super) dead_children: Vec<u32>,
+    /// The connections whose data has not been acknowledged.
+    pub(super) unacknowledged: Vec<TcpSocket>,
 }
 
 /// A worker as the announcer has it, with a reading of its counters.
@@ -227,6 +231,10 @@ impl Worker {
         let mut before = self.samples.iter().rev();
         let before = before.find(|it| sample.at >= it.at + APART_MIN);
         announced.stacks_before = before.and_then(place_of);
+        if let Some(before) = before {
+            announced.unacknowledged =
+                still_unacknowledged(&sample.unacknowledged, &before.unacknowledged);
+        }
         announced.taken_ago_ms = milliseconds(now.saturating_sub(sample.at));
         announced.pid = self.observed;
         announced.quiet_ms = milliseconds(usage.quiet);

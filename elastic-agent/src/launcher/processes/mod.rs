@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 
 use c10d_inspect::AnnouncedProcess;
 use c10d_socket::ProcessStat;
-use proc_files::{TcpSocket, TcpState};
+pub(super) use proc_files::TcpSocket;
+use proc_files::TcpState;
 
 /// How many processes of one worker are listed, and of a node with many workers; at least two of each. Those
 /// with a connection come first. An announcement has 256 KiB at most.
@@ -105,6 +106,24 @@ impl Scanner {
                 let mut files = self.socket_files(*pid);
                 files.any(|inode| inodes.contains(&inode))
             })
+    }
+
+    /// Returns the connections of each of these processes whose data has not been acknowledged, so that the kernel sends it
+    /// again.
+    pub(super) fn unacknowledged(&self, pids: &[u32]) -> Vec<Vec<TcpSocket>> {
+        let mut sockets = self.tables(pids.iter());
+        sockets.retain(|it| it.state == TcpState::Established && it.repeated_bytes > 0);
+        // Reading the open files is by far the longest part.
+        if sockets.is_empty() {
+            return vec![Vec::new(); pids.len()];
+        }
+        let of_process = |pid: &u32| {
+            let files: HashSet<u64> = self.socket_files(*pid).collect();
+            let mut sockets = sockets.clone();
+            sockets.retain(|it| files.contains(&it.inode));
+            sockets
+        };
+        pids.iter().map(of_process).collect()
     }
 
     /// For each worker its processes, itself first.

@@ -7,18 +7,42 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// A line of `/proc/PID/net/tcp` or `tcp6`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct TcpSocket {
+pub(in crate::launcher) struct TcpSocket {
     pub(super) local: SocketAddr,
-    pub(super) remote: SocketAddr,
+    pub(in crate::launcher) remote: SocketAddr,
     pub(super) state: TcpState,
-    pub(super) inode: u64,
+    /// The bytes in the send queue if the kernel sends them again because the peer has not acknowledged them, otherwise
+    /// 0. A peer that acknowledges data but does not read it is probed instead.
+    pub(in crate::launcher) repeated_bytes: u32,
+    pub(in crate::launcher) inode: u64,
 }
+
+/// The timer of a connection that waits for an acknowledgement.
+const RETRANSMIT_TIMER: &str = "01";
 
 /// The states that matter here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum TcpState {
+pub(in crate::launcher) enum TcpState {
     Established,
     SynSent,
+}
+
+#[cfg(test)]
+impl TcpSocket {
+    /// A connection of any local address.
+    pub(in crate::launcher) fn established(
+        remote: SocketAddr,
+        repeated_bytes: u32,
+        inode: u64,
+    ) -> Self {
+        Self {
+            local: SocketAddr::from(([0; 4], 0)),
+            remote,
+            state: TcpState::Established,
+            repeated_bytes,
+            inode,
+        }
+    }
 }
 
 /// The process id in the process's own namespace, from `/proc/PID/status`.
@@ -52,14 +76,24 @@ fn tcp_socket(line: &str) -> Option<TcpSocket> {
         "02" => TcpState::SynSent,
         _ => return None,
     };
-    // After the queues, the timer, retransmits, the user and the timeout.
-    let inode = fields.nth(5)?.parse().ok()?;
+    let (send_queue, _) = fields.next()?.split_once(':')?;
+    let (timer, _) = fields.next()?.split_once(':')?;
+    let retransmits = fields.next()?;
+    let is_repeating = timer == RETRANSMIT_TIMER && hexadecimal(retransmits)? > 0;
+    let send_queue = hexadecimal(send_queue)?;
+    // After the user and the timeout.
+    let inode = fields.nth(2)?.parse().ok()?;
     Some(TcpSocket {
         local: address(local)?,
         remote: address(remote)?,
         state,
+        repeated_bytes: if is_repeating { send_queue } else { 0 },
         inode,
     })
+}
+
+fn hexadecimal(digits: &str) -> Option<u32> {
+    u32::from_str_radix(digits, 16).ok()
 }
 
 /// `0100007F:BC8F`, or 32 digits before the colon. IPv4 in IPv6 becomes IPv4.
@@ -71,7 +105,7 @@ fn address(text: &str) -> Option<SocketAddr> {
     let mut bytes = [0; 16];
     let count = digits.len() / 2;
     for (index, word) in bytes[..count].chunks_mut(4).enumerate() {
-        let number = u32::from_str_radix(&digits[index * 8..][..8], 16).ok()?;
+        let number = hexadecimal(&digits[index * 8..][..8])?;
         word.copy_from_slice(&in_memory_order(number));
     }
     let ip = match <[u8; 4]>::try_from(&bytes[..count]) {
@@ -136,6 +170,7 @@ mod tests {
             local: local.parse().unwrap(),
             remote: remote.parse().unwrap(),
             state,
+            repeated_bytes: u32::from(state == TcpState::SynSent),
             inode,
         };
         let expected = [
@@ -176,16 +211,63 @@ mod tests {
         assert_eq!(tcp_sockets(v6).collect::<Vec<_>>(), expected);
     }
 
+    /// Recorded on Linux 6, x86-64: the link of the peer went down after the first connection had sent data, and the peer
+    /// of the second connection does not read.
+    #[cfg(target_endian = "little")]
+    #[test]
+    fn bytes_that_are_sent_again_are_told_from_a_full_receiver() {
+        let v4 = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n   \
+            0: 0108080A:CA78 0208080A:C351 01 00001040:00000000 01:0000000D 00000003     0        0 2823501 2 \
+            000000008c1fa976 163 0 0 1 -1\n   \
+            1: 0108080A:CA80 0208080A:C351 01 00008358:00000000 04:000000DE 00000000     0        3 2823503 2 \
+            00000000d5a65f27 21 0 0 100 -1\n";
+        let v6 = "  sl  local_address                         remote_address                        st tx_queue \
+            rx_queue tr tm->when retrnsmt   uid  timeout inode\n   \
+            0: 080000FD000000000000000001000000:866C 080000FD000000000000000002000000:C352 01 \
+            00001040:00000000 01:000000F4 00000004     0        0 2823502 2 00000000df582efc 326 0 0 1 -1\n";
+        let found = [v4, v6].into_iter().flat_map(tcp_sockets);
+        let found: Vec<_> = found
+            .map(|it| (it.remote.to_string(), it.repeated_bytes, it.inode))
+            .collect();
+        let expected = [
+            ("10.8.8.2:50001", 0x1040, 2_823_501),
+            ("10.8.8.2:50001", 0, 2_823_503),
+            ("[fd00:8::2]:50002", 0x1040, 2_823_502),
+        ];
+        assert_eq!(
+            found,
+            expected.map(|(remote, bytes, inode)| (remote.to_owned(), bytes, inode))
+        );
+    }
+
+    /// The kernel prints the four bytes of an address as one number, so the digits depend on the host's byte order.
+    #[test]
+    fn an_address_has_the_byte_order_of_the_host() {
+        let (little, big) = ("0208080A:0050", "0A080802:0050");
+        let expected = "10.8.8.2:80".parse().ok();
+        let (own, other) = if cfg!(target_endian = "little") {
+            (little, big)
+        } else {
+            (big, little)
+        };
+        assert_eq!(address(own), expected);
+        assert_ne!(address(other), expected);
+    }
+
     #[test]
     fn a_malformed_line_is_skipped() {
         for line in [
             "",
             "0:",
-            "0: 0100007F:733C 0100007F 01 0 0 0 0 0 7",
-            "0: 0100007F:733C 0100007F:1 01 0 0 0 0",
-            "0: 0100007F:733C 0100007:1 01 0 0 0 0 0 7",
-            "0: 0100007F:733C 0100\u{e9}7F:1 01 0 0 0 0 0 7",
-            "0: 0100007F:733C 0100007F:10000 01 0 0 0 0 0 7",
+            "0: 0100007F:733C 0100007F 01 0:0 0:0 0 0 0 7",
+            "0: 0100007F:733C 0100007F:1 01 0:0 0:0 0 0 0",
+            "0: 0100007F:733C 0100007:1 01 0:0 0:0 0 0 0 7",
+            "0: 0100007F:733C 0100\u{e9}7F:1 01 0:0 0:0 0 0 0 7",
+            "0: 0100007F:733C 0100007F:10000 01 0:0 0:0 0 0 0 7",
+            "0: 0100007F:733C 0100007F:1 01 0 0:0 0 0 0 7",
+            "0: 0100007F:733C 0100007F:1 01 x:0 0:0 0 0 0 7",
+            "0: 0100007F:733C 0100007F:1 01 100000000:0 01:0 1 0 0 7",
+            "0: 0100007F:733C 0100007F:1 01 1:0 01:0 -1 0 0 7",
         ] {
             let table = format!("header\n{line}\n");
             assert_eq!(tcp_sockets(&table).count(), 0, "{line}");
