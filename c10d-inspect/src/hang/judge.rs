@@ -55,12 +55,12 @@ pub(crate) fn judge(evidence: &Evidence<'_>) -> Option<Verdict> {
             _ if is_alarm => ReportState::NoProgress,
             _ => ReportState::Running,
         },
-        finding: case.finding(is_alarm),
+        finding: case.finding(),
         // The store already shows for which key a rank waits.
         doing: case.clauses(
             |doing| !matches!(doing.kind, Kind::InStore(_)),
             |doing| {
-                let still_ms = doing.still_ms.unwrap_or(0);
+                let still_ms = doing.still_ms.unwrap_or(0).min(case.still_ms_max());
                 clause(&doing.kind, doing.place.as_ref(), still_ms, false)
             },
         ),
@@ -92,7 +92,28 @@ impl<'c, 'a> Case<'c, 'a> {
     }
 
     fn alike(&self, select: impl Fn(&Doing<'a>) -> bool) -> Vec<Alike<'c, 'a>> {
-        alike(self.doings, select)
+        let mut groups = alike(self.doings, select);
+        for group in &mut groups {
+            group.still_ms = group.still_ms.min(self.still_ms_max());
+        }
+        groups
+    }
+
+    /// The longest time in a clause about ranks, in milliseconds. Ranks stop one after another and are read at different
+    /// times, so their own times differ. An explanation has only the time for which no rank has made progress; clauses
+    /// have none if a sentence of its own has it.
+    fn still_ms_max(&self) -> u64 {
+        match (self.rule, self.so_far_ms()) {
+            (Rule::WaitsForBusy, _) => u64::MAX,
+            (_, Some(_)) => 0,
+            (_, None) => self.lasts_ms().unwrap_or(u64::MAX),
+        }
+    }
+
+    /// For how long no rank has made progress, in milliseconds, if that may become an alarm and is not an alarm yet.
+    fn so_far_ms(&self) -> Option<u64> {
+        self.lasts_ms()
+            .filter(|_| self.may_be_alarm() && !self.is_alarm())
     }
 
     /// For how long at least no rank has made progress, in milliseconds; the longest wait if ranks wait for busy ranks.
@@ -126,17 +147,21 @@ impl<'c, 'a> Case<'c, 'a> {
         running.all(|doing| matches!(doing.kind, Kind::Program { .. }))
     }
 
-    fn is_alarm(&self) -> bool {
+    const fn may_be_alarm(&self) -> bool {
         use Rule as R;
-        let may_be = matches!(
+        matches!(
             self.rule,
             R::AllInOneCall | R::Absent | R::Locked | R::CallsDiffer | R::AllBlocked
-        );
+        )
+    }
+
+    fn is_alarm(&self) -> bool {
+        use Rule as R;
         // A job that serves requests is not stuck while there are no requests.
         let mut running = self.doings.values().filter(|doing| !doing.has_ended());
         let is_idle = self.rule == R::AllBlocked && running.all(Doing::may_be_idle);
         let after = self.evidence.alarm_after_ms();
-        may_be
+        self.may_be_alarm()
             && !is_idle
             && self.is_confirmed()
             && self.lasts_ms().is_some_and(|lasts| lasts >= after)
@@ -176,7 +201,7 @@ impl<'c, 'a> Case<'c, 'a> {
         seen.map(|(&rank, doing)| (rank, words(doing))).collect()
     }
 
-    fn finding(&self, is_alarm: bool) -> Option<Finding> {
+    fn finding(&self) -> Option<Finding> {
         let (kind, text) = match self.rule {
             Rule::NoEvidence | Rule::AtWork | Rule::Transfers => return None,
             Rule::AllBlocked if self.are_programs() => return None,
@@ -188,11 +213,7 @@ impl<'c, 'a> Case<'c, 'a> {
             Rule::CallsDiffer => (FindingKind::CallsDiffer, self.calls_differ()),
             Rule::AllBlocked => (FindingKind::AllBlocked, self.all_blocked()),
         };
-        let may_be_alarm = !matches!(
-            self.rule,
-            Rule::WaitsForBusy | Rule::PartlyObserved | Rule::Spins
-        );
-        let so_far = match self.lasts_ms().filter(|_| may_be_alarm && !is_alarm) {
+        let so_far = match self.so_far_ms() {
             Some(lasts) => format!(" No rank has made progress for {} so far.", age(lasts)),
             None => String::new(),
         };

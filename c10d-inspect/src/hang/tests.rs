@@ -259,7 +259,7 @@ fn an_alarm_needs_time_and_two_samples_that_agree() {
         State::Running,
         Kind::RankBlocked,
         &[1],
-        "Rank 0 waits in all_reduce (train.py:41). Rank 1 does not take part: it has been blocked in read for 6 s at loader.py:17 \
+        "Rank 0 waits in all_reduce (train.py:41). Rank 1 does not take part: it has been blocked in read at loader.py:17 \
          (load_batch). No rank has made progress for 6 s so far. Look at what it waits for there; c10d stacks 1 \
          shows all of its calls.",
     );
@@ -385,6 +385,28 @@ fn a_rank_without_a_stack_is_not_blamed() {
         "Ranks 0 and 1 are in all_reduce (train.py:41), rank 2 has made no progress for 40 s, and its stack cannot be read: \
          ptrace_scope is 3: set it to 1. c10d stacks --all shows the evidence about all ranks.",
     );
+}
+
+/// Rank 1 has been blocked for longer than rank 0 has waited for it.
+#[test]
+fn an_explanation_has_one_age() {
+    let waits = |seconds: u64| in_all_reduce().with(|it| it.sample.quiet_ms = seconds * 1000);
+    for (seconds, expected) in [
+        (
+            31,
+            "been blocked in read for 31 s at loader.py:17 (load_batch). Look",
+        ),
+        (
+            8,
+            "been blocked in read at loader.py:17 (load_batch). No rank has made progress for 8 s so far. Look",
+        ),
+    ] {
+        let found = verdict(&[waits(seconds), Observed::blocked()]);
+        let text = found.finding.as_ref().map(|it| it.text.as_str());
+        assert!(text.unwrap().contains(expected), "{text:?}");
+        assert!(!found.doing[&1].contains("40 s"), "{}", found.doing[&1]);
+        assert_eq!(found.finding.unwrap().age_ms, Some(seconds * 1000));
+    }
 }
 
 #[test]

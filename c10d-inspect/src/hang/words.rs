@@ -20,8 +20,8 @@ const THREADS_MAX: usize = 4;
 pub(super) struct Alike<'d, 'a> {
     pub(super) ranks: BTreeSet<usize>,
     pub(super) doing: &'d Doing<'a>,
-    /// The shortest time for which any of these ranks has made no progress, in milliseconds.
-    still_ms: u64,
+    /// The shortest time for which any of these ranks has made no progress, in milliseconds; 0 to leave it out.
+    pub(super) still_ms: u64,
 }
 
 /// The activities of the ranks, with their keys.

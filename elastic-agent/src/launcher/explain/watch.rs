@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 use std::time::Duration;
 
 use c10d_inspect::flight::FlightReport;
-use c10d_inspect::{FindingKind, Report, ReportState};
+use c10d_inspect::{Finding, FindingKind, Report, ReportState};
 
 use super::observed::is_observed;
 
@@ -98,15 +98,20 @@ impl Standstill {
             // Not those that wait: their number only grows.
             (cause.kind, &cause.culprits.0).hash(&mut hasher);
         }
+        // The text of observed ranks has their age, not the age of a wait in the store.
+        let is_observed = causes().any(|cause| is_observed(cause.kind));
+        let counts = |cause: &&Finding| !is_observed || self::is_observed(cause.kind);
+        let waits = report.waits.iter().filter(|_| !is_observed);
         Some(Self {
             fingerprint: hasher.finish(),
             age: causes()
+                .filter(counts)
                 .filter_map(|cause| cause.age_ms)
-                .chain(report.waits.iter().map(|wait| wait.age_ms))
+                .chain(waits.map(|wait| wait.age_ms))
                 .map(Duration::from_millis)
                 .max(),
             is_urgent: causes().any(|cause| is_urgent(cause.kind)),
-            is_observed: causes().any(|cause| is_observed(cause.kind)),
+            is_observed,
         })
     }
 
@@ -194,13 +199,14 @@ impl Watch {
                 still.since = now;
             }
         }
-        let lasted = now.saturating_sub(still.since);
+        let lasted = match seen.age {
+            Some(age) if seen.is_observed => age,
+            _ => now.saturating_sub(still.since),
+        };
         let unchanged = now.saturating_sub(still.changed);
         let say = match still.said {
-            None if seen.is_observed => match seen.age {
-                Some(age) if age >= self.after => Say::All(age),
-                _ => Say::Nothing,
-            },
+            None if seen.is_observed && (seen.age.is_none() || lasted < self.after) => Say::Nothing,
+            None if seen.is_observed => Say::All(lasted),
             None if unchanged >= self.after => Say::All(lasted),
             None if seen.is_urgent && unchanged >= URGENT_AFTER.min(self.after) => Say::All(lasted),
             None => Say::Nothing,
@@ -246,7 +252,7 @@ fn repeated(since: Duration, at: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use c10d_inspect::Finding;
+    use c10d_inspect::WaitFor;
 
     use super::*;
 
@@ -367,6 +373,26 @@ mod tests {
         }
         assert_eq!(times, [40, 70, 130, 310, 610, 1210, 1810]);
         assert!(looks < 12, "{looks}");
+    }
+
+    /// Two ranks of the job wait for a key that a third process sets once a day.
+    #[test]
+    fn the_time_is_the_age_in_the_text_about_observed_ranks() {
+        let mut watch = Watch::new(AFTER, false);
+        let seen = |s: u64| {
+            let mut report = report(FindingKind::RankBlocked, &[2], s);
+            let mut wait = WaitFor::default();
+            wait.age_ms = 500_000;
+            report.waits = vec![wait];
+            // Rank 0 moved once more.
+            report.findings[0].age_ms = Some(1000 * if s < 60 { s } else { s - 20 });
+            Standstill::of(&report)
+        };
+        let later = |at| (at, Say::Unchanged(Duration::from_secs(at - 20)));
+        assert_eq!(
+            said(&mut watch, 0..200, seen),
+            [all(30), later(60), later(120)]
+        );
     }
 
     #[test]
