@@ -342,9 +342,7 @@ impl<'c, 'a> Case<'c, 'a> {
         match (self.rule, first) {
             (Rule::WaitsForBusy, _) => "If that takes too long, look there.".to_owned(),
             (Rule::Absent | Rule::Locked | Rule::PartlyObserved, Some(group)) => advice_on(group),
-            (Rule::PartlyObserved, None) => {
-                "Run c10d run or py-spy dump on their nodes to see where these ranks are.".to_owned()
-            }
+            (Rule::PartlyObserved, None) => self.advice_on_unseen().to_owned(),
             (Rule::AllInOneCall, _) => {
                 "Check the network between the hosts, for example with c10d doctor.".to_owned()
             }
@@ -357,6 +355,18 @@ impl<'c, 'a> Case<'c, 'a> {
                     .to_owned()
             }
             _ => "c10d stacks --all shows the evidence about all ranks.".to_owned(),
+        }
+    }
+
+    /// Where the ranks that are not observed can be found.
+    fn advice_on_unseen(&self) -> &'static str {
+        let mut doings = self.doings.values();
+        match doings.any(|doing| doing.kind == Kind::NotLaunched) {
+            true => {
+                "To see where ranks of torchrun are, run py-spy dump on their node, or start the node with c10d run."
+            }
+            // A launcher that is cut off from the store still observes its own workers.
+            false => "The logs of the launchers on their nodes show where these ranks are.",
         }
     }
 }

@@ -291,7 +291,8 @@ fn ranks_that_are_not_observed_are_not_blamed_and_nor_are_those_that_wait() {
     assert_eq!(
         finding.text,
         "Ranks 0 and 1 wait in all_reduce (train.py:41). Rank 3 on node7: the last observation of its launcher is 60 s old. Rank 2 \
-         runs under torchrun on node1: no stack. Run c10d run or py-spy dump on their nodes to see where these ranks are."
+         runs under torchrun on node1: no stack. To see where ranks of torchrun are, run py-spy dump on their node, or start the node \
+         with c10d run."
     );
 }
 
@@ -320,6 +321,12 @@ fn the_world_beyond_a_launcher_is_out_of_its_reach() {
          loader.py:17 (load_batch). Ranks 2 and 3 run on other nodes, whose observations do not arrive here. Look at what it waits for there; c10d stacks 1 shows all of its calls."
     );
     assert!(local_hang_report(&node("vm", 2, &ranks)).unwrap().is_stuck);
+    let waiting = node("vm", 4, &[(0, in_all_reduce()), (1, in_all_reduce())]);
+    assert_eq!(
+        local_hang_report(&waiting).unwrap().headline,
+        "Ranks 0 and 1 wait in all_reduce (train.py:41). Ranks 2 and 3 run on other nodes, whose observations do not arrive \
+         here. The logs of the launchers on their nodes show where these ranks are."
+    );
 }
 
 /// Each row has a rule of the table, and ranks to which this rule is the first that applies.
