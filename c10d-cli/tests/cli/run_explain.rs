@@ -120,7 +120,7 @@ fn a_standstill_is_explained_with_the_missing_rank_and_its_process() {
     let job = Job::new();
     let options = ["--nproc-per-node=2", "--explain-after=500ms"];
     let running = Running::start(job.command(&options, WAITS_FOR_RANK_1, "log"));
-    job.until_log_has("log", "c10d run: the job has stood still for ");
+    job.until_log_has("log", "c10d run: the job has made no progress for ");
     job.until_log_has("log", " s\nWaiting for rank 1 ");
     job.until_log_has("log", "Suspects:\n  rank 1 on ");
     let log = job.text("log");
@@ -142,7 +142,7 @@ fn never_says_nothing_about_a_standstill() {
     let running = Running::start(job.command(&options, &script, "log"));
     assert_eq!(running.end().code, Some(0));
     let log = job.text("log");
-    assert!(!log.contains("stood still"), "{log}");
+    assert!(!log.contains("no progress"), "{log}");
 }
 
 /// Rank 0 only times out; rank 1 never comes.
@@ -294,7 +294,7 @@ fn a_skipped_collective_is_explained_where_debug_servers_run() {
     }
     job.until_log_has(
         "log",
-        "c10d run: the job has stood still in its collectives for ",
+        "c10d run: the job has made no progress in its collectives for ",
     );
     job.until_log_has(
         "log",
@@ -307,7 +307,7 @@ fn a_skipped_collective_is_explained_where_debug_servers_run() {
     for entered in &entered {
         entered.store(5, Ordering::SeqCst);
     }
-    job.until_log_has("log", "c10d run: the job goes on: ");
+    job.until_log_has("log", "c10d run: the job continues: ");
     job.go();
     assert_eq!(running.end().code, Some(0));
 }

@@ -113,7 +113,7 @@ impl LauncherOptions {
         self
     }
 
-    /// Says what the job waits for when it has stood still for this long; `None` for never. The default is
+    /// Says what the job waits for when it has made no progress for this long; `None` for never. The default is
     /// [`DEFAULT_EXPLAIN_AFTER`](Self::DEFAULT_EXPLAIN_AFTER).
     pub fn with_explain_after(mut self, after: impl Into<Option<Duration>>) -> Self {
         self.explain_after = after.into();

@@ -1,4 +1,4 @@
-//! Whether a job stands still in its collectives, of which the store knows nothing: one rank's flight recorder is read
+//! Whether a job makes no progress in its collectives, of which the store knows nothing: one rank's flight recorder is read
 //! from time to time, and those of all ranks are compared when it has not moved.
 //!
 //! Only the launcher that serves the workers' store does so. All blocking calls are made on a thread of their own, which
@@ -208,7 +208,7 @@ impl Stuck {
     /// What `c10d flight` says first, and what to do next.
     pub(super) fn text(&self) -> String {
         let mut text = format!(
-            "the job has stood still in its collectives for {} s\n{}\n",
+            "the job has made no progress in its collectives for {} s\n{}\n",
             self.lasted.as_secs(),
             self.report.headline
         );

@@ -59,12 +59,12 @@ impl<'r> Explained<'r> {
         let seconds = lasted.as_secs();
         if self.alarm.is_some() && !self.is_whole {
             return format!(
-                "the job has stood still for {seconds} s: {}\n",
+                "the job has made no progress for {seconds} s: {}\n",
                 self.headline()
             );
         }
         let text = self.report.to_text(TextStyle::PLAIN);
-        let mut text = format!("the job has stood still for {seconds} s\n{text}");
+        let mut text = format!("the job has made no progress for {seconds} s\n{text}");
         if let Some(addition) = self.addition {
             text.push_str(&format!("  by the flight recorders: {addition}\n"));
         }
@@ -149,7 +149,7 @@ mod tests {
         };
         let (text, absent) = explained(&same);
         assert!(
-            text.starts_with("the job has stood still for 31 s\nRanks 0 and 1 wait"),
+            text.starts_with("the job has made no progress for 31 s\nRanks 0 and 1 wait"),
             "{text}"
         );
         assert!(
@@ -171,7 +171,7 @@ mod tests {
         let explained = Explained::of(&report, report.findings.first(), None, false);
         assert_eq!(
             explained.text(LASTED),
-            "the job has stood still for 31 s: Ranks 0 and 1 wait in all_reduce (train.py:41).\n"
+            "the job has made no progress for 31 s: Ranks 0 and 1 wait in all_reduce (train.py:41).\n"
         );
         let absent = explained.absent().unwrap();
         assert_eq!(
@@ -183,7 +183,7 @@ mod tests {
         assert!(
             explained
                 .text(LASTED)
-                .starts_with("the job has stood still for 31 s\n")
+                .starts_with("the job has made no progress for 31 s\n")
         );
         assert_eq!(explained.absent(), None);
     }

@@ -8,7 +8,7 @@ use c10d_store::Snapshot;
 pub(in crate::launcher) struct FailureReports {
     /// At that moment.
     pub(super) at_failure: Option<Report>,
-    /// Shortly before, if the job stood still.
+    /// Shortly before, if the job made no progress.
     pub(super) before: Option<Report>,
     /// The missing ranks in the last collective, if flight recorders or stacks showed them shortly before.
     pub(super) absent: Option<Absent>,

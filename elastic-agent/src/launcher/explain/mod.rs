@@ -50,7 +50,7 @@ const RECENT: Duration = Duration::from_secs(5);
 /// Longer than any job, and still a time that can be added to the current one.
 const NEVER: Duration = Duration::from_secs(100 * 365 * 86400);
 
-/// The live line has the answer for a job that has stood still for this time.
+/// The live line has the answer for a job that has made no progress for this time.
 const LINE_AFTER: Duration = Duration::from_secs(3);
 
 /// Explains until it is dropped, which joins its thread: at once, or within 2 s if a store of this process does not
@@ -71,7 +71,7 @@ struct Shared {
     screen: Arc<dyn Screen>,
     /// The source of the workers that run.
     source: Mutex<Option<Source>>,
-    /// The last report on a job that stood still, and when it was made.
+    /// The last report on a job without progress, and when it was made.
     last_stuck: Mutex<Option<(Instant, Report)>>,
     /// The ranks that were last found to take no part in a collective, and when this was found.
     last_absent: Mutex<Option<(Instant, Absent)>>,
@@ -89,7 +89,7 @@ enum Message {
 }
 
 impl Explainer {
-    /// Starts the thread. It speaks when the job has stood still for `after`, never if `None`. If workers have debug
+    /// Starts the thread. It speaks when the job has made no progress for `after`, never if `None`. If workers have debug
     /// servers, it also compares their collectives.
     ///
     /// # Errors
@@ -324,15 +324,15 @@ impl Thread {
             Say::Nothing => None,
             Say::All(lasted) => Some(stuck.text(lasted)),
             Say::Unchanged(lasted) => Some(format!(
-                "the job still stands still, for {} s now: {}\n",
+                "the job has still made no progress, for {} s now: {}\n",
                 lasted.as_secs(),
                 stuck.headline()
             )),
             // The job has not resumed: a rank that has exited does not wait any more.
-            Say::GoesOn if has_ended(&node, &report) => None,
+            Say::Continues if has_ended(&node, &report) => None,
             // That all ranks are idle is what the store knows of a job that runs.
-            Say::GoesOn if is_outside_store(&report) => Some("the job goes on\n".to_owned()),
-            Say::GoesOn => Some(format!("the job goes on: {}\n", report.headline_text())),
+            Say::Continues if is_outside_store(&report) => Some("the job continues\n".to_owned()),
+            Say::Continues => Some(format!("the job continues: {}\n", report.headline_text())),
         };
         if let Some(absent) = stuck.absent() {
             *lock(&self.shared.last_absent) = Some((Instant::now(), absent));

@@ -1,4 +1,4 @@
-//! When a launcher says why its job stands still. Pure.
+//! When a launcher reports why its job makes no progress. Pure.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -45,12 +45,12 @@ pub(super) struct Standstill {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Say {
     Nothing,
-    /// Why the job stands still, which it has done for this time.
+    /// Why the job has made no progress for this time.
     All(Duration),
-    /// That nothing has changed for this time since the job began to stand still.
+    /// That the job has still made no progress, for this time.
     Unchanged(Duration),
-    /// That the job goes on, of which was said that it stands still.
-    GoesOn,
+    /// That the job continues after such a report.
+    Continues,
 }
 
 /// Decides when to speak. Times are counted from any moment.
@@ -140,7 +140,7 @@ const fn is_urgent(kind: FindingKind) -> bool {
 }
 
 impl Watch {
-    /// Speaks when a job has stood still for `after`. With `is_remote` each look asks another host.
+    /// Speaks when a job has made no progress for `after`. With `is_remote` each look asks another host.
     pub(super) const fn new(after: Duration, is_remote: bool) -> Self {
         Self {
             after,
@@ -177,7 +177,7 @@ impl Watch {
     pub(super) fn look(&mut self, now: Duration, seen: Option<Standstill>) -> Say {
         let Some(seen) = seen else {
             return match self.still.take().and_then(|still| still.said) {
-                Some(_) => Say::GoesOn,
+                Some(_) => Say::Continues,
                 None => Say::Nothing,
             };
         };
@@ -292,7 +292,7 @@ mod tests {
             said(&mut watch, 0..2000, |s| missing(&[2], s)),
             [all(30), unchanged(120), unchanged(600)]
         );
-        assert_eq!(watch.look(Duration::from_secs(2000), None), Say::GoesOn);
+        assert_eq!(watch.look(Duration::from_secs(2000), None), Say::Continues);
         assert_eq!(watch.look(Duration::from_secs(2001), None), Say::Nothing);
     }
 

@@ -31,10 +31,10 @@ const ONCE: Duration = Duration::from_secs(12);
 const EARLY: Duration = Duration::from_secs(8);
 
 /// How the report of a launcher about a job that makes no progress begins.
-const ALARM: &str = "the job has stood still for ";
+const ALARM: &str = "the job has made no progress for ";
 
 /// The line of a launcher when such a job makes progress again.
-const CONTINUES: &str = "the job goes on";
+const CONTINUES: &str = "the job continues";
 
 const RANKS: usize = 4;
 
