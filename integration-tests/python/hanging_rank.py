@@ -315,6 +315,16 @@ def debugger():
     dist.all_reduce(torch.ones(4))
 
 
+def cycle_at_one_line():
+    """Each rank waits for the next one in a group of two, and all of them at the same line."""
+    pairs = [dist.new_group(pair, timeout=TIMEOUT) for pair in ([0, 1], [1, 2], [2, 3], [3, 0])]
+    for pair in pairs:
+        if RANK in dist.get_process_group_ranks(pair):
+            dist.all_reduce(torch.ones(4), group=pair)
+    stalls()
+    dist.all_reduce(torch.ones(4), group=pairs[RANK])  # HERE
+
+
 def join():
     dist.init_process_group("gloo", timeout=TIMEOUT)
     dist.all_reduce(torch.ones(4))

@@ -288,10 +288,25 @@ impl<'c, 'a> Case<'c, 'a> {
         let groups = self.alike(Doing::waits);
         let place = positions(&groups, 1);
         let place = place.split_once(" in ").map_or("", |(_, place)| place);
-        let likely = format!(
-            "All ranks are in {place}, so the network or the transport is the likely cause."
-        );
-        paragraph([likely].into_iter().chain(self.pairs.sentences()))
+        let is_network = "the network or the transport is the likely cause";
+        let other_groups = match self.evidence.other_groups {
+            _ if !self.pairs.is_empty() => Some(0),
+            known => known,
+        };
+        let cause = match other_groups {
+            Some(0) => format!("All ranks are in {place}, so {is_network}."),
+            // Neither stacks nor the store show which of its groups a rank uses.
+            Some(others) => format!(
+                "All ranks are in {place}. If all of them use the same group, {is_network}. The job has {} besides the default group, so \
+                 it is also possible that ranks wait for each other in different groups.",
+                text::count(others, "group"),
+            ),
+            None => format!(
+                "All ranks are in {place}. If all of them use the same group, {is_network}; otherwise they may wait for each other in \
+                 different groups."
+            ),
+        };
+        paragraph([cause].into_iter().chain(self.pairs.sentences()))
     }
 
     fn spins(&self) -> String {
@@ -343,8 +358,13 @@ impl<'c, 'a> Case<'c, 'a> {
             (Rule::WaitsForBusy, _) => "If that takes too long, look there.".to_owned(),
             (Rule::Absent | Rule::Locked | Rule::PartlyObserved, Some(group)) => advice_on(group),
             (Rule::PartlyObserved, None) => self.advice_on_unseen().to_owned(),
-            (Rule::AllInOneCall, _) => {
+            (Rule::AllInOneCall, _) if self.evidence.other_groups == Some(0) => {
                 "Check the network between the hosts, for example with c10d doctor.".to_owned()
+            }
+            (Rule::AllInOneCall, _) => {
+                "Check the network between the hosts, for example with c10d doctor. In a job of c10d run --debug-server, c10d flight \
+                 shows the group of each rank."
+                    .to_owned()
             }
             (Rule::Spins, _) => {
                 "In a job of c10d run --debug-server, c10d flight names the rank that skipped a collective.".to_owned()

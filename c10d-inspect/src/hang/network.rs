@@ -26,6 +26,10 @@ pub(super) struct Unacknowledged {
 pub(super) struct Pairs(Vec<((Option<String>, String), Unacknowledged)>);
 
 impl Pairs {
+    pub(super) const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Finds the pairs by the connections of the waiting ranks.
     pub(super) fn new(doings: &BTreeMap<usize, Doing<'_>>, evidence: &Evidence<'_>) -> Self {
         let mut pairs: BTreeMap<(Option<String>, String), Unacknowledged> = BTreeMap::new();

@@ -110,14 +110,44 @@ fn ranks_in_different_calls_are_shown_with_their_lines() {
 
 #[test]
 fn one_collective_at_one_line_points_to_the_network() {
-    check(
-        &[in_all_reduce(), in_all_reduce()],
-        State::NoProgress,
-        Kind::TransportStalled,
-        &[],
-        "All ranks are in all_reduce (train.py:41), so the network or the transport is the likely cause. Check the network \
-         between the hosts, for example with c10d doctor.",
-    );
+    let node = node("vm", 2, &[(0, in_all_reduce()), (1, in_all_reduce())]);
+    let mut evidence = Evidence::default();
+    evidence.add(&node, 0, |_| true);
+    let may_be = "All ranks are in all_reduce (train.py:41). If all of them use the same group, the network or the transport is the \
+        likely cause";
+    let advice = "Check the network between the hosts, for example with c10d doctor.";
+    let flight = "In a job of c10d run --debug-server, c10d flight shows the group of each rank.";
+    for (other_groups, expected) in [
+        (
+            Some(0),
+            format!(
+                "All ranks are in all_reduce (train.py:41), so the network or the transport is the likely cause. {advice}"
+            ),
+        ),
+        (
+            Some(3),
+            format!(
+                "{may_be}. The job has 3 groups besides the default group, so it is also possible that ranks wait for each other in \
+                 different groups. {advice} {flight}"
+            ),
+        ),
+        (
+            None,
+            format!(
+                "{may_be}; otherwise they may wait for each other in different groups. {advice} {flight}"
+            ),
+        ),
+    ] {
+        evidence.other_groups = other_groups;
+        let verdict = judge(&evidence).unwrap();
+        assert_eq!(verdict.state, State::NoProgress);
+        let finding = verdict.finding.unwrap();
+        assert_eq!(
+            (finding.kind, finding.text),
+            (Kind::TransportStalled, expected)
+        );
+        assert!(finding.culprits.0.is_empty());
+    }
     let slow = in_all_reduce().with(|it| it.sample.io_bytes_per_second = 1 << 20);
     let slow_verdict = verdict(&[slow.clone(), slow.clone()]);
     assert_eq!(

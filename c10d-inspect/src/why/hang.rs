@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::hang::{Evidence, RankEvidence, Seen, StoreWait, Verdict, judge};
 use crate::job::Job;
-use crate::keys::Family;
+use crate::keys::{Family, GroupName, Maker};
 use crate::ranks::milliseconds;
 use crate::report::{Finding, FindingKind, RankSet, ReportState};
 
@@ -140,6 +140,7 @@ fn evidence<'j>(job: &'j Job<'_>) -> Evidence<'j> {
         let other = || RankEvidence::new(Seen::NotLaunched, host());
         evidence.ranks.entry(rank).or_insert_with(other);
     }
+    evidence.other_groups = other_groups(job);
     for (key, waiting) in &job.waits {
         if is_background(&job.family(key)) {
             continue;
@@ -163,6 +164,26 @@ fn evidence<'j>(job: &'j Job<'_>) -> Evidence<'j> {
         }
     }
     evidence
+}
+
+/// The number of process groups besides the default group. `None` if the store does not show the default group.
+fn other_groups(job: &Job<'_>) -> Option<usize> {
+    let gloo = job.index.groups.iter().map(|group| &group.name);
+    let others = job.index.others.iter();
+    let nccl = others.filter_map(|(family, _)| match family {
+        Family::NcclId { group, .. } => Some(group),
+        _ => None,
+    });
+    let is_of_ranks =
+        |group: &&GroupName<'_>| group.maker == Maker::Process && job.who.is_of_job(group);
+    let groups: Vec<_> = gloo.chain(nccl).filter(is_of_ranks).collect();
+    let names = groups.iter().filter(|group| !group.is_default());
+    // A group has keys for each of its devices.
+    let names: BTreeSet<&[u8]> = names.map(|group| group.name).collect();
+    groups
+        .iter()
+        .any(|group| group.is_default())
+        .then_some(names.len())
 }
 
 /// Whether a rank waits for keys of this family in the background, while it works.

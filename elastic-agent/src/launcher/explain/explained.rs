@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use c10d_inspect::report_text::TextStyle;
-use c10d_inspect::{Finding, Report};
+use c10d_inspect::{Finding, FindingKind, Report};
 
 use super::collectives::Stuck;
 use super::failure_reports::Absent;
@@ -23,15 +23,17 @@ pub(super) struct Explained<'r> {
 
 impl<'r> Explained<'r> {
     /// Combines the evidence. Stacks show a line and why a rank is there, and flight recorders show which collective a
-    /// rank has not entered. If both name ranks but different ranks, only the stacks count, because a recorder shows
-    /// the past. Without `is_whole` the text is the first sentence, because another launcher prints the rest.
+    /// rank has not entered, and its group. If both name ranks but different ranks, only the stacks count, because a
+    /// recorder shows the past. If all ranks are at one line, they may be in different groups, which only recorders
+    /// show. Without `is_whole` the text is the first sentence, because another launcher prints the rest.
     pub(super) fn of(
         report: &'r Report,
         alarm: Option<&'r Finding>,
         collectives: Option<&'r Stuck>,
         is_whole: bool,
     ) -> Self {
-        let named = collectives.and_then(|it| it.report.named());
+        let mut causes = collectives.iter().flat_map(|it| &it.report.findings);
+        let recorded = causes.find(|it| !it.is_consequence);
         let mut explained = Self {
             report,
             alarm,
@@ -42,8 +44,12 @@ impl<'r> Explained<'r> {
         let Some(alarm) = alarm else {
             return explained;
         };
-        if !alarm.culprits.0.is_empty() || named.is_none() {
-            explained.addition = named
+        let is_replaced = recorded.is_some_and(|it| {
+            alarm.culprits.0.is_empty()
+                && (!it.culprits.0.is_empty() || alarm.kind == FindingKind::TransportStalled)
+        });
+        if !is_replaced {
+            explained.addition = recorded
                 .filter(|it| it.culprits == alarm.culprits)
                 .map(|it| it.text.as_str());
             explained.collectives = None;
@@ -100,7 +106,6 @@ impl<'r> Explained<'r> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use c10d_inspect::FindingKind;
     use c10d_inspect::flight::{FlightRecording, compare_flights};
 
     use super::*;
@@ -119,17 +124,22 @@ mod tests {
         report
     }
 
-    /// Rank 2 of three ranks has not entered the fourth collective.
-    fn recorded() -> Stuck {
-        let recording = |entered: u64| {
-            let entry = serde_json::json!({
-                "process_group": ["0", "default_pg"], "collective_seq_id": entered,
-                "profiling_name": "gloo:all_reduce", "retired": entered < 4,
-            });
-            let json = serde_json::json!({ "entries": [entry] }).to_string();
+    /// The collectives that a rank has entered: the group, the number, and whether it waits in it.
+    type Entered = [(&'static str, u64, bool)];
+
+    fn recorded(ranks: &[&Entered]) -> Stuck {
+        let recording = |entered: &&Entered| {
+            let entry = |(group, number, is_inside): &(&str, u64, bool)| {
+                serde_json::json!({
+                    "process_group": [group, ""], "collective_seq_id": number,
+                    "profiling_name": "gloo:all_reduce", "retired": !is_inside,
+                })
+            };
+            let entries: Vec<_> = entered.iter().map(entry).collect();
+            let json = serde_json::json!({ "entries": entries }).to_string();
             FlightRecording::parse(json.as_bytes()).unwrap()
         };
-        let recordings = [4, 4, 3].map(recording).into_iter().enumerate().collect();
+        let recordings = ranks.iter().map(recording).enumerate().collect();
         let clock = |_| String::new();
         Stuck {
             report: compare_flights(&recordings, &BTreeMap::new(), &Report::default(), &clock),
@@ -139,7 +149,9 @@ mod tests {
 
     #[test]
     fn recorders_add_to_stacks_that_name_the_same_rank_and_replace_those_that_name_none() {
-        let stuck = recorded();
+        // Rank 2 has not entered the fourth collective.
+        let inside: &Entered = &[("0", 4, true)];
+        let stuck = recorded(&[inside, inside, &[("0", 3, false)]]);
         let behind = &stuck.report.headline;
         let (same, other, none) = (observed(&[2]), observed(&[1]), observed(&[]));
         let explained = |report: &Report| {
@@ -163,6 +175,33 @@ mod tests {
         let (text, absent) = explained(&none);
         assert!(text.contains(behind), "{text}");
         assert_eq!(absent.as_ref(), Some(&same.findings[0].culprits));
+    }
+
+    /// Two groups of two ranks, which two ranks use in opposite orders.
+    #[test]
+    fn recorded_groups_replace_the_network_as_the_cause() {
+        let ahead: &Entered = &[("1", 2, true), ("2", 1, false)];
+        let crossed: &Entered = &[("1", 1, false), ("2", 2, true)];
+        let stuck = recorded(&[ahead, crossed]);
+        assert!(stuck.report.named().is_none());
+        let text = |kind: FindingKind| {
+            let mut report = observed(&[]);
+            report.findings[0].kind = kind;
+            let alarm = report.findings.first();
+            Explained::of(&report, alarm, Some(&stuck), true).text(LASTED)
+        };
+        let cause = "Ranks wait for each other: ";
+        let stalled = text(FindingKind::TransportStalled);
+        assert!(
+            stalled.contains(cause) && !stalled.contains("train.py:41"),
+            "{stalled}"
+        );
+        let differ = text(FindingKind::CallsDiffer);
+        let addition = format!("by the flight recorders: {cause}");
+        assert!(
+            differ.contains("train.py:41") && differ.contains(&addition),
+            "{differ}"
+        );
     }
 
     #[test]

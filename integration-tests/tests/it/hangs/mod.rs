@@ -104,6 +104,20 @@ fn killed_loader() {
     );
 }
 
+/// The report does not blame the network alone, because the job has several groups.
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn cycle_at_one_line() {
+    let _watchdog = Watchdog::start("cycle_at_one_line", LIMIT);
+    let Some(mode) = mode() else {
+        return;
+    };
+    let mut job = HangingJob::start("cycle_at_one_line", mode);
+    let mut expected = Expected::of("cycle_at_one_line", NoProgress, &[]);
+    expected.places.push("The job has 4 groups".to_owned());
+    job.expect(&expected);
+}
+
 /// Before the time of an alarm, `c10d why` already answers with the line.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
