@@ -4,6 +4,7 @@ use std::mem;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use c10d_inspect::Report;
 use c10d_inspect::http::{StatusError, StatusPages};
 use c10d_inspect::workers::{Job, JobError};
 use c10d_socket::Deadline;
@@ -37,12 +38,56 @@ impl StatusArgs {
 
     /// The ranks of the job. The server is the store of its workers, or the rendezvous of its nodes.
     pub(crate) fn open_job(&self) -> Result<Job, Failure> {
+        Ok(Job::open(&self.open()?.into_workers()?)?)
+    }
+
+    /// [`open_job`](Self::open_job) with a report that includes the activity of the ranks. The launchers are asked for it
+    /// only if the store does not explain why ranks wait, because the new report may take a second.
+    pub(crate) fn open_observed_job(&self) -> Result<Job, Failure> {
         let pages = self.open()?.into_workers()?;
-        Job::open(&pages).map_err(|error| match error {
+        let job = Job::open(&pages)?;
+        let report = job.report();
+        let mut connected = report.nodes.iter().filter(|node| node.is_connected);
+        if report.is_stuck || connected.all(|node| node.is_observed) {
+            return Ok(job);
+        }
+        match job.ask_for_samples(|_| true) {
+            0 => Ok(job),
+            nodes => Ok(until_observed(nodes, || Job::open(&pages), Job::report)?),
+        }
+    }
+}
+
+impl From<JobError> for Failure {
+    fn from(error: JobError) -> Self {
+        match error {
             JobError::Status(error) => error.into(),
             JobError::Store(error) => error.into(),
-            nobody => Failure::No(nobody.to_string()),
-        })
+            nobody => Self::No(nobody.to_string()),
+        }
+    }
+}
+
+/// How long to wait for a newer report, and how often to request it. Most servers keep a report for a second.
+const NEWER_TIMEOUT: Duration = Duration::from_millis(1200);
+const NEWER_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Returns the first answer whose report has the samples of this many nodes, because a server keeps a report for a
+/// second or longer and returns it again. After a timeout, returns an answer without all samples.
+pub(crate) fn until_observed<T, E>(
+    nodes: usize,
+    answer: impl Fn() -> Result<T, E>,
+    report: impl Fn(&T) -> &Report,
+) -> Result<T, E> {
+    let end = Instant::now() + NEWER_TIMEOUT;
+    loop {
+        let answer = answer()?;
+        let nodes_of = &report(&answer).nodes;
+        let observed = nodes_of.iter().filter(|node| node.is_observed).count();
+        if observed >= nodes || Instant::now() >= end {
+            return Ok(answer);
+        }
+        thread::sleep(NEWER_INTERVAL);
     }
 }
 

@@ -1,8 +1,5 @@
 //! `c10d why`: who the job waits for.
 
-use std::thread;
-use std::time::{Duration, Instant};
-
 use c10d_inspect::http::{StatusError, StatusPages};
 use c10d_inspect::workers::Job;
 use c10d_inspect::{Report, WorkersStore};
@@ -12,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::failure::Failure;
 use crate::output::{print, print_json, text_style};
-use crate::status::StatusArgs;
+use crate::status::{StatusArgs, until_observed};
 
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
@@ -61,10 +58,6 @@ struct Answer {
     json: Option<Map<String, Value>>,
 }
 
-/// How long to wait for a newer report, and how often to request it. Most servers keep a report for a second.
-const NEWER_TIMEOUT: Duration = Duration::from_millis(1200);
-const NEWER_INTERVAL: Duration = Duration::from_millis(50);
-
 impl Answer {
     /// Returns the report of a store after the launchers have observed their workers. Without a request, launchers do
     /// this only if a worker has been quiet for a while.
@@ -76,21 +69,11 @@ impl Answer {
                 report: job.into_report(),
                 ..first
             }),
-            nodes => Self::with_samples(nodes, pages, is_json),
-        }
-    }
-
-    /// Returns the first report with the samples of this many nodes, because a server keeps a report for a second or
-    /// longer and returns it again. After a timeout, returns the report without all samples.
-    fn with_samples(nodes: usize, pages: &StatusPages, is_json: bool) -> Result<Self, StatusError> {
-        let end = Instant::now() + NEWER_TIMEOUT;
-        loop {
-            let answer = Self::at_once(pages, is_json)?;
-            let observed = answer.report.nodes.iter().filter(|node| node.is_observed);
-            if observed.count() >= nodes || Instant::now() >= end {
-                return Ok(answer);
-            }
-            thread::sleep(NEWER_INTERVAL);
+            nodes => until_observed(
+                nodes,
+                || Self::at_once(pages, is_json),
+                |answer| &answer.report,
+            ),
         }
     }
 

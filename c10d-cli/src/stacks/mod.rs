@@ -45,7 +45,7 @@ pub(crate) struct StacksArgs {
 
 /// Prints the stacks.
 pub(crate) fn run(args: &StacksArgs) -> Result<(), Failure> {
-    let job = args.status.open_job()?;
+    let job = args.status.open_observed_job()?;
     let choice = ranks::choose(job.report(), &args.ranks, args.all).map_err(Failure::Usage)?;
     let answers = job.stacks(&choice.ranks);
     if args.json {

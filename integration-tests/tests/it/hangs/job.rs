@@ -152,6 +152,15 @@ impl HangingJob {
     pub(super) fn expect_early_answer(&mut self, expected: &Expected) {
         self.await_stall();
         thread::sleep(EARLY);
+        // The launchers observe their workers only after a request.
+        let started = Instant::now();
+        let stacks = self.ask_by("stacks", "--all");
+        println!("c10d stacks, within {} ms", started.elapsed().as_millis());
+        let text = without_times(&String::from_utf8_lossy(&stacks.stdout));
+        assert!(
+            text.starts_with("Ranks 0, 1 and 3 wait in all_reduce"),
+            "{text}"
+        );
         let answer = self.ask();
         let all = answer.report.to_string();
         assert_eq!(answer.code, Some(0), "{all}");
@@ -302,12 +311,16 @@ impl HangingJob {
     }
 
     fn why(&self) -> Output {
-        let mut command = Command::new(c10d());
-        command.args(["why", "--json", "--connect"]);
-        command
-            .arg(self.endpoint.to_string())
-            .output()
-            .expect("c10d can be run")
+        self.ask_by("why", "--json")
+    }
+
+    fn ask_by(&self, command: &str, option: &str) -> Output {
+        let endpoint = self.endpoint.to_string();
+        let mut c10d = Command::new(c10d());
+        let output = c10d
+            .args([command, option, "--connect", &endpoint])
+            .output();
+        output.expect("c10d can be run")
     }
 
     /// A relay answers no request for a page.
