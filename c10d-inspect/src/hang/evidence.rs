@@ -21,7 +21,7 @@ pub(crate) struct Evidence<'a> {
     pub(crate) ranks: BTreeMap<usize, RankEvidence<'a>>,
     /// How long a job makes no progress before that is an alarm, in milliseconds; `None` if no launcher announces it.
     pub(crate) alarm_after_ms: Option<u64>,
-    /// The number of process groups besides the default group, as the store shows them; `None` if it shows none at all.
+    /// The number of process groups in the store besides the default group; `None` if even the default group is unknown.
     pub(crate) other_groups: Option<usize>,
     /// The hosts with these addresses; `None` for an address that several hosts have, such as the address of a bridge
     /// between containers.

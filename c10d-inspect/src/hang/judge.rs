@@ -100,8 +100,8 @@ impl<'c, 'a> Case<'c, 'a> {
     }
 
     /// The longest time in a clause about ranks, in milliseconds. Ranks stop one after another and are read at different
-    /// times, so their own times differ. An explanation has only the time for which no rank has made progress; clauses
-    /// have none if a sentence of its own has it.
+    /// times, so their own times differ. An explanation has only the time for which no rank has made progress. It is in
+    /// the clauses, or in a separate sentence if there is no alarm yet.
     fn still_ms_max(&self) -> u64 {
         match (self.rule, self.so_far_ms()) {
             (Rule::WaitsForBusy, _) => u64::MAX,
