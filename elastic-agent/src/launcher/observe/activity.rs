@@ -36,8 +36,33 @@ pub(super) struct Reading {
     pub(super) main_cpu_ms: u64,
     /// The same in microseconds; `None` if the kernel does not count it.
     pub(super) main_run_us: Option<u64>,
-    /// By process id, the CPU time of the worker's processes, in milliseconds, and the bytes that they have read and written.
-    pub(super) processes: BTreeMap<u32, (u64, u64)>,
+    /// When the processes were read, in milliseconds since the system started.
+    pub(super) at_ms: u64,
+    /// The worker's processes by their ids.
+    pub(super) processes: BTreeMap<u32, ProcessCounters>,
+}
+
+/// What a process has used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct ProcessCounters {
+    /// When it started, in milliseconds since the system started.
+    pub(super) started_ms: u64,
+    pub(super) cpu_ms: u64,
+    /// The bytes that it has read and written.
+    pub(super) io_bytes: u64,
+}
+
+impl ProcessCounters {
+    /// Returns the counters at the reading of `at_ms`, which found this process, another with its id, or neither.
+    fn before(&self, found: Option<&Self>, at_ms: u64) -> Self {
+        let is_same = |it: &&Self| it.started_ms == self.started_ms;
+        match found.filter(is_same) {
+            Some(found) => *found,
+            None if self.started_ms >= at_ms => Self::default(),
+            // Each reading may find other processes of a worker with many: it is unknown what this one had used by then.
+            None => *self,
+        }
+    }
 }
 
 /// The readings of one worker.
@@ -163,11 +188,14 @@ impl Interval {
     fn between(lasted: Duration, before: &Reading, after: &Reading) -> Self {
         let main_ms = after.main_cpu_ms.saturating_sub(before.main_cpu_ms);
         let (mut all_ms, mut io_bytes) = (0u64, 0u64);
-        for (pid, (cpu, io)) in &after.processes {
-            // A new process has used all of this since the reading before.
-            let (cpu_before, io_before) = before.processes.get(pid).copied().unwrap_or_default();
-            all_ms += cpu.saturating_sub(cpu_before);
-            io_bytes = io_bytes.saturating_add(io.saturating_sub(io_before));
+        for (pid, process) in &after.processes {
+            let then = process.before(before.processes.get(pid), before.at_ms);
+            let (cpu_ms, io) = (
+                process.cpu_ms.saturating_sub(then.cpu_ms),
+                process.io_bytes.saturating_sub(then.io_bytes),
+            );
+            all_ms = all_ms.saturating_add(cpu_ms);
+            io_bytes = io_bytes.saturating_add(io);
         }
         Self {
             lasted,
@@ -224,7 +252,7 @@ mod tests {
     impl Worker {
         fn new() -> Self {
             let mut reading = Reading::default();
-            reading.processes.insert(10, (0, 0));
+            reading.processes.insert(10, ProcessCounters::default());
             let mut worker = Self {
                 activity: Activity::default(),
                 now: Duration::ZERO,
@@ -239,8 +267,9 @@ mod tests {
                 self.now += SECOND;
                 self.reading.main_cpu_ms += main_ms;
                 let process = self.reading.processes.get_mut(&10).unwrap();
-                process.0 += main_ms + others_ms;
-                process.1 += io_bytes;
+                process.cpu_ms += main_ms + others_ms;
+                process.io_bytes += io_bytes;
+                self.reading.at_ms = milliseconds(self.now);
                 self.activity.note(self.now, self.reading.clone());
             }
             self.activity.usage()
@@ -298,9 +327,36 @@ mod tests {
     fn a_new_process_counts_and_one_that_has_ended_takes_nothing_back() {
         let mut worker = Worker::new();
         worker.run(10, 0, 0, 0);
-        worker.reading.processes.insert(11, (800, 1 << 20));
+        worker.reading.processes.insert(11, used_since(10_000));
         assert_eq!(worker.run(1, 0, 0, 0).idle, Duration::ZERO);
         worker.reading.processes.remove(&11);
         assert_eq!(worker.run(5, 0, 0, 0).idle, 5 * SECOND);
+        // Another process with the same id.
+        worker.reading.processes.insert(11, used_since(16_000));
+        assert_eq!(worker.run(1, 0, 0, 0).idle, Duration::ZERO);
+        worker.reading.processes.insert(11, used_since(17_000));
+        assert_eq!(worker.run(1, 0, 0, 0).idle, Duration::ZERO);
+    }
+
+    #[test]
+    fn an_old_process_that_was_not_read_before_is_not_new() {
+        let mut worker = Worker::new();
+        worker.run(10, 0, 0, 0);
+        worker.reading.processes.insert(11, used_since(9000));
+        let usage = worker.run(1, 0, 0, 0);
+        assert_eq!((usage.idle, usage.others_percent), (11 * SECOND, 0));
+        let process = worker.reading.processes.get_mut(&11).unwrap();
+        process.cpu_ms += 500;
+        let usage = worker.run(1, 0, 0, 0);
+        assert_eq!((usage.idle, usage.others_percent), (Duration::ZERO, 25));
+    }
+
+    /// A process that started at this time, and has computed for a while.
+    fn used_since(started_ms: u64) -> ProcessCounters {
+        ProcessCounters {
+            started_ms,
+            cpu_ms: 800,
+            io_bytes: 1 << 20,
+        }
     }
 }

@@ -4,9 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use c10d_inspect::AnnouncedProcess;
-use c10d_socket::ProcessStat;
+use c10d_socket::{Moment, ProcessStat};
 
-use super::activity::Reading;
+use super::activity::{ProcessCounters, Reading, milliseconds};
 
 /// The names of processes that run Python: PyTorch 2.6 and later names its main thread.
 const PYTHON_NAMES: [&str; 2] = ["python", "pt_main_thread"];
@@ -38,8 +38,10 @@ impl Counters {
         let main = self.stat(&main_folder)?;
         let run = fs::read_to_string(main_folder.join("schedstat"));
         let mut reading = Reading {
-            main_cpu_ms: self.cpu_ms(&main),
+            main_cpu_ms: self.ms(main.cpu_ticks),
             main_run_us: run.ok().and_then(|text| run_us(&text)),
+            // The clock in which the system counts the starts of processes.
+            at_ms: milliseconds(Moment::now().parts().0),
             ..Reading::default()
         };
         for pid in processes {
@@ -48,8 +50,11 @@ impl Counters {
                 continue;
             };
             let io = fs::read_to_string(folder.join("io"));
-            let io_bytes = io.map_or(0, |text| io_bytes(&text));
-            let counters = (self.cpu_ms(&stat), io_bytes);
+            let counters = ProcessCounters {
+                started_ms: self.ms(stat.start_ticks),
+                cpu_ms: self.ms(stat.cpu_ticks),
+                io_bytes: io.map_or(0, |text| io_bytes(&text)),
+            };
             reading.processes.insert(pid, counters);
         }
         Some((reading, main.state))
@@ -59,8 +64,8 @@ impl Counters {
         ProcessStat::parse(&fs::read(folder.join("stat")).ok()?)
     }
 
-    const fn cpu_ms(&self, stat: &ProcessStat) -> u64 {
-        stat.cpu_ticks.saturating_mul(1000) / self.ticks_per_second
+    const fn ms(&self, ticks: u64) -> u64 {
+        ticks.saturating_mul(1000) / self.ticks_per_second
     }
 }
 
@@ -108,6 +113,8 @@ fn io_bytes(text: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     fn process(pid: u32, parent: u32, command: &str, state: char) -> AnnouncedProcess {
@@ -159,7 +166,15 @@ mod tests {
         }
         let (after, state) = counters.read(own, [own]).unwrap();
         assert!(matches!(state, 'R' | 'S' | 'D'), "{state}");
-        assert!(after.processes[&own].1 >= before.processes[&own].1 + bytes);
+        let (now, then) = (after.processes[&own], before.processes[&own]);
+        assert!(now.io_bytes >= then.io_bytes + bytes);
+        assert!(now.started_ms == then.started_ms && now.started_ms < before.at_ms);
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let (with_child, _) = counters.read(own, [child.id()]).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // The system counts starts in ticks of 10 ms.
+        assert!(with_child.processes[&child.id()].started_ms + 10 >= before.at_ms);
         assert_eq!(counters.read(u32::MAX, [own]), None);
     }
 }

@@ -284,6 +284,7 @@ impl Observations {
 mod tests {
     use c10d_inspect::stacks::{Frame, ThreadStack};
 
+    use super::super::activity::ProcessCounters;
     use super::*;
 
     const AFTER: Duration = Duration::from_secs(30);
@@ -322,10 +323,14 @@ mod tests {
                 .zip(self.cpu_ms.iter_mut().zip(used_ms));
             let seen = seen.map(|(pid, (cpu_ms, used_ms))| {
                 *cpu_ms += used_ms;
+                let process = ProcessCounters {
+                    cpu_ms: *cpu_ms,
+                    ..ProcessCounters::default()
+                };
                 let reading = Reading {
                     main_cpu_ms: *cpu_ms,
-                    main_run_us: None,
-                    processes: [(pid, (*cpu_ms, 0))].into(),
+                    processes: [(pid, process)].into(),
+                    ..Reading::default()
                 };
                 Seen {
                     pid,
