@@ -229,7 +229,10 @@ impl Worker {
         let mut announced = AnnouncedSample::default();
         announced.stacks = place_of(sample);
         let mut before = self.samples.iter().rev();
-        let before = before.find(|it| sample.at >= it.at + APART_MIN);
+        // A sample whose stacks could not be read in time confirms no stacks, but one before it may.
+        let before = before.find(|it| {
+            sample.at >= it.at + APART_MIN && (it.stacks.is_some() || sample.stacks.is_none())
+        });
         announced.stacks_before = before.and_then(place_of);
         if let Some(before) = before {
             announced.unacknowledged =
@@ -425,6 +428,27 @@ mod tests {
             assert_eq!(apart.is_some(), second >= 5, "{second}");
             assert!(apart.is_none_or(|apart| (5..=15).contains(&apart)));
         }
+    }
+
+    #[test]
+    fn a_sample_without_stacks_does_not_take_the_confirmation() {
+        let mut node = Node::new(Some(AFTER));
+        for _ in 0..4 {
+            node.step([0, 0]);
+        }
+        node.now += seconds(5);
+        node.read([0, 0]);
+        let late = Sample {
+            at: node.now,
+            error: Some("late".to_owned()),
+            ..Sample::default()
+        };
+        node.sampling.note_samples(node.now, vec![(10, late)]);
+        let found = node.sampling.announced(node.now).unwrap();
+        assert_eq!(found.samples[&10].stacks, None);
+        let found = node.step([0, 0]).unwrap();
+        let sample = &found.samples[&10];
+        assert_eq!((sample.stacks, sample.stacks_before), (Some(0), Some(0)));
     }
 
     #[test]
