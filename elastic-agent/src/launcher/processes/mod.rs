@@ -68,10 +68,20 @@ impl Scanner {
         workers: &[u32],
         store: &StoreAddress,
     ) -> Vec<Vec<AnnouncedProcess>> {
-        let stats = self.stats();
-        let members = tree::by_worker(&stats, workers);
+        let mut stats = self.stats();
+        let mut members = tree::by_worker(&stats, workers);
         let sockets = self.sockets(members.iter().flatten(), store);
-        self.find_holders(members.iter().flatten(), &sockets);
+        self.holders.retain(|inode, _| sockets.contains_key(inode));
+        // Reading the open files is by far the longest part.
+        if sockets
+            .keys()
+            .any(|inode| !self.holders.contains_key(inode))
+        {
+            // Since they were listed, a process may have started and opened one of the sockets.
+            stats = self.stats();
+            members = tree::by_worker(&stats, workers);
+            self.find_holders(members.iter().flatten(), &sockets);
+        }
         let by_holder = self.sockets_by_holder(&sockets);
         let of_worker = |(worker, members): (&u32, Vec<u32>)| {
             let mut listed: Vec<AnnouncedProcess> = members
@@ -189,17 +199,12 @@ impl Scanner {
         })
     }
 
-    /// Reads the open files of the processes, unless the sockets are those of the last look: that is by far
-    /// the longest part.
+    /// Reads the open files of the processes.
     fn find_holders<'a>(
         &mut self,
         pids: impl Iterator<Item = &'a u32>,
         sockets: &HashMap<u64, TcpSocket>,
     ) {
-        self.holders.retain(|inode, _| sockets.contains_key(inode));
-        if sockets.keys().all(|inode| self.holders.contains_key(inode)) {
-            return;
-        }
         // A socket of another program stays without a holder, and is not looked for again.
         self.holders = sockets.keys().map(|inode| (*inode, Vec::new())).collect();
         for pid in pids {
@@ -299,7 +304,11 @@ fn read_up_to(path: &Path, bytes_max: u64) -> Option<Vec<u8>> {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
+    use std::io::Write;
     use std::net::{TcpListener, TcpStream};
+    use std::thread;
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     use super::*;
 
@@ -344,6 +353,42 @@ mod tests {
         assert!(found[0].store_connections.contains(&seen), "{found:?}");
         connections.clear();
         assert_eq!(look(&mut scanner).store_connections, []);
+    }
+
+    #[test]
+    fn a_process_that_starts_during_a_look_is_found_with_its_connection() {
+        let folder = tempfile::tempdir().unwrap();
+        let add = |pid: u32, parent: u32| {
+            let process = folder.path().join(pid.to_string());
+            fs::create_dir_all(process.join("net")).unwrap();
+            fs::create_dir_all(process.join("fd")).unwrap();
+            let rest = "0 ".repeat(48);
+            let stat = format!("{pid} (sh) S {parent} {rest}");
+            fs::write(process.join("stat"), stat).unwrap();
+            process
+        };
+        // Reading the worker's table of sockets waits until the child has started and connected.
+        let table = add(17, 1).join("net/tcp");
+        mknodat(CWD, &table, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let store = StoreAddress {
+            ips: vec![[127, 0, 0, 1].into()],
+            port: 29500,
+            seen_as: None,
+        };
+        let found = thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut table = fs::OpenOptions::new().write(true).open(&table).unwrap();
+                let link = add(18, 17).join("fd/3");
+                std::os::unix::fs::symlink("socket:[4711]", link).unwrap();
+                let [local, remote] = [40000u16, 29500]
+                    .map(|port| format!("{:08X}:{port:04X}", u32::from_ne_bytes([127, 0, 0, 1])));
+                let line = format!("0: {local} {remote} 01 0:0 0:0 0 0 0 4711");
+                writeln!(table, "header\n{line}").unwrap();
+            });
+            Scanner::new(folder.path()).look(&[17], &store)
+        });
+        let connections = found[0].iter().map(|it| it.store_connections.len());
+        assert_eq!(connections.collect::<Vec<_>>(), [0, 1]);
     }
 
     #[test]
