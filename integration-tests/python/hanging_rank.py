@@ -69,7 +69,8 @@ def late_rank():
     if RANK == BROKEN:
         time.sleep(20)  # HERE
     dist.all_reduce(torch.ones(4))
-    time.sleep(5)
+    # The launcher reports progress after 10 s.
+    time.sleep(15)
 
 
 def skipped_one_of_many():

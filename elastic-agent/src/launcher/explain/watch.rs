@@ -12,8 +12,13 @@ use super::observed::is_observed;
 /// When an unchanged explanation is repeated, counted from the last progress of the job.
 const REPEATED: [Duration; 2] = [Duration::from_secs(120), Duration::from_secs(600)];
 
-/// A report that changes is printed again after this time at the earliest.
+/// A report that changes is printed again after this time at the earliest, or after the time until the first report if
+/// that is shorter.
 const CHANGE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// How long observed ranks must make progress before a launcher reports that. It is longer than the pause between two
+/// samples, because a sample may come late, and a waiting process may use the CPU for a moment.
+const CONTINUES_AFTER: Duration = Duration::from_secs(10);
 
 /// What can no longer become right by itself is reported after this time: the store's keys are written in
 /// some order, so a first glance may be wrong.
@@ -68,6 +73,8 @@ struct Still {
     /// When what is waited for changed last.
     changed: Duration,
     fingerprint: u64,
+    /// Since when the observed ranks have seemed to make progress.
+    continues: Option<Duration>,
     said: Option<Said>,
 }
 
@@ -75,6 +82,7 @@ struct Still {
 struct Said {
     at: Duration,
     fingerprint: u64,
+    is_observed: bool,
 }
 
 impl Standstill {
@@ -176,10 +184,7 @@ impl Watch {
     /// Takes what stands still at `now`, and decides what to say.
     pub(super) fn look(&mut self, now: Duration, seen: Option<Standstill>) -> Say {
         let Some(seen) = seen else {
-            return match self.still.take().and_then(|still| still.said) {
-                Some(_) => Say::Continues,
-                None => Say::Nothing,
-            };
+            return self.note_progress(now);
         };
         let began = now.saturating_sub(seen.age.unwrap_or_default());
         let still = self.still.get_or_insert(Still {
@@ -187,8 +192,10 @@ impl Watch {
             // A host that is asked rarely sees no changes, so it must rely on the age.
             changed: if self.is_remote { began } else { now },
             fingerprint: seen.fingerprint,
+            continues: None,
             said: None,
         });
+        still.continues = None;
         if still.fingerprint != seen.fingerprint {
             still.fingerprint = seen.fingerprint;
             still.changed = now;
@@ -208,7 +215,7 @@ impl Watch {
             None if seen.is_urgent && unchanged >= URGENT_AFTER.min(self.after) => Say::All(lasted),
             None => Say::Nothing,
             Some(said) if said.fingerprint != still.fingerprint => {
-                if now.saturating_sub(said.at) >= CHANGE_INTERVAL {
+                if now.saturating_sub(said.at) >= change_interval(self.after) {
                     Say::All(lasted)
                 } else {
                     Say::Nothing
@@ -223,19 +230,42 @@ impl Watch {
             still.said = Some(Said {
                 at: now,
                 fingerprint: still.fingerprint,
+                is_observed: seen.is_observed,
             });
         }
         say
     }
 
+    fn note_progress(&mut self, now: Duration) -> Say {
+        if let Some(still) = &mut self.still
+            && still.said.is_some_and(|said| said.is_observed)
+            && now < *still.continues.get_or_insert(now) + CONTINUES_AFTER
+        {
+            return Say::Nothing;
+        }
+        match self.still.take().and_then(|still| still.said) {
+            Some(_) => Say::Continues,
+            None => Say::Nothing,
+        }
+    }
+
     /// The next time to speak if nothing changes.
     fn next_time(&self, still: &Still, now: Duration) -> Option<Duration> {
+        if let Some(continues) = still.continues {
+            return Some(continues + CONTINUES_AFTER);
+        }
         match still.said {
             None => Some(still.changed + self.after),
-            Some(said) if said.fingerprint != still.fingerprint => Some(said.at + CHANGE_INTERVAL),
+            Some(said) if said.fingerprint != still.fingerprint => {
+                Some(said.at + change_interval(self.after))
+            }
             Some(_) => repeated(still.since, now),
         }
     }
+}
+
+fn change_interval(after: Duration) -> Duration {
+    CHANGE_INTERVAL.min(after.max(LOOK_INTERVAL))
 }
 
 /// The first time after `at` at which an explanation is repeated for a job without progress since `since`.
@@ -319,6 +349,24 @@ mod tests {
             _ => missing(&ranks[15..], s),
         };
         assert_eq!(said(&mut watch, 0..59, seen), [all(30), all(40), all(50)]);
+        // Who asked for early reports gets a better one as early.
+        let mut watch = Watch::new(Duration::from_secs(5), false);
+        let seen = |s: u64| missing(if s < 7 { &[] } else { &[2] }, s);
+        assert_eq!(said(&mut watch, 0..30, seen), [all(5), all(10)]);
+    }
+
+    #[test]
+    fn one_sample_without_a_standstill_is_no_progress() {
+        for is_remote in [false, true] {
+            let mut watch = Watch::new(AFTER, is_remote);
+            let seen = |s: u64| {
+                let is_still = !(40..46).contains(&s) && s < 60;
+                let seen = Standstill::of(&report(FindingKind::RankBlocked, &[2], s));
+                seen.filter(|_| is_still)
+            };
+            let continues = (70, Say::Continues);
+            assert_eq!(said(&mut watch, 0..100, seen), [all(30), continues]);
+        }
     }
 
     #[test]
