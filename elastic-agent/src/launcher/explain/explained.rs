@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use c10d_inspect::report_text::TextStyle;
-use c10d_inspect::{Finding, FindingKind, Report};
+use c10d_inspect::{Finding, FindingKind, Report, ReportState};
 
 use super::collectives::Stuck;
 use super::failure_reports::Absent;
@@ -63,22 +63,38 @@ impl<'r> Explained<'r> {
             return collectives.text();
         }
         let seconds = lasted.as_secs();
+        let start = match self.is_partial() {
+            true => format!("the observed ranks have waited for {seconds} s"),
+            false => format!("the job has made no progress for {seconds} s"),
+        };
         if self.alarm.is_some() && !self.is_whole {
-            return format!(
-                "the job has made no progress for {seconds} s: {}\n",
-                self.headline()
-            );
+            return format!("{start}: {}\n", self.headline());
         }
         let text = self.report.to_text(TextStyle::PLAIN);
-        let mut text = format!("the job has made no progress for {seconds} s\n{text}");
+        let mut text = format!("{start}\n{text}");
         if let Some(addition) = self.addition {
             text.push_str(&format!("  by the flight recorders: {addition}\n"));
         }
         text
     }
 
+    /// Returns the line that repeats the explanation after `lasted`.
+    pub(super) fn unchanged(&self, lasted: Duration) -> String {
+        let still = match self.is_partial() {
+            true => "the observed ranks still wait",
+            false => "the job has still made no progress",
+        };
+        let seconds = lasted.as_secs();
+        format!("{still}, for {seconds} s now: {}\n", self.headline())
+    }
+
+    /// Whether ranks that no launcher observes may make progress.
+    fn is_partial(&self) -> bool {
+        self.collectives.is_none() && self.report.state == ReportState::PartlyObserved
+    }
+
     /// Returns one sentence.
-    pub(super) fn headline(&self) -> String {
+    fn headline(&self) -> String {
         match self.collectives {
             Some(collectives) => collectives.report.headline.clone(),
             None => self.report.headline_text(),
@@ -202,6 +218,26 @@ mod tests {
             differ.contains("train.py:41") && differ.contains(&addition),
             "{differ}"
         );
+    }
+
+    #[test]
+    fn of_a_job_with_unobserved_ranks_only_the_observed_ranks_wait() {
+        let mut report = observed(&[]);
+        report.is_stuck = false;
+        report.state = ReportState::PartlyObserved;
+        report.findings[0].kind = FindingKind::PartlyObserved;
+        for is_whole in [true, false] {
+            let explained = Explained::of(&report, report.findings.first(), None, is_whole);
+            let text = explained.text(LASTED);
+            assert!(
+                text.starts_with("the observed ranks have waited for 31 s"),
+                "{text}"
+            );
+            assert_eq!(
+                explained.unchanged(LASTED),
+                "the observed ranks still wait, for 31 s now: Ranks 0 and 1 wait in all_reduce (train.py:41).\n"
+            );
+        }
     }
 
     #[test]

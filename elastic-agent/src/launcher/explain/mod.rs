@@ -6,6 +6,7 @@ mod explained;
 mod failure_reports;
 mod local;
 mod observed;
+mod silence;
 mod source;
 mod watch;
 
@@ -29,6 +30,7 @@ use super::status_page::Hosted;
 use collectives::Collectives;
 use explained::Explained;
 use observed::Observed;
+use silence::Silence;
 use source::Source;
 use watch::{Say, Standstill, Watch};
 
@@ -213,6 +215,7 @@ impl Shared {
 struct Working {
     watch: Watch,
     source: Source,
+    silence: Silence,
     /// `None` unless this process serves the workers' store and they have debug servers.
     collectives: Option<Box<Collectives>>,
     observed: Observed,
@@ -266,6 +269,7 @@ impl Thread {
         self.working = Some(Working {
             watch,
             source,
+            silence: Silence::default(),
             collectives,
             observed: Observed::new(after, started.node_rank == 0),
             next_look,
@@ -278,6 +282,7 @@ impl Thread {
         let Some(Working {
             watch,
             source,
+            silence,
             collectives,
             observed,
             next_look,
@@ -285,7 +290,20 @@ impl Thread {
         else {
             return;
         };
-        let report = source.report(LOOK_TIMEOUT);
+        let report = match source.report(LOOK_TIMEOUT) {
+            Some(report) => {
+                silence.note_answer();
+                report
+            }
+            None => {
+                let can_answer = source.can_answer();
+                if let Some(pause) = silence.retry(now, self.epoch.elapsed(), can_answer) {
+                    *next_look = Instant::now() + pause;
+                    return;
+                }
+                source.local_report()
+            }
+        };
         let node = self.shared.local.get();
         if observed.is_asking_due(now, &report) {
             source.ask_for_samples(&report, observed::is_asked);
@@ -323,16 +341,20 @@ impl Thread {
         let text = match say {
             Say::Nothing => None,
             Say::All(lasted) => Some(stuck.text(lasted)),
-            Say::Unchanged(lasted) => Some(format!(
-                "the job has still made no progress, for {} s now: {}\n",
-                lasted.as_secs(),
-                stuck.headline()
-            )),
+            Say::Unchanged(lasted) => Some(stuck.unchanged(lasted)),
             // The job has not resumed: a rank that has exited does not wait any more.
-            Say::Continues if has_ended(&node, &report) => None,
-            // That all ranks are idle is what the store knows of a job that runs.
-            Say::Continues if is_outside_store(&report) => Some("the job continues\n".to_owned()),
-            Say::Continues => Some(format!("the job continues: {}\n", report.headline_text())),
+            Say::Continues { .. } if has_ended(&node, &report) => None,
+            Say::Continues { is_partial } => {
+                let who = match is_partial {
+                    true => "the observed ranks continue",
+                    false => "the job continues",
+                };
+                // That all ranks are idle is what the store knows of a job that runs.
+                Some(match is_outside_store(&report) {
+                    true => format!("{who}\n"),
+                    false => format!("{who}: {}\n", report.headline_text()),
+                })
+            }
         };
         if let Some(absent) = stuck.absent() {
             *lock(&self.shared.last_absent) = Some((Instant::now(), absent));

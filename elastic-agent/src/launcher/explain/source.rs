@@ -81,19 +81,26 @@ impl Source {
         log::debug!("{answered} launchers observe their workers because this one asked");
     }
 
-    /// The report about the job, or else what this launcher knows. Blocks for at most `timeout`.
-    pub(super) fn report(&self, timeout: Duration) -> Report {
-        let report = match &self.store {
+    /// Whether the store is a server of this project, which answers unless it is unreachable or busy.
+    pub(super) fn can_answer(&self) -> bool {
+        self.store.is_some() || self.local.is_store_known()
+    }
+
+    /// The report of the store about the job. Blocks for at most `timeout`.
+    pub(super) fn report(&self, timeout: Duration) -> Option<Report> {
+        match &self.store {
             Some(store) => store.report(timeout),
             None => self.ask(timeout),
-        };
-        report.unwrap_or_else(|| {
-            let node = self.local.get();
-            let report = local_report(&node, &self.master);
-            let observed = || local_hang_report(&node);
-            let observed = (!report.is_stuck).then(observed).flatten();
-            observed.unwrap_or(report)
-        })
+        }
+    }
+
+    /// What this launcher itself knows about the job.
+    pub(super) fn local_report(&self) -> Report {
+        let node = self.local.get();
+        let report = local_report(&node, &self.master);
+        let observed = || local_hang_report(&node);
+        let observed = (!report.is_stuck).then(observed).flatten();
+        observed.unwrap_or(report)
     }
 
     /// The report about the job at this moment, if the store tells, and from what it was made, if this

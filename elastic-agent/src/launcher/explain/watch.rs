@@ -44,6 +44,8 @@ pub(super) struct Standstill {
     is_urgent: bool,
     /// Whether ranks have been observed for all of this time, so that no further wait is needed.
     is_observed: bool,
+    /// Whether ranks that are not observed may make progress.
+    is_partial: bool,
 }
 
 /// What to say.
@@ -54,8 +56,10 @@ pub(super) enum Say {
     All(Duration),
     /// That the job has still made no progress, for this time.
     Unchanged(Duration),
-    /// That the job continues after such a report.
-    Continues,
+    /// That the job continues after such a report, or only the observed ranks if the report was about them alone.
+    Continues {
+        is_partial: bool,
+    },
 }
 
 /// Decides when to speak. Times are counted from any moment.
@@ -83,6 +87,7 @@ struct Said {
     at: Duration,
     fingerprint: u64,
     is_observed: bool,
+    is_partial: bool,
 }
 
 impl Standstill {
@@ -116,6 +121,7 @@ impl Standstill {
                 .max(),
             is_urgent: causes().any(|cause| is_urgent(cause.kind)),
             is_observed,
+            is_partial: !report.is_stuck,
         })
     }
 
@@ -131,6 +137,7 @@ impl Standstill {
             // The time has passed already.
             is_urgent: true,
             is_observed: false,
+            is_partial: false,
         }
     }
 }
@@ -231,6 +238,7 @@ impl Watch {
                 at: now,
                 fingerprint: still.fingerprint,
                 is_observed: seen.is_observed,
+                is_partial: seen.is_partial,
             });
         }
         say
@@ -244,7 +252,7 @@ impl Watch {
             return Say::Nothing;
         }
         match self.still.take().and_then(|still| still.said) {
-            Some(_) => Say::Continues,
+            Some(Said { is_partial, .. }) => Say::Continues { is_partial },
             None => Say::Nothing,
         }
     }
@@ -322,7 +330,8 @@ mod tests {
             said(&mut watch, 0..2000, |s| missing(&[2], s)),
             [all(30), unchanged(120), unchanged(600)]
         );
-        assert_eq!(watch.look(Duration::from_secs(2000), None), Say::Continues);
+        let continues = Say::Continues { is_partial: false };
+        assert_eq!(watch.look(Duration::from_secs(2000), None), continues);
         assert_eq!(watch.look(Duration::from_secs(2001), None), Say::Nothing);
     }
 
@@ -357,14 +366,18 @@ mod tests {
 
     #[test]
     fn one_sample_without_a_standstill_is_no_progress() {
-        for is_remote in [false, true] {
-            let mut watch = Watch::new(AFTER, is_remote);
+        for is_partial in [false, true] {
+            let mut watch = Watch::new(AFTER, is_partial);
             let seen = |s: u64| {
                 let is_still = !(40..46).contains(&s) && s < 60;
-                let seen = Standstill::of(&report(FindingKind::RankBlocked, &[2], s));
-                seen.filter(|_| is_still)
+                let mut report = report(FindingKind::RankBlocked, &[2], s);
+                if is_partial {
+                    report.is_stuck = false;
+                    report.state = ReportState::PartlyObserved;
+                }
+                Standstill::of(&report).filter(|_| is_still)
             };
-            let continues = (70, Say::Continues);
+            let continues = (70, Say::Continues { is_partial });
             assert_eq!(said(&mut watch, 0..100, seen), [all(30), continues]);
         }
     }
