@@ -43,10 +43,11 @@ pub enum StackError {
 impl StackError {
     /// Returns why the kernel refuses access to the memory of this process.
     pub(crate) fn of_refusal(pid: u32) -> Self {
+        // The files in a folder belong to root if the process allows no access to its memory. The folder does not.
         let owner = |path: String| fs::metadata(path).ok().map(|it| it.uid());
         let (Some(theirs), Some(own)) = (
-            owner(format!("/proc/{pid}/status")),
-            owner("/proc/self/status".to_owned()),
+            owner(format!("/proc/{pid}")),
+            owner("/proc/self".to_owned()),
         ) else {
             return Self::Ended;
         };
