@@ -1,8 +1,5 @@
 //! Why stacks cannot be read.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
-
 /// The reason why the stacks of a process cannot be read. The text is a clause without a full stop, and includes the
 /// cure if there is a cure: "its stacks cannot be read: the process belongs to another user: ...".
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -40,33 +37,6 @@ pub enum StackError {
     NoReader,
 }
 
-impl StackError {
-    /// Returns why the kernel refuses access to the memory of this process.
-    pub(crate) fn of_refusal(pid: u32) -> Self {
-        // The files in a folder belong to root if the process allows no access to its memory. The folder does not.
-        let owner = |path: String| fs::metadata(path).ok().map(|it| it.uid());
-        let (Some(theirs), Some(own)) = (
-            owner(format!("/proc/{pid}")),
-            owner("/proc/self".to_owned()),
-        ) else {
-            return Self::Ended;
-        };
-        let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
-        Self::refused(theirs != own, scope.ok().as_deref())
-    }
-
-    /// Returns the reason from the owner of the process and the text of `ptrace_scope`, if the system has it.
-    fn refused(is_others: bool, scope: Option<&str>) -> Self {
-        if is_others {
-            return Self::OtherUser;
-        }
-        match scope.and_then(|text| text.trim().parse().ok()) {
-            None | Some(0) => Self::Forbidden,
-            Some(scope) => Self::PtraceScope(scope),
-        }
-    }
-}
-
 fn of_scope(scope: u8) -> String {
     let cure = match scope {
         1 => "only a process that has started it may read it: ask its launcher",
@@ -76,38 +46,4 @@ fn of_scope(scope: u8) -> String {
         _ => "set it to 1 in /etc/sysctl.d and restart the machine",
     };
     format!("kernel.yama.ptrace_scope is {scope}: {cure}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_refusal_names_its_cure() {
-        let table = [
-            (true, Some("2\n"), "another user runs the process: start"),
-            (
-                false,
-                Some("2\n"),
-                "ptrace_scope is 2: set it to 1 with `sysctl",
-            ),
-            (
-                false,
-                Some("3\n"),
-                "ptrace_scope is 3: set it to 1 in /etc/sysctl.d",
-            ),
-            (false, Some("1\n"), "ptrace_scope is 1: only a process that"),
-            (
-                false,
-                Some("0\n"),
-                "give the launcher's container the capability",
-            ),
-            (false, None, "give the launcher's container the capability"),
-        ];
-        for (is_others, scope, expected) in table {
-            let text = StackError::refused(is_others, scope).to_string();
-            assert!(text.contains(expected), "{text}");
-            assert!(!text.ends_with('.'));
-        }
-    }
 }

@@ -1,4 +1,4 @@
-//! Which program a process runs: whether that is Python, and the files of its interpreter.
+//! The interpreter that a process runs, as a program or as a library, and its files.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -7,21 +7,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::StackError;
+use crate::program::{file_name, is_program};
+use crate::refusal;
 
 /// The most bytes of `/proc/PID/maps`: a worker with GPUs has some thousand lines.
 const MAPS_BYTES_MAX: u64 = 64 << 20;
-
-/// Returns whether a process runs Python, as a program of that name or as a library. Returns `false` if the process has
-/// exited, or another user runs it.
-///
-/// Reads `/proc` only, and no other file system. Does not block if the program is named `python`. Otherwise it blocks while
-/// the process holds the lock of its memory map, as it does while `mmap` waits for a file system.
-#[must_use]
-pub fn is_python(pid: u32) -> bool {
-    let program = fs::read_link(format!("/proc/{pid}/exe"));
-    let name = program.map(|path| file_name(path.as_os_str().as_bytes()));
-    name.is_ok_and(|name| is_program(&name)) || Interpreter::of(pid).is_ok()
-}
 
 /// The interpreter of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,7 +25,7 @@ pub(crate) struct Interpreter {
 impl Interpreter {
     pub(crate) fn of(pid: u32) -> Result<Self, StackError> {
         let folder = PathBuf::from(format!("/proc/{pid}"));
-        let refused = |error| refusal(pid, &error);
+        let refused = |error| refused(pid, &error);
         let program = fs::read_link(folder.join("exe")).map_err(refused)?;
         let program = file_name(program.as_os_str().as_bytes());
         let mut maps = Vec::new();
@@ -77,25 +67,9 @@ fn library(maps: &[u8]) -> Option<&[u8]> {
     libraries.next()
 }
 
-/// Returns whether a program of this name is Python: `python`, `python3`, `python3.11`.
-fn is_program(name: &str) -> bool {
-    let rest = name.strip_prefix("python");
-    rest.is_some_and(|rest| {
-        rest.chars()
-            .all(|char| matches!(char, '0'..='9' | '.' | 't' | 'd'))
-    })
-}
-
-fn file_name(path: &[u8]) -> String {
-    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
-    // The system marks a file that was replaced since the start of the program.
-    let name = name.strip_suffix(b" (deleted)").unwrap_or(name);
-    String::from_utf8_lossy(name).into_owned()
-}
-
-fn refusal(pid: u32, error: &io::Error) -> StackError {
+fn refused(pid: u32, error: &io::Error) -> StackError {
     match error.kind() {
-        io::ErrorKind::PermissionDenied => StackError::of_refusal(pid),
+        io::ErrorKind::PermissionDenied => refusal::of_memory(pid),
         _ => StackError::Ended,
     }
 }
@@ -105,20 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_and_libraries_are_told_apart() {
-        for name in [
-            "python",
-            "python3",
-            "python3.11",
-            "python3.13t",
-            "python3.11d",
-        ] {
-            assert!(is_program(name), "{name}");
-        }
-        for name in ["bash", "python-config", "pythonw.sh", "ipython", ""] {
-            assert!(!is_program(name), "{name}");
-        }
-        assert_eq!(file_name(b"/usr/bin/python3.11 (deleted)"), "python3.11");
+    fn the_library_is_found_among_the_maps() {
         let maps = b"7f00-7f01 r--p 00000000 08:01 1    /lib/libpython3.so.x/libc.so.6\n\
                      7f02-7f03 r-xp 00000000 08:01 2    /opt/py/lib/libpython3.13t.so.1.0\n\
                      7f04-7f05 rw-p 00000000 00:00 0    [heap]\n";
@@ -128,13 +89,8 @@ mod tests {
     }
 
     #[test]
-    #[cfg(target_os = "linux")]
     fn this_program_is_not_python() {
-        assert!(!is_python(std::process::id()));
-        assert_eq!(
-            Interpreter::of(std::process::id()),
-            Err(StackError::NotPython)
-        );
-        assert!(!is_python(0));
+        let own = Interpreter::of(std::process::id());
+        assert_eq!(own, Err(StackError::NotPython));
     }
 }

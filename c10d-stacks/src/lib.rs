@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+#[cfg(all(target_os = "linux", feature = "reader"))]
 mod interpreter;
 #[cfg(all(target_os = "linux", feature = "reader"))]
 mod interpreter_files;
@@ -10,16 +11,19 @@ mod limits;
 #[cfg(not(all(target_os = "linux", feature = "reader")))]
 mod no_reader;
 mod process;
+mod program;
 #[cfg(all(target_os = "linux", feature = "reader"))]
 mod reader;
+#[cfg(all(target_os = "linux", feature = "reader"))]
+mod refusal;
 mod system_calls;
 mod threads;
 
 pub use error::StackError;
-pub use interpreter::is_python;
 #[cfg(not(all(target_os = "linux", feature = "reader")))]
 pub use no_reader::StackReader;
 pub use process::{ProcessActivity, command_line};
+pub use program::is_python;
 #[cfg(all(target_os = "linux", feature = "reader"))]
 pub use reader::StackReader;
 pub use threads::{PythonFrame, PythonStacks, PythonThread};

@@ -8,11 +8,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use c10d_socket::{ProcessStat, printable};
 use py_spy::config::{LineNo, LockingStrategy};
 use py_spy::{Config, PythonSpy, StackTrace};
-use rustix::io::Errno;
-use rustix::process::{Pid, test_kill_process};
 
 use crate::error::StackError;
 use crate::interpreter::Interpreter;
+use crate::refusal;
 use crate::threads::{PythonFrame, PythonStacks, PythonThread};
 
 /// How often a sample is tried. The process keeps running, so its stacks can change while they are read.
@@ -157,16 +156,8 @@ fn start_of(pid: u32) -> Result<u64, StackError> {
         Some(stat) if !stat.has_ended() => Ok(stat.start_ticks),
         Some(_) => Err(StackError::Ended),
         None if ProcessStat::of(std::process::id()).is_none() => Err(StackError::NoProc),
-        // `/proc` can hide the processes of other users (hidepid), which a signal still finds.
-        None if is_of_other_user(pid) => Err(StackError::OtherUser),
-        None => Err(StackError::Ended),
+        None => Err(refusal::of_folder(pid)),
     }
-}
-
-/// Returns whether another user runs the process; `false` if there is no such process.
-fn is_of_other_user(pid: u32) -> bool {
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    pid.is_some_and(|pid| test_kill_process(pid) == Err(Errno::PERM))
 }
 
 /// Returns whether the system lets this process read the memory of the given process.
@@ -174,7 +165,7 @@ fn check_access(pid: u32) -> Result<(), StackError> {
     match File::open(format!("/proc/{pid}/mem")) {
         Ok(_) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(StackError::Ended),
-        Err(_) => Err(StackError::of_refusal(pid)),
+        Err(_) => Err(refusal::of_memory(pid)),
     }
 }
 
