@@ -30,7 +30,16 @@ pub(super) fn ask(workers: &[Worker]) -> Vec<RankAnswer> {
         std::thread::sleep(wait);
     }
     for index in &silent {
-        answers[*index].process = samples[*index].map(|sample| sample.finish());
+        let worker = &workers[*index];
+        answers[*index].process = samples[*index].map(|sample| {
+            let mut process = sample.finish();
+            // Reading a command line can block. A launcher has read it where that delays nothing.
+            process.command_line = match worker.stacks {
+                Some(_) => worker.command_line.clone(),
+                None => process::command_line(&process),
+            };
+            process
+        });
     }
     ask_for_collectives(&reached, &mut answers);
     answers

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use c10d_socket::ProcessStat;
-use c10d_stacks::{ProcessActivity, command_line, is_python};
+use c10d_stacks::{ProcessActivity, is_python};
 #[cfg(target_os = "linux")]
 use rustix::net;
 
@@ -67,12 +67,17 @@ impl Sample {
             process.waits_in = activity.waits_in;
             process.system_call = activity.system_call;
         }
-        // The system may not answer about the memory of a process that waits for a file system.
-        if stat.state != 'D' && !is_python(self.pid) {
-            process.command_line = command_line(self.pid);
-        }
         process
     }
+}
+
+/// The command line of a process that is not Python. The system may not answer about a process that waits for a file
+/// system, so this process is not asked for its command line.
+pub(super) fn command_line(process: &ProcessState) -> Option<String> {
+    let is_asked = process.is_alive() && process.state != Some('D') && !is_python(process.pid);
+    is_asked
+        .then(|| c10d_stacks::command_line(process.pid))
+        .flatten()
 }
 
 /// Whether the process was started with this rank in its environment; `None` if that cannot be read or has none.

@@ -19,6 +19,8 @@ pub struct Worker {
     pub(super) pid: Option<u32>,
     /// The stacks that its launcher has read, or the reason why it has none; `None` if it has not tried.
     pub(super) stacks: Option<Result<Stacks, String>>,
+    /// The command line that its launcher has read with the stacks.
+    pub(super) command_line: Option<String>,
 }
 
 impl Worker {
@@ -31,14 +33,21 @@ impl Worker {
             targets,
             pid,
             stacks: None,
+            command_line: None,
         }
     }
 
     /// Sets the stacks that its launcher has read from its memory, or the reason why it could not read them, in a
-    /// clause. Its debug servers are asked for its stacks only if the launcher could not read them.
+    /// clause, and its command line if it is not Python. Its debug servers are asked for its stacks only if the launcher
+    /// could not read them.
     #[must_use]
-    pub fn with_stacks(mut self, stacks: Result<Stacks, String>) -> Self {
+    pub fn with_stacks(
+        mut self,
+        stacks: Result<Stacks, String>,
+        command_line: Option<String>,
+    ) -> Self {
         self.stacks = Some(stacks);
+        self.command_line = command_line;
         self
     }
 }

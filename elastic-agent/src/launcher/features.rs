@@ -12,7 +12,7 @@ use elastic_rendezvous::{
 };
 
 use super::announce::{Announcer, Flusher, LocalView, NodeIdentity, ObservationSender};
-use super::answers::{Answers, AnswersPort, WorkerQuestions};
+use super::answers::{Answers, AnswersPort, answer_questions};
 use super::debug_servers::{DebugServers, START_HOOK};
 use super::error::LauncherError;
 use super::events::{JobNames, Recorder};
@@ -32,7 +32,7 @@ use crate::agent::{AgentOptions, ElasticAgent};
 const ANNOUNCED_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The features in the order in which they are made and see events. They end in the reverse order.
-const ORDER: [Place; 10] = [
+const ORDER: [Place; 9] = [
     Place {
         name: "health port",
         make: make_health_port,
@@ -47,11 +47,6 @@ const ORDER: [Place; 10] = [
         name: "answers",
         make: make_answers,
         why: "an announcement of workers has the address that it opens when they start",
-    },
-    Place {
-        name: "questions about workers",
-        make: make_worker_questions,
-        why: "it has the workers before an announcement leads clients to the port",
     },
     Place {
         name: "announcements",
@@ -261,16 +256,6 @@ fn make_answers(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, Lau
     Ok(Some(Box::new(answers)))
 }
 
-fn make_worker_questions(
-    making: &mut Making<'_>,
-) -> Result<Option<Box<dyn Feature>>, LauncherError> {
-    let Some(port) = &making.answers else {
-        return Ok(None);
-    };
-    let (stacks, sockets) = (making.stacks.clone(), making.debug_sockets.clone());
-    Ok(Some(Box::new(WorkerQuestions::new(port, stacks, sockets))))
-}
-
 fn make_announcer(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
     let identity = NodeIdentity {
         host: host_name(),
@@ -285,6 +270,10 @@ fn make_announcer(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, L
     let announcer = Announcer::start(identity, making.answers.clone(), rendezvous, nccl)
         .map_err(LauncherError::system("cannot start a thread"))?;
     making.hosted.look_at_workers(announcer.flusher());
+    if let Some(port) = &making.answers {
+        let view = announcer.view();
+        answer_questions(port, move || view.get(), making.stacks.clone());
+    }
     making.announcements = Some((announcer.flusher(), announcer.view()));
     making.observations = Some(announcer.observations());
     Ok(Some(Box::new(announcer)))

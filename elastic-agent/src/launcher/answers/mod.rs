@@ -14,7 +14,7 @@ use crate::threads::lock;
 use c10d_inspect::http::{HttpResponse, RequestServer};
 
 use super::feature::Feature;
-pub(super) use workers::WorkerQuestions;
+pub(super) use workers::answer_questions;
 
 const THREAD: &str = "answers";
 

@@ -4,10 +4,11 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use crate::agent::{AgentOptions, StartedWorker};
+use crate::launcher::processes::{Scanner, StoreAddress};
 use crate::launcher::stacks::StackThread;
 use c10d_inspect::http::{HttpRequest, Target, fetch};
 use c10d_inspect::stacks::RankAnswer;
+use c10d_inspect::{AnnouncedNode, AnnouncedWorker, WorkerEnd};
 use c10d_socket::HostPort;
 
 use super::*;
@@ -50,30 +51,44 @@ fn serve(
 /// The port and its address, for these workers.
 struct Asked {
     answers: Answers,
-    questions: WorkerQuestions,
     address: SocketAddr,
 }
 
-fn start(
-    stacks: Option<StackThread>,
-    sockets: Option<&Path>,
-    workers: Vec<StartedWorker>,
-) -> Asked {
+/// A worker whose debug server, if any, has this socket.
+fn worker(rank: usize, pid: u32, socket: Option<&Path>) -> AnnouncedWorker {
+    let mut worker = AnnouncedWorker::default();
+    worker.rank = rank;
+    worker.pid = pid;
+    worker.debug_socket = socket.map(Path::to_owned);
+    worker
+}
+
+/// The workers with their current processes.
+fn announced(mut workers: Vec<AnnouncedWorker>) -> AnnouncedNode {
+    let pids: Vec<u32> = workers.iter().map(|worker| worker.pid).collect();
+    let found = Scanner::new("/proc").look(&pids, &StoreAddress::default());
+    for (worker, processes) in workers.iter_mut().zip(found) {
+        worker.processes = processes;
+    }
+    let mut node = AnnouncedNode::default();
+    node.workers = workers;
+    node
+}
+
+fn start(stacks: Option<StackThread>, workers: Vec<AnnouncedWorker>) -> Asked {
     let answers = Answers::new(None);
     let port = answers.port();
-    let questions = WorkerQuestions::new(&port, stacks.map(Arc::new), sockets.map(Path::to_owned));
-    let master = HostPort::new("127.0.0.1", 29500);
+    let node = move || announced(workers.clone());
+    answer_questions(&port, node, stacks.map(Arc::new));
     assert_eq!(port.address(), None);
-    let workers = StartedWorkers::alone(master, workers);
-    for feature in [&answers as &dyn Feature, &questions] {
-        feature.agent_listener().unwrap()(&AgentEvent::WorkersStarted(&workers));
-    }
+    open(&answers);
     let address = port.address().unwrap();
-    Asked {
-        answers,
-        questions,
-        address,
-    }
+    Asked { answers, address }
+}
+
+fn open(answers: &Answers) {
+    let workers = StartedWorkers::alone(HostPort::new("127.0.0.1", 29500), Vec::new());
+    answers.agent_listener().unwrap()(&AgentEvent::WorkersStarted(&workers));
 }
 
 impl Asked {
@@ -92,11 +107,11 @@ impl Asked {
 fn the_launcher_answers_for_debug_servers() {
     let folder = tempfile::tempdir().unwrap();
     let own = std::process::id();
-    let workers = vec![StartedWorker::new(4, 0, own), StartedWorker::new(5, 1, own)];
-    let asked = start(None, Some(folder.path()), workers);
+    let sockets = ["0-0", "0-1"].map(|name| folder.path().join(name));
+    let [first, second] = &sockets;
+    let workers = vec![worker(4, own, Some(first)), worker(5, own, Some(second))];
+    let asked = start(None, workers);
     assert!(asked.address.ip().is_loopback());
-    let socket = |local_rank| AgentOptions::debug_socket(folder.path(), 0, local_rank);
-    let sockets = [socket(0), socket(1)];
 
     let server = serve(&sockets[0], 1, "200 OK", DUMP);
     let stacks = asked.stacks(4).stacks.unwrap();
@@ -125,17 +140,17 @@ fn stacks_that_cannot_be_read_come_from_the_debug_server_or_have_a_reason() {
         .arg("600")
         .spawn()
         .unwrap();
-    let workers = vec![StartedWorker::new(0, 0, sleep.id())];
+    let socket = folder.path().join("0-0");
     let thread = StackThread::start().unwrap();
-    let asked = start(Some(thread), Some(folder.path()), workers.clone());
-    let socket = AgentOptions::debug_socket(folder.path(), 0, 0);
+    let asked = start(Some(thread), vec![worker(0, sleep.id(), Some(&socket))]);
     let server = serve(&socket, 1, "200 OK", DUMP);
     let answer = asked.stacks(0);
     assert_eq!((answer.stacks.is_some(), answer.error), (true, None));
     server.join().unwrap();
     drop(asked);
 
-    let asked = start(Some(StackThread::start().unwrap()), None, workers);
+    let thread = StackThread::start().unwrap();
+    let asked = start(Some(thread), vec![worker(0, sleep.id(), None)]);
     let answer = asked.stacks(0);
     let text = answer.explanation();
     let expected = "its stacks cannot be read: the process is not a Python program. The process sleeps (state S";
@@ -162,8 +177,8 @@ fn the_stacks_of_a_python_worker_are_read() {
     let mut line = String::new();
     let mut output = io::BufReader::new(shell.stdout.take().unwrap());
     output.read_line(&mut line).unwrap();
-    let workers = vec![StartedWorker::new(0, 0, shell.id())];
-    let asked = start(Some(StackThread::start().unwrap()), None, workers);
+    let thread = StackThread::start().unwrap();
+    let asked = start(Some(thread), vec![worker(0, shell.id(), None)]);
     let stacks = asked.stacks(0).stacks.unwrap();
     assert_eq!(stacks.position().unwrap(), "<string>:1 in <module>");
     assert_eq!(stacks.threads[0].name, None);
@@ -172,11 +187,21 @@ fn the_stacks_of_a_python_worker_are_read() {
     shell.wait().unwrap();
 }
 
+/// Its process id may belong to another process by now.
 #[test]
-fn workers_that_are_being_stopped_are_not_asked() {
-    let asked = start(None, None, vec![StartedWorker::new(0, 0, 7)]);
-    asked.questions.agent_listener().unwrap()(&AgentEvent::Stopping);
-    assert_eq!(asked.get("/stacks?rank=0").status, 404);
+fn the_process_of_a_worker_that_has_ended_is_not_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("0-0");
+    let _server = UnixListener::bind(&socket).unwrap();
+    let mut ended = worker(0, std::process::id(), Some(&socket));
+    ended.end = Some(WorkerEnd::default());
+    let thread = StackThread::start().unwrap();
+    let asked = start(Some(thread), vec![ended]);
+    let answer = asked.stacks(0);
+    assert_eq!(
+        answer.explanation(),
+        "Rank 0: its stacks cannot be read: the process has ended."
+    );
     drop(asked.answers);
     let request = HttpRequest::get(Target::Tcp(asked.address), "/stacks?rank=0");
     assert!(fetch(&request, PATIENCE).is_err());
@@ -187,8 +212,7 @@ fn each_path_has_its_handler_and_requests_need_the_token() {
     let answers = Answers::new(Some("token".to_owned()));
     let port = answers.port();
     port.answer("/echo", Arc::new(|path| HttpResponse::new(200, path)));
-    let workers = StartedWorkers::alone(HostPort::new("127.0.0.1", 29500), Vec::new());
-    answers.agent_listener().unwrap()(&AgentEvent::WorkersStarted(&workers));
+    open(&answers);
     let request = HttpRequest::get(Target::Tcp(port.address().unwrap()), "/echo?a=b");
     assert_eq!(fetch(&request, PATIENCE).unwrap().status, 401);
     let answer = fetch(&request.with_token(Some("token")), PATIENCE).unwrap();

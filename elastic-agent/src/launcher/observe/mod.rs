@@ -17,10 +17,11 @@ use c10d_inspect::{AnnouncedNode, AnnouncedWorker};
 
 use super::feature::Feature;
 use super::processes::Scanner;
+use super::stacks::{NoStacks, observed};
 use crate::agent::AgentHandle;
 pub(super) use processes::Processes;
 use processes::ReadProcesses;
-use readings::{Counters, dead_children, observed};
+use readings::{Counters, dead_children};
 pub(super) use sampling::Observations;
 use sampling::{Sample, Sampling, Seen};
 
@@ -217,21 +218,20 @@ impl Thread {
             .into_iter()
             .zip(read.into_iter().zip(unacknowledged))
             .map(|((worker, observed), (read, unacknowledged))| {
-                let is_python = read.is_some();
-                let (stacks, error) = match read {
-                    Some(Ok(stacks)) => (Some(stacks), None),
-                    Some(Err(error)) => (None, Some(error)),
-                    None => (None, None),
+                let (stacks, error, command_line) = match read {
+                    Ok(stacks) => (Some(stacks), None, None),
+                    Err(NoStacks::NotPython { command_line }) => (None, None, command_line),
+                    Err(NoStacks::Unread(reason)) => (None, Some(reason), None),
                 };
-                let details = self.processes.details(observed, is_python);
+                let activity = self.processes.activity(observed);
                 let processes = node.workers.iter().find(|it| it.pid == worker);
                 let sample = Sample {
                     at,
                     stacks,
                     error,
-                    waits_in: details.waits_in,
-                    system_call: details.system_call,
-                    command_line: details.command_line,
+                    waits_in: activity.waits_in,
+                    system_call: activity.system_call,
+                    command_line,
                     unacknowledged,
                     dead_children: processes
                         .map(|it| dead_children(observed, &it.processes))

@@ -1,4 +1,4 @@
-//! The counters of a worker's processes in /proc, and which of the processes is observed.
+//! The counters of a worker's processes in /proc.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,9 +7,6 @@ use c10d_inspect::AnnouncedProcess;
 use c10d_socket::{Moment, ProcessStat};
 
 use super::activity::{ProcessCounters, Reading, milliseconds};
-
-/// The names of processes that run Python: PyTorch 2.6 and later names its main thread.
-const PYTHON_NAMES: [&str; 2] = ["python", "pt_main_thread"];
 
 /// Reads counters from /proc, or from a folder like it.
 #[derive(Debug)]
@@ -69,22 +66,6 @@ impl Counters {
     }
 }
 
-/// Returns the process of a worker to observe. This is the first process that is connected to the workers' store: a
-/// shell may have started it, and its children also hold its connections. Otherwise it is the first process that runs
-/// Python, or the worker itself if there is no such process.
-pub(super) fn observed(worker: u32, processes: &[AnnouncedProcess]) -> u32 {
-    let is_python = |process: &&AnnouncedProcess| {
-        let name = process.command.as_deref().unwrap_or_default();
-        PYTHON_NAMES.iter().any(|python| name.starts_with(python))
-    };
-    let mut running = processes.iter().filter(|it| it.state != Some('Z'));
-    running
-        .clone()
-        .find(|it| !it.store_connections.is_empty())
-        .or_else(|| running.find(is_python))
-        .map_or(worker, |process| process.pid)
-}
-
 /// Returns the children of a process that have exited and were not collected.
 pub(super) fn dead_children(parent: u32, processes: &[AnnouncedProcess]) -> Vec<u32> {
     let dead = processes
@@ -117,33 +98,23 @@ mod tests {
 
     use super::*;
 
-    fn process(pid: u32, parent: u32, command: &str, state: char) -> AnnouncedProcess {
+    fn process(pid: u32, parent: u32, state: char) -> AnnouncedProcess {
         let mut process = AnnouncedProcess::default();
         process.pid = pid;
         process.parent = Some(parent);
-        process.command = Some(command.to_owned());
         process.state = Some(state);
         process
     }
 
     #[test]
-    fn the_process_that_uses_the_store_is_observed() {
-        let shell = process(10, 1, "bash", 'S');
-        let mut python = process(11, 10, "python3", 'S');
-        let mut loader = process(12, 11, "pt_data_worker", 'S');
-        let all = |python: &AnnouncedProcess, loader: &AnnouncedProcess| {
-            [shell.clone(), python.clone(), loader.clone()]
-        };
-        assert_eq!(observed(10, &all(&python, &loader)), 11);
-        python.command = Some("train".to_owned());
-        assert_eq!(observed(10, &all(&python, &loader)), 10);
-        python.store_connections = vec!["127.0.0.1:1".parse().unwrap()];
-        loader.store_connections = python.store_connections.clone();
-        assert_eq!(observed(10, &all(&python, &loader)), 11);
-        assert_eq!(observed(10, &[]), 10);
-        loader.state = Some('Z');
-        assert_eq!(dead_children(11, &all(&python, &loader)), [12]);
-        assert!(dead_children(10, &all(&python, &loader)).is_empty());
+    fn children_that_were_not_collected_are_found() {
+        let all = [
+            process(10, 1, 'S'),
+            process(11, 10, 'S'),
+            process(12, 11, 'Z'),
+        ];
+        assert_eq!(dead_children(11, &all), [12]);
+        assert!(dead_children(10, &all).is_empty());
     }
 
     #[test]

@@ -3,8 +3,8 @@ use std::sync::{Arc, Mutex};
 
 use c10d_inspect::stacks::{Frame, Stacks, ThreadStack};
 use c10d_inspect::{AnnouncedProcess, AnnouncedWorker};
+use c10d_stacks::ProcessActivity;
 
-use super::processes::ProcessDetails;
 use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -13,18 +13,16 @@ const PATIENCE: Duration = Duration::from_secs(30);
 struct Fake;
 
 impl ReadProcesses for Fake {
-    fn stacks(&self, pids: &[u32]) -> Vec<Option<Result<Stacks, String>>> {
+    fn stacks(&self, pids: &[u32]) -> Vec<Result<Stacks, NoStacks>> {
         let frames = |pid| vec![Frame::new("train.py", pid, "main")];
         let stacks = |pid: &u32| Stacks::of_threads(vec![ThreadStack::new(None, frames(*pid))]);
-        pids.iter().map(|pid| stacks(pid).map(Ok)).collect()
+        pids.iter().map(|pid| Ok(stacks(pid).unwrap())).collect()
     }
 
-    fn details(&self, _: u32, is_python: bool) -> ProcessDetails {
-        ProcessDetails {
-            system_call: Some("read".to_owned()),
-            command_line: (!is_python).then(|| "sh train.sh".to_owned()),
-            ..ProcessDetails::default()
-        }
+    fn activity(&self, _: u32) -> ProcessActivity {
+        let mut activity = ProcessActivity::default();
+        activity.system_call = Some("read".to_owned());
+        activity
     }
 }
 

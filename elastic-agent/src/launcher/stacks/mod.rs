@@ -5,7 +5,8 @@ mod source;
 mod subject;
 mod thread;
 
-pub(super) use subject::python_process;
+pub(super) use source::NoStacks;
+pub(super) use subject::observed;
 pub(super) use thread::StackThread;
 
 /// Whether this program can read stacks.

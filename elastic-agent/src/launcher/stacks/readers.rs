@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use c10d_inspect::stacks::{Frame, Stacks, ThreadStack};
-use c10d_stacks::{PythonStacks, PythonThread, StackReader};
+use c10d_stacks::{PythonStacks, PythonThread, StackError, StackReader, command_line};
 
-use super::source::ReadStacks;
+use super::source::{NoStacks, ReadStacks};
 
 /// The name that Python gives to each main thread.
 const MAIN_NAME: &str = "MainThread";
@@ -16,28 +16,40 @@ const MAIN_NAME: &str = "MainThread";
 pub(super) struct Readers(HashMap<u32, StackReader>);
 
 impl ReadStacks for Readers {
-    fn read(&mut self, pid: u32) -> Result<Stacks, String> {
-        let python = match self.0.entry(pid) {
-            Entry::Occupied(mut entry) => match entry.get_mut().sample() {
-                Ok(python) => python,
-                // The process may run another program now.
-                Err(_) => {
-                    entry.remove();
-                    return self.read(pid);
-                }
+    fn read(&mut self, pid: u32) -> Result<Stacks, NoStacks> {
+        let python = self.sample(pid).map_err(|error| match error {
+            StackError::NotPython => NoStacks::NotPython {
+                command_line: command_line(pid),
             },
-            Entry::Vacant(entry) => {
-                let mut reader = StackReader::attach(pid).map_err(|error| error.to_string())?;
-                let python = reader.sample().map_err(|error| error.to_string())?;
-                entry.insert(reader);
-                python
-            }
-        };
-        converted(python).ok_or_else(|| "none of its threads runs Python".to_owned())
+            error => NoStacks::Unread(error.to_string()),
+        })?;
+        let none = || NoStacks::Unread("none of its threads runs Python".to_owned());
+        converted(python).ok_or_else(none)
     }
 
     fn forget_ended(&mut self) {
         self.0.retain(|_, reader| reader.is_alive());
+    }
+}
+
+impl Readers {
+    fn sample(&mut self, pid: u32) -> Result<PythonStacks, StackError> {
+        match self.0.entry(pid) {
+            Entry::Occupied(mut entry) => match entry.get_mut().sample() {
+                Ok(python) => Ok(python),
+                // The process may run another program now.
+                Err(_) => {
+                    entry.remove();
+                    self.sample(pid)
+                }
+            },
+            Entry::Vacant(entry) => {
+                let mut reader = StackReader::attach(pid)?;
+                let python = reader.sample()?;
+                entry.insert(reader);
+                Ok(python)
+            }
+        }
     }
 }
 
@@ -65,7 +77,8 @@ mod tests {
     fn this_process_is_an_error() {
         let mut readers = Readers::default();
         let error = readers.read(std::process::id()).unwrap_err();
-        assert!(!error.is_empty() && !error.ends_with('.'), "{error}");
+        let text = error.to_string();
+        assert!(!text.is_empty() && !text.ends_with('.'), "{text}");
         readers.forget_ended();
         assert!(readers.0.is_empty());
         assert_eq!(converted(PythonStacks::default()), None);

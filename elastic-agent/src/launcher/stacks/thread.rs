@@ -10,7 +10,7 @@ use c10d_inspect::stacks::Stacks;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded, unbounded};
 
 use super::readers::Readers;
-use super::source::ReadStacks;
+use super::source::{NoStacks, ReadStacks};
 use crate::threads::lock;
 
 const THREAD: &str = "stacks";
@@ -25,6 +25,8 @@ const SLOW: Duration = Duration::from_millis(500);
 const END_TIMEOUT: Duration = Duration::from_millis(100);
 
 const SILENT: &str = "the file system of its interpreter does not answer";
+const BEHIND_SILENT: &str =
+    "the launcher still waits for the file system of another worker's interpreter";
 const LATE: &str = "the launcher still reads the stacks of other workers";
 const ENDED: &str = "the launcher's thread for stacks has ended";
 
@@ -34,8 +36,8 @@ const ENDED: &str = "the launcher's thread for stacks has ended";
 pub(in crate::launcher) struct StackThread {
     /// `None` while it is dropped.
     requests: Option<Sender<Request>>,
-    /// When the thread started to read its current process; `None` between processes.
-    reading: Arc<Mutex<Option<Instant>>>,
+    /// The process that the thread reads, and since when; `None` between processes.
+    reading: Arc<Mutex<Option<(u32, Instant)>>>,
     ended: Receiver<()>,
 }
 
@@ -43,7 +45,17 @@ pub(in crate::launcher) struct StackThread {
 #[derive(Debug)]
 struct Request {
     pids: Vec<u32>,
-    answers: Sender<Result<Stacks, String>>,
+    answers: Sender<Result<Stacks, NoStacks>>,
+}
+
+/// Why some of the requested processes were not read.
+#[derive(Debug)]
+enum Stop {
+    Ended,
+    /// The thread does not return from reading this process.
+    Silent(u32),
+    /// The time is over.
+    Late,
 }
 
 impl StackThread {
@@ -58,14 +70,14 @@ impl StackThread {
     fn start_with(mut readers: impl ReadStacks) -> io::Result<Self> {
         let (requests, inbox) = unbounded::<Request>();
         let (end, ended) = bounded(0);
-        let reading = Arc::<Mutex<Option<Instant>>>::default();
+        let reading = Arc::<Mutex<Option<(u32, Instant)>>>::default();
         let noted = Arc::clone(&reading);
         let run = move || {
             let _end: Sender<()> = end;
             for request in inbox {
                 readers.forget_ended();
                 for pid in request.pids {
-                    *lock(&noted) = Some(Instant::now());
+                    *lock(&noted) = Some((pid, Instant::now()));
                     let result = readers.read(pid);
                     *lock(&noted) = None;
                     // The request was dropped, so its other processes need not be read.
@@ -83,8 +95,7 @@ impl StackThread {
         })
     }
 
-    /// Returns the stacks of each of these processes, or the reason why there are none, in a clause without a full
-    /// stop.
+    /// Returns the stacks of each of these processes, or the reason why there are none.
     ///
     /// Blocks for `timeout` at most, and for at most 2 s while one process is read. If the thread does not return by
     /// then, this process and the processes after it have no stacks. Later requests get no stacks either until the
@@ -93,11 +104,23 @@ impl StackThread {
         &self,
         pids: &[u32],
         timeout: Duration,
-    ) -> Vec<Result<Stacks, String>> {
+    ) -> Vec<Result<Stacks, NoStacks>> {
         let until = Instant::now() + timeout;
         let mut results = Vec::with_capacity(pids.len());
-        let error = self.collect(pids, until, &mut results).err();
-        results.resize(pids.len(), Err(error.unwrap_or(ENDED).to_owned()));
+        let stop = self.collect(pids, until, &mut results).err();
+        let unread = pids.iter().skip(results.len());
+        let unread: Vec<_> = unread
+            .map(|pid| {
+                let reason = match stop {
+                    Some(Stop::Silent(silent)) if silent == *pid => SILENT,
+                    Some(Stop::Silent(_)) => BEHIND_SILENT,
+                    Some(Stop::Late) => LATE,
+                    Some(Stop::Ended) | None => ENDED,
+                };
+                Err(NoStacks::Unread(reason.to_owned()))
+            })
+            .collect();
+        results.extend(unread);
         results
     }
 
@@ -105,33 +128,34 @@ impl StackThread {
         &self,
         pids: &[u32],
         until: Instant,
-        results: &mut Vec<Result<Stacks, String>>,
-    ) -> Result<(), &'static str> {
+        results: &mut Vec<Result<Stacks, NoStacks>>,
+    ) -> Result<(), Stop> {
         if self.ended.try_recv() == Err(TryRecvError::Disconnected) {
-            return Err(ENDED);
+            return Err(Stop::Ended);
         }
-        if self.has_read_for(PROCESS_TIMEOUT) {
-            return Err(SILENT);
+        if let Some(pid) = self.read_for(PROCESS_TIMEOUT) {
+            return Err(Stop::Silent(pid));
         }
         let (answers, inbox) = unbounded();
         let request = Request {
             pids: pids.to_vec(),
             answers,
         };
-        let requests = self.requests.as_ref().ok_or(ENDED)?;
-        requests.send(request).map_err(|_| ENDED)?;
+        let requests = self.requests.as_ref().ok_or(Stop::Ended)?;
+        requests.send(request).map_err(|_| Stop::Ended)?;
         while results.len() < pids.len() {
-            let since = lock(&self.reading).unwrap_or_else(Instant::now);
+            let reading = *lock(&self.reading);
+            let since = reading.map_or_else(Instant::now, |(_, since)| since);
             match inbox.recv_deadline(until.min(since + PROCESS_TIMEOUT)) {
                 Ok(result) => results.push(result),
-                Err(RecvTimeoutError::Disconnected) => return Err(ENDED),
+                Err(RecvTimeoutError::Disconnected) => return Err(Stop::Ended),
                 Err(RecvTimeoutError::Timeout) => {
-                    if self.has_read_for(PROCESS_TIMEOUT) {
-                        return Err(SILENT);
+                    if let Some(pid) = self.read_for(PROCESS_TIMEOUT) {
+                        return Err(Stop::Silent(pid));
                     }
                     if Instant::now() >= until {
-                        let is_slow = self.has_read_for(SLOW);
-                        return Err(if is_slow { SILENT } else { LATE });
+                        let slow = self.read_for(SLOW);
+                        return Err(slow.map_or(Stop::Late, Stop::Silent));
                     }
                 }
             }
@@ -139,9 +163,12 @@ impl StackThread {
         Ok(())
     }
 
-    /// Returns whether the thread has been reading the same process for this long.
-    fn has_read_for(&self, time: Duration) -> bool {
-        lock(&self.reading).is_some_and(|since| since.elapsed() >= time)
+    /// Returns the process that the thread has been reading for at least this long.
+    fn read_for(&self, time: Duration) -> Option<u32> {
+        let reading = *lock(&self.reading);
+        reading
+            .filter(|(_, since)| since.elapsed() >= time)
+            .map(|(pid, _)| pid)
     }
 }
 
@@ -163,7 +190,7 @@ mod tests {
     struct Gate(Receiver<()>);
 
     impl ReadStacks for Gate {
-        fn read(&mut self, pid: u32) -> Result<Stacks, String> {
+        fn read(&mut self, pid: u32) -> Result<Stacks, NoStacks> {
             if pid == 7 {
                 std::panic::resume_unwind(Box::new(7));
             }
@@ -177,17 +204,17 @@ mod tests {
         fn forget_ended(&mut self) {}
     }
 
-    fn lines(results: &[Result<Stacks, String>]) -> Vec<Result<u32, &str>> {
-        let line = |result: &Result<Stacks, String>| match result {
+    fn lines(results: &[Result<Stacks, NoStacks>]) -> Vec<Result<u32, &'static str>> {
+        let line = |result: &Result<Stacks, NoStacks>| match result {
             Ok(stacks) => Ok(stacks.threads[0].frames[0].line),
-            Err(error) if error == SILENT => Err("silent"),
-            Err(error) if error == LATE => Err("late"),
-            Err(_) => Err("ended"),
+            Err(error) => Err(match error.to_string().as_str() {
+                SILENT => "silent",
+                BEHIND_SILENT => "behind",
+                LATE => "late",
+                _ => "ended",
+            }),
         };
-        results
-            .iter()
-            .map(|it| line(it).map_err(|it| it as &str))
-            .collect()
+        results.iter().map(line).collect()
     }
 
     fn gated() -> (Sender<()>, StackThread) {
@@ -217,20 +244,22 @@ mod tests {
         open.send(()).unwrap();
         let started = Instant::now();
         let results = thread.read(&[1, 2, 3], PATIENCE);
-        assert_eq!(lines(&results), [Ok(1), Err("silent"), Err("silent")]);
+        assert_eq!(lines(&results), [Ok(1), Err("silent"), Err("behind")]);
         let took = started.elapsed();
         assert!(
             took >= PROCESS_TIMEOUT && took < 2 * PROCESS_TIMEOUT,
             "{took:?}"
         );
         let again = Instant::now();
-        assert_eq!(lines(&thread.read(&[4], PATIENCE)), [Err("silent")]);
+        // Only this process has a file system that does not answer.
+        let results = thread.read(&[4, 2], PATIENCE);
+        assert_eq!(lines(&results), [Err("behind"), Err("silent")]);
         assert!(again.elapsed() < PROCESS_TIMEOUT);
         // The file system answers again.
         for _ in 0..3 {
             open.send(()).unwrap();
         }
-        while thread.has_read_for(PROCESS_TIMEOUT) {
+        while thread.read_for(PROCESS_TIMEOUT).is_some() {
             std::thread::yield_now();
         }
         assert_eq!(lines(&thread.read(&[5], PATIENCE)), [Ok(5)]);
