@@ -44,6 +44,7 @@ mod rpc;
 mod rules;
 mod run_torch;
 mod setups;
+mod silent_interpreter;
 mod stop_signals;
 mod store_kills;
 mod strangers_text;
