@@ -101,7 +101,11 @@ impl Looker {
             // The system may have run something else in the middle of it, which makes a single one seem expensive.
             let usual = store_time.min(self.store_time_before.unwrap_or(store_time));
             self.store_time_before = Some(store_time);
-            let interval = pace::interval(usual, explain_time);
+            let mut connected = report.nodes.iter().filter(|node| node.is_connected);
+            let interval = match connected.all(|node| node.is_observed) {
+                true => pace::interval(usual, explain_time),
+                false => pace::unobserved_interval(usual, explain_time),
+            };
             self.timeline.observe(&report);
             self.conflicts.observe(&report);
             Arc::new(Look {

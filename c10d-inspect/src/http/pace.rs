@@ -5,6 +5,10 @@ use std::time::Duration;
 /// The shortest time between two snapshots: the page shows ages in seconds.
 const INTERVAL_MIN: Duration = Duration::from_secs(1);
 
+/// The shortest time until a snapshot is replaced to which the launchers have not added the activity of their workers. A
+/// command may have asked them for it.
+const INTERVAL_MIN_UNOBSERVED: Duration = Duration::from_millis(100);
+
 /// The longest, so that the page stays useful however expensive a snapshot is.
 const INTERVAL_MAX: Duration = Duration::from_secs(60);
 
@@ -17,9 +21,15 @@ const EXPLAIN_SHARE: u32 = 4;
 
 /// How long to keep a snapshot that took the store's thread at most `store` and whose explanation took `explain`.
 pub(super) fn interval(store: Duration, explain: Duration) -> Duration {
+    unobserved_interval(store, explain).max(INTERVAL_MIN)
+}
+
+/// The same for a snapshot without the activity of all workers.
+pub(super) fn unobserved_interval(store: Duration, explain: Duration) -> Duration {
     let by_store = store.saturating_mul(STORE_SHARE);
     let by_explain = explain.saturating_mul(EXPLAIN_SHARE);
-    by_store.max(by_explain).clamp(INTERVAL_MIN, INTERVAL_MAX)
+    let interval = by_store.max(by_explain);
+    interval.clamp(INTERVAL_MIN_UNOBSERVED, INTERVAL_MAX)
 }
 
 #[cfg(test)]
@@ -39,5 +49,7 @@ mod tests {
         for (store, explain, expected) in table {
             assert_eq!(interval(store, explain), expected, "{store:?} {explain:?}");
         }
+        assert_eq!(unobserved_interval(ms(0), ms(5)), ms(100));
+        assert_eq!(unobserved_interval(ms(1), ms(5)), ms(333));
     }
 }
