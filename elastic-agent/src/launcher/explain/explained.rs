@@ -57,6 +57,11 @@ impl<'r> Explained<'r> {
         explained
     }
 
+    /// Returns the observation of flight recorders, if that is the cause.
+    pub(super) const fn recorded(&self) -> Option<&'r Stuck> {
+        self.collectives
+    }
+
     /// Returns all lines about a job that has made no progress for `lasted`.
     pub(super) fn text(&self, lasted: Duration) -> String {
         if let Some(collectives) = self.collectives {

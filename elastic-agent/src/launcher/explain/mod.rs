@@ -321,10 +321,13 @@ impl Thread {
             collectives.as_ref(),
             observed.is_first_node(),
         );
-        let seen = waits.or_else(|| {
-            let stuck = collectives.as_ref()?;
-            Some(Standstill::of_collectives(&stuck.report, stuck.lasted))
-        });
+        let recorded = stuck.recorded();
+        let recorded = recorded.map(|it| Standstill::of_collectives(&it.report, it.lasted));
+        let seen = match (waits, recorded) {
+            // The recorders may be compared only after the first report.
+            (Some(waits), Some(recorded)) => Some(waits.explained_by(recorded)),
+            (waits, recorded) => waits.or(recorded),
+        };
         let say = watch.look(now, seen);
         let is_own_quiet = node.workers.iter().any(|worker| worker.sample.is_some());
         let mut pause = watch.next_look(now);

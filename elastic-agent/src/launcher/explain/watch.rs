@@ -125,6 +125,14 @@ impl Standstill {
         })
     }
 
+    /// The same standstill with another explanation.
+    pub(super) const fn explained_by(self, other: Self) -> Self {
+        Self {
+            fingerprint: other.fingerprint,
+            ..self
+        }
+    }
+
     /// Ranks that have stood still in collectives for `lasted`.
     pub(super) fn of_collectives(report: &FlightReport, lasted: Duration) -> Self {
         let mut hasher = DefaultHasher::new();
@@ -380,6 +388,23 @@ mod tests {
             let continues = (70, Say::Continues { is_partial });
             assert_eq!(said(&mut watch, 0..100, seen), [all(30), continues]);
         }
+    }
+
+    #[test]
+    fn a_later_explanation_by_recorders_is_reported_once() {
+        let mut watch = Watch::new(AFTER, false);
+        let recorded = Standstill::of_collectives(&FlightReport::default(), AFTER);
+        let seen = |s: u64| {
+            let stalled = Standstill::of(&report(FindingKind::TransportStalled, &[], s));
+            stalled.map(|it| {
+                if s < 35 {
+                    it
+                } else {
+                    it.explained_by(recorded)
+                }
+            })
+        };
+        assert_eq!(said(&mut watch, 0..100, seen), [all(30), all(40)]);
     }
 
     #[test]
