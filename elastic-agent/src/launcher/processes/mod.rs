@@ -305,7 +305,7 @@ fn read_up_to(path: &Path, bytes_max: u64) -> Option<Vec<u8>> {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use std::io::Write;
-    use std::net::{TcpListener, TcpStream};
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
     use std::thread;
 
     use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -380,8 +380,9 @@ mod tests {
                 let mut table = fs::OpenOptions::new().write(true).open(&table).unwrap();
                 let link = add(18, 17).join("fd/3");
                 std::os::unix::fs::symlink("socket:[4711]", link).unwrap();
-                let [local, remote] = [40000u16, 29500]
-                    .map(|port| format!("{:08X}:{port:04X}", u32::from_ne_bytes([127, 0, 0, 1])));
+                let [local, remote] = [40000u16, 29500].map(|port| {
+                    format!("{:08X}:{port:04X}", u32::from(Ipv4Addr::LOCALHOST).to_be())
+                });
                 let line = format!("0: {local} {remote} 01 0:0 0:0 0 0 0 4711");
                 writeln!(table, "header\n{line}").unwrap();
             });
