@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::ProcessBound;
 use elastic_rendezvous::{
-    DEFAULT_PORT, DynamicRendezvous, Endpoint, RendezvousError, RendezvousHandler,
-    RendezvousParameters, ServerHook, create_c10d,
+    DEFAULT_PORT, Endpoint, RendezvousError, RendezvousHandler, RendezvousParameters, ServerHook,
+    create_handler,
 };
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -30,17 +30,23 @@ const LEAVE_GRACE: Duration = Duration::from_secs(2);
 #[pyclass(frozen, module = "c10d_rs._native")]
 #[derive(Debug)]
 pub(crate) struct Rendezvous {
-    node: Owned<ProcessBound<Arc<DynamicRendezvous>>>,
+    node: Owned<ProcessBound<Arc<dyn RendezvousHandler>>>,
     store_address: (String, u16),
 }
 
 #[pymethods]
 impl Rendezvous {
-    /// Opens the store of the rendezvous: serves it, if the endpoint names this machine.
+    /// Creates a node of the backend `c10d` or `static`. With `c10d` it opens the store of the rendezvous, and serves it if
+    /// the endpoint names this machine.
     #[new]
-    #[pyo3(signature = (endpoint, run_id, min_nodes, max_nodes, local_addr, settings))]
+    #[pyo3(signature = (backend, endpoint, run_id, min_nodes, max_nodes, local_addr, settings))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "PyTorch's RendezvousParameters have them"
+    )]
     fn new(
         py: Python<'_>,
+        backend: String,
         endpoint: String,
         run_id: String,
         min_nodes: usize,
@@ -48,11 +54,16 @@ impl Rendezvous {
         local_addr: Option<String>,
         settings: BTreeMap<String, String>,
     ) -> PyResult<Self> {
-        let nodes = (min_nodes, max_nodes);
-        let opened = run(py, || open(&endpoint, run_id, nodes, local_addr, settings))?;
+        let parameters = RendezvousParameters::new(backend, endpoint, run_id, min_nodes, max_nodes)
+            .map(|parameters| parameters.with_config(settings).with_cancel(cancel()))
+            .map(|parameters| match local_addr {
+                Some(addr) => parameters.with_local_addr(addr),
+                None => parameters,
+            });
+        let opened = run(py, || open(parameters?))?;
         let (node, store_address) = opened.map_err(|error| rendezvous_error(py, &error))?;
         Ok(Self {
-            node: Owned::new("rendezvous", ProcessBound::new(Arc::new(node))),
+            node: Owned::new("rendezvous", ProcessBound::new(node)),
             store_address,
         })
     }
@@ -60,7 +71,7 @@ impl Rendezvous {
     /// Joins the next round. Returns its number, this node's rank, the number of nodes, and the host and port of
     /// the workers' store.
     fn next_rendezvous(&self, py: Python<'_>) -> PyResult<(i64, usize, usize, String, u16)> {
-        let round = self.call(py, RendezvousHandler::next_rendezvous)?;
+        let round = self.call(py, |node| node.next_rendezvous())?;
         let master = &round.bootstrap.master;
         let (host, port) = (master.host().to_owned(), master.port());
         Ok((round.round, round.rank, round.world_size, host, port))
@@ -71,7 +82,8 @@ impl Rendezvous {
         Ok(self.node.get_here(py)?.has_agent_store())
     }
 
-    /// The host and port of the rendezvous' store.
+    /// The host and port of the rendezvous' store. With `static` they are known only from the first round on, because the
+    /// workers use the same store.
     #[getter]
     fn store_address(&self) -> (&str, u16) {
         (&self.store_address.0, self.store_address.1)
@@ -79,12 +91,12 @@ impl Rendezvous {
 
     /// Whether there are no more rounds.
     fn is_closed(&self, py: Python<'_>) -> PyResult<bool> {
-        self.call(py, RendezvousHandler::is_closed)
+        self.call(py, |node| node.is_closed())
     }
 
     /// Ends the rendezvous for all nodes.
     fn set_closed(&self, py: Python<'_>) -> PyResult<()> {
-        self.call(py, RendezvousHandler::set_closed)
+        self.call(py, |node| node.set_closed())
     }
 
     /// The number of nodes that wait for the next round. Does not block.
@@ -108,11 +120,11 @@ impl Rendezvous {
     fn call<T: Send + 'static>(
         &self,
         py: Python<'_>,
-        call: impl FnOnce(&DynamicRendezvous) -> Result<T, RendezvousError> + Send + 'static,
+        call: impl FnOnce(&dyn RendezvousHandler) -> Result<T, RendezvousError> + Send + 'static,
     ) -> PyResult<T> {
         let node = self.node.get_here(py)?;
         let caller = Arc::clone(&node);
-        let result = run_aside(py, move || node.interrupt(), move || call(&caller))?;
+        let result = run_aside(py, move || node.interrupt(), move || call(&*caller))?;
         result.map_err(|error| rendezvous_error(py, &error))
     }
 }
@@ -177,26 +189,17 @@ impl<T: Send + 'static> Wake for Bell<T> {
 
 /// The node, and the host and port under which it reaches the store.
 fn open(
-    endpoint: &str,
-    run_id: String,
-    (min_nodes, max_nodes): (usize, usize),
-    local_addr: Option<String>,
-    settings: BTreeMap<String, String>,
-) -> Result<(DynamicRendezvous, (String, u16)), RendezvousError> {
-    let mut parameters = RendezvousParameters::new("c10d", endpoint, run_id, min_nodes, max_nodes)?
-        .with_config(settings)
-        .with_cancel(cancel());
-    if let Some(addr) = local_addr {
-        parameters = parameters.with_local_addr(addr);
-    }
+    parameters: RendezvousParameters,
+) -> Result<(Arc<dyn RendezvousHandler>, (String, u16)), RendezvousError> {
     // The port of the first server that this node starts, the rendezvous' own. The system may have chosen it.
     let served = Arc::new(AtomicU16::new(0));
     let port = Arc::clone(&served);
-    parameters = parameters.with_server_hook(ServerHook::new(move |server| {
+    let parameters = parameters.with_server_hook(ServerHook::new(move |server| {
         port.store(server.local_addr().port(), Ordering::Relaxed);
     }));
-    let node = create_c10d(&parameters)?;
-    let endpoint: Endpoint = endpoint
+    let node = create_handler(&parameters)?;
+    let endpoint: Endpoint = parameters
+        .endpoint()
         .parse()
         .map_err(elastic_rendezvous::ParametersError::from)?;
     let target = endpoint.with_default_port(DEFAULT_PORT);

@@ -173,6 +173,7 @@ def init_from_env(name: str | None = None, timeout: timedelta | float | None = N
 class Rendezvous:
     def __new__(
         cls,
+        backend: str,
         endpoint: str,
         run_id: str,
         min_nodes: int,

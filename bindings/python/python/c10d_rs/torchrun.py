@@ -1,7 +1,8 @@
-"""The rendezvous of ``c10d run`` for torchrun: ``torchrun --rdzv-backend c10d-rs``.
+"""The rendezvous of ``c10d run`` for torchrun: ``PET_RDZV_BACKEND=c10d-rs``, or ``torchrun --rdzv-backend c10d-rs``.
 
 torchrun finds it by the entry point group ``torchrun.handlers``. Its nodes meet those of ``--rdzv-backend c10d`` and of
-``c10d run`` in one job: all keep the same state in the same store. This is the only module that imports torch.
+``c10d run`` in one job: all keep the same state in the same store. With --master-addr they meet those of the backend
+``static``. This is the only module that imports torch.
 """
 
 import os
@@ -13,6 +14,7 @@ from torch import distributed as dist
 from torch.distributed.elastic.rendezvous import api
 
 from c10d_rs import _errors
+from c10d_rs._meeting import choose, running_command
 from c10d_rs._native import Rendezvous
 
 BACKEND = "c10d-rs"
@@ -31,25 +33,26 @@ class Handler(api.RendezvousHandler):
 
     def __init__(self, parameters: api.RendezvousParameters) -> None:
         """Open the store of the rendezvous; serve it if the endpoint names this machine."""
-        self._run_id: str = parameters.run_id
         self._store: dist.Store | None = None
         settings = {key: str(value) for key, value in parameters.config.items() if value is not None}
         if os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") == "1":
             settings.setdefault("share_store", "false")
         self._read_timeout = timedelta(seconds=int(settings.get("read_timeout", READ_TIMEOUT_SECONDS)))
-        self._file = None
-        if settings.get("store_type", "tcp").strip().lower() == "file":
-            if not parameters.endpoint:
-                raise ValueError(f"--rdzv-backend {BACKEND} with store_type=file needs a path as --rdzv-endpoint")
-            self._file = parameters.endpoint
+        endpoint = (parameters.endpoint or "").strip()
+        meeting = choose(endpoint, parameters.run_id, parameters.max_nodes, settings, running_command())
+        is_file = meeting.settings.get("store_type", "tcp").strip().lower() == "file"
+        self._file = meeting.endpoint if is_file else None
+        self._run_id: str = meeting.run_id
+        self._is_static = meeting.backend == "static"
         with _torch_errors():
             self._node = Rendezvous(
-                parameters.endpoint,
-                parameters.run_id,
+                meeting.backend,
+                meeting.endpoint,
+                meeting.run_id,
                 parameters.min_nodes,
                 parameters.max_nodes,
                 parameters.local_addr,
-                settings,
+                meeting.settings,
             )
 
     def get_backend(self) -> str:
@@ -66,8 +69,12 @@ class Handler(api.RendezvousHandler):
         """Join the next round. Ctrl-C and torchrun's signals end it, and this node leaves the rendezvous."""
         with _torch_errors():
             number, rank, world_size, host, port = self._node.next_rendezvous()
-        prefix = f"torch.rendezvous.{self._run_id}.{number}"
-        store = dist.PrefixStore(prefix, self._torch_store())
+        if self._is_static:
+            # As the nodes of PyTorch's backend do.
+            store = dist.PrefixStore(self._run_id, self._torch_store(host, port))
+        else:
+            prefix = f"torch.rendezvous.{self._run_id}.{number}"
+            store = dist.PrefixStore(prefix, self._torch_store(*self._node.store_address))
         return api.RendezvousInfo(store, rank, world_size, api.RendezvousStoreInfo(host, port))
 
     def is_closed(self) -> bool:
@@ -96,13 +103,12 @@ class Handler(api.RendezvousHandler):
         with _torch_errors():
             return self._node.shutdown()
 
-    def _torch_store(self) -> dist.Store:
+    def _torch_store(self, host: str, port: int) -> dist.Store:
         """Return PyTorch's client of the rendezvous' store, which torchrun's agent shares its ranks through."""
         if self._store is None:
             if self._file is not None:
                 self._store = dist.FileStore(self._file)
             else:
-                host, port = self._node.store_address
                 self._store = dist.TCPStore(host, port, is_master=False, timeout=self._read_timeout)
         return self._store
 

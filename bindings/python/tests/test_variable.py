@@ -1,0 +1,145 @@
+"""Each form of a torchrun command works with PET_RDZV_BACKEND=c10d-rs. Needs PyTorch beside the package."""
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+# Prints what the launcher has chosen. With an argument it then waits until that many workers have printed theirs.
+WORKER = """
+import json, os, sys, time
+from datetime import timedelta
+import torch.distributed as dist
+names = ("RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+print("RESULT", json.dumps({name: os.environ[name] for name in names}), flush=True)
+dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+folder, count = sys.argv[1], int(sys.argv[2])
+open(os.path.join(folder, f"there-{os.getpid()}"), "w").close()
+while sum(name.startswith("there-") for name in os.listdir(folder)) < count:
+    time.sleep(0.02)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+LIMIT_SECONDS = 120
+
+
+def free_port() -> int:
+    """Return a port on which no process listens."""
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        port: int = chosen.getsockname()[1]
+        return port
+
+
+@unittest.skipUnless(importlib.util.find_spec("torch"), "PyTorch is not installed beside c10d_rs")
+class Variable(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.worker = self.folder / "worker.py"
+        self.worker.write_text(WORKER)
+        # How many workers run at the same time.
+        self.workers = 1
+
+    def start(self, *options: str, variable: bool = True, **environment: str) -> "subprocess.Popen[str]":
+        """Start torchrun with these options."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
+        node = subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", *options, self.worker, self.folder, str(self.workers)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                **inherited,
+                **({"PET_RDZV_BACKEND": "c10d-rs"} if variable else {}),
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": "1",
+                **environment,
+            },
+        )
+        self.addCleanup(node.communicate)
+        self.addCleanup(node.kill)
+        return node
+
+    def results(self, *nodes: "subprocess.Popen[str]") -> list[dict[str, str]]:
+        """Wait for the nodes, and return what the worker of each has printed."""
+        found = []
+        for node in nodes:
+            output, log = node.communicate(timeout=LIMIT_SECONDS)
+            self.assertEqual(node.returncode, 0, log)
+            lines = [line for line in output.splitlines() if line.startswith("RESULT ")]
+            self.assertEqual(len(lines), 1, output)
+            found.append(json.loads(lines[0].removeprefix("RESULT ")))
+        return found
+
+    def test_one_node_without_an_endpoint_beside_another_job(self) -> None:
+        self.workers = 2
+        jobs = self.results(self.start(), self.start("--nnodes=1", "--node-rank=0", "--master-addr=localhost"))
+        self.assertEqual([job["WORLD_SIZE"] for job in jobs], ["1", "1"])
+        for name in ("MASTER_PORT", "TORCHELASTIC_RUN_ID"):
+            self.assertNotEqual(jobs[0][name], jobs[1][name])
+
+    def test_one_node_with_a_port(self) -> None:
+        port = str(free_port())
+        (job,) = self.results(self.start(f"--master-port={port}"))
+        self.assertEqual((job["MASTER_PORT"], job["TORCHELASTIC_RUN_ID"]), (port, "none"))
+
+    def test_an_endpoint(self) -> None:
+        self.workers = 2
+        options = ("--nnodes=2", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=17")
+        jobs = self.results(self.start(*options), self.start(*options))
+        self.assertEqual({job["RANK"] for job in jobs}, {"0", "1"})
+        self.assertEqual({job["TORCHELASTIC_RUN_ID"] for job in jobs}, {"17"})
+
+    def test_nodes_with_a_master_keep_their_ranks(self) -> None:
+        self.workers = 2
+        port = str(free_port())
+        options = ("--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}")
+        second = self.start(*options, "--node-rank=1")
+        time.sleep(1)
+        first = self.start(*options, PET_NODE_RANK="0")
+        jobs = self.results(first, second)
+        self.assertEqual([job["GROUP_RANK"] for job in jobs], ["0", "1"])
+        self.assertEqual([job["MASTER_PORT"] for job in jobs], [port, port])
+
+    def test_a_node_with_the_variable_beside_one_without(self) -> None:
+        self.workers = 2
+        for with_variable in (0, 1):
+            options = ("--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}")
+            nodes = [
+                self.start(*options, f"--node-rank={rank}", variable=rank == with_variable) for rank in range(2)
+            ]
+            with self.subTest(with_variable=with_variable):
+                self.assertEqual([job["GROUP_RANK"] for job in self.results(*nodes)], ["0", "1"])
+
+    def test_several_nodes_without_a_place_fail_at_once(self) -> None:
+        for options in (("--nnodes=2",), ("--nnodes=1:4", "--rdzv-id=17")):
+            node = self.start(*options)
+            _, log = node.communicate(timeout=LIMIT_SECONDS)
+            self.assertNotEqual(node.returncode, 0)
+            self.assertIn("Add --rdzv-endpoint=HOST:29400 to the command of each node", log)
+
+    def test_other_backends_are_not_affected(self) -> None:
+        port = free_port()
+        for backend, options in (
+            ("c10d", ("--standalone",)),
+            ("c10d", ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")),
+            ("static", ("--rdzv-backend=static", f"--master-port={port}")),
+        ):
+            with self.subTest(options):
+                node = self.start(*options, LOGLEVEL="INFO")
+                _, log = node.communicate(timeout=LIMIT_SECONDS)
+                self.assertEqual(node.returncode, 0, log)
+                self.assertRegex(log, rf"rdzv_backend +: {backend}\n")
+
+
+if __name__ == "__main__":
+    unittest.main()
