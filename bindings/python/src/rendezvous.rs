@@ -9,18 +9,22 @@ use std::task::Wake;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_socket::ProcessBound;
+use c10d_inspect::http::StatusOptions;
+use c10d_socket::{Credentials, ProcessBound};
 use elastic_rendezvous::{
     DEFAULT_PORT, Endpoint, RendezvousError, RendezvousHandler, RendezvousParameters, ServerHook,
     create_handler,
 };
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::call::{cancel, run};
 use crate::errors::raise;
 use crate::main_thread::is_main_thread;
 use crate::owned::Owned;
+use crate::pages::Pages;
+use crate::rendezvous_options::take_options;
+use crate::secret::read_secret_file;
 
 /// How long an interrupted join may take to leave the rendezvous. Without that, the other nodes wait for this one's
 /// heartbeats.
@@ -30,8 +34,15 @@ const LEAVE_GRACE: Duration = Duration::from_secs(2);
 #[pyclass(frozen, module = "c10d_rs._native")]
 #[derive(Debug)]
 pub(crate) struct Rendezvous {
-    node: Owned<ProcessBound<Arc<dyn RendezvousHandler>>>,
+    running: Owned<ProcessBound<Running>>,
     store_address: (String, u16),
+}
+
+/// A node, and the pages of the stores that it serves; `None` for no pages.
+#[derive(Debug, Clone)]
+struct Running {
+    node: Arc<dyn RendezvousHandler>,
+    pages: Option<Arc<Pages>>,
 }
 
 #[pymethods]
@@ -54,16 +65,22 @@ impl Rendezvous {
         local_addr: Option<String>,
         settings: BTreeMap<String, String>,
     ) -> PyResult<Self> {
+        let refused = PyValueError::new_err::<String>;
         let parameters = RendezvousParameters::new(backend, endpoint, run_id, min_nodes, max_nodes)
-            .map(|parameters| parameters.with_config(settings).with_cancel(cancel()))
-            .map(|parameters| match local_addr {
-                Some(addr) => parameters.with_local_addr(addr),
-                None => parameters,
-            });
-        let opened = run(py, || open(parameters?))?;
-        let (node, store_address) = opened.map_err(|error| rendezvous_error(py, &error))?;
+            .map_err(|error| refused(error.to_string()))?
+            .with_config(settings)
+            .with_local_addr(local_addr.unwrap_or_default())
+            .with_cancel(cancel());
+        let (mut parameters, options) =
+            take_options(parameters).map_err(|error| refused(error.0))?;
+        if let Some(path) = options.secret_file {
+            parameters = parameters.with_credentials(read_secret_file(py, &path)?);
+        }
+        let pages = options.has_status.then(|| pages_of(&parameters));
+        let opened = run(py, || open(parameters, pages))?;
+        let (running, store_address) = opened.map_err(|error| rendezvous_error(py, &error))?;
         Ok(Self {
-            node: Owned::new("rendezvous", ProcessBound::new(node)),
+            running: Owned::new("rendezvous", ProcessBound::new(running)),
             store_address,
         })
     }
@@ -77,9 +94,15 @@ impl Rendezvous {
         Ok((round.round, round.rank, round.world_size, host, port))
     }
 
+    /// Whether this process serves status pages on a port, which is one of its stores.
+    fn has_pages(&self, py: Python<'_>, port: u16) -> PyResult<bool> {
+        let pages = self.running.get_here(py)?.pages;
+        Ok(pages.is_some_and(|pages| pages.are_on(port)))
+    }
+
     /// Whether an agent serves the workers' store.
     fn uses_agent_store(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.node.get_here(py)?.has_agent_store())
+        Ok(self.running.get_here(py)?.node.has_agent_store())
     }
 
     /// The host and port of the rendezvous' store. With `static` they are known only from the first round on, because the
@@ -101,18 +124,24 @@ impl Rendezvous {
 
     /// The number of nodes that wait for the next round. Does not block.
     fn num_nodes_waiting(&self, py: Python<'_>) -> PyResult<usize> {
-        self.node
+        self.running
             .get_here(py)?
+            .node
             .num_nodes_waiting()
             .map_err(|error| rendezvous_error(py, &error))
     }
 
     /// Ends the rendezvous for all nodes, and this node. Returns whether the first succeeded.
     fn shutdown(&self, py: Python<'_>) -> PyResult<bool> {
-        let Some(node) = self.node.take_here()? else {
+        let Some(Running { node, pages }) = self.running.take_here()? else {
             return Ok(true);
         };
-        run_aside(py, || (), move || node.shutdown())
+        let end = move || {
+            let has_closed = node.shutdown();
+            pages.iter().for_each(|pages| pages.end());
+            has_closed
+        };
+        run_aside(py, || (), end)
     }
 }
 
@@ -122,7 +151,7 @@ impl Rendezvous {
         py: Python<'_>,
         call: impl FnOnce(&dyn RendezvousHandler) -> Result<T, RendezvousError> + Send + 'static,
     ) -> PyResult<T> {
-        let node = self.node.get_here(py)?;
+        let node = self.running.get_here(py)?.node;
         let caller = Arc::clone(&node);
         let result = run_aside(py, move || node.interrupt(), move || call(&*caller))?;
         result.map_err(|error| rendezvous_error(py, &error))
@@ -187,15 +216,28 @@ impl<T: Send + 'static> Wake for Bell<T> {
     }
 }
 
+/// The pages of the stores of this job. With a secret, they ask for the password that `c10d` has from it.
+fn pages_of(parameters: &RendezvousParameters) -> Arc<Pages> {
+    let options = StatusOptions::default().with_title(parameters.run_id());
+    let token = parameters.credentials().and_then(Credentials::http_token);
+    Pages::new(match token {
+        Some(token) => options.with_token(token),
+        None => options,
+    })
+}
+
 /// The node, and the host and port under which it reaches the store.
 fn open(
     parameters: RendezvousParameters,
-) -> Result<(Arc<dyn RendezvousHandler>, (String, u16)), RendezvousError> {
+    pages: Option<Arc<Pages>>,
+) -> Result<(Running, (String, u16)), RendezvousError> {
     // The port of the first server that this node starts, the rendezvous' own. The system may have chosen it.
     let served = Arc::new(AtomicU16::new(0));
     let port = Arc::clone(&served);
+    let of_servers = pages.clone();
     let parameters = parameters.with_server_hook(ServerHook::new(move |server| {
         port.store(server.local_addr().port(), Ordering::Relaxed);
+        of_servers.iter().for_each(|pages| pages.serve(server));
     }));
     let node = create_handler(&parameters)?;
     let endpoint: Endpoint = parameters
@@ -207,7 +249,7 @@ fn open(
         0 => target.port(),
         port => port,
     };
-    Ok((node, (target.host().to_owned(), port)))
+    Ok((Running { node, pages }, (target.host().to_owned(), port)))
 }
 
 fn rendezvous_error(py: Python<'_>, error: &RendezvousError) -> PyErr {

@@ -3,13 +3,18 @@
 import importlib.util
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 import unittest
+import urllib.error
+import urllib.request
 from pathlib import Path
+
+from c10d_rs.__main__ import command
 
 # Prints what the launcher has chosen. With an argument it then waits until that many workers have printed theirs.
 WORKER = """
@@ -119,6 +124,74 @@ class Variable(unittest.TestCase):
             ]
             with self.subTest(with_variable=with_variable):
                 self.assertEqual([job["GROUP_RANK"] for job in self.results(*nodes)], ["0", "1"])
+
+    def pages(self, node: "subprocess.Popen[str]") -> tuple[str, list[str]]:
+        """Wait for the line about the pages, and return their address and the words of the command after it."""
+        assert node.stderr is not None
+        for line in node.stderr:
+            found = re.search(r"status page: (http://\S+/); if the job hangs: c10d (why .*)$", line)
+            if found is not None:
+                return found[1], found[2].split()
+        self.fail("torchrun has not logged the line about the status page")
+
+    def let_workers_end(self) -> None:
+        """Take the place of the worker that the workers of this job wait for."""
+        (self.folder / "there-test").touch()
+
+    def test_pages_of_the_workers_store(self) -> None:
+        self.workers = 2
+        for options in ((), (f"--master-port={free_port()}",)):
+            with self.subTest(options):
+                node = self.start(*options)
+                address, why = self.pages(node)
+                for path, expected in (("", b"<html"), ("why.json", b'"findings"'), ("metrics", b"c10d_store_")):
+                    with urllib.request.urlopen(address + path, timeout=20) as answer:
+                        self.assertIn(expected, answer.read())
+                answer = subprocess.run([command(), *why], capture_output=True, text=True, timeout=20)
+                self.assertIn(answer.returncode, (0, 4), answer)
+                self.let_workers_end()
+                self.assertEqual(len(self.results(node)), 1)
+                (self.folder / "there-test").unlink()
+
+    def test_a_secret_protects_the_pages(self) -> None:
+        self.workers = 2
+        secret = self.folder / "job.secret"
+        with secret.open("w") as file:
+            os.fchmod(file.fileno(), 0o600)
+            subprocess.run([command(), "secret", "new"], stdout=file, check=True)
+        node = self.start(PET_RDZV_CONF=f"secret_file={secret}")
+        address, why = self.pages(node)
+        with self.assertRaises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(address + "why.json", timeout=20)
+        self.assertEqual(refused.exception.code, 401)
+        self.assertEqual(why[-2:], ["--secret-file", str(secret)])
+        answer = subprocess.run([command(), *why], capture_output=True, text=True, timeout=20)
+        self.assertIn(answer.returncode, (0, 4), answer)
+        self.let_workers_end()
+        self.results(node)
+
+    def test_no_pages(self) -> None:
+        node = self.start(PET_RDZV_CONF="status=0")
+        _, log = node.communicate(timeout=LIMIT_SECONDS)
+        self.assertEqual(node.returncode, 0, log)
+        self.assertNotIn("status page", log)
+
+    def test_a_port_for_the_workers_store(self) -> None:
+        port = str(free_port())
+        (job,) = self.results(self.start(f"--rdzv-conf=workers_port={port},protocol=http"))
+        self.assertEqual(job["MASTER_PORT"], port)
+
+    def test_unknown_options_are_refused_with_a_list(self) -> None:
+        for conf, expected in (
+            ("statsu=0", 'unknown option "statsu" .*; the options are .*join_timeout, .*secret_file, .*status, '),
+            ("status=maybe", "the rendezvous setting status is \"maybe\", which is not yes or no"),
+            ("workers_port=0", "workers_port: "),
+        ):
+            with self.subTest(conf):
+                node = self.start(PET_RDZV_CONF=conf)
+                _, log = node.communicate(timeout=LIMIT_SECONDS)
+                self.assertNotEqual(node.returncode, 0)
+                self.assertRegex(log, f"ValueError: {expected}")
 
     def test_several_nodes_without_a_place_fail_at_once(self) -> None:
         for options in (("--nnodes=2",), ("--nnodes=1:4", "--rdzv-id=17")):

@@ -66,7 +66,7 @@ def choose(endpoint: str, run_id: str, max_nodes: int, settings: dict[str, str],
 def _host_of_static(command: Command) -> dict[str, str]:
     """Return the setting by which the node serves the store that does so without the variable.
 
-    The endpoint may be a name that leads to it only from outside, such as that of a Kubernetes Service.
+    The endpoint may be a name that leads to it only from outside, for example the name of a Kubernetes Service.
     """
     if command.rdzv_backend is not None or command.node_rank is None:
         return {}

@@ -5,6 +5,7 @@ torchrun finds it by the entry point group ``torchrun.handlers``. Its nodes meet
 ``static``. This is the only module that imports torch.
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,9 +16,13 @@ from torch.distributed.elastic.rendezvous import api
 
 from c10d_rs import _errors
 from c10d_rs._meeting import choose, running_command
-from c10d_rs._native import Rendezvous
+from c10d_rs._native import Rendezvous, TCPStore
 
 BACKEND = "c10d-rs"
+
+# Below PyTorch's name, so that its handler writes the line as the other lines of torchrun.
+log = logging.getLogger("torch.distributed.elastic.c10d_rs")
+log.setLevel(os.environ.get("LOGLEVEL", "INFO"))
 
 # The timeout of one call of the rendezvous' store, in seconds, as in PyTorch.
 READ_TIMEOUT_SECONDS = 60
@@ -44,6 +49,10 @@ class Handler(api.RendezvousHandler):
         self._file = meeting.endpoint if is_file else None
         self._run_id: str = meeting.run_id
         self._is_static = meeting.backend == "static"
+        self._secret_file = meeting.settings.get("secret_file")
+        # The clients of this process behind the store, if PyTorch's cannot be used.
+        self._clients: list[TCPStore] = []
+        self._announced: tuple[str, int] | None = None
         with _torch_errors():
             self._node = Rendezvous(
                 meeting.backend,
@@ -75,6 +84,7 @@ class Handler(api.RendezvousHandler):
         else:
             prefix = f"torch.rendezvous.{self._run_id}.{number}"
             store = dist.PrefixStore(prefix, self._torch_store(*self._node.store_address))
+        self._announce_pages(host, port)
         return api.RendezvousInfo(store, rank, world_size, api.RendezvousStoreInfo(host, port))
 
     def is_closed(self) -> bool:
@@ -100,6 +110,8 @@ class Handler(api.RendezvousHandler):
         """End the rendezvous for all nodes, and this node. Return whether the first succeeded."""
         # The server waits a moment for its clients to leave; this one needs it no more.
         self._store = None
+        for client in self._clients:
+            client.close()
         with _torch_errors():
             return self._node.shutdown()
 
@@ -108,9 +120,29 @@ class Handler(api.RendezvousHandler):
         if self._store is None:
             if self._file is not None:
                 self._store = dist.FileStore(self._file)
+            elif self._secret_file is not None:
+                self._store = self._secret_store(host, port, self._secret_file)
             else:
                 self._store = dist.TCPStore(host, port, is_master=False, timeout=self._read_timeout)
         return self._store
+
+    def _secret_store(self, host: str, port: int, secret_file: str) -> dist.Store:
+        """Return the same for a store with a secret, which PyTorch's client has none for."""
+        # Takes time to import, and most jobs have no secret.
+        from c10d_rs.torch import Store
+
+        client = TCPStore(host, port, timeout=self._read_timeout, secret_file=secret_file)
+        self._clients.append(client)
+        return Store(client)
+
+    def _announce_pages(self, host: str, port: int) -> None:
+        """Log where the pages of the workers' store are, once, if this process serves it."""
+        if self._announced == (host, port) or not self._node.has_pages(port):
+            return
+        self._announced = (host, port)
+        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        secret = f" --secret-file {self._secret_file}" if self._secret_file is not None else ""
+        log.info("status page: http://%s/; if the job hangs: c10d why --connect %s%s", place, place, secret)
 
 
 @contextmanager
