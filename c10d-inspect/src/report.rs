@@ -141,6 +141,9 @@ pub struct Finding {
     pub culprits: RankSet,
     /// The ranks that wait for them.
     pub waiting: RankSet,
+    /// The hosts between which data is not acknowledged.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<String>,
     /// How long it has lasted, in milliseconds, if known.
     pub age_ms: Option<u64>,
     /// Whether another finding explains this one.
@@ -156,6 +159,7 @@ impl Finding {
             text,
             culprits: RankSet::default(),
             waiting: RankSet::default(),
+            hosts: Vec::new(),
             age_ms: None,
             is_consequence: false,
         }

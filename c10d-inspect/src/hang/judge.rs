@@ -221,6 +221,7 @@ impl<'c, 'a> Case<'c, 'a> {
         if self.is_confirmed() || self.rule == Rule::WaitsForBusy {
             finding.culprits = RankSet(self.ranks(|doing| self.is_named(doing)));
         }
+        finding.hosts = self.pairs.hosts();
         finding.waiting = RankSet(self.ranks(Doing::waits));
         finding.age_ms = match self.rule {
             Rule::WaitsForBusy => self.waited_ms(),

@@ -73,6 +73,14 @@ impl Pairs {
         sentences
     }
 
+    /// The two hosts of the first pair, as far as they are known.
+    pub(super) fn hosts(&self) -> Vec<String> {
+        let first = self.0.first().into_iter();
+        first
+            .flat_map(|((host, peer), _)| host.iter().chain([peer]).cloned())
+            .collect()
+    }
+
     /// "Check the network between node0 and node1 (10.0.0.2), for example with c10d doctor." `None` if there are no pairs.
     pub(super) fn advice(&self) -> Option<String> {
         let ((host, peer), _) = self.0.first()?;
@@ -117,7 +125,10 @@ mod tests {
             evidence.add(node, 0, |_| true);
         }
         let finding = judge(&evidence).and_then(|verdict| verdict.finding);
-        finding.map(|it| (it.kind, it.text)).expect("a finding")
+        let finding = finding.expect("a finding");
+        let are_named = finding.text.contains("has not acknowledged");
+        assert_eq!(finding.hosts.len(), if are_named { 2 } else { 0 });
+        (finding.kind, finding.text)
     }
 
     #[test]

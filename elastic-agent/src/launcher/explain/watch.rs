@@ -105,7 +105,7 @@ impl Standstill {
         };
         for cause in causes() {
             // Not those that wait: their number only grows.
-            (cause.kind, &cause.culprits.0).hash(&mut hasher);
+            (cause.kind, &cause.culprits.0, cause.hosts.is_empty()).hash(&mut hasher);
         }
         // The text of observed ranks has their age, not the age of a wait in the store.
         let is_observed = causes().any(|cause| is_observed(cause.kind));
@@ -370,6 +370,15 @@ mod tests {
         let mut watch = Watch::new(Duration::from_secs(5), false);
         let seen = |s: u64| missing(if s < 7 { &[] } else { &[2] }, s);
         assert_eq!(said(&mut watch, 0..30, seen), [all(5), all(10)]);
+        // Two samples show that data is not acknowledged.
+        let mut watch = Watch::new(Duration::from_secs(5), false);
+        let seen = |s: u64| {
+            let mut report = report(FindingKind::TransportStalled, &[], s);
+            let host = (s >= 12).then(|| "node1".to_owned());
+            report.findings[0].hosts.extend(host);
+            Standstill::of(&report)
+        };
+        assert_eq!(said(&mut watch, 0..30, seen), [all(5), all(12)]);
     }
 
     #[test]
