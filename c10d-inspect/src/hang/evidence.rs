@@ -12,6 +12,9 @@ const SAMPLE_AGE_MAX_MS: u64 = 12_000;
 /// How long a job makes no progress before that is an alarm, if no launcher announces it.
 const ALARM_AFTER_MS: u64 = 30_000;
 
+/// The shortest such time that counts.
+const ALARM_AFTER_MS_MIN: u64 = 1000;
+
 /// The most addresses of hosts that are kept.
 const ADDRESSES_MAX: usize = 1 << 16;
 
@@ -83,12 +86,17 @@ impl<'a> Evidence<'a> {
         ago_ms: u64,
         counts: impl Fn(usize) -> bool,
     ) {
-        let after = [self.alarm_after_ms, node.explain_after_ms];
-        self.alarm_after_ms = after.into_iter().flatten().min();
+        let workers = node.workers.iter().filter(|worker| counts(worker.rank));
+        // A lost launcher, or an announcement of others, does not decide about the job.
+        if workers.clone().next().is_some() {
+            let own = node.explain_after_ms.map(|it| it.max(ALARM_AFTER_MS_MIN));
+            let after = [self.alarm_after_ms, own];
+            self.alarm_after_ms = after.into_iter().flatten().min();
+        }
         for ip in &node.addresses {
             self.add_address(*ip, &node.host);
         }
-        for worker in node.workers.iter().filter(|worker| counts(worker.rank)) {
+        for worker in workers {
             let seen = match (worker.end, &worker.sample) {
                 (Some(end), _) => Seen::Ended {
                     end,
@@ -150,5 +158,31 @@ impl<'a> RankEvidence<'a> {
             store_wait: None,
             host,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::announced::AnnouncedWorker;
+
+    #[test]
+    fn only_launchers_of_ranks_decide_when_a_standstill_is_an_alarm() {
+        let node = |rank, explain_after_ms| AnnouncedNode {
+            workers: vec![AnnouncedWorker {
+                rank,
+                ..AnnouncedWorker::default()
+            }],
+            explain_after_ms: Some(explain_after_ms),
+            ..AnnouncedNode::default()
+        };
+        let nodes = [node(0, 60_000), node(1, 20_000), node(7, 0)];
+        let mut evidence = Evidence::default();
+        for node in &nodes {
+            evidence.add(node, 0, |rank| rank < 2);
+        }
+        assert_eq!(evidence.alarm_after_ms(), 20_000);
+        evidence.add(&nodes[2], 0, |_| true);
+        assert_eq!(evidence.alarm_after_ms(), ALARM_AFTER_MS_MIN);
     }
 }
