@@ -7,9 +7,16 @@ use std::time::Duration;
 use crate::announced::{AnnouncedNode, AnnouncedProcess, AnnouncedWorker, WorkerEnd};
 use crate::index::{Index, Slot, is_container_pid};
 use crate::keys::GROUP_SIZE_MAX;
+use crate::stacks::Stacks;
 
 /// The most bytes of an announcement that are read.
 const ANNOUNCEMENT_BYTES_MAX: usize = 8 * 1024 * 1024;
+
+/// The most stacks of a node. A launcher announces at most 64 KiB of stacks.
+const STACKS_MAX: usize = 1024;
+
+/// The most processes or connections in a list of a sample.
+const LISTED_MAX: usize = 16;
 
 /// All announced nodes and workers.
 #[derive(Debug, Default)]
@@ -53,6 +60,7 @@ impl Launched {
                 announced
                     .workers
                     .retain(|worker| worker.rank < GROUP_SIZE_MAX);
+                limit_samples(&mut announced);
                 let connection = index.slot(announcement.connection);
                 let closed = match connection {
                     Some(slot) => index.connections[slot].closed.map(|closed| closed.at),
@@ -121,6 +129,18 @@ impl Launched {
             .filter_map(|slot| Some((slot, tables.rank(self, index, slot)?)))
             .filter(|(_, rank)| !self.announced_twice.contains(rank))
             .collect()
+    }
+}
+
+/// Limits what a launcher announces in its samples: not every announcement is made by a launcher.
+fn limit_samples(announced: &mut AnnouncedNode) {
+    announced.stacks.truncate(STACKS_MAX);
+    let stacks = std::mem::take(&mut announced.stacks).into_iter();
+    announced.stacks = stacks.map(Stacks::cleaned).collect();
+    let workers = announced.workers.iter_mut();
+    for sample in workers.filter_map(|worker| worker.sample.as_mut()) {
+        sample.dead_children.truncate(LISTED_MAX);
+        sample.unacknowledged.truncate(LISTED_MAX);
     }
 }
 
@@ -397,7 +417,55 @@ impl Worker<'_> {
 mod tests {
     use std::net::SocketAddr;
 
+    use crate::announced::AnnouncedSample;
     use crate::sim::Script;
+    use crate::stacks::{Frame, Stacks, ThreadStack};
+
+    use super::limit_samples;
+
+    /// An empty frame has 3 bytes in JSON, and each rank refers to all of them.
+    #[test]
+    fn an_announcement_of_many_frames_is_limited() {
+        let mut script = Script::new();
+        let processes = script.processes(1500);
+        let (launcher, mut node) = script.launch(&processes);
+        let frame = |line| Frame {
+            line,
+            ..Frame::default()
+        };
+        let thread = ThreadStack {
+            name: None,
+            frames: (0..40_000).map(frame).collect(),
+        };
+        node.stacks = vec![
+            Stacks {
+                threads: vec![thread],
+                is_cut: false,
+            };
+            2
+        ];
+        for worker in &mut node.workers {
+            worker.sample = Some(AnnouncedSample {
+                stacks: Some(0),
+                stacks_before: Some(1),
+                quiet_ms: 60_000,
+                idle_ms: 60_000,
+                system_call: Some(format!("futex{}", worker.rank)),
+                dead_children: (0..100).collect(),
+                ..AnnouncedSample::default()
+            });
+        }
+        let mut limited = node.clone();
+        limit_samples(&mut limited);
+        let frames = &limited.stacks[0].threads[0].frames;
+        let innermost = frames.last().map(|frame| frame.line);
+        assert!(frames.len() < 200, "{} frames", frames.len());
+        assert_eq!((innermost, limited.stacks[0].is_cut), (Some(39_999), true));
+        let sample = limited.workers[0].sample.as_ref();
+        assert!(sample.is_some_and(|it| it.dead_children.len() < 20));
+        script.store.announce(launcher, &node);
+        assert_eq!(script.report().ranks.len(), 1500);
+    }
 
     #[test]
     fn hosts_with_one_name_are_shown_with_their_addresses() {

@@ -11,8 +11,11 @@ use c10d_store::{
 };
 use fastrand::Rng;
 
-use crate::announced::{AnnouncedNode, AnnouncedProcess, AnnouncedWorker, WorkerEnd};
+use crate::announced::{
+    AnnouncedNode, AnnouncedProcess, AnnouncedSample, AnnouncedWorker, WorkerEnd,
+};
 use crate::keys::encoded;
+use crate::stacks::{Frame, Stacks, ThreadStack};
 use crate::{explain, translate};
 
 const COMMANDS: [Opcode; 10] = [
@@ -115,6 +118,54 @@ fn record(random: &mut Rng, id: u64) -> ConnectionRecord {
     record
 }
 
+fn sample(random: &mut Rng) -> AnnouncedSample {
+    let name = |random: &mut Rng| {
+        let name = NAMES[random.usize(..4)].repeat(random.usize(..100));
+        random.bool().then_some(name)
+    };
+    let age = |random: &mut Rng| match random.u8(..8) {
+        0 => random.u64(..),
+        _ => random.u64(..60_000),
+    };
+    AnnouncedSample {
+        taken_ago_ms: random.u64(..20_000),
+        quiet_ms: age(random),
+        blocked_ms: random.bool().then(|| age(random)),
+        idle_ms: age(random),
+        cpu_percent: random.u32(..200),
+        others_cpu_percent: random.u32(..200),
+        io_bytes_per_second: age(random),
+        state: ['S', 'D', 'T', 't', '\u{202e}']
+            .get(random.usize(..8))
+            .copied(),
+        waits_in: name(random),
+        system_call: name(random),
+        command_line: name(random),
+        stacks: random.bool().then(|| random.usize(..4)),
+        stacks_before: random.bool().then(|| random.usize(..4)),
+        error: name(random),
+        dead_children: vec![random.u32(..); random.usize(..40)],
+        ..AnnouncedSample::default()
+    }
+}
+
+fn stacks(random: &mut Rng) -> Stacks {
+    let mut frame = || Frame {
+        file: NAMES[random.usize(..4)].repeat(random.usize(..100)),
+        line: random.u32(..),
+        function: NAMES[random.usize(..4)].repeat(random.usize(..100)),
+        is_library: random.bool(),
+    };
+    let mut thread = || ThreadStack {
+        name: None,
+        frames: (0..4).map(|_| frame()).collect(),
+    };
+    Stacks {
+        threads: (0..3).map(|_| thread()).collect(),
+        is_cut: false,
+    }
+}
+
 fn announcement(random: &mut Rng) -> Vec<u8> {
     if random.u8(..4) == 0 {
         return value(random);
@@ -143,10 +194,14 @@ fn announcement(random: &mut Rng) -> Vec<u8> {
             };
             random.usize(..4)
         ],
+        sample: random.bool().then(|| sample(random)),
         ..AnnouncedWorker::default()
     });
+    let workers: Vec<_> = workers.collect();
     let node = AnnouncedNode {
-        workers: workers.collect(),
+        workers,
+        stacks: (0..random.usize(..4)).map(|_| stacks(random)).collect(),
+        explain_after_ms: random.bool().then(|| random.u64(..40_000)),
         host: NAMES[random.usize(..4)].to_owned(),
         world_size: random
             .bool()

@@ -152,8 +152,10 @@ impl Stacks {
         self.is_cut |= self.threads.len() > THREADS_MAX;
         self.threads.truncate(THREADS_MAX);
         for thread in &mut self.threads {
-            self.is_cut |= thread.frames.len() > FRAMES_MAX;
-            thread.frames.truncate(FRAMES_MAX);
+            // The innermost calls tell where the thread is.
+            let cut = thread.frames.len().saturating_sub(FRAMES_MAX);
+            self.is_cut |= cut > 0;
+            thread.frames.drain(..cut);
             let name = thread.name.as_deref();
             thread.name = name.map(|name| shown_up_to(name.as_bytes(), NAME_CHARS_MAX));
             for frame in &mut thread.frames {
