@@ -4,6 +4,7 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
 
 use c10d_socket::{ProcessStat, printable};
 use py_spy::config::{LineNo, LockingStrategy};
@@ -16,6 +17,9 @@ use crate::threads::{PythonFrame, PythonStacks, PythonThread};
 
 /// How often a sample is tried. The process keeps running, so its stacks can change while they are read.
 const ATTEMPTS: usize = 3;
+
+/// A sample that took longer is not tried again: the memory of the process is damaged, or this host is busy.
+const ATTEMPT_TIME_MAX: Duration = Duration::from_millis(100);
 
 /// The most characters of a message of py-spy.
 const REASON_CHARS_MAX: usize = 160;
@@ -94,8 +98,9 @@ impl StackReader {
             if !self.is_alive() {
                 return Err(StackError::Ended);
             }
+            let started = Instant::now();
             outcome = guarded(|| self.spy.get_stack_traces());
-            if outcome.is_ok() {
+            if outcome.is_ok() || started.elapsed() > ATTEMPT_TIME_MAX {
                 break;
             }
         }

@@ -297,14 +297,12 @@ fn processes_that_start_and_end_meanwhile_give_stacks_or_errors() {
     println!("{read} samples of processes that start and end");
 }
 
-/// A worker that overwrites the state of its interpreter: random bytes go from a pipe to this memory while a call in C
-/// waits for more, so the process never runs Python with them.
-#[test]
-fn random_bytes_in_an_interpreter_give_stacks_or_errors() {
+/// Starts Python with a main thread that reads a pipe in C and copies each byte over the named object. Therefore, it never
+/// runs Python again. Returns the address of the object and the pipe.
+fn overwritten(target: &str, depth: usize) -> (Python, u64, ChildStdin) {
     const SCRIPT: &str = "\
 import ctypes, os, sys
-def target():
-    pass
+sys.setrecursionlimit(10000)
 api, libc = ctypes.pythonapi, ctypes.CDLL(None)
 for function in (api.PyInterpreterState_Get, api.PyThreadState_Get):
     function.restype = ctypes.c_void_p
@@ -318,10 +316,24 @@ where = {
     'interpreter': api.PyInterpreterState_Get, 'thread': api.PyThreadState_Get,
     'code': lambda: id(frame.f_code), 'frame': lambda: id(frame),
     'name': lambda: id(frame.f_code.co_name), 'modules': lambda: id(sys.modules),
-}[os.environ['OVERWRITE']]()
-print('ready', flush=True)
-libc.fread(where, 1, 1 << 30, input)
+}[TARGET]()
+def waits(depth):
+    if depth:
+        return waits(depth - 1)
+    print(where, flush=True)
+    libc.fread(where, 1, 1 << 30, input)
+waits(DEPTH)
 ";
+    let values = format!("TARGET, DEPTH = '{target}', {depth}\n");
+    let mut python = Python::start("python3", &(values + SCRIPT));
+    let address = python.line().trim().parse().unwrap();
+    let input = python.input.take().unwrap();
+    (python, address, input)
+}
+
+/// A worker that overwrites the state of its interpreter with random bytes.
+#[test]
+fn random_bytes_in_an_interpreter_give_stacks_or_errors() {
     let seed: u64 = std::env::var("SEED")
         .ok()
         .and_then(|it| it.parse().ok())
@@ -330,10 +342,9 @@ libc.fread(where, 1, 1 << 30, input)
     let mut random = fastrand::Rng::with_seed(seed);
     let (mut good, mut bad) = (0, 0);
     for target in ["interpreter", "thread", "code", "frame", "name", "modules"] {
-        let script = format!("import os\nos.environ['OVERWRITE'] = '{target}'\n{SCRIPT}");
-        let (mut python, pid) = Python::ready("python3", &script);
+        let (python, _, mut input) = overwritten(target, 0);
+        let pid = python.pid();
         let mut reader = StackReader::attach(pid).unwrap();
-        let mut input = python.input.take().unwrap();
         for piece_number in 0..40 {
             let mut piece = [0; 24];
             random.fill(&mut piece);
@@ -368,6 +379,51 @@ libc.fread(where, 1, 1 << 30, input)
     }
     println!("{good} samples, {bad} errors");
     assert!(bad > 0);
+}
+
+/// A worker whose interpreter counts its only thread as the thread after it.
+#[test]
+fn threads_in_a_circle_are_an_error() {
+    let (python, thread, mut input) = overwritten("thread", 20);
+    let mut reader = StackReader::attach(python.pid()).unwrap();
+    assert_eq!(reader.sample().unwrap().threads.len(), 1);
+    // The pointers to the previous and to the next thread.
+    let pointers = [0, thread].map(u64::to_ne_bytes).concat();
+    input.write_all(&pointers).unwrap();
+    let started = Instant::now();
+    let error = loop {
+        let sample = Instant::now();
+        match reader.sample() {
+            Ok(_) => assert!(started.elapsed() < PATIENCE),
+            Err(error) => {
+                println!("after {:?}", sample.elapsed());
+                break error.to_string();
+            }
+        }
+    };
+    let sentence = "its interpreter starts, ends or is damaged (";
+    assert!(error.starts_with(sentence), "{error}");
+}
+
+#[test]
+fn an_interpreter_that_was_overwritten_has_no_threads_or_is_an_error() {
+    for byte in [0, 1, 0xff] {
+        let (python, _, mut input) = overwritten("interpreter", 0);
+        input.write_all(&[byte; 4096]).unwrap();
+        let started = Instant::now();
+        let outcome = loop {
+            let outcome = StackReader::attach(python.pid()).and_then(|mut it| it.sample());
+            if outcome.as_ref().map_or(true, |it| it.threads.is_empty()) {
+                break outcome;
+            }
+            assert!(started.elapsed() < PATIENCE, "{outcome:?}");
+        };
+        println!("{byte}: {outcome:?} after {:?}", started.elapsed());
+        if let Err(error) = outcome {
+            let sentence = "its interpreter starts, ends or is damaged (";
+            assert!(error.to_string().starts_with(sentence), "{error}");
+        }
+    }
 }
 
 /// cargo test --release -p c10d-stacks -- --ignored --nocapture
