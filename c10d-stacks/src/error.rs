@@ -15,7 +15,9 @@ pub enum StackError {
     #[error("Python {0} is not supported: use Python 3.9 to 3.15, with the GIL")]
     Unsupported(String),
     /// Another user runs the process.
-    #[error("another user runs the process: start the launcher as that user, or as root")]
+    #[error(
+        "another user runs the process: start the launcher as that user, or as root with the capability SYS_PTRACE"
+    )]
     OtherUser,
     /// The setting `kernel.yama.ptrace_scope` of the system forbids it: 1, 2 or 3.
     #[error("{}", of_scope(*.0))]

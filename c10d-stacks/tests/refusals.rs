@@ -137,7 +137,8 @@ fn the_process_of_another_user_is_refused_with_the_cure() {
         return println!("LEFT OUT: this needs root");
     }
     let subject = Subject::start(user());
-    let expected = "another user runs the process: start the launcher as that user, or as root";
+    let expected = "another user runs the process: start the launcher as that user, or as root with the capability \
+                    SYS_PTRACE";
     assert_eq!(subject.refusal(&own("reader"), Some(OTHER_USER)), expected);
     if has_namespaces() {
         let hidden = with_proc("mount -t proc -o hidepid=invisible none /proc");

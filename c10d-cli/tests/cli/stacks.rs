@@ -1,14 +1,18 @@
 //! `c10d stacks`, `c10d flight` and `c10d run --debug-server`, with scripted debug servers.
 
 use std::ffi::OsStr;
+#[cfg(target_os = "linux")]
+use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener};
+#[cfg(target_os = "linux")]
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use crate::pages::Pages;
-use crate::process::{Ended, PATIENCE, Running, Server, command, until};
+use crate::process::{Ended, PATIENCE, PROGRAM, Running, Server, command, command_of, until};
 
 fn c10d(words: &[&str], address: SocketAddr) -> Ended {
     let mut command = command(words);
@@ -265,6 +269,79 @@ waits()
         let ended = c10d(&["stacks", "--all"], store);
         ended.code == Some(0) && ended.stdout_text().contains(&expected)
     });
+}
+
+/// Workers that change their user, as root may, and a launcher that may not read the memory of other users. Rank 1 has a
+/// debug server.
+#[test]
+#[cfg(target_os = "linux")]
+fn stacks_of_another_user_come_from_the_debug_server_or_have_a_cure() {
+    const SCRIPT: &str = "\
+import faulthandler, os, socket, sys, tempfile, time
+rank = os.environ['RANK']
+listener = socket.socket(socket.AF_UNIX)
+if rank == '1':
+    listener.bind(os.environ['C10D_DEBUG_SOCKET'])
+    listener.listen()
+with open(os.path.join(sys.argv[1], 'port'), 'w') as file:
+    file.write(os.environ['MASTER_PORT'])
+dump = tempfile.TemporaryFile()
+os.setuid(65534)
+open(os.path.join(sys.argv[1], 'ready' + rank), 'w').close()
+while rank == '1':
+    client, _ = listener.accept()
+    # A connection that only checks for a listener sends nothing.
+    if not client.recv(65536):
+        continue
+    dump.seek(0)
+    faulthandler.dump_traceback(dump)
+    dump.seek(0)
+    body = dump.read()
+    client.sendall(b'HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\n\\r\\n' % len(body) + body)
+    client.close()
+time.sleep(600)
+";
+    if !rustix::process::getuid().is_root() {
+        let _ = writeln!(std::io::stderr(), "LEFT OUT: this needs root");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let everyone = std::fs::Permissions::from_mode(0o777);
+    std::fs::set_permissions(folder.path(), everyone).unwrap();
+    let script = folder.path().join("train.py");
+    std::fs::write(&script, SCRIPT).unwrap();
+    let without = ["--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace", "--"];
+    let mut command = command_of("setpriv", without);
+    command.args([PROGRAM, "run", "--standalone", "--debug-server"]);
+    command.args(["--nproc-per-node=2", "--no-python", "python3"]);
+    let _running = Running::start({
+        command.arg(&script).arg(folder.path());
+        command
+    });
+    let ready = [0, 1].map(|rank| folder.path().join(format!("ready{rank}")));
+    until("both workers run", || {
+        ready.iter().all(|path| path.exists())
+    });
+    let port = std::fs::read_to_string(folder.path().join("port")).unwrap();
+    let store = SocketAddr::from(([127, 0, 0, 1], port.parse().unwrap()));
+    let cure = "its stacks cannot be read: another user runs the process: start the launcher as that user, or as root \
+                with the capability SYS_PTRACE";
+    let line = SCRIPT
+        .lines()
+        .zip(1..)
+        .find(|(text, _)| text.contains("dump_traceback"))
+        .unwrap()
+        .1;
+    let position = format!("\nRank 1: {}:{line} in <module>\n", script.display());
+    let mut text = String::new();
+    until("both ranks are shown", || {
+        c10d(&["stacks", "--all"], store)
+            .stdout_text()
+            .clone_into(&mut text);
+        text.contains("\nRank 0") && text.contains("\nRank 1")
+    });
+    assert_eq!(text.matches(cure).count(), 1, "{text}");
+    assert!(text.contains(&position), "{text}");
 }
 
 #[test]
