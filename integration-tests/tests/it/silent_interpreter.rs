@@ -24,7 +24,7 @@ const END_MAX: Duration = Duration::from_secs(10);
 
 const SENTENCE: &str = "the file system of its interpreter does not answer";
 
-const BEHIND: &str = "the launcher still waits for the file system of another worker's interpreter";
+const BEHIND: &str = "the launcher still reads the stacks of other workers";
 
 /// Rank 1 runs the interpreter `$1`, and rank 0 `python3`.
 const WORKER: &str = r#"

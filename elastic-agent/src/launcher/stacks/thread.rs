@@ -7,6 +7,7 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use c10d_inspect::stacks::Stacks;
+use c10d_socket::ProcessStat;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded, unbounded};
 
 use super::readers::Readers;
@@ -25,8 +26,8 @@ const SLOW: Duration = Duration::from_millis(500);
 const END_TIMEOUT: Duration = Duration::from_millis(100);
 
 const SILENT: &str = "the file system of its interpreter does not answer";
-const BEHIND_SILENT: &str =
-    "the launcher still waits for the file system of another worker's interpreter";
+const BUSY: &str =
+    "reading it takes longer than usual, because this host is busy or its interpreter is damaged";
 const LATE: &str = "the launcher still reads the stacks of other workers";
 const ENDED: &str = "the launcher's thread for stacks has ended";
 
@@ -36,9 +37,18 @@ const ENDED: &str = "the launcher's thread for stacks has ended";
 pub(in crate::launcher) struct StackThread {
     /// `None` while it is dropped.
     requests: Option<Sender<Request>>,
-    /// The process that the thread reads, and since when; `None` between processes.
-    reading: Arc<Mutex<Option<(u32, Instant)>>>,
+    /// `None` between processes.
+    reading: Arc<Mutex<Option<Reading>>>,
     ended: Receiver<()>,
+}
+
+/// A process that the thread reads now.
+#[derive(Debug, Clone, Copy)]
+struct Reading {
+    pid: u32,
+    since: Instant,
+    /// The id of the thread in the system.
+    thread: u32,
 }
 
 /// A request for the stacks of these processes, which are sent one by one.
@@ -52,8 +62,8 @@ struct Request {
 #[derive(Debug)]
 enum Stop {
     Ended,
-    /// The thread does not return from reading this process.
-    Silent(u32),
+    /// The thread does not return from reading a process.
+    Reading(Reading),
     /// The time is over.
     Late,
 }
@@ -70,14 +80,19 @@ impl StackThread {
     fn start_with(mut readers: impl ReadStacks) -> io::Result<Self> {
         let (requests, inbox) = unbounded::<Request>();
         let (end, ended) = bounded(0);
-        let reading = Arc::<Mutex<Option<(u32, Instant)>>>::default();
+        let reading = Arc::<Mutex<Option<Reading>>>::default();
         let noted = Arc::clone(&reading);
         let run = move || {
             let _end: Sender<()> = end;
+            let thread = own_id();
             for request in inbox {
                 readers.forget_ended();
                 for pid in request.pids {
-                    *lock(&noted) = Some((pid, Instant::now()));
+                    *lock(&noted) = Some(Reading {
+                        pid,
+                        since: Instant::now(),
+                        thread,
+                    });
                     let result = readers.read(pid);
                     *lock(&noted) = None;
                     // The request was dropped, so its other processes need not be read.
@@ -111,10 +126,9 @@ impl StackThread {
         let unread = pids.iter().skip(results.len());
         let unread: Vec<_> = unread
             .map(|pid| {
-                let reason = match stop {
-                    Some(Stop::Silent(silent)) if silent == *pid => SILENT,
-                    Some(Stop::Silent(_)) => BEHIND_SILENT,
-                    Some(Stop::Late) => LATE,
+                let reason = match &stop {
+                    Some(Stop::Reading(reading)) if reading.pid == *pid => reading.reason(),
+                    Some(Stop::Reading(_) | Stop::Late) => LATE,
                     Some(Stop::Ended) | None => ENDED,
                 };
                 Err(NoStacks::Unread(reason.to_owned()))
@@ -133,8 +147,8 @@ impl StackThread {
         if self.ended.try_recv() == Err(TryRecvError::Disconnected) {
             return Err(Stop::Ended);
         }
-        if let Some(pid) = self.read_for(PROCESS_TIMEOUT) {
-            return Err(Stop::Silent(pid));
+        if let Some(reading) = self.reading_for(PROCESS_TIMEOUT) {
+            return Err(Stop::Reading(reading));
         }
         let (answers, inbox) = unbounded();
         let request = Request {
@@ -145,17 +159,17 @@ impl StackThread {
         requests.send(request).map_err(|_| Stop::Ended)?;
         while results.len() < pids.len() {
             let reading = *lock(&self.reading);
-            let since = reading.map_or_else(Instant::now, |(_, since)| since);
+            let since = reading.map_or_else(Instant::now, |it| it.since);
             match inbox.recv_deadline(until.min(since + PROCESS_TIMEOUT)) {
                 Ok(result) => results.push(result),
                 Err(RecvTimeoutError::Disconnected) => return Err(Stop::Ended),
                 Err(RecvTimeoutError::Timeout) => {
-                    if let Some(pid) = self.read_for(PROCESS_TIMEOUT) {
-                        return Err(Stop::Silent(pid));
+                    if let Some(reading) = self.reading_for(PROCESS_TIMEOUT) {
+                        return Err(Stop::Reading(reading));
                     }
                     if Instant::now() >= until {
-                        let slow = self.read_for(SLOW);
-                        return Err(slow.map_or(Stop::Late, Stop::Silent));
+                        let slow = self.reading_for(SLOW);
+                        return Err(slow.map_or(Stop::Late, Stop::Reading));
                     }
                 }
             }
@@ -164,12 +178,33 @@ impl StackThread {
     }
 
     /// Returns the process that the thread has been reading for at least this long.
-    fn read_for(&self, time: Duration) -> Option<u32> {
+    fn reading_for(&self, time: Duration) -> Option<Reading> {
         let reading = *lock(&self.reading);
-        reading
-            .filter(|(_, since)| since.elapsed() >= time)
-            .map(|(pid, _)| pid)
+        reading.filter(|it| it.since.elapsed() >= time)
     }
+}
+
+impl Reading {
+    /// Returns why this takes long: a thread that waits for a file system does not run.
+    fn reason(&self) -> &'static str {
+        let stat = std::fs::read(format!("/proc/self/task/{}/stat", self.thread));
+        let stat = stat.ok().and_then(|bytes| ProcessStat::parse(&bytes));
+        match stat.is_some_and(|stat| stat.state == 'R') {
+            true => BUSY,
+            false => SILENT,
+        }
+    }
+}
+
+/// The id of the current thread in the system; 0 on other systems than Linux.
+fn own_id() -> u32 {
+    #[cfg(target_os = "linux")]
+    return rustix::thread::gettid()
+        .as_raw_nonzero()
+        .get()
+        .cast_unsigned();
+    #[cfg(not(target_os = "linux"))]
+    0
 }
 
 impl Drop for StackThread {
@@ -186,13 +221,16 @@ mod tests {
     use super::*;
     use c10d_inspect::stacks::{Frame, ThreadStack};
 
-    /// Reads a process when the test allows it, and panics for process 7.
+    /// Reads a process when the test allows it, and panics for process 7. Computes while it waits for process 8.
     struct Gate(Receiver<()>);
 
     impl ReadStacks for Gate {
         fn read(&mut self, pid: u32) -> Result<Stacks, NoStacks> {
             if pid == 7 {
                 std::panic::resume_unwind(Box::new(7));
+            }
+            while pid == 8 && self.0.is_empty() {
+                std::hint::spin_loop();
             }
             // The test has ended.
             let _ = self.0.recv();
@@ -209,7 +247,7 @@ mod tests {
             Ok(stacks) => Ok(stacks.threads[0].frames[0].line),
             Err(error) => Err(match error.to_string().as_str() {
                 SILENT => "silent",
-                BEHIND_SILENT => "behind",
+                BUSY => "busy",
                 LATE => "late",
                 _ => "ended",
             }),
@@ -244,7 +282,7 @@ mod tests {
         open.send(()).unwrap();
         let started = Instant::now();
         let results = thread.read(&[1, 2, 3], PATIENCE);
-        assert_eq!(lines(&results), [Ok(1), Err("silent"), Err("behind")]);
+        assert_eq!(lines(&results), [Ok(1), Err("silent"), Err("late")]);
         let took = started.elapsed();
         assert!(
             took >= PROCESS_TIMEOUT && took < 2 * PROCESS_TIMEOUT,
@@ -253,16 +291,25 @@ mod tests {
         let again = Instant::now();
         // Only this process has a file system that does not answer.
         let results = thread.read(&[4, 2], PATIENCE);
-        assert_eq!(lines(&results), [Err("behind"), Err("silent")]);
+        assert_eq!(lines(&results), [Err("late"), Err("silent")]);
         assert!(again.elapsed() < PROCESS_TIMEOUT);
         // The file system answers again.
         for _ in 0..3 {
             open.send(()).unwrap();
         }
-        while thread.read_for(PROCESS_TIMEOUT).is_some() {
+        while thread.reading_for(PROCESS_TIMEOUT).is_some() {
             std::thread::yield_now();
         }
         assert_eq!(lines(&thread.read(&[5], PATIENCE)), [Ok(5)]);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_thread_that_computes_waits_for_no_file_system() {
+        let (open, thread) = gated();
+        let results = thread.read(&[8, 2], PATIENCE);
+        assert_eq!(lines(&results), [Err("busy"), Err("late")]);
+        open.send(()).unwrap();
     }
 
     #[test]
