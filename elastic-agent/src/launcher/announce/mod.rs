@@ -15,6 +15,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel}
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
+
 use crate::agent::{AgentEvent, AgentListener, StartedWorker, StartedWorkers};
 use crate::threads::{JoinedThread, lock};
 use crate::worker::WorkerExit;
@@ -413,13 +415,13 @@ impl Thread {
         let Some(roster) = &mut self.roster else {
             return;
         };
-        let started = Instant::now();
+        let started = thread_cpu_time();
         let pids = roster.running();
         let nowhere = StoreAddress::default();
         let store = self.link.address().unwrap_or(&nowhere);
         let found = self.scanner.look(&pids, store);
-        let now = Instant::now();
-        roster.note_look(&pids, found, now - started, now);
+        let cost = thread_cpu_time().saturating_sub(started);
+        roster.note_look(&pids, found, cost, Instant::now());
     }
 
     fn glance(&mut self) {
@@ -455,4 +457,9 @@ fn announced_nccl((said, at): &(AnnouncedNccl, Instant), now: Instant) -> Option
     let mut said = said.clone();
     said.asked_ago_ms = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
     (age <= NCCL_AGE_MAX).then_some(said)
+}
+
+/// The CPU time of this thread. On a busy machine, the time on the clock is much longer.
+fn thread_cpu_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }

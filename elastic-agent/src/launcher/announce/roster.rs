@@ -21,7 +21,7 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 /// within this time.
 const GLANCE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A look at the host takes at most this part of the time, so that a host with many processes is not
+/// A look at the host takes at most this part of the time of a CPU, so that a host with many processes is not
 /// looked at as often.
 const LOOK_SHARE: u32 = 50;
 
