@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use c10d_inspect::http::{StatusOptions, StatusServer};
 use c10d_store::TcpStoreServer;
 
-/// The pages on the ports of the stores. They end with it.
+/// The pages on the ports of the stores, until [`Pages::end`].
 #[derive(Debug)]
 pub(crate) struct Pages {
     options: StatusOptions,

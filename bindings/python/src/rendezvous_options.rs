@@ -13,7 +13,7 @@ const WORKERS_PORT: &str = "workers_port";
 /// The options that no rendezvous reads.
 const OWN: [&str; 3] = [SECRET_FILE, STATUS, WORKERS_PORT];
 
-/// What PyTorch's other backends read: a command that has them for `static` or etcd works with this one.
+/// The options of PyTorch's other backends. A command that has them for `static` or etcd also works with this backend.
 const OTHER_BACKENDS: [&str; 9] = [
     "rank",
     "protocol",

@@ -1,4 +1,4 @@
-//! How long the workers' store may be silent until a launcher reports only what it knows itself. Pure: times are counted
+//! How long the workers' store may be silent until a launcher reports only its own observations. Pure: times are counted
 //! from any moment.
 
 use std::time::Duration;

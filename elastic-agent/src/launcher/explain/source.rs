@@ -94,7 +94,7 @@ impl Source {
         }
     }
 
-    /// What this launcher itself knows about the job.
+    /// Returns a report from the observations of this launcher alone.
     pub(super) fn local_report(&self) -> Report {
         let node = self.local.get();
         let report = local_report(&node, &self.master);

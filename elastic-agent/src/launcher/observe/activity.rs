@@ -42,7 +42,7 @@ pub(super) struct Reading {
     pub(super) processes: BTreeMap<u32, ProcessCounters>,
 }
 
-/// What a process has used.
+/// The CPU time and the bytes of a process since it started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct ProcessCounters {
     /// When it started, in milliseconds since the system started.
@@ -59,7 +59,7 @@ impl ProcessCounters {
         match found.filter(is_same) {
             Some(found) => *found,
             None if self.started_ms >= at_ms => Self::default(),
-            // Each reading may find other processes of a worker with many: it is unknown what this one had used by then.
+            // Each reading may find other processes of a worker with many: the counters of this process at that time are unknown.
             None => *self,
         }
     }
