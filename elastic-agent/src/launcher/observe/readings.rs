@@ -6,7 +6,12 @@ use std::path::{Path, PathBuf};
 use c10d_inspect::AnnouncedProcess;
 use c10d_socket::{Moment, ProcessStat};
 
+use crate::launcher::stacks::has_python_name;
+
 use super::activity::{ProcessCounters, Reading, milliseconds};
+
+/// The name of a DataLoader's worker process since PyTorch 2.6. Before, it has the name of its parent.
+const LOADER_NAME: &str = "pt_data_worker";
 
 /// Reads counters from /proc, or from a folder like it.
 #[derive(Debug)]
@@ -66,11 +71,13 @@ impl Counters {
     }
 }
 
-/// Returns the children of a process that have exited and were not collected.
+/// Returns the children of a process that ran Python, and that have exited and were not collected. Other children may be
+/// programs for whose end nothing waits.
 pub(super) fn dead_children(parent: u32, processes: &[AnnouncedProcess]) -> Vec<u32> {
     let dead = processes
         .iter()
-        .filter(|it| it.parent == Some(parent) && it.state == Some('Z'));
+        .filter(|it| it.parent == Some(parent) && it.state == Some('Z'))
+        .filter(|it| has_python_name(it) || it.command.as_deref() == Some(LOADER_NAME));
     dead.map(|process| process.pid).collect()
 }
 
@@ -81,15 +88,16 @@ fn run_us(text: &str) -> Option<u64> {
 }
 
 /// Returns the bytes that a process has read and written according to its file `io`, which counts pipes and files but
-/// not most sockets.
+/// not most sockets. Calls count when they return, disks also during a call and for mapped files.
 fn io_bytes(text: &str) -> u64 {
     let value = |name: &str| {
         let mut lines = text.lines();
         let value = lines.find_map(|line| line.strip_prefix(name))?;
         value.trim().parse::<u64>().ok()
     };
-    let bytes = |name| value(name).unwrap_or(0);
-    bytes("rchar:").saturating_add(bytes("wchar:"))
+    let names = ["rchar:", "wchar:", "read_bytes:", "write_bytes:"];
+    let bytes = names.into_iter().filter_map(value);
+    bytes.fold(0, u64::saturating_add)
 }
 
 #[cfg(test)]
@@ -107,19 +115,30 @@ mod tests {
     }
 
     #[test]
-    fn children_that_were_not_collected_are_found() {
-        let all = [
-            process(10, 1, 'S'),
-            process(11, 10, 'S'),
-            process(12, 11, 'Z'),
-        ];
-        assert_eq!(dead_children(11, &all), [12]);
-        assert!(dead_children(10, &all).is_empty());
+    fn children_that_ran_python_and_were_not_collected_are_found() {
+        let all = |command: &str| {
+            let mut all = [
+                process(10, 1, 'S'),
+                process(11, 10, 'S'),
+                process(12, 11, 'Z'),
+            ];
+            all[2].command = Some(command.to_owned());
+            all
+        };
+        for python in ["python3", "pt_data_worker", "pt_main_thread"] {
+            assert_eq!(dead_children(11, &all(python)), [12]);
+        }
+        assert!(dead_children(10, &all("python3")).is_empty());
+        assert!(dead_children(11, &all("git")).is_empty());
     }
 
     #[test]
     fn bytes_of_reads_and_writes_are_added() {
         assert_eq!(io_bytes("rchar: 10\nwchar: 5\nsyscr: 3\n"), 15);
+        // One call writes a large file, and another file is mapped.
+        let disks =
+            "rchar: 10\nwchar: 5\nread_bytes: 4096\nwrite_bytes: 8192\ncancelled_write_bytes: 7\n";
+        assert_eq!(io_bytes(disks), 12_303);
         assert_eq!(io_bytes("rchar: x\n"), 0);
         assert_eq!(run_us("1234567 89 2\n"), Some(1234));
         assert_eq!((run_us(""), run_us("x 1 2")), (None, None));

@@ -6,7 +6,7 @@ mod subject;
 mod thread;
 
 pub(super) use source::NoStacks;
-pub(super) use subject::observed;
+pub(super) use subject::{has_python_name, observed};
 pub(super) use thread::StackThread;
 
 /// Whether this program can read stacks.

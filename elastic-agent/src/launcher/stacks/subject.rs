@@ -13,6 +13,12 @@ pub(in crate::launcher) fn observed(worker: u32, processes: &[AnnouncedProcess])
     choose(worker, processes, is_python)
 }
 
+/// Whether the name of a process is the name of Python or of PyTorch's main thread.
+pub(in crate::launcher) fn has_python_name(process: &AnnouncedProcess) -> bool {
+    let name = process.command.as_deref().unwrap_or_default();
+    PYTHON_NAMES.iter().any(|python| name.starts_with(python))
+}
+
 /// `is_python` returns whether the program of a process is Python, whatever the name of the process.
 fn choose(worker: u32, processes: &[AnnouncedProcess], is_python: impl Fn(u32) -> bool) -> u32 {
     let running = || processes.iter().filter(|it| it.state != Some('Z'));
@@ -21,11 +27,7 @@ fn choose(worker: u32, processes: &[AnnouncedProcess], is_python: impl Fn(u32) -
         .collect();
     outermost(&connected)
         .or_else(|| {
-            let has_name = |process: &AnnouncedProcess| {
-                let name = process.command.as_deref().unwrap_or_default();
-                PYTHON_NAMES.iter().any(|python| name.starts_with(python))
-            };
-            let python = running().filter(|it| has_name(it) || is_python(it.pid));
+            let python = running().filter(|it| has_python_name(it) || is_python(it.pid));
             outermost(&python.collect::<Vec<_>>())
         })
         .unwrap_or(worker)
