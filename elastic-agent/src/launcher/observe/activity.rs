@@ -42,7 +42,7 @@ pub(super) struct Reading {
     pub(super) processes: BTreeMap<u32, ProcessCounters>,
 }
 
-/// The CPU time and the bytes of a process since it started.
+/// The counters of a process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct ProcessCounters {
     /// When it started, in milliseconds since the system started.
@@ -59,7 +59,7 @@ impl ProcessCounters {
         match found.filter(is_same) {
             Some(found) => *found,
             None if self.started_ms >= at_ms => Self::default(),
-            // Each reading may find other processes of a worker with many: the counters of this process at that time are unknown.
+            // Of a worker with many processes, not all are read each time. The earlier counters are unknown.
             None => *self,
         }
     }
@@ -84,6 +84,8 @@ struct Interval {
     main_ms: u64,
     others_ms: u64,
     io_bytes: u64,
+    /// Whether the worker reported a step.
+    has_step: bool,
 }
 
 /// The recent activity of a worker.
@@ -135,7 +137,7 @@ impl Activity {
     pub(super) fn note_step(&mut self) {
         self.idle_before = Duration::ZERO;
         if let Some(last) = self.intervals.back_mut() {
-            last.io_bytes = u64::MAX;
+            last.has_step = true;
         }
     }
 
@@ -202,6 +204,7 @@ impl Interval {
             main_ms,
             others_ms: all_ms.saturating_sub(main_ms),
             io_bytes,
+            has_step: false,
         }
     }
 
@@ -212,6 +215,7 @@ impl Interval {
             main_ms: self.main_ms + other.main_ms,
             others_ms: self.others_ms + other.others_ms,
             io_bytes: self.io_bytes.saturating_add(other.io_bytes),
+            has_step: self.has_step || other.has_step,
         }
     }
 
@@ -222,7 +226,8 @@ impl Interval {
 
     fn is_idle(&self) -> bool {
         let ms = milliseconds(self.lasted);
-        self.others_ms * 100 < ms * IDLE_PERCENT_MAX + IDLE_SLACK_MS * 100
+        !self.has_step
+            && self.others_ms * 100 < ms * IDLE_PERCENT_MAX + IDLE_SLACK_MS * 100
             && self.io_bytes < ms * IDLE_IO_BYTES_MAX / 1000 + IDLE_IO_SLACK_BYTES
     }
 }
@@ -303,7 +308,9 @@ mod tests {
         assert_eq!(writing.io_bytes_per_second, 1 << 20);
         assert_eq!(worker.run(8, 0, 0, 0).idle, 8 * SECOND);
         worker.activity.note_step();
-        assert_eq!(worker.activity.usage().idle, Duration::ZERO);
+        let stepped = worker.activity.usage();
+        assert_eq!(stepped.idle, Duration::ZERO);
+        assert_eq!(stepped.io_bytes_per_second, 0);
         assert_eq!(worker.run(3, 0, 0, 0).idle, 3 * SECOND);
     }
 
