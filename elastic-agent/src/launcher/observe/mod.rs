@@ -2,6 +2,7 @@
 //! progress or after a request. The announcer sends the observations to the workers' store.
 
 mod activity;
+mod observations;
 mod processes;
 mod readings;
 mod sampling;
@@ -19,10 +20,10 @@ use super::feature::Feature;
 use super::processes::Scanner;
 use super::stacks::{NoStacks, observed};
 use crate::agent::AgentHandle;
+pub(super) use observations::Observations;
 pub(super) use processes::Processes;
 use processes::ReadProcesses;
 use readings::{Counters, dead_children};
-pub(super) use sampling::Observations;
 use sampling::{Sample, Sampling, Seen};
 
 const THREAD: &str = "observe";

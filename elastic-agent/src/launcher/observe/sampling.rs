@@ -8,6 +8,7 @@ use c10d_inspect::AnnouncedSample;
 use c10d_inspect::stacks::Stacks;
 
 use super::activity::{Activity, Reading, milliseconds};
+use super::observations::Observations;
 use super::unacknowledged::still_unacknowledged;
 use crate::launcher::processes::TcpSocket;
 
@@ -27,9 +28,6 @@ const ASKED_FOR: Duration = Duration::from_secs(15);
 
 /// The shortest time between two readings of stacks on request.
 const ASKED_INTERVAL: Duration = Duration::from_secs(1);
-
-/// The most bytes of the JSON of all stacks of a node.
-const STACKS_BYTES_MAX: usize = 64 << 10;
 
 /// The observations of a node's workers.
 #[derive(Debug)]
@@ -76,13 +74,6 @@ pub(super) struct Seen {
     pub(super) observed: u32,
     /// `None` if the observed process has exited.
     pub(super) reading: Option<(Reading, char)>,
-}
-
-/// The observations to announce: the sample of each worker by its process id, and the distinct stacks of the samples.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(in crate::launcher) struct Observations {
-    pub(in crate::launcher) samples: HashMap<u32, AnnouncedSample>,
-    pub(in crate::launcher) stacks: Vec<Stacks>,
 }
 
 impl Sampling {
@@ -255,33 +246,6 @@ impl Worker {
         announced.error.clone_from(&sample.error);
         announced.dead_children.clone_from(&sample.dead_children);
         Some(announced)
-    }
-}
-
-impl Observations {
-    /// Drops stacks that do not fit: first the stacks of threads other than the main thread, and then all stacks.
-    fn shorten(&mut self) {
-        if self.stacks_bytes() > STACKS_BYTES_MAX {
-            for stacks in &mut self.stacks {
-                stacks.is_cut |= stacks.threads.len() > 1;
-                stacks.threads.truncate(1);
-            }
-        }
-        if self.stacks_bytes() > STACKS_BYTES_MAX {
-            self.stacks.clear();
-            for sample in self.samples.values_mut() {
-                let had_stacks = sample.stacks.take().is_some();
-                sample.stacks_before = None;
-                if had_stacks {
-                    let reason = "the stacks of its node are too long to announce";
-                    sample.error = Some(reason.to_owned());
-                }
-            }
-        }
-    }
-
-    fn stacks_bytes(&self) -> usize {
-        serde_json::to_vec(&self.stacks).map_or(usize::MAX, |json| json.len())
     }
 }
 

@@ -9,10 +9,9 @@ fn seconds(count: u64) -> Duration {
     Duration::from_secs(count)
 }
 
-fn stacks(line: u32, threads: usize) -> Stacks {
-    let frames = |line| vec![Frame::new("train.py", line, "main")];
-    let threads = (0..threads as u32).map(|it| ThreadStack::new(None, frames(line + it)));
-    Stacks::of_threads(threads.collect()).unwrap()
+fn stacks(line: u32) -> Stacks {
+    let frames = vec![Frame::new("train.py", line, "main")];
+    Stacks::of_threads(vec![ThreadStack::new(None, frames)]).unwrap()
 }
 
 /// Two workers, 10 and 20, which are read every 5 s, and the line at which each worker is.
@@ -64,7 +63,7 @@ impl Node {
         self.samples += 1;
         let sample = Sample {
             at: self.now,
-            stacks: Some(stacks(line, 1)),
+            stacks: Some(stacks(line)),
             ..Sample::default()
         };
         let targets = self.sampling.targets().into_iter();
@@ -196,29 +195,6 @@ fn a_process_without_counters_is_not_announced() {
     node.sample(true, 7);
     let found = node.sampling.announced(node.now);
     assert_eq!(found, Some(Observations::default()));
-}
-
-#[test]
-fn too_many_stacks_are_left_out() {
-    let sample = |place| {
-        let mut sample = AnnouncedSample::default();
-        sample.stacks = Some(place);
-        sample
-    };
-    let mut found = Observations {
-        samples: [(10, sample(0)), (20, sample(1))].into(),
-        stacks: vec![stacks(1, 1), stacks(2, 120), stacks(3, 128), stacks(4, 128)],
-    };
-    found.stacks.extend(found.stacks.clone());
-    let full = found.clone();
-    found.shorten();
-    assert_eq!(found.samples, full.samples);
-    assert!(found.stacks.iter().all(|it| it.threads.len() == 1));
-    assert!(!found.stacks[0].is_cut && found.stacks[1].is_cut);
-    found.stacks = (0..2000).map(|line| stacks(line, 1)).collect();
-    found.shorten();
-    assert_eq!(found.stacks, []);
-    assert!(found.samples[&10].stacks.is_none() && found.samples[&10].error.is_some());
 }
 
 #[test]
