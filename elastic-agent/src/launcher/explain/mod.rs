@@ -271,7 +271,7 @@ impl Thread {
             source,
             silence: Silence::default(),
             collectives,
-            observed: Observed::new(after, started.node_rank == 0),
+            observed: Observed::new(after, started.node_rank),
             next_look,
         });
     }
@@ -319,7 +319,7 @@ impl Thread {
             &report,
             alarm,
             collectives.as_ref(),
-            observed.is_first_node(),
+            observed.leads(&report),
         );
         let recorded = stuck.recorded();
         let recorded = recorded.map(|it| Standstill::of_collectives(&it.report, it.lasted));
