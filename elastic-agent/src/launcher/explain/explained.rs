@@ -98,11 +98,15 @@ impl<'r> Explained<'r> {
         self.collectives.is_none() && self.report.state == ReportState::PartlyObserved
     }
 
-    /// Returns one sentence.
+    /// Returns the cause in one line, or only its first sentence if another launcher prints the rest.
     fn headline(&self) -> String {
-        match self.collectives {
-            Some(collectives) => collectives.report.headline.clone(),
+        let headline = match self.collectives {
+            Some(collectives) => return collectives.report.headline.clone(),
             None => self.report.headline_text(),
+        };
+        match headline.find(". ") {
+            Some(end) if self.alarm.is_some() && !self.is_whole => headline[..=end].to_owned(),
+            _ => headline,
         }
     }
 
@@ -246,8 +250,11 @@ mod tests {
     }
 
     #[test]
-    fn other_launchers_print_one_line() {
-        let report = observed(&[2]);
+    fn other_launchers_print_one_sentence() {
+        let mut report = observed(&[2]);
+        report
+            .headline
+            .push_str(" Rank 2 does not take part: it is at a.py:1 (main).");
         let explained = Explained::of(&report, report.findings.first(), None, false);
         assert_eq!(
             explained.text(LASTED),
