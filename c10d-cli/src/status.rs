@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use c10d_inspect::Report;
 use c10d_inspect::http::{StatusError, StatusPages};
 use c10d_inspect::workers::{Job, JobError};
-use c10d_socket::Deadline;
+use c10d_socket::{Cancel, Deadline};
 use clap::Args;
 
 use crate::failure::Failure;
@@ -51,7 +51,7 @@ impl StatusArgs {
         if report.is_stuck || connected.all(|node| node.is_observed) {
             return Ok(job);
         }
-        match job.ask_for_samples(|_| true) {
+        match job.ask_for_samples(|_| true, &Cancel::new()) {
             0 => Ok(job),
             nodes => Ok(until_observed(nodes, || Job::open(&pages), Job::report)?),
         }

@@ -3,7 +3,7 @@
 use c10d_inspect::http::{StatusError, StatusPages};
 use c10d_inspect::workers::Job;
 use c10d_inspect::{Report, WorkersStore};
-use c10d_socket::{HostPort, printable};
+use c10d_socket::{Cancel, HostPort, printable};
 use clap::Args;
 use serde_json::{Map, Value};
 
@@ -64,7 +64,7 @@ impl Answer {
     fn of(pages: &StatusPages, is_json: bool) -> Result<Self, StatusError> {
         let first = Self::at_once(pages, is_json)?;
         let job = Job::of(first.report, pages);
-        match job.ask_for_samples(|_| true) {
+        match job.ask_for_samples(|_| true, &Cancel::new()) {
             0 => Ok(Self {
                 report: job.into_report(),
                 ..first

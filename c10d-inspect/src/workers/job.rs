@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::thread;
 
-use c10d_socket::host_name;
+use c10d_socket::{Cancel, host_name};
 
 use super::job_error::JobError;
 use super::published::report_from_keys;
@@ -131,10 +131,14 @@ impl Job {
     /// Asks the launchers of nodes for which `is_wanted` holds to observe their workers now, and for the next 15 s, so that a
     /// later report includes the activity of the workers. Returns how many launchers have announced their observations.
     ///
-    /// Blocks for at most 1.5 s. A launcher that has never read the stacks of a worker needs some 40 ms for it.
-    pub fn ask_for_samples(&self, is_wanted: impl Fn(&NodeReport) -> bool) -> usize {
+    /// Blocks for at most 1.5 s, or until `cancel` ends it. A launcher that has never read the stacks of a worker needs some 40 ms for it.
+    pub fn ask_for_samples(
+        &self,
+        is_wanted: impl Fn(&NodeReport) -> bool,
+        cancel: &Cancel,
+    ) -> usize {
         let nodes = self.report.nodes.iter().filter(|node| is_wanted(node));
-        samples::ask(nodes, &self.here(), self.token.as_deref())
+        samples::ask(nodes, &self.here(), self.token.as_deref(), cancel)
     }
 
     fn here(&self) -> Here<'_> {

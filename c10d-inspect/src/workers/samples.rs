@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use c10d_socket::Cancel;
+
 use super::route::Here;
 use crate::http::{HttpRequest, Target, fetch_all};
 use crate::report::NodeReport;
@@ -21,11 +23,13 @@ const TIMEOUT: Duration = Duration::from_millis(1500);
 /// The most bytes of an answer.
 const ANSWER_BYTES_MAX: usize = 1 << 10;
 
-/// Asks the launchers of these nodes. Returns how many have announced samples. Blocks for at most 1.5 s.
+/// Asks the launchers of these nodes. Returns how many have announced samples. Blocks for at most 1.5 s, or until `cancel`
+/// ends it.
 pub(super) fn ask<'n>(
     nodes: impl Iterator<Item = &'n NodeReport>,
     here: &Here<'_>,
     token: Option<&str>,
+    cancel: &Cancel,
 ) -> usize {
     let end = Instant::now() + TIMEOUT;
     let addresses: BTreeSet<SocketAddr> = nodes
@@ -38,6 +42,7 @@ pub(super) fn ask<'n>(
             HttpRequest::get(Target::Tcp(address), SAMPLE_PATH)
                 .with_token(token)
                 .with_limit(ANSWER_BYTES_MAX)
+                .with_cancel(cancel.clone())
         })
         .collect();
     let mut answered = 0;

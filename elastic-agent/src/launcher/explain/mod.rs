@@ -306,7 +306,7 @@ impl Thread {
         };
         let node = self.shared.local.get();
         if observed.is_asking_due(now, &report) {
-            source.ask_for_samples(&report, observed::is_asked);
+            source.ask_for_samples(&report.nodes, observed::is_asked);
         }
         let alarm = observed::alarm(&report);
         let waits = Standstill::of(&report);

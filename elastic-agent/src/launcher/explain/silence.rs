@@ -1,5 +1,5 @@
-//! How long the workers' store may be silent until a launcher reports only its own observations. Pure: times are counted
-//! from any moment.
+//! How long a launcher waits for an answer of the workers' store before it reports on its own workers only. Pure: times
+//! are counted from any moment.
 
 use std::time::Duration;
 

@@ -70,14 +70,20 @@ impl Source {
 
     /// Asks the launchers of these nodes to observe their workers, so that the next report includes the activity of
     /// these workers. Blocks for at most 1.5 s.
-    pub(super) fn ask_for_samples(&self, report: &Report, is_wanted: impl Fn(&NodeReport) -> bool) {
+    pub(super) fn ask_for_samples(
+        &self,
+        nodes: &[NodeReport],
+        is_wanted: impl Fn(&NodeReport) -> bool,
+    ) {
         let own = || IpAddr::from(Ipv4Addr::LOCALHOST);
         let store = match &self.store {
             Some(_) => Some(own()),
             None => self.addresses.first().map(SocketAddr::ip),
         };
-        let job = Job::new(report.clone(), store, self.token.clone());
-        let answered = job.ask_for_samples(is_wanted);
+        let mut report = Report::default();
+        report.nodes = nodes.to_vec();
+        let job = Job::new(report, store, self.token.clone());
+        let answered = job.ask_for_samples(is_wanted, &self.cancel);
         log::debug!("{answered} launchers observe their workers because this one asked");
     }
 
@@ -94,7 +100,7 @@ impl Source {
         }
     }
 
-    /// Returns a report from the observations of this launcher alone.
+    /// Returns the report of this launcher about its own workers.
     pub(super) fn local_report(&self) -> Report {
         let node = self.local.get();
         let report = local_report(&node, &self.master);
