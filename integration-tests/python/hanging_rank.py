@@ -69,8 +69,7 @@ def late_rank():
     if RANK == BROKEN:
         time.sleep(20)  # HERE
     dist.all_reduce(torch.ones(4))
-    # The launcher reports progress after 10 s.
-    time.sleep(15)
+    time.sleep(15)  # The launcher reports progress after 10 s.
 
 
 def skipped_one_of_many():
