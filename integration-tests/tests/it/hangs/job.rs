@@ -152,15 +152,15 @@ impl HangingJob {
     pub(super) fn expect_early_answer(&mut self, expected: &Expected) {
         self.await_stall();
         thread::sleep(EARLY);
-        // The launchers observe their workers only after a request.
-        let started = Instant::now();
-        let stacks = self.ask_by("stacks", "--all");
-        println!("c10d stacks, within {} ms", started.elapsed().as_millis());
-        let text = without_times(&String::from_utf8_lossy(&stacks.stdout));
-        assert!(
-            text.starts_with("Ranks 0, 1 and 3 wait in all_reduce"),
-            "{text}"
-        );
+        // The launchers observe their workers only after a request. On a busy machine, they may not answer the first in time.
+        let mut texts = (0..3).map(|_| {
+            let started = Instant::now();
+            let stacks = self.ask_by("stacks", "--all");
+            println!("c10d stacks, within {} ms", started.elapsed().as_millis());
+            without_times(&String::from_utf8_lossy(&stacks.stdout))
+        });
+        let is_observed = texts.any(|it| it.starts_with("Ranks 0, 1 and 3 wait in all_reduce"));
+        assert!(is_observed, "{}", self.logs());
         let answer = self.ask();
         let all = answer.report.to_string();
         assert_eq!(answer.code, Some(0), "{all}");
