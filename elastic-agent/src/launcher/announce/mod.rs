@@ -15,10 +15,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel}
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
-
 use crate::agent::{AgentEvent, AgentListener, StartedWorker, StartedWorkers};
-use crate::threads::{JoinedThread, lock};
+use crate::threads::{JoinedThread, lock, thread_cpu_time};
 use crate::worker::WorkerExit;
 use c10d_inspect::nccl::AnnouncedNccl;
 use c10d_inspect::{AnnouncedCause, AnnouncedNode, FindingKind};
@@ -457,9 +455,4 @@ fn announced_nccl((said, at): &(AnnouncedNccl, Instant), now: Instant) -> Option
     let mut said = said.clone();
     said.asked_ago_ms = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
     (age <= NCCL_AGE_MAX).then_some(said)
-}
-
-/// The CPU time of this thread. On a busy machine, the time on the clock is much longer.
-fn thread_cpu_time() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::agent::{AgentEvent, AgentListener, StartedWorkers};
-use crate::threads::{JoinedThread, lock};
+use crate::threads::{JoinedThread, lock, thread_cpu_time};
 use c10d_inspect::report_text::TextStyle;
 use c10d_inspect::{AnnouncedNode, FindingKind, Report};
 use c10d_socket::Cancel;
@@ -39,7 +39,7 @@ const THREAD: &str = "explain";
 /// How long one look may take.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A look takes at most this part of the time: a report on 16,384 ranks takes part of a second.
+/// A look takes at most this part of the time of a CPU: a report on 16,384 ranks takes part of a second.
 const LOOK_SHARE: u32 = 20;
 
 /// How long the agent waits for the report when a worker has failed, before it stops the others.
@@ -277,7 +277,7 @@ impl Thread {
     }
 
     fn look(&mut self) {
-        let started = Instant::now();
+        let started = thread_cpu_time();
         let now = self.epoch.elapsed();
         let Some(Working {
             watch,
@@ -334,7 +334,7 @@ impl Thread {
         if let Some(sooner) = observed.next_look(&report, is_own_quiet) {
             pause = pause.min(sooner);
         }
-        let cost = started.elapsed();
+        let cost = thread_cpu_time().saturating_sub(started);
         *next_look = Instant::now() + pause.max(cost * LOOK_SHARE);
         let busy = observed.busy(&report);
         let line = watch
