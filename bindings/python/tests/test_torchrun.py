@@ -1,5 +1,6 @@
 """``torchrun --rdzv-backend c10d-rs`` shares a job with the other launchers. Needs PyTorch beside the package."""
 
+import importlib
 import importlib.util
 import os
 import signal
@@ -100,6 +101,18 @@ class Torchrun(unittest.TestCase):
 
     def test_all_launchers_in_one_job(self) -> None:
         self.job("c10d-rs", "c10d", "c10d-run")
+
+    def test_a_store_that_the_agent_holds_does_not_delay_the_end(self) -> None:
+        api = importlib.import_module("torch.distributed.elastic.rendezvous.api")
+        handlers = importlib.import_module("c10d_rs.torchrun")
+        node = handlers.Handler(api.RendezvousParameters("c10d-rs", "", "none", 1, 1, timeout=900))
+        store = node.next_rendezvous().store
+        store.set("key", "value")
+        self.assertEqual(store.get("key"), b"value")
+        began = time.monotonic()
+        self.assertTrue(node.shutdown())
+        # A server waits for 3 s until its clients have left.
+        self.assertLess(time.monotonic() - began, 2)
 
     def test_ctrl_c_ends_a_join(self) -> None:
         leaving = self.start("c10d-rs", 2)

@@ -50,8 +50,8 @@ class Handler(api.RendezvousHandler):
         self._run_id: str = meeting.run_id
         self._is_static = meeting.backend == "static"
         self._secret_file = meeting.settings.get("secret_file")
-        # The clients of this process behind the store, if PyTorch's cannot be used.
-        self._clients: list[TCPStore] = []
+        # Behind the store, unless that is a file.
+        self._client: TCPStore | None = None
         self._announced: tuple[str, int] | None = None
         with _torch_errors():
             self._node = Rendezvous(
@@ -108,32 +108,26 @@ class Handler(api.RendezvousHandler):
 
     def shutdown(self) -> bool:
         """End the rendezvous for all nodes, and this node. Return whether the first succeeded."""
-        # The server waits a moment for its clients to leave; this one needs it no more.
+        # The server waits some seconds for its clients to leave; this one needs it no more.
         self._store = None
-        for client in self._clients:
-            client.close()
+        if self._client is not None:
+            self._client.close()
         with _torch_errors():
             return self._node.shutdown()
 
     def _torch_store(self, host: str, port: int) -> dist.Store:
-        """Return PyTorch's client of the rendezvous' store, which torchrun's agent shares its ranks through."""
+        """Return a client of the rendezvous' store, which torchrun's agent shares its ranks through."""
         if self._store is None:
             if self._file is not None:
                 self._store = dist.FileStore(self._file)
-            elif self._secret_file is not None:
-                self._store = self._secret_store(host, port, self._secret_file)
             else:
-                self._store = dist.TCPStore(host, port, is_master=False, timeout=self._read_timeout)
+                # Not needed by a torchrun that meets by another backend.
+                from c10d_rs.torch import Store
+
+                # PyTorch's client has no secret, and the agent would hold it to the end.
+                self._client = TCPStore(host, port, timeout=self._read_timeout, secret_file=self._secret_file)
+                self._store = Store(self._client)
         return self._store
-
-    def _secret_store(self, host: str, port: int, secret_file: str) -> dist.Store:
-        """Return the same for a store with a secret, which PyTorch's client has none for."""
-        # Takes time to import, and most jobs have no secret.
-        from c10d_rs.torch import Store
-
-        client = TCPStore(host, port, timeout=self._read_timeout, secret_file=secret_file)
-        self._clients.append(client)
-        return Store(client)
 
     def _announce_pages(self, host: str, port: int) -> None:
         """Log where the pages of the workers' store are, once, if this process serves it."""
