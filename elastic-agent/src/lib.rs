@@ -55,8 +55,8 @@ pub use health::HealthCheck;
 pub use job_end::EndNotice;
 #[cfg(feature = "launcher")]
 pub use launcher::{
-    ExitLimits, Launcher, LauncherError, LauncherOptions, LauncherReport, Screen, StandardError,
-    StopControl,
+    Companion, ExitLimits, Launcher, LauncherError, LauncherOptions, LauncherReport, Screen,
+    StandardError, StopControl,
 };
 pub use logs::{
     Destination, FilteredLog, LinePrefix, LogDirectory, LogDirectoryError, LogOptions, RoundLogs,

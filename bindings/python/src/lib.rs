@@ -13,7 +13,6 @@ mod hash_store;
 mod main_thread;
 mod membership;
 mod owned;
-mod pages;
 mod prefix_store;
 mod rendezvous;
 mod rendezvous_options;
@@ -23,6 +22,7 @@ mod signals;
 mod store;
 mod store_server;
 mod tcp_store;
+mod torchrun_log;
 
 #[pyo3::pymodule(gil_used = true)]
 mod _native {

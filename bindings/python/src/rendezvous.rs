@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::task::Wake;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_inspect::http::StatusOptions;
-use c10d_socket::{Credentials, ProcessBound};
+use c10d_socket::ProcessBound;
+use elastic_agent::{AgentOptions, CommandLine, Companion, LauncherOptions, Screen as _};
 use elastic_rendezvous::{
-    DEFAULT_PORT, Endpoint, RendezvousError, RendezvousHandler, RendezvousParameters, ServerHook,
+    DEFAULT_PORT, Endpoint, RendezvousError, RendezvousHandler, RendezvousParameters,
     create_handler,
 };
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -22,9 +22,9 @@ use crate::call::{cancel, run};
 use crate::errors::raise;
 use crate::main_thread::is_main_thread;
 use crate::owned::Owned;
-use crate::pages::Pages;
-use crate::rendezvous_options::take_options;
+use crate::rendezvous_options::{RendezvousOptions, take_options};
 use crate::secret::read_secret_file;
+use crate::torchrun_log::TorchrunLog;
 
 /// How long an interrupted join may take to leave the rendezvous. Without that, the other nodes wait for this one's
 /// heartbeats.
@@ -38,11 +38,11 @@ pub(crate) struct Rendezvous {
     store_address: (String, u16),
 }
 
-/// A node, and the pages of the stores that it serves; `None` for no pages.
+/// A node, and the companion of its workers.
 #[derive(Debug, Clone)]
 struct Running {
     node: Arc<dyn RendezvousHandler>,
-    pages: Option<Arc<Pages>>,
+    companion: Arc<Companion>,
 }
 
 #[pymethods]
@@ -73,11 +73,11 @@ impl Rendezvous {
             .with_cancel(cancel());
         let (mut parameters, options) =
             take_options(parameters).map_err(|error| refused(error.0))?;
-        if let Some(path) = options.secret_file {
-            parameters = parameters.with_credentials(read_secret_file(py, &path)?);
+        if let Some(path) = &options.secret_file {
+            parameters = parameters.with_credentials(read_secret_file(py, path)?);
         }
-        let pages = options.has_status.then(|| pages_of(&parameters));
-        let opened = run(py, || open(parameters, pages))?;
+        let companion = companion(parameters, &options)?;
+        let opened = run(py, || open(companion))?;
         let (running, store_address) = opened.map_err(|error| rendezvous_error(py, &error))?;
         Ok(Self {
             running: Owned::new("rendezvous", ProcessBound::new(running)),
@@ -89,6 +89,8 @@ impl Rendezvous {
     /// the workers' store.
     fn next_rendezvous(&self, py: Python<'_>) -> PyResult<(i64, usize, usize, String, u16)> {
         let round = self.call(py, |node| node.next_rendezvous())?;
+        let companion = self.running.get_here(py)?.companion;
+        companion.expect_workers(round.round);
         let master = &round.bootstrap.master;
         let (host, port) = (master.host().to_owned(), master.port());
         Ok((round.round, round.rank, round.world_size, host, port))
@@ -96,8 +98,7 @@ impl Rendezvous {
 
     /// Whether this process serves status pages on a port, which is one of its stores.
     fn has_pages(&self, py: Python<'_>, port: u16) -> PyResult<bool> {
-        let pages = self.running.get_here(py)?.pages;
-        Ok(pages.is_some_and(|pages| pages.are_on(port)))
+        Ok(self.running.get_here(py)?.companion.has_page(port))
     }
 
     /// Whether an agent serves the workers' store.
@@ -124,21 +125,24 @@ impl Rendezvous {
 
     /// The number of nodes that wait for the next round. Does not block.
     fn num_nodes_waiting(&self, py: Python<'_>) -> PyResult<usize> {
-        self.running
-            .get_here(py)?
-            .node
-            .num_nodes_waiting()
-            .map_err(|error| rendezvous_error(py, &error))
+        let Running { node, companion } = self.running.get_here(py)?;
+        let waiting = node.num_nodes_waiting();
+        if waiting.as_ref().is_ok_and(|waiting| *waiting > 0) {
+            // torchrun stops its workers when it reads this number.
+            companion.workers_stop();
+        }
+        waiting.map_err(|error| rendezvous_error(py, &error))
     }
 
     /// Ends the rendezvous for all nodes, and this node. Returns whether the first succeeded.
     fn shutdown(&self, py: Python<'_>) -> PyResult<bool> {
-        let Some(Running { node, pages }) = self.running.take_here()? else {
+        let Some(Running { node, companion }) = self.running.take_here()? else {
             return Ok(true);
         };
         let end = move || {
+            companion.workers_ended();
             let has_closed = node.shutdown();
-            pages.iter().for_each(|pages| pages.end());
+            companion.job_ended();
             has_closed
         };
         run_aside(py, || (), end)
@@ -216,40 +220,47 @@ impl<T: Send + 'static> Wake for Bell<T> {
     }
 }
 
-/// The pages of the stores of this job. With a secret, they ask for the password that `c10d` has from it.
-fn pages_of(parameters: &RendezvousParameters) -> Arc<Pages> {
-    let options = StatusOptions::default().with_title(parameters.run_id());
-    let token = parameters.credentials().and_then(Credentials::http_token);
-    Pages::new(match token {
-        Some(token) => options.with_token(token),
-        None => options,
-    })
+/// Creates the companion of torchrun's workers.
+fn companion(
+    parameters: RendezvousParameters,
+    options: &RendezvousOptions,
+) -> PyResult<Arc<Companion>> {
+    let workers = AgentOptions::new(CommandLine::new("torchrun", [""; 0]), 1);
+    let workers = workers.with_name(parameters.run_id());
+    let status_page = options.has_status.then(StatusOptions::default);
+    let options = LauncherOptions::new(workers, parameters)
+        .with_explain_after(options.explain_after)
+        .with_stacks(options.has_status)
+        .with_status_page(status_page)
+        // As without this package.
+        .with_store_memory_max(None)
+        .with_screen(Arc::new(TorchrunLog));
+    match Companion::new(&options) {
+        Ok(companion) => Ok(Arc::new(companion)),
+        Err(error) => Err(PyRuntimeError::new_err(error.to_string())),
+    }
 }
 
 /// The node, and the host and port under which it reaches the store.
-fn open(
-    parameters: RendezvousParameters,
-    pages: Option<Arc<Pages>>,
-) -> Result<(Running, (String, u16)), RendezvousError> {
-    // The port of the first server that this node starts, the rendezvous' own. The system may have chosen it.
-    let served = Arc::new(AtomicU16::new(0));
-    let port = Arc::clone(&served);
-    let of_servers = pages.clone();
-    let parameters = parameters.with_server_hook(ServerHook::new(move |server| {
-        port.store(server.local_addr().port(), Ordering::Relaxed);
-        of_servers.iter().for_each(|pages| pages.serve(server));
-    }));
+fn open(companion: Arc<Companion>) -> Result<(Running, (String, u16)), RendezvousError> {
+    let parameters = companion.rendezvous();
     let node = create_handler(&parameters)?;
+    if let Err(error) = companion.attend(&*node) {
+        // The job runs without explanations.
+        TorchrunLog.message(&format!("cannot look at the workers: {error}\n"));
+    }
     let endpoint: Endpoint = parameters
         .endpoint()
         .parse()
         .map_err(elastic_rendezvous::ParametersError::from)?;
     let target = endpoint.with_default_port(DEFAULT_PORT);
-    let port = match served.load(Ordering::Relaxed) {
-        0 => target.port(),
-        port => port,
-    };
-    Ok((Running { node, pages }, (target.host().to_owned(), port)))
+    // The first server of this node is the rendezvous' own. The system may have chosen its port.
+    let served = companion.served_ports().first().copied();
+    let port = served.unwrap_or_else(|| target.port());
+    Ok((
+        Running { node, companion },
+        (target.host().to_owned(), port),
+    ))
 }
 
 fn rendezvous_error(py: Python<'_>, error: &RendezvousError) -> PyErr {

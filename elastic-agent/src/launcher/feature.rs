@@ -10,7 +10,7 @@ use crate::failure::{ExitRecord, Failures};
 use crate::round::{AgentError, AgentOutcome};
 
 /// Sees the events of the rendezvous and of the agent, and ends in two steps. What a step does not need is left out.
-pub(super) trait Feature {
+pub(super) trait Feature: Send {
     /// Called in the order of the features.
     fn rendezvous_listener(&self) -> Option<Listener> {
         None

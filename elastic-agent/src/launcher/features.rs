@@ -1,5 +1,6 @@
 //! The launcher's features, and their order.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +27,7 @@ use super::own_address::own_addresses;
 use super::spoken::Spoken;
 use super::stacks::{self, StackThread};
 use super::status_page::{Hosted, StatusPage};
-use crate::agent::{AgentOptions, ElasticAgent};
+use crate::agent::{AgentListener, AgentOptions, ElasticAgent};
 
 /// How long the observer waits until the store has its observations.
 const ANNOUNCED_TIMEOUT: Duration = Duration::from_millis(200);
@@ -115,6 +116,12 @@ pub(super) struct Features {
     pub(super) rendezvous: RendezvousParameters,
 }
 
+impl fmt::Debug for Features {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} features", self.all.len())
+    }
+}
+
 impl Features {
     /// # Errors
     /// The first feature that cannot be made.
@@ -170,16 +177,29 @@ impl Features {
 
     /// Lets them see the events of an agent that does not run yet.
     pub(super) fn attend(&mut self, agent: &mut ElasticAgent, handler: &dyn RendezvousHandler) {
+        for listener in self.listen(handler) {
+            agent.add_listener(listener);
+        }
         for feature in &mut self.all {
-            if let Some(listener) = feature.rendezvous_listener() {
-                handler.add_listener(listener);
-            }
-            if let Some(listener) = feature.agent_listener() {
-                agent.add_listener(listener);
-            }
             feature.watch(&agent.handle());
         }
         self.hosted.end_with_journal(agent.handle());
+    }
+
+    /// Lets them see the events of the rendezvous. Returns their listeners for the events of an agent, in their order.
+    pub(super) fn listen(&self, handler: &dyn RendezvousHandler) -> Vec<AgentListener> {
+        for listener in self.all.iter().filter_map(|it| it.rendezvous_listener()) {
+            handler.add_listener(listener);
+        }
+        self.all
+            .iter()
+            .filter_map(|it| it.agent_listener())
+            .collect()
+    }
+
+    /// The store servers of this process.
+    pub(super) fn hosted(&self) -> Arc<Hosted> {
+        Arc::clone(&self.hosted)
     }
 
     /// Why a store that this process serves can keep nothing more.

@@ -5,6 +5,7 @@
 
 mod announce;
 mod answers;
+mod companion;
 mod debug_servers;
 mod ending;
 mod error;
@@ -30,6 +31,7 @@ mod stop;
 
 use elastic_rendezvous::{C10D_BACKEND, RendezvousSettings};
 
+pub use self::companion::Companion;
 pub use self::error::LauncherError;
 pub use self::options::{ExitLimits, LauncherOptions};
 pub use self::report::LauncherReport;

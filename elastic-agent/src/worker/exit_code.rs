@@ -25,7 +25,7 @@ pub enum ExitKind {
 
 impl ExitKind {
     /// How the process ended, as waitid(2) reports it.
-    pub(super) fn of(status: &WaitIdStatus) -> Self {
+    pub(crate) fn of(status: &WaitIdStatus) -> Self {
         if let Some(code) = status.exit_status() {
             return Self::Code(code);
         }

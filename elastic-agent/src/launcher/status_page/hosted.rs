@@ -180,6 +180,13 @@ impl Hosted {
         servers.iter().find(is_on_port).cloned()
     }
 
+    /// The port of each server, in the order of their starts.
+    pub(in crate::launcher) fn ports(&self) -> Vec<u16> {
+        let servers = lock(&self.servers);
+        let first = |it: &HostedServer| Some(it.addresses.first()?.port());
+        servers.iter().filter_map(first).collect()
+    }
+
     /// Adds what happened to each status page, which counts it.
     pub(super) fn note(&self, kind: EventKind, text: &str) {
         self.pages()

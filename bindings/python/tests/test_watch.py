@@ -1,0 +1,162 @@
+"""With PET_RDZV_BACKEND=c10d-rs, torchrun's log explains hangs and failures. Needs PyTorch beside the package."""
+
+import errno
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+from pathlib import Path
+
+from c10d_rs.__main__ import command
+
+# Its line numbers are in the tests.
+WORKER = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+act, folder = sys.argv[1:]
+# Before there is a group: PyTorch 2.15's next workers would read the addresses of these in the store that they share.
+if act == "fail-once" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os._exit(7) if os.environ["RANK"] == "1" else time.sleep(100)
+dist.init_process_group("gloo")
+def train():
+    for step in range(3):
+        if step == 2 and dist.get_rank() == 1:
+            fetch()
+        dist.all_reduce(torch.ones(4))
+def fetch():
+    if act == "hang":
+        open(folder + "/fetching", "w").close()
+        open(folder + "/go-on").read()
+    elif act == "exit":
+        os._exit(7)
+    elif act == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+train()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+LIMIT_SECONDS = 120
+
+# torchrun's report of a failed worker.
+FAILED = re.compile(r"rank +: (\d+) .*\n +exitcode +: (-?\d+) \(")
+
+
+@unittest.skipUnless(importlib.util.find_spec("torch"), "PyTorch is not installed beside c10d_rs")
+class Watch(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.worker = self.folder / "worker.py"
+        self.worker.write_text(WORKER)
+        # The worker that hangs waits for a writer.
+        os.mkfifo(self.folder / "go-on")
+
+    def let_go_on(self) -> None:
+        """End the hang, if there is one."""
+        try:
+            os.close(os.open(self.folder / "go-on", os.O_WRONLY | os.O_NONBLOCK))
+        except OSError as error:
+            self.assertEqual(error.errno, errno.ENXIO)
+
+    def end(self, node: "subprocess.Popen[str]") -> None:
+        """End a torchrun and its workers, which hold its standard error open and outlive it if it is killed."""
+        node.terminate()
+        self.let_go_on()
+
+    def start(self, act: str, *options: str, variable: bool = True, **environment: str) -> "subprocess.Popen[str]":
+        """Start torchrun with two workers, of which rank 1 does this in its third step."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
+        node = subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *options, self.worker, act, self.folder],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                **inherited,
+                **({"PET_RDZV_BACKEND": "c10d-rs"} if variable else {}),
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": "1",
+                **environment,
+            },
+        )
+        self.addCleanup(node.communicate)
+        self.addCleanup(self.end, node)
+        timer = threading.Timer(LIMIT_SECONDS, self.end, [node])
+        timer.start()
+        self.addCleanup(timer.cancel)
+        return node
+
+    def read_until(self, node: "subprocess.Popen[str]", expected: str) -> str:
+        """Return the log up to the line that has this."""
+        log = ""
+        assert node.stderr is not None
+        for line in node.stderr:
+            log += line
+            if expected in line:
+                return log
+        self.fail(f"torchrun has not logged {expected!r}:\n{log}")
+
+    def test_a_hang_is_explained(self) -> None:
+        node = self.start("hang", PET_RDZV_CONF="explain_after=3s")
+        log = self.read_until(node, "if the job hangs: c10d why ")
+        why = log.split("if the job hangs: c10d ")[1].split()
+        log = self.read_until(node, "because of: rank 1; waiting: rank 0")
+        self.assertIn("c10d-rs: the job has stood still for ", log)
+        text = " ".join(log.split())
+        self.assertIn("Rank 0 waits in all_reduce (worker.py:14). Rank 1 does not take part", text)
+        self.assertIn("at worker.py:18 (fetch)", text)
+        # From outside: the same reason, and the stacks of this node's workers.
+        answer = subprocess.run([command(), *why], capture_output=True, text=True, timeout=20)
+        self.assertEqual(answer.returncode, 4, answer)
+        self.assertIn("Rank 1 does not take part", " ".join(answer.stdout.split()))
+        stacks = subprocess.run([command(), "stacks", *why[1:]], capture_output=True, text=True, timeout=20)
+        self.assertIn("fetch", stacks.stdout, stacks)
+        self.let_go_on()
+        node.communicate(timeout=LIMIT_SECONDS)
+        self.assertEqual(node.returncode, 0)
+
+    def test_a_failure_has_its_cause_before_torchruns_report(self) -> None:
+        for act, code, cause in (
+            ("exit", 7, "ended with exit code 7"),
+            ("kill", -9, "was killed by signal 9"),
+        ):
+            with self.subTest(act):
+                node = self.start(act)
+                _, log = node.communicate(timeout=LIMIT_SECONDS)
+                text = " ".join(log.split())
+                self.assertRegex(text, rf"When the first worker failed: Rank 1 \(pid \d+ on [^)]+\) {cause}")
+                self.assertLess(log.index("When the first worker failed"), log.index("Root Cause"))
+                self.assertEqual(dict(FAILED.findall(log))["1"], str(code))
+                self.assertEqual(node.returncode, 1)
+
+    def test_a_job_that_succeeds_after_a_restart_has_no_cause(self) -> None:
+        node = self.start("fail-once", "--max-restarts=1")
+        _, log = node.communicate(timeout=LIMIT_SECONDS)
+        self.assertEqual(node.returncode, 0, log)
+        self.assertNotIn("When the first worker failed", log)
+
+    def test_a_signal_ends_torchrun_as_without_the_variable(self) -> None:
+        codes = []
+        for variable in (False, True):
+            node = self.start("hang", variable=variable)
+            while not (self.folder / "fetching").exists():
+                time.sleep(0.1)
+            (self.folder / "fetching").unlink()
+            sent = time.monotonic()
+            node.terminate()
+            _, log = node.communicate(timeout=LIMIT_SECONDS)
+            codes.append(node.returncode)
+            self.assertLess(time.monotonic() - sent, 20, log)
+            self.assertNotIn("When the first worker failed", log)
+        self.assertEqual(codes[0], codes[1])
+
+
+if __name__ == "__main__":
+    unittest.main()

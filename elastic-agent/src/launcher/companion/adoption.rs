@@ -1,0 +1,274 @@
+//! The thread that finds the workers of another agent, and notices their exits.
+//!
+//! It reaps no process: torchrun needs the exit codes of its children.
+
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
+
+use super::children::{self, Child};
+use crate::agent::{AgentEvent, AgentListener, StartedWorker};
+use crate::threads::{JoinedThread, lock};
+use crate::worker::{ExitKind, WorkerExit};
+
+const THREAD: &str = "adoption";
+
+/// How often children are looked for: while the agent starts workers, and later, if it has not.
+const SEARCH_INTERVAL: Duration = Duration::from_millis(50);
+const LATE_SEARCH_INTERVAL: Duration = Duration::from_secs(1);
+const LATE_AFTER: Duration = Duration::from_secs(10);
+
+/// How long all workers of this node may take to appear after the first. A worker that exits at once never does.
+const GATHERING_MAX: Duration = Duration::from_secs(1);
+
+/// Looks for workers and their exits until it is dropped, which joins the thread.
+#[derive(Debug)]
+pub(super) struct Adoption {
+    shared: Arc<Shared>,
+    wake: UnixStream,
+    thread: JoinedThread,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// The round whose workers the agent starts, until the thread has begun to look for them.
+    expected: Mutex<Option<i64>>,
+    /// Whether workers exit because the agent stops them.
+    is_stopping: AtomicBool,
+    /// Whether a worker of the round has failed.
+    has_failed: AtomicBool,
+    has_ended: AtomicBool,
+}
+
+impl Adoption {
+    /// # Errors
+    /// The system has no thread or no socket left.
+    pub(super) fn start(run_id: String, listeners: Vec<AgentListener>) -> io::Result<Self> {
+        let (wake, woken) = UnixStream::pair()?;
+        wake.set_nonblocking(true)?;
+        woken.set_nonblocking(true)?;
+        let shared = Arc::<Shared>::default();
+        let thread = Thread {
+            run_id,
+            listeners,
+            shared: Arc::clone(&shared),
+            woken,
+            search: None,
+            workers: Vec::new(),
+        };
+        Ok(Self {
+            shared,
+            wake,
+            thread: JoinedThread::start(THREAD, move || thread.run())?,
+        })
+    }
+
+    /// The agent starts the workers of this round.
+    pub(super) fn expect(&self, round: i64) {
+        self.shared.is_stopping.store(false, Ordering::Release);
+        self.shared.has_failed.store(false, Ordering::Release);
+        *lock(&self.shared.expected) = Some(round);
+        self.wake();
+    }
+
+    /// The agent stops the workers.
+    pub(super) fn stop(&self) {
+        if !self.shared.is_stopping.swap(true, Ordering::AcqRel) {
+            self.wake();
+        }
+    }
+
+    /// Ends the thread. Returns whether a worker of the last round has failed. Blocks while a listener is called.
+    pub(super) fn end(mut self) -> bool {
+        self.shared.has_ended.store(true, Ordering::Release);
+        self.wake();
+        self.thread.join();
+        self.shared.has_failed.load(Ordering::Acquire)
+    }
+
+    fn wake(&self) {
+        // If the socket is full, the thread wakes anyway.
+        let _ = (&self.wake).write(&[0]);
+    }
+}
+
+impl Drop for Adoption {
+    fn drop(&mut self) {
+        self.shared.has_ended.store(true, Ordering::Release);
+        self.wake();
+    }
+}
+
+/// A search for the workers of a round.
+#[derive(Debug)]
+struct Search {
+    round: i64,
+    since: Instant,
+    /// When the first worker was found.
+    first_at: Option<Instant>,
+    /// The processes of the round before, which are not looked for.
+    before: Vec<u32>,
+}
+
+/// A worker that runs.
+#[derive(Debug)]
+struct Running {
+    worker: StartedWorker,
+    /// Readable when the process has exited.
+    process: OwnedFd,
+}
+
+struct Thread {
+    run_id: String,
+    listeners: Vec<AgentListener>,
+    shared: Arc<Shared>,
+    woken: UnixStream,
+    search: Option<Search>,
+    workers: Vec<Running>,
+}
+
+impl Thread {
+    fn run(mut self) {
+        let mut was_stopping = false;
+        while !self.shared.has_ended.load(Ordering::Acquire) {
+            let expected = lock(&self.shared.expected).take();
+            if let Some(round) = expected {
+                self.begin(round);
+            }
+            let is_stopping = self.shared.is_stopping.load(Ordering::Acquire);
+            if is_stopping && !was_stopping {
+                self.notify(&AgentEvent::Stopping);
+            }
+            was_stopping = is_stopping;
+            self.look_for_workers();
+            for index in self.wait().into_iter().rev() {
+                let exited = self.workers.remove(index);
+                self.note_exit(&exited);
+            }
+        }
+    }
+
+    fn begin(&mut self, round: i64) {
+        self.search = Some(Search {
+            round,
+            since: Instant::now(),
+            first_at: None,
+            before: self.workers.iter().map(|it| it.worker.pid).collect(),
+        });
+    }
+
+    fn look_for_workers(&mut self) {
+        let Some(search) = &mut self.search else {
+            return;
+        };
+        let now = Instant::now();
+        let mut found = children::workers(&self.run_id);
+        found.retain(|child| !search.before.contains(&child.worker.pid));
+        let Some(first) = found.first() else {
+            return;
+        };
+        let first_at = *search.first_at.get_or_insert(now);
+        if found.len() < first.local_world_size && now < first_at + GATHERING_MAX {
+            return;
+        }
+        let round = search.round;
+        self.search = None;
+        self.adopt(round, &found);
+    }
+
+    fn adopt(&mut self, round: i64, found: &[Child]) {
+        self.workers = found
+            .iter()
+            .filter_map(|it| Running::open(it.worker))
+            .collect();
+        if let Some(started) = children::started(round, found) {
+            self.notify(&AgentEvent::WorkersStarted(&started));
+        }
+    }
+
+    /// Waits until there is something to do. Returns the positions of workers that have exited, in their order.
+    fn wait(&self) -> Vec<usize> {
+        let pause = self.search.as_ref().map(|search| {
+            let is_late = search.since.elapsed() >= LATE_AFTER;
+            if is_late {
+                LATE_SEARCH_INTERVAL
+            } else {
+                SEARCH_INTERVAL
+            }
+        });
+        let pause = pause.and_then(|pause| Timespec::try_from(pause).ok());
+        let processes = self.workers.iter().map(|it| it.process.as_fd());
+        let mut files: Vec<PollFd<'_>> = [self.woken.as_fd()]
+            .into_iter()
+            .chain(processes)
+            .map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN))
+            .collect();
+        if poll(&mut files, pause.as_ref()).is_err() {
+            // Interrupted: the loop looks again.
+            return Vec::new();
+        }
+        let ready: Vec<bool> = files.iter().map(|it| !it.revents().is_empty()).collect();
+        if ready[0] {
+            let mut orders = [0; 64];
+            // A failure leaves bytes that only wake the thread again.
+            let _ = (&self.woken).read(&mut orders);
+        }
+        let exited = ready[1..].iter().enumerate();
+        exited
+            .filter_map(|(at, is_ready)| is_ready.then_some(at))
+            .collect()
+    }
+
+    fn note_exit(&self, exited: &Running) {
+        let exit = WorkerExit {
+            local_rank: exited.worker.local_rank,
+            rank: exited.worker.rank,
+            pid: exited.worker.pid,
+            exit: exited.exit(),
+            ended_at: SystemTime::now(),
+        };
+        // An exit that the agent was faster to read may have been a success.
+        let is_failure = !exit.exit.is_success() && exit.exit != ExitKind::Unknown;
+        // The agent has stopped the other workers of an earlier round.
+        let is_over = self.search.is_some() || lock(&self.shared.expected).is_some();
+        let is_first =
+            is_failure && !is_over && !self.shared.is_stopping.swap(true, Ordering::AcqRel);
+        if is_first {
+            self.shared.has_failed.store(true, Ordering::Release);
+        }
+        self.notify(&AgentEvent::WorkerExited(&exit));
+        if is_first {
+            self.notify(&AgentEvent::WorkerFailed(&exit));
+        }
+    }
+
+    fn notify(&self, event: &AgentEvent<'_>) {
+        for listener in &self.listeners {
+            listener(event);
+        }
+    }
+}
+
+impl Running {
+    /// `None` if the process has been reaped.
+    fn open(worker: StartedWorker) -> Option<Self> {
+        let pid = Pid::from_raw(worker.pid.try_into().ok()?)?;
+        let process = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+        Some(Self { worker, process })
+    }
+
+    /// How the process has exited. It stays for the agent to reap.
+    fn exit(&self) -> ExitKind {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+        match waitid(WaitId::PidFd(self.process.as_fd()), options) {
+            Ok(Some(status)) => ExitKind::of(&status),
+            Ok(None) | Err(_) => ExitKind::Unknown,
+        }
+    }
+}

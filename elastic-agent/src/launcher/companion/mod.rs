@@ -1,0 +1,151 @@
+//! The launcher's features for the workers of another agent in this process, for example of torchrun.
+
+mod adoption;
+mod children;
+#[cfg(all(test, target_os = "linux"))]
+mod tests;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use c10d_inspect::report_text::TextStyle;
+use elastic_rendezvous::{RendezvousHandler, RendezvousParameters, StartWarnings};
+
+use self::adoption::Adoption;
+use super::error::LauncherError;
+use super::feature::JobEnd;
+use super::features::Features;
+use super::options::LauncherOptions;
+use super::screen::Screen;
+use super::status_page::Hosted;
+use crate::round::AgentOutcome;
+use crate::threads::lock;
+
+/// The features of a [`Launcher`](crate::Launcher) for workers that another agent of this process starts and stops.
+///
+/// It finds the workers among the children of this process, by the environment that torchrun gives them, announces them to
+/// their store, serves status pages on the stores of this process, and explains standstills and failures on the screen. It
+/// only looks: it sends no signal, and each child stays for the agent to reap. A worker without such an environment, for
+/// example a forked function, is not found.
+///
+/// ```
+/// use elastic_agent::{AgentOptions, CommandLine, Companion, LauncherOptions};
+/// use elastic_rendezvous::{RendezvousParameters, create_handler};
+///
+/// let agent = AgentOptions::new(CommandLine::new("torchrun", [""; 0]), 1);
+/// let rendezvous = RendezvousParameters::new("c10d", "localhost:0", "job-7", 1, 1)?;
+/// let companion = Companion::new(&LauncherOptions::new(agent, rendezvous))?;
+/// let handler = create_handler(&companion.rendezvous())?;
+/// companion.attend(&*handler)?;
+/// let round = handler.next_rendezvous()?;
+/// companion.expect_workers(round.round);
+/// // The agent starts the workers, and waits for them.
+/// companion.workers_ended();
+/// handler.shutdown();
+/// companion.job_ended();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Companion {
+    run_id: String,
+    rendezvous: RendezvousParameters,
+    hosted: Arc<Hosted>,
+    screen: Arc<dyn Screen>,
+    /// `None` before the handler is there, and when the workers have ended.
+    adoption: Mutex<Option<Adoption>>,
+    /// After the adoption, whose thread calls their listeners.
+    features: Mutex<Features>,
+}
+
+impl Companion {
+    /// Starts the threads of the features. Of the agent's options only the name and the environment are used.
+    ///
+    /// # Errors
+    /// The first feature that cannot be made.
+    pub fn new(options: &LauncherOptions) -> Result<Self, LauncherError> {
+        let features = Features::make(options, &StartWarnings::default())?;
+        Ok(Self {
+            run_id: options.rendezvous.run_id().to_owned(),
+            rendezvous: features.rendezvous.clone(),
+            hosted: features.hosted(),
+            screen: Arc::clone(&options.screen),
+            adoption: Mutex::default(),
+            features: Mutex::new(features),
+        })
+    }
+
+    /// The parameters for the handler, with the hooks of the features.
+    pub fn rendezvous(&self) -> RendezvousParameters {
+        self.rendezvous.clone()
+    }
+
+    /// Observes the handler from now on, and starts the thread `adoption`, which finds workers.
+    ///
+    /// # Errors
+    /// The system has no thread or no socket left.
+    pub fn attend(&self, handler: &dyn RendezvousHandler) -> Result<(), LauncherError> {
+        let listeners = lock(&self.features).listen(handler);
+        let adoption = Adoption::start(self.run_id.clone(), listeners)
+            .map_err(LauncherError::system("cannot start a thread"))?;
+        *lock(&self.adoption) = Some(adoption);
+        Ok(())
+    }
+
+    /// The agent starts the workers of this round from now on. Does not block.
+    pub fn expect_workers(&self, round: i64) {
+        if let Some(adoption) = &*lock(&self.adoption) {
+            adoption.expect(round);
+        }
+    }
+
+    /// The agent stops the workers that run, though none has failed. Does not block.
+    pub fn workers_stop(&self) {
+        if let Some(adoption) = &*lock(&self.adoption) {
+            adoption.stop();
+        }
+    }
+
+    /// The ports of the stores that this process serves, in the order in which it began to serve them.
+    #[must_use]
+    pub fn served_ports(&self) -> Vec<u16> {
+        self.hosted.ports()
+    }
+
+    /// Whether the store on this port has a status page of this process.
+    #[must_use]
+    pub fn has_page(&self, port: u16) -> bool {
+        self.hosted
+            .on_port(port)
+            .is_some_and(|store| store.has_status())
+    }
+
+    /// The workers have ended, and the agent starts no more workers. If a worker has failed, writes to the screen what the
+    /// other workers waited for, if that is known. Blocks for some seconds at most.
+    pub fn workers_ended(&self) {
+        let adoption = lock(&self.adoption).take();
+        let has_failed = adoption.is_some_and(Adoption::end);
+        let mut end = job_end();
+        lock(&self.features).workers_ended(&mut end);
+        if let Some(why) = end.why.filter(|_| has_failed) {
+            self.screen.text(&format!(
+                "When the first worker failed: {}",
+                why.to_text(TextStyle::PLAIN)
+            ));
+        }
+    }
+
+    /// This node has left the rendezvous. Ends the status pages. Blocks for some seconds at most.
+    pub fn job_ended(&self) {
+        lock(&self.features).job_ended(&job_end());
+    }
+}
+
+/// Another agent has the results of its workers.
+const fn job_end() -> JobEnd {
+    JobEnd {
+        result: Ok(AgentOutcome::Succeeded),
+        why: None,
+        first_failure: None,
+        stuck_max: Duration::ZERO,
+    }
+}
