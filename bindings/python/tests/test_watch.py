@@ -108,7 +108,7 @@ class Watch(unittest.TestCase):
         log = self.read_until(node, "if the job hangs: c10d why ")
         why = log.split("if the job hangs: c10d ")[1].split()
         log = self.read_until(node, "because of: rank 1; waiting: rank 0")
-        self.assertIn("c10d-rs: the job has stood still for ", log)
+        self.assertIn("c10d-rs: the job has made no progress for ", log)
         text = " ".join(log.split())
         self.assertIn("Rank 0 waits in all_reduce (worker.py:14). Rank 1 does not take part", text)
         self.assertIn("at worker.py:18 (fetch)", text)

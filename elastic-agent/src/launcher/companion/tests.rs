@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Event {
-    Started(StartedWorkers),
+    Started(Box<StartedWorkers>),
     Exited(WorkerExit),
     Failed(usize),
     Stopping,
@@ -25,7 +25,7 @@ fn adoption(run_id: &str) -> (Adoption, Receiver<Event>) {
     let (sender, events) = channel();
     let listener = move |event: &AgentEvent<'_>| {
         let event = match event {
-            AgentEvent::WorkersStarted(started) => Event::Started((*started).clone()),
+            AgentEvent::WorkersStarted(started) => Event::Started(Box::new((*started).clone())),
             AgentEvent::WorkerExited(exit) => Event::Exited(**exit),
             AgentEvent::WorkerFailed(exit) => Event::Failed(exit.rank),
             AgentEvent::Stopping => Event::Stopping,
@@ -69,7 +69,7 @@ fn next(events: &Receiver<Event>) -> Event {
 fn next_start(events: &Receiver<Event>) -> StartedWorkers {
     loop {
         if let Event::Started(started) = next(events) {
-            return started;
+            return *started;
         }
     }
 }
