@@ -139,7 +139,7 @@ fn an_answer_that_cannot_be_used_has_exit_code_3() {
     why(pages.address, &[]).assert_fails(3, "HTTP status 404: there is no such page");
     pages.set("/why.json", &json!({ "is_stuck": "perhaps" }));
     why(pages.address, &[]).assert_fails(3, "are both c10d of the same version?");
-    let evil = json!({ "findings": [{ "kind": "\u{1b}[2J" }] });
+    let evil = json!({ "ranks": [{ "state": "\u{1b}[2J" }] });
     pages.set("/why.json", &evil);
     why(pages.address, &[]).assert_fails(3, "unknown variant `\\u{1b}[2J`");
     pages.set("/why.json", &json!([1, 2]));

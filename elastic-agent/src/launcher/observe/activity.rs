@@ -42,7 +42,7 @@ pub(super) struct Reading {
     pub(super) processes: BTreeMap<u32, ProcessCounters>,
 }
 
-/// The counters of a process.
+/// The CPU time and the bytes of a process since it started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct ProcessCounters {
     /// When it started, in milliseconds since the system started.
