@@ -3,13 +3,15 @@
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
-
-use rustix::time::{ClockId, clock_gettime};
 
 /// Returns the CPU time of the calling thread. On a busy machine, the time on the clock is much longer.
-pub(crate) fn thread_cpu_time() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+#[cfg(feature = "launcher")]
+pub(crate) fn thread_cpu_time() -> std::time::Duration {
+    use rustix::time::{ClockId, clock_gettime};
+
+    clock_gettime(ClockId::ThreadCPUTime)
+        .try_into()
+        .unwrap_or_default()
 }
 
 /// A thread that ends when it is told to. Dropping waits for that, so its owner tells it before.

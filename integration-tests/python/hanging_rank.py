@@ -69,7 +69,7 @@ def late_rank():
     if RANK == BROKEN:
         time.sleep(20)  # HERE
     dist.all_reduce(torch.ones(4))
-    time.sleep(15)  # The launcher reports progress after 10 s.
+    time.sleep(30)  # The launcher reports progress after 10 s.
 
 
 def skipped_one_of_many():

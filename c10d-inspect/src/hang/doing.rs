@@ -233,7 +233,14 @@ impl<'a> Doing<'a> {
                 Some(sample.quiet_ms)
             }
             // It returns when there is data, so that a thread that has run has made progress.
-            (Kind::Blocked(Cause::Disk { .. }) | Kind::NoStack(_), _) => {
+            (Kind::Blocked(Cause::Disk { .. }), _) => Some(unmoved_ms.min(sample.idle_ms)),
+            // Without a stack, only its system call shows whether it polls.
+            (Kind::NoStack(_), _)
+                if sample
+                    .system_call
+                    .as_deref()
+                    .is_some_and(|it| !is_patient(it)) =>
+            {
                 Some(unmoved_ms.min(sample.idle_ms))
             }
             (Kind::Blocked(Cause::SystemCall(call)), _) if !is_patient(call) => {
@@ -336,9 +343,9 @@ impl<'a> Doing<'a> {
             )
     }
 
-    /// Whether its main thread uses the CPU and was at the same place before. Such a thread may wait for NCCL.
+    /// Whether its main thread uses the CPU and nothing shows that it has moved. Such a thread may wait for NCCL.
     pub(super) const fn may_spin(&self) -> bool {
-        matches!(self.kind, Kind::Computes(_)) && self.is_confirmed
+        matches!(self.kind, Kind::Computes(_)) && (self.is_confirmed || self.place.is_none())
     }
 
     /// Whether it is in a call and has just used the CPU: it may have arrived a moment ago.

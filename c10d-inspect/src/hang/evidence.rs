@@ -121,6 +121,11 @@ impl<'a> Evidence<'a> {
         *known = known.filter(|known| *known == host);
     }
 
+    /// Whether an address belongs to a host of the job.
+    pub(super) fn is_of_job(&self, ip: IpAddr) -> bool {
+        self.hosts.contains_key(&ip)
+    }
+
     /// The host with an address, if only one has it.
     pub(super) fn host(&self, ip: IpAddr) -> Option<&'a str> {
         self.hosts.get(&ip.to_canonical()).copied().flatten()

@@ -48,6 +48,7 @@ pub(crate) fn judge(evidence: &Evidence<'_>) -> Option<Verdict> {
         pairs: Pairs::new(&doings, evidence),
     };
     let is_alarm = case.is_alarm();
+    let still_ms_max = case.still_ms_max();
     Some(Verdict {
         state: match rule {
             Rule::WaitsForBusy => ReportState::WaitingForBusyRank,
@@ -60,7 +61,7 @@ pub(crate) fn judge(evidence: &Evidence<'_>) -> Option<Verdict> {
         doing: case.clauses(
             |doing| !matches!(doing.kind, Kind::InStore(_)),
             |doing| {
-                let still_ms = doing.still_ms.unwrap_or(0).min(case.still_ms_max());
+                let still_ms = doing.still_ms.unwrap_or(0).min(still_ms_max);
                 clause(&doing.kind, doing.place.as_ref(), still_ms, false)
             },
         ),
@@ -93,8 +94,9 @@ impl<'c, 'a> Case<'c, 'a> {
 
     fn alike(&self, select: impl Fn(&Doing<'a>) -> bool) -> Vec<Alike<'c, 'a>> {
         let mut groups = alike(self.doings, select);
+        let still_ms_max = self.still_ms_max();
         for group in &mut groups {
-            group.still_ms = group.still_ms.min(self.still_ms_max());
+            group.still_ms = group.still_ms.min(still_ms_max);
         }
         groups
     }
@@ -206,7 +208,7 @@ impl<'c, 'a> Case<'c, 'a> {
             Rule::NoEvidence | Rule::AtWork | Rule::Transfers => return None,
             Rule::AllBlocked if self.are_programs() => return None,
             Rule::WaitsForBusy => (FindingKind::WaitsForBusyRank, self.named_and_others()),
-            Rule::PartlyObserved => (FindingKind::PartlyObserved, self.partly_observed()),
+            Rule::PartlyObserved => (FindingKind::PartlyObserved, self.named_and_others()),
             Rule::Spins => (FindingKind::CallsDiffer, self.spins()),
             Rule::AllInOneCall => (FindingKind::TransportStalled, self.all_in_one_call()),
             Rule::Absent | Rule::Locked => (FindingKind::RankBlocked, self.named_and_others()),
@@ -261,11 +263,16 @@ impl<'c, 'a> Case<'c, 'a> {
     /// Sentences about the waiting ranks, the named ranks, and all other ranks.
     fn named_and_others(&self) -> String {
         let named = self.named();
-        let named_bytes: usize = named.iter().map(|sentence| sentence.len() + 1).sum();
-        let named = named.into_iter();
-        let unseen = unseen(self.doings);
+        let bytes =
+            |sentences: &[String]| -> usize { sentences.iter().map(|it| it.len() + 1).sum() };
+        let room = PARAGRAPH_BYTES_MAX.saturating_sub(bytes(&named));
+        let pairs = match self.rule {
+            Rule::PartlyObserved => self.pairs.sentences(),
+            _ => Vec::new(),
+        };
+        let unseen = pairs.into_iter().chain(unseen(self.doings));
         let others = self.others();
-        match self.waiting(PARAGRAPH_BYTES_MAX.saturating_sub(named_bytes)) {
+        match self.waiting(room) {
             Some(waiting) => paragraph(
                 [waiting]
                     .into_iter()
@@ -273,16 +280,11 @@ impl<'c, 'a> Case<'c, 'a> {
                     .chain(unseen)
                     .chain(others),
             ),
+            None if bytes(&others) > room => {
+                paragraph(named.into_iter().chain(others).chain(unseen))
+            }
             None => paragraph(others.into_iter().chain(named).chain(unseen)),
         }
-    }
-
-    fn partly_observed(&self) -> String {
-        paragraph(
-            [self.named_and_others()]
-                .into_iter()
-                .chain(self.pairs.sentences()),
-        )
     }
 
     fn all_in_one_call(&self) -> String {

@@ -11,7 +11,7 @@ use crate::text;
 const PAIRS_MAX: usize = 2;
 
 /// The most connections of a rank that are considered. Launchers announce fewer.
-const CONNECTIONS_MAX: usize = 16;
+const CONNECTIONS_MAX: usize = 8;
 
 /// Data from ranks on one host that another host has not acknowledged for some seconds.
 #[derive(Debug, Default)]
@@ -30,14 +30,21 @@ impl Pairs {
         self.0.is_empty()
     }
 
-    /// Finds the pairs by the connections of the waiting ranks.
+    /// Finds the pairs by the connections of the waiting ranks. Other peers than hosts of the job, for example a server of
+    /// metrics, count only if some ranks are not observed: their hosts may be unknown.
     pub(super) fn new(doings: &BTreeMap<usize, Doing<'_>>, evidence: &Evidence<'_>) -> Self {
+        let is_incomplete = doings.values().any(Doing::is_unseen);
         let mut pairs: BTreeMap<(Option<String>, String), Unacknowledged> = BTreeMap::new();
         for (&rank, doing) in doings.iter().filter(|(_, doing)| doing.waits()) {
             for data in doing.unacknowledged.iter().take(CONNECTIONS_MAX) {
                 let ip = data.remote.ip().to_canonical();
-                let peer = match evidence.host(ip) {
-                    Some(host) => format!("{} ({ip})", shown(host)),
+                if !is_incomplete && !evidence.is_of_job(ip) {
+                    continue;
+                }
+                let host = evidence.host(ip).map(shown);
+                // Hosts that are not known can have an address of this host, for example of a bridge.
+                let peer = match host.filter(|host| doing.host.as_ref() != Some(host)) {
+                    Some(host) => format!("{host} ({ip})"),
                     None => ip.to_string(),
                 };
                 let pair = pairs.entry((doing.host.clone(), peer)).or_default();
@@ -99,7 +106,7 @@ mod tests {
     use std::net::IpAddr;
 
     use super::super::observed::{Observed, node};
-    use super::super::{Evidence, judge};
+    use super::super::{Evidence, RankEvidence, Seen, judge};
     use crate::announced::{AnnouncedNode, UnacknowledgedData};
     use crate::report::FindingKind;
 
@@ -157,10 +164,23 @@ mod tests {
             ("[2001:db8::1]:1", 2),
         ];
         let (_, text) = finding(&[waiting(0, 41, &peers), waiting(1, 41, &[])]);
-        let expected = "Host 172.17.0.1 has not acknowledged 30 bytes from rank 0 on node0. Host 127.0.0.1 has not acknowledged 20 \
-            bytes from rank 0 on node0. Data between 2 more pairs of hosts is not acknowledged either. Check the network between \
-            node0 and 172.17.0.1, for example with c10d doctor.";
+        // The other peers are not hosts of the job.
+        let expected = "cause. Host 172.17.0.1 has not acknowledged 30 bytes from rank 0 on node0. Check the network between node0 and \
+            172.17.0.1, for example with c10d doctor.";
         assert!(text.ends_with(expected), "{text}");
+        let mut torchrun = waiting(0, 41, &peers);
+        torchrun.world_size = Some(3);
+        let mut evidence = Evidence::default();
+        evidence.add(&torchrun, 0, |_| true);
+        let unseen = RankEvidence::new(Seen::NotLaunched, None);
+        evidence.ranks.insert(2, unseen);
+        let text = judge(&evidence)
+            .and_then(|it| it.finding)
+            .expect("a finding")
+            .text;
+        let expected = "Host 172.17.0.1 has not acknowledged 30 bytes from rank 0 on node0. Host 127.0.0.1 has not acknowledged 20 \
+            bytes from rank 0 on node0. Data between 2 more pairs of hosts is not acknowledged either.";
+        assert!(text.contains(expected), "{text}");
     }
 
     /// A lost link can stop ranks in different calls.

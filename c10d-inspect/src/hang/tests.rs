@@ -575,3 +575,31 @@ fn the_named_rank_is_never_left_out() {
     let text = verdict(&ranks).finding.unwrap().text;
     assert!(text.len() <= 900, "{} bytes: {text}", text.len());
 }
+
+#[test]
+fn a_partly_observed_job_keeps_its_explanation() {
+    for length in 1..120 {
+        let node = node("vm", 9, &[(0, in_all_reduce()), (1, Observed::blocked())]);
+        let mut evidence = Evidence::default();
+        evidence.add(&node, 0, |_| true);
+        for rank in 2..9 {
+            let host = format!("{rank}{}", "x".repeat(length));
+            let other = RankEvidence::new(Seen::NotLaunched, Some(host));
+            evidence.ranks.insert(rank, other);
+        }
+        let text = judge(&evidence).unwrap().finding.unwrap().text;
+        let start = "Rank 0 waits in all_reduce (train.py:41). Rank 1 does not take part";
+        assert!(text.starts_with(start), "{text}");
+    }
+}
+
+#[test]
+fn the_named_rank_comes_first_if_there_is_no_room() {
+    let long = "a_very_long_name_of_a_function_".repeat(4);
+    let at = |line: u32| Observed::quiet("futex", &format!("train.py:{line} {long}"));
+    let mut ranks: Vec<Observed> = (0..4).flat_map(|group| [at(group), at(group)]).collect();
+    ranks.push(at(0));
+    ranks.push(Observed::blocked());
+    let text = verdict(&ranks).finding.unwrap().text;
+    assert!(text.contains("Rank 9 does not take part"), "{text}");
+}

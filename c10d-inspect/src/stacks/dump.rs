@@ -264,8 +264,12 @@ fn short_path(path: &str) -> (&str, bool) {
         // "<frozen importlib._bootstrap>"; but "<string>" and "<stdin>" are the user's.
         return (path, path.starts_with("<frozen "));
     }
-    match path.rfind("/lib/python3.") {
-        Some(start) => (&path[start + "/lib/".len()..], true),
+    // RHEL, Fedora and SUSE have /usr/lib64.
+    let library = ["/lib/python3.", "/lib64/python3."]
+        .into_iter()
+        .filter_map(|folder| Some(path.rfind(folder)? + folder.find("python")?));
+    match library.max() {
+        Some(start) => (&path[start..], true),
         None => (path, false),
     }
 }

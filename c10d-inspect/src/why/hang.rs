@@ -314,7 +314,7 @@ mod tests {
     /// The threads of NCCL's waits use the CPU.
     #[test]
     fn a_rank_that_spins_in_a_job_with_nccl_takes_back_no_finding_of_the_store() {
-        let stuck = |key: Option<&str>| {
+        let stuck = |key: Option<&str>, has_stacks: bool| {
             let mut script = Script::new();
             let processes = script.run_all(2);
             if let Some(key) = key {
@@ -326,12 +326,19 @@ mod tests {
             script.store.wait(connection, &["never".to_owned()]);
             script.pass(40.0);
             let waits = Observed::quiet("recvfrom", "train.py:20 main");
-            let spins = Observed::busy("train.py:30 step");
+            let spins = Observed::busy("train.py:30 step").with(|it| {
+                if !has_stacks {
+                    it.stacks = None;
+                    it.stacks_before = None;
+                    it.sample.error = Some("ptrace_scope is 3".to_owned());
+                }
+            });
             observe(&mut script, &processes, &[waits, spins]);
             script.report().is_stuck
         };
-        assert!(!stuck(None));
-        assert!(stuck(Some("default_pg/0//cuda//0")));
+        assert!(!stuck(None, true));
+        assert!(stuck(Some("default_pg/0//cuda//0"), true));
+        assert!(stuck(Some("default_pg/0//cuda//0"), false));
     }
 
     #[test]

@@ -38,7 +38,7 @@ fn ranks_with_equal_stacks_are_shown_once_and_the_odd_one_first() {
 #[test]
 fn the_main_thread_is_first_and_threads_without_python_are_left_out() {
     let text = "Current thread 0x00007f (most recent call first):\n  <no Python frame>\n\n\
-                Thread 0x00007e [loader] (most recent call first):\n  File \"/usr/lib/python3.11/queue.py\", line 171 in get\n\n\
+                Thread 0x00007e [loader] (most recent call first):\n  File \"/usr/lib64/python3.11/queue.py\", line 171 in get\n\n\
                 Thread 0x00007d (most recent call first):\n  File \"a.py\", line 2 in f\n  File \"a.py\", line 9 in <module>\n";
     let stacks = Stacks::parse_faulthandler(text).unwrap();
     assert_eq!(stacks.threads.len(), 2);
