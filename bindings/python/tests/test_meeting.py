@@ -22,8 +22,8 @@ class Choice(unittest.TestCase):
         self.assertEqual(meet(1, run_id="17").run_id, "17")
 
     def test_an_endpoint_is_used(self) -> None:
-        for nodes in (1, 2):
-            self.assertEqual(meet(nodes, "node0:29400", "17"), Meeting("c10d", "node0:29400", "17", {}))
+        for nodes, settings in ((1, {"is_host": "1"}), (2, {})):
+            self.assertEqual(meet(nodes, "node0:29400", "17"), Meeting("c10d", "node0:29400", "17", settings))
 
     def test_the_node_that_serves_without_the_variable_serves_the_endpoint(self) -> None:
         for rank, is_host in ((0, "1"), (1, "0")):
@@ -53,7 +53,7 @@ class Choice(unittest.TestCase):
                 meet(4, run_id="17", **options)
 
     def test_settings_are_passed_on_except_those_of_the_place(self) -> None:
-        settings = {"store_type": "file", "rank": "7", "timeout": "900"}
+        settings = {"store_type": "file", "is_host": "0", "rank": "7", "timeout": "900"}
         alone = choose("", "17", 1, settings, Command())
         self.assertEqual(alone.settings, {"rank": "7", "timeout": "900"})
         static = choose("", "17", 2, settings, Command(node_rank=1))

@@ -44,9 +44,9 @@ def choose(endpoint: str, run_id: str, max_nodes: int, settings: dict[str, str],
     Raises ValueError for several nodes that no option leads to each other.
     """
     if endpoint:
-        return Meeting("c10d", endpoint, run_id, {**_host_of_static(command), **settings})
-    # Without an endpoint there is no path of a file.
-    settings = {key: value for key, value in settings.items() if key != "store_type"}
+        return Meeting("c10d", endpoint, run_id, {**_host_of_static(command, max_nodes), **settings})
+    # Without an endpoint there is no path of a file, and no choice of the node that serves it.
+    settings = {key: value for key, value in settings.items() if key not in ("store_type", "is_host")}
     if max_nodes == 1 and command.master_port is None:
         # A free port: two jobs on one machine must not meet.
         alone = run_id if run_id not in ("", NO_ID) else str(uuid.uuid4())
@@ -63,14 +63,16 @@ def choose(endpoint: str, run_id: str, max_nodes: int, settings: dict[str, str],
     return Meeting("static", f"{host}:{port}", run_id, {**settings, "rank": str(command.node_rank or 0)})
 
 
-def _host_of_static(command: Command) -> dict[str, str]:
+def _host_of_static(command: Command, max_nodes: int) -> dict[str, str]:
     """Return the setting by which the node serves the store that does so without the variable.
 
     The endpoint may be a name that leads to it only from outside, for example the name of a Kubernetes Service.
     """
-    if command.rdzv_backend is not None or command.node_rank is None:
+    # A single node has rank 0 by default.
+    rank = 0 if command.node_rank is None and max_nodes == 1 else command.node_rank
+    if command.rdzv_backend is not None or rank is None:
         return {}
-    return {"is_host": str(int(command.node_rank == 0))}
+    return {"is_host": str(int(rank == 0))}
 
 
 def running_command() -> Command:

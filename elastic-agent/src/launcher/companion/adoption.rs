@@ -61,6 +61,7 @@ impl Adoption {
             woken,
             search: None,
             workers: Vec::new(),
+            has_lost_exit: false,
         };
         Ok(Self {
             shared,
@@ -131,6 +132,8 @@ struct Thread {
     woken: UnixStream,
     search: Option<Search>,
     workers: Vec<Running>,
+    /// Whether the agent has reaped a worker of the round before this thread saw its exit.
+    has_lost_exit: bool,
 }
 
 impl Thread {
@@ -147,14 +150,18 @@ impl Thread {
             }
             was_stopping = is_stopping;
             self.look_for_workers();
-            for index in self.wait().into_iter().rev() {
-                let exited = self.workers.remove(index);
+            let ready = self.wait();
+            let mut place = 0..;
+            let is_ready = |_: &mut Running| place.next().is_some_and(|at| ready.contains(&at));
+            let exited: Vec<Running> = self.workers.extract_if(.., is_ready).collect();
+            for exited in exited {
                 self.note_exit(&exited);
             }
         }
     }
 
     fn begin(&mut self, round: i64) {
+        self.has_lost_exit = false;
         self.search = Some(Search {
             round,
             since: Instant::now(),
@@ -225,7 +232,7 @@ impl Thread {
             .collect()
     }
 
-    fn note_exit(&self, exited: &Running) {
+    fn note_exit(&mut self, exited: &Running) {
         let exit = WorkerExit {
             local_rank: exited.worker.local_rank,
             rank: exited.worker.rank,
@@ -233,8 +240,9 @@ impl Thread {
             exit: exited.exit(),
             ended_at: SystemTime::now(),
         };
-        // An exit that the agent was faster to read may have been a success.
-        let is_failure = !exit.exit.is_success() && exit.exit != ExitKind::Unknown;
+        // The agent was faster to reap it. It may have failed, and the agent then stops the other workers.
+        self.has_lost_exit |= exit.exit == ExitKind::Unknown;
+        let is_failure = is_failure(exit.exit, self.has_lost_exit);
         // The agent has stopped the other workers of an earlier round.
         let is_over = self.search.is_some() || lock(&self.shared.expected).is_some();
         let is_first =
@@ -252,6 +260,16 @@ impl Thread {
         for listener in &self.listeners {
             listener(event);
         }
+    }
+}
+
+/// Returns whether an exit is a failure of the worker itself. After an exit that the agent has reaped first, SIGTERM and
+/// SIGKILL are how the agent stops the other workers.
+pub(super) const fn is_failure(exit: ExitKind, has_lost_exit: bool) -> bool {
+    match exit {
+        ExitKind::Unknown => false,
+        ExitKind::Signal { number: 9 | 15, .. } => !has_lost_exit,
+        exit => !exit.is_success(),
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use super::adoption::Adoption;
+use super::adoption::{Adoption, is_failure};
 use crate::agent::{AgentEvent, StartedWorkers};
 use crate::worker::{ExitKind, WorkerExit};
 
@@ -193,4 +193,19 @@ fn missing_workers_do_not_hold_up_the_others() {
     drop(workers);
     drop(adoption);
     assert!(started.elapsed() < LIMIT);
+}
+
+#[test]
+fn workers_that_the_agent_stops_after_an_exit_that_it_has_reaped_have_not_failed() {
+    let signal = |number| ExitKind::Signal {
+        number,
+        has_dumped_core: false,
+    };
+    let failures = |has_lost_exit| {
+        let exits = [signal(15), signal(9), signal(11), ExitKind::Code(1)];
+        exits.map(|exit| is_failure(exit, has_lost_exit))
+    };
+    assert_eq!(failures(false), [true; 4]);
+    assert_eq!(failures(true), [false, false, true, true]);
+    assert!(!is_failure(ExitKind::Unknown, false) && !is_failure(ExitKind::Code(0), false));
 }
