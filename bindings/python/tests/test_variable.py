@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 import urllib.error
@@ -72,6 +73,10 @@ class Variable(unittest.TestCase):
         )
         self.addCleanup(node.communicate)
         self.addCleanup(node.kill)
+        # Some tests read its log, which ends with it.
+        timer = threading.Timer(LIMIT_SECONDS, node.terminate)
+        timer.start()
+        self.addCleanup(timer.cancel)
         return node
 
     def results(self, *nodes: "subprocess.Popen[str]") -> list[dict[str, str]]:
