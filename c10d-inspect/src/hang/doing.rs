@@ -17,7 +17,7 @@ const TRANSFER_PERCENT_MIN: u32 = 3;
 /// The most characters of the reason why there is no stack. It includes advice, so it is longer than other texts.
 const ERROR_CHARS_MAX: usize = 240;
 
-/// A thread that has not run for this long, in milliseconds, is where it was: two samples are as far apart.
+/// Two samples are this far apart, in milliseconds. A thread that has not run for this long is where it was.
 const APART_MS: u64 = 5_000;
 
 /// The activity of a rank, and its place in the code.
@@ -37,6 +37,8 @@ pub(super) struct Doing<'a> {
     pub(super) unacknowledged: &'a [UnacknowledgedData],
     /// Its host, if known.
     pub(super) host: Option<String>,
+    /// Whether it has just begun to wait for a key of the store.
+    begins_store_wait: bool,
     /// Ranks with equal keys have the same activity at the same place.
     pub(super) key: Key,
 }
@@ -153,6 +155,11 @@ const PATIENT_CALLS: &[&str] = &[
 ];
 
 impl Kind {
+    /// Whether a rank makes progress elsewhere, so that waiting ranks may wait for it.
+    const fn is_active(&self) -> bool {
+        matches!(self, Self::Computes(_) | Self::Works { .. } | Self::Moves)
+    }
+
     /// Returns this kind without percentages and ages, which differ between ranks with the same activity.
     pub(super) fn without_numbers(&self) -> Self {
         match self {
@@ -170,6 +177,7 @@ impl<'a> Doing<'a> {
         let doing = Self::of_evidence(evidence);
         Self {
             host: evidence.host.as_deref().map(shown),
+            begins_store_wait: evidence.store_wait.as_ref().is_some_and(|it| it.is_new),
             ..doing
         }
     }
@@ -207,6 +215,7 @@ impl<'a> Doing<'a> {
             transfers: false,
             unacknowledged: &[],
             host: None,
+            begins_store_wait: false,
             key: Key::default(),
         }
     }
@@ -219,7 +228,15 @@ impl<'a> Doing<'a> {
             (Some(place), Some(before)) => !place.agrees_with(before),
             _ => false,
         };
-        let kind = kind(evidence, sample, place.as_ref(), has_moved);
+        let mut kind = kind(evidence, sample, place.as_ref(), has_moved);
+        // The sample may show what it did before its wait began.
+        let new_wait = evidence
+            .store_wait
+            .as_ref()
+            .filter(|wait| kind.is_active() && wait.age_ms < observation.age_ms + APART_MS);
+        if let Some(wait) = new_wait {
+            kind = Kind::InStore(wait.meaning.clone());
+        }
         let is_quiet = sample.quiet_ms > 0;
         let unmoved_ms = sample
             .blocked_ms
@@ -258,7 +275,8 @@ impl<'a> Doing<'a> {
         let is_unmoved = sample.blocked_ms.is_some_and(|it| it >= APART_MS)
             || matches!(kind, Kind::Blocked(Cause::Disk { .. }) if place.is_none());
         Self {
-            is_confirmed: is_certain || (!has_moved && (before.is_some() || is_unmoved)),
+            is_confirmed: new_wait.is_none()
+                && (is_certain || (!has_moved && (before.is_some() || is_unmoved))),
             still_ms,
             idle_ms: sample.idle_ms,
             transfers: sample.io_bytes_per_second >= TRANSFER_BYTES_MIN
@@ -275,12 +293,8 @@ impl<'a> Doing<'a> {
         matches!(self.kind, Kind::InCall(_) | Kind::InStore(_))
     }
 
-    /// Whether it makes progress elsewhere, so that waiting ranks may wait for it.
     pub(super) const fn is_active(&self) -> bool {
-        matches!(
-            self.kind,
-            Kind::Computes(_) | Kind::Works { .. } | Kind::Moves
-        )
+        self.kind.is_active()
     }
 
     /// Whether it is not visible what it waits for.
@@ -355,7 +369,7 @@ impl<'a> Doing<'a> {
 
     /// Whether it has waited for some time.
     pub(super) fn is_still(&self, alarm_after_ms: u64) -> bool {
-        self.waits() && !self.may_have_arrived(alarm_after_ms)
+        self.waits() && !self.may_have_arrived(alarm_after_ms) && !self.begins_store_wait
     }
 
     /// Whether it waits in a call that all members of a group take part in.

@@ -66,6 +66,7 @@ pub(crate) enum Seen<'a> {
 #[derive(Debug)]
 pub(crate) struct Observation<'a> {
     pub(crate) sample: &'a AnnouncedSample,
+    pub(crate) age_ms: u64,
     pub(crate) stacks: Option<&'a Stacks>,
     pub(crate) stacks_before: Option<&'a Stacks>,
 }
@@ -76,6 +77,8 @@ pub(crate) struct StoreWait {
     /// The meaning of the key, for example "the address of rank 2".
     pub(crate) meaning: String,
     pub(crate) age_ms: u64,
+    /// Whether it is too short for the rules of the store. Later, they show which rank it waits for.
+    pub(crate) is_new: bool,
 }
 
 impl<'a> Evidence<'a> {
@@ -150,6 +153,7 @@ fn observed<'a>(node: &'a AnnouncedNode, sample: &'a AnnouncedSample, ago_ms: u6
     let stacks = |place: Option<usize>| node.stacks.get(place?);
     Seen::Sample(Observation {
         sample,
+        age_ms,
         stacks: stacks(sample.stacks),
         stacks_before: stacks(sample.stacks_before),
     })

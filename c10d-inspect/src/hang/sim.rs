@@ -134,6 +134,7 @@ fn in_store(age_ms: u64) -> Rank {
         store_wait: Some(StoreWait {
             meaning: "the key x".to_owned(),
             age_ms,
+            is_new: age_ms < 2_000,
         }),
     }
 }
@@ -234,11 +235,12 @@ impl World {
         world
     }
 
-    /// A rank that waits has been seen elsewhere before, has moved since, or waits for a short time.
+    /// A rank that waits has been seen elsewhere before, has moved since, or waits for a short time. A thread of a rank
+    /// at work waits in the store.
     fn disturb(&mut self, rng: &mut Rng) -> bool {
         let mut is_disturbed = false;
         let disturbs = rng.u8(0..4) == 0;
-        for rank in self.ranks.values_mut().filter(|_| disturbs) {
+        for (place, rank) in self.ranks.iter_mut().filter(|_| disturbs) {
             let sample = &mut rank.observed.sample;
             match rng.u8(0..30) {
                 0 => rank.observed.stacks_before = None,
@@ -248,6 +250,9 @@ impl World {
                 }
                 2 if rank.observed.stacks.is_some() => {
                     rank.observed.stacks_before = Some(vec!["train.py:3 before".to_owned()]);
+                }
+                3 if self.at_work.contains(place) => {
+                    rank.store_wait = in_store(rng.u64(0..12_000)).store_wait;
                 }
                 _ => continue,
             }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::hang::{Evidence, RankEvidence, Seen, StoreWait, Verdict, judge};
-use crate::job::Job;
+use crate::job::{Job, WAIT_GRACE};
 use crate::keys::{Family, GroupName, Maker};
 use crate::ranks::milliseconds;
 use crate::report::{Finding, FindingKind, RankSet, ReportState};
@@ -152,12 +152,14 @@ fn evidence<'j>(job: &'j Job<'_>) -> Evidence<'j> {
                 .and_then(|rank| evidence.ranks.get_mut(&rank));
             let wait = job.index.connections[slot].wait.as_ref();
             if let (Some(rank), Some(wait)) = (rank, wait) {
-                let age_ms = milliseconds(job.ago(wait.since));
+                let age = job.ago(wait.since);
+                let age_ms = milliseconds(age);
                 let known_ms = rank.store_wait.as_ref().map(|wait| wait.age_ms);
                 if known_ms.is_none_or(|known_ms| known_ms < age_ms) {
                     rank.store_wait = Some(StoreWait {
                         meaning: job.meaning(key),
                         age_ms,
+                        is_new: age < WAIT_GRACE,
                     });
                 }
             }
@@ -309,6 +311,56 @@ mod tests {
             "{}",
             busy.headline
         );
+    }
+
+    /// The samples are from the time before the ranks waited.
+    #[test]
+    fn ranks_that_have_just_begun_to_wait_are_not_named() {
+        for has_moved in [false, true] {
+            let mut script = Script::new();
+            let mut processes = script.processes(4);
+            script.run_without(&mut processes, &[2]);
+            script.pass(1.5);
+            let begins = Observed::busy("train.py:12 main").with(|it| {
+                if has_moved {
+                    it.sample.quiet_ms = 1_000;
+                    it.stacks_before = Some(vec!["train.py:3 <module>".to_owned()]);
+                }
+            });
+            let waits = Observed::waits("init_process_group", 12).with(|it| {
+                it.sample.quiet_ms = 2_000;
+                it.sample.idle_ms = 2_000;
+            });
+            let late = Observed::quiet("clock_nanosleep", "train.py:8 main");
+            let ranks = [begins.clone(), begins, late, waits];
+            observe(&mut script, &processes, &ranks);
+            let report = script.report();
+            let culprits = report.findings.iter().flat_map(|it| &it.culprits.0);
+            assert_eq!(culprits.count(), 0, "{}", report.headline);
+            assert!(!report.is_stuck);
+        }
+    }
+
+    /// Which rank other ranks wait for in the store, the store shows.
+    #[test]
+    fn a_rank_at_work_is_not_named_because_others_begin_to_wait_in_the_store() {
+        let mut script = Script::new();
+        let processes = script.run_all(3);
+        let connection = processes[1].connection.unwrap();
+        script.store.wait(connection, &["from 2".to_owned()]);
+        script.pass(1.5);
+        let waits = Observed::waits("new_group", 12);
+        let late = Observed::quiet("clock_nanosleep", "train.py:8 main");
+        let works = Observed::busy("train.py:30 step");
+        observe(&mut script, &processes, &[works, waits, late]);
+        let report = script.report();
+        assert!(
+            !report.is_stuck && report.state == ReportState::Running,
+            "{}",
+            report.headline
+        );
+        script.pass(1.0);
+        assert_eq!(script.report().state, ReportState::WaitingForBusyRank);
     }
 
     /// The threads of NCCL's waits use the CPU.
