@@ -9,11 +9,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_inspect::http::StatusOptions;
-use c10d_socket::ProcessBound;
-use elastic_agent::{AgentOptions, CommandLine, Companion, LauncherOptions, Screen as _};
+use c10d_socket::{HostPort, ProcessBound};
+use elastic_agent::{
+    AgentOptions, CommandLine, Companion, LauncherOptions, NodeRelayError, Screen as _,
+};
 use elastic_rendezvous::{
     DEFAULT_PORT, Endpoint, RendezvousError, RendezvousHandler, RendezvousParameters,
-    create_handler,
+    STATIC_BACKEND, clear_workers_store, create_handler,
 };
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -35,8 +37,16 @@ const LEAVE_GRACE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Rendezvous {
     running: Owned<ProcessBound<Running>>,
-    store_address: (String, u16),
+    /// The host and port of the rendezvous' store; `None` if the agent uses the workers' store.
+    store: Option<Address>,
 }
+
+/// A host and a port.
+type Address = (String, u16);
+
+/// A round for torchrun: its number, this node's rank, the number of nodes, and where the agent's store, the workers' store
+/// for them, and the workers' store itself are.
+type Round = (i64, usize, usize, Address, Address, Address);
 
 /// A node, and the companion of its workers.
 #[derive(Debug, Clone)]
@@ -78,22 +88,34 @@ impl Rendezvous {
         }
         let companion = companion(parameters, &options)?;
         let opened = run(py, || open(companion))?;
-        let (running, store_address) = opened.map_err(|error| rendezvous_error(py, &error))?;
+        let (running, store) = opened.map_err(|error| rendezvous_error(py, &error))?;
         Ok(Self {
             running: Owned::new("rendezvous", ProcessBound::new(running)),
-            store_address,
+            store,
         })
     }
 
-    /// Joins the next round. Returns its number, this node's rank, the number of nodes, and the host and port of
-    /// the workers' store.
-    fn next_rendezvous(&self, py: Python<'_>) -> PyResult<(i64, usize, usize, String, u16)> {
-        let round = self.call(py, |node| node.next_rendezvous())?;
+    /// Joins the next round, and starts its relay. The workers of the last round have ended.
+    fn next_rendezvous(&self, py: Python<'_>) -> PyResult<Round> {
         let companion = self.running.get_here(py)?.companion;
+        let of_workers = Arc::clone(&companion);
+        let (round, relay) = self.call(py, move |node| {
+            of_workers.end_relay();
+            let round = node.next_rendezvous()?;
+            let relay = of_workers.start_relay(&round, &cancel())?;
+            // PyTorch's ranks would read the addresses of the ranks of the last round.
+            if let Err(error) = clear_workers_store(&round) {
+                TorchrunLog.message(&format!("cannot clear the workers' store: {error}\n"));
+            }
+            Ok((round, relay))
+        })?;
         companion.expect_workers(round.round);
         let master = &round.bootstrap.master;
-        let (host, port) = (master.host().to_owned(), master.port());
-        Ok((round.round, round.rank, round.world_size, host, port))
+        let for_workers = address(relay.as_ref().unwrap_or(master));
+        let for_agent = self.store.clone().unwrap_or_else(|| for_workers.clone());
+        let (number, rank, world_size) = (round.round, round.rank, round.world_size);
+        let store = address(master);
+        Ok((number, rank, world_size, for_agent, for_workers, store))
     }
 
     /// Whether this process serves status pages on a port, which is one of its stores.
@@ -106,27 +128,25 @@ impl Rendezvous {
         Ok(self.running.get_here(py)?.node.has_agent_store())
     }
 
-    /// The host and port of the rendezvous' store. With `static` they are known only from the first round on, because the
-    /// workers use the same store.
-    #[getter]
-    fn store_address(&self) -> (&str, u16) {
-        (&self.store_address.0, self.store_address.1)
-    }
-
     /// Whether there are no more rounds.
     fn is_closed(&self, py: Python<'_>) -> PyResult<bool> {
-        self.call(py, |node| node.is_closed())
+        self.call(py, |node| Ok(node.is_closed()?))
     }
 
     /// Ends the rendezvous for all nodes.
     fn set_closed(&self, py: Python<'_>) -> PyResult<()> {
-        self.call(py, |node| node.set_closed())
+        self.call(py, |node| Ok(node.set_closed()?))
     }
 
     /// The number of nodes that wait for the next round. Does not block.
     fn num_nodes_waiting(&self, py: Python<'_>) -> PyResult<usize> {
         let Running { node, companion } = self.running.get_here(py)?;
-        let waiting = node.num_nodes_waiting();
+        let mut waiting = node.num_nodes_waiting();
+        let is_unknown = matches!(waiting, Err(RendezvousError::MembershipUnknown { .. }));
+        if is_unknown && companion.has_relay() {
+            // The workers outlive a store that is served again. Otherwise their relay closes their connections.
+            waiting = Ok(0);
+        }
         if waiting.as_ref().is_ok_and(|waiting| *waiting > 0) {
             // torchrun stops its workers when it reads this number.
             companion.workers_stop();
@@ -153,13 +173,38 @@ impl Rendezvous {
     fn call<T: Send + 'static>(
         &self,
         py: Python<'_>,
-        call: impl FnOnce(&dyn RendezvousHandler) -> Result<T, RendezvousError> + Send + 'static,
+        call: impl FnOnce(&dyn RendezvousHandler) -> Result<T, CallError> + Send + 'static,
     ) -> PyResult<T> {
         let node = self.running.get_here(py)?.node;
         let caller = Arc::clone(&node);
         let result = run_aside(py, move || node.interrupt(), move || call(&*caller))?;
-        result.map_err(|error| rendezvous_error(py, &error))
+        result.map_err(|error| match error {
+            CallError::Rendezvous(error) => rendezvous_error(py, &error),
+            CallError::Relay(error) => raise(py, "RendezvousError", error.to_string()),
+        })
     }
+}
+
+/// Why a call of the rendezvous failed.
+enum CallError {
+    Rendezvous(RendezvousError),
+    Relay(NodeRelayError),
+}
+
+impl From<RendezvousError> for CallError {
+    fn from(error: RendezvousError) -> Self {
+        Self::Rendezvous(error)
+    }
+}
+
+impl From<NodeRelayError> for CallError {
+    fn from(error: NodeRelayError) -> Self {
+        Self::Relay(error)
+    }
+}
+
+fn address(place: &HostPort) -> Address {
+    (place.host().to_owned(), place.port())
 }
 
 /// Runs a call of the rendezvous, whose own threads do the work. If Ctrl-C ends it on the main thread, `interrupt` makes
@@ -227,6 +272,7 @@ fn companion(
 ) -> PyResult<Arc<Companion>> {
     let workers = AgentOptions::new(CommandLine::new("torchrun", [""; 0]), 1);
     let workers = workers.with_name(parameters.run_id());
+    let workers = workers.with_relay(parameters.has_relays());
     let status_page = options.has_status.then(StatusOptions::default);
     let options = LauncherOptions::new(workers, parameters)
         .with_explain_after(options.explain_after)
@@ -241,13 +287,19 @@ fn companion(
     }
 }
 
-/// The node, and the host and port under which it reaches the store.
-fn open(companion: Arc<Companion>) -> Result<(Running, (String, u16)), RendezvousError> {
+/// Returns the node, and the host and port of the store of the rendezvous. With `static`, they are known only in a round. A
+/// relay connects again to a store that is served again, so that the agent uses the relay.
+fn open(companion: Arc<Companion>) -> Result<(Running, Option<Address>), RendezvousError> {
     let parameters = companion.rendezvous();
     let node = create_handler(&parameters)?;
     if let Err(error) = companion.attend(&*node) {
         // The job runs without explanations.
         TorchrunLog.message(&format!("cannot look at the workers: {error}\n"));
+    }
+    let is_shared = parameters.backend() == STATIC_BACKEND
+        || parameters.has_relays() && parameters.shares_store()?;
+    if is_shared {
+        return Ok((Running { node, companion }, None));
     }
     let endpoint: Endpoint = parameters
         .endpoint()
@@ -259,7 +311,7 @@ fn open(companion: Arc<Companion>) -> Result<(Running, (String, u16)), Rendezvou
     let port = served.unwrap_or_else(|| target.port());
     Ok((
         Running { node, companion },
-        (target.host().to_owned(), port),
+        Some((target.host().to_owned(), port)),
     ))
 }
 

@@ -52,6 +52,12 @@ class Choice(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, "^cannot start 4 nodes.* --rdzv-endpoint=HOST:29400 "):
                 meet(4, run_id="17", **options)
 
+    def test_a_store_in_etcd_is_an_endpoint(self) -> None:
+        endpoint = "etcd://a:2379,b:2379/jobs/17"
+        for option in ("a:2379;b:2379/jobs/17", "etcd://a:2379;b:2379/jobs/17"):
+            found = choose("", "17", 4, {"etcd": option, "timeout": "5"}, Command(node_rank=1))
+            self.assertEqual(found, Meeting("c10d", endpoint, "17", {"timeout": "5"}))
+
     def test_settings_are_passed_on_except_those_of_the_place(self) -> None:
         settings = {"store_type": "file", "is_host": "0", "rank": "7", "timeout": "900"}
         alone = choose("", "17", 1, settings, Command())

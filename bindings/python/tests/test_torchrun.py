@@ -1,16 +1,16 @@
 """``torchrun --rdzv-backend c10d-rs`` shares a job with the other launchers. Needs PyTorch beside the package."""
 
 import importlib
-import importlib.util
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import unittest
 from pathlib import Path
+
+from nodes import LIMIT_SECONDS, free_port, needs_torch_here
 
 import c10d_rs
 from c10d_rs.__main__ import command
@@ -31,18 +31,8 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
-LIMIT_SECONDS = 120
 
-
-def free_port() -> int:
-    """Return a port on which no process listens."""
-    with socket.socket() as chosen:
-        chosen.bind(("127.0.0.1", 0))
-        port: int = chosen.getsockname()[1]
-        return port
-
-
-@unittest.skipUnless(importlib.util.find_spec("torch"), "PyTorch is not installed beside c10d_rs")
+@needs_torch_here
 class Torchrun(unittest.TestCase):
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()

@@ -1,19 +1,15 @@
 """Each form of a torchrun command works with PET_RDZV_BACKEND=c10d-rs. Needs PyTorch beside the package."""
 
-import importlib.util
 import json
 import os
 import re
-import socket
 import subprocess
-import sys
-import tempfile
-import threading
 import time
 import unittest
 import urllib.error
 import urllib.request
-from pathlib import Path
+
+from nodes import LIMIT_SECONDS, TorchrunCase, free_port, needs_torch_here
 
 from c10d_rs.__main__ import command
 
@@ -22,8 +18,7 @@ WORKER = """
 import json, os, sys, time
 from datetime import timedelta
 import torch.distributed as dist
-names = ("RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
-print("RESULT", json.dumps({name: os.environ[name] for name in names}), flush=True)
+print("RESULT", json.dumps(dict(os.environ)), flush=True)
 dist.init_process_group("gloo", timeout=timedelta(seconds=60))
 folder, count = sys.argv[1], int(sys.argv[2])
 open(os.path.join(folder, f"there-{os.getpid()}"), "w").close()
@@ -33,51 +28,19 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
-LIMIT_SECONDS = 120
 
+@needs_torch_here
+class Variable(TorchrunCase):
+    script = WORKER
 
-def free_port() -> int:
-    """Return a port on which no process listens."""
-    with socket.socket() as chosen:
-        chosen.bind(("127.0.0.1", 0))
-        port: int = chosen.getsockname()[1]
-        return port
-
-
-@unittest.skipUnless(importlib.util.find_spec("torch"), "PyTorch is not installed beside c10d_rs")
-class Variable(unittest.TestCase):
     def setUp(self) -> None:
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-        self.worker = self.folder / "worker.py"
-        self.worker.write_text(WORKER)
+        super().setUp()
         # How many workers run at the same time.
         self.workers = 1
 
     def start(self, *options: str, variable: bool = True, **environment: str) -> "subprocess.Popen[str]":
         """Start torchrun with these options."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
-        node = subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", *options, self.worker, self.folder, str(self.workers)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={
-                **inherited,
-                **({"PET_RDZV_BACKEND": "c10d-rs"} if variable else {}),
-                "GLOO_SOCKET_IFNAME": "lo",
-                "OMP_NUM_THREADS": "1",
-                **environment,
-            },
-        )
-        self.addCleanup(node.communicate)
-        self.addCleanup(node.kill)
-        # Some tests read its log, which ends with it.
-        timer = threading.Timer(LIMIT_SECONDS, node.terminate)
-        timer.start()
-        self.addCleanup(timer.cancel)
-        return node
+        return self.torchrun(*options, self.worker, self.folder, self.workers, variable=variable, **environment)
 
     def results(self, *nodes: "subprocess.Popen[str]") -> list[dict[str, str]]:
         """Wait for the nodes, and return what the worker of each has printed."""
@@ -186,11 +149,28 @@ class Variable(unittest.TestCase):
         (job,) = self.results(self.start(f"--rdzv-conf=workers_port={port},protocol=http"))
         self.assertEqual(job["MASTER_PORT"], port)
 
+    def test_workers_have_the_environment_that_they_have_without_the_variable(self) -> None:
+        rendezvous = {"MASTER_PORT", "TORCHELASTIC_RUN_ID"}
+        # PyTorch's own, of the folder with the error files of the workers and of the process of the agent.
+        differs = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_AGENT_PID"}
+        relay = {"C10D_MASTER_ADDR", "C10D_MASTER_PORT", "DCP_USE_PREFIX_STORE"}
+        (usual,) = self.results(self.start(variable=False))
+        for conf, added in (("status=1", set[str]()), ("relay=1", relay)):
+            (job,) = self.results(self.start(PET_RDZV_CONF=conf))
+            names = {name for name in usual.keys() | job.keys() if usual.get(name) != job.get(name)}
+            given = {"PET_RDZV_BACKEND", "PET_RDZV_CONF"}
+            # The master's address is localhost or 127.0.0.1.
+            self.assertEqual(names - {"MASTER_ADDR"} - rendezvous - differs, given | added)
+            self.assertIn(job["MASTER_ADDR"], ("localhost", "127.0.0.1"))
+
     def test_unknown_options_are_refused_with_a_list(self) -> None:
         for conf, expected in (
             ("statsu=0", 'unknown option "statsu" .*; the options are .*join_timeout, .*secret_file, .*status, '),
             ("status=maybe", "the rendezvous setting status is \"maybe\", which is not yes or no"),
             ("workers_port=0", "workers_port: "),
+            ("relay=maybe", "the rendezvous setting relay is \"maybe\", which is not yes or no"),
+            ("etcd=127.0.0.1", '"etcd://127.0.0.1" is not etcd://HOST:PORT,.../PREFIX: '),
+            ("etcd=h:1/p,store_dir=d", "store_dir and etcd: "),
         ):
             with self.subTest(conf):
                 node = self.start(PET_RDZV_CONF=conf)

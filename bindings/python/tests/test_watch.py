@@ -1,16 +1,13 @@
 """With PET_RDZV_BACKEND=c10d-rs, torchrun's log explains hangs and failures. Needs PyTorch beside the package."""
 
 import errno
-import importlib.util
 import os
 import re
 import subprocess
-import sys
-import tempfile
-import threading
 import time
 import unittest
-from pathlib import Path
+
+from nodes import LIMIT_SECONDS, TorchrunCase, needs_torch_here
 
 from c10d_rs.__main__ import command
 
@@ -42,20 +39,16 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
-LIMIT_SECONDS = 120
-
 # torchrun's report of a failed worker.
 FAILED = re.compile(r"rank +: (\d+) .*\n +exitcode +: (-?\d+) \(")
 
 
-@unittest.skipUnless(importlib.util.find_spec("torch"), "PyTorch is not installed beside c10d_rs")
-class Watch(unittest.TestCase):
+@needs_torch_here
+class Watch(TorchrunCase):
+    script = WORKER
+
     def setUp(self) -> None:
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-        self.worker = self.folder / "worker.py"
-        self.worker.write_text(WORKER)
+        super().setUp()
         # The worker that hangs waits for a writer.
         os.mkfifo(self.folder / "go-on")
 
@@ -67,41 +60,13 @@ class Watch(unittest.TestCase):
             self.assertEqual(error.errno, errno.ENXIO)
 
     def end(self, node: "subprocess.Popen[str]") -> None:
-        """End a torchrun and its workers, which hold its standard error open and outlive it if it is killed."""
-        node.terminate()
+        super().end(node)
         self.let_go_on()
 
     def start(self, act: str, *options: str, variable: bool = True, **environment: str) -> "subprocess.Popen[str]":
         """Start torchrun with two workers, of which rank 1 does this in its third step."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
-        node = subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *options, self.worker, act, self.folder],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={
-                **inherited,
-                **({"PET_RDZV_BACKEND": "c10d-rs"} if variable else {}),
-                "GLOO_SOCKET_IFNAME": "lo",
-                "OMP_NUM_THREADS": "1",
-                **environment,
-            },
-        )
-        self.addCleanup(node.communicate)
-        self.addCleanup(self.end, node)
-        timer = threading.Timer(LIMIT_SECONDS, self.end, [node])
-        timer.start()
-        self.addCleanup(timer.cancel)
-        return node
-
-    def read_until(self, node: "subprocess.Popen[str]", expected: str) -> str:
-        """Return the log up to the line that has this."""
-        log = ""
-        assert node.stderr is not None
-        for line in node.stderr:
-            log += line
-            if expected in line:
-                return log
-        self.fail(f"torchrun has not logged {expected!r}:\n{log}")
+        words = ("--nproc-per-node=2", *options, self.worker, act, self.folder)
+        return self.torchrun(*words, variable=variable, **environment)
 
     def test_a_hang_is_explained(self) -> None:
         node = self.start("hang", PET_RDZV_CONF="explain_after=3s")

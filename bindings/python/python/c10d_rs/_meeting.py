@@ -17,6 +17,11 @@ MASTER_PORT = 29500
 # torchrun's run id, unless --rdzv-id is given.
 NO_ID = "none"
 
+# The option that names a store in etcd. Commas separate the options, so other marks separate the members of etcd.
+ETCD = "etcd"
+ETCD_SCHEME = "etcd://"
+ETCD_SEPARATOR = ";"
+
 
 @dataclass(frozen=True)
 class Command:
@@ -43,6 +48,10 @@ def choose(endpoint: str, run_id: str, max_nodes: int, settings: dict[str, str],
 
     Raises ValueError for several nodes that no option leads to each other.
     """
+    if ETCD in settings:
+        members = settings[ETCD].removeprefix(ETCD_SCHEME).replace(ETCD_SEPARATOR, ",")
+        others = {key: value for key, value in settings.items() if key != ETCD}
+        return Meeting("c10d", ETCD_SCHEME + members, run_id, others)
     if endpoint:
         return Meeting("c10d", endpoint, run_id, {**_host_of_static(command, max_nodes), **settings})
     # Without an endpoint there is no path of a file, and no choice of the node that serves it.

@@ -52,6 +52,7 @@ class Handler(api.RendezvousHandler):
         self._secret_file = meeting.settings.get("secret_file")
         # Behind the store, unless that is a file.
         self._client: TCPStore | None = None
+        self._store_address: tuple[str, int] | None = None
         self._announced: tuple[str, int] | None = None
         with _torch_errors():
             self._node = Rendezvous(
@@ -77,15 +78,17 @@ class Handler(api.RendezvousHandler):
     def next_rendezvous(self) -> api.RendezvousInfo:
         """Join the next round. Ctrl-C and torchrun's signals end it, and this node leaves the rendezvous."""
         with _torch_errors():
-            number, rank, world_size, host, port = self._node.next_rendezvous()
-        if self._is_static:
-            # As the nodes of PyTorch's backend do.
-            store = dist.PrefixStore(self._run_id, self._torch_store(host, port))
-        else:
-            prefix = f"torch.rendezvous.{self._run_id}.{number}"
-            store = dist.PrefixStore(prefix, self._torch_store(*self._node.store_address))
-        self._announce_pages(host, port)
-        return api.RendezvousInfo(store, rank, world_size, api.RendezvousStoreInfo(host, port))
+            number, rank, world_size, for_agent, for_workers, address = self._node.next_rendezvous()
+        # As the nodes of PyTorch's backends do.
+        prefix = self._run_id if self._is_static else f"torch.rendezvous.{self._run_id}.{number}"
+        has_relay = for_workers != address
+        # A relay has the secret, and asks for none.
+        secret_file = None if has_relay and for_agent == for_workers else self._secret_file
+        store = dist.PrefixStore(prefix, self._torch_store(for_agent, secret_file))
+        if has_relay:
+            self._name_store(address)
+        self._announce_pages(*address)
+        return api.RendezvousInfo(store, rank, world_size, api.RendezvousStoreInfo(*for_workers))
 
     def is_closed(self) -> bool:
         """Whether there are no more rounds."""
@@ -108,15 +111,15 @@ class Handler(api.RendezvousHandler):
 
     def shutdown(self) -> bool:
         """End the rendezvous for all nodes, and this node. Return whether the first succeeded."""
-        # The server waits some seconds for its clients to leave; this one needs it no more.
-        self._store = None
-        if self._client is not None:
-            self._client.close()
+        self._leave_store()
         with _torch_errors():
             return self._node.shutdown()
 
-    def _torch_store(self, host: str, port: int) -> dist.Store:
-        """Return a client of the rendezvous' store, which torchrun's agent shares its ranks through."""
+    def _torch_store(self, address: tuple[str, int], secret_file: str | None) -> dist.Store:
+        """Return a client of the store at this address, which torchrun's agent shares its ranks through."""
+        if self._store is not None and self._store_address != address:
+            # Each round has its own relay.
+            self._leave_store()
         if self._store is None:
             if self._file is not None:
                 self._store = dist.FileStore(self._file)
@@ -125,9 +128,23 @@ class Handler(api.RendezvousHandler):
                 from c10d_rs.torch import Store
 
                 # PyTorch's client has no secret, and the agent would hold it to the end.
-                self._client = TCPStore(host, port, timeout=self._read_timeout, secret_file=self._secret_file)
+                host, port = address
+                self._client = TCPStore(host, port, timeout=self._read_timeout, secret_file=secret_file)
                 self._store = Store(self._client)
+            self._store_address = address
         return self._store
+
+    def _leave_store(self) -> None:
+        """Close the client. A server waits some seconds for its clients to leave, but this one needs it no more."""
+        self._store = None
+        if self._client is not None:
+            self._client.close()
+
+    @staticmethod
+    def _name_store(address: tuple[str, int]) -> None:
+        """Give the workers what ``c10d run --relay`` gives them: where the store is, and a setting for PyTorch's checkpoints."""
+        os.environ["C10D_MASTER_ADDR"], os.environ["C10D_MASTER_PORT"] = address[0], str(address[1])
+        os.environ.setdefault("DCP_USE_PREFIX_STORE", "1")
 
     def _announce_pages(self, host: str, port: int) -> None:
         """Log where the pages of the workers' store are, once, if this process serves it."""

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use c10d_inspect::report_text::TextStyle;
-use elastic_rendezvous::{RendezvousHandler, RendezvousParameters, StartWarnings};
+use c10d_socket::{Cancel, HostPort};
+use elastic_rendezvous::{RendezvousHandler, RendezvousInfo, RendezvousParameters, StartWarnings};
 
 use self::adoption::Adoption;
 use super::error::LauncherError;
@@ -18,6 +19,7 @@ use super::features::Features;
 use super::options::LauncherOptions;
 use super::screen::Screen;
 use super::status_page::Hosted;
+use crate::relay::{NodeRelay, NodeRelayError};
 use crate::round::AgentOutcome;
 use crate::threads::lock;
 
@@ -51,14 +53,23 @@ pub struct Companion {
     rendezvous: RendezvousParameters,
     hosted: Arc<Hosted>,
     screen: Arc<dyn Screen>,
+    relay: Option<Mutex<RoundRelay>>,
     /// `None` before the handler is there, and when the workers have ended.
     adoption: Mutex<Option<Adoption>>,
     /// After the adoption, whose thread calls their listeners.
     features: Mutex<Features>,
 }
 
+/// The relay of the current round.
+#[derive(Debug, Default)]
+struct RoundRelay {
+    running: Option<NodeRelay>,
+    /// The last round, and the port of the relay in it. A static rendezvous has only one round.
+    last: Option<(i64, u16)>,
+}
+
 impl Companion {
-    /// Starts the threads of the features. Of the agent's options only the name and the environment are used.
+    /// Starts the threads of the features. Of the agent's options only the name, the environment and the relay are used.
     ///
     /// # Errors
     /// The first feature that cannot be made.
@@ -69,6 +80,7 @@ impl Companion {
             rendezvous: features.rendezvous.clone(),
             hosted: features.hosted(),
             screen: Arc::clone(&options.screen),
+            relay: options.agent.has_relay.then(Mutex::default),
             adoption: Mutex::default(),
             features: Mutex::new(features),
         })
@@ -89,6 +101,47 @@ impl Companion {
             .map_err(LauncherError::system("cannot start a thread"))?;
         *lock(&self.adoption) = Some(adoption);
         Ok(())
+    }
+
+    /// Whether this node's workers reach their store through a relay, which outlives a store that is served again.
+    #[must_use]
+    pub fn has_relay(&self) -> bool {
+        let relay = self.relay.as_ref();
+        relay.is_some_and(|it| lock(it).running.is_some())
+    }
+
+    /// Starts the relay of a round, if the options ask for relays, and returns the address at which this node's workers
+    /// reach their store. Call it before the agent exchanges ranks with the other nodes. The relay runs until
+    /// [`end_relay`](Self::end_relay) or [`job_ended`](Self::job_ended).
+    ///
+    /// Waits for the other nodes and for the store for at most the timeout of the round each, or until `cancel` ends that.
+    ///
+    /// # Errors
+    /// [`NodeRelayError`], for example if no agent serves the workers' store, or if a node of the round has no relay.
+    pub fn start_relay(
+        &self,
+        round: &RendezvousInfo,
+        cancel: &Cancel,
+    ) -> Result<Option<HostPort>, NodeRelayError> {
+        let Some(relay) = &self.relay else {
+            return Ok(None);
+        };
+        let known = lock(relay).last.filter(|(last, _)| *last == round.round);
+        let started = NodeRelay::start(round, None, known.map(|(_, port)| port), cancel)?;
+        let address = started.address().clone();
+        *lock(relay) = RoundRelay {
+            running: Some(started),
+            last: Some((round.round, address.port())),
+        };
+        Ok(Some(address))
+    }
+
+    /// Ends the relay of the last round, whose workers have ended. Blocks for 1 s at most.
+    pub fn end_relay(&self) {
+        let running = self.relay.as_ref().and_then(|it| lock(it).running.take());
+        if let Some(relay) = running {
+            relay.end();
+        }
     }
 
     /// The agent starts the workers of this round from now on. Does not block.
@@ -125,7 +178,14 @@ impl Companion {
         let adoption = lock(&self.adoption).take();
         let has_failed = adoption.is_some_and(Adoption::end);
         let mut end = job_end();
-        lock(&self.features).workers_ended(&mut end);
+        let failure = {
+            let mut features = lock(&self.features);
+            features.workers_ended(&mut end);
+            features.journal_failure()
+        };
+        if let Some(failure) = failure {
+            self.screen.message(&format!("{failure}\n"));
+        }
         if let Some(why) = end.why.filter(|_| has_failed) {
             self.screen.text(&format!(
                 "When the first worker failed: {}",
@@ -134,8 +194,9 @@ impl Companion {
         }
     }
 
-    /// This node has left the rendezvous. Ends the status pages. Blocks for some seconds at most.
+    /// This node has left the rendezvous. Ends the relay and the status pages. Blocks for some seconds at most.
     pub fn job_ended(&self) {
+        self.end_relay();
         lock(&self.features).job_ended(&job_end());
     }
 }

@@ -1,0 +1,74 @@
+"""Nodes of torchrun, for the tests."""
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+from pathlib import Path
+
+# A node that runs for so long is stopped: the tests read its log, which ends with it.
+LIMIT_SECONDS = 120
+
+needs_torch_here = unittest.skipUnless(importlib.util.find_spec("torch"), "PyTorch is not installed beside c10d_rs")
+
+
+def free_port() -> int:
+    """Return a port on which no process listens."""
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        port: int = chosen.getsockname()[1]
+        return port
+
+
+class TorchrunCase(unittest.TestCase):
+    """A test that runs a script under torchrun, with PET_RDZV_BACKEND=c10d-rs."""
+
+    script = ""
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.worker = self.folder / "worker.py"
+        self.worker.write_text(self.script)
+
+    def torchrun(self, *words: object, variable: bool = True, **environment: str) -> "subprocess.Popen[str]":
+        """Start torchrun with these words on its command line."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
+        node = subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", *map(str, words)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                **inherited,
+                **({"PET_RDZV_BACKEND": "c10d-rs"} if variable else {}),
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": "1",
+                **environment,
+            },
+        )
+        self.addCleanup(node.communicate)
+        self.addCleanup(self.end, node)
+        timer = threading.Timer(LIMIT_SECONDS, self.end, [node])
+        timer.start()
+        self.addCleanup(timer.cancel)
+        return node
+
+    def end(self, node: "subprocess.Popen[str]") -> None:
+        """Have a node and its workers end. The workers hold its output open, and outlive it if it is killed."""
+        node.terminate()
+
+    def read_until(self, node: "subprocess.Popen[str]", expected: str) -> str:
+        """Return the log up to the line that has this."""
+        log = ""
+        assert node.stderr is not None
+        for line in node.stderr:
+            log += line
+            if expected in line:
+                return log
+        self.fail(f"torchrun has not logged {expected!r}:\n{log}")
