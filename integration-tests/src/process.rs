@@ -17,7 +17,7 @@ static RUNNING: Mutex<BTreeMap<u32, (String, Lines)>> = Mutex::new(BTreeMap::new
 type Lines = Arc<Mutex<Vec<String>>>;
 
 /// The number of last lines of a child's standard error that are kept for messages.
-const STDERR_LINES_MAX: usize = 40;
+const STDERR_LINES_MAX: usize = 100;
 
 /// A child process with pipes as standard streams. Drop kills it.
 pub struct ChildProcess {

@@ -122,7 +122,11 @@ pub(super) fn without_times(text: &str) -> String {
             (*word).to_owned()
         }
     });
-    parts.collect::<Vec<_>>().join(" ")
+    // A state is observed at intervals.
+    parts
+        .collect::<Vec<_>>()
+        .join(" ")
+        .replace(", seen # s ago", "")
 }
 
 #[test]

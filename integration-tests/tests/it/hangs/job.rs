@@ -59,7 +59,7 @@ impl HangingJob {
     /// Starts the ranks of a kind of the script.
     pub(super) fn start(kind: &str, mode: Mode) -> Self {
         let words = [script(SCRIPT).into_os_string(), kind.into()];
-        Self::start_nodes([Kind::C10d; 2], mode, &words, &[])
+        Self::start_nodes(mode.kinds(), mode, &words, &[])
     }
 
     /// Starts a launcher of each kind. Its ranks get these words and the job's folder as arguments, and these variables. The
@@ -83,6 +83,10 @@ impl HangingJob {
         }
         // The order of the addresses decides about the ranks.
         let nodes = [(kinds[0], "127.0.0.1", 1), (kinds[1], "127.0.0.2", 0)];
+        let explain_after = match (mode, mode.explain_after()) {
+            (Mode::Torchrun, Some(after)) => format!(",explain_after={after}"),
+            _ => String::new(),
+        };
         let nodes = nodes.map(|(kind, address, is_host)| {
             let mut options = vec![
                 "--nnodes=2".to_owned(),
@@ -90,10 +94,10 @@ impl HangingJob {
                 "--rdzv-backend=c10d".to_owned(),
                 "--rdzv-id=job".to_owned(),
                 format!("--rdzv-endpoint={endpoint}"),
-                format!("--rdzv-conf=is_host={is_host}"),
+                format!("--rdzv-conf=is_host={is_host}{explain_after}"),
                 format!("--local-addr={address}"),
             ];
-            let own = if kind == Kind::C10d {
+            let own = if kind == Kind::C10d || mode == Mode::Torchrun {
                 mode.options()
             } else {
                 &[]
@@ -143,7 +147,7 @@ impl HangingJob {
         assert!(without_times(&log).contains(&sentence), "{sentence}\n{log}");
         if expected.verdict == Verdict::Busy {
             self.expect_once(&sentence);
-        } else if self.kinds[1] == Kind::C10d {
+        } else if self.kinds[1] == Kind::C10d || self.mode == Mode::Torchrun {
             self.expect_of_the_other(&sentence, stalled);
         }
     }

@@ -21,7 +21,7 @@ const START_LIMIT: Duration = Duration::from_secs(120);
 fn lost_link() {
     let _watchdog = Watchdog::start("lost_link", LIMIT);
     let names = "127.0.0.1 localhost\n10.8.8.1 node0\n10.8.8.2 node1\n";
-    let Some(mode) = mode() else {
+    let Some(mode) = mode().filter(|mode| *mode != Mode::Torchrun) else {
         return;
     };
     let Some(hosts) = Hosts::start(["node0", "node1"].map(|name| HostSetup::new(name, names)))
@@ -64,7 +64,7 @@ fn lost_link() {
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn lost_data_link() {
     let _watchdog = Watchdog::start("lost_data_link", LIMIT);
-    let Some(mode) = mode() else {
+    let Some(mode) = mode().filter(|mode| *mode != Mode::Torchrun) else {
         return;
     };
     let setups = ["node0", "node1"].into_iter().zip(1..).map(|(name, number)| {

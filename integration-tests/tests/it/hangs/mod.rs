@@ -94,6 +94,11 @@ fn killed_loader() {
     let logs = job.expect_failure();
     let cause = "RuntimeError: DataLoader worker (pid(s) ";
     let [first, second] = &logs;
+    if mode == Mode::Torchrun {
+        // The ranks fail at nearly the same time, so they may not wait for rank 2 when its launcher has noticed its end.
+        assert!(second.contains("  rank      : 2 ("), "{second}");
+        return;
+    }
     let line = first
         .lines()
         .find(|line| line.contains("root cause: rank 2 on "));

@@ -3,6 +3,8 @@
 use std::env;
 use std::time::Duration;
 
+use integration_tests::launcher::Kind;
+
 /// The environment variable that chooses the mode.
 const VARIABLE: &str = "C10D_HANGS_MODE";
 
@@ -16,6 +18,8 @@ pub(super) enum Mode {
     Keep,
     /// No options, and no variable either: reports after 30 s.
     Defaults,
+    /// Nodes of torchrun with the rendezvous of the package c10d-rs, which PyTorch's Python needs.
+    Torchrun,
 }
 
 impl Mode {
@@ -28,16 +32,25 @@ impl Mode {
             "relay" => Some(Self::Relay),
             "keep" => Some(Self::Keep),
             "defaults" => Some(Self::Defaults),
+            "torchrun" => Some(Self::Torchrun),
             "healthy" => None,
-            _ => {
-                panic!("{VARIABLE} is plain, preload, relay, keep, defaults or healthy, not {name}")
-            }
+            _ => panic!(
+                "{VARIABLE} is plain, preload, relay, keep, defaults, torchrun or healthy, not {name}"
+            ),
         }
     }
 
     /// Whether the healthy jobs are tested.
     pub(super) fn is_healthy() -> bool {
         Self::of_hangs().is_none()
+    }
+
+    /// The launchers of the two nodes.
+    pub(super) const fn kinds(self) -> [Kind; 2] {
+        match self {
+            Self::Torchrun => [Kind::Torchrun; 2],
+            _ => [Kind::C10d; 2],
+        }
     }
 
     /// The options in addition to those that every job of several nodes needs.
@@ -47,6 +60,8 @@ impl Mode {
             Self::Preload => &["--preload=torch,torch.distributed"],
             Self::Relay => &["--relay"],
             Self::Keep => &["--keep-workers"],
+            // After the other backend.
+            Self::Torchrun => &["--rdzv-backend=c10d-rs"],
         }
     }
 

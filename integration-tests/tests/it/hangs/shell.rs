@@ -23,7 +23,7 @@ fn shell_worker() {
     let _watchdog = Watchdog::start("shell_worker", LIMIT);
     let mode = match Mode::of_hangs() {
         // It is about Python.
-        None | Some(Mode::Preload) => return,
+        None | Some(Mode::Preload | Mode::Torchrun) => return,
         Some(mode) => mode,
     };
     let words = ["--no-python", "sh", "-c", SCRIPT, "sh"].map(OsString::from);
