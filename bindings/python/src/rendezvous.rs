@@ -28,6 +28,9 @@ use crate::rendezvous_options::{RendezvousOptions, take_options};
 use crate::secret::read_secret_file;
 use crate::torchrun_log::TorchrunLog;
 
+/// With this variable, PyTorch's agents do not exchange ranks, because all nodes have equally many workers.
+const IDENTICAL: &str = "TORCH_ELASTIC_WORKER_IDENTICAL";
+
 /// How long an interrupted join may take to leave the rendezvous. Without that, the other nodes wait for this one's
 /// heartbeats.
 const LEAVE_GRACE: Duration = Duration::from_secs(2);
@@ -103,8 +106,10 @@ impl Rendezvous {
             of_workers.end_relay();
             let round = node.next_rendezvous()?;
             let relay = of_workers.start_relay(&round, &cancel())?;
-            // PyTorch's ranks would read the addresses of the ranks of the last round.
-            if let Err(error) = clear_workers_store(&round) {
+            // PyTorch's ranks would read the addresses of the ranks of the last round. Without the agents' exchange of ranks, new
+            // workers of other nodes may already have written theirs.
+            let has_exchange = std::env::var_os(IDENTICAL).is_none_or(|it| it != "1");
+            if has_exchange && let Err(error) = clear_workers_store(&round) {
                 TorchrunLog.message(&format!("cannot clear the workers' store: {error}\n"));
             }
             Ok((round, relay))
@@ -141,12 +146,13 @@ impl Rendezvous {
     /// The number of nodes that wait for the next round. Does not block.
     fn num_nodes_waiting(&self, py: Python<'_>) -> PyResult<usize> {
         let Running { node, companion } = self.running.get_here(py)?;
-        let mut waiting = node.num_nodes_waiting();
-        let is_unknown = matches!(waiting, Err(RendezvousError::MembershipUnknown { .. }));
-        if is_unknown && companion.has_relay() {
-            // The workers outlive a store that is served again. Otherwise their relay closes their connections.
-            waiting = Ok(0);
+        if let Some(failure) = companion.journal_failure() {
+            return Err(raise(py, "RendezvousStateError", failure));
         }
+        let waiting = match companion.has_relay() {
+            true => waiting_with_relay(&*node),
+            false => node.num_nodes_waiting(),
+        };
         if waiting.as_ref().is_ok_and(|waiting| *waiting > 0) {
             // torchrun stops its workers when it reads this number.
             companion.workers_stop();
@@ -182,6 +188,17 @@ impl Rendezvous {
             CallError::Rendezvous(error) => rendezvous_error(py, &error),
             CallError::Relay(error) => raise(py, "RendezvousError", error.to_string()),
         })
+    }
+}
+
+/// The number of nodes that wait for the next round, for a node whose workers outlive a store that is served again.
+fn waiting_with_relay(node: &dyn RendezvousHandler) -> Result<usize, RendezvousError> {
+    match node.membership() {
+        // The other nodes count this node as lost. It stops its workers, and joins the next round.
+        Ok(it) if it.is_evicted && !it.is_closed => Ok(it.waiting.len().max(1)),
+        // Until this node counts as lost, or the relay closes the connections of the workers.
+        Err(RendezvousError::MembershipUnknown { .. }) => Ok(0),
+        _ => node.num_nodes_waiting(),
     }
 }
 

@@ -35,7 +35,7 @@ for step in range(first, {STEPS}):
         with open(path, "a") as file:
             print(step, os.getpid(), file=file)
     dist.barrier()
-    time.sleep(0.1)
+    time.sleep(float(sys.argv[2]))
 print("RESULT", store.add("counted", 0), first, flush=True)
 dist.barrier()
 dist.destroy_process_group()
@@ -46,10 +46,10 @@ dist.destroy_process_group()
 class Durable(TorchrunCase):
     script = WORKER
 
-    def node(self, *options: str, conf: str) -> "subprocess.Popen[str]":
+    def node(self, *options: str, conf: str, step_seconds: float = 0.1) -> "subprocess.Popen[str]":
         """Start a node of two, with one worker."""
         job = ("--nnodes=2", "--rdzv-id=job", "--max-restarts=3", "--monitor-interval=0.1")
-        return self.torchrun(*job, *options, self.worker, self.folder, PET_RDZV_CONF=conf)
+        return self.torchrun(*job, *options, self.worker, self.folder, step_seconds, PET_RDZV_CONF=conf)
 
     def steps(self) -> list[tuple[int, int]]:
         """Return the steps so far, and the process of rank 0 in each."""
@@ -112,6 +112,17 @@ class Durable(TorchrunCase):
         self.kill(host)
         self.assertTrue((self.folder / "store" / "journal.db").exists())
         host = self.node(endpoint, conf=f"{conf},is_host=1")
+        self.expect(host, other, processes=2)
+
+    def test_a_node_that_counts_as_lost_joins_again(self) -> None:
+        endpoint = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
+        conf = "relay=1,workers_store=rendezvous,keep_alive_interval=1"
+        host, other = (self.node(endpoint, conf=f"{conf},is_host={it}", step_seconds=1) for it in (1, 0))
+        self.await_steps(2)
+        # Only the agent stops. Its worker continues.
+        other.send_signal(signal.SIGSTOP)
+        time.sleep(8)
+        other.send_signal(signal.SIGCONT)
         self.expect(host, other, processes=2)
 
     @unittest.skipUnless(os.environ.get("C10D_ETCD"), "set C10D_ETCD to the program etcd")

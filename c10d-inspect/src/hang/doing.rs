@@ -37,6 +37,8 @@ pub(super) struct Doing<'a> {
     pub(super) unacknowledged: &'a [UnacknowledgedData],
     /// Its host, if known.
     pub(super) host: Option<String>,
+    /// Its activity in the sample, if one of its threads began to wait in the store at about the time of the sample or later.
+    sampled: Option<Kind>,
     /// Whether it has just begun to wait for a key of the store.
     begins_store_wait: bool,
     /// Ranks with equal keys have the same activity at the same place.
@@ -215,6 +217,7 @@ impl<'a> Doing<'a> {
             transfers: false,
             unacknowledged: &[],
             host: None,
+            sampled: None,
             begins_store_wait: false,
             key: Key::default(),
         }
@@ -234,9 +237,10 @@ impl<'a> Doing<'a> {
             .store_wait
             .as_ref()
             .filter(|wait| kind.is_active() && wait.age_ms < observation.age_ms + APART_MS);
-        if let Some(wait) = new_wait {
-            kind = Kind::InStore(wait.meaning.clone());
-        }
+        let sampled = new_wait.map(|wait| {
+            let waits = Kind::InStore(wait.meaning.clone());
+            std::mem::replace(&mut kind, waits)
+        });
         let is_quiet = sample.quiet_ms > 0;
         let unmoved_ms = sample
             .blocked_ms
@@ -282,6 +286,7 @@ impl<'a> Doing<'a> {
             transfers: sample.io_bytes_per_second >= TRANSFER_BYTES_MIN
                 || sample.others_cpu_percent >= TRANSFER_PERCENT_MIN,
             unacknowledged: &sample.unacknowledged,
+            sampled,
             kind,
             place,
             ..Self::of(Kind::NotSampled)
@@ -295,6 +300,19 @@ impl<'a> Doing<'a> {
 
     pub(super) const fn is_active(&self) -> bool {
         self.kind.is_active()
+    }
+
+    /// Whether it is active, or was when it was sampled.
+    pub(super) const fn may_be_active(&self) -> bool {
+        self.is_active() || self.sampled.is_some()
+    }
+
+    /// The same, except for a main thread that uses the CPU and may wait for NCCL.
+    pub(super) fn may_be_moving(&self) -> bool {
+        match &self.sampled {
+            Some(sampled) => !matches!(sampled, Kind::Computes(_)),
+            None => self.is_active() && !self.may_spin(),
+        }
     }
 
     /// Whether it is not visible what it waits for.
@@ -358,7 +376,7 @@ impl<'a> Doing<'a> {
     }
 
     /// Whether its main thread uses the CPU and nothing shows that it has moved. Such a thread may wait for NCCL.
-    pub(super) const fn may_spin(&self) -> bool {
+    const fn may_spin(&self) -> bool {
         matches!(self.kind, Kind::Computes(_)) && (self.is_confirmed || self.place.is_none())
     }
 
@@ -369,18 +387,18 @@ impl<'a> Doing<'a> {
 
     /// Whether it has waited for some time.
     pub(super) fn is_still(&self, alarm_after_ms: u64) -> bool {
-        self.waits() && !self.may_have_arrived(alarm_after_ms) && !self.begins_store_wait
+        // A different thread of a rank in a collective may wait in the store.
+        let begins = self.begins_store_wait && !self.is_in(CallKind::Collective);
+        self.waits() && !self.may_have_arrived(alarm_after_ms) && !begins
     }
 
     /// Whether it waits in a call that all members of a group take part in.
-    pub(super) const fn is_in_collective(&self) -> bool {
-        matches!(
-            self.kind,
-            Kind::InCall(Call {
-                kind: CallKind::Collective | CallKind::Group,
-                ..
-            })
-        )
+    pub(super) fn is_in_collective(&self) -> bool {
+        self.is_in(CallKind::Collective) || self.is_in(CallKind::Group)
+    }
+
+    fn is_in(&self, kind: CallKind) -> bool {
+        matches!(self.kind, Kind::InCall(call) if call.kind == kind)
     }
 }
 

@@ -66,8 +66,8 @@ pub(crate) fn judge(evidence: &Evidence<'_>) -> Option<Verdict> {
             },
         ),
         brief: case.clauses(|_| true, brief_clause),
-        active: case.ranks(Doing::is_active),
-        moving: case.ranks(|doing| doing.is_active() && !doing.may_spin()),
+        active: case.ranks(Doing::may_be_active),
+        moving: case.ranks(Doing::may_be_moving),
         is_at_work: matches!(rule, Rule::AtWork | Rule::Transfers),
     })
 }

@@ -52,7 +52,7 @@ class Handler(api.RendezvousHandler):
         self._secret_file = meeting.settings.get("secret_file")
         # Behind the store, unless that is a file.
         self._client: TCPStore | None = None
-        self._store_address: tuple[str, int] | None = None
+        self._has_relay = False
         self._announced: tuple[str, int] | None = None
         with _torch_errors():
             self._node = Rendezvous(
@@ -77,16 +77,18 @@ class Handler(api.RendezvousHandler):
 
     def next_rendezvous(self) -> api.RendezvousInfo:
         """Join the next round. Ctrl-C and torchrun's signals end it, and this node leaves the rendezvous."""
+        if self._has_relay:
+            # Each round has a new relay, maybe at the same address.
+            self._leave_store()
         with _torch_errors():
             number, rank, world_size, for_agent, for_workers, address = self._node.next_rendezvous()
         # As the nodes of PyTorch's backends do.
         prefix = self._run_id if self._is_static else f"torch.rendezvous.{self._run_id}.{number}"
-        has_relay = for_workers != address
+        self._has_relay = for_workers != address
         # A relay has the secret, and asks for none.
-        secret_file = None if has_relay and for_agent == for_workers else self._secret_file
+        secret_file = None if self._has_relay and for_agent == for_workers else self._secret_file
         store = dist.PrefixStore(prefix, self._torch_store(for_agent, secret_file))
-        if has_relay:
-            self._name_store(address)
+        self._name_store(address if self._has_relay else None)
         self._announce_pages(*address)
         return api.RendezvousInfo(store, rank, world_size, api.RendezvousStoreInfo(*for_workers))
 
@@ -112,14 +114,13 @@ class Handler(api.RendezvousHandler):
     def shutdown(self) -> bool:
         """End the rendezvous for all nodes, and this node. Return whether the first succeeded."""
         self._leave_store()
+        if self._has_relay:
+            self._name_store(None)
         with _torch_errors():
             return self._node.shutdown()
 
     def _torch_store(self, address: tuple[str, int], secret_file: str | None) -> dist.Store:
         """Return a client of the store at this address, which torchrun's agent shares its ranks through."""
-        if self._store is not None and self._store_address != address:
-            # Each round has its own relay.
-            self._leave_store()
         if self._store is None:
             if self._file is not None:
                 self._store = dist.FileStore(self._file)
@@ -131,7 +132,6 @@ class Handler(api.RendezvousHandler):
                 host, port = address
                 self._client = TCPStore(host, port, timeout=self._read_timeout, secret_file=secret_file)
                 self._store = Store(self._client)
-            self._store_address = address
         return self._store
 
     def _leave_store(self) -> None:
@@ -141,8 +141,15 @@ class Handler(api.RendezvousHandler):
             self._client.close()
 
     @staticmethod
-    def _name_store(address: tuple[str, int]) -> None:
-        """Give the workers what ``c10d run --relay`` gives them: where the store is, and a setting for PyTorch's checkpoints."""
+    def _name_store(address: tuple[str, int] | None) -> None:
+        """Give the workers what ``c10d run --relay`` gives them: where the store is, and a setting for PyTorch's checkpoints.
+
+        Without a relay, remove the address of the store of another launcher around this one.
+        """
+        if address is None:
+            os.environ.pop("C10D_MASTER_ADDR", None)
+            os.environ.pop("C10D_MASTER_PORT", None)
+            return
         os.environ["C10D_MASTER_ADDR"], os.environ["C10D_MASTER_PORT"] = address[0], str(address[1])
         os.environ.setdefault("DCP_USE_PREFIX_STORE", "1")
 

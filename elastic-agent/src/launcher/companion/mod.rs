@@ -103,6 +103,12 @@ impl Companion {
         Ok(())
     }
 
+    /// Why a store that this process serves can keep nothing more; `None` while it can. The agent should end.
+    #[must_use]
+    pub fn journal_failure(&self) -> Option<String> {
+        self.hosted.journal_failure()
+    }
+
     /// Whether this node's workers reach their store through a relay, which outlives a store that is served again.
     #[must_use]
     pub fn has_relay(&self) -> bool {
@@ -178,14 +184,7 @@ impl Companion {
         let adoption = lock(&self.adoption).take();
         let has_failed = adoption.is_some_and(Adoption::end);
         let mut end = job_end();
-        let failure = {
-            let mut features = lock(&self.features);
-            features.workers_ended(&mut end);
-            features.journal_failure()
-        };
-        if let Some(failure) = failure {
-            self.screen.message(&format!("{failure}\n"));
-        }
+        lock(&self.features).workers_ended(&mut end);
         if let Some(why) = end.why.filter(|_| has_failed) {
             self.screen.text(&format!(
                 "When the first worker failed: {}",
