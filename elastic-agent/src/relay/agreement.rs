@@ -156,8 +156,8 @@ impl Member<'_> {
         if is_long && matches!(value, Err(BoardError::Missing { .. })) {
             let arrived = self.arrived(attempt)?;
             log::warn!(
-                "waiting for the relays' port: {arrived} of {} nodes take part; every node needs --relay, and a torchrun \
-                 node cannot have one",
+                "waiting for the relays' port: {arrived} of {} nodes take part; every node needs --relay, or relay=1 in \
+                 PET_RDZV_CONF under torchrun",
                 self.group_world_size,
             );
             value = self.board.await_one(name, what, wait);

@@ -25,7 +25,7 @@ pub enum NodeRelayError {
     /// Nodes of the round did not take part in the choice of the port in time.
     #[error(
         "{arrived} of {group_world_size} nodes took part in the choice of the relays' port within {:.1} s: every \
-         node of the round needs relays, --relay of c10d run or relay=1 of PET_RDZV_CONF",
+         node of the round needs --relay, or relay=1 in PET_RDZV_CONF under torchrun",
         waited.as_secs_f64()
     )]
     NodesMissing {

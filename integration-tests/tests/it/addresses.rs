@@ -606,7 +606,7 @@ fn torchrun_in_a_job_with_relays_is_reported() {
     job.options[1].push("--relay".to_owned());
     let _theirs = start(&hosts, &job, 0);
     let ours = start(&hosts, &job, 1);
-    let is_reported = |output: &str| output.contains("every node of the round needs relays");
+    let is_reported = |output: &str| output.contains("every node needs --relay");
     let output = ours.wait_for_output(LIMIT, is_reported);
     assert!(output.contains("1 of 2 nodes take part") || output.contains("0 of 2 nodes take part"));
 }
