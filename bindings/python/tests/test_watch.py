@@ -101,6 +101,14 @@ class Watch(TorchrunCase):
                 self.assertEqual(dict(FAILED.findall(log))["1"], str(code))
                 self.assertEqual(node.returncode, 1)
 
+    def test_a_failure_that_no_rank_waits_for_is_named(self) -> None:
+        node = self.start("fail-once")
+        _, log = node.communicate(timeout=LIMIT_SECONDS)
+        self.assertEqual(node.returncode, 1)
+        named = "The first worker that failed on this node: rank 1 "
+        self.assertRegex(log, named + r"\(pid \d+\), exit code 7\. Other ranks did not wait for it yet\.\n")
+        self.assertLess(log.index(named), log.index("Root Cause"))
+
     def test_a_job_that_succeeds_after_a_restart_has_no_cause(self) -> None:
         for options in ((), ("--rdzv-conf=relay=1",), ("--rdzv-conf=relay=1", f"--master-port={free_port()}")):
             with self.subTest(options):

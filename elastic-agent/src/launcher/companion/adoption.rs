@@ -41,8 +41,8 @@ struct Shared {
     expected: Mutex<Option<i64>>,
     /// Whether workers exit because the agent stops them.
     is_stopping: AtomicBool,
-    /// Whether a worker of the round has failed.
-    has_failed: AtomicBool,
+    /// The exit of the first worker of the round that has failed.
+    failure: Mutex<Option<WorkerExit>>,
     has_ended: AtomicBool,
 }
 
@@ -73,7 +73,7 @@ impl Adoption {
     /// The agent starts the workers of this round.
     pub(super) fn expect(&self, round: i64) {
         self.shared.is_stopping.store(false, Ordering::Release);
-        self.shared.has_failed.store(false, Ordering::Release);
+        *lock(&self.shared.failure) = None;
         *lock(&self.shared.expected) = Some(round);
         self.wake();
     }
@@ -85,12 +85,13 @@ impl Adoption {
         }
     }
 
-    /// Ends the thread. Returns whether a worker of the last round has failed. Blocks while a listener is called.
-    pub(super) fn end(mut self) -> bool {
+    /// Ends the thread. Returns the exit of the first worker of the last round that has failed. Blocks while a listener is
+    /// called.
+    pub(super) fn end(mut self) -> Option<WorkerExit> {
         self.shared.has_ended.store(true, Ordering::Release);
         self.wake();
         self.thread.join();
-        self.shared.has_failed.load(Ordering::Acquire)
+        lock(&self.shared.failure).take()
     }
 
     fn wake(&self) {
@@ -248,7 +249,7 @@ impl Thread {
         let is_first =
             is_failure && !is_over && !self.shared.is_stopping.swap(true, Ordering::AcqRel);
         if is_first {
-            self.shared.has_failed.store(true, Ordering::Release);
+            *lock(&self.shared.failure) = Some(exit);
         }
         self.notify(&AgentEvent::WorkerExited(&exit));
         if is_first {

@@ -178,19 +178,25 @@ impl Companion {
             .is_some_and(|store| store.has_status())
     }
 
-    /// The workers have ended, and the agent starts no more workers. If a worker has failed, writes to the screen what the
-    /// other workers waited for, if that is known. Blocks for some seconds at most.
+    /// The workers have ended, and the agent starts no more workers. If a worker has failed, the screen shows the first
+    /// failure, and the waits of the other workers, if they are known. Blocks for some seconds at most.
     pub fn workers_ended(&self) {
         let adoption = lock(&self.adoption).take();
-        let has_failed = adoption.is_some_and(Adoption::end);
+        let failure = adoption.and_then(Adoption::end);
         let mut end = job_end();
         lock(&self.features).workers_ended(&mut end);
-        if let Some(why) = end.why.filter(|_| has_failed) {
-            self.screen.text(&format!(
-                "When the first worker failed: {}",
-                why.to_text(TextStyle::PLAIN)
-            ));
-        }
+        let text = match (failure, end.why) {
+            (None, _) => return,
+            (Some(_), Some(why)) => {
+                let why = why.to_text(TextStyle::PLAIN);
+                format!("When the first worker failed: {why}")
+            }
+            (Some(first), None) => format!(
+                "The first worker that failed on this node: rank {} (pid {}), {}. Other ranks did not wait for it yet.\n",
+                first.rank, first.pid, first.exit,
+            ),
+        };
+        self.screen.text(&text);
     }
 
     /// This node has left the rendezvous. Ends the relay and the status pages. Blocks for some seconds at most.

@@ -38,6 +38,10 @@ pub(in crate::launcher) fn explain(
         let Some((cause, why)) = cause(report) else {
             continue;
         };
+        let later = reports.at_failure.as_ref();
+        if later.is_some_and(|later| has_ended_since(later, cause)) {
+            continue;
+        }
         let is_certain = failures.as_deref_mut().is_none_or(|failures| {
             let ranks = || cause.culprits.0.iter();
             let is_here = |rank: &usize| failures.all().iter().any(|it| it.rank == *rank);
@@ -152,6 +156,18 @@ const fn clause(kind: FindingKind) -> Option<&'static str> {
 /// Whether a finding is only about ranks that ended because they had waited for those of `cause`.
 fn follows_from(finding: &Finding, cause: &Finding) -> bool {
     is_end(finding) && finding.culprits.0.is_subset(&cause.waiting.0)
+}
+
+/// Whether a later report shows that a rank, which others waited for before, has ended. It was killed, or the job had
+/// continued.
+fn has_ended_since(later: &Report, cause: &Finding) -> bool {
+    let mut causes = later.findings.iter().filter(|it| !it.is_consequence);
+    causes.any(|it| {
+        let ranks = &it.culprits.0;
+        it.kind == FindingKind::WorkerEnded
+            && !ranks.is_empty()
+            && ranks.is_subset(&cause.culprits.0)
+    })
 }
 
 const fn is_end(finding: &Finding) -> bool {
@@ -291,6 +307,16 @@ mod tests {
         let before = report(&[(FindingKind::NeverConnected, &[2])]);
         let shown = Some(FindingKind::NeverConnected);
         assert_eq!(blamed(&reports(now, Some(before))), (2, shown));
+    }
+
+    #[test]
+    fn a_rank_that_ended_since_it_was_blocked_is_named_with_its_end() {
+        let now = report(&[(FindingKind::WorkerEnded, &[3])]);
+        let mut before = report(&[(FindingKind::RankBlocked, &[3])]);
+        before.findings[0].waiting.0.insert(1);
+        let shown = explain(&reports(now, Some(before)), None).unwrap();
+        assert_eq!(shown.findings[0].kind, FindingKind::WorkerEnded);
+        assert_eq!(shown.findings.len(), 1);
     }
 
     #[test]
