@@ -67,6 +67,9 @@ def run():
     train(3)
     dist.destroy_process_group()
     record("done")
+    # The model may keep threads of the group, which abort the process at the end of the interpreter.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def restart():
