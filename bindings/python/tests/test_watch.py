@@ -65,7 +65,8 @@ class Watch(TorchrunCase):
 
     def start(self, act: str, *options: str, variable: bool = True, **environment: str) -> "subprocess.Popen[str]":
         """Start torchrun with two workers, of which rank 1 does this in its third step."""
-        words = ("--nproc-per-node=2", *options, self.worker, act, self.folder)
+        # torchrun's own look at its workers can come first, and then the exit code of a worker is lost for others.
+        words = ("--nproc-per-node=2", "--monitor-interval=1", *options, self.worker, act, self.folder)
         return self.torchrun(*words, variable=variable, **environment)
 
     def test_a_hang_is_explained(self) -> None:
