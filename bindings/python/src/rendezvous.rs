@@ -193,12 +193,13 @@ impl Rendezvous {
 
 /// The number of nodes that wait for the next round, for a node whose workers outlive a store that is served again.
 fn waiting_with_relay(node: &dyn RendezvousHandler) -> Result<usize, RendezvousError> {
-    match node.membership() {
+    let is_evicted = matches!(node.membership(), Ok(it) if it.is_evicted && !it.is_closed);
+    match node.num_nodes_waiting() {
         // The other nodes count this node as lost. It stops its workers, and joins the next round.
-        Ok(it) if it.is_evicted && !it.is_closed => Ok(it.waiting.len().max(1)),
+        Ok(waiting) if is_evicted => Ok(waiting.max(1)),
         // Until this node counts as lost, or the relay closes the connections of the workers.
         Err(RendezvousError::MembershipUnknown { .. }) => Ok(0),
-        _ => node.num_nodes_waiting(),
+        waiting => waiting,
     }
 }
 
