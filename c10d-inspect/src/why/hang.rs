@@ -25,12 +25,11 @@ pub(crate) fn combine(
 ) -> ReportState {
     if is_stuck {
         if let Some(first) = findings.first_mut() {
-            // The store shows which ranks wait for a missing key, but not which rank should write it.
-            let ranks = match first.kind {
-                FindingKind::Key => &first.waiting,
-                _ => &first.culprits,
+            let text = match first.kind {
+                FindingKind::Key => beside_key(first, verdict),
+                _ => positions(&first.culprits, verdict),
             };
-            first.text.push_str(&positions(ranks, verdict));
+            first.text.push_str(&text);
             if first.waiting.0.is_empty()
                 && let Some(observed) = &verdict.finding
             {
@@ -65,6 +64,27 @@ pub(crate) fn combine(
         _ => findings.push(finding),
     }
     verdict.state
+}
+
+/// The store shows which ranks wait for a missing key, but not which rank should write it. Returns the positions of the
+/// ranks that are the reason by the observations and do not wait for the key; without such ranks, those of the waiting
+/// ranks.
+fn beside_key(finding: &Finding, verdict: &Verdict) -> String {
+    let waiting = &finding.waiting.0;
+    let culprits = verdict.finding.iter().flat_map(|it| &it.culprits.0);
+    let mut text = String::new();
+    for rank in culprits
+        .filter(|rank| !waiting.contains(rank))
+        .take(POSITIONS_MAX)
+    {
+        if let Some(clause) = verdict.brief.get(rank) {
+            text.push_str(&format!(" Rank {rank} does not wait for it: it {clause}."));
+        }
+    }
+    match text.is_empty() {
+        true => positions(&finding.waiting, verdict),
+        false => text,
+    }
 }
 
 /// The positions of ranks as sentences with a leading space, such as " It is at train.py:12 (main), blocked in read.".
@@ -413,6 +433,22 @@ mod tests {
             "{}",
             report.headline
         );
+    }
+
+    #[test]
+    fn the_rank_that_does_not_wait_for_a_key_is_described() {
+        let mut script = Script::new();
+        let processes = script.run_all(2);
+        let connection = processes[0].connection.unwrap();
+        script.store.wait(connection, &["ready/1".to_owned()]);
+        script.pass(40.0);
+        let at_wait = Observed::quiet("recvfrom", "train.py:20 main");
+        observe(&mut script, &processes, &[at_wait, Observed::blocked()]);
+        let report = script.report();
+        assert_eq!(report.findings[0].kind, FindingKind::Key);
+        let end =
+            " Rank 1 does not wait for it: it is at loader.py:17 (load_batch), blocked in read.";
+        assert!(report.headline.ends_with(end), "{}", report.headline);
     }
 
     /// A rank that waits for a key in Python shows only the user's line.
