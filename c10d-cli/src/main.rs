@@ -31,6 +31,8 @@ mod suggestion;
 mod terminal;
 #[cfg(feature = "top")]
 mod top;
+#[cfg(feature = "journal")]
+mod tour;
 mod why;
 
 use std::process::ExitCode;
@@ -62,6 +64,12 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Shows in 20 s what this command does when a worker is killed, a worker hangs, and the store is killed.
+    ///
+    /// Starts three jobs of four workers, which are shell scripts, on this machine. Prints each command before it runs it. Needs
+    /// neither Python nor a GPU.
+    #[cfg(feature = "journal")]
+    Tour,
     /// Serves a store, or sends a command to one.
     #[command(subcommand, after_help = EXIT_CODES)]
     Store(StoreCommand),
@@ -155,6 +163,8 @@ fn main() -> ExitCode {
         Command::Run(options) => return run::run(*options),
         Command::Doctor(options) => doctor::run(*options),
         Command::Relay(args) => relay::run(&args),
+        #[cfg(feature = "journal")]
+        Command::Tour => tour::run(),
         Command::Why(args) => why::run(&args),
         #[cfg(feature = "top")]
         Command::Top(args) => top::run(&args),

@@ -59,6 +59,8 @@ mod store_status;
 mod takeover_openers;
 #[cfg(all(target_os = "linux", feature = "top"))]
 mod top;
+#[cfg(feature = "journal")]
+mod tour;
 #[cfg(feature = "etcd")]
 mod upgrade;
 #[cfg(feature = "etcd")]
