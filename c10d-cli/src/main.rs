@@ -29,8 +29,6 @@ mod status;
 mod store_place;
 mod suggestion;
 mod terminal;
-#[cfg(feature = "top")]
-mod top;
 #[cfg(feature = "journal")]
 mod tour;
 mod why;
@@ -88,15 +86,6 @@ enum Command {
     /// workers' own. Needs a store that `c10d run` or `c10d store serve` serves; the ranks can be PyTorch's.
     #[command(after_help = why::EXIT_CODES)]
     Why(why::WhyArgs),
-    /// Shows all ranks and what they do, renewed each second, until `q` is pressed.
-    ///
-    /// Many ranks are a grid of letters, few are a table. Keys: arrows select, Enter opens, Esc goes back, Tab changes
-    /// between grid and table, `/` searches, `s` sorts, `r` reverses, `n` goes to the next match, `q` ends.
-    ///
-    /// Needs a store that `c10d run` or `c10d store serve` serves; the ranks can be PyTorch's. For scripts and logs
-    /// use `c10d why`.
-    #[cfg(feature = "top")]
-    Top(top::TopArgs),
     /// Shows where ranks are in their Python code.
     #[command(after_help = stacks::EXIT_CODES)]
     Stacks(stacks::StacksArgs),
@@ -140,9 +129,6 @@ fn main() -> ExitCode {
         Command::Doctor(_) => "warn,c10d::doctor=info",
         // Also logs that a connection is retried.
         Command::Store(StoreCommand::Client(_)) => "warn,c10d_socket::connect=info",
-        // A log line would be written across the screen.
-        #[cfg(feature = "top")]
-        Command::Top(_) => "off",
         _ => "warn",
     };
     let has_dependents = matches!(
@@ -166,8 +152,6 @@ fn main() -> ExitCode {
         #[cfg(feature = "journal")]
         Command::Tour => tour::run(),
         Command::Why(args) => why::run(&args),
-        #[cfg(feature = "top")]
-        Command::Top(args) => top::run(&args),
         Command::Stacks(args) => stacks::run(&args),
         Command::Flight(args) => flight::run(&args),
         Command::Progress(args) => progress::run(&args),

@@ -9,7 +9,7 @@ use c10d_inspect::report_text::TextStyle;
 
 use crate::failure::Failure;
 use crate::printable::{printable_json, printable_lines};
-use crate::terminal::size_of;
+use crate::terminal::columns_of;
 
 /// The width of a terminal whose width is unknown.
 const COLUMNS_DEFAULT: usize = 100;
@@ -25,12 +25,12 @@ pub(crate) fn text_style() -> TextStyle {
     if !is_for_terminal() {
         return TextStyle::new(usize::MAX, false);
     }
-    let columns = size_of(io::stdout()).map_or(COLUMNS_DEFAULT, |(columns, _)| columns.into());
+    let columns = columns_of(io::stdout()).map_or(COLUMNS_DEFAULT, usize::from);
     TextStyle::new(columns.clamp(COLUMNS_MIN, COLUMNS_MAX), allows_colors())
 }
 
 /// Whether the user's terminal and settings allow colors.
-pub(crate) fn allows_colors() -> bool {
+fn allows_colors() -> bool {
     let is_set = |name| env::var_os(name).is_some_and(|value| !value.is_empty());
     let is_dumb = env::var_os("TERM").is_none_or(|name| name == "dumb");
     !is_dumb && !is_set("NO_COLOR")

@@ -147,15 +147,15 @@ fn write(bytes: usize, change: Change) {
     drop(screen);
 }
 
-/// The columns and rows of a terminal that knows at least the former.
-pub(crate) fn size_of(terminal: impl AsFd) -> Option<(u16, u16)> {
+/// The columns of a terminal that knows its width.
+pub(crate) fn columns_of(terminal: impl AsFd) -> Option<u16> {
     let size = rustix::termios::tcgetwinsize(terminal).ok()?;
-    (size.ws_col > 0).then_some((size.ws_col, size.ws_row))
+    (size.ws_col > 0).then_some(size.ws_col)
 }
 
 /// How much of a line is shown. A wrapped line cannot be erased, and some terminals wrap in the last column.
 fn width() -> usize {
-    let columns = size_of(io::stderr()).map_or(COLUMNS_DEFAULT, |(columns, _)| columns.into());
+    let columns = columns_of(io::stderr()).map_or(COLUMNS_DEFAULT, usize::from);
     columns.min(COLUMNS_MAX).saturating_sub(1)
 }
 

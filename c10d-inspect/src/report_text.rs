@@ -1,11 +1,9 @@
-//! A report about a job as text: the answer in the first line, details below. A log, a terminal and the screen of `c10d
-//! top` have the same lines.
+//! A report about a job as text: the answer in the first line, details below. A log and a terminal have the same lines.
 
 use c10d_socket::printable;
 
 use crate::report::{
-    Finding, FindingKind, Group, MembershipReport, NodeReport, RankReport, RankSet, Report,
-    Sureness, WaitFor,
+    Finding, FindingKind, Group, MembershipReport, NodeReport, RankReport, RankSet, Report, WaitFor,
 };
 use crate::text::{count, joined};
 
@@ -39,55 +37,17 @@ impl TextStyle {
     }
 }
 
-/// The role of a part of a line, which decides its color.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tone {
-    /// The text itself.
-    Plain,
-    /// A cause, or the answer for a job that makes no progress.
-    Bad,
-    /// The answer for any other job.
-    Good,
-    /// Less important than the text itself.
-    Dim,
-}
-
-/// A line as its parts, without a newline.
-pub type TextLine = Vec<(Tone, String)>;
-
 impl Report {
     /// The report as lines for a terminal or a log: the answer in the first one, details below. Safe to print, whoever
     /// sent the report: what is not printable is escaped. Lists are cut to 8 entries.
     #[must_use]
     pub fn to_text(&self, style: TextStyle) -> String {
-        let mut text = String::new();
-        for line in self.lines(style.columns) {
-            for (tone, part) in line {
-                match tone.escape().filter(|_| style.has_colors) {
-                    Some(escape) => text.push_str(&format!("{escape}{part}\x1b[0m")),
-                    None => text.push_str(&part),
-                }
-            }
-            text.push('\n');
-        }
-        text
-    }
-
-    /// The lines of [`to_text`](Self::to_text) of at most `columns` characters, without colors.
-    #[must_use]
-    pub fn lines(&self, columns: usize) -> Vec<TextLine> {
-        let mut lines = Lines::new(columns);
+        let mut lines = Lines {
+            style,
+            text: String::new(),
+        };
         write_report(self, &mut lines);
-        lines.lines
-    }
-
-    /// All that is known of one of the [`ranks`](Self::ranks), and the findings that name it. As safe to print as
-    /// [`to_text`](Self::to_text).
-    #[must_use]
-    pub fn rank_lines(&self, rank: &RankReport, columns: usize) -> Vec<TextLine> {
-        let mut lines = Lines::new(columns);
-        write_rank(self, rank, &mut lines);
-        lines.lines
+        lines.text
     }
 
     /// The first line of [`to_text`](Self::to_text), not wrapped.
@@ -195,46 +155,6 @@ fn write_suspects(report: &Report, lines: &mut Lines) {
     }
 }
 
-fn write_rank(report: &Report, rank: &RankReport, lines: &mut Lines) {
-    lines.paragraph("", Tone::Plain, &rank_text(rank));
-    let connections: Vec<String> = rank.connections.iter().map(ToString::to_string).collect();
-    let connections = Some(connections.join(", ")).filter(|text| !text.is_empty());
-    let since = rank.waits_ms.map(|age| format!("{} ago", age_text(age)));
-    let node = rank.node_rank.map(|node| node.to_string());
-    let socket = rank.debug_socket.as_ref();
-    let socket = socket.map(|path| path.to_string_lossy().into_owned());
-    let facts = [
-        ("waits for", rank.waits_for.clone()),
-        ("since", since),
-        ("node", node),
-        ("known by", sureness_text(rank.sureness).map(str::to_owned)),
-        ("connections", connections),
-        ("debug server", rank.debug_url.clone()),
-        ("debug socket", socket),
-    ];
-    for (label, fact) in facts {
-        fact.iter()
-            .for_each(|fact| lines.labelled(label, Tone::Dim, fact));
-    }
-    for finding in &report.findings {
-        if finding.culprits.0.contains(&rank.rank) {
-            lines.labelled("cause of", Tone::Bad, &finding.text);
-        } else if finding.waiting.0.contains(&rank.rank) {
-            lines.labelled("held up by", Tone::Dim, &finding.text);
-        }
-    }
-}
-
-/// How it is known which process has a rank.
-const fn sureness_text(sureness: Sureness) -> Option<&'static str> {
-    match sureness {
-        Sureness::Launched => Some("its launcher"),
-        Sureness::Claimed => Some("its own key"),
-        Sureness::SameProcess => Some("another connection of the same process"),
-        Sureness::Unknown => None,
-    }
-}
-
 /// A group whose members agree through the server, in one line, as in "workers: generation 3 of 4 members; members leave their
 /// mesh; waits for member 2.1 (rank 0), for 4 s at most; left last: member 3.1 (its process has ended)".
 pub(crate) fn membership_text(group: &MembershipReport) -> String {
@@ -333,6 +253,19 @@ pub fn age_text(milliseconds: u64) -> String {
     }
 }
 
+/// The role of a part of a line, which decides its color.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Tone {
+    /// The text itself.
+    Plain,
+    /// A cause, or the answer for a job that makes no progress.
+    Bad,
+    /// The answer for any other job.
+    Good,
+    /// Less important than the text itself.
+    Dim,
+}
+
 impl Tone {
     /// The escape sequence that begins its color.
     const fn escape(self) -> Option<&'static str> {
@@ -349,25 +282,18 @@ const LABEL_INDENT: &str = "               ";
 
 /// Collects wrapped lines. Every text that is written here is made printable.
 struct Lines {
-    columns: usize,
-    lines: Vec<TextLine>,
+    style: TextStyle,
+    text: String,
 }
 
 impl Lines {
-    const fn new(columns: usize) -> Self {
-        Self {
-            columns,
-            lines: Vec::new(),
-        }
-    }
-
     fn blank(&mut self) {
-        self.lines.push(TextLine::new());
+        self.text.push('\n');
     }
 
     /// A text in lines that start with `indent`.
     fn paragraph(&mut self, indent: &str, tone: Tone, text: &str) {
-        for line in wrapped(&safe(text), self.columns.saturating_sub(indent.len())) {
+        for line in wrapped(&safe(text), self.style.columns.saturating_sub(indent.len())) {
             self.line(indent, tone, line);
         }
     }
@@ -375,13 +301,13 @@ impl Lines {
     /// A text beside a label.
     fn labelled(&mut self, label: &str, tone: Tone, text: &str) {
         let width = LABEL_INDENT.len() - 3;
-        let room = self.columns.saturating_sub(LABEL_INDENT.len());
+        let room = self.style.columns.saturating_sub(LABEL_INDENT.len());
         for (index, line) in wrapped(&safe(text), room).into_iter().enumerate() {
             let shown = if index == 0 { label } else { "" };
-            let label = (tone, format!("{shown:<width$} "));
-            let line = (Tone::Plain, line);
-            self.lines
-                .push(vec![(Tone::Plain, "  ".to_owned()), label, line]);
+            self.part(Tone::Plain, "  ");
+            self.part(tone, &format!("{shown:<width$} "));
+            self.part(Tone::Plain, &line);
+            self.blank();
         }
     }
 
@@ -393,7 +319,7 @@ impl Lines {
         self.blank();
         self.line("", Tone::Plain, format!("{heading}:"));
         for item in items.iter().take(ENTRIES_MAX) {
-            let room = self.columns.saturating_sub(4);
+            let room = self.style.columns.saturating_sub(4);
             for (index, line) in wrapped(&safe(&text(item)), room).into_iter().enumerate() {
                 let indent = if index == 0 { "  " } else { "    " };
                 self.line(indent, Tone::Plain, line);
@@ -411,8 +337,16 @@ impl Lines {
     }
 
     fn line(&mut self, indent: &str, tone: Tone, text: String) {
-        let indent = (Tone::Plain, indent.to_owned());
-        self.lines.push(vec![indent, (tone, text)]);
+        self.part(Tone::Plain, indent);
+        self.part(tone, &text);
+        self.blank();
+    }
+
+    fn part(&mut self, tone: Tone, text: &str) {
+        match tone.escape().filter(|_| self.style.has_colors) {
+            Some(escape) => self.text.push_str(&format!("{escape}{text}\x1b[0m")),
+            None => self.text.push_str(text),
+        }
     }
 }
 

@@ -57,8 +57,6 @@ mod stacks;
 mod store_status;
 #[cfg(feature = "etcd")]
 mod takeover_openers;
-#[cfg(all(target_os = "linux", feature = "top"))]
-mod top;
 #[cfg(feature = "journal")]
 mod tour;
 #[cfg(feature = "etcd")]

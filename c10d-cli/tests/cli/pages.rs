@@ -95,24 +95,3 @@ pub(crate) fn stuck_report() -> Value {
         "a_field_of_a_newer_version": 7,
     })
 }
-
-#[cfg(all(target_os = "linux", feature = "top"))]
-/// A job of `world` ranks that wait for rank 2, in the form of `/why.json?ranks=all`.
-pub(crate) fn stuck_job(pages: &Pages, world: usize) {
-    let text = format!("Waiting for rank 2 (1 of {world}) for 31 s.");
-    let row = |rank: usize| match rank {
-        2 => json!({ "rank": 2, "is_suspect": true, "doing": "has never connected" }),
-        _ => json!({
-            "rank": rank, "state": "waiting", "host": "node\u{1b}[2J7", "pid": 4000 + rank,
-            "doing": "waits for rank 2", "waits_ms": 31_000, "last_request_ms": 31_000
-        }),
-    };
-    let ranks: Vec<Value> = (0..world).map(row).collect();
-    let finding = json!({
-        "kind": "never_connected", "text": text, "culprits": [2], "waiting": [], "age_ms": 31_000,
-        "is_consequence": false
-    });
-    let report =
-        json!({ "headline": text, "is_stuck": true, "findings": [finding], "ranks": ranks });
-    pages.set("/why.json", &report);
-}

@@ -24,7 +24,7 @@ pub(crate) fn terminal(columns: usize, rows: usize) -> (OwnedFd, File) {
     (near, far)
 }
 
-pub(crate) fn size_of(columns: usize, rows: usize) -> Winsize {
+fn size_of(columns: usize, rows: usize) -> Winsize {
     Winsize {
         ws_row: rows.try_into().unwrap(),
         ws_col: columns.try_into().unwrap(),

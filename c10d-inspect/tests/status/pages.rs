@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_inspect::http::{ClientRow, JobPages, StatusError, StatusPages, StoreCounters};
+use c10d_inspect::http::{ClientRow, StatusError, StatusPages, StoreCounters};
 use c10d_inspect::workers::{Job, JobError};
 use c10d_inspect::{MembershipReport, RankState, Report, WorkersStore};
 use c10d_socket::{Cancel, Deadline, HostPort};
@@ -108,8 +108,12 @@ fn a_rendezvous_leads_to_the_store_of_the_workers() {
     assert_eq!(job.ranks(), (0..4).collect());
 
     // The next round has another store.
-    let mut job = JobPages::new(open(front.address));
-    let report = job.report().expect("a report");
+    let ask = || {
+        let pages = open(front.address).into_workers()?;
+        let report: Report = pages.get("/why.json?ranks=all")?;
+        Ok::<_, StatusError>((pages, report))
+    };
+    let (_, report) = ask().expect("a report");
     assert!(report.is_stuck && report.ranks[2].is_suspect, "{report:?}");
     assert_eq!(report.ranks[3].state, RankState::Waiting);
     assert_eq!(report.ranks.len(), 4);
@@ -118,11 +122,14 @@ fn a_rendezvous_leads_to_the_store_of_the_workers() {
     workers.status.shutdown();
     workers.store.shutdown();
     let started = Instant::now();
-    while job.report().map_or(0, |report| report.ranks.len()) != 8 {
+    let found = loop {
         assert!(started.elapsed() < LIMIT, "the next round is not found");
-        thread::sleep(Duration::from_millis(20));
-    }
-    assert_eq!(job.current().server().port(), next.address.port());
+        match ask() {
+            Ok((pages, report)) if report.ranks.len() == 8 => break pages,
+            _ => thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    assert_eq!(found.server().port(), next.address.port());
 
     // Stores that name each other end nowhere else.
     meeting.workers_stores = vec![store_at(&front.address.to_string())];
@@ -200,14 +207,15 @@ fn the_pages_of_a_store_that_moves_are_followed() {
     let directory = Arc::new(Directory(Mutex::new(leader(first.address, 1))));
     let turn_to = |to| *directory.0.lock().expect("no panic") = to;
     let store = StoreAddress::LookedUp(Arc::clone(&directory) as _);
-    let mut job = JobPages::new(StatusPages::open(store, None, LIMIT).expect("nothing is opened"));
-    assert_eq!(job.current().server().host(), "directory://test");
-    assert_eq!(job.report().expect("a report").ranks.len(), 4);
-    assert_eq!(job.current().server().port(), first.address.port());
+    let pages = StatusPages::open(store, None, LIMIT).expect("nothing is opened");
+    let ask = || pages.get::<Report>("/why.json?ranks=all");
+    assert_eq!(pages.server().host(), "directory://test");
+    assert_eq!(ask().expect("a report").ranks.len(), 4);
+    assert_eq!(pages.server().port(), first.address.port());
 
     // It is not looked up again as long as it answers.
     turn_to(None);
-    assert_eq!(job.report().expect("a report").ranks.len(), 4);
+    assert_eq!(ask().expect("a report").ranks.len(), 4);
     let first_address = first.address;
     drop(first);
 
@@ -222,14 +230,14 @@ fn the_pages_of_a_store_that_moves_are_followed() {
     meeting.is_stuck = false;
     let next = Front::start(Canned::new(meeting));
     thread::scope(|scope| {
-        let asking = scope.spawn(|| job.report());
+        let asking = scope.spawn(|| ask());
         let (_asked, _) = silent.accept().expect("it is asked");
         turn_to(None);
         turn_to(leader(next.address, 3));
         let report = asking.join().expect("no panic").expect("a report");
         assert_eq!(report.ranks.len(), 8);
     });
-    assert_eq!(job.current().server().port(), next.address.port());
+    assert_eq!(pages.server().port(), next.address.port());
 
     turn_to(None);
     let pages = StatusPages::open(
