@@ -10,8 +10,8 @@ use crate::job::Job;
 use crate::launched::Launched;
 use crate::meeting::meetings;
 use crate::parts::{groups, memberships, nodes, unknown_processes, waits};
-use crate::ranks::{milliseconds, ranks};
-use crate::report::{Finding, Report, ReportState};
+use crate::ranks::ranks;
+use crate::report::{Finding, Report, ReportState, milliseconds};
 use crate::text;
 use crate::why;
 

@@ -270,6 +270,16 @@ impl<'a> Job<'a> {
             .any(|&slot| self.index.is_open(slot))
     }
 
+    /// The time since which all open connections of a rank are away, and one of them; `None` if one is not away.
+    pub(crate) fn away_since(&self, rank: usize) -> Option<(Duration, Slot)> {
+        let slots = self.who.connections(rank).iter().copied();
+        let mut open = slots.filter(|&slot| self.index.is_open(slot)).peekable();
+        open.peek()?;
+        let away = open.map(|slot| Some((self.index.connections[slot].away_since?, slot)));
+        let away: Option<Vec<_>> = away.collect();
+        away?.into_iter().max()
+    }
+
     /// The connection by which a rank does most: the one with its latest address, else the newest open one.
     pub(crate) fn main_connection(&self, rank: usize) -> Option<Slot> {
         let published = self

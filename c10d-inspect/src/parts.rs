@@ -13,8 +13,8 @@ use crate::index::Slot;
 use crate::job::Job;
 use crate::keys::{Maker, is_watch};
 use crate::members::is_whole;
-use crate::ranks::{last_request, milliseconds};
-use crate::report::{Group, MembershipReport, NodeReport, Process, RankSet, WaitFor};
+use crate::ranks::last_request;
+use crate::report::{Group, MembershipReport, NodeReport, Process, RankSet, WaitFor, milliseconds};
 use crate::text;
 
 /// The most entries of one list.

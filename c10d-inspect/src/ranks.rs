@@ -1,7 +1,6 @@
 //! What each rank does.
 
 use std::collections::{BTreeSet, HashMap};
-use std::time::Duration;
 
 use c10d_store::ConnectionRecord;
 
@@ -11,9 +10,8 @@ use crate::index::Slot;
 use crate::job::{Job, MemberState};
 use crate::keys::Family;
 use crate::progress::Progress;
-use crate::report::{Finding, FindingKind, RankReport, RankState, Sureness};
+use crate::report::{Finding, FindingKind, RankReport, RankState, Sureness, milliseconds};
 use crate::text;
-use crate::why::away_since;
 
 /// The ranks of the job, in order; those of which nothing is known too, if the number of ranks is known.
 pub(crate) fn ranks(
@@ -169,7 +167,7 @@ fn state(
         return closed_state(job, main, progress);
     }
     let (state, doing) = open_state(job, open, main, progress);
-    match away_since(job, rank) {
+    match job.away_since(rank) {
         Some((since, _)) => {
             let age = text::age(job.ago(since));
             (state, format!("away for {age} with its relay; {doing}"))
@@ -285,8 +283,4 @@ fn debug_urls(job: &Job<'_>) -> HashMap<usize, String> {
             is_plain.then(|| (rank, format!("http://{host}:{port}")))
         })
         .collect()
-}
-
-pub(crate) fn milliseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::announced::{AnnouncedNccl, NcclProblem, ProblemKind};
 use super::report::{Members, NcclReport};
+use crate::report::milliseconds;
 
 /// Remembers the problems of the last answer.
 #[derive(Debug, Default)]
@@ -52,8 +53,4 @@ impl Problem {
             members: problem.members.clone(),
         }
     }
-}
-
-fn milliseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::draft::Draft;
-use crate::index::Slot;
 use crate::job::Job;
 use crate::report::FindingKind;
 use crate::text;
@@ -16,7 +15,7 @@ const AWAY_MIN: Duration = Duration::from_secs(2);
 pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
     let mut relays: BTreeMap<(Duration, String), BTreeSet<usize>> = BTreeMap::new();
     for rank in job.who.seen().filter(|&rank| !job.is_left_out(rank)) {
-        if let Some((since, slot)) = away_since(job, rank)
+        if let Some((since, slot)) = job.away_since(rank)
             && job.ago(since) >= AWAY_MIN
         {
             let host = job.who.host(job.index, slot);
@@ -27,7 +26,7 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
     let waiting: Vec<usize> = job
         .who
         .seen()
-        .filter(|&rank| away_since(job, rank).is_none() && is_waiting(job, rank))
+        .filter(|&rank| job.away_since(rank).is_none() && is_waiting(job, rank))
         .collect();
     for ((since, host), ranks) in relays {
         let text = format!(
@@ -42,16 +41,6 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
         draft.is_stall = !waiting.is_empty();
         drafts.push(draft.waited_by(waiting.iter().copied()));
     }
-}
-
-/// Since when all open connections of a rank are away, and one of them; `None` if one is not.
-pub(crate) fn away_since(job: &Job<'_>, rank: usize) -> Option<(Duration, Slot)> {
-    let slots = job.who.connections(rank).iter().copied();
-    let mut open = slots.filter(|&slot| job.index.is_open(slot)).peekable();
-    open.peek()?;
-    let away = open.map(|slot| Some((job.index.connections[slot].away_since?, slot)));
-    let away: Option<Vec<_>> = away.collect();
-    away?.into_iter().max()
 }
 
 fn is_waiting(job: &Job<'_>, rank: usize) -> bool {

@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 use crate::hang::{Evidence, RankEvidence, Seen, StoreWait, Verdict, judge};
 use crate::job::{Job, WAIT_GRACE};
 use crate::keys::{Family, GroupName, Maker};
-use crate::ranks::milliseconds;
-use crate::report::{Finding, FindingKind, RankSet, ReportState};
+use crate::report::{Finding, FindingKind, RankSet, ReportState, milliseconds};
 
 /// The most ranks whose positions are added to a finding of the store.
 const POSITIONS_MAX: usize = 3;

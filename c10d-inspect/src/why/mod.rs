@@ -25,9 +25,7 @@ mod stopped;
 use std::collections::BTreeSet;
 
 use crate::job::Job;
-use crate::ranks::milliseconds;
-use crate::report::{Finding, FindingKind, RankSet};
-pub(crate) use away::away_since;
+use crate::report::{Finding, FindingKind, RankSet, milliseconds};
 pub(crate) use direct::connected_directly;
 use draft::Draft;
 pub(crate) use hang::{combine, observed};

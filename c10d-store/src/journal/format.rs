@@ -3,7 +3,7 @@
 //! One number for all that a journal keeps: batches, chunks of snapshots, and where an engine puts them. It only rises, and only
 //! to a version that every process reads which may serve the journal next.
 
-use super::JournalError;
+use super::error::JournalError;
 
 /// The newest version of the format that this program reads and writes.
 pub const FORMAT_VERSION: u8 = 1;

@@ -2,12 +2,14 @@
 //! file where one started.
 //!
 //! File A imports from file B when A names an item that B defines, in a `use` declaration or in a
-//! path. A re-export counts as the file that defines the item, and is itself no import; neither is a
-//! `mod` declaration. Tests are left out. Method calls are not resolved.
+//! path. If A takes the item from a re-export, it also imports from the file of the re-export, unless that is the
+//! crate's root. A re-export itself is not an import, and a `mod` declaration is not one either. Tests are left out.
+//! Method calls are not resolved. The files of the Python package are checked by their `from` imports.
 
 mod graph;
 mod modules;
 mod names;
+mod python;
 #[cfg(test)]
 mod tests;
 mod workspace;
@@ -28,6 +30,14 @@ fn files_of_a_crate_do_not_import_each_other_in_a_cycle() {
         }
     }
     assert!(report.is_empty(), "{report}");
+}
+
+#[test]
+fn files_of_the_python_package_do_not_import_each_other_in_a_cycle() {
+    let imports = python::imports(&workspace::python_files());
+    assert!(!imports.longest_chain().is_empty(), "no import is found");
+    let cycles: Vec<String> = imports.cycles().iter().map(ToString::to_string).collect();
+    assert!(cycles.is_empty(), "{}", cycles.join("\n"));
 }
 
 #[test]

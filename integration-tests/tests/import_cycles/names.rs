@@ -32,23 +32,32 @@ impl Target {
     }
 }
 
-/// Imports that are being resolved for a name: an import can name itself, as `use log;` does.
-type Pending<'a> = HashSet<(ModuleId, &'a [String], String)>;
+/// The resolution of one path.
+#[derive(Default)]
+struct Resolution<'a> {
+    /// Imports that are being resolved for a name: an import can name itself, as `use log;` does.
+    pending: HashSet<(ModuleId, &'a [String], String)>,
+    /// The imports of modules that the path leads through, and the name that is taken from each.
+    passed: Vec<(ModuleId, String)>,
+}
 
 impl Crate {
     pub(crate) fn imports(&self) -> Imports {
         let mut imports = Imports::default();
         for (id, module) in self.modules.iter().enumerate() {
             for path in &module.paths {
-                for target in self.resolve(id, path, &mut Pending::new()) {
-                    if let Target::Item {
-                        module: definer,
-                        name,
-                    } = target
-                    {
-                        imports.add(&module.file, &self.modules[definer].file, &name);
+                let mut resolution = Resolution::default();
+                let mut add = |from: ModuleId, name: &str| {
+                    imports.add(&module.file, &self.modules[from].file, name);
+                };
+                for target in self.resolve(id, path, &mut resolution) {
+                    if let Target::Item { module, name } = target {
+                        add(module, &name);
                     }
                 }
+                // The root's re-exports are the crate's interface, which all of its files may name.
+                let passed = resolution.passed.iter().filter(|(by, _)| *by != ROOT);
+                passed.for_each(|(by, name)| add(*by, name));
             }
         }
         imports
@@ -58,7 +67,7 @@ impl Crate {
         &'a self,
         from: ModuleId,
         path: &[String],
-        pending: &mut Pending<'a>,
+        resolution: &mut Resolution<'a>,
     ) -> Vec<Target> {
         let mut module = from;
         let mut rest = path;
@@ -77,13 +86,16 @@ impl Crate {
             rest = after;
         }
         let mut targets = vec![Target::Module(module)];
+        let passed = resolution.passed.len();
         for (index, name) in rest.iter().enumerate() {
             let Some(module) = targets.iter().find_map(Target::module) else {
                 // What follows an item is part of it.
                 return targets;
             };
             is_local |= index > 0;
-            targets = self.look_up(module, name, pending);
+            // A name that is a module and an item was the module.
+            resolution.passed.truncate(passed);
+            targets = self.look_up(module, name, resolution);
             if targets.is_empty() && is_local {
                 // Defined by a macro's expansion.
                 return vec![Target::item(module, name)];
@@ -97,7 +109,7 @@ impl Crate {
         &'a self,
         module: ModuleId,
         name: &str,
-        pending: &mut Pending<'a>,
+        resolution: &mut Resolution<'a>,
     ) -> Vec<Target> {
         let mut targets = Vec::new();
         for binding in self.modules[module].names.get(name).into_iter().flatten() {
@@ -106,9 +118,13 @@ impl Crate {
                 Binding::Module(child) => targets.push(Target::Module(*child)),
                 Binding::Import(path) => {
                     let key = (module, path.as_slice(), name.to_owned());
-                    if pending.insert(key.clone()) {
-                        targets.extend(self.resolve(module, path, pending));
-                        pending.remove(&key);
+                    if resolution.pending.insert(key.clone()) {
+                        let found = self.resolve(module, path, resolution);
+                        if found.iter().any(|target| target.module().is_none()) {
+                            resolution.passed.push((module, name.to_owned()));
+                        }
+                        targets.extend(found);
+                        resolution.pending.remove(&key);
                     }
                 }
             }
@@ -116,13 +132,16 @@ impl Crate {
         if targets.is_empty() {
             for glob in &self.modules[module].globs {
                 let key = (module, glob.as_slice(), name.to_owned());
-                if pending.insert(key.clone()) {
-                    for target in self.resolve(module, glob, pending) {
+                if resolution.pending.insert(key.clone()) {
+                    for target in self.resolve(module, glob, resolution) {
                         if let Some(globbed) = target.module() {
-                            targets.extend(self.look_up(globbed, name, pending));
+                            targets.extend(self.look_up(globbed, name, resolution));
                         }
                     }
-                    pending.remove(&key);
+                    if targets.iter().any(|target| target.module().is_none()) {
+                        resolution.passed.push((module, name.to_owned()));
+                    }
+                    resolution.pending.remove(&key);
                 }
             }
         }

@@ -96,6 +96,30 @@ fn a_re_export_counts_as_the_file_that_defines_the_item() {
 }
 
 #[test]
+fn an_item_from_a_re_export_is_also_an_import_from_its_file() {
+    for re_export in [
+        "pub use child::Part;",
+        "pub use child::*;",
+        "use child::Part;",
+    ] {
+        let whole = format!("mod child; {re_export} use crate::a::A; fn f(_: A) {{}}");
+        let found = cycles(&[
+            ("lib.rs", "mod a; mod whole;"),
+            ("a.rs", "use crate::whole::Part; pub struct A(Part);"),
+            ("whole.rs", &whole),
+            ("whole/child.rs", "pub struct Part;"),
+        ]);
+        assert_eq!(
+            found,
+            [
+                "import cycle of 2 files\n  a.rs imports from whole.rs: Part\n  whole.rs imports from a.rs: A\n"
+            ],
+            "{re_export}"
+        );
+    }
+}
+
+#[test]
 fn a_file_that_uses_what_it_re_exports_imports_it() {
     let found = cycles(&[
         ("lib.rs", "mod a;"),
@@ -252,7 +276,7 @@ fn a_name_can_be_a_module_and_an_item() {
         ("lib.rs", "mod a; mod b;"),
         ("a/mod.rs", "mod name; pub use name::name; use crate::b::B;"),
         ("a/name.rs", "pub fn name() {}"),
-        ("b.rs", "use crate::a::name; pub struct B;"),
+        ("b.rs", "use crate::a::name::name; pub struct B;"),
     ]);
     assert_eq!(found, [""; 0]);
 }

@@ -33,6 +33,26 @@ pub(crate) fn read_source(file: &Path) -> Option<String> {
     fs::read_to_string(repository().join(file)).ok()
 }
 
+/// The names and sources of the files of the Python package.
+pub(crate) fn python_files() -> Vec<(String, String)> {
+    let folder = repository().join("bindings/python/python/c10d_rs");
+    let files = fs::read_dir(folder).expect("the package's folder");
+    let paths = files.map(|file| file.expect("a file").path());
+    let sources = paths.filter(|path| path.extension().is_some_and(|it| it == "py"));
+    let mut sources: Vec<_> = sources
+        .map(|path| {
+            let name = path
+                .file_name()
+                .expect("a file")
+                .to_string_lossy()
+                .into_owned();
+            (name, fs::read_to_string(&path).expect("Python source"))
+        })
+        .collect();
+    sources.sort();
+    sources
+}
+
 /// All targets except tests, benches and build scripts.
 pub(crate) fn targets() -> Vec<Target> {
     let mut targets = Vec::new();

@@ -8,7 +8,7 @@ timeout. So waits are made in slices, and barriers of another operation.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -19,9 +19,6 @@ from torch.nn.parallel import DistributedDataParallel as _Ddp
 
 from c10d_rs._errors import MembershipChanged, MembershipError, Unrecoverable
 from c10d_rs._native import Membership as _Native
-
-if TYPE_CHECKING:
-    from c10d_rs._membership import Generation
 
 # How late a wait notices that its operation has been lost.
 _SLICE = timedelta(milliseconds=50)
@@ -183,20 +180,19 @@ def _communicator() -> str:
     return uuid
 
 
-def ddp(generation: "Generation", module: Any, options: dict[str, Any]) -> Any:
-    """Return a ``DistributedDataParallel`` whose waits end with this generation."""
+def ddp(module: Any, options: dict[str, Any], *, size: int, waits: Waits, is_current: Callable[[], bool]) -> Any:
+    """Return a ``DistributedDataParallel`` for a generation of this size. Its waits end when the generation is not current."""
     wrapped = _Ddp(module, **options)
-    waits = generation._membership._waits
     on_their_way: list[Any] = []
     results: list[tuple[Any, Any]] = []
 
     def average(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Add up a bucket while the next one is made, and wait for all with the last: torch's own wait has no end."""
-        if not generation.is_current:
+        if not is_current():
             raise MembershipError("this backward is of an earlier generation")
         if len(on_their_way) == IN_FLIGHT_MAX:
             on_their_way.pop(0).wait()
-        tensor = bucket.buffer().div_(generation.size)
+        tensor = bucket.buffer().div_(size)
         future: Any = torch.futures.Future()
         work = dist.all_reduce(tensor, async_op=True)
         waits.begun(work)

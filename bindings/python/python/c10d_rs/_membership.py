@@ -289,7 +289,8 @@ class Generation:
         """
         if not self._is_synced:
             raise MembershipError("call generation.sync first: DDP takes the weights of rank 0, which may be new")
-        return ddp(self, module, options)
+        waits = self._membership._waits
+        return ddp(module, options, size=self.size, waits=waits, is_current=lambda: self.is_current)
 
     def done(self, step: int) -> None:
         """Say that this many steps are done and in the state, without a request: where not each step has a boundary.

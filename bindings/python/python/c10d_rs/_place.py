@@ -10,6 +10,7 @@ from c10d_rs._errors import Unrecoverable
 from c10d_rs._native import Membership as _Native
 from c10d_rs._native import Store as _Store
 from c10d_rs._native import TCPStore as _TCPStore
+from c10d_rs._torch_store import Store
 
 # Of a process that is stopped, or whose host is lost. A system that swaps runs one again in seconds.
 SILENCE_MAX = timedelta(seconds=10)
@@ -106,8 +107,6 @@ class Place:
 
     def torch_store(self) -> Any:
         """Return the store for torch, which has a connection of its own."""
-        from c10d_rs.torch import Store
-
         if self.store is not None or self.secret:
             store: Any = Store(self.own.clone(), _keeper=self.own)
         else:
