@@ -8,8 +8,8 @@ use bytes::Bytes;
 use c10d_socket::Deadline;
 
 use crate::agent::AgentHandle;
+use crate::error::HandlerError;
 use crate::future::catch_panic;
-use crate::handler_error::HandlerError;
 use crate::runtime::ReplyTo;
 use crate::wire::Failure;
 use crate::worker::WorkerInfo;

@@ -36,12 +36,10 @@ mod clock;
 mod context;
 mod directory;
 mod error;
-mod fault;
 mod future;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
-mod handler_error;
 mod metrics;
 mod options;
 mod peer;
@@ -66,14 +64,12 @@ pub use c10d_socket::{CertificateFiles, Secret};
 pub use c10d_socket::{Credentials, CredentialsError};
 pub use context::{Context, Reply};
 pub use directory::DirectoryError;
-pub use error::{CallMessage, CallSite, NotSent, Outcome, RpcError};
-pub use fault::{Fault, FaultInjector};
+pub use error::{CallMessage, CallSite, HandlerError, NotSent, Outcome, RpcError};
 #[doc(hidden)]
 pub use future::catch_panic;
 pub use future::{FutureMessage, Promise, RpcFuture, join_all};
-pub use handler_error::HandlerError;
 pub use metrics::MetricsSnapshot;
-pub use options::AgentOptions;
+pub use options::{AgentOptions, Fault, FaultInjector};
 pub use registry::{FUNCTION_NAME_BYTES_MAX, Registry, RegistryError};
 pub use registry_id::RegistryId;
 pub use retry::{RetryGroup, RetryOptions, RetryOptionsError};

@@ -1,11 +1,13 @@
 //! Options of agents.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use c10d_socket::{Cancel, Credentials, SocketOptions};
 
-use crate::fault::FaultInjector;
+use crate::error::CallMessage;
+use crate::worker::WorkerId;
 
 /// Configuration of an agent: its name and rank, its group, timeouts and limits.
 ///
@@ -220,4 +222,35 @@ impl AgentOptions {
         self.faults = Some(Arc::new(faults));
         self
     }
+}
+
+/// What happens to a message instead of being sent once and at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The request is not sent, and its call fails with [`NotSent::Injected`](crate::NotSent::Injected). An answer is
+    /// lost.
+    Fail,
+    /// The message is sent otherwise.
+    Send {
+        /// How often. A request that is lost (0) counts as sent.
+        copies: u32,
+        /// How much later; the sender does not wait.
+        after: Duration,
+        /// Whether the connection is closed then.
+        cuts: bool,
+    },
+}
+
+/// Decides which messages of an agent meet a fault, for tests: see
+/// [`AgentOptions::with_faults`](crate::AgentOptions::with_faults).
+pub trait FaultInjector: fmt::Debug + Send + Sync {
+    /// The fault of a message that is about to be sent, if it is to have one. Asked once a send, so once an attempt.
+    /// `function` is the one that is or was called. Must not block.
+    fn decide(
+        &self,
+        message: CallMessage,
+        function: &str,
+        to: WorkerId,
+        payload: &[u8],
+    ) -> Option<Fault>;
 }

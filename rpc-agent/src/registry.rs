@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::context::{Context, Reply};
-use crate::handler_error::HandlerError;
+use crate::error::HandlerError;
 use crate::peer::{FunctionId, Functions};
 use crate::registry_id::RegistryId;
 

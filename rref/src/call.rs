@@ -9,12 +9,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::cell::Cell;
-use crate::codec::type_name_of;
 use crate::error::RRefError;
 use crate::future::RRefFuture;
 use crate::handle::RRef;
 use crate::request::Call;
 use crate::runtime::Runtime;
+use crate::value::type_name_of;
 
 /// A call that is about to be made, of a function ([`RRefs::call`](crate::RRefs::call)) or of a method of a value
 /// ([`RRef::call`]). Sending its arguments makes it. References may be among the arguments and in the result.

@@ -10,8 +10,8 @@ use rpc_agent::{RpcError, WorkerId};
 
 use crate::context::{Handle, UserStatus};
 use crate::error::RRefError;
+use crate::id::shared_name;
 use crate::id::{ForkId, RRefId};
-use crate::names::shared;
 use crate::runtime::Runtime;
 
 pub(crate) struct Cell {
@@ -55,7 +55,7 @@ impl Cell {
     pub(crate) fn of_owner(runtime: &Arc<Runtime>, rref: RRefId, type_name: &str) -> Arc<Self> {
         let me = runtime.agent.me().id;
         let handle = Handle::Owner(rref);
-        let type_name = shared(type_name);
+        let type_name = shared_name(type_name);
         Self::new(Arc::clone(runtime), handle, rref, me, type_name)
     }
 

@@ -9,8 +9,12 @@
 //! is among those taken or starts the next round. An atomic flag beside the lock would need a clearing order.
 
 use std::sync::PoisonError;
+#[cfg(not(shuttle))]
+use std::sync::{Mutex, MutexGuard};
 
-use crate::sync::{Mutex, MutexGuard};
+// The locks of the model checker work inside a model only, so code without model tests uses the standard library's.
+#[cfg(shuttle)]
+use shuttle::sync::{Mutex, MutexGuard};
 
 /// Notes that no thread has taken yet.
 ///

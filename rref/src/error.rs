@@ -1,13 +1,15 @@
 //! The errors of references, of their registration, and of their shutdown.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rpc_agent::{RegistryError, RetryOptionsError, RpcError, WorkerInfo};
 
-use crate::context::{FetchError, ForkError, MissingKind, ReceiveError, SetValueError, UserError};
+use crate::context::{
+    FetchError, ForkError, HeldValue, MissingKind, ReceiveError, SetValueError, UserError,
+};
 use crate::id::RRefId;
-use crate::report::LeakReport;
 
 /// Why an operation on a reference failed. Cheap to clone.
 #[derive(Clone, thiserror::Error)]
@@ -191,8 +193,8 @@ pub struct Missing {
     pub count: usize,
 }
 
-impl std::fmt::Display for Missing {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {} {}", self.worker, self.count, self.what)
     }
 }
@@ -238,4 +240,53 @@ c10d_socket::debug_as_display!(ShutdownError);
 fn join(missing: &[Missing]) -> String {
     let texts: Vec<String> = missing.iter().map(Missing::to_string).collect();
     texts.join("; ")
+}
+
+/// The values of one worker that are held. `Display` prints one line for each value and holder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LeakReport {
+    /// The owner of the values.
+    pub worker: WorkerInfo,
+    /// The held values.
+    pub values: Vec<HeldValue>,
+}
+
+impl LeakReport {
+    /// Whether no value is held.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+}
+
+impl fmt::Display for LeakReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: values held: {}", self.worker, self.values.len())?;
+        for value in &self.values {
+            let type_name = value.type_name.as_deref().unwrap_or("unknown type");
+            write!(
+                f,
+                "\n  {} `{type_name}`, {}, {} old, references here: {}",
+                value.rref,
+                value.state,
+                seconds(value.age),
+                value.handles
+            )?;
+            for holder in &value.held_by {
+                write!(
+                    f,
+                    "\n    on {} for {} as {}",
+                    holder.worker,
+                    seconds(holder.age),
+                    holder.fork
+                )?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.3} s", time.as_secs_f64())
 }

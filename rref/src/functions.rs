@@ -14,7 +14,7 @@ use rpc_agent::{HandlerError, WorkerInfo};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::pending::Pending;
+use crate::async_functions::Pending;
 use crate::rrefs::RRefs;
 use crate::value::Value;
 

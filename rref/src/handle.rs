@@ -13,13 +13,13 @@ use serde::ser::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::cell::Cell;
-use crate::codec::type_name_of;
 use crate::context::UserStatus;
 use crate::error::RRefError;
 use crate::future::RRefFuture;
 use crate::id::{ForkId, RRefId};
 use crate::packing;
 use crate::value::Value;
+use crate::value::type_name_of;
 
 /// A reference to a value of type `T`, which lives on its owner.
 ///

@@ -1,7 +1,9 @@
-//! The ids of references and forks, unique over all workers and their restarts.
+//! The ids of references and forks, unique over all workers and their restarts, and the shared names of their types.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
+use std::sync::Arc;
 
 use rpc_agent::WorkerId;
 
@@ -126,6 +128,32 @@ impl Mint {
     }
 }
 
+/// How many names a thread remembers. A program with more types at a time has some names more than once.
+const RECENT_MAX: usize = 16;
+
+thread_local! {
+    static RECENT: RefCell<VecDeque<Arc<str>>> = const { RefCell::new(VecDeque::new()) };
+}
+
+/// Returns the name of a type. References of the same type share one copy, if this thread has used the name recently.
+pub(crate) fn shared_name(name: &str) -> Arc<str> {
+    // A reference that a thread-local destructor receives or makes has its own copy.
+    RECENT
+        .try_with(|recent| {
+            let mut recent = recent.borrow_mut();
+            if let Some(known) = recent.iter().find(|known| ***known == *name) {
+                return Arc::clone(known);
+            }
+            let name = Arc::<str>::from(name);
+            if recent.len() == RECENT_MAX {
+                recent.pop_front();
+            }
+            recent.push_back(Arc::clone(&name));
+            name
+        })
+        .unwrap_or_else(|_| name.into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -195,5 +223,16 @@ mod tests {
             Mint::new(worker, 2).rref(worker),
             "the worker and the count are equal"
         );
+    }
+
+    #[test]
+    fn references_of_few_types_share_their_names_and_many_types_are_forgotten() {
+        let first = shared_name("first");
+        assert!(Arc::ptr_eq(&first, &shared_name("first")));
+        for number in 0..1000 {
+            assert_eq!(*shared_name(&number.to_string()), *number.to_string());
+        }
+        assert_eq!(RECENT.with_borrow(VecDeque::len), RECENT_MAX);
+        assert_eq!(*shared_name("first"), *first);
     }
 }

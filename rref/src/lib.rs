@@ -1,9 +1,9 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod async_functions;
 mod call;
 mod cell;
-mod codec;
 mod context;
 mod control;
 mod drops;
@@ -14,31 +14,27 @@ mod future;
 mod handle;
 mod id;
 mod liveness;
-mod names;
 mod options;
 mod packing;
-mod pending;
 mod places;
 mod protocol;
-mod report;
 mod request;
 mod response;
 mod rrefs;
 mod runtime;
-mod serving;
+mod service;
 mod shutdown;
-mod sync;
 mod value;
 
 pub use call::RRefCall;
 pub use context::{HeldValue, Holder, MissingKind, TableSizes, ValueState};
-pub use error::{Missing, RRefError, RegisterError, ShutdownError};
+pub use error::{LeakReport, Missing, RRefError, RegisterError, ShutdownError};
 pub use functions::{CallContext, FUNCTION_NAME_BYTES_MAX, FunctionError, Functions};
 pub use future::RRefFuture;
 pub use handle::RRef;
 pub use id::{ForkId, GloballyUniqueId, RRefId};
 pub use options::RRefOptions;
-pub use report::LeakReport;
+
 pub use rrefs::RRefs;
 
 /// The wire protocol, for this crate's tests and fuzz targets. Not part of the API: it may change at any time.

@@ -16,11 +16,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::cell::Cell;
-use crate::codec;
 use crate::error::RRefError;
 use crate::forks::Forks;
 use crate::protocol::ForkData;
 use crate::runtime::Runtime;
+use crate::value;
 
 /// The error of serializing a reference outside of a message, in PyTorch's words.
 pub(crate) const NOT_IN_RPC: &str =
@@ -72,7 +72,7 @@ pub(crate) fn pack<T: Serialize + ?Sized>(
     bytes: &mut Vec<u8>,
 ) -> Result<Forks, RRefError> {
     let limit = runtime.agent.message_bytes_max();
-    pack_with(runtime, to, first, bytes, || codec::encode(value, limit))
+    pack_with(runtime, to, first, bytes, || value::encode(value, limit))
 }
 
 /// [`pack`] of what `encode` encodes; `first` is a reference that is put before all others.

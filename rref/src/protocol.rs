@@ -14,8 +14,8 @@ use byteorder::{ByteOrder, LittleEndian, WriteBytesExt};
 use bytes::Bytes;
 use rpc_agent::{FUNCTION_NAME_BYTES_MAX, WorkerId};
 
+use crate::id::shared_name;
 use crate::id::{ForkId, GloballyUniqueId, RRefId};
-use crate::names::shared;
 
 /// The first byte of every message.
 const VERSION: u8 = 1;
@@ -84,7 +84,7 @@ impl ForkData {
             rref: RRefId(take_id(bytes)?),
             fork: ForkId(take_id(bytes)?),
             parent: take_worker(bytes)?,
-            type_name: shared(take_text(bytes, "type name", TYPE_NAME_BYTES_MAX)?),
+            type_name: shared_name(take_text(bytes, "type name", TYPE_NAME_BYTES_MAX)?),
         })
     }
 }
@@ -318,7 +318,7 @@ impl Message {
             0 => Self::RemoteCall {
                 rref: RRefId(take_id(bytes)?),
                 fork: ForkId(take_id(bytes)?),
-                type_name: shared(take_text(bytes, "type name", TYPE_NAME_BYTES_MAX)?),
+                type_name: shared_name(take_text(bytes, "type name", TYPE_NAME_BYTES_MAX)?),
                 function: take_text(bytes, "function name", FUNCTION_NAME_BYTES_MAX)?.into(),
                 arguments: take_rest(whole, bytes),
             },

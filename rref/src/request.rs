@@ -10,19 +10,19 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::cell::Cell;
-use crate::codec::type_name_of;
 use crate::context::{Carrier, Handle, UserError, UserStatus};
 use crate::error::RRefError;
 use crate::forks::Forks;
 use crate::future::RRefFuture;
 use crate::id::RRefId;
+use crate::id::shared_name;
 use crate::liveness::may_mean_lost;
-use crate::names::shared;
 use crate::packing;
 use crate::protocol::{AWAIT, CALL, FETCH, Message, READY, RUN, join_name};
 use crate::response::{RequestInfo, is_ready, read};
 use crate::runtime::{CreationDelivery, Request, RunOn, Runtime, ValueWaiter};
 use crate::value::Value;
+use crate::value::type_name_of;
 
 /// How long a fetch waits for its response alone. A slower one also watches for a failed creation, which
 /// costs a callback.
@@ -248,7 +248,7 @@ impl Runtime {
             Err(error) => return Err(RRefError::Refused(error.to_string().into())),
         };
         forks.disarm();
-        let type_name = shared(type_name);
+        let type_name = shared_name(type_name);
         Ok(Cell::new(Arc::clone(self), handle, rref, owner, type_name))
     }
 

@@ -8,13 +8,13 @@ use rpc_agent::{AgentHandle, Destination, RegistryId, RpcError, WorkerInfo};
 use serde::Serialize;
 
 use crate::call::RRefCall;
-use crate::codec::type_name_of;
 use crate::context::TableSizes;
 use crate::error::RRefError;
 use crate::handle::RRef;
 use crate::options::RRefOptions;
 use crate::runtime::{RunCreation, RunOn, Runtime};
 use crate::value::Value;
+use crate::value::type_name_of;
 
 /// What the clones of an [`RRefs`] share.
 pub(crate) struct Hub {

@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use rpc_agent::{AgentHandle, Reply, RetryGroup, RpcFuture, WorkerId, WorkerInfo, catch_panic};
 
+use crate::async_functions::PendingCalls;
 use crate::context::{
     Control, Effect, FetchError, Handle, RRefContext, RequestToken, UserError, UserStatus,
 };
 use crate::drops::DropQueue;
 use crate::id::{ForkId, RRefId};
 use crate::options::RRefOptions;
-use crate::pending::PendingCalls;
 use crate::protocol::{Answer, ForkData, Message, join};
 use crate::value::Value;
 

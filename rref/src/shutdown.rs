@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use c10d_socket::Deadline;
 use rpc_agent::Agent;
 
+use crate::error::LeakReport;
 use crate::error::{Missing, ShutdownError};
-use crate::report::LeakReport;
 use crate::rrefs::RRefs;
 use crate::runtime::{Inner, RunOn, Runtime};
 

@@ -2,7 +2,7 @@
 
 mod call;
 mod handle;
-mod serve;
+mod service;
 mod start;
 mod start_error;
 

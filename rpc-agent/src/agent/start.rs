@@ -8,7 +8,7 @@ use c10d_socket::Deadline;
 use c10d_store::Store;
 
 use super::handle::AgentHandle;
-use super::serve::Service;
+use super::service::Service;
 use super::start_error::StartError;
 use crate::options::AgentOptions;
 use crate::registry::Registry;

@@ -20,7 +20,7 @@
 mod bounded_store;
 mod dynamic_group;
 mod error;
-mod failed;
+mod failure;
 mod members;
 mod record;
 mod static_group;
@@ -36,7 +36,8 @@ use c10d_store::{Store, StoreError};
 
 pub(crate) use bounded_store::BoundedStore;
 pub use error::DirectoryError;
-pub(crate) use failed::{publish_failure, read_failure};
+pub(crate) use failure::{publish_failure, read_failure};
+pub(crate) use members::Looks;
 use members::Members;
 pub(crate) use record::Address;
 use record::Member;

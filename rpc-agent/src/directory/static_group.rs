@@ -7,7 +7,7 @@ use c10d_store::StoreExt;
 
 use super::bounded_store::BoundedStore;
 use super::error::DirectoryError;
-use super::failed::read_failure;
+use super::failure::read_failure;
 use super::members::{Members, Taken};
 use super::record::{Member, claim_key};
 use crate::shortlist::Shortlist;

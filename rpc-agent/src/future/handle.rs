@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use c10d_socket::{Cancel, Deadline};
 
-use super::executor::{Executor, Hint};
 use super::panic::catch_panic;
+use super::slot::{Executor, Hint};
 use super::slot::{Slot, WakerKey};
 use crate::error::RpcError;
 use crate::sync::Arc;

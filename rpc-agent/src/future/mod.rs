@@ -3,7 +3,6 @@
 //! Knows no connections, messages or call timeouts. The creator of a future completes it through its
 //! [`Promise`]. A future without callbacks costs one allocation.
 
-mod executor;
 mod handle;
 mod join;
 #[cfg(all(test, shuttle))]
@@ -13,8 +12,8 @@ mod slot;
 #[cfg(all(test, not(shuttle)))]
 mod tests;
 
-pub(crate) use self::executor::{Executor, Hint, Job};
 pub use self::handle::{FutureMessage, Promise, RpcFuture};
 pub use self::join::join_all;
 pub use self::panic::catch_panic;
 pub(crate) use self::panic::contained;
+pub(crate) use self::slot::{Executor, Hint, Job};

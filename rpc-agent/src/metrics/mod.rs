@@ -3,14 +3,12 @@
 //! Recording is a few relaxed additions and never blocks. A snapshot is taken while calls are running, so
 //! its numbers are not of exactly the same moment.
 
-mod counter;
 mod snapshot;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use snapshot::MetricsSnapshot;
 
-use self::counter::{Counter, raise};
 use crate::error::RpcError;
 use crate::pool::PoolGauges;
 
@@ -142,6 +140,27 @@ impl Metrics {
             bytes_sent: network.bytes_sent.read(),
             bytes_received: network.bytes_received.read(),
         }
+    }
+}
+
+/// A number that only grows. Relaxed, because no other memory depends on it.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, amount: u64) {
+        self.0.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    fn read(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Raises a maximum. Only reads if `value` is not greater, which is the usual case.
+fn raise(max: &AtomicU64, value: u64) {
+    if value > max.load(Ordering::Relaxed) {
+        max.fetch_max(value, Ordering::Relaxed);
     }
 }
 

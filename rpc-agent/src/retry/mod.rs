@@ -5,7 +5,6 @@
 
 mod group;
 mod options;
-mod round_trip;
 mod schedule;
 mod state;
 

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use super::group::UNMEASURED;
 use super::options::RetryOptions;
-use super::round_trip::UNMEASURED;
 use crate::error::{CallSite, Outcome, RpcError};
 
 /// The longest pause, as factors and counts can make pauses longer than a clock can express. 10,000 hours,

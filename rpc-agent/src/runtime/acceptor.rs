@@ -18,9 +18,9 @@ use mio::net::{TcpListener, TcpStream};
 use super::driver::{Driver, Served};
 use super::membership::AFTER_HELLO_MS;
 use super::reader::{self, ReadBuffers};
-use super::received::{Received, invalid};
 use super::socket::Socket;
 use super::sockets::{Owner, Sockets};
+use super::tls::{Received, invalid};
 use super::tls::{SECRETS_DIFFER, SealedReads, Tls};
 use crate::peer::{
     Effects, Expects, FunctionId, Incoming, IncomingLimits, Message, Reads, Recipient, Watch,

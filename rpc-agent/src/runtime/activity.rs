@@ -1,9 +1,12 @@
-//! Counts an agent's pending work: calls without a response, callbacks that have not run, waiting retries.
+//! What an agent is doing: the stage of its life, and its pending work, which are calls without a response, callbacks
+//! that have not run, and waiting retries.
 //!
-//! A coordinated shutdown waits until no worker has any.
+//! A coordinated shutdown waits until no worker has pending work.
 
 #[cfg(all(test, shuttle))]
 mod model_tests;
+
+use std::sync::atomic::AtomicU8;
 
 use c10d_socket::{Cancel, Deadline};
 
@@ -79,10 +82,40 @@ impl Activity {
     }
 }
 
+const RUNNING: u8 = 0;
+const STOPPING: u8 = 1;
+const STOPPED: u8 = 2;
+
+/// Only ever advances.
+#[derive(Debug, Default)]
+pub(crate) struct Stage(AtomicU8);
+
+impl Stage {
+    pub(crate) fn is_running(&self) -> bool {
+        self.0.load(Ordering::SeqCst) == RUNNING
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.0.load(Ordering::SeqCst) == STOPPED
+    }
+
+    /// True for the first caller, which is to stop the agent.
+    pub(crate) fn begin_stop(&self) -> bool {
+        self.0
+            .compare_exchange(RUNNING, STOPPING, Ordering::SeqCst, Ordering::SeqCst)
+            .is_ok()
+    }
+
+    pub(crate) fn end_stop(&self) {
+        self.0.store(STOPPED, Ordering::SeqCst);
+    }
+}
+
 #[cfg(all(test, not(shuttle)))]
 mod tests {
-    use super::*;
     use std::time::Instant;
+
+    use super::*;
 
     #[test]
     fn a_wait_ends_with_the_last_operation() {

@@ -1,6 +1,7 @@
 //! The workers that an agent knows of: of each its state machine behind a lock, its counters, its place in the group.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use bytes::Bytes;
@@ -9,7 +10,7 @@ use c10d_socket::Deadline;
 use super::socket::Socket;
 use crate::future::{Hint, Promise};
 use crate::peer::{Config, Effects, Peer};
-use crate::sync::{Monitor, MutexGuard};
+use crate::sync::{Lock, Monitor, MutexGuard};
 use crate::worker::WorkerInfo;
 
 pub(crate) type Core = Peer<Promise<Bytes>, Arc<Socket>>;
@@ -181,5 +182,41 @@ impl PeerTable {
     pub(super) fn close(&self) {
         let mut places = self.places.write().unwrap_or_else(PoisonError::into_inner);
         places.is_closed = true;
+    }
+}
+
+/// Which peers are to be flushed by the next thread that is about to sleep.
+#[derive(Debug, Default)]
+pub(super) struct Gathered {
+    peers: Lock<Vec<Arc<PeerEntry>>>,
+    is_filled: AtomicBool,
+    /// A thread outside of the pool has gathered something.
+    has_outsiders: AtomicBool,
+}
+
+impl Gathered {
+    /// `is_outsider`: the calling thread does not flush by itself, so that the standby thread must stay awake.
+    pub(super) fn push(&self, peer: &Arc<PeerEntry>, is_outsider: bool) {
+        self.peers.lock().push(Arc::clone(peer));
+        self.is_filled.store(true, Ordering::SeqCst);
+        if is_outsider && !self.has_outsiders.load(Ordering::Relaxed) {
+            self.has_outsiders.store(true, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn take_outsiders(&self) -> bool {
+        self.has_outsiders.swap(false, Ordering::Relaxed)
+    }
+
+    pub(super) fn is_filled(&self) -> bool {
+        self.is_filled.load(Ordering::SeqCst)
+    }
+
+    /// Takes all peers out; empty when there are none.
+    pub(super) fn take(&self) -> Vec<Arc<PeerEntry>> {
+        if !self.is_filled() || !self.is_filled.swap(false, Ordering::SeqCst) {
+            return Vec::new();
+        }
+        std::mem::take(&mut *self.peers.lock())
     }
 }

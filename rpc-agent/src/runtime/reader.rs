@@ -7,7 +7,7 @@ use c10d_socket::{Cancel, Deadline, wait_for_either, wait_for_input};
 
 use super::driver::{Driver, Served};
 use super::peers::{Core, CoreEffects, PeerEntry};
-use super::received::Received;
+use super::tls::Received;
 use super::tls::SealedReads;
 use crate::future::{Executor, Hint, Job};
 use crate::peer::{Connection, ConnectionId, FunctionId, Message, ReadNext, Reads, Recipient};

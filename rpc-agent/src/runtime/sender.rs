@@ -9,8 +9,8 @@ use bytes::Bytes;
 use super::driver::Driver;
 use super::peers::PeerEntry;
 use crate::error::{CallMessage, CallSite, NotSent, RpcError};
-use crate::fault::Fault;
 use crate::future::Promise;
+use crate::options::Fault;
 use crate::peer::{FunctionId, NewCall, ReplyRoute};
 use crate::wire::Failure;
 

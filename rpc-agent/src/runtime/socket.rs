@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use c10d_socket::recv_into_spare;
 use mio::net::TcpStream;
 
-use super::received::{Received, invalid, received};
+use super::tls::{Received, invalid, received};
 use super::tls::{SealedReads, Tls};
 use crate::peer::{Batch, Incoming, Recipient, WriteProgress};
 

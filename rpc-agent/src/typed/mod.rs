@@ -34,9 +34,9 @@ use serde::de::DeserializeOwned;
 pub use self::codec::{CodecError, decode, encode, encode_within};
 use crate::agent::Call;
 use crate::context::Context;
+use crate::error::HandlerError;
 use crate::error::{CallMessage, CallSite, Outcome, RpcError};
 use crate::future::RpcFuture;
-use crate::handler_error::HandlerError;
 use crate::registry::{Registry, RegistryError};
 use crate::worker::{Destination, WorkerInfo};
 

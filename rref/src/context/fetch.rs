@@ -6,8 +6,8 @@ use rpc_agent::WorkerId;
 
 use super::effect::{Effect, RequestToken};
 use super::error::FetchError;
-use super::owned::{UNCREATED_MAX, Waiting};
 use super::state::{Phase, RRefContext};
+use super::values::{UNCREATED_MAX, Waiting};
 use crate::id::RRefId;
 
 impl<V: Clone> RRefContext<V> {

@@ -5,13 +5,13 @@ use std::time::Instant;
 
 use rpc_agent::WorkerId;
 
-use super::create::too_many;
+use super::creation::too_many;
 use super::effect::{Carrier, Control, Handle, Received};
 use super::error::{ForkError, ReceiveError, UserError};
 use super::holders::{Arrival, Holder};
-use super::owned::UNCREATED_MAX;
 use super::state::{Phase, RRefContext};
 use super::user::{Child, State, User};
+use super::values::UNCREATED_MAX;
 use crate::id::{ForkId, RRefId};
 use crate::protocol::{Answer, ForkData, Message};
 

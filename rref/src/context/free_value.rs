@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use super::effect::Effect;
 use super::error::FetchError;
-use super::owned::{Owned, Value};
 use super::state::{Phase, RRefContext};
+use super::values::{Owned, Value};
 use crate::id::{ForkId, RRefId};
 
 impl<V: Clone> RRefContext<V> {

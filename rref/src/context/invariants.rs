@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use super::effect::Control;
 use super::holders::Arrival;
-use super::owned::Value;
 use super::state::{Phase, RRefContext};
 use super::user::{Failure, State};
+use super::values::Value;
 use crate::id::ForkId;
 use crate::protocol::Message;
 

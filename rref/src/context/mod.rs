@@ -24,9 +24,9 @@
 //! - Users of dead workers are released, and users of their values fail. A user that only a dead worker has
 //!   passed on, and that the owner does not know yet, may find its value freed.
 
-mod complete;
-mod create;
-mod delete_user;
+mod completion;
+mod creation;
+mod deletion;
 mod effect;
 mod error;
 mod fetch;
@@ -36,9 +36,7 @@ mod holders;
 #[cfg(test)]
 mod invariants;
 mod outbox;
-mod owned;
-mod peer;
-mod peer_lost;
+mod peer_loss;
 mod probe;
 mod receive;
 mod rows;
@@ -49,13 +47,14 @@ mod summary;
 mod tick;
 mod tombstones;
 mod user;
+mod values;
 
 #[cfg(test)]
 mod tests;
 
 pub(crate) use effect::{Carrier, Control, Delivery, Effect, Handle, RequestToken, UserStatus};
 pub(crate) use error::{FetchError, ForkError, ReceiveError, SetValueError, UserError};
-pub(crate) use peer_lost::LossReport;
+pub(crate) use peer_loss::LossReport;
 pub(crate) use state::{RRefContext, Timing};
 
 pub use rows::{HeldValue, Holder, MissingKind, TableSizes, ValueState};

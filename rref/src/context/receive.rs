@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use rpc_agent::WorkerId;
 
-use super::create::Creation;
+use super::creation::Creation;
 use super::effect::{Control, Delivery, Effect, RequestToken};
 use super::error::FetchError;
 use super::state::RRefContext;

@@ -8,10 +8,9 @@ use rpc_agent::WorkerId;
 
 use super::effect::{Control, Effect, Handle, RequestToken, UserStatus};
 use super::outbox::Outbox;
-use super::owned::{Owned, Waiting};
-use super::peer::Peer;
 use super::tombstones::Tombstones;
 use super::user::{Child, Orphan, State, User};
+use super::values::{Owned, Waiting};
 use crate::id::{ForkId, Mint, RRefId};
 use crate::places::Places;
 use crate::protocol::DELETES_MAX;
@@ -200,4 +199,30 @@ impl<V: Clone> RRefContext<V> {
 /// Whether `time` has passed since then.
 pub(super) fn has_elapsed(since: Instant, time: Duration, now: Instant) -> bool {
     since.checked_add(time).is_some_and(|end| end <= now)
+}
+
+/// How many former processes of a worker are remembered.
+const FORMER_MAX: usize = 8;
+
+/// Another worker.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub(super) struct Peer {
+    /// Of the process that was heard from last; `None` before that, and after its death.
+    pub(super) incarnation: Option<u64>,
+    /// Processes that were declared dead, the latest last. Their messages are refused, even if they live.
+    pub(super) former: Vec<u64>,
+    /// Declared dead, and no later process was heard from.
+    pub(super) is_lost: bool,
+}
+
+impl Peer {
+    pub(super) fn declare_dead(&mut self, incarnation: u64) {
+        if self.former.contains(&incarnation) {
+            return;
+        }
+        if self.former.len() == FORMER_MAX {
+            self.former.remove(0);
+        }
+        self.former.push(incarnation);
+    }
 }

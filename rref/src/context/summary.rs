@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use rpc_agent::{WorkerId, WorkerInfo};
 
-use super::owned::Value;
 use super::rows::{HeldValue, Holder, MissingKind, TableSizes, ValueState};
 use super::state::RRefContext;
 use super::user::State;
+use super::values::Value;
 
 /// The number of entries that delay a shutdown, by the worker that can remove them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

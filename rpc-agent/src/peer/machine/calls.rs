@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::ending::REPLACED;
+use super::end::REPLACED;
 use super::state::{Peer, Phase};
 use crate::error::{CallMessage, NotSent, Outcome, RpcError};
 use crate::peer::call::{NewCall, PendingCall, budget_ms};

@@ -3,11 +3,11 @@
 //! Each file is one kind of input. Every one changes [`state`], and leaves effects there.
 
 mod calls;
-mod dialing;
-mod ending;
+mod dials;
+mod end;
 mod requests;
 mod state;
 mod stream;
 
-pub(crate) use self::dialing::{AttemptFailure, Welcomed};
+pub(crate) use self::dials::{AttemptFailure, Welcomed};
 pub(crate) use self::state::Peer;

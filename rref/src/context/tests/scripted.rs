@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use rpc_agent::WorkerId;
 
-use crate::context::owned::UNCREATED_MAX;
 use crate::context::probe::PROBES_MAX;
+use crate::context::values::UNCREATED_MAX;
 use crate::context::{Carrier, Handle, RRefContext, Timing, UserStatus, ValueState};
 use crate::context::{
     Control, Delivery, Effect, FetchError, ReceiveError, SetValueError, UserError,

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use super::effect::Effect;
 use super::error::{FetchError, SetValueError};
-use super::owned::Value;
 use super::state::{Phase, RRefContext};
+use super::values::Value;
 use crate::id::RRefId;
 
 impl<V: Clone> RRefContext<V> {

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use c10d_socket::Deadline;
 use rpc_agent::{Context, HandlerError, Outcome, Registry, Reply, WorkerId, WorkerInfo};
 
+use crate::async_functions::Unfinished;
 use crate::cell::Cell;
 use crate::context::{FetchError, Handle, UserError};
 use crate::error::{RRefError, RegisterError};
@@ -18,7 +19,6 @@ use crate::functions::{CallContext, Function, Functions, Made, Prepared};
 use crate::id::{ForkId, RRefId};
 use crate::options::RRefOptions;
 use crate::packing::{self, Packed};
-use crate::pending::Unfinished;
 use crate::protocol::{
     ALIVE, AWAIT, CALL, CONTROL, CONTROLS, CREATE, DecodeError, FETCH, Message, READY, RUN, split,
     split_name,

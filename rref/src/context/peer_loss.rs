@@ -8,9 +8,9 @@ use super::effect::RequestToken;
 use super::effect::{Control, Delivery};
 use super::error::FetchError;
 use super::holders::{Arrival, Holder};
-use super::owned::{Owned, Value, Waiting};
 use super::state::RRefContext;
 use super::user::{Orphan, State, User};
+use super::values::{Owned, Value, Waiting};
 use crate::id::{ForkId, RRefId};
 use crate::protocol::Answer;
 

@@ -9,11 +9,11 @@ use rpc_agent::WorkerId;
 use super::effect::{Control, Delivery, Effect};
 use super::error::UserError;
 use super::holders::Holder;
-use super::owned::{Owned, UNCREATED_MAX, Value};
 use super::state::{Phase, RRefContext};
 use super::user::{Failure, State, User};
+use super::values::{Owned, UNCREATED_MAX, Value};
+use crate::id::shared_name;
 use crate::id::{ForkId, RRefId};
-use crate::names::shared;
 use crate::protocol::{Answer, Message, TYPE_NAME_BYTES_MAX, cut};
 
 /// The fields of a creation's message.
@@ -72,7 +72,7 @@ impl<V: Clone> RRefContext<V> {
             return Err(UserError::ShutDown);
         }
         let rref = self.mint.rref(self.me);
-        let type_name = shared(cut(type_name, TYPE_NAME_BYTES_MAX));
+        let type_name = shared_name(cut(type_name, TYPE_NAME_BYTES_MAX));
         let mut owned = Owned::new(now, Some(type_name), value);
         owned.handles = 1;
         self.owned.insert(rref, Box::new(owned));
@@ -97,7 +97,7 @@ impl<V: Clone> RRefContext<V> {
             return Err(UserError::OwnerIsHere);
         }
         let (rref, fork) = (self.mint.rref(owner), self.mint.fork(owner));
-        let type_name = shared(cut(type_name, TYPE_NAME_BYTES_MAX));
+        let type_name = shared_name(cut(type_name, TYPE_NAME_BYTES_MAX));
         let user = User {
             rref,
             owner,
