@@ -22,7 +22,7 @@ use crate::options::RelayOptions;
 use crate::status::{Status, Upstream};
 use crate::tunnel::Tunnel;
 
-mod accepting;
+mod admission;
 mod ranks;
 mod tunnels;
 mod upstream;

@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 mod connector;
-mod error;
 mod event_loop;
 mod hub;
 mod link;
@@ -15,6 +14,6 @@ mod tunnel;
 
 // The types of other crates that this one's API takes.
 pub use c10d_socket::{Credentials, Deadline, HostPort};
-pub use error::RelayError;
+
 pub use options::RelayOptions;
-pub use relay::Relay;
+pub use relay::{Relay, RelayError};

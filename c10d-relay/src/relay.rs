@@ -1,17 +1,19 @@
 //! The handle of a running relay.
 
+use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 
-use c10d_socket::{Cancel, Deadline, ProcessBound, adopt_listener, check_own_user};
-use c10d_store::StoreAddress;
+use c10d_socket::{
+    Cancel, CredentialsError, Deadline, ProcessBound, adopt_listener, check_own_user,
+};
 use c10d_store::unstable::SessionDialer;
+use c10d_store::{SessionError, StoreAddress};
 use mio::{Poll, Waker};
 
 use crate::connector::Connector;
-use crate::error::RelayError;
 use crate::event_loop::{EventLoop, Parts, waker_of};
 use crate::hub::Hub;
 use crate::options::RelayOptions;
@@ -67,7 +69,7 @@ impl Relay {
             .into_iter()
             .map(|listener| adopt_listener(listener.into(), 0))
             .collect::<Result<Vec<_>, _>>()
-            .map_err(std::io::Error::other)?;
+            .map_err(io::Error::other)?;
         let local_addrs = listeners
             .iter()
             .map(TcpListener::local_addr)
@@ -223,5 +225,52 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.end();
+    }
+}
+
+/// Why a relay cannot start, or has no session.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum RelayError {
+    /// The system has no thread, descriptor or memory left, or a socket cannot be used.
+    #[error("cannot start the relay: {source}")]
+    System {
+        /// The system's error.
+        source: Arc<io::Error>,
+    },
+    /// The credentials cannot be used.
+    #[error(transparent)]
+    Credentials(Arc<CredentialsError>),
+    /// There is no session with the store.
+    #[error("the relay has no session with the store: {source}")]
+    Session {
+        /// The cause.
+        source: Arc<SessionError>,
+    },
+    /// The store has not been reached in time; the relay goes on trying.
+    #[error("the relay has not reached the store {target} in time")]
+    Timeout {
+        /// The store.
+        target: StoreAddress,
+    },
+    /// The wait was cancelled; the relay goes on trying.
+    #[error("cancelled before the relay has reached the store")]
+    Cancelled,
+    /// The relay has stopped.
+    #[error("the relay has stopped")]
+    Stopped,
+}
+
+impl From<io::Error> for RelayError {
+    fn from(source: io::Error) -> Self {
+        Self::System {
+            source: Arc::new(source),
+        }
+    }
+}
+
+impl From<CredentialsError> for RelayError {
+    fn from(error: CredentialsError) -> Self {
+        Self::Credentials(Arc::new(error))
     }
 }

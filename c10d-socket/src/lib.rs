@@ -8,11 +8,9 @@ mod buf;
 mod cancel;
 mod connect;
 mod deadline;
-mod debug_as_display;
 mod dial;
 mod error;
-mod host_name;
-mod interfaces;
+mod host;
 mod listen;
 mod listeners;
 mod listening_process;
@@ -26,8 +24,6 @@ mod process_bound;
 mod process_stat;
 mod refusal_log;
 mod resolve;
-mod send;
-mod spare;
 mod strangers;
 mod sys;
 mod tls;
@@ -36,13 +32,13 @@ mod wait;
 pub use acceptor::{AcceptLimits, Acceptor, Refusal, Stage};
 pub use addr::{HostPort, HostPortError, is_loopback_name};
 pub use backoff::{Backoff, BackoffOptions};
-pub use buf::SendBuf;
+pub use buf::{SendBuf, send_vectored};
 pub use cancel::{Cancel, Watch, sleep};
 pub use connect::{ConnectOptions, Dialer, connect};
 pub use deadline::Deadline;
 pub use error::{ConnectError, DialFailure, DialStage, ListenError};
-pub use host_name::host_name;
-pub use interfaces::{interface_addresses, own_address_towards};
+
+pub use host::{host_name, interface_addresses, own_address_towards};
 pub use listen::{
     ListenOptions, adopt_listener, adopt_listener_raw, listen, listen_at, resolve_local,
 };
@@ -57,7 +53,7 @@ pub use printable::{Printable, is_printable, printable};
 pub use process_bound::{OtherProcess, Process, ProcessBound};
 pub use process_stat::ProcessStat;
 pub use resolve::resolve;
-pub use send::send_vectored;
+
 pub use sys::{is_signal_ignored, recv_into_spare, release_freed_memory};
 #[cfg(feature = "tls")]
 pub use tls::{CertificateFiles, Secret};

@@ -20,9 +20,9 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, Server
 use super::Protocol;
 use super::error::CredentialsError;
 use super::layer::TlsLayer;
-use super::named::Named;
 use super::raw_key::{Expected, Role, derive, id_of, key_of};
 use super::secret::{SECRETS_MAX, Secret};
+use super::server_names::Named;
 
 /// What a process proves itself with: a shared secret, or a key with a certificate.
 #[derive(Clone)]

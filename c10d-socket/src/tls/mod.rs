@@ -10,16 +10,16 @@ mod credentials;
 mod error;
 #[cfg(feature = "tls")]
 mod layer;
-#[cfg(feature = "tls")]
-mod named;
 #[cfg(not(feature = "tls"))]
-mod off;
+mod placeholders;
 #[cfg(feature = "tls")]
 mod raw_key;
 #[cfg(feature = "tls")]
 mod secret;
 #[cfg(feature = "tls")]
 mod secret_file;
+#[cfg(feature = "tls")]
+mod server_names;
 #[cfg(all(test, feature = "tls"))]
 mod tests;
 
@@ -29,7 +29,7 @@ pub use error::{CredentialsError, TlsError};
 #[cfg(feature = "tls")]
 pub use layer::TlsLayer;
 #[cfg(not(feature = "tls"))]
-pub use off::{Credentials, TlsClient, TlsLayer, TlsServer};
+pub use placeholders::{Credentials, TlsClient, TlsLayer, TlsServer};
 #[cfg(feature = "tls")]
 pub use secret::Secret;
 

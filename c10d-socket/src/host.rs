@@ -1,9 +1,21 @@
-//! The addresses of this host.
+//! The name of this host, and its addresses.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use crate::sys;
+
+/// The name that this host has for itself, often without a domain: what `hostname` prints and PyTorch's workers publish.
+/// Empty on a host without a name. Does no lookup.
+///
+/// ```
+/// println!("on {}", c10d_socket::host_name());
+/// ```
+#[must_use]
+pub fn host_name() -> String {
+    let system = rustix::system::uname();
+    system.nodename().to_string_lossy().into_owned()
+}
 
 /// Returns the addresses of this host's network interfaces, each with the name of its interface, for example `eth0`.
 /// Interfaces without an address are omitted. Does not block.
@@ -66,5 +78,12 @@ mod tests {
             let seen = own_address_towards(address.parse().unwrap()).unwrap();
             assert!(seen.is_loopback(), "{seen}");
         }
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn it_is_the_kernels() {
+        let kernels = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+        assert_eq!(host_name(), kernels.trim_end());
     }
 }
