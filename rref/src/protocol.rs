@@ -225,21 +225,7 @@ impl Message {
     /// Encodes the message; `incarnation` is the sender's. Deletions and texts are cut to their limits.
     #[must_use]
     pub fn encode(&self, incarnation: u64) -> Vec<u8> {
-        let variable_bytes = match self {
-            Self::RemoteCall {
-                type_name,
-                function,
-                arguments,
-                ..
-            } => type_name.len() + function.len() + arguments.len(),
-            Self::Call {
-                function,
-                arguments,
-                ..
-            } => function.len() + arguments.len(),
-            _ => 0,
-        };
-        let mut bytes = Vec::with_capacity(64 + variable_bytes);
+        let mut bytes = Vec::with_capacity(64 + self.variable_bytes());
         let out = &mut bytes;
         match self {
             Self::RemoteCall {
@@ -304,6 +290,24 @@ impl Message {
             }
         }
         bytes
+    }
+
+    /// The size in bytes of the parts that have no fixed one.
+    fn variable_bytes(&self) -> usize {
+        match self {
+            Self::RemoteCall {
+                type_name,
+                function,
+                arguments,
+                ..
+            } => type_name.len() + function.len() + arguments.len(),
+            Self::Call {
+                function,
+                arguments,
+                ..
+            } => function.len() + arguments.len(),
+            _ => 0,
+        }
     }
 
     /// Decodes the sender's incarnation and the message.

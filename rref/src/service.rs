@@ -20,8 +20,8 @@ use crate::id::{ForkId, RRefId};
 use crate::options::RRefOptions;
 use crate::packing::{self, Packed};
 use crate::protocol::{
-    ALIVE, AWAIT, CALL, CONTROL, CONTROLS, CREATE, DecodeError, FETCH, Message, READY, RUN, split,
-    split_name,
+    ALIVE, AWAIT, CALL, CONTROL, CONTROLS, CREATE, DecodeError, FETCH, ForkData, Message, READY,
+    RUN, split, split_name,
 };
 use crate::response::{Failure, Response};
 use crate::rrefs::{Hub, RRefs};
@@ -297,22 +297,8 @@ impl Server {
             Ok(packed) => packed,
             Err(error) => return refuse(reply, error.to_string()),
         };
-        let reply_to = match packed.forks.first() {
-            None => ReplyTo::One(reply),
-            Some(first) => {
-                let key = first.fork;
-                let mut calls = self.calls();
-                if let Some(copies) = calls.get_mut(&key) {
-                    if copies.len() < COPIES_MAX {
-                        return copies.push(reply);
-                    }
-                    drop(calls);
-                    let why = format!("{COPIES_MAX} copies of this request are being served");
-                    return refuse(reply, why);
-                }
-                calls.insert(key, vec![reply]);
-                ReplyTo::Copies(key)
-            }
+        let Some(reply_to) = self.begin_call(packed.forks.first(), reply) else {
+            return;
         };
         let received = match runtime.receive_forks(&packed.forks) {
             Ok(received) => received,
@@ -382,6 +368,26 @@ impl Server {
 impl Server {
     fn calls(&self) -> MutexGuard<'_, HashMap<ForkId, Vec<Reply>>> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns where the answer of a call goes that has this first fork. `None` for a copy of a call that is being served.
+    fn begin_call(&self, first: Option<&ForkData>, reply: Reply) -> Option<ReplyTo> {
+        let Some(ForkData { fork, .. }) = first else {
+            return Some(ReplyTo::One(reply));
+        };
+        let mut calls = self.calls();
+        let Some(copies) = calls.get_mut(fork) else {
+            calls.insert(*fork, vec![reply]);
+            return Some(ReplyTo::Copies(*fork));
+        };
+        if copies.len() < COPIES_MAX {
+            copies.push(reply);
+        } else {
+            drop(calls);
+            let why = format!("{COPIES_MAX} copies of this request are being served");
+            refuse(reply, why);
+        }
+        None
     }
 
     fn replies(&self, reply_to: ReplyTo) -> Vec<Reply> {

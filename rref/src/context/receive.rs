@@ -97,13 +97,7 @@ impl<V: Clone> RRefContext<V> {
                 Answer::Ack
             }
             Message::UserDelete { forks } => {
-                for (rref, fork) in forks {
-                    // By its holder or by its maker.
-                    let is_its = fork.0.named_for() == Some(from) || fork.0.created_on == from;
-                    if is_its && !self.is_unissued(rref, fork) {
-                        self.user_deleted(now, rref, fork);
-                    }
-                }
+                self.users_deleted(now, from, forks);
                 Answer::Ack
             }
             Message::Abandon { rref, fork, .. } if !is_by(rref, fork, from, incarnation) => {
@@ -112,25 +106,42 @@ impl<V: Clone> RRefContext<V> {
             Message::Abandon { rref, fork, error } => {
                 self.abandoned(now, from, incarnation, (rref, fork), error)
             }
-            Message::Probe { fork, .. } => {
-                let is_accepting = self.outbox.contains(Control::ChildAccept(fork));
-                if self.users.contains_key(&fork) || is_accepting {
-                    Answer::Received
-                } else {
-                    self.tombstones.insert(now, fork.0);
-                    Answer::NotReceived
-                }
+            Message::Probe { fork, .. } => self.probed(now, fork),
+            Message::Query { rref, fork } => self.queried(rref, fork),
+        }
+    }
+
+    /// Another worker has deleted these users.
+    fn users_deleted(&mut self, now: Instant, from: WorkerId, forks: Vec<(RRefId, ForkId)>) {
+        for (rref, fork) in forks {
+            // By its holder or by its maker.
+            let is_its = fork.0.named_for() == Some(from) || fork.0.created_on == from;
+            if is_its && !self.is_unissued(rref, fork) {
+                self.user_deleted(now, rref, fork);
             }
-            Message::Query { rref, fork } => {
-                let owned = self.owned.get(&rref);
-                if owned.is_some_and(|owned| owned.forks.contains(fork)) {
-                    Answer::Known
-                } else if self.tombstones.contains(fork.0) || self.tombstones.contains(rref.0) {
-                    Answer::Deleted
-                } else {
-                    Answer::Unknown
-                }
-            }
+        }
+    }
+
+    /// Answers a parent that asks whether a fork has arrived here. One that has not is refused from now on.
+    fn probed(&mut self, now: Instant, fork: ForkId) -> Answer {
+        let is_accepting = self.outbox.contains(Control::ChildAccept(fork));
+        if self.users.contains_key(&fork) || is_accepting {
+            Answer::Received
+        } else {
+            self.tombstones.insert(now, fork.0);
+            Answer::NotReceived
+        }
+    }
+
+    /// Answers a parent that asks whether this worker, the owner, knows a fork.
+    fn queried(&self, rref: RRefId, fork: ForkId) -> Answer {
+        let owned = self.owned.get(&rref);
+        if owned.is_some_and(|owned| owned.forks.contains(fork)) {
+            Answer::Known
+        } else if self.tombstones.contains(fork.0) || self.tombstones.contains(rref.0) {
+            Answer::Deleted
+        } else {
+            Answer::Unknown
         }
     }
 
