@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::Deadline;
 use c10d_store::{Store, StoreError, StoreExt};
 
-use crate::keys;
-use crate::member::in_words;
+use crate::keys::{self, in_words};
 
 /// What a call has to do with: the store, the keys of the group, and the time.
 #[derive(Debug)]

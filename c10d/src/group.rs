@@ -10,7 +10,6 @@ use crate::arrivals::Meeting;
 use crate::error::GroupError;
 use crate::join::{self, JoinFailure, Obstacle};
 use crate::keys::{self, Kind};
-use crate::name;
 use crate::sequence::{Ending, Refusal, Sequence, Turn};
 
 /// How long a rank that hosts the store waits for the others to leave.
@@ -259,7 +258,7 @@ impl Group {
         timeout: impl Into<Option<Duration>>,
     ) -> Result<Self, GroupError> {
         let began = Instant::now();
-        name::check(name).map_err(|detail| GroupError::InvalidArgument { detail })?;
+        keys::check_name(name).map_err(|detail| GroupError::InvalidArgument { detail })?;
         let mut is_member = vec![false; self.world_size()];
         for rank in ranks {
             match is_member.get_mut(*rank) {

@@ -10,8 +10,7 @@ use std::time::Duration;
 use c10d_store::{Known, StoreError, StoreExt};
 
 use crate::arrivals::Meeting;
-use crate::keys::{self, Generation};
-use crate::member::{in_words, random, shown, this_process};
+use crate::keys::{self, Generation, in_words, random, shown, this_process};
 
 /// How often a rank that waits looks for a newer generation, and for one on a store that cannot notify.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);

@@ -1,7 +1,12 @@
-//! The keys of a group, and the values that are not a caller's (docs/spec/group.md). Pure.
+//! The keys of a group, the names in them, and the values that are not a caller's (docs/spec/group.md). Pure, except that
+//! a process reads its own identity.
 
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::process;
 use std::str;
+
+use c10d_socket::{host_name, printable};
 
 /// A first try of forming a group, or a later one: rank 0 draws the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,6 +149,52 @@ pub(crate) fn absent(arrived: &[u8], world_size: usize) -> Vec<usize> {
         .collect()
 }
 
+const NAME_BYTES_MAX: usize = 64;
+
+/// What is wrong with a name, which becomes part of keys.
+pub(crate) fn check_name(name: &str) -> Result<(), String> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(is_plain) {
+        return Err(format!(
+            "the name {name:?} of a group must have 1 to {NAME_BYTES_MAX} of the characters A-Z, a-z, 0-9, -, _ and ."
+        ));
+    }
+    Ok(())
+}
+
+/// Longest part of a member's text that is shown.
+const SHOWN_CHARS_MAX: usize = 100;
+
+/// This process, told apart from all others: `NUMBER PID HOST`.
+pub(crate) fn this_process() -> String {
+    let host = host_name();
+    let host = match host.as_str() {
+        "" => "an unknown host",
+        host => host,
+    };
+    format!("{:016x} {} {host}", random(), process::id())
+}
+
+/// A member's text as a reader understands it.
+pub(crate) fn in_words(member: &[u8]) -> String {
+    let text = shown(member);
+    let mut words = text.splitn(3, ' ').skip(1);
+    match (words.next(), words.next()) {
+        (Some(pid), Some(host)) => format!("pid {pid} on {host}"),
+        _ => "an unknown process".to_owned(),
+    }
+}
+
+/// What another process wrote, for a message.
+pub(crate) fn shown(text: &[u8]) -> String {
+    printable(text, SHOWN_CHARS_MAX).to_string()
+}
+
+/// Not for secrets. The keys of the standard library's hash maps come from the system's generator.
+pub(crate) fn random() -> u64 {
+    RandomState::new().hash_one(process::id())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -181,5 +232,24 @@ mod tests {
         assert_eq!(absent(&arrived, 5), [1, 2, 4]);
         assert_eq!(absent(&[], 2), [0, 1]);
         assert_eq!(absent(&[255; 9], 1), [0]);
+    }
+
+    #[test]
+    fn names_cannot_leave_their_place_among_the_keys() {
+        for good in ["world", "tp-0", "a.b_C", &"x".repeat(64)] {
+            assert_eq!(check_name(good), Ok(()));
+        }
+        for bad in ["", "a/b", "a b", "ä", "a\n", &"x".repeat(65)] {
+            let text = check_name(bad).unwrap_err();
+            assert!(text.contains("of the characters"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_members_text_may_be_anybodys() {
+        assert_eq!(in_words(b"00ff 17 node1"), "pid 17 on node1");
+        assert_eq!(in_words(b""), "an unknown process");
+        assert_eq!(in_words(b"0 1 \x1b[2J\xff"), "pid 1 on \\u{1b}[2J\\xff");
+        assert!(in_words(&[b' '; 1000]).len() < 200);
     }
 }

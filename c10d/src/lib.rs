@@ -7,10 +7,7 @@ mod error;
 mod group;
 mod join;
 mod keys;
-mod member;
-mod name;
 mod options;
-mod rank_list;
 #[cfg(feature = "rpc")]
 pub mod rpc;
 mod sequence;

@@ -13,7 +13,7 @@ use c10d_store::{
 use crate::environment::{Environment, WORLD_SIZE_MAX};
 use crate::error::GroupError;
 use crate::group::{Group, Membership};
-use crate::name;
+use crate::keys;
 
 /// The name of the group of all workers.
 const DEFAULT_NAME: &str = "world";
@@ -246,7 +246,7 @@ impl GroupOptions {
     }
 
     fn check(&self) -> Result<(), GroupError> {
-        name::check(&self.name).map_err(|detail| GroupError::InvalidArgument { detail })
+        keys::check_name(&self.name).map_err(|detail| GroupError::InvalidArgument { detail })
     }
 
     /// The credentials of calls between the ranks: also of those whose store is a launcher's, which are on other machines.

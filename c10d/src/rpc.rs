@@ -17,7 +17,7 @@ pub use rref::{
 
 use crate::error::GroupError;
 use crate::group::{Group, Membership};
-use crate::member::random;
+use crate::keys::random;
 use crate::options::GroupOptions;
 
 /// Joins all workers of this job, and starts the calls and references of this one: [`RpcOptions::init`] with the
