@@ -297,6 +297,17 @@ unsafe fn unleak<T>(pointer: Option<NonNull<T>>, len: usize) -> Box<[T]> {
     }
 }
 
+/// Gives functions the names in the library that they have here.
+macro_rules! exported {
+    ($($function:item)+) => {$(
+        #[expect(unsafe_code, reason = "C finds exported functions by their plain names")]
+        #[unsafe(no_mangle)]
+        $function
+    )+};
+}
+
+pub(crate) use exported;
+
 #[cfg(test)]
 mod tests {
     use super::*;

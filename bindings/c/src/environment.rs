@@ -3,8 +3,7 @@
 use std::env;
 use std::mem::MaybeUninit;
 
-use crate::border;
-use crate::exported::exported;
+use crate::border::{self, exported};
 use crate::failure::Failure;
 use crate::guard::call;
 use crate::status::Status;

@@ -83,7 +83,7 @@ macro_rules! operations {
         fn $function:ident($($name:ident: $type:ty $([$len:ident])?),* $(,)? $(; $wait:ident)?)
         $(-> $($result:ident $(($null:ident))?: $value:ty),+)? = $body:expr;
     )+) => {
-        $crate::exported::exported! {$(
+        $crate::border::exported! {$(
             $(#[$attribute])*
             pub extern "C" fn $function(
                 $($name: $type, $($len: usize,)?)*
@@ -108,7 +108,7 @@ macro_rules! operations {
 /// Defines functions that free a handle. They leave null alone, and return nothing, even after a panic.
 macro_rules! frees {
     ($($(#[$attribute:meta])* fn $function:ident($handle:ident: $type:ty);)+) => {
-        $crate::exported::exported! {$(
+        $crate::border::exported! {$(
             $(#[$attribute])*
             pub extern "C" fn $function($handle: Option<Box<$type>>) {
                 $crate::guard::value((), || drop($handle));

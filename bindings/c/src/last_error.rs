@@ -5,8 +5,7 @@ use std::ffi::{CString, c_char};
 use std::mem::MaybeUninit;
 use std::ptr;
 
-use crate::border;
-use crate::exported::exported;
+use crate::border::{self, exported};
 use crate::failure::Failure;
 use crate::status::{CallOutcome, Status};
 

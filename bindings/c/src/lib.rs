@@ -2,7 +2,7 @@
 //! crate, and the README beside it.
 //!
 //! Each exported function is safe Rust: it takes handles as references that may be null, and everything else as
-//! types of `border`, the one file that reads and writes through C's pointers. The macros of `interface` and `exported`
+//! types of `border`, the one file that reads and writes through C's pointers. The macros of `interface`
 //! give the functions their form, and `guard::call` runs their bodies, so that no panic leaves the library.
 
 #![deny(unsafe_code)]
@@ -27,10 +27,6 @@ pub mod store;
 
 pub mod operations;
 
-pub mod waits;
-
-pub mod ephemeral;
-
 pub mod cancel;
 
 pub mod server;
@@ -42,7 +38,6 @@ pub mod group;
 pub mod version;
 
 pub mod border;
-pub mod exported;
 pub mod failure;
 pub mod guard;
 pub mod interface;

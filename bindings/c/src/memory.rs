@@ -1,7 +1,6 @@
 //! Frees the memory of results.
 
-use crate::border::{Buffer, BufferList};
-use crate::exported::exported;
+use crate::border::{Buffer, BufferList, exported};
 use crate::guard;
 
 exported! {

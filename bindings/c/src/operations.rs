@@ -1,11 +1,18 @@
-//! The operations of a store that do not wait for other workers.
+//! The operations of a store: those that return at once, those that wait for other workers, and those on keys that end
+//! with their owner, which only servers of `c10d` have.
+//!
+//! Each operation that waits has a time limit and may be cancelled.
 
-use c10d_store::{StoreExt, key_to_bytes};
+use std::time::Duration;
+
+use c10d_store::{Known, StoreExt, key_to_bytes};
 
 use crate::border::{Buffer, BufferList, BytesArray, Counted, DataPointer, KeyPointer};
+use crate::cancel::CancelHandle;
 use crate::failure::Failure;
 use crate::interface::operations;
 use crate::store::{StoreHandle, as_strs};
+use crate::timeout;
 
 /// Whether a `c10d_store_compare_set` wrote its value.
 #[repr(C)]
@@ -112,4 +119,102 @@ operations! {
     /// The number of elements in a queue; 0 for a missing one.
     fn c10d_store_queue_len(store: Option<&StoreHandle>, key: KeyPointer[key_len]) -> count: u64 =
         store.store.queue_len(&store.key(&key)?)?;
+}
+
+operations! {
+    /// The value of a key. Waits until it exists. Free the value with `c10d_buffer_free`.
+    fn c10d_store_get(store: Option<&StoreHandle>, key: KeyPointer[key_len]; wait) -> value: Buffer = {
+        let (waiting, timeout) = store.waiting(wait)?;
+        waiting.get_timeout(&store.key(&key)?, timeout)?
+    };
+
+    /// Waits until all keys exist. The store tells the waiting call: nothing polls, except in file stores.
+    fn c10d_store_wait(store: Option<&StoreHandle>, keys: BytesArray[key_count]; wait) = {
+        let (waiting, timeout) = store.waiting(wait)?;
+        waiting.wait_timeout(&as_strs(&store.keys(keys.read()?)?), timeout)?
+    };
+
+    /// Waits until the value of a key differs from `known`, and returns it; at once if it differs already. A missing
+    /// key is waited for. With `known` null, any value differs. PyTorch's servers do not tell of changes: there it
+    /// polls once a second.
+    fn c10d_store_wait_change(
+        store: Option<&StoreHandle>, key: KeyPointer[key_len], known: DataPointer[known_len]; wait
+    ) -> value: Buffer = {
+        let bytes = known.read()?;
+        let known = if known.is_null() { Known::nothing() } else { Known::whole(bytes) };
+        let (waiting, timeout) = store.waiting(wait)?;
+        waiting.wait_change(&store.key(&key)?, known, timeout)?
+    };
+
+    /// The values of all keys, in their order. Waits until all exist. Free the list with `c10d_buffer_list_free`.
+    fn c10d_store_multi_get(store: Option<&StoreHandle>, keys: BytesArray[key_count]; wait) -> values: BufferList = {
+        let (waiting, timeout) = store.waiting(wait)?;
+        waiting.multi_get_timeout(&as_strs(&store.keys(keys.read()?)?), timeout)?
+    };
+
+    /// Removes and returns the first element of a queue. Waits for one. Free it with `c10d_buffer_free`.
+    fn c10d_store_queue_pop(store: Option<&StoreHandle>, key: KeyPointer[key_len]; wait) -> value: Buffer = {
+        let (waiting, timeout) = store.waiting(wait)?;
+        waiting.queue_pop_timeout(&store.key(&key)?, timeout)?
+    };
+
+    /// Removes and returns elements from the head of a queue: at least one, and at most `max`. Waits for one; with
+    /// `C10D_CHECK_ONCE` the list may be empty. A server returns at most 4 MiB at once, or one element. Free the list
+    /// with `c10d_buffer_list_free`.
+    fn c10d_store_queue_take(
+        store: Option<&StoreHandle>, key: KeyPointer[key_len], max: usize; wait
+    ) -> values: BufferList = {
+        let (waiting, timeout) = store.waiting(wait)?;
+        waiting.queue_take(&store.key(&key)?, max, timeout)?
+    };
+
+    /// Waits until `world_size` workers have arrived at the barrier `key`. A key works once: a completed barrier stays
+    /// open. An arrival that timed out or was cancelled stays counted, so repeat with another key.
+    fn c10d_store_barrier(store: Option<&StoreHandle>, key: KeyPointer[key_len], world_size: usize; wait) = {
+        let (waiting, timeout) = store.waiting(wait)?;
+        waiting.barrier_timeout(&store.key(&key)?, world_size, timeout)?
+    };
+}
+
+operations! {
+    /// Writes the value and owns the key: `owned` is true, and `present` is empty. If the key has a value of another owner, or
+    /// of none, nothing changes: `owned` is false, and `present` has the value. The server deletes the key when the handle is
+    /// closed or freed, its process ends, or its connection breaks. Then it writes `will_value` to `will_key`, unless that is
+    /// null. Clones of the handle own other keys; a handle owns at most 1024.
+    fn c10d_store_set_ephemeral(
+        store: Option<&StoreHandle>,
+        key: KeyPointer[key_len],
+        value: DataPointer[value_len],
+        will_key: KeyPointer[will_key_len],
+        will_value: DataPointer[will_value_len],
+    ) -> owned: bool, present: Buffer = {
+        let (key, value) = (store.key(&key)?, value.read()?);
+        let (will_name, will_value) = (store.key(&will_key)?, will_value.read()?);
+        let will = (!will_key.is_null()).then_some((&*will_name, will_value));
+        let present = store.store.set_ephemeral(&key, value, will)?;
+        (present.is_none(), present)
+    };
+
+    /// Says that this process lives. From now on the keys that the handle owns also end when it is silent for
+    /// `silence_max_ms`, which the server notices within 250 ms; `C10D_FOREVER` is no such end. So call it three times as often.
+    /// `kept` is false if keys have ended by silence, or with their connection, since the last call: set them again.
+    fn c10d_store_keep_alive(store: Option<&StoreHandle>, silence_max_ms: i64) -> kept: bool = {
+        let Some(silence_max) = timeout::explicit(silence_max_ms)? else {
+            let text = "silence_max_ms is C10D_DEFAULT, which a store does not have";
+            return Err(Failure::invalid_argument(text));
+        };
+        store.store.keep_alive(silence_max)?
+    };
+
+    /// Ends the calls of all clients that wait for a key, a barrier or a queue whose name begins with the prefix: they return
+    /// `C10D_ERROR_WAIT_ENDED`, and PyTorch's raise a `DistStoreError`. Writes to `count`, which may be null, how many.
+    fn c10d_store_end_waits(store: Option<&StoreHandle>, prefix: KeyPointer[prefix_len]) -> count(or_null): u64 =
+        store.store.end_waits(&store.key(&prefix)?)?;
+
+    /// Deletes the values and queues of all names that begin with the prefix, which must not be empty, and writes to `count`,
+    /// which may be null, how many. With a `delay_ms` that is not 0, it returns at once with 0, and the server deletes those of
+    /// then after this time.
+    fn c10d_store_delete_prefix(
+        store: Option<&StoreHandle>, prefix: KeyPointer[prefix_len], delay_ms: u64,
+    ) -> count(or_null): u64 = store.store.delete_prefix(&store.key(&prefix)?, Duration::from_millis(delay_ms))?;
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char};
 
-use crate::exported::exported;
+use crate::border::exported;
 use crate::status::c_text;
 
 const VERSION: &CStr = c_text(concat!(env!("CARGO_PKG_VERSION"), "\0"));

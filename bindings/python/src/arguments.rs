@@ -1,11 +1,14 @@
 //! Arguments as PyTorch takes them: keys and values as text or bytes, timeouts as `timedelta` or seconds.
 
+use std::path::Path;
 use std::time::Duration;
 
-use c10d_store::key_from_bytes;
+use c10d_store::{Credentials, Secret, key_from_bytes};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyString};
+
+use crate::errors::raise;
 
 /// A key: text or bytes.
 #[derive(Debug)]
@@ -139,4 +142,13 @@ fn wrong_type(object: &Borrowed<'_, '_, PyAny>, expected: &str) -> PyErr {
     let name = object.get_type().name();
     let name = name.map_or_else(|_| "another type".to_owned(), |name| name.to_string());
     PyTypeError::new_err(format!("{expected}, not {name}"))
+}
+
+/// The credentials in a file that `c10d secret new` has written.
+///
+/// # Errors
+/// `DistStoreError` if the file cannot be read, is no secret, or other users can read it.
+pub(crate) fn read_secret_file(py: Python<'_>, path: &Path) -> PyResult<Credentials> {
+    let credentials = Secret::read_file(path).and_then(Credentials::from_secrets);
+    credentials.map_err(|error| raise(py, "DistStoreError", error.to_string()))
 }

@@ -1,9 +1,10 @@
-//! Calls that block: without Python's lock, and ended by Ctrl-C.
+//! Calls that block: without Python's lock, and ended by Ctrl-C on the thread that runs Python's signal handlers.
 
-use c10d_socket::Cancel;
+use std::cell::Cell;
+
+use c10d_socket::{Cancel, Process};
 use pyo3::prelude::*;
 
-use crate::main_thread::is_main_thread;
 use crate::signals;
 
 /// Ends the calls of [`run`] by Ctrl-C: what they wait on must have it.
@@ -23,4 +24,23 @@ pub(crate) fn run<T: Send>(py: Python<'_>, call: impl FnOnce() -> T + Send) -> P
     let result = py.detach(call);
     handling.end(py)?;
     Ok(result)
+}
+
+thread_local! {
+    /// The answer and the process that it is for: in a forked child, the thread that forked is the main thread.
+    static KNOWN: Cell<Option<(Process, bool)>> = const { Cell::new(None) };
+}
+
+/// Whether Python runs its signal handlers on this thread.
+pub(crate) fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
+    if let Some((process, is_main)) = KNOWN.get()
+        && process.is_this()
+    {
+        return Ok(is_main);
+    }
+    let threading = py.import("threading")?;
+    let main = threading.call_method0("main_thread")?.getattr("ident")?;
+    let is_main = main.eq(threading.call_method0("get_ident")?)?;
+    KNOWN.set(Some((Process::this(), is_main)));
+    Ok(is_main)
 }

@@ -1,8 +1,10 @@
-//! Values that end when they are taken out: stores, groups, servers and threads, until they are closed.
+//! Values of Python objects that exist for a part of the life of the object: stores, groups, servers and threads until they
+//! are closed, and what `__init__` sets.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use c10d_socket::ProcessBound;
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 use crate::errors::{forked, raise};
@@ -73,5 +75,36 @@ impl<T> Owned<ProcessBound<T>> {
             return Err(forked(error));
         }
         Ok(self.take().and_then(ProcessBound::into_inner))
+    }
+}
+
+/// A value that `__init__` sets once.
+#[derive(Debug)]
+pub(crate) struct SetOnce<T>(OnceLock<T>);
+
+impl<T> SetOnce<T> {
+    pub(crate) const fn unset() -> Self {
+        Self(OnceLock::new())
+    }
+
+    pub(crate) fn new(value: T) -> Self {
+        Self(OnceLock::from(value))
+    }
+
+    /// # Errors
+    /// If it is set: `__init__` was called twice.
+    pub(crate) fn set(&self, value: T) -> PyResult<()> {
+        self.0
+            .set(value)
+            .map_err(|_| PyRuntimeError::new_err("this store is open: __init__ was called twice"))
+    }
+
+    /// # Errors
+    /// If it is not set.
+    pub(crate) fn get(&self) -> PyResult<&T> {
+        self.0.get().ok_or_else(|| {
+            let text = "this store is not open: its subclass has not called super().__init__()";
+            PyRuntimeError::new_err(text)
+        })
     }
 }

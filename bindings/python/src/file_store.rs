@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::call::{cancel, run};
+use crate::cells::SetOnce;
 use crate::errors::store_error;
-use crate::set_once::SetOnce;
 use crate::store::Store;
 
 /// A store in a file that the workers share. With a world size, the last of that many stores to close removes the file.

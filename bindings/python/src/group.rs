@@ -9,8 +9,8 @@ use pyo3::types::{PyBytes, PyList};
 
 use crate::arguments::{Ranks, Timeout, Value};
 use crate::call::{cancel, run};
+use crate::cells::Owned;
 use crate::errors::{raise, store_error};
-use crate::owned::Owned;
 use crate::store::Store;
 
 /// Joins the group of all workers of this job, and returns when all have joined. Reads torchrun's variables: RANK,

@@ -6,9 +6,9 @@ use c10d_store::{Store, StoreError};
 use pyo3::prelude::*;
 
 use crate::call::run;
+use crate::cells::Owned;
+use crate::cells::SetOnce;
 use crate::errors::store_error;
-use crate::owned::Owned;
-use crate::set_once::SetOnce;
 
 /// A store, once it is open.
 #[derive(Debug)]

@@ -5,24 +5,20 @@
 
 mod arguments;
 mod call;
+mod cells;
 mod errors;
 mod file_store;
 mod group;
 mod handle;
 mod hash_store;
-mod main_thread;
 mod membership;
-mod owned;
 mod prefix_store;
 mod rendezvous;
 mod rendezvous_options;
-mod secret;
-mod set_once;
 mod signals;
 mod store;
 mod store_server;
 mod tcp_store;
-mod torchrun_log;
 
 #[pyo3::pymodule(gil_used = true)]
 mod _native {

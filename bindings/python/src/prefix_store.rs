@@ -6,8 +6,8 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
+use crate::cells::SetOnce;
 use crate::errors::store_error;
-use crate::set_once::SetOnce;
 use crate::store::Store;
 
 /// The keys of another store below a prefix: k is prefix/k there. Shares the other store's timeout, and closes it.

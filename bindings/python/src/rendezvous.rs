@@ -1,6 +1,7 @@
 //! `Rendezvous`: a node of `elastic-rendezvous`, for the handler that torchrun asks for.
 
 use std::collections::BTreeMap;
+use std::io::{self, Write as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 use c10d_inspect::http::StatusOptions;
 use c10d_socket::{HostPort, ProcessBound};
 use elastic_agent::{
-    AgentOptions, CommandLine, Companion, LauncherOptions, NodeRelayError, Screen as _,
+    AgentOptions, CommandLine, Companion, LauncherOptions, NodeRelayError, Screen,
 };
 use elastic_rendezvous::{
     DEFAULT_PORT, Endpoint, RendezvousError, RendezvousHandler, RendezvousParameters,
@@ -20,13 +21,11 @@ use elastic_rendezvous::{
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
-use crate::call::{cancel, run};
+use crate::arguments::read_secret_file;
+use crate::call::{cancel, is_main_thread, run};
+use crate::cells::Owned;
 use crate::errors::raise;
-use crate::main_thread::is_main_thread;
-use crate::owned::Owned;
 use crate::rendezvous_options::{RendezvousOptions, take_options};
-use crate::secret::read_secret_file;
-use crate::torchrun_log::TorchrunLog;
 
 /// With this variable, PyTorch's agents do not exchange ranks, because all nodes have equally many workers.
 const IDENTICAL: &str = "TORCH_ELASTIC_WORKER_IDENTICAL";
@@ -352,4 +351,19 @@ fn rendezvous_error(py: Python<'_>, error: &RendezvousError) -> PyErr {
         _ => "RendezvousError",
     };
     raise(py, class, error.to_string())
+}
+
+/// Standard error, which torchrun's log goes to. Needs no lock of Python: the agent may hold it for long.
+#[derive(Debug)]
+pub(crate) struct TorchrunLog;
+
+impl Screen for TorchrunLog {
+    fn message(&self, text: &str) {
+        self.text(&format!("c10d-rs: {text}"));
+    }
+
+    fn text(&self, text: &str) {
+        // A closed standard error takes no text.
+        let _ = io::stderr().write_all(text.as_bytes());
+    }
 }

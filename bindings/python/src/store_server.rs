@@ -10,10 +10,10 @@ use c10d_store::{ServerOptions, TcpStoreServer};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
+use crate::arguments::read_secret_file;
 use crate::call::run;
+use crate::cells::Owned;
 use crate::errors::store_error;
-use crate::owned::Owned;
-use crate::secret::read_secret_file;
 
 /// Serves a store over TCP from one thread, until it is closed. For port 0 the system chooses a port. A host of "" is
 /// all interfaces. Every process that reaches the port can read and change the store, or with a secret_file every process

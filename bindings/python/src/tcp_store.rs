@@ -13,10 +13,10 @@ use pyo3::types::{PyDict, PyTuple};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
 use crate::arguments::Timeout;
+use crate::arguments::read_secret_file;
 use crate::call::{cancel, run};
+use crate::cells::SetOnce;
 use crate::errors::store_error;
-use crate::secret::read_secret_file;
-use crate::set_once::SetOnce;
 use crate::store::Store;
 
 /// Connects to the server of a store; the master hosts it as well. With a world size, the workers are counted, and the

@@ -19,8 +19,8 @@ use pyo3::prelude::*;
 
 use crate::arguments::Timeout;
 use crate::call::{cancel, run};
+use crate::cells::Owned;
 use crate::errors::raise;
-use crate::owned::Owned;
 use crate::store::Store;
 
 use self::watch::{Abort, News, Settings, Waited, Watch};
