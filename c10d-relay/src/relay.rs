@@ -247,13 +247,13 @@ pub enum RelayError {
         /// The cause.
         source: Arc<SessionError>,
     },
-    /// The store has not been reached in time; the relay goes on trying.
+    /// The store has not been reached in time; the relay keeps trying.
     #[error("the relay has not reached the store {target} in time")]
     Timeout {
         /// The store.
         target: StoreAddress,
     },
-    /// The wait was cancelled; the relay goes on trying.
+    /// The wait was cancelled; the relay keeps trying.
     #[error("cancelled before the relay has reached the store")]
     Cancelled,
     /// The relay has stopped.

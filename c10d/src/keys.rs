@@ -151,7 +151,7 @@ pub(crate) fn absent(arrived: &[u8], world_size: usize) -> Vec<usize> {
 
 const NAME_BYTES_MAX: usize = 64;
 
-/// What is wrong with a name, which becomes part of keys.
+/// Checks a name, which becomes part of keys. An error is the reason why it is invalid.
 pub(crate) fn check_name(name: &str) -> Result<(), String> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(is_plain) {
@@ -165,7 +165,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), String> {
 /// Longest part of a member's text that is shown.
 const SHOWN_CHARS_MAX: usize = 100;
 
-/// This process, told apart from all others: `NUMBER PID HOST`.
+/// Returns the identity of this process, which no other process has: `NUMBER PID HOST`.
 pub(crate) fn this_process() -> String {
     let host = host_name();
     let host = match host.as_str() {
@@ -185,7 +185,7 @@ pub(crate) fn in_words(member: &[u8]) -> String {
     }
 }
 
-/// What another process wrote, for a message.
+/// Returns the text of another process for a message.
 pub(crate) fn shown(text: &[u8]) -> String {
     printable(text, SHOWN_CHARS_MAX).to_string()
 }

@@ -1,14 +1,17 @@
-//! Why a call failed, and whether its function may have run.
+//! The errors of calls, of functions, and of the start of an agent. The error of a call has its outcome: whether the
+//! function may have run.
 
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use c10d_socket::OtherProcess;
+use c10d_socket::{CredentialsError, ListenError, OtherProcess};
+use c10d_store::StoreError;
 
+use crate::directory::DirectoryError;
 use crate::retry::RetryOptionsError;
-use crate::worker::WorkerInfo;
+use crate::worker::{WorkerError, WorkerInfo};
 
 /// Identifies the call in an error: the callee and the function.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -335,6 +338,41 @@ fn describe_attempts(max_retries: u32, attempts: u32, outcome: Outcome, last: &R
         ""
     };
     format!("{early}Attempts: {attempts}{earlier}")
+}
+
+/// Why an agent did not start.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The name or the rank is invalid.
+    #[error(transparent)]
+    Worker(#[from] WorkerError),
+    /// The agent cannot listen on its host and port.
+    #[error("cannot listen for other workers: {0}")]
+    Listen(#[from] ListenError),
+    /// The secret or the certificate cannot be used.
+    #[error("cannot use the credentials: {0}")]
+    Credentials(#[from] CredentialsError),
+    /// A socket that the agent uses internally cannot be created.
+    #[error("cannot set up the sockets: {0}")]
+    Socket(#[source] io::Error),
+    /// The agent cannot join the group.
+    #[error(transparent)]
+    Directory(Box<DirectoryError>),
+    /// The store cannot be used.
+    #[error("cannot use the store: {0}")]
+    Store(#[source] StoreError),
+    /// The system cannot start a thread.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] io::Error),
+}
+
+c10d_socket::debug_as_display!(StartError);
+
+impl From<DirectoryError> for StartError {
+    fn from(error: DirectoryError) -> Self {
+        Self::Directory(Box::new(error))
+    }
 }
 
 /// The error of a function, which its caller receives as text. Text beyond 64 KiB is cut.

@@ -58,13 +58,13 @@ mod wire;
 mod worker;
 
 // The types of other crates that this one's options take.
-pub use agent::{Agent, AgentHandle, Call, StartError, Work};
+pub use agent::{Agent, AgentHandle, Call, Work};
 #[cfg(feature = "tls")]
 pub use c10d_socket::{CertificateFiles, Secret};
 pub use c10d_socket::{Credentials, CredentialsError};
 pub use context::{Context, Reply};
 pub use directory::DirectoryError;
-pub use error::{CallMessage, CallSite, HandlerError, NotSent, Outcome, RpcError};
+pub use error::{CallMessage, CallSite, HandlerError, NotSent, Outcome, RpcError, StartError};
 #[doc(hidden)]
 pub use future::catch_panic;
 pub use future::{FutureMessage, Promise, RpcFuture, join_all};

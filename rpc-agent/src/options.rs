@@ -224,7 +224,7 @@ impl AgentOptions {
     }
 }
 
-/// What happens to a message instead of being sent once and at once.
+/// The fault of a message, which is otherwise sent once and at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The request is not sent, and its call fails with [`NotSent::Injected`](crate::NotSent::Injected). An answer is
@@ -232,11 +232,11 @@ pub enum Fault {
     Fail,
     /// The message is sent otherwise.
     Send {
-        /// How often. A request that is lost (0) counts as sent.
+        /// The number of copies that are sent. A lost request (0) counts as sent.
         copies: u32,
-        /// How much later; the sender does not wait.
+        /// The delay; the sender does not wait.
         after: Duration,
-        /// Whether the connection is closed then.
+        /// Whether the connection is closed afterwards.
         cuts: bool,
     },
 }
@@ -244,8 +244,8 @@ pub enum Fault {
 /// Decides which messages of an agent meet a fault, for tests: see
 /// [`AgentOptions::with_faults`](crate::AgentOptions::with_faults).
 pub trait FaultInjector: fmt::Debug + Send + Sync {
-    /// The fault of a message that is about to be sent, if it is to have one. Asked once a send, so once an attempt.
-    /// `function` is the one that is or was called. Must not block.
+    /// The fault of a message that is about to be sent, if it is to have one. Called for each
+    /// send, so for each attempt. `function` is the name of the called function. Must not block.
     fn decide(
         &self,
         message: CallMessage,

@@ -138,7 +138,7 @@ enum ReplyTo {
     Copies(ForkId),
 }
 
-/// What runs when the pending references are confirmed, or one of them is refused.
+/// The code that runs when the pending references are confirmed, or one of them is refused.
 type Continuation = Box<dyn FnOnce(&Arc<Runtime>, Result<(), String>) + Send>;
 
 /// Takes the result of a function, on the thread on which it has ended.
@@ -462,7 +462,7 @@ impl Server {
             .functions
             .find(function)
             .ok_or_else(|| no_function(function))?;
-        // The reference to a method's value comes before all others.
+        // The reference to a method's value precedes all other references.
         let target = match (function.is_method, received.cells.first()) {
             (false, _) => None,
             (true, Some(first)) => Some(Arc::clone(first)),
@@ -543,7 +543,7 @@ impl RunCreation for Creator {
 }
 
 fn finish_creation(runtime: &Arc<Runtime>, rref: RRefId, made: Result<Value, String>) {
-    // Dropped without the lock, as its destructor is the program's code.
+    // Dropped without the lock, because its destructor is the program's code.
     let mut mismatched = None;
     runtime.step(RunOn::ThisThread, |inner, now| {
         let expected = inner.context.type_name_of(Handle::Owner(rref));

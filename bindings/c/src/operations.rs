@@ -1,5 +1,5 @@
-//! The operations of a store: those that return at once, those that wait for other workers, and those on keys that end
-//! with their owner, which only servers of `c10d` have.
+//! The operations of a store: operations that return at once, operations that wait for other workers, and operations on
+//! ephemeral keys, which only servers of `c10d` have.
 //!
 //! Each operation that waits has a time limit and may be cancelled.
 

@@ -1,5 +1,5 @@
-//! The event loop's part for new connections: accepts those of this relay's user, and closes those that do not complete
-//! the handshake.
+//! Admits new connections to the event loop: accepts connections of this relay's user, and closes connections that do not
+//! complete the handshake.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -74,7 +74,7 @@ impl EventLoop {
             .admitted(client, |client| stage_of(connections, tunnels, client));
     }
 
-    /// Notes how far a connection is, of which something was received.
+    /// Notes the stage of a connection that has received something.
     pub(super) fn advance_handshake(&mut self, client: u32) {
         let Some(connection) = self.connections.get_mut(&client) else {
             return;

@@ -6,7 +6,7 @@ use std::io::{self, IoSlice, Write};
 use super::Protocol;
 use super::error::{CredentialsError, TlsError};
 
-/// What a process proves itself with. Needs the feature `tls`.
+/// The proof of a process's identity. Needs the feature `tls`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credentials(Infallible);
 
@@ -26,7 +26,7 @@ pub struct TlsLayer(Infallible);
     missing_docs,
     clippy::missing_errors_doc,
     clippy::must_use_candidate,
-    reason = "they are those of the type with the feature"
+    reason = "the type with the feature documents them"
 )]
 impl Credentials {
     pub fn server(&self, _: Protocol) -> Result<TlsServer, CredentialsError> {
@@ -53,7 +53,7 @@ impl Credentials {
 #[expect(
     missing_docs,
     clippy::missing_errors_doc,
-    reason = "they are those of the type with the feature"
+    reason = "the type with the feature documents them"
 )]
 impl TlsServer {
     pub fn start(&self) -> Result<TlsLayer, CredentialsError> {
@@ -64,7 +64,7 @@ impl TlsServer {
 #[expect(
     missing_docs,
     clippy::missing_errors_doc,
-    reason = "they are those of the type with the feature"
+    reason = "the type with the feature documents them"
 )]
 impl TlsClient {
     pub fn start(&self) -> Result<TlsLayer, CredentialsError> {
@@ -76,7 +76,7 @@ impl TlsClient {
     missing_docs,
     clippy::missing_errors_doc,
     clippy::must_use_candidate,
-    reason = "they are those of the type with the feature"
+    reason = "the type with the feature documents them"
 )]
 impl TlsLayer {
     pub fn is_handshaking(&self) -> bool {

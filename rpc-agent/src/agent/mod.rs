@@ -4,9 +4,7 @@ mod call;
 mod handle;
 mod service;
 mod start;
-mod start_error;
 
 pub use self::call::Call;
 pub use self::handle::{AgentHandle, Work};
 pub use self::start::Agent;
-pub use self::start_error::StartError;

@@ -11,7 +11,7 @@ use crate::runtime::{ReplyTo, Served};
 use crate::segmented_queue::SegmentedQueue;
 use crate::wire::Failure;
 
-/// What the threads of an agent's pool do.
+/// The work of the threads of an agent's pool.
 pub(super) struct Service {
     pub(super) agent: AgentHandle,
     pub(super) registry: Registry,

@@ -9,7 +9,7 @@ use c10d_store::Store;
 
 use super::handle::AgentHandle;
 use super::service::Service;
-use super::start_error::StartError;
+use crate::error::StartError;
 use crate::options::AgentOptions;
 use crate::registry::Registry;
 use crate::runtime::Runtime;

@@ -489,19 +489,8 @@ impl<R, C> Scheduler<R, C> {
                     thread.phase = Phase::Idle { timed_out: false };
                 }
                 Phase::Idle { timed_out } => {
-                    if self.is_called() {
-                        self.end_rest(thread);
-                    } else if self.standby == Standby::None {
-                        self.standby = Standby::Watching;
-                        thread.phase = Phase::Standby { quiet_ticks: 0 };
-                    } else if timed_out && self.threads > 2 {
-                        self.idle -= 1;
-                        self.threads -= 1;
-                        let is_last = self.threads == 2;
-                        let burst_is_over = is_last && mem::take(&mut self.had_burst);
-                        return Next::End { burst_is_over };
-                    } else {
-                        return Next::Sleep(Sleep::Idle);
+                    if let Some(next) = self.next_idle(thread, timed_out) {
+                        return next;
                     }
                 }
                 Phase::Standby { quiet_ticks } => {
@@ -548,6 +537,25 @@ impl<R, C> Scheduler<R, C> {
                 }
             }
         }
+    }
+
+    /// Returns the next step of an idle thread; `None` if its phase has changed.
+    fn next_idle(&mut self, thread: &mut Thread, timed_out: bool) -> Option<Next<R, C>> {
+        if self.is_called() {
+            self.end_rest(thread);
+        } else if self.standby == Standby::None {
+            self.standby = Standby::Watching;
+            thread.phase = Phase::Standby { quiet_ticks: 0 };
+        } else if timed_out && self.threads > 2 {
+            self.idle -= 1;
+            self.threads -= 1;
+            let is_last = self.threads == 2;
+            let burst_is_over = is_last && mem::take(&mut self.had_burst);
+            return Some(Next::End { burst_is_over });
+        } else {
+            return Some(Next::Sleep(Sleep::Idle));
+        }
+        None
     }
 
     fn next_task(&mut self, thread: &mut Thread) -> Option<Next<R, C>> {

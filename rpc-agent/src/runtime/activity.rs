@@ -1,4 +1,4 @@
-//! What an agent is doing: the stage of its life, and its pending work, which are calls without a response, callbacks
+//! The activity of an agent: the stage of its life, and its pending work, which are calls without a response, callbacks
 //! that have not run, and waiting retries.
 //!
 //! A coordinated shutdown waits until no worker has pending work.

@@ -195,7 +195,7 @@ pub(super) struct Gathered {
 }
 
 impl Gathered {
-    /// `is_outsider`: the calling thread does not flush by itself, so that the standby thread must stay awake.
+    /// `is_outsider`: the calling thread does not flush, so the standby thread must stay awake.
     pub(super) fn push(&self, peer: &Arc<PeerEntry>, is_outsider: bool) {
         self.peers.lock().push(Arc::clone(peer));
         self.is_filled.store(true, Ordering::SeqCst);

@@ -245,7 +245,7 @@ impl SealedReads {
     }
 }
 
-/// What one receive gave.
+/// The result of one receive.
 #[derive(Debug)]
 pub(super) struct Received {
     /// Bytes on the wire. 0 if there are none for now, or the connection has failed.

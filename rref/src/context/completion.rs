@@ -63,7 +63,7 @@ impl<V: Clone> RRefContext<V> {
                 self.complete(rref, value);
                 self.settle_owned(now, rref);
             }
-            // An effect, as a destructor must not run under the caller's lock.
+            // An effect, because a destructor must not run under the caller's lock.
             (Err(_), result) => self.effects.extend(result.ok().map(Effect::Free)),
         }
         given

@@ -39,7 +39,7 @@ impl<V: Clone> RRefContext<V> {
     /// Creates a reference to the result of a function that the shell runs on this worker, and reports by
     /// [`RRefContext::function_finished`].
     ///
-    /// PyTorch counts the creation as a user of its own. Here the handle keeps the entry: a result that arrives
+    /// PyTorch counts the creation as a separate user. Here the handle keeps the entry: a result that arrives
     /// after it was dropped is freed at once.
     pub(crate) fn create_here(
         &mut self,
@@ -65,7 +65,7 @@ impl<V: Clone> RRefContext<V> {
         value: Value<V>,
     ) -> Result<RRefId, UserError> {
         if self.phase != Phase::Running {
-            // An effect, as a destructor must not run under the caller's lock.
+            // An effect, because a destructor must not run under the caller's lock.
             if let Value::Ready(value) = value {
                 self.effects.push(Effect::Free(value));
             }

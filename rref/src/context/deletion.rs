@@ -26,7 +26,7 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// Deletes the user if nothing keeps it, and notifies the owner if that knows the user.
+    /// Deletes the user if nothing keeps it, and notifies the owner if the owner has the user.
     pub(super) fn settle_user(&mut self, now: Instant, fork: ForkId) {
         let Some(user) = self.users.get(&fork) else {
             return;

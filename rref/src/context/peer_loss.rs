@@ -1,4 +1,4 @@
-//! What happens when another worker's process has ended, or another process has taken its place.
+//! The loss of another worker: its process has exited, or another process has replaced it.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use super::values::{Owned, Value, Waiting};
 use crate::id::{ForkId, RRefId};
 use crate::protocol::Answer;
 
-/// What the report of an ended process led to.
+/// The effect of the report that a process has exited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LossReport {
     /// Another process of the worker was heard from since the report was made: make it again.
@@ -32,7 +32,7 @@ impl<V: Clone> RRefContext<V> {
     /// A process of a worker has ended. `connected` is the process that the transport was last connected to,
     /// read after [`RRefContext::incarnation_of`] was `heard`.
     ///
-    /// The report says nothing about a process that was heard from in between, so it is discarded then.
+    /// The report is discarded if another process was heard from in between, because it does not concern that process.
     pub(crate) fn process_ended(
         &mut self,
         now: Instant,
@@ -219,7 +219,7 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// Fails the users of a dead owner's values. Nothing is sent to it.
+    /// Fails the users of a dead owner's values. The owner receives no message.
     pub(super) fn lose_owner(
         &mut self,
         now: Instant,
@@ -271,9 +271,9 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// The message of an orphaned user has ended. If a later process may have registered the user, it is deleted
-    /// there: also one that was not heard from yet, as the transport may have connected to it first. Without such a
-    /// process, the deletion ends with the next report of the loss.
+    /// The message of an orphaned user has ended. If a later process may have registered the user, the user is
+    /// deleted there, even if that process was not heard from yet, because the transport may have connected to it first.
+    /// Without such a process, the next report of the loss removes the deletion.
     pub(super) fn orphan_ended(&mut self, now: Instant, orphans: Orphan, delivery: &Delivery) {
         let Orphan { owner, rref, fork } = orphans;
         let may_be_known = match delivery {

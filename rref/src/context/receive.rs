@@ -122,7 +122,7 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// Answers a parent that asks whether a fork has arrived here. One that has not is refused from now on.
+    /// Answers the probe of a parent. A fork that has not arrived here is refused from now on.
     fn probed(&mut self, now: Instant, fork: ForkId) -> Answer {
         let is_accepting = self.outbox.contains(Control::ChildAccept(fork));
         if self.users.contains_key(&fork) || is_accepting {
@@ -133,7 +133,7 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// Answers a parent that asks whether this worker, the owner, knows a fork.
+    /// Answers the query of a parent about a fork of a value that this worker owns.
     fn queried(&self, rref: RRefId, fork: ForkId) -> Answer {
         let owned = self.owned.get(&rref);
         if owned.is_some_and(|owned| owned.forks.contains(fork)) {

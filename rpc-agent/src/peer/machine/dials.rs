@@ -34,7 +34,7 @@ pub(crate) enum AttemptFailure {
     Unlisted(Arc<str>),
 }
 
-/// What becomes of a connection that was dialed and welcomed.
+/// The fate of a connection that was dialed and welcomed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Welcomed {
     Established,
@@ -223,7 +223,7 @@ impl<P, S: Clone> Peer<P, S> {
         Ok(connection)
     }
 
-    /// Whether the peer is known to have ended or left. One whose connection was lost is dialed, so that a later
+    /// Whether the peer is known to have ended or left. A peer whose connection was lost is dialed, so that a later
     /// question has an answer: no call may ever find out.
     pub(crate) fn is_known_dead(&mut self, now: Instant) -> bool {
         if self.absence().is_some_and(Absence::is_final) {

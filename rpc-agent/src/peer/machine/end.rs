@@ -61,7 +61,7 @@ impl<P, S: Clone> Peer<P, S> {
         });
         let cause: Arc<str> = format!("connection to {} lost: {error}", current.address).into();
         self.last_failure = Some(Arc::clone(&cause));
-        // Of the process that has ended: another one may be connected by the time that the program is told.
+        // The incarnation of the lost process: another process may be connected when the callback of the program runs.
         let incarnation = self.peer_incarnation();
         if has_left {
             self.left = incarnation;
@@ -99,7 +99,7 @@ impl<P, S: Clone> Peer<P, S> {
         true
     }
 
-    /// Fails all calls: for this cause, or as shut down. A request of which no byte was sent has not been executed.
+    /// Fails all calls: for this cause, or as shut down. A request without a sent byte has not been executed.
     pub(super) fn fail_calls(&mut self, had_connection: bool, cause: &NotSent) {
         let mut unsent = self.outgoing.unsent_requests();
         unsent.sort_unstable();
