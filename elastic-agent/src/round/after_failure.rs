@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use log::Level;
 
-use super::blame::{blame_for_stall, failed_workers};
 use super::ending::{RoundCause, RoundEnding};
-use super::error::AgentError;
 use super::input::{Effect, Effects, Facts, Joins, Stopped};
 use super::machine::{Round, finish, log};
-use super::outcome::AgentOutcome;
+use super::outcome::{AgentError, AgentOutcome};
 use super::phase::{End, Failure, First, Known, Phase, Stall};
 use crate::failure::Failures;
 use crate::job_end::{EndNotice, OwnEnd};
-use crate::restart_policy::{Decision, RestartPolicy};
+use crate::progress::ProgressSeen;
+use crate::restart_policy::{Decision, FailedWorker, RestartPolicy, fatal_error};
+use crate::worker::WorkerExit;
 
 /// The consequence of a failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -290,5 +290,50 @@ pub(super) const fn ending_of(stall: Option<Stall>) -> (RoundEnding, RoundCause)
     match stall {
         None => (RoundEnding::Failed, RoundCause::Failure),
         Some(_) => (RoundEnding::Stuck, RoundCause::Stuck),
+    }
+}
+
+/// The workers that failed, as the policy judges them.
+pub(super) fn failed_workers(failures: Option<&Failures>) -> Vec<FailedWorker> {
+    let failures = failures.map_or(&[][..], Failures::all);
+    let failed = failures.iter().map(|failure| FailedWorker {
+        rank: failure.rank,
+        exit: failure.exit,
+        was_stopped: failure.was_stopped,
+        fatal_error: fatal_error(failure.exit, failure.error_message(), &failure.stderr_tail),
+    });
+    failed.collect()
+}
+
+/// A worker that has just ended, as the policy judges it by its exit alone.
+pub(super) const fn failed_worker(exit: &WorkerExit) -> FailedWorker {
+    FailedWorker {
+        rank: exit.rank,
+        exit: exit.exit,
+        was_stopped: false,
+        fatal_error: None,
+    }
+}
+
+/// Makes the worker with the lowest step the root cause: the agent stopped all of them, and the others most often wait
+/// for that one.
+fn blame_for_stall(failures: &mut Failures, seen: &ProgressSeen, silent_for: Duration) {
+    let step_of = |local_rank: usize| seen.steps.get(local_rank).copied().flatten();
+    let known = failures.all().iter();
+    let behind = known
+        .filter_map(|it| Some((step_of(it.local_rank)?, it.rank)))
+        .min();
+    let silent = silent_for.as_secs_f64();
+    match (behind, failures.all().first().map(|it| it.rank)) {
+        (Some((step, rank)), _) => {
+            failures.blame(
+                rank,
+                format!("alive at step {step}, without progress for {silent:.1} s"),
+            );
+        }
+        (None, Some(rank)) => {
+            failures.blame(rank, format!("alive, without progress for {silent:.1} s"));
+        }
+        (None, None) => {}
     }
 }

@@ -7,9 +7,8 @@ use log::Level;
 use rustix::process::Signal;
 
 use super::ending::{RoundCause, RoundEnding, RoundPhases};
-use super::error::AgentError;
-use super::outcome::AgentOutcome;
-use super::stuck::StuckWorkers;
+use super::outcome::{AgentError, AgentOutcome};
+use super::phase::StuckWorkers;
 use crate::failure::{Decision, ExitRecord, Failures};
 use crate::job_end::{EndNotice, OwnEnd};
 use crate::progress::ProgressSeen;

@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use log::Level;
 
-use super::blame::{failed_worker, failed_workers};
+use super::after_failure::{failed_worker, failed_workers};
 use super::input::{Death, Effect, Effects, GroupNews};
-use super::keep_options::Replacement;
-use super::machine::{Round, log};
+use super::machine::{Replacement, Round, log};
 use super::phase::{End, Running};
 use crate::restart_policy::Decision;
 use crate::worker::WorkerExit;

@@ -1,20 +1,59 @@
-//! The rounds of one node: their data, and the steps that all phases share.
+//! The rounds of one node: their settings and data, and the next phase for each input.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use elastic_rendezvous::Membership;
 use log::Level;
 
-use super::clock::RoundClock;
-use super::ending::{RoundCause, RoundEnding};
-use super::error::AgentError;
-use super::input::{Effect, Effects, Joins, RoundSummary};
-use super::keep_options::KeepOptions;
-use super::outcome::AgentOutcome;
-use super::phase::Phase;
+use super::ending::{RoundCause, RoundClock, RoundEnding};
+use super::input::{Effect, Effects, Input, Joins, RoundSummary, StartTimes};
+use super::outcome::{AgentError, AgentOutcome};
+use super::phase::{Known, Phase, Running, Waiting};
 use crate::failure::Failures;
 use crate::job_end::OwnEnd;
 use crate::restart_policy::{RestartPolicy, RestartRules};
+
+/// How the workers that survive another worker are kept. Their script must use the membership service of the workers' store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KeepOptions {
+    /// With fewer workers than this no work is done: those that are left wait for others.
+    pub members_min: usize,
+    /// What takes the place of a worker that died, if a restart is left.
+    pub replacement: Replacement,
+    /// How long after the death.
+    pub replace_after: Duration,
+    /// How long after their start the service is asked for the workers. If none is a member, a warning says so; one that
+    /// takes longer to join than the default, a minute, only has that warning.
+    pub members_expected_after: Duration,
+    /// How long a worker that its group has evicted may still run, for example to save its state; then it is killed, and
+    /// replaced like any dead worker. 30 s.
+    pub evicted_grace: Duration,
+}
+
+/// What takes the place of a worker that died while others run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Replacement {
+    /// Another process on its node.
+    Fork,
+    /// Nothing.
+    None,
+}
+
+impl KeepOptions {
+    /// Workers that died are replaced at once.
+    #[must_use]
+    pub const fn new(members_min: usize) -> Self {
+        Self {
+            members_min,
+            replacement: Replacement::Fork,
+            replace_after: Duration::ZERO,
+            members_expected_after: Duration::from_secs(60),
+            evicted_grace: Duration::from_secs(30),
+        }
+    }
+}
 
 /// How long workers have to exit when the members of the round change or one of them has failed. PyTorch has the
 /// same limit.
@@ -91,6 +130,103 @@ impl Round {
             None => Joins::Next,
         };
         (round, vec![Effect::Join(joins)])
+    }
+
+    /// Takes an input, and returns what to do. Ignores what comes too late for the phase, as the end of a worker that is
+    /// being stopped.
+    pub(crate) fn step(&mut self, now: Duration, input: Input) -> Effects {
+        let mut effects = Effects::new();
+        let phase = std::mem::replace(&mut self.phase, Phase::Over);
+        self.phase = self.next_phase(phase, input, now, &mut effects);
+        effects
+    }
+
+    fn next_phase(
+        &mut self,
+        phase: Phase,
+        input: Input,
+        now: Duration,
+        out: &mut Effects,
+    ) -> Phase {
+        match (phase, input) {
+            (Phase::Joining { failures }, Input::Joined { nodes, has_lost }) => {
+                self.clock.end(now, |phases| &mut phases.rendezvous);
+                if std::mem::take(&mut self.is_count_open) && has_lost {
+                    self.do_not_count(now, out);
+                }
+                let restarts = self.policy.used();
+                out.push(Effect::Prepare {
+                    restarts,
+                    restarts_max: restarts.saturating_add(self.policy.left(now)),
+                });
+                Phase::Preparing { nodes, failures }
+            }
+            (Phase::Preparing { nodes, failures }, Input::Prepared { keeps }) => {
+                self.keeps = keeps;
+                self.has_looked_at_group = false;
+                self.clock.end(now, |phases| &mut phases.ranks);
+                let phases = self.clock.phases();
+                out.push(Effect::Start(StartTimes {
+                    restarts: self.policy.used(),
+                    rendezvous: phases.rendezvous,
+                    ranks: phases.ranks,
+                }));
+                Phase::Starting { nodes, failures }
+            }
+            (Phase::Starting { nodes, .. }, Input::Started) => {
+                self.clock.end(now, |phases| &mut phases.start);
+                self.has_had_workers = true;
+                out.push(Effect::TellStarted);
+                if let Some(keep) = self.keep() {
+                    out.push(Effect::OpenRound);
+                    out.push(Effect::ExpectMembers(keep.members_expected_after));
+                }
+                out.push(Effect::ReadMembership);
+                Phase::Running(Running {
+                    nodes,
+                    succeeded: 0,
+                    gone: 0,
+                    at_exit: 0,
+                    evicted: BTreeMap::new(),
+                    failed: None,
+                    known: Known::Nothing,
+                    ended: None,
+                    waiting: Waiting::Nothing,
+                })
+            }
+            (Phase::Joining { failures }, Input::NotStarted { error, signal }) => {
+                self.clock.end(now, |phases| &mut phases.rendezvous);
+                self.not_started(error, signal, failures, now, out)
+            }
+            (Phase::Preparing { failures, .. }, Input::NotStarted { error, signal }) => {
+                self.clock.end(now, |phases| &mut phases.ranks);
+                self.not_started(error, signal, failures, now, out)
+            }
+            (Phase::Starting { failures, .. }, Input::NotStarted { error, signal }) => {
+                self.clock.end(now, |phases| &mut phases.start);
+                self.not_started(error, signal, failures, now, out)
+            }
+            (Phase::NotStarted { error, failures }, input) => {
+                self.in_not_started(error, failures, input, now, out)
+            }
+            (Phase::Running(running), input) => self.in_running(running, input, now, out),
+            (Phase::Ending { nodes, end, first }, Input::Facts(facts)) => {
+                self.stop_knowing(nodes, end, first, facts, out)
+            }
+            (Phase::Stopping { nodes, end }, Input::Stopped(stopped)) => {
+                self.clock.end(now, |phases| &mut phases.stop);
+                self.after_stop(nodes, end, *stopped, now, out)
+            }
+            (Phase::Judging { nodes, failure }, Input::Facts(facts)) => {
+                self.judge(nodes, *failure, facts, now, out)
+            }
+            (Phase::AwaitingOthers(awaiting), input) => {
+                self.awaiting_others(awaiting, input, now, out)
+            }
+            (Phase::AwaitingLoss(awaiting), input) => self.awaiting_loss(awaiting, input, now, out),
+            (Phase::AtBarrier(barrier), input) => self.in_barrier(barrier, input, now, out),
+            (phase, _) => phase,
+        }
     }
 
     /// How the other workers are kept when one dies; `None` in a round that restarts all of them.

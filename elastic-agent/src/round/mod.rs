@@ -7,13 +7,9 @@
 mod after_failure;
 mod at_exit;
 mod barrier;
-mod blame;
-mod clock;
 mod ending;
-mod error;
 mod input;
 mod keep;
-mod keep_options;
 mod loss;
 mod machine;
 mod members;
@@ -21,19 +17,16 @@ mod not_started;
 mod outcome;
 mod phase;
 mod running;
-mod step;
-mod stuck;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use self::barrier::EXIT_BARRIER_TIMEOUT;
 pub use self::ending::{RoundCause, RoundEnding, RoundPhases};
-pub use self::error::AgentError;
 pub(crate) use self::input::{
     Crash, Death, Effect, Facts, GroupNews, Input, Joins, RoundSummary, StartTimes, Stop, Stopped,
 };
-pub use self::keep_options::{KeepOptions, Replacement};
+pub use self::machine::{KeepOptions, Replacement};
 pub(crate) use self::machine::{Round, Settings};
 pub(crate) use self::members::MembersChange;
-pub use self::outcome::AgentOutcome;
-pub use self::stuck::StuckWorkers;
+pub use self::outcome::{AgentError, AgentOutcome};
+pub use self::phase::StuckWorkers;

@@ -9,11 +9,10 @@ use log::Level;
 
 use super::after_failure::{Verdict, verdict};
 use super::ending::{RoundCause, RoundEnding};
-use super::error::AgentError;
 use super::input::{Effect, Effects, Facts, Input, Joins};
 use super::machine::{Round, finish, log};
 use super::members::why_members_changed;
-use super::outcome::AgentOutcome;
+use super::outcome::{AgentError, AgentOutcome};
 use super::phase::{Failure, Known, Phase};
 use crate::failure::Failures;
 use crate::job_end::OwnEnd;

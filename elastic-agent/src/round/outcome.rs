@@ -1,7 +1,15 @@
-//! The outcomes of an agent's work.
+//! The outcomes of an agent's work, and the errors that prevent it.
 
+use c10d_socket::HostPort;
+use elastic_rendezvous::{BoardError, RendezvousError};
+
+use crate::environment::EnvironmentError;
 use crate::failure::Failures;
 use crate::job_end::EndNotice;
+use crate::logs::LogDirectoryError;
+use crate::relay::NodeRelayError;
+use crate::watchdog::WatchdogError;
+use crate::worker::StartError;
 
 /// How the work of an agent ended.
 #[derive(Debug)]
@@ -61,5 +69,95 @@ impl AgentOutcome {
             } => Some(failures),
             _ => None,
         }
+    }
+}
+
+/// Why an agent could not run the workers.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum AgentError {
+    /// An option has a value that no agent can use.
+    #[error("invalid option: {option} {reason}")]
+    InvalidOption {
+        /// The option's name, as in [`AgentOptions`](crate::AgentOptions).
+        option: &'static str,
+        /// Why the value cannot be used.
+        reason: &'static str,
+    },
+    /// The node could not join a round.
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
+    /// The node joined a round, but could not agree with its other nodes on the ranks of the workers.
+    #[error(transparent)]
+    Board(#[from] BoardError),
+    /// The node joined a round, but its workers got no relay.
+    #[error(transparent)]
+    Relay(#[from] NodeRelayError),
+    /// Workers could not be started.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The environment of a worker could not be composed.
+    #[error(transparent)]
+    Environment(#[from] EnvironmentError),
+    /// The watchdog could not be started.
+    #[error(transparent)]
+    Watchdog(#[from] WatchdogError),
+    /// The directory for the workers' progress could not be created.
+    #[error("cannot create a directory for the workers' progress: {source}; set TMPDIR")]
+    Progress {
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// Workers cannot survive others with this store.
+    #[error(
+        "--keep-workers needs a workers' store with a membership service, which a launcher or `c10d store serve` of the \
+         same version serves: the store {store} has none"
+    )]
+    NoMembership {
+        /// The workers' store.
+        store: HostPort,
+    },
+    /// The log directory could not be created.
+    #[error(transparent)]
+    Logs(#[from] LogDirectoryError),
+    /// Other nodes of the round finished, so that a new round would lack them.
+    #[error("{finished} of {world_size} nodes have already finished and cannot join a new round")]
+    OthersFinished {
+        /// How many nodes of the round have succeeded.
+        finished: usize,
+        /// How many nodes the round has.
+        world_size: usize,
+    },
+    /// Workers failed, restarts were left, and the restart failed.
+    #[error(
+        "worker with rank {} failed ({}), and the workers cannot be restarted: {source}",
+        failures.first().rank,
+        failures.first().exit
+    )]
+    NotRestarted {
+        /// Why the restart failed.
+        source: Box<Self>,
+        /// The failures that made the restart necessary.
+        failures: Failures,
+    },
+}
+
+impl AgentError {
+    /// Adds the failures that made a restart necessary to the error that prevented it.
+    pub(super) fn with_failures(self, failures: Option<Failures>) -> Self {
+        match failures {
+            None => self,
+            Some(failures) => Self::NotRestarted {
+                source: Box::new(self),
+                failures,
+            },
+        }
+    }
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl std::fmt::Debug for AgentError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
     }
 }

@@ -6,15 +6,13 @@ use elastic_rendezvous::Membership;
 use log::Level;
 use rustix::process::Signal;
 
-use super::after_failure::used_up;
+use super::after_failure::{failed_worker, used_up};
 use super::at_exit::may_be_at_exit;
 use super::barrier::EXIT_BARRIER_TIMEOUT;
-use super::blame::failed_worker;
 use super::input::{Effect, Effects, Facts, GroupNews, Input, Stop};
 use super::machine::{Round, STOP_GRACE, STUCK_GRACE, log};
 use super::members::MembersChange;
-use super::phase::{End, First, Known, Phase, Running, Stall, Waiting};
-use super::stuck::StuckWorkers;
+use super::phase::{End, First, Known, Phase, Running, Stall, StuckWorkers, Waiting};
 use crate::job_end::{EndNotice, OwnEnd};
 use crate::worker::WorkerExit;
 

@@ -8,15 +8,15 @@ use rustix::process::Signal;
 
 use super::super::Round;
 use super::super::ending::RoundEnding;
-use super::super::error::AgentError;
 use super::super::input::{Effect, Facts, Input, Stop, Stopped};
 use super::super::outcome::AgentOutcome;
-use super::super::stuck::StuckWorkers;
 use super::workers::failure;
 use super::world::{FINAL, joined, settings};
 use crate::failure::Failures;
 use crate::job_end::{EndNotice, OwnEnd};
 use crate::progress::ProgressSeen;
+use crate::round::outcome::AgentError;
+use crate::round::phase::StuckWorkers;
 use crate::worker::{ExitKind, StartError, WorkerExit};
 
 const NOW: Duration = Duration::ZERO;

@@ -1,10 +1,10 @@
 //! What holds in every history.
 
 use super::super::RoundEnding;
-use super::super::error::AgentError;
 use super::super::input::RoundSummary;
 use super::super::outcome::AgentOutcome;
 use super::world::{ABORT, Doing, FINISHED, World};
+use crate::round::outcome::AgentError;
 
 impl World {
     pub(super) fn check_round(&mut self, index: usize, summary: &RoundSummary) {

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::super::Settings;
 use super::super::after_failure::{Verdict, verdict};
-use super::super::blame::failed_workers;
 use super::super::input::Facts;
 use super::super::phase::{Failure, Known, Stall};
 use super::workers::failure;
@@ -13,6 +12,7 @@ use crate::failure::Failures;
 use crate::job_end::{EndNotice, OwnEnd};
 use crate::progress::ProgressSeen;
 use crate::restart_policy::{RestartPolicy, RestartRules};
+use crate::round::after_failure::failed_workers;
 
 struct Row {
     what: &'static str,

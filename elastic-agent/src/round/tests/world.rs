@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use elastic_rendezvous::{BoardError, Membership, RendezvousError};
 
-use super::super::error::AgentError;
 use super::super::input::{Effect, Facts, Input, Joins, Stop};
 use super::super::outcome::AgentOutcome;
-use super::super::stuck::StuckWorkers;
 use super::super::{KeepOptions, Replacement, Settings};
 use super::meeting::Meeting;
 use super::numbers::Numbers;
 use crate::job_end::EndNotice;
 use crate::restart_policy::RestartRules;
 use crate::round::Round;
+use crate::round::outcome::AgentError;
+use crate::round::phase::StuckWorkers;
 use crate::worker::StartError;
 
 /// The exit code after which the job is not to be restarted.
