@@ -3,7 +3,6 @@
 
 mod agent;
 mod assignment;
-mod cancelled;
 mod command_line;
 pub mod devices;
 mod environment;
@@ -29,14 +28,12 @@ mod round;
 #[cfg(test)]
 mod round_costs_tests;
 pub mod scheduler;
-mod signal_name;
 mod sys;
-mod template;
 mod temporary;
 mod threads;
 mod watchdog;
+mod wording;
 mod worker;
-mod worker_list;
 mod workers_network;
 
 pub use agent::{

@@ -10,8 +10,8 @@ use elastic_rendezvous::RendezvousHandler;
 
 use super::probes::Probes;
 use crate::progress::ProgressView;
-use crate::signal_name::name_of;
 use crate::threads::lock;
+use crate::wording::name_of;
 use crate::worker::{KillSwitch, WorkerExit};
 
 /// Reports signals to an agent, from any thread. Clones reach the same agent.

@@ -16,18 +16,17 @@ use super::plan::PlannedStart;
 use super::runtime::{LOG, Runtime};
 use super::site::{Ended, Prepared, Running, Site};
 use crate::environment::GLOO_SOCKET_IFNAME;
-use crate::exit_barrier;
 use crate::failure::{Decision, ExitRecord};
 use crate::places::{self, Place};
 use crate::progress::Poller;
 use crate::ranks::{RankBlock, RoleInfo, exchange_ranks};
 use crate::relay::NodeRelay;
 use crate::round::{AgentError, Input, Joins, MembersChange, StartTimes, Stop, Stopped};
-use crate::signal_name::name_of;
 use crate::watchdog::Watchdog;
+use crate::wording::name_of;
 use crate::worker::{WorkerOutcome, WorkerSlots};
-use crate::worker_list;
 use crate::workers_network::WorkersNetwork;
+use crate::{exit_barrier, wording};
 
 /// How many nodes of a round keep the workers that survive another worker.
 const KEEPERS: &str = "c10d/keepers";
@@ -330,7 +329,7 @@ impl Runtime<'_> {
             target: LOG,
             "world size {}: {}",
             started.world_size,
-            worker_list::ranks_with_pids(first_rank, &running.workers.pids()),
+            wording::ranks_with_pids(first_rank, &running.workers.pids()),
         );
         self.node
             .listeners

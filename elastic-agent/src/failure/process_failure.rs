@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 
 use super::error_file::{self, ERROR_FILE_BYTES_MAX, ErrorFile, ErrorFileError};
 use super::exit_record::ExitRecord;
-use super::local_time::epoch_seconds;
 use crate::regular_file;
-use crate::signal_name::{OUT_OF_MEMORY, signal_name};
+use crate::wording::{OUT_OF_MEMORY, epoch_seconds, signal_name};
 use crate::worker::{ExitKind, WorkerOutcome};
 
 /// How many of the last lines on standard error a report shows.

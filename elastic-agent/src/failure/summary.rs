@@ -2,13 +2,11 @@
 
 use c10d_socket::is_printable;
 
-use super::exit_record::ExitRecord;
-use super::last_words::TRACEBACK_START;
-use super::local_time::epoch_seconds;
+use super::exit_record::{ExitRecord, TRACEBACK_START};
 use super::process_failure::{Failures, ProcessFailure, STDERR_LINES_MAX};
-use crate::signal_name::signal_name;
+use crate::wording;
+use crate::wording::{epoch_seconds, signal_name};
 use crate::worker::ExitKind;
-use crate::worker_list;
 
 /// The longest rule between the parts.
 const WIDTH_MAX: usize = 60;
@@ -170,7 +168,7 @@ fn block(
         && !same.is_empty()
     {
         text.push_str("\n  same in   : rank ");
-        text.push_str(&worker_list::ranks(same));
+        text.push_str(&wording::ranks(same));
     }
     if let Some(note) = &failure.note {
         text.push_str("\n  note      : ");

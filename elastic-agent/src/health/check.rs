@@ -14,9 +14,9 @@ use rustix::io::ioctl_fionbio;
 use rustix::process::{Pid, Signal, getpid};
 
 use super::HealthCheck;
-use crate::cancelled::Cancelled;
 use crate::output::LastBytes;
 use crate::sys;
+use crate::threads::Cancelled;
 use crate::worker::{ExitKind, Guardian, Remains, process_group, wait_for_exit};
 
 const WAITER: &str = "health-check";

@@ -19,7 +19,7 @@ use crate::failure::{
 };
 use crate::job_end::{EndNotice, exit_text};
 use crate::round::{AgentError, AgentOutcome};
-use crate::signal_name::name_of;
+use crate::wording::name_of;
 
 /// Reports the outcome to the user, to the other nodes, and to the program that started this one.
 pub(super) fn conclude(

@@ -5,17 +5,16 @@ use std::time::Duration;
 
 use elastic_rendezvous::{RendezvousHandler, StartWarnings, create_handler};
 
-use super::ending;
 use super::error::LauncherError;
 use super::feature::JobEnd;
 use super::features::Features;
 use super::options::LauncherOptions;
-use super::preflight;
 use super::report::LauncherReport;
 use super::stop::StopControl;
+use super::{ending, preflight};
 use crate::agent::ElasticAgent;
 use crate::round::AgentOutcome;
-use crate::signal_name::name_of;
+use crate::wording::name_of;
 
 /// Runs the job on this node. See [`Launcher::run`](super::Launcher::run).
 pub(super) fn run(options: &LauncherOptions, stop: StopControl) -> LauncherReport {

@@ -1,6 +1,6 @@
 //! The prefix of each line of a worker's output on the console.
 
-use crate::template::substitute;
+use crate::command_line::substitute;
 
 /// The values that a prefix can show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

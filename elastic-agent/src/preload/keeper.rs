@@ -17,9 +17,8 @@ use super::message::{self, REPLY_BYTES_MAX, Reply};
 use super::options::TemplatePlan;
 use super::process::{Subreaper, Template};
 use super::start::NotForked;
-use crate::cancelled::Cancelled;
 use crate::output::LineSplitter;
-use crate::threads::JoinedThread;
+use crate::threads::{Cancelled, JoinedThread};
 
 const THREAD: &str = "preload";
 

@@ -7,8 +7,7 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_socket::Deadline;
-use c10d_socket::ProcessStat;
+use c10d_socket::{Deadline, ProcessStat};
 use rustix::io::ioctl_fionbio;
 use rustix::net::{Shutdown, shutdown};
 use rustix::process::{
@@ -19,9 +18,9 @@ use rustix::process::{
 use super::forked::{is_living_child, reap};
 use super::options::TemplatePlan;
 use super::{link, message};
-use crate::signal_name::{OUT_OF_MEMORY, name_of};
 use crate::sys;
 use crate::threads::lock;
+use crate::wording::{OUT_OF_MEMORY, name_of};
 
 /// The program that the interpreter gets on its command line: it reads the next one from standard input.
 const STUB: &str = "exec(compile(__import__('os').read(0,262144),'<c10d preload>','exec'),{'__name__':'<c10d preload>'})";

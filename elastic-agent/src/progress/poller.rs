@@ -1,17 +1,43 @@
-//! The threads that read the files in which workers report progress, and the one that decides.
+//! The files in which workers report progress: the options, the threads that read the files, and the thread that decides.
 
 use std::convert::Infallible;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
+use std::{fs, io};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
-use super::file;
 use super::watch::{Mark, ProgressSeen, ProgressWatch, Verdict};
+use crate::regular_file;
 use crate::threads::{JoinedThread, lock};
+
+/// Where the workers of a node report their progress, and when they count as stuck.
+///
+/// Each worker finds the path of its own file in `C10D_PROGRESS_FILE`, in a temporary directory that only this user can
+/// enter, and that is removed with the agent. It writes
+/// its step there as decimal text. In a file that holds no number, each change of its time counts as progress.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ProgressOptions {
+    /// A file that any worker of this node writes to. None by default.
+    pub file: Option<PathBuf>,
+    /// The workers count as stuck when none of them has reported progress for this long since the last report. `None`,
+    /// the default, for never.
+    pub timeout: Option<Duration>,
+    /// The same for the time from their start to the first report. `None`, the default, for never, because the workers
+    /// of a node may leave all reports to those of another one.
+    pub first_timeout: Option<Duration>,
+}
+
+impl ProgressOptions {
+    /// The path of one worker's file in the agent's directory. `starts` is how often the agent has started workers before: no two workers share
+    /// a file, as a process that an earlier one left behind may still write.
+    pub(crate) fn worker_file(directory: &Path, starts: usize, local_rank: usize) -> PathBuf {
+        directory.join(format!("{starts}-{local_rank}"))
+    }
+}
 
 /// The thread that decides.
 const THREAD: &str = "progress";
@@ -77,7 +103,7 @@ impl Poller {
         first_timeout: Option<Duration>,
         on_stuck: impl FnOnce(Duration) + Send + 'static,
     ) -> io::Result<Self> {
-        Self::start_with(file::read, directories, timeout, first_timeout, on_stuck)
+        Self::start_with(read, directories, timeout, first_timeout, on_stuck)
     }
 
     fn start_with(
@@ -235,6 +261,28 @@ fn observe(watch: &Mutex<ProgressWatch>, now: Duration, reading: Reading) {
     }
 }
 
+/// The longest file that is read for a number: 64 bits have 20 digits.
+const BYTES_MAX: u64 = 64;
+
+/// What the file says; `None` if it is missing or cannot be read.
+pub(super) fn read(path: &Path) -> Option<Mark> {
+    let modified = fs::metadata(path).and_then(|it| it.modified()).ok()?;
+    match regular_file::read(path, BYTES_MAX) {
+        Ok(bytes) => Some(mark(&bytes, modified)),
+        Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
+            Some(Mark::Modified(modified))
+        }
+        Err(_) => None,
+    }
+}
+
+/// A decimal number with blanks around it, or else the time of the last change.
+fn mark(bytes: &[u8], modified: SystemTime) -> Mark {
+    let text = std::str::from_utf8(bytes).ok();
+    let step = text.and_then(|text| text.trim().parse().ok());
+    step.map_or(Mark::Modified(modified), Mark::Step)
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -272,7 +320,7 @@ mod tests {
                     thread::park();
                 }
             }
-            file::read(path)
+            read(path)
         }
         let folder = tempfile::tempdir().unwrap();
         let own = folder.path().join("own");
@@ -289,5 +337,34 @@ mod tests {
         assert!(silent >= timeout, "{silent:?}");
         fs::write(&own, "8").unwrap();
         assert_eq!(poller.finish().steps, [Some(8), None]);
+    }
+
+    #[test]
+    fn only_a_number_is_a_step() {
+        let time = SystemTime::UNIX_EPOCH;
+        for (text, step) in [
+            ("17", 17),
+            (" 17\n", 17),
+            ("0", 0),
+            ("18446744073709551615", u64::MAX),
+        ] {
+            assert_eq!(mark(text.as_bytes(), time), Mark::Step(step));
+        }
+        for text in ["", "-1", "1.5", "step 17", "17 18", "18446744073709551616"] {
+            assert_eq!(mark(text.as_bytes(), time), Mark::Modified(time), "{text}");
+        }
+        assert_eq!(mark(b"\xff", time), Mark::Modified(time));
+    }
+
+    #[test]
+    fn a_long_file_has_only_a_time_and_a_directory_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("progress");
+        assert_eq!(read(&path), None);
+        fs::write(&path, "1".repeat(65)).unwrap();
+        assert!(matches!(read(&path), Some(Mark::Modified(_))));
+        fs::write(&path, "12\n").unwrap();
+        assert_eq!(read(&path), Some(Mark::Step(12)));
+        assert_eq!(read(folder.path()), None);
     }
 }

@@ -24,10 +24,10 @@ pub use self::error::WatchdogError;
 use self::pipe::TimerPipe;
 use self::request::Lines;
 use self::timers::{Expired, Timers};
-use crate::signal_name::name_of;
 use crate::sys::session_of;
 use crate::temporary;
 use crate::threads::JoinedThread;
+use crate::wording::name_of;
 
 const THREAD: &str = "watchdog";
 

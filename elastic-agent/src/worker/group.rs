@@ -6,20 +6,18 @@ use std::time::{Duration, Instant, SystemTime};
 use crossbeam_channel::{at, never, select};
 use rustix::process::{Pid, Signal};
 
-use super::error::StartError;
-use super::exit_code::ExitKind;
 use super::kill_switch::KillSwitch;
 use super::lifecycle::{Effect, Exit, Input, Leftover, Lifecycle};
-use super::outcome::{WorkerExit, WorkerOutcome};
-use super::plan::GroupPlan;
+use super::outcome::{ExitKind, WorkerExit, WorkerOutcome};
+use super::plan::{GroupPlan, StartError};
 use super::process_group;
 use super::processes::{Processes, Worker};
-use super::report::{AbandonedWorker, StopReport};
+use super::slots::{AbandonedWorker, StopReport};
 use super::waiter::{Ended, OnExit};
-use crate::cancelled::Cancelled;
 use crate::output::Console;
 use crate::preload::ForkedWorkers;
 use crate::sys;
+use crate::threads::Cancelled;
 
 /// How long to wait for the last bytes of a worker that has exited: its pipe is read within a moment.
 const STDERR_PATIENCE: Duration = Duration::from_millis(50);

@@ -12,7 +12,7 @@ use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid,
 };
 
-use crate::signal_name::name_of;
+use crate::wording::name_of;
 
 /// A signal that could not be sent.
 #[derive(Debug, thiserror::Error)]

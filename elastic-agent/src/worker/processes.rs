@@ -1,25 +1,25 @@
 //! The processes of a group, and what serves them: how they start.
 
+use std::env;
+use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
-use std::{env, io};
 
-use crossbeam_channel::{Receiver, unbounded};
-use rustix::process::{Pid, getpid};
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use rustix::process::{Pid, getpgrp, getpid};
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
 
-use super::error::StartError;
-use super::foreground::Foreground;
 use super::guardian::{Guardian, Remains};
 use super::kill_switch::KillSwitch;
-use super::plan::{GroupPlan, WorkerInput, WorkerPlan};
-use super::spawner::Spawner;
+use super::plan::{GroupPlan, StartError, WorkerInput, WorkerPlan};
 use super::streams::{GroupSources, OwnStreams, StderrEnd, WorkerStreams};
 use super::waiter::{Assigned, Ended, OnExit, Waiter};
 use crate::output::{Console, OutputThreads};
 use crate::preload::{ForkedWorkers, WorkerStart};
 use crate::sys;
+use crate::threads::JoinedThread;
 
 /// The processes of a group, and the threads that serve them.
 #[derive(Debug)]
@@ -252,4 +252,84 @@ fn prepare(worker: &WorkerPlan) -> Command {
         .env_clear()
         .envs(worker.environment.iter().map(|(name, value)| (name, value)));
     command
+}
+
+/// A terminal whose foreground this process can give to a worker, and take back from it.
+#[derive(Debug, Clone)]
+pub(super) struct Foreground {
+    own_group: Pid,
+    settings: Termios,
+}
+
+impl Foreground {
+    /// Returns the terminal of standard input, if this process has its foreground. Returns `None` if a shell runs this
+    /// process in the background, or if the terminal does not control the session of this process.
+    pub(super) fn here() -> Option<Self> {
+        let stdin = io::stdin();
+        if !stdin.is_terminal() {
+            return None;
+        }
+        let own_group = getpgrp();
+        let has_foreground = tcgetpgrp(&stdin).ok()? == own_group;
+        let settings = tcgetattr(&stdin).ok()?;
+        has_foreground.then_some(Self {
+            own_group,
+            settings,
+        })
+    }
+
+    /// Takes the foreground back when the worker has exited, and restores the settings of the terminal, because a
+    /// debugger may have changed them.
+    pub(super) fn take_back(&self) {
+        let taken = sys::give_foreground(self.own_group);
+        let restored = tcsetattr(io::stdin(), OptionalActions::Now, &self.settings);
+        if let Err(error) = taken.and(restored.map_err(Into::into)) {
+            log::debug!("cannot take back the foreground of the terminal: {error}");
+        }
+    }
+}
+
+/// The thread `worker-spawn`. Dropping ends it, and on Linux the workers that it started.
+#[derive(Debug)]
+pub(super) struct Spawner {
+    /// Dropping it ends the thread, so it comes first.
+    commands: Sender<Command>,
+    children: Receiver<io::Result<Child>>,
+    _thread: JoinedThread,
+}
+
+impl Spawner {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    pub(super) fn start() -> io::Result<Self> {
+        let (commands, next) = bounded::<Command>(0);
+        let (answers, children) = bounded(1);
+        let thread = JoinedThread::start("worker-spawn", move || {
+            for mut command in next {
+                // Dropping the command closes this process's copies of the worker's streams.
+                let child = command.spawn();
+                drop(command);
+                if answers.send(child).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(Self {
+            commands,
+            children,
+            _thread: thread,
+        })
+    }
+
+    /// Starts a process. Blocks until its program is loaded, or has failed to load.
+    ///
+    /// # Errors
+    /// Those of the system: the program does not exist, or no process is left.
+    pub(super) fn spawn(&self, command: Command) -> io::Result<Child> {
+        let has_ended = || io::Error::other("the thread worker-spawn has ended");
+        self.commands.send(command).map_err(|_| has_ended())?;
+        self.children.recv().map_err(|_| has_ended())?
+    }
 }

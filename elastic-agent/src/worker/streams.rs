@@ -18,8 +18,7 @@ use crate::output::{
 };
 use crate::regular_file;
 
-use super::error::StartError;
-use super::plan::{GroupPlan, WorkerInput, WorkerPlan};
+use super::plan::{GroupPlan, StartError, WorkerInput, WorkerPlan};
 
 /// Where to find the last bytes of a worker's standard error.
 #[derive(Debug)]

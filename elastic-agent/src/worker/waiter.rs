@@ -12,8 +12,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
-use super::exit_code::ExitKind;
-use super::outcome::WorkerExit;
+use super::outcome::{ExitKind, WorkerExit};
 
 /// Called when a worker has exited.
 pub(super) type OnExit = Arc<dyn Fn(WorkerExit) + Send + Sync>;

@@ -13,10 +13,10 @@ use c10d_socket::Deadline;
 use log::Level;
 use rustix::process::Signal;
 
-use super::exit_code::ExitKind;
+use super::outcome::ExitKind;
 use super::plan::SignalTarget;
-use crate::signal_name::name_of;
-use crate::worker_list;
+use crate::wording;
+use crate::wording::name_of;
 
 /// The shortest wait for killed processes: one with much memory takes seconds to end.
 const KILL_WAIT_MIN: Duration = Duration::from_secs(10);
@@ -190,7 +190,7 @@ impl Lifecycle {
     /// The workers that are running, as text: `local rank 0 (pid 17), 1 (pid 18)`.
     pub(super) fn running_text(&self) -> String {
         let running = self.still_running();
-        worker_list::local_ranks_with_pids(running.map(|(_, it)| (it.local_rank, it.pid)))
+        wording::local_ranks_with_pids(running.map(|(_, it)| (it.local_rank, it.pid)))
     }
 
     /// The workers that have exited, in the order in which this was noticed.
