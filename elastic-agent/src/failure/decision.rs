@@ -119,8 +119,7 @@ fn exit(node: usize, record: &ExitRecord, all: &[ExitRecord], has_other_nodes: b
     not(feature = "launcher"),
     allow(dead_code, reason = "only a launcher needs it")
 )]
-const CURE: &str =
-    "call torch.distributed.destroy_process_group() at the end of the program";
+const CURE: &str = "call torch.distributed.destroy_process_group() at the end of the program";
 
 /// The last line that libstdc++ writes before it aborts because a thread still runs.
 const MESSAGE: &str = "terminate called without an active exception";

@@ -2,15 +2,16 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::sync::mpsc::channel;
+use std::time::{Duration, SystemTime};
 
 use c10d_inspect::Report;
 use c10d_inspect::report_text::TextStyle;
+use c10d_store::in_brief;
 use elastic_rendezvous::RendezvousHandler;
 
 use super::error::LauncherError;
 use super::feature::JobEnd;
-use super::leaving;
 use super::options::LauncherOptions;
 use super::stop::StopControl;
 use crate::agent::ElasticAgent;
@@ -82,7 +83,7 @@ pub(super) fn conclude(
                     "stopped by {signal} before workers were started: leaving the rendezvous"
                 );
             }
-            leaving::leave(handler, options.exit_limits.map(|limits| limits.leave));
+            leave(handler, options.exit_limits.map(|limits| limits.leave));
         }
         Err(_) => {}
     }
@@ -116,7 +117,7 @@ fn conclude_error(
     match cause {
         // The other nodes know, or cannot be reached.
         AgentError::Rendezvous(_) => {}
-        AgentError::Board(_) | AgentError::Relay(_) => leaving::leave(handler, None),
+        AgentError::Board(_) | AgentError::Relay(_) => leave(handler, None),
         // The job cannot run without this node.
         _ => shut_down(),
     }
@@ -170,5 +171,45 @@ fn leave_error_file(
         && let Err(error) = write(path)
     {
         log::warn!("{error}");
+    }
+}
+
+const THREAD: &str = "leave";
+
+/// Leaves, so that the other nodes continue without this one. Blocks for at most `limit`; without a limit, as long as
+/// [`RendezvousHandler::leave`]. Logs a failure.
+pub(super) fn leave(handler: &Arc<dyn RendezvousHandler>, limit: Option<Duration>) {
+    let result = match limit {
+        None => handler.leave().map_err(|error| in_brief(&error)),
+        Some(limit) => leave_within(handler, limit),
+    };
+    if let Err(why) = result {
+        log::warn!("cannot leave the rendezvous: {why}");
+    }
+}
+
+/// A call to a store that does not answer has the store's timeout. Its thread is left behind then.
+fn leave_within(handler: &Arc<dyn RendezvousHandler>, limit: Duration) -> Result<(), String> {
+    let (sender, answer) = channel();
+    let leaving = Arc::clone(handler);
+    let thread = std::thread::Builder::new()
+        .name(THREAD.to_owned())
+        .spawn(move || {
+            let result = leaving.leave().map_err(|error| in_brief(&error));
+            // The last handle of the handler waits for its thread: this thread must not be left with it.
+            drop(leaving);
+            // The caller may no longer wait.
+            let _ = sender.send(result);
+        })
+        .map_err(|error| error.to_string())?;
+    match answer.recv_timeout(limit) {
+        Ok(result) => {
+            // It has sent its last message.
+            let _ = thread.join();
+            result
+        }
+        Err(_) => Err(format!(
+            "no answer from its store within {limit:?}; the other nodes notice it by missing heartbeats"
+        )),
     }
 }

@@ -1,16 +1,18 @@
 //! The launcher's features, and their order.
 
-use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{fmt, io};
 
-use c10d_inspect::http::HttpResponse;
+use c10d_inspect::http::{HttpResponse, RequestServer};
 use c10d_inspect::workers::SAMPLE_PATH;
-use c10d_socket::{Credentials, HostPort, host_name};
+use c10d_socket::{Credentials, HostPort, host_name, interface_addresses};
 use elastic_rendezvous::{
     DEFAULT_PORT, Endpoint, RendezvousError, RendezvousHandler, RendezvousParameters, StartWarnings,
 };
+use serde_json::json;
 
 use super::announce::{Announcer, Flusher, LocalView, NodeIdentity, ObservationSender};
 use super::answers::{Answers, AnswersPort, answer_questions};
@@ -19,15 +21,13 @@ use super::error::LauncherError;
 use super::events::{JobNames, Recorder};
 use super::explain::Explainer;
 use super::feature::{Feature, JobEnd};
-use super::health_port::HealthPort;
 use super::nccl;
 use super::observe::{Observer, Processes};
 use super::options::LauncherOptions;
-use super::own_address::own_addresses;
 use super::spoken::Spoken;
 use super::stacks::{self, StackThread};
 use super::status_page::{Hosted, StatusPage};
-use crate::agent::{AgentListener, AgentOptions, ElasticAgent};
+use crate::agent::{AgentHandle, AgentListener, AgentOptions, ElasticAgent};
 
 /// How long the observer waits until the store has its observations.
 const ANNOUNCED_TIMEOUT: Duration = Duration::from_millis(200);
@@ -365,6 +365,75 @@ fn make_events(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, Laun
     let recorder = Recorder::open(file, JobNames::of(making.options))
         .map_err(|error| LauncherError::Invalid(format!("cannot record events: {error}")))?;
     Ok(Some(Box::new(recorder)))
+}
+
+/// The most addresses that are announced.
+const ADDRESSES_MAX: usize = 64;
+
+/// The addresses of this machine's interfaces, without loopback and those of a single link, at most 64. None if the system does
+/// not list them.
+fn own_addresses() -> Vec<IpAddr> {
+    let is_of_link = |address: &IpAddr| match address {
+        IpAddr::V4(_) => false,
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    };
+    let all = interface_addresses().unwrap_or_default().into_iter();
+    let mut own: Vec<IpAddr> = all
+        .map(|(_, address)| address)
+        .filter(|it| !it.is_loopback() && !is_of_link(it))
+        .collect();
+    own.sort_unstable();
+    own.dedup();
+    own.truncate(ADDRESSES_MAX);
+    own
+}
+
+const THREAD: &str = "health-port";
+
+/// The server. Dropping it closes the port.
+#[derive(Debug)]
+pub(super) struct HealthPort {
+    agent: Arc<OnceLock<AgentHandle>>,
+    _server: RequestServer,
+}
+
+impl HealthPort {
+    /// Answers on all interfaces, as probes come from elsewhere. Until there is an agent, the launcher is alive.
+    ///
+    /// # Errors
+    /// Those of the system, as for a port that is in use.
+    pub(super) fn open(port: u16) -> io::Result<Self> {
+        // Of both kinds of addresses, unless this machine has no IPv6.
+        let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
+            .or_else(|error| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).map_err(|_| error))?;
+        let agent: Arc<OnceLock<AgentHandle>> = Arc::default();
+        let of_server = Arc::clone(&agent);
+        let handler = move |_: &str| answer(of_server.get());
+        Ok(Self {
+            agent,
+            _server: RequestServer::start(listener, THREAD, None, Arc::new(handler))?,
+        })
+    }
+}
+
+impl Feature for HealthPort {
+    /// From now on the answer is about this agent.
+    fn watch(&mut self, agent: &AgentHandle) {
+        // There is one agent.
+        let _ = self.agent.set(agent.clone());
+    }
+}
+
+fn answer(agent: Option<&AgentHandle>) -> HttpResponse {
+    let (is_alive, last_progress) = match agent.map(AgentHandle::pulse) {
+        Some(pulse) => (pulse.is_alive, pulse.last_progress),
+        None => {
+            let since = SystemTime::now().duration_since(UNIX_EPOCH);
+            (true, since.map_or(0, |since| since.as_secs()))
+        }
+    };
+    let text = json!({ "alive": is_alive, "last_progress": last_progress });
+    HttpResponse::new(if is_alive { 200 } else { 503 }, format!("{text}\n"))
 }
 
 #[cfg(test)]

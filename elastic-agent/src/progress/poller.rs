@@ -269,9 +269,7 @@ pub(super) fn read(path: &Path) -> Option<Mark> {
     let modified = fs::metadata(path).and_then(|it| it.modified()).ok()?;
     match regular_file::read(path, BYTES_MAX) {
         Ok(bytes) => Some(mark(&bytes, modified)),
-        Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
-            Some(Mark::Modified(modified))
-        }
+        Err(error) if error.kind() == io::ErrorKind::FileTooLarge => Some(Mark::Modified(modified)),
         Err(_) => None,
     }
 }

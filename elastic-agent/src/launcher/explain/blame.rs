@@ -2,11 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::failure::{Decision, Failures, RootExit};
-use c10d_inspect::{Finding, FindingKind, Report, published_ranks, translate};
+use c10d_inspect::{Finding, FindingKind, RankSet, Report, published_ranks, translate};
 use c10d_store::Snapshot;
 
-use super::failure_reports::FailureReports;
+use crate::failure::{Decision, Failures, RootExit};
 
 /// The report that explains a failure, if any does. Makes what it names the root cause, if that is certain enough: an exit
 /// that explains failures of other ranks, or a rank that was still running when this launcher stopped it. Translates the
@@ -209,6 +208,27 @@ fn led_by(report: &Report, cause: &Finding) -> Report {
     led
 }
 
+/// What was known when a worker failed, before the launcher stopped the others.
+#[derive(Debug, Clone, Default)]
+pub(in crate::launcher) struct FailureReports {
+    /// At that moment.
+    pub(super) at_failure: Option<Report>,
+    /// Shortly before, if the job made no progress.
+    pub(super) before: Option<Report>,
+    /// The missing ranks in the last collective, if flight recorders or stacks showed them shortly before.
+    pub(super) absent: Option<Absent>,
+    /// The state of the store at that moment, if this process hosts it.
+    pub(super) snapshot: Option<Snapshot>,
+}
+
+/// Ranks that did not take part in a collective while other ranks waited in it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(in crate::launcher) struct Absent {
+    pub(super) ranks: RankSet,
+    /// The evidence about these ranks, in sentences without the last full stop.
+    pub(super) text: String,
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -216,13 +236,11 @@ mod tests {
 
     use c10d_inspect::flight::{FlightRecording, compare_flights};
 
-    use crate::launcher::explain::failure_reports::Absent;
+    use super::{Absent, *};
 
     use crate::failure::{ExitRecord, ProcessFailure};
     use crate::worker::{ExitKind, WorkerOutcome};
     use c10d_inspect::Finding;
-
-    use super::*;
 
     /// Rank 1 has timed out, rank 2 was stopped, and rank 3 has ended by itself.
     fn failures() -> Failures {

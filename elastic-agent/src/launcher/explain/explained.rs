@@ -5,8 +5,8 @@ use std::time::Duration;
 use c10d_inspect::report_text::TextStyle;
 use c10d_inspect::{Finding, FindingKind, Report, ReportState};
 
+use super::blame::Absent;
 use super::collectives::Stuck;
-use super::failure_reports::Absent;
 
 /// Why a job makes no progress.
 #[derive(Debug)]

@@ -3,16 +3,13 @@
 
 mod activity;
 mod observations;
-mod processes;
 mod readings;
 mod sampling;
-mod unacknowledged;
 
-use std::fmt;
-use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
 use c10d_inspect::{AnnouncedNode, AnnouncedWorker};
 
@@ -21,9 +18,8 @@ use super::processes::Scanner;
 use super::stacks::{NoStacks, observed};
 use crate::agent::AgentHandle;
 pub(super) use observations::Observations;
-pub(super) use processes::Processes;
-use processes::ReadProcesses;
-use readings::{Counters, dead_children};
+pub(super) use readings::Processes;
+use readings::{Counters, ReadProcesses, dead_children};
 use sampling::{Sample, Sampling, Seen};
 
 const THREAD: &str = "observe";

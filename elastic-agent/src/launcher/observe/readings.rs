@@ -1,14 +1,19 @@
 //! The counters of a worker's processes in /proc.
 
+use std::cmp::Reverse;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
-use c10d_inspect::AnnouncedProcess;
+use c10d_inspect::stacks::Stacks;
+use c10d_inspect::{AnnouncedProcess, UnacknowledgedData};
 use c10d_socket::{Moment, ProcessStat};
-
-use crate::launcher::stacks::has_python_name;
+use c10d_stacks::ProcessActivity;
 
 use super::activity::{ProcessCounters, Reading, milliseconds};
+use crate::launcher::processes::TcpSocket;
+use crate::launcher::stacks::{NoStacks, StackThread, has_python_name};
 
 /// The name of a DataLoader's worker process since PyTorch 2.6. Before, it has the name of its parent.
 const LOADER_NAME: &str = "pt_data_worker";
@@ -100,6 +105,62 @@ fn io_bytes(text: &str) -> u64 {
     bytes.fold(0, u64::saturating_add)
 }
 
+/// How long the stacks of all workers of a node may take.
+const STACKS_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// Reads what processes do.
+pub(in crate::launcher) trait ReadProcesses: Send {
+    /// Returns the Python stacks of these processes in their order, or the reason why a process has none. May block for
+    /// some seconds.
+    fn stacks(&self, pids: &[u32]) -> Vec<Result<Stacks, NoStacks>>;
+
+    /// Returns the activity of a process; the default if it has exited.
+    fn activity(&self, pid: u32) -> ProcessActivity;
+}
+
+/// The processes of this host.
+#[derive(Debug)]
+pub(in crate::launcher) struct Processes(Arc<StackThread>);
+
+impl Processes {
+    /// The given thread reads their stacks.
+    pub(in crate::launcher) const fn new(stacks: Arc<StackThread>) -> Self {
+        Self(stacks)
+    }
+}
+
+impl ReadProcesses for Processes {
+    fn stacks(&self, pids: &[u32]) -> Vec<Result<Stacks, NoStacks>> {
+        self.0.read(pids, STACKS_TIMEOUT)
+    }
+
+    fn activity(&self, pid: u32) -> ProcessActivity {
+        ProcessActivity::of(pid).unwrap_or_default()
+    }
+}
+
+/// The most connections of a worker that are announced.
+const CONNECTIONS_MAX: usize = 4;
+
+/// Returns the connections whose data is unacknowledged now and was some seconds before, the largest queues first. After
+/// a lost packet alone, the data is sent again and acknowledged within a second.
+pub(super) fn still_unacknowledged(
+    now: &[TcpSocket],
+    before: &[TcpSocket],
+) -> Vec<UnacknowledgedData> {
+    // The inode of a closed socket can be used again.
+    let is_same = |a: &TcpSocket, b: &TcpSocket| (a.inode, a.remote) == (b.inode, b.remote);
+    let was_seen = |socket: &&TcpSocket| before.iter().any(|it| is_same(it, socket));
+    let mut still: Vec<&TcpSocket> = now.iter().filter(was_seen).collect();
+    still.sort_by_key(|socket| (Reverse(socket.repeated_bytes), socket.remote));
+    still.truncate(CONNECTIONS_MAX);
+    let announced = still.into_iter().map(|socket| UnacknowledgedData {
+        remote: socket.remote,
+        bytes: socket.repeated_bytes.into(),
+    });
+    announced.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use std::process::Command;
@@ -166,5 +227,32 @@ mod tests {
         // The system counts starts in ticks of 10 ms.
         assert!(with_child.processes[&child.id()].started_ms + 10 >= before.at_ms);
         assert_eq!(counters.read(u32::MAX, [own]), None);
+    }
+
+    fn socket(inode: u64, port: u16, repeated_bytes: u32) -> TcpSocket {
+        TcpSocket::established(([10, 0, 0, 2], port).into(), repeated_bytes, inode)
+    }
+
+    #[test]
+    fn only_the_same_connection_in_both_samples_counts() {
+        let before: Vec<_> = (1..9).map(|port| socket(port.into(), port, 10)).collect();
+        let now = [
+            socket(1, 1, 10),
+            socket(2, 2, 30),
+            // Another connection with the inode of a closed one, and a new one.
+            socket(3, 99, 50),
+            socket(77, 4, 50),
+        ];
+        let found = still_unacknowledged(&now, &before);
+        let found: Vec<_> = found
+            .iter()
+            .map(|it| (it.remote.port(), it.bytes))
+            .collect();
+        assert_eq!(found, [(2, 30), (1, 10)]);
+        assert_eq!(still_unacknowledged(&now, &[]), []);
+        assert_eq!(
+            still_unacknowledged(&before, &before).len(),
+            CONNECTIONS_MAX
+        );
     }
 }

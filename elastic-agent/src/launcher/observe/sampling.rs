@@ -9,7 +9,7 @@ use c10d_inspect::stacks::Stacks;
 
 use super::activity::{Activity, Reading, milliseconds};
 use super::observations::Observations;
-use super::unacknowledged::still_unacknowledged;
+use super::readings::still_unacknowledged;
 use crate::launcher::processes::TcpSocket;
 
 /// How often the counters of workers are read. A shorter time until an explanation needs more readings.

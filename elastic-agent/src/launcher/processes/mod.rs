@@ -3,7 +3,6 @@
 //! Reads /proc, so it knows nothing on other systems than Linux.
 
 mod proc_files;
-mod tree;
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -14,8 +13,9 @@ use std::path::{Path, PathBuf};
 
 use c10d_inspect::AnnouncedProcess;
 use c10d_socket::ProcessStat;
-pub(super) use proc_files::TcpSocket;
-use proc_files::TcpState;
+
+pub(super) use self::proc_files::TcpSocket;
+use self::proc_files::TcpState;
 
 /// How many processes of one worker are listed, and of a node with many workers; at least two of each. Those
 /// with a connection come first. An announcement has 256 KiB at most.
@@ -69,7 +69,7 @@ impl Scanner {
         store: &StoreAddress,
     ) -> Vec<Vec<AnnouncedProcess>> {
         let mut stats = self.stats();
-        let mut members = tree::by_worker(&stats, workers);
+        let mut members = by_worker(&stats, workers);
         let sockets = self.sockets(members.iter().flatten(), store);
         self.holders.retain(|inode, _| sockets.contains_key(inode));
         // Reading the open files is by far the longest part.
@@ -79,7 +79,7 @@ impl Scanner {
         {
             // Since they were listed, a process may have started and opened one of the sockets.
             stats = self.stats();
-            members = tree::by_worker(&stats, workers);
+            members = by_worker(&stats, workers);
             self.find_holders(members.iter().flatten(), &sockets);
         }
         let by_holder = self.sockets_by_holder(&sockets);
@@ -138,7 +138,7 @@ impl Scanner {
 
     /// For each worker its processes, itself first.
     pub(super) fn members(&self, workers: &[u32]) -> Vec<Vec<u32>> {
-        tree::by_worker(&self.stats(), workers)
+        by_worker(&self.stats(), workers)
     }
 
     /// The states of these processes, of those that exist.
@@ -302,6 +302,43 @@ fn read_up_to(path: &Path, bytes_max: u64) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
+/// For each worker, by its process id, the processes that belong to it: itself, its descendants, and others
+/// of its session, which are descendants that lost their parent. In the order of their ids, the worker
+/// first. A process belongs to the nearest worker.
+fn by_worker(processes: &HashMap<u32, ProcessStat>, workers: &[u32]) -> Vec<Vec<u32>> {
+    let positions = workers.iter().enumerate();
+    let positions: HashMap<u32, usize> = positions.map(|(at, worker)| (*worker, at)).collect();
+    let mut members = vec![Vec::new(); workers.len()];
+    for &pid in processes.keys() {
+        if let Some(position) = owner(pid, processes, &positions) {
+            members[position].push(pid);
+        }
+    }
+    for (members, worker) in members.iter_mut().zip(workers) {
+        members.sort_unstable_by_key(|pid| (pid != worker, *pid));
+    }
+    members
+}
+
+fn owner(
+    pid: u32,
+    processes: &HashMap<u32, ProcessStat>,
+    workers: &HashMap<u32, usize>,
+) -> Option<usize> {
+    let mut ancestor = pid;
+    // The files are read one after the other, so a reused id can make a circle.
+    for _ in 0..processes.len() {
+        if let Some(&position) = workers.get(&ancestor) {
+            return Some(position);
+        }
+        let Some(stat) = processes.get(&ancestor) else {
+            break;
+        };
+        ancestor = stat.parent;
+    }
+    workers.get(&processes.get(&pid)?.session).copied()
+}
+
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use std::io::Write;
@@ -418,5 +455,44 @@ mod tests {
         assert_eq!([listed[0].pid, listed[1].pid, listed[2].pid], [0, 999, 1]);
         shorten(&mut listed, 0);
         assert_eq!(listed.iter().map(|it| it.pid).collect::<Vec<_>>(), [0, 999]);
+    }
+}
+
+#[cfg(test)]
+mod tree_tests {
+    use super::*;
+
+    fn process(parent: u32, session: u32) -> ProcessStat {
+        let mut stat = ProcessStat::default();
+        stat.parent = parent;
+        stat.session = session;
+        stat
+    }
+
+    #[test]
+    fn descendants_and_orphans_of_the_session_belong_to_a_worker() {
+        let processes = HashMap::from([
+            (1, process(0, 1)),
+            (100, process(1, 50)),
+            // A shell, its Python, that one's loader, which leads a session of its own.
+            (200, process(100, 200)),
+            (90, process(200, 200)),
+            (91, process(90, 91)),
+            // Its parent has ended.
+            (92, process(1, 200)),
+            (300, process(100, 300)),
+            // A daemon that left the session.
+            (400, process(1, 400)),
+        ]);
+        assert_eq!(
+            by_worker(&processes, &[200, 300, 500]),
+            [vec![200, 90, 91, 92], vec![300], vec![]]
+        );
+    }
+
+    #[test]
+    fn a_circle_of_parents_ends() {
+        let processes = HashMap::from([(7, process(8, 7)), (8, process(7, 8))]);
+        assert_eq!(by_worker(&processes, &[9]), [Vec::<u32>::new()]);
     }
 }

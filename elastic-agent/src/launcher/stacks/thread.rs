@@ -1,17 +1,18 @@
 //! The thread `stacks`. Other threads wait for it at most 2 s per worker, because reading blocks while the file system
 //! of an interpreter does not answer, and a blocked read cannot be cancelled.
 
-use std::io;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
-use c10d_inspect::stacks::Stacks;
+use c10d_inspect::stacks::{Frame, Stacks, ThreadStack};
 use c10d_socket::ProcessStat;
+use c10d_stacks::{PythonStacks, PythonThread, StackError, StackReader, command_line};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded, unbounded};
 
-use super::readers::Readers;
-use super::source::{NoStacks, ReadStacks};
 use crate::threads::lock;
 
 const THREAD: &str = "stacks";
@@ -216,10 +217,102 @@ impl Drop for StackThread {
     }
 }
 
+/// Reads the stacks of processes.
+pub(super) trait ReadStacks: Send + 'static {
+    /// Returns the stacks, or the reason why there are none. May block for any time.
+    fn read(&mut self, pid: u32) -> Result<Stacks, NoStacks>;
+
+    /// Drops the state of processes that have exited.
+    fn forget_ended(&mut self);
+}
+
+/// The reason why a process has no stacks. `Display` is a clause without a full stop.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::launcher) enum NoStacks {
+    /// The process does not run Python.
+    NotPython {
+        /// Its command line, if it has one.
+        command_line: Option<String>,
+    },
+    /// The stacks cannot be read, for this reason.
+    Unread(String),
+}
+
+impl fmt::Display for NoStacks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotPython { .. } => StackError::NotPython.fmt(f),
+            Self::Unread(reason) => f.write_str(reason),
+        }
+    }
+}
+
+/// The name that Python gives to each main thread.
+const MAIN_NAME: &str = "MainThread";
+
+/// The readers by process id.
+#[derive(Debug, Default)]
+pub(super) struct Readers(HashMap<u32, StackReader>);
+
+impl ReadStacks for Readers {
+    fn read(&mut self, pid: u32) -> Result<Stacks, NoStacks> {
+        let python = self.sample(pid).map_err(|error| match error {
+            StackError::NotPython => NoStacks::NotPython {
+                command_line: command_line(pid),
+            },
+            error => NoStacks::Unread(error.to_string()),
+        })?;
+        let none = || NoStacks::Unread("none of its threads runs Python".to_owned());
+        converted(python).ok_or_else(none)
+    }
+
+    fn forget_ended(&mut self) {
+        self.0.retain(|_, reader| reader.is_alive());
+    }
+}
+
+impl Readers {
+    fn sample(&mut self, pid: u32) -> Result<PythonStacks, StackError> {
+        match self.0.entry(pid) {
+            Entry::Occupied(mut entry) => match entry.get_mut().sample() {
+                Ok(python) => Ok(python),
+                // The process may run another program now.
+                Err(_) => {
+                    entry.remove();
+                    self.sample(pid)
+                }
+            },
+            Entry::Vacant(entry) => {
+                let mut reader = StackReader::attach(pid)?;
+                let python = reader.sample()?;
+                entry.insert(reader);
+                Ok(python)
+            }
+        }
+    }
+}
+
+/// `None` if no thread has frames.
+fn converted(python: PythonStacks) -> Option<Stacks> {
+    let is_cut = python.is_cut;
+    let mut stacks = Stacks::of_threads(python.threads.into_iter().map(thread).collect())?;
+    stacks.is_cut |= is_cut;
+    Some(stacks)
+}
+
+/// Converts a thread. The main thread has no name and is the first thread, like in the answer of a debug server.
+fn thread(python: PythonThread) -> ThreadStack {
+    let frames = python.frames.iter();
+    let frames = frames.map(|frame| Frame::new(&frame.file, frame.line, &frame.function));
+    let name = python.name.as_deref().filter(|name| *name != MAIN_NAME);
+    ThreadStack::new(name, frames.collect())
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
     use c10d_inspect::stacks::{Frame, ThreadStack};
+
+    use super::*;
 
     /// Reads a process when the test allows it, and panics for process 7. Computes while it waits for process 8.
     struct Gate(Receiver<()>);
@@ -340,5 +433,16 @@ mod tests {
             [Ok(1), Err("ended"), Err("ended")]
         );
         assert_eq!(lines(&thread.read(&[3], PATIENCE)), [Err("ended")]);
+    }
+
+    #[test]
+    fn this_process_is_an_error() {
+        let mut readers = Readers::default();
+        let error = readers.read(std::process::id()).unwrap_err();
+        let text = error.to_string();
+        assert!(!text.is_empty() && !text.ends_with('.'), "{text}");
+        readers.forget_ended();
+        assert!(readers.0.is_empty());
+        assert_eq!(converted(PythonStacks::default()), None);
     }
 }
