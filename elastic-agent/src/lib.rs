@@ -2,13 +2,13 @@
 #![deny(unsafe_code)]
 
 mod agent;
-mod assignment;
 mod command_line;
 pub mod devices;
 mod environment;
 mod exit_barrier;
 mod exit_exchange;
 mod failure;
+mod files;
 mod health;
 mod job_end;
 #[cfg(feature = "launcher")]
@@ -21,7 +21,6 @@ mod progress;
 #[cfg(feature = "launcher")]
 mod queued_writer;
 mod ranks;
-mod regular_file;
 mod relay;
 mod restart_policy;
 mod round;
@@ -29,7 +28,6 @@ mod round;
 mod round_costs_tests;
 pub mod scheduler;
 mod sys;
-mod temporary;
 mod threads;
 mod watchdog;
 mod wording;
@@ -40,7 +38,6 @@ pub use agent::{
     AgentEvent, AgentHandle, AgentListener, AgentOptions, ElasticAgent, Pulse, RestartTimes,
     RoundRecord, StartedWorker, StartedWorkers,
 };
-pub use assignment::Assignment;
 pub use c10d_socket::HostPort;
 pub use command_line::{CommandLine, Entrypoint};
 pub use environment::{EnvironmentError, WorkerEnvironment};
@@ -64,7 +61,7 @@ pub use preload::PreloadOptions;
 pub use progress::ProgressOptions;
 #[cfg(feature = "launcher")]
 pub use queued_writer::{Next, QueuedWriter, Render};
-pub use ranks::{RankBlock, RoleInfo, assign_ranks, exchange_ranks};
+pub use ranks::{Assignment, RankBlock, RoleInfo, assign_ranks, exchange_ranks};
 pub use relay::NodeRelayError;
 pub use restart_policy::{RestartBudget, RestartRules};
 pub use round::{

@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use super::record::RoundRecord;
-use super::started::{StartedWorker, StartedWorkers};
-use crate::round::StuckWorkers;
-use crate::worker::WorkerExit;
+use c10d_socket::{Credentials, HostPort};
+use c10d_store::StoreAddress;
+
+use crate::round::{RoundCause, RoundEnding, RoundPhases, StuckWorkers};
+use crate::worker::{WorkerExit, WorkerOutcome};
 
 /// A callback for the events of an agent.
 pub type AgentListener = Arc<dyn Fn(&AgentEvent<'_>) + Send + Sync>;
@@ -79,5 +80,134 @@ impl Listeners {
 impl fmt::Debug for Listeners {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} listeners", self.0.len())
+    }
+}
+
+/// One round of an agent.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct RoundRecord {
+    /// The round's number and members, and the workers of this node; `None` if they did not start.
+    pub started: Option<StartedWorkers>,
+    /// When the agent began to join.
+    pub began_at: SystemTime,
+    /// Why it did.
+    pub cause: RoundCause,
+    /// How the round ended.
+    pub ending: RoundEnding,
+    /// Why the job ended with the round, if a rule for restarts ended it.
+    pub reason: Option<String>,
+    /// How long the parts took.
+    pub phases: RoundPhases,
+    /// The time from the start of the workers to their first output; `None` if none passed through this process.
+    pub first_output: Option<Duration>,
+    /// The time from the start of the workers to the first progress; `None` if none was reported. Read once a second.
+    pub first_progress: Option<Duration>,
+    /// The same for the last progress.
+    pub last_progress: Option<Duration>,
+    /// The highest step that a worker of this node reported.
+    pub last_step: Option<u64>,
+    /// The workers that exited, in the order in which the agent noticed.
+    pub outcomes: Vec<WorkerOutcome>,
+    /// How many restarts after failures this node had used when the round began.
+    pub restarts: usize,
+    /// How many it has left, without the one that follows.
+    pub restarts_left: usize,
+}
+
+/// The workers that an agent has started in a round.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StartedWorkers {
+    /// The number of the round.
+    pub round: i64,
+    /// The node's rank in the round.
+    pub node_rank: usize,
+    /// The number of nodes of the round.
+    pub nodes: usize,
+    /// The number of workers of the round.
+    pub world_size: usize,
+    /// The role rank of the worker with local rank 0; those of the others follow.
+    pub first_role_rank: usize,
+    /// The number of workers of this role in the round.
+    pub role_world_size: usize,
+    /// The address of the workers' store; of one that moves, where it was when the round began.
+    pub master: HostPort,
+    /// Where to connect to it: [`BootstrapInfo::address`](elastic_rendezvous::BootstrapInfo::address).
+    pub address: StoreAddress,
+    /// The relay on this node through which the workers reach the store; `None` if they connect to it.
+    pub relay: Option<HostPort>,
+    /// The network interface with this node's address between the nodes; `None` if there is one node, or the nodes meet
+    /// at loopback.
+    pub interface: Option<String>,
+    /// What clients of the store must have, as in [`BootstrapInfo`](elastic_rendezvous::BootstrapInfo).
+    pub credentials: Option<Credentials>,
+    /// Whether an agent serves the workers' store; otherwise the worker with rank 0 will.
+    pub is_agent_store: bool,
+    /// Whether the workers were forked with [preloaded](crate::PreloadOptions) modules.
+    pub are_preloaded: bool,
+    /// How often this agent has started workers before.
+    pub restarts: usize,
+    /// How many restarts after failures this node had used by then.
+    pub restarts_used: usize,
+    /// The membership group of the workers (`--keep-workers`); `None` if the death of a worker restarts all workers.
+    pub membership: Option<String>,
+    /// How long the rendezvous took.
+    pub rendezvous: Duration,
+    /// How long it then took to know the ranks, with the start of the relay.
+    pub ranks: Duration,
+    /// The workers, in the order of their local ranks.
+    pub workers: Vec<StartedWorker>,
+}
+
+/// A worker that an agent has started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StartedWorker {
+    /// The worker's global rank.
+    pub rank: usize,
+    /// The worker's rank on this node.
+    pub local_rank: usize,
+    /// The process id.
+    pub pid: u32,
+}
+
+impl StartedWorkers {
+    /// Workers of a single node that are the whole job, for tests of listeners.
+    #[must_use]
+    pub fn alone(master: HostPort, workers: Vec<StartedWorker>) -> Self {
+        Self {
+            round: 0,
+            node_rank: 0,
+            nodes: 1,
+            world_size: workers.len(),
+            first_role_rank: 0,
+            role_world_size: workers.len(),
+            address: master.clone().into(),
+            master,
+            relay: None,
+            interface: None,
+            credentials: None,
+            is_agent_store: true,
+            are_preloaded: false,
+            restarts: 0,
+            restarts_used: 0,
+            membership: None,
+            rendezvous: Duration::ZERO,
+            ranks: Duration::ZERO,
+            workers,
+        }
+    }
+}
+
+impl StartedWorker {
+    /// A started worker.
+    #[must_use]
+    pub const fn new(rank: usize, local_rank: usize, pid: u32) -> Self {
+        Self {
+            rank,
+            local_rank,
+            pid,
+        }
     }
 }

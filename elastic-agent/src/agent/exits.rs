@@ -6,10 +6,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use c10d_socket::{Deadline, interface_addresses, sleep};
 use elastic_rendezvous::RoundBoard;
 
+use super::event::StartedWorkers;
 use super::exchange::{self, ExitExchange, PATIENCE, publish_first};
 use super::runtime::Runtime;
 use super::site::{Running, Site};
-use super::started::StartedWorkers;
 use crate::exit_exchange::{self, NodeExits, Reader};
 use crate::failure::{Decision, ExitRecord};
 use crate::worker::WorkerExit;

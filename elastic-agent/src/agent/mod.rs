@@ -5,28 +5,12 @@
 //! [`worker`](crate::worker) starts and stops processes. Installs no signal handlers: callers report signals through an
 //! [`AgentHandle`].
 
-mod awaited_loss;
 mod event;
 mod exchange;
 mod exits;
-mod first_failure;
-mod first_write;
-mod fitness;
 mod forking;
 mod group_link;
 mod handle;
-mod node;
-mod options;
-mod plan;
-mod probes;
-mod pulse;
-mod record;
-mod replace;
-mod rounds;
-mod runtime;
-mod site;
-mod started;
-mod steps;
 #[cfg_attr(
     not(feature = "launcher"),
     allow(
@@ -35,22 +19,29 @@ mod steps;
         reason = "only a launcher waits for readers"
     )
 )]
-mod told;
+mod job_news;
+mod node;
+mod options;
+mod plan;
+mod replace;
+mod rounds;
+mod runtime;
+mod site;
+mod steps;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use elastic_rendezvous::{RendezvousEvent, RendezvousHandler};
 
-pub use self::event::{AgentEvent, AgentListener, RestartTimes};
-pub use self::handle::AgentHandle;
+pub use self::event::{
+    AgentEvent, AgentListener, RestartTimes, RoundRecord, StartedWorker, StartedWorkers,
+};
 use self::handle::Event;
+pub use self::handle::{AgentHandle, Pulse};
 use self::node::Node;
 pub use self::options::AgentOptions;
-pub use self::probes::Pulse;
-pub use self::record::RoundRecord;
 use self::runtime::Runtime;
-pub use self::started::{StartedWorker, StartedWorkers};
 #[cfg(feature = "launcher")]
 use crate::failure::ExitRecord;
 use crate::failure::Failures;

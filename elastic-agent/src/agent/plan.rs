@@ -6,11 +6,11 @@ use c10d_socket::HostPort;
 use elastic_rendezvous::RendezvousInfo;
 use tempfile::TempDir;
 
+use super::event::{StartedWorker, StartedWorkers};
 use super::group_link::GroupStart;
 use super::handle::Event;
 use super::node::Node;
 use super::options::AgentOptions;
-use super::started::{StartedWorker, StartedWorkers};
 use crate::environment::{GroupMember, WorkerEnvironment};
 use crate::logs::LinePrefix;
 use crate::progress::{Poller, ProgressOptions};

@@ -23,7 +23,7 @@ pub(super) struct Rounds {
     /// The id of this node in the rendezvous.
     node: Option<NodeId>,
     /// Where the nodes publish and read the end of the job.
-    told: Option<Told>,
+    published: Option<PublishedEnd>,
     /// The last round that this node has forgotten.
     forgotten: Option<i64>,
     /// The number of the last round with a relay, and the relay's port.
@@ -32,7 +32,7 @@ pub(super) struct Rounds {
 
 /// Where the nodes of a round read why the job is over.
 #[derive(Debug, Clone)]
-pub(super) struct Told {
+pub(super) struct PublishedEnd {
     pub(super) board: RoundBoard,
     /// Whether the other nodes confirm only when their workers have exited.
     #[cfg_attr(
@@ -157,13 +157,13 @@ impl Rounds {
             let board = board?;
             let notice = job_end::read(&board)?;
             let is_at_exit = notice.is_at_exit;
-            let told = Told {
+            let published = PublishedEnd {
                 board,
                 is_at_exit,
                 nodes,
                 is_reader,
             };
-            Some((notice, told))
+            Some((notice, published))
         };
         let found = own
             .find_map(|(board, is_reader)| read(board, is_reader))
@@ -171,35 +171,38 @@ impl Rounds {
                 let mut others = others().into_iter();
                 others.find_map(|board| read(Some(board), false))
             });
-        let (notice, told) = found?;
-        self.told = Some(told);
+        let (notice, published) = found?;
+        self.published = Some(published);
         Some(notice)
     }
 
     /// The confirmation that this node has read why the job is over; `None` the second time, and if no node waits for it.
     pub(super) fn take_confirmation(&mut self) -> Option<Confirmation> {
-        let told = self.told.as_mut().filter(|told| told.is_reader)?;
-        told.is_reader = false;
+        let published = self
+            .published
+            .as_mut()
+            .filter(|published| published.is_reader)?;
+        published.is_reader = false;
         // Later reads do not confirm again.
         self.is_reader = [false; 2];
         Some(Confirmation {
-            board: told.board.clone(),
+            board: published.board.clone(),
             node: self.node.clone(),
         })
     }
 
     /// The board on which this node has read or published why the job is over.
     pub(super) fn told_board(&self) -> Option<&RoundBoard> {
-        self.told.as_ref().map(|told| &told.board)
+        self.published.as_ref().map(|published| &published.board)
     }
 
     /// Whether this node has ended the job, or knows that another node has.
-    pub(super) const fn is_told(&self) -> bool {
-        self.told.is_some()
+    pub(super) const fn has_published_end(&self) -> bool {
+        self.published.is_some()
     }
 
-    pub(super) fn take_told(&mut self) -> Option<Told> {
-        self.told.take()
+    pub(super) fn take_published_end(&mut self) -> Option<PublishedEnd> {
+        self.published.take()
     }
 
     /// How many nodes have ended: they succeeded, or their workers failed at the end of their program. `None` if their store
@@ -271,7 +274,7 @@ impl Rounds {
             let why = in_brief(&error);
             return log::warn!("cannot report why the job ends: {why}");
         }
-        self.told = Some(Told {
+        self.published = Some(PublishedEnd {
             board,
             is_at_exit: notice.is_at_exit,
             nodes: self.current().map_or(0, |round| round.world_size),

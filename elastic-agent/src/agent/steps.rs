@@ -9,12 +9,11 @@ use elastic_rendezvous::{BoardError, Membership, RendezvousInfo, RoundBoard, cle
 use rustix::process::Signal;
 
 use super::event::AgentEvent;
-use super::first_write::FirstWrite;
 use super::group_link::{self, GroupLink};
 use super::handle::Shared;
 use super::plan::PlannedStart;
 use super::runtime::{LOG, Runtime};
-use super::site::{Ended, Prepared, Running, Site};
+use super::site::{Ended, FirstWrite, Prepared, Running, Site};
 use crate::environment::GLOO_SOCKET_IFNAME;
 use crate::failure::{Decision, ExitRecord};
 use crate::places::{self, Place};

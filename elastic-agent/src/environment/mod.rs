@@ -3,7 +3,6 @@
 //! Reads no environment: the agent's own is an argument. `OMP_NUM_THREADS` is passed on like any other
 //! variable; the launcher decides on it.
 
-mod devices;
 #[cfg(test)]
 mod tests;
 
@@ -13,10 +12,8 @@ use std::path::Path;
 
 use c10d_socket::HostPort;
 
-pub use self::devices::EnvironmentError;
-use self::devices::{CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES, show_one_device};
-use crate::assignment::Assignment;
 use crate::places;
+use crate::ranks::Assignment;
 
 /// Names the unix socket on which the worker's debug server should listen.
 const DEBUG_SOCKET: &str = "C10D_DEBUG_SOCKET";
@@ -36,7 +33,7 @@ pub(crate) const GLOO_SOCKET_IFNAME: &str = "GLOO_SOCKET_IFNAME";
 const NCCL_ASYNC_ERROR_HANDLING: &str = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
 
 /// The variables in which workers of a node differ, or those of two rounds: names, or prefixes with `*`.
-pub(crate) const VARYING: [&str; 15] = [
+const VARYING: [&str; 15] = [
     "RANK",
     "LOCAL_RANK",
     "GROUP_RANK",
@@ -340,4 +337,63 @@ pub(crate) fn common(
         .entry(NCCL_ASYNC_ERROR_HANDLING.into())
         .or_insert_with(|| "1".into());
     (variables.into_iter().collect(), varying)
+}
+
+const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
+const HIP_VISIBLE_DEVICES: &str = "HIP_VISIBLE_DEVICES";
+
+/// Why the environment of a worker could not be composed.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EnvironmentError {
+    /// Each worker needs a device of its own, and fewer devices than workers are visible.
+    #[error("local rank {local_rank} has no device in {variable}={devices}")]
+    TooFewDevices {
+        /// The first worker without a device.
+        local_rank: usize,
+        /// The variable that lists the devices.
+        variable: &'static str,
+        /// The value of the variable.
+        devices: String,
+    },
+}
+
+c10d_socket::debug_as_display!(EnvironmentError);
+
+/// Makes one of the devices that the agent may use the only visible one.
+fn show_one_device(
+    variables: &mut BTreeMap<OsString, OsString>,
+    local_rank: usize,
+) -> Result<(), EnvironmentError> {
+    variables.insert("LOCAL_RANK".into(), "0".into());
+    // ROCm reads both variables, and HIP_VISIBLE_DEVICES takes precedence.
+    let has_hip = variables
+        .get(OsStr::new(HIP_VISIBLE_DEVICES))
+        .is_some_and(|devices| !devices.is_empty());
+    let variable = if has_hip {
+        HIP_VISIBLE_DEVICES
+    } else {
+        CUDA_VISIBLE_DEVICES
+    };
+    let device = match variables.get(OsStr::new(variable)) {
+        None => local_rank.to_string(),
+        Some(devices) => {
+            let devices = devices.to_string_lossy();
+            match devices.split(',').nth(local_rank) {
+                Some(device) => device.trim().to_owned(),
+                None => {
+                    return Err(EnvironmentError::TooFewDevices {
+                        local_rank,
+                        variable,
+                        devices: devices.into_owned(),
+                    });
+                }
+            }
+        }
+    };
+    if has_hip {
+        variables.insert(HIP_VISIBLE_DEVICES.into(), device.clone().into());
+    }
+    variables.insert(CUDA_VISIBLE_DEVICES.into(), device.into());
+    Ok(())
 }

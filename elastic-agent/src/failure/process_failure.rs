@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::error_file::{self, ERROR_FILE_BYTES_MAX, ErrorFile, ErrorFileError};
 use super::exit_record::ExitRecord;
-use crate::regular_file;
+use crate::files;
 use crate::wording::{OUT_OF_MEMORY, epoch_seconds, signal_name};
 use crate::worker::{ExitKind, WorkerOutcome};
 
@@ -157,7 +157,7 @@ impl ProcessFailure {
     }
 
     fn read_error_file(&mut self, path: &Path) {
-        let read = match regular_file::read(path, ERROR_FILE_BYTES_MAX) {
+        let read = match files::read(path, ERROR_FILE_BYTES_MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return,
             Err(error) => Err(error.to_string()),
             Ok(bytes) => ErrorFile::parse(&bytes),

@@ -1,18 +1,17 @@
 //! The launcher's features, and their order.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
+use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use std::{fmt, io};
+use std::sync::Arc;
+use std::time::Duration;
 
-use c10d_inspect::http::{HttpResponse, RequestServer};
+use c10d_inspect::http::HttpResponse;
 use c10d_inspect::workers::SAMPLE_PATH;
 use c10d_socket::{Credentials, HostPort, host_name, interface_addresses};
 use elastic_rendezvous::{
     DEFAULT_PORT, Endpoint, RendezvousError, RendezvousHandler, RendezvousParameters, StartWarnings,
 };
-use serde_json::json;
 
 use super::announce::{Announcer, Flusher, LocalView, NodeIdentity, ObservationSender};
 use super::answers::{Answers, AnswersPort, answer_questions};
@@ -21,60 +20,61 @@ use super::error::LauncherError;
 use super::events::{JobNames, Recorder};
 use super::explain::Explainer;
 use super::feature::{Feature, JobEnd};
+use super::health_port::HealthPort;
 use super::nccl;
-use super::observe::{Observer, Processes};
+use super::observer::{Observer, Processes};
 use super::options::LauncherOptions;
-use super::spoken::Spoken;
+use super::progress_log::ProgressLog;
 use super::stacks::{self, StackThread};
 use super::status_page::{Hosted, StatusPage};
-use crate::agent::{AgentHandle, AgentListener, AgentOptions, ElasticAgent};
+use crate::agent::{AgentListener, AgentOptions, ElasticAgent};
 
 /// How long the observer waits until the store has its observations.
 const ANNOUNCED_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The features in the order in which they are made and see events. They end in the reverse order.
-const ORDER: [Place; 9] = [
-    Place {
+const ORDER: [FeatureEntry; 9] = [
+    FeatureEntry {
         name: "health port",
         make: make_health_port,
         why: "probes are answered before this node waits for others, and until all else has ended",
     },
-    Place {
+    FeatureEntry {
         name: "debug servers",
         make: make_debug_servers,
         why: "workers find its files when they start, and answers about them need its sockets to their end",
     },
-    Place {
+    FeatureEntry {
         name: "answers",
         make: make_answers,
         why: "an announcement of workers has the address that it opens when they start",
     },
-    Place {
+    FeatureEntry {
         name: "announcements",
         make: make_announcer,
         why: "it ends with the last word about the workers, for which answers and debug servers are still there",
     },
-    Place {
+    FeatureEntry {
         name: "observations",
         make: make_observer,
         why: "the announcer has what is observed, and explanations are made of it",
     },
-    Place {
+    FeatureEntry {
         name: "explanations",
         make: make_explainer,
         why: "a report on a failure waits for the announcement of it, and needs the announcer to its end",
     },
-    Place {
+    FeatureEntry {
         name: "status page",
         make: make_status_page,
         why: "its page shows an event when the explanation of it is made",
     },
-    Place {
+    FeatureEntry {
         name: "log lines",
         make: make_log_lines,
         why: "they name the status page, which is there by then",
     },
-    Place {
+    FeatureEntry {
         name: "events",
         make: make_events,
         why: "it ends first, as no other feature may delay what a reader of the file waits for",
@@ -82,17 +82,17 @@ const ORDER: [Place; 9] = [
 ];
 
 /// A feature's place in the order.
-struct Place {
+struct FeatureEntry {
     name: &'static str,
-    make: Make,
+    make: BuildFeature,
     why: &'static str,
 }
 
 /// Makes a feature; `None` if the options do not ask for it.
-type Make = fn(&mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError>;
+type BuildFeature = fn(&mut FeatureBuilder<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError>;
 
 /// What the features add to the agent and to the rendezvous, and what earlier ones have for later ones.
-struct Making<'l> {
+struct FeatureBuilder<'l> {
     options: &'l LauncherOptions,
     warnings: &'l StartWarnings,
     agent: AgentOptions,
@@ -143,7 +143,7 @@ impl Features {
                 store.with_each_journal(move |journal| watching.watched_for_damage(journal));
             rendezvous = rendezvous.with_store(store);
         }
-        let mut making = Making {
+        let mut builder = FeatureBuilder {
             options,
             warnings,
             agent: options.agent.clone(),
@@ -156,15 +156,15 @@ impl Features {
         };
         let mut all = Vec::new();
         for place in &ORDER {
-            if let Some(feature) = (place.make)(&mut making)? {
+            if let Some(feature) = (place.make)(&mut builder)? {
                 log::debug!("with {}: {}", place.name, place.why);
                 all.push(feature);
             }
         }
         Ok(Self {
             all,
-            hosted: making.hosted,
-            agent: making.agent,
+            hosted: builder.hosted,
+            agent: builder.agent,
             rendezvous,
         })
     }
@@ -233,8 +233,10 @@ fn hosted(options: &LauncherOptions) -> Arc<Hosted> {
     Hosted::new(status, token, options.store_memory_max)
 }
 
-fn make_health_port(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
-    let Some(port) = making.options.health_port else {
+fn make_health_port(
+    builder: &mut FeatureBuilder<'_>,
+) -> Result<Option<Box<dyn Feature>>, LauncherError> {
+    let Some(port) = builder.options.health_port else {
         return Ok(None);
     };
     let server = HealthPort::open(port).map_err(LauncherError::system(format!(
@@ -243,78 +245,86 @@ fn make_health_port(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>,
     Ok(Some(Box::new(server)))
 }
 
-fn make_debug_servers(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
-    if !making.options.has_debug_servers {
+fn make_debug_servers(
+    builder: &mut FeatureBuilder<'_>,
+) -> Result<Option<Box<dyn Feature>>, LauncherError> {
+    if !builder.options.has_debug_servers {
         return Ok(None);
     }
     let servers = DebugServers::prepare().map_err(LauncherError::system(
         "cannot prepare the workers' debug servers",
     ))?;
-    servers.add_to(&mut making.agent);
-    if let Some(preload) = making.agent.preload.take() {
-        making.agent.preload = Some(preload.with_hook(START_HOOK));
+    servers.add_to(&mut builder.agent);
+    if let Some(preload) = builder.agent.preload.take() {
+        builder.agent.preload = Some(preload.with_hook(START_HOOK));
     }
-    making.debug_sockets = Some(servers.sockets().to_owned());
+    builder.debug_sockets = Some(servers.sockets().to_owned());
     Ok(Some(Box::new(servers)))
 }
 
-fn make_answers(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
-    let options = making.options;
+fn make_answers(
+    builder: &mut FeatureBuilder<'_>,
+) -> Result<Option<Box<dyn Feature>>, LauncherError> {
+    let options = builder.options;
     let token = options.token();
     // With certificates there is no password for the port.
     let can_be_guarded = options.rendezvous.credentials().is_none() || token.is_some();
     if options.has_stacks && stacks::CAN_READ {
         let thread =
             StackThread::start().map_err(LauncherError::system("cannot start a thread"))?;
-        making.stacks = Some(Arc::new(thread));
+        builder.stacks = Some(Arc::new(thread));
     }
-    if !can_be_guarded || (making.stacks.is_none() && making.debug_sockets.is_none()) {
+    if !can_be_guarded || (builder.stacks.is_none() && builder.debug_sockets.is_none()) {
         return Ok(None);
     }
     let answers = Answers::new(token);
-    making.answers = Some(answers.port());
+    builder.answers = Some(answers.port());
     Ok(Some(Box::new(answers)))
 }
 
-fn make_announcer(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
+fn make_announcer(
+    builder: &mut FeatureBuilder<'_>,
+) -> Result<Option<Box<dyn Feature>>, LauncherError> {
     let identity = NodeIdentity {
         host: host_name(),
         pid: std::process::id(),
-        run_id: making.options.rendezvous.run_id().to_owned(),
+        run_id: builder.options.rendezvous.run_id().to_owned(),
         addresses: own_addresses(),
-        debug_sockets: making.debug_sockets.clone(),
-        explain_after: making.options.explain_after,
+        debug_sockets: builder.debug_sockets.clone(),
+        explain_after: builder.options.explain_after,
     };
-    let rendezvous = meeting_place(&making.options.rendezvous);
-    let nccl = nccl::service(&making.agent.environment);
-    let announcer = Announcer::start(identity, making.answers.clone(), rendezvous, nccl)
+    let rendezvous = meeting_place(&builder.options.rendezvous);
+    let nccl = nccl::service(&builder.agent.environment);
+    let announcer = Announcer::start(identity, builder.answers.clone(), rendezvous, nccl)
         .map_err(LauncherError::system("cannot start a thread"))?;
-    making.hosted.look_at_workers(announcer.flusher());
-    if let Some(port) = &making.answers {
+    builder.hosted.look_at_workers(announcer.flusher());
+    if let Some(port) = &builder.answers {
         let view = announcer.view();
-        answer_questions(port, move || view.get(), making.stacks.clone());
+        answer_questions(port, move || view.get(), builder.stacks.clone());
     }
-    making.announcements = Some((announcer.flusher(), announcer.view()));
-    making.observations = Some(announcer.observations());
+    builder.announcements = Some((announcer.flusher(), announcer.view()));
+    builder.observations = Some(announcer.observations());
     Ok(Some(Box::new(announcer)))
 }
 
-fn make_observer(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
+fn make_observer(
+    builder: &mut FeatureBuilder<'_>,
+) -> Result<Option<Box<dyn Feature>>, LauncherError> {
     let (Some((announcements, view)), Some(observations), Some(stacks)) = (
-        making.announcements.clone(),
-        making.observations.clone(),
-        making.stacks.clone(),
+        builder.announcements.clone(),
+        builder.observations.clone(),
+        builder.stacks.clone(),
     ) else {
         return Ok(None);
     };
-    let after = making.options.explain_after;
+    let after = builder.options.explain_after;
     let note = move |found| {
         observations.send(found);
         announcements.flush(ANNOUNCED_TIMEOUT);
     };
     let observer = Observer::start(after, move || view.get(), Processes::new(stacks), note)
         .map_err(LauncherError::system("cannot start a thread"))?;
-    if let Some(port) = &making.answers {
+    if let Some(port) = &builder.answers {
         let asker = observer.asker();
         let answer = move |_: &str| match asker.ask() {
             true => HttpResponse::new(200, "observed\n"),
@@ -335,13 +345,15 @@ fn meeting_place(parameters: &RendezvousParameters) -> Option<(HostPort, Option<
     (!is_file && store.port() != 0).then(|| (store, parameters.credentials().cloned()))
 }
 
-fn make_explainer(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
-    let Some((announcements, view)) = making.announcements.clone() else {
+fn make_explainer(
+    builder: &mut FeatureBuilder<'_>,
+) -> Result<Option<Box<dyn Feature>>, LauncherError> {
+    let Some((announcements, view)) = builder.announcements.clone() else {
         return Ok(None);
     };
     let explainer = Explainer::start(
-        making.options,
-        Arc::clone(&making.hosted),
+        builder.options,
+        Arc::clone(&builder.hosted),
         announcements,
         view,
     )
@@ -349,20 +361,30 @@ fn make_explainer(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, L
     Ok(Some(Box::new(explainer)))
 }
 
-fn make_status_page(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
-    Ok(Some(Box::new(StatusPage(Arc::clone(&making.hosted)))))
+fn make_status_page(
+    builder: &mut FeatureBuilder<'_>,
+) -> Result<Option<Box<dyn Feature>>, LauncherError> {
+    Ok(Some(Box::new(StatusPage(Arc::clone(&builder.hosted)))))
 }
 
-fn make_log_lines(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
-    let spoken = Spoken::new(making.options, Arc::clone(&making.hosted), making.warnings);
+fn make_log_lines(
+    builder: &mut FeatureBuilder<'_>,
+) -> Result<Option<Box<dyn Feature>>, LauncherError> {
+    let spoken = ProgressLog::new(
+        builder.options,
+        Arc::clone(&builder.hosted),
+        builder.warnings,
+    );
     Ok(Some(Box::new(spoken)))
 }
 
-fn make_events(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
-    let Some(file) = &making.options.events_file else {
+fn make_events(
+    builder: &mut FeatureBuilder<'_>,
+) -> Result<Option<Box<dyn Feature>>, LauncherError> {
+    let Some(file) = &builder.options.events_file else {
         return Ok(None);
     };
-    let recorder = Recorder::open(file, JobNames::of(making.options))
+    let recorder = Recorder::open(file, JobNames::of(builder.options))
         .map_err(|error| LauncherError::Invalid(format!("cannot record events: {error}")))?;
     Ok(Some(Box::new(recorder)))
 }
@@ -386,54 +408,6 @@ fn own_addresses() -> Vec<IpAddr> {
     own.dedup();
     own.truncate(ADDRESSES_MAX);
     own
-}
-
-const THREAD: &str = "health-port";
-
-/// The server. Dropping it closes the port.
-#[derive(Debug)]
-pub(super) struct HealthPort {
-    agent: Arc<OnceLock<AgentHandle>>,
-    _server: RequestServer,
-}
-
-impl HealthPort {
-    /// Answers on all interfaces, as probes come from elsewhere. Until there is an agent, the launcher is alive.
-    ///
-    /// # Errors
-    /// Those of the system, as for a port that is in use.
-    pub(super) fn open(port: u16) -> io::Result<Self> {
-        // Of both kinds of addresses, unless this machine has no IPv6.
-        let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
-            .or_else(|error| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).map_err(|_| error))?;
-        let agent: Arc<OnceLock<AgentHandle>> = Arc::default();
-        let of_server = Arc::clone(&agent);
-        let handler = move |_: &str| answer(of_server.get());
-        Ok(Self {
-            agent,
-            _server: RequestServer::start(listener, THREAD, None, Arc::new(handler))?,
-        })
-    }
-}
-
-impl Feature for HealthPort {
-    /// From now on the answer is about this agent.
-    fn watch(&mut self, agent: &AgentHandle) {
-        // There is one agent.
-        let _ = self.agent.set(agent.clone());
-    }
-}
-
-fn answer(agent: Option<&AgentHandle>) -> HttpResponse {
-    let (is_alive, last_progress) = match agent.map(AgentHandle::pulse) {
-        Some(pulse) => (pulse.is_alive, pulse.last_progress),
-        None => {
-            let since = SystemTime::now().duration_since(UNIX_EPOCH);
-            (true, since.map_or(0, |since| since.as_secs()))
-        }
-    };
-    let text = json!({ "alive": is_alive, "last_progress": last_progress });
-    HttpResponse::new(if is_alive { 200 } else { 503 }, format!("{text}\n"))
 }
 
 #[cfg(test)]

@@ -13,15 +13,15 @@ mod events;
 mod explain;
 mod feature;
 mod features;
+mod health_port;
 mod job;
 mod nccl;
-mod observe;
+mod observer;
 mod options;
 mod preflight;
 mod processes;
+mod progress_log;
 mod report;
-mod screen;
-mod spoken;
 mod stacks;
 mod status_page;
 mod stop;
@@ -30,9 +30,8 @@ use elastic_rendezvous::{C10D_BACKEND, RendezvousSettings};
 
 pub use self::companion::Companion;
 pub use self::error::LauncherError;
-pub use self::options::{ExitLimits, LauncherOptions};
+pub use self::options::{ExitLimits, LauncherOptions, Screen, StandardError};
 pub use self::report::LauncherReport;
-pub use self::screen::{Screen, StandardError};
 pub use self::stop::StopControl;
 
 /// Runs the workers of one node of a job, and all that a person or a scheduler expects around them.

@@ -1,5 +1,7 @@
 //! What a launcher runs, and what accompanies it.
 
+use std::fmt::Debug;
+use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +11,6 @@ use c10d_socket::Credentials;
 use c10d_store::recommended_memory_max;
 use elastic_rendezvous::{RendezvousParameters, StartWarning, StoreDirectory};
 
-use super::screen::{Screen, StandardError};
 use crate::agent::AgentOptions;
 use crate::command_line::Entrypoint;
 
@@ -217,5 +218,47 @@ impl LauncherOptions {
         self.rendezvous
             .credentials()
             .and_then(Credentials::http_token)
+    }
+}
+
+/// What a launcher says to people. Its methods are called from several threads.
+pub trait Screen: Debug + Send + Sync {
+    /// Writes a message of whole lines that starts in the launcher's name. Must not fail: nobody may read it.
+    fn message(&self, text: &str);
+
+    /// Writes whole lines as they are, for example a report on failures.
+    fn text(&self, text: &str);
+
+    /// Whether [`show`](Self::show) has an effect.
+    fn is_live(&self) -> bool {
+        false
+    }
+
+    /// Replaces the line that shows what is going on. Its text may come from other nodes, and can have any characters.
+    fn show(&self, line: &str) {
+        let _ = line;
+    }
+
+    /// Removes that line, before workers write to the same terminal.
+    fn hide(&self) {}
+
+    /// Waits until all is written, unless nothing was accepted for `stuck_max`.
+    fn finish(&self, stuck_max: Duration) {
+        let _ = stuck_max;
+    }
+}
+
+/// Writes to the standard error of this process, and waits for its reader.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StandardError;
+
+impl Screen for StandardError {
+    fn message(&self, text: &str) {
+        self.text(&format!("launcher: {text}"));
+    }
+
+    fn text(&self, text: &str) {
+        // A closed standard error takes no text.
+        let _ = io::stderr().write_all(text.as_bytes());
     }
 }

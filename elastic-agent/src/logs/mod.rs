@@ -3,11 +3,9 @@
 //! Workers write the files themselves.
 
 mod directory;
-mod prefix;
 mod routing;
 mod streams;
 
 pub use directory::{FilteredLog, LogDirectory, LogDirectoryError, RoundLogs};
-pub use prefix::LinePrefix;
-pub use routing::{Destination, LogOptions, WorkerLogs, parse_line_filters};
+pub use routing::{Destination, LinePrefix, LogOptions, WorkerLogs, parse_line_filters};
 pub use streams::{StreamMap, StreamMapError, Streams};

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::streams::{StreamMap, Streams};
+use crate::command_line::substitute;
 
 /// Where one output stream of a worker goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -181,6 +182,45 @@ pub fn parse_line_filters(text: &str) -> Vec<String> {
     }
     filters.retain(|filter| !filter.is_empty());
     filters
+}
+
+/// The values that a prefix can show.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinePrefix<'a> {
+    /// The worker's role.
+    pub role: &'a str,
+    /// The worker's rank on this node.
+    pub local_rank: usize,
+    /// The worker's global rank.
+    pub rank: usize,
+    /// The short name of this host.
+    pub host: &'a str,
+}
+
+impl LinePrefix<'_> {
+    /// The prefix: `template` with `${role_name}`, `${local_rank}`, `${rank}` and `${hostname}` replaced;
+    /// without a template PyTorch's, as in `[default0]:`.
+    ///
+    /// ```
+    /// use elastic_agent::LinePrefix;
+    ///
+    /// let prefix = LinePrefix { role: "default", local_rank: 1, rank: 9, host: "node1" };
+    /// assert_eq!(prefix.text(None), "[default1]:");
+    /// assert_eq!(prefix.text(Some("${hostname} $rank $x ")), "node1 9 $x ");
+    /// ```
+    #[must_use]
+    pub fn text(&self, template: Option<&str>) -> String {
+        let template = template.unwrap_or("[${role_name}${local_rank}]:");
+        let text = substitute(template.as_bytes(), |name| match name {
+            "role_name" => Some(self.role.to_owned()),
+            "local_rank" => Some(self.local_rank.to_string()),
+            "rank" => Some(self.rank.to_string()),
+            "hostname" => Some(self.host.to_owned()),
+            _ => None,
+        });
+        // UTF-8 stays valid when UTF-8 replaces ASCII.
+        String::from_utf8_lossy(&text).into_owned()
+    }
 }
 
 #[cfg(test)]

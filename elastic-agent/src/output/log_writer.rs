@@ -12,9 +12,8 @@ use std::time::{Duration, Instant};
 use signal_hook::consts::SIGXFSZ;
 
 use super::console::Progress;
-use super::keeping::{Keeping, Next};
-use super::last_bytes::LastBytes;
-use super::pipe::{PipeState, WorkerPipe};
+use super::gaps::{Gaps, Next};
+use super::pipe::{LastBytes, PipeState, WorkerPipe};
 use super::thread::{READ_BYTES_MAX, wait};
 use super::trail::Trail;
 
@@ -25,7 +24,7 @@ pub(crate) struct LoggedStream {
     pipe: Option<WorkerPipe>,
     path: PathBuf,
     file: File,
-    keeping: Keeping,
+    gaps: Gaps,
     /// For the thread that shows the stream.
     trail: Arc<Mutex<Trail>>,
 }
@@ -45,7 +44,7 @@ impl LoggedStream {
             pipe: Some(WorkerPipe::new(pipe, last)?),
             path: path.to_owned(),
             file,
-            keeping: Keeping::default(),
+            gaps: Gaps::default(),
             trail: Arc::default(),
         })
     }
@@ -72,7 +71,7 @@ impl LoggedStream {
     /// Gives the output, if any, to the file or to the console alone.
     fn write(&mut self, mut output: &[u8], progress: &Progress) -> Option<io::Error> {
         let mut failure = None;
-        while let Some(next) = self.keeping.next(Instant::now(), output) {
+        while let Some(next) = self.gaps.next(Instant::now(), output) {
             let bytes = match &next {
                 Next::Notice(bytes) => bytes,
                 Next::Output => output,
@@ -82,20 +81,20 @@ impl LoggedStream {
                 count => Ok(count),
             });
             match (written, next) {
-                (Ok(count), Next::Notice(_)) => self.keeping.wrote_notice(count),
+                (Ok(count), Next::Notice(_)) => self.gaps.wrote_notice(count),
                 (Ok(count), Next::Output) => {
-                    self.keeping.wrote(&output[..count]);
+                    self.gaps.wrote(&output[..count]);
                     self.trail_file(count);
                     output = &output[count..];
                 }
                 (Err(error), _) => {
-                    self.keeping.failed(Instant::now(), &error);
+                    self.gaps.failed(Instant::now(), &error);
                     failure = Some(error);
                 }
             }
         }
         if !output.is_empty() {
-            self.keeping.missed(output.len());
+            self.gaps.missed(output.len());
             lock(&self.trail).push_memory(output);
         }
         failure
@@ -126,7 +125,7 @@ pub(super) fn run(mut streams: Vec<LoggedStream>, progress: &Progress, finish_se
         for stream in &mut streams {
             let (is_more, mut failure) = stream.move_once(&mut buffer, progress);
             may_have_more |= is_more;
-            if stream.keeping.retry_at().is_some_and(|at| at <= now) {
+            if stream.gaps.retry_at().is_some_and(|at| at <= now) {
                 failure = stream.write(&[], progress).or(failure);
             }
             if let Some(error) = failure
@@ -144,7 +143,7 @@ pub(super) fn run(mut streams: Vec<LoggedStream>, progress: &Progress, finish_se
             }
             break;
         }
-        let retries = streams.iter().filter_map(|it| it.keeping.retry_at());
+        let retries = streams.iter().filter_map(|it| it.gaps.retry_at());
         let timeout = if may_have_more {
             Some(Duration::ZERO)
         } else {
@@ -159,7 +158,7 @@ pub(super) fn run(mut streams: Vec<LoggedStream>, progress: &Progress, finish_se
         }
     }
     for stream in &mut streams {
-        stream.keeping.hurry();
+        stream.gaps.hurry();
         let _ = stream.write(&[], progress);
     }
 }

@@ -10,13 +10,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ioctl_fionbio};
 use rustix::process::Pid;
 
-use super::forked::ForkedWorkers;
+use super::forks::ForkedWorkers;
 use super::life::{Effect, Input, Life};
-use super::link::{self, Received};
-use super::message::{self, REPLY_BYTES_MAX, Reply};
-use super::options::TemplatePlan;
+use super::packet::{self, REPLY_BYTES_MAX, Received, Reply};
+
+use super::options::{NotForked, TemplatePlan};
 use super::process::{Subreaper, Template};
-use super::start::NotForked;
 use crate::output::LineSplitter;
 use crate::threads::{Cancelled, JoinedThread};
 
@@ -252,7 +251,7 @@ impl Keeper {
     fn receive(&mut self) {
         let mut buffer = vec![0; REPLY_BYTES_MAX];
         while let Some(template) = &self.template {
-            let input = match link::receive(template.control(), &mut buffer) {
+            let input = match packet::receive(template.control(), &mut buffer) {
                 Received::Nothing => return,
                 Received::Packet(packet) => match Reply::parse(packet) {
                     Some(reply) => self.reply(reply),
@@ -336,7 +335,7 @@ impl Keeper {
                 // A template that does not get this does not answer in time, or its end is noticed.
                 Effect::Check => {
                     if let Some(template) = &self.template {
-                        let _ = link::send_at_once(template.control(), message::CHECK, &[]);
+                        let _ = packet::send_at_once(template.control(), packet::CHECK, &[]);
                     }
                 }
                 Effect::Give => {
@@ -361,10 +360,10 @@ impl Keeper {
         let Some(template) = &self.template else {
             return Err(io::Error::other("there is no template"));
         };
-        let (gate, far) = link::pair()?;
+        let (gate, far) = packet::pair()?;
         let subreaper = Subreaper::set()?;
-        let packet = message::fork(self.plan.workers);
-        link::send_at_once(template.control(), &packet, &[far.as_fd()])?;
+        let packet = packet::fork(self.plan.workers);
+        packet::send_at_once(template.control(), &packet, &[far.as_fd()])?;
         self.fork = Some(Fork {
             gate,
             workers: Vec::new(),

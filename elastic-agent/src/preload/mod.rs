@@ -6,28 +6,25 @@
 //! Does not know rounds, ranks or restarts, and runs no worker by itself: it hands [`ForkedWorkers`] that wait at
 //! their gate to [`worker`](crate::worker), which also starts workers without a template whenever there are none.
 
-#[cfg(not(target_os = "linux"))]
-mod elsewhere;
 #[cfg(target_os = "linux")]
-mod forked;
+mod forks;
 #[cfg(target_os = "linux")]
 mod keeper;
 #[cfg(target_os = "linux")]
 mod life;
-#[cfg(target_os = "linux")]
-mod link;
-#[cfg(target_os = "linux")]
-mod message;
 mod options;
 #[cfg(target_os = "linux")]
-mod process;
-mod start;
-
-#[cfg(not(target_os = "linux"))]
-pub(crate) use elsewhere::{ForkedWorkers, Preloader};
+mod packet;
 #[cfg(target_os = "linux")]
-pub(crate) use forked::ForkedWorkers;
+mod process;
+#[cfg(not(target_os = "linux"))]
+mod stub;
+
+#[cfg(target_os = "linux")]
+pub(crate) use self::forks::ForkedWorkers;
+#[cfg(not(target_os = "linux"))]
+pub(crate) use self::stub::{ForkedWorkers, Preloader};
 #[cfg(target_os = "linux")]
 pub(crate) use keeper::Preloader;
 pub use options::PreloadOptions;
-pub(crate) use start::{NotForked, WorkerStart};
+pub(crate) use options::{NotForked, WorkerStart};

@@ -15,9 +15,9 @@ use rustix::process::{
     set_child_subreaper,
 };
 
-use super::forked::{is_living_child, reap};
+use super::forks::{is_living_child, reap};
 use super::options::TemplatePlan;
-use super::{link, message};
+use super::packet;
 use crate::sys;
 use crate::threads::lock;
 use crate::wording::{OUT_OF_MEMORY, name_of};
@@ -51,13 +51,13 @@ impl Template {
     /// # Errors
     /// Those of the system: the interpreter does not exist, or no process or descriptor is left.
     pub(super) fn spawn(plan: &TemplatePlan) -> io::Result<Self> {
-        let (control, far) = link::pair()?;
+        let (control, far) = packet::pair()?;
         let (output, writer) = io::pipe()?;
         ioctl_fionbio(&output, true)?;
         let launcher = getpid();
-        link::send_at_once(control.as_fd(), BOOTSTRAP.as_bytes(), &[])?;
-        let config = message::config(plan, launcher.as_raw_nonzero().get());
-        link::send_at_once(control.as_fd(), &config, &[])?;
+        packet::send_at_once(control.as_fd(), BOOTSTRAP.as_bytes(), &[])?;
+        let config = packet::config(plan, launcher.as_raw_nonzero().get());
+        packet::send_at_once(control.as_fd(), &config, &[])?;
         let mut command = Command::new(&plan.program);
         let variables = plan.environment.iter();
         command

@@ -10,7 +10,7 @@ use std::{fs, io};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
 use super::watch::{Mark, ProgressSeen, ProgressWatch, Verdict};
-use crate::regular_file;
+use crate::files;
 use crate::threads::{JoinedThread, lock};
 
 /// Where the workers of a node report their progress, and when they count as stuck.
@@ -267,7 +267,7 @@ const BYTES_MAX: u64 = 64;
 /// What the file says; `None` if it is missing or cannot be read.
 pub(super) fn read(path: &Path) -> Option<Mark> {
     let modified = fs::metadata(path).and_then(|it| it.modified()).ok()?;
-    match regular_file::read(path, BYTES_MAX) {
+    match files::read(path, BYTES_MAX) {
         Ok(bytes) => Some(mark(&bytes, modified)),
         Err(error) if error.kind() == io::ErrorKind::FileTooLarge => Some(Mark::Modified(modified)),
         Err(_) => None,

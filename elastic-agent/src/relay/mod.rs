@@ -3,7 +3,6 @@
 //! Each round has a new one, in this process, on a port that is the same on all nodes.
 
 mod agreement;
-mod error;
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
@@ -14,7 +13,7 @@ use c10d_socket::{Cancel, Deadline, HostPort, ListenOptions, listen};
 use elastic_rendezvous::{BoardError, RendezvousInfo};
 
 pub(crate) use self::agreement::Member;
-pub use self::error::NodeRelayError;
+pub use self::agreement::NodeRelayError;
 
 /// Several launchers on one machine have the same port at different loopback addresses, from 127.0.0.1 to this one.
 /// Linux has all of 127.0.0.0/8, other systems only the first.

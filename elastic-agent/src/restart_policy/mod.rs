@@ -2,18 +2,65 @@
 //!
 //! Each node decides about its own failures and counts its own restarts, as in PyTorch.
 
-mod budget;
 mod python_error;
-mod rules;
 #[cfg(test)]
 mod tests;
 
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-use self::budget::Spent;
 pub(crate) use self::python_error::{fatal_error, without_rank};
-pub use self::rules::{RestartBudget, RestartRules};
 use crate::worker::ExitKind;
+
+/// How many restarts are allowed within any period of a given length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RestartBudget {
+    /// The highest number of restarts in any window.
+    pub restarts: usize,
+    /// The length of a window.
+    pub window: Duration,
+}
+
+/// When workers that failed are started again. All limits that are set hold.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use elastic_agent::{RestartBudget, RestartRules};
+///
+/// // Ten restarts in any hour, unless three in a row lead to the same step.
+/// let mut rules = RestartRules::default();
+/// rules.budget = Some(RestartBudget { restarts: 10, window: Duration::from_secs(3600) });
+/// rules.max_without_progress = Some(3);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct RestartRules {
+    /// How many restarts are allowed in all. Without any limit it is 0, as in PyTorch; with another one, `None` does
+    /// not limit their number.
+    pub max_restarts: Option<usize>,
+    /// How many restarts are allowed in any window of time.
+    pub budget: Option<RestartBudget>,
+    /// How many restarts in a row may bring no progress. The job ends on all nodes at the next failure.
+    pub max_without_progress: Option<usize>,
+    /// The exit codes of workers, negative for signals, that end the job on all nodes at once.
+    pub final_exit_codes: BTreeSet<i32>,
+    /// Whether workers are also started again after errors of the Python program that the next start would meet too,
+    /// such as a module that is missing. Otherwise they end the job on all nodes.
+    pub restarts_on_fatal_errors: bool,
+}
+
+impl RestartRules {
+    /// The limit of the number of restarts; `None` if another limit takes its place.
+    #[must_use]
+    pub const fn restarts_max(&self) -> Option<usize> {
+        let has_other = self.budget.is_some() || self.max_without_progress.is_some();
+        match self.max_restarts {
+            None if !has_other => Some(0),
+            max => max,
+        }
+    }
+}
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FailedWorker {
@@ -201,4 +248,48 @@ fn hopeless(failed: &[FailedWorker]) -> Option<String> {
             first.rank
         )
     })
+}
+
+/// The longest history: a larger budget than this is not used up in any window.
+const TIMES_MAX: usize = 10_000;
+
+/// When restarts happened.
+#[derive(Debug, Default)]
+struct Spent {
+    times: VecDeque<Duration>,
+}
+
+impl Spent {
+    fn add(&mut self, now: Duration) {
+        if self.times.len() == TIMES_MAX {
+            self.times.pop_front();
+        }
+        self.times.push_back(now);
+    }
+
+    /// The last restart does not count.
+    fn take_back(&mut self) {
+        self.times.pop_back();
+    }
+
+    /// How many restarts are left in the window that ends at `now`. A restart counts until the window's length has
+    /// passed.
+    fn left(&self, budget: RestartBudget, now: Duration) -> usize {
+        let recent = self
+            .times
+            .iter()
+            .rev()
+            .take_while(|at| now.saturating_sub(**at) < budget.window);
+        budget.restarts.saturating_sub(recent.count())
+    }
+
+    /// No window of the past holds more restarts than allowed.
+    #[cfg(test)]
+    fn check_invariants(&self, budget: RestartBudget, now: Duration) {
+        for (index, end) in self.times.iter().enumerate() {
+            let within = self.times.iter().take(index + 1);
+            let count = within.filter(|at| *end - **at < budget.window).count();
+            assert!(count <= budget.restarts, "{self:?} at {now:?}");
+        }
+    }
 }

@@ -7,12 +7,12 @@ use std::time::Duration;
 use elastic_rendezvous::Membership;
 use log::Level;
 
-use super::after_failure::{ending_of, is_counted_elsewhere};
 use super::ending::RoundEnding;
 use super::input::{Effect, Effects, Facts, Input};
 use super::machine::{Round, finish, log};
 use super::outcome::AgentOutcome;
 use super::phase::{AwaitingLoss, Failure, Known, Phase};
+use super::verdict::{ending_of, is_counted_elsewhere};
 
 impl Round {
     /// Whether no restart is left, and another node that is not known to be lost yet may be the cause.

@@ -4,21 +4,21 @@
 //! and the causes. It knows no store, handler, process, thread or clock: the agent runs the effects and tells the time.
 //! A question is the last effect of a step, and its answer is the next input.
 
-mod after_failure;
-mod at_exit;
 mod barrier;
 mod ending;
+mod exit_failure;
 mod input;
-mod keep;
 mod loss;
 mod machine;
 mod members;
-mod not_started;
 mod outcome;
 mod phase;
-mod running;
+mod run;
+mod start_failure;
+mod survivors;
 #[cfg(test)]
 mod tests;
+mod verdict;
 
 pub(crate) use self::barrier::EXIT_BARRIER_TIMEOUT;
 pub use self::ending::{RoundCause, RoundEnding, RoundPhases};

@@ -6,8 +6,7 @@
 
 use std::time::Duration;
 
-use super::found::{Found, Sourced};
-use super::site::{Site, Variables};
+use super::site::{Found, Site, Sourced, Variables};
 
 /// The default of a pod's `terminationGracePeriodSeconds`.
 const GRACE_PERIOD: Duration = Duration::from_secs(30);

@@ -3,17 +3,14 @@
 //! Pure: the environment and files are arguments. The innermost program that started this process decides: mpirun in a
 //! job of Slurm, and Slurm in a pod of Kubernetes.
 
-mod doubts;
-mod found;
 mod hostlist;
 mod kubernetes;
 mod mpi;
 mod site;
 mod slurm;
 
-pub use found::{Finding, Found, Sourced};
-pub use site::Site;
-use site::Variables;
+use self::site::Variables;
+pub use self::site::{Finding, Found, Site, Sourced};
 
 /// The job of this process, `None` outside of any, and in a worker of a launcher; and warnings about values that cannot
 /// be right.
@@ -27,9 +24,9 @@ pub fn find(
         return (None, Vec::new());
     }
     let mut found = find_job(variables, site);
-    let doubts = doubts::doubts(variables, found.as_ref());
+    let doubts = doubts(variables, found.as_ref());
     if let Some(found) = &mut found
-        && let Some(why) = doubts::contradiction(found)
+        && let Some(why) = contradiction(found)
     {
         found.node_rank = Err(why.clone());
         found.contradiction = Some(why);
@@ -47,3 +44,49 @@ fn find_job(variables: Variables<'_>, site: &Site<'_>) -> Option<Found> {
 
 #[cfg(test)]
 mod tests;
+
+/// Variables that are whole numbers, 0 or more, wherever they are set.
+const NUMBERS: [&str; 16] = [
+    "SLURM_STEP_NUM_NODES",
+    "SLURM_NNODES",
+    "SLURM_JOB_NUM_NODES",
+    "SLURM_NODEID",
+    "SLURM_RESTART_COUNT",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "PMI_SIZE",
+    "PMI_RANK",
+    "PMI_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "PALS_RANKID",
+    "LWS_GROUP_SIZE",
+    "LWS_WORKER_INDEX",
+    "JOB_COMPLETION_INDEX",
+];
+
+/// One text for each value that is no number, and for a rank that the number of nodes excludes.
+fn doubts(variables: Variables<'_>, found: Option<&Found>) -> Vec<String> {
+    let numbers = NUMBERS.iter().filter(|name| variables.has(name));
+    let mut doubts: Vec<String> = numbers
+        .filter_map(|name| variables.number(&[name]).err())
+        .collect();
+    doubts.extend(slurm::gpus(variables).err());
+    doubts.extend(found.and_then(contradiction));
+    doubts
+}
+
+/// That the rank is not one of as many nodes as there are.
+fn contradiction(found: &Found) -> Option<String> {
+    let (nodes, rank) = (found.nodes.as_ref().ok()?, found.node_rank.as_ref().ok()?);
+    (rank.value >= nodes.value).then(|| {
+        format!(
+            "{} is {}, but {} is {}, so that the highest rank is {}",
+            rank.from,
+            rank.value,
+            nodes.from,
+            nodes.value,
+            nodes.value - 1
+        )
+    })
+}

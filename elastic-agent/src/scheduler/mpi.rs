@@ -3,8 +3,7 @@
 //! Variables: "Environment variables set for MPI applications" of Open MPI; those of MPICH's Hydra, which Intel MPI
 //! uses too; those of HPE's PALS. None of them has a list of hosts: that is the surrounding scheduler's.
 
-use super::found::{Finding, Found, Sourced};
-use super::site::{Site, Variables, is_same_host};
+use super::site::{Finding, Found, Site, Sourced, Variables, is_same_host};
 use super::slurm;
 
 /// The variables of one implementation.

@@ -4,9 +4,8 @@
 
 use std::time::Duration;
 
-use super::found::{Finding, Found, Sourced};
 use super::hostlist::expand;
-use super::site::{Site, Variables};
+use super::site::{Finding, Found, Site, Sourced, Variables};
 
 const NAME: &str = "Slurm";
 

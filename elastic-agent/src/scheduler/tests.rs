@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::found::Finding;
+use super::site::Finding;
 use super::*;
 
 /// An environment from a file: variables, and lines `#host NAME`, `#full NAME`, `#address ADDRESS` and

@@ -4,9 +4,7 @@
 //! (`torch/distributed/elastic/timer/file_based_local_timer.py`), which also ends the agent when a timer expires;
 //! here the agent restarts the workers.
 
-mod error;
 mod pipe;
-mod request;
 mod timers;
 
 use std::os::fd::AsFd;
@@ -20,12 +18,10 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
-pub use self::error::WatchdogError;
 use self::pipe::TimerPipe;
-use self::request::Lines;
-use self::timers::{Expired, Timers};
+use self::timers::{Expired, Lines, Timers};
+use crate::files;
 use crate::sys::session_of;
-use crate::temporary;
 use crate::threads::JoinedThread;
 use crate::wording::name_of;
 
@@ -64,7 +60,7 @@ impl Watchdog {
                 path: path.to_owned(),
                 source,
             })?,
-            None => temporary::create(|place| at(pipe::new_path(place)))
+            None => files::create_temporary(|place| at(pipe::new_path(place)))
                 .map_err(WatchdogError::NoPlace)?,
         };
         let (sessions, assigned) = unbounded();
@@ -276,3 +272,27 @@ pub(crate) fn seconds_since_epoch() -> f64 {
 
 #[cfg(test)]
 mod tests;
+
+/// Why a watchdog could not be started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WatchdogError {
+    /// The named pipe could not be made.
+    #[error(
+        "cannot make the watchdog's pipe {}: {source}; TORCHELASTIC_TIMER_FILE must name a new file or a pipe \
+         of this user",
+        path.display()
+    )]
+    Pipe {
+        /// The path of the pipe.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// No pipe could be made in the directories for temporary files.
+    #[error("cannot make the watchdog's pipe: {0}; set TMPDIR")]
+    NoPlace(io::Error),
+    /// The system has no thread or descriptor left.
+    #[error("cannot start the watchdog: {0}")]
+    Thread(io::Error),
+}

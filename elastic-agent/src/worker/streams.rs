@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
 
+use crate::files;
 use crate::logs::{Destination, FilteredLog};
 use crate::output::{
     CapturedPipe, LAST_BYTES_MAX, LastBytes, LineCopy, LoggedStream, ShownLog, Sources,
 };
-use crate::regular_file;
 
 use super::plan::{GroupPlan, StartError, WorkerInput, WorkerPlan};
 
@@ -48,7 +48,7 @@ impl StderrEnd {
         match self {
             Self::Terminal => Vec::new(),
             Self::File(path) => {
-                regular_file::read_end(path, LAST_BYTES_MAX as u64).unwrap_or_else(|error| {
+                files::read_end(path, LAST_BYTES_MAX as u64).unwrap_or_else(|error| {
                     log::warn!("cannot read {}: {error}", path.display());
                     Vec::new()
                 })

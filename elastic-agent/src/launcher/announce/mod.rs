@@ -26,7 +26,7 @@ use elastic_rendezvous::Listener;
 use super::answers::AnswersPort;
 use super::feature::{Feature, JobEnd};
 use super::nccl::NcclAsker;
-use super::observe::Observations;
+use super::observer::Observations;
 use super::processes::{Scanner, StoreAddress};
 use link::Link;
 use meeting::{Meeting, MeetingReport};

@@ -11,7 +11,7 @@ use c10d_inspect::{
     AnnouncedCause, AnnouncedNode, AnnouncedProcess, AnnouncedSample, AnnouncedWorker, WorkerEnd,
 };
 
-use crate::launcher::observe::Observations;
+use crate::launcher::observer::Observations;
 
 /// How often the host is looked at while workers start, and later.
 const LOOK_INTERVAL_STARTING: Duration = Duration::from_secs(1);

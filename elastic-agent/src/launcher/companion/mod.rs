@@ -1,7 +1,6 @@
 //! The launcher's features for the workers of another agent in this process, for example of torchrun.
 
 mod adoption;
-mod children;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
 
@@ -16,8 +15,7 @@ use self::adoption::Adoption;
 use super::error::LauncherError;
 use super::feature::JobEnd;
 use super::features::Features;
-use super::options::LauncherOptions;
-use super::screen::Screen;
+use super::options::{LauncherOptions, Screen};
 use super::status_page::Hosted;
 use crate::relay::{NodeRelay, NodeRelayError};
 use crate::round::AgentOutcome;

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 use super::feature::Feature;
 use crate::agent::AgentOptions;
-use crate::temporary;
+use crate::files;
 
 /// The function of the workers' module that starts the server, for workers that are forked with the module loaded.
 pub(super) const START_HOOK: &str = "c10d_debug_server:start";
@@ -86,7 +86,7 @@ struct Files {
 
 impl Files {
     fn create() -> io::Result<Self> {
-        temporary::create(Self::create_in)
+        files::create_temporary(Self::create_in)
     }
 
     fn create_in(place: &Path) -> io::Result<Self> {

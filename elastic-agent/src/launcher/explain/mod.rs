@@ -2,9 +2,9 @@
 
 mod blame;
 mod collectives;
-mod explained;
-mod local;
-mod observed;
+mod explanation;
+mod local_report;
+mod requests;
 mod source;
 mod watch;
 
@@ -19,14 +19,13 @@ use c10d_socket::Cancel;
 
 use self::blame::{Absent, FailureReports};
 use self::collectives::Collectives;
-use self::explained::Explained;
-use self::observed::Observed;
+use self::explanation::Explanation;
+use self::requests::NodeRequests;
 use self::source::Source;
 use self::watch::{Say, Standstill, Watch};
 use super::announce::{Flusher, LocalView};
 use super::feature::{Feature, JobEnd};
-use super::options::LauncherOptions;
-use super::screen::Screen;
+use super::options::{LauncherOptions, Screen};
 use super::status_page::Hosted;
 use crate::agent::{AgentEvent, AgentListener, StartedWorkers};
 use crate::threads::{JoinedThread, lock, thread_cpu_time};
@@ -215,7 +214,7 @@ struct Working {
     silence: Silence,
     /// `None` unless this process serves the workers' store and they have debug servers.
     collectives: Option<Box<Collectives>>,
-    observed: Observed,
+    requests: NodeRequests,
     next_look: Instant,
 }
 
@@ -268,7 +267,7 @@ impl Thread {
             source,
             silence: Silence::default(),
             collectives,
-            observed: Observed::new(after, started.node_rank),
+            requests: NodeRequests::new(after, started.node_rank),
             next_look,
         });
     }
@@ -281,7 +280,7 @@ impl Thread {
             source,
             silence,
             collectives,
-            observed,
+            requests,
             next_look,
         }) = &mut self.working
         else {
@@ -302,21 +301,21 @@ impl Thread {
             }
         };
         let node = self.shared.local.get();
-        if observed.is_asking_due(now, &report) {
-            source.ask_for_samples(&report.nodes, observed::is_asked);
+        if requests.is_asking_due(now, &report) {
+            source.ask_for_samples(&report.nodes, requests::is_asked);
         }
-        let alarm = observed::alarm(&report);
+        let alarm = requests::alarm(&report);
         let waits = Standstill::of(&report);
         // What the store knows comes first: collectives stand still because of it.
         let collectives = collectives
             .as_mut()
             .filter(|_| waits.is_none() || alarm.is_some())
             .and_then(|it| it.look(now, &report, &node));
-        let stuck = Explained::of(
+        let stuck = Explanation::of(
             &report,
             alarm,
             collectives.as_ref(),
-            observed.leads(&report),
+            requests.leads(&report),
         );
         let recorded = stuck.recorded();
         let recorded = recorded.map(|it| Standstill::of_collectives(&it.report, it.lasted));
@@ -328,12 +327,12 @@ impl Thread {
         let say = watch.look(now, seen);
         let is_own_quiet = node.workers.iter().any(|worker| worker.sample.is_some());
         let mut pause = watch.next_look(now);
-        if let Some(sooner) = observed.next_look(&report, is_own_quiet) {
+        if let Some(sooner) = requests.next_look(&report, is_own_quiet) {
             pause = pause.min(sooner);
         }
         let cost = thread_cpu_time().saturating_sub(started);
         *next_look = Instant::now() + pause.max(cost * LOOK_SHARE);
-        let busy = observed.busy(&report);
+        let busy = requests.busy(&report);
         let line = watch
             .unchanged_for(now)
             .filter(|lasted| report.is_stuck && *lasted >= LINE_AFTER)

@@ -7,11 +7,10 @@ use crate::agent::StartedWorkers;
 use c10d_inspect::http::{HttpRequest, Target, fetch};
 use c10d_inspect::workers::Job;
 use c10d_inspect::{NodeReport, Report, explain, local_hang_report};
-use c10d_socket::HostPort;
-use c10d_socket::{Cancel, Deadline, resolve, resolve_local};
+use c10d_socket::{Cancel, Deadline, HostPort, resolve, resolve_local};
 use c10d_store::Snapshot;
 
-use super::local::local_report;
+use super::local_report::local_report;
 use crate::launcher::announce::LocalView;
 use crate::launcher::status_page::{Hosted, HostedServer};
 

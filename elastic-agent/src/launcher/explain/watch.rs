@@ -7,7 +7,7 @@ use std::time::Duration;
 use c10d_inspect::flight::FlightReport;
 use c10d_inspect::{Finding, FindingKind, Report, ReportState};
 
-use super::observed::is_observed;
+use super::requests::is_observed;
 
 /// When an unchanged explanation is repeated, counted from the last progress of the job.
 const REPEATED: [Duration; 2] = [Duration::from_secs(120), Duration::from_secs(600)];

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::threads::JoinedThread;
 use crate::worker::KillSwitch;
 
-use super::super::screen::Screen;
+use crate::launcher::options::Screen;
 
 const THREAD: &str = "exit-deadline";
 
@@ -126,8 +126,8 @@ fn is_done_within(inbox: &Receiver<Event>, start: Instant, time: Duration) -> bo
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::screen::StandardError;
     use super::*;
+    use crate::launcher::options::StandardError;
 
     const LONG: Duration = Duration::from_secs(3600);
 

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::message::Reply;
+use super::packet::Reply;
 
 /// How long a start of workers waits for imports. A fresh interpreter has the same to import, so that only a template
 /// that hangs costs time.

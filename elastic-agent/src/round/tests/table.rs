@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use super::super::Settings;
-use super::super::after_failure::{Verdict, verdict};
 use super::super::input::Facts;
 use super::super::phase::{Failure, Known, Stall};
 use super::workers::failure;
@@ -12,7 +11,7 @@ use crate::failure::Failures;
 use crate::job_end::{EndNotice, OwnEnd};
 use crate::progress::ProgressSeen;
 use crate::restart_policy::{RestartPolicy, RestartRules};
-use crate::round::after_failure::failed_workers;
+use crate::round::verdict::{Verdict, failed_workers, verdict};
 
 struct Row {
     what: &'static str,

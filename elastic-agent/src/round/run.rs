@@ -1,0 +1,341 @@
+//! A round whose workers run, until a failure, a success or a signal ends the round.
+
+use std::time::Duration;
+
+use elastic_rendezvous::Membership;
+use log::Level;
+use rustix::process::Signal;
+
+use super::barrier::EXIT_BARRIER_TIMEOUT;
+use super::exit_failure::may_be_at_exit;
+use super::input::{Effect, Effects, Facts, GroupNews, Input, Stop};
+use super::machine::{Round, STOP_GRACE, STUCK_GRACE, log};
+use super::members::MembersChange;
+use super::phase::{End, First, Known, Phase, Running, Stall, StuckWorkers, Waiting};
+use super::verdict::{failed_worker, used_up};
+use crate::job_end::{EndNotice, OwnEnd};
+use crate::worker::WorkerExit;
+
+impl Round {
+    pub(super) fn in_running(
+        &mut self,
+        mut running: Running,
+        input: Input,
+        now: Duration,
+        out: &mut Effects,
+    ) -> Phase {
+        let waiting = std::mem::replace(&mut running.waiting, Waiting::Nothing);
+        let end = match (input, waiting) {
+            (Input::WorkerExited(exit), _) if exit.exit.is_success() => {
+                running.succeeded += 1;
+                if self.keep().is_some() && running.succeeded == 1 {
+                    out.push(Effect::EndEntry);
+                }
+                running.end_of_all(self.settings.local_world_size)
+            }
+            (Input::WorkerExited(exit), _) if self.may_keep(&exit) => {
+                out.push(log(Level::Error, failure_text(&exit)));
+                out.push(Effect::ReadDeath(exit));
+                None
+            }
+            (Input::WorkerExited(exit), _) if running.ended.is_some() => {
+                out.push(log(Level::Error, failure_text(&exit)));
+                running.at_exit += 1;
+                running.end_of_all(self.settings.local_world_size)
+            }
+            (Input::WorkerExited(exit), _) if self.asks_about(&exit) => {
+                out.push(log(Level::Error, failure_text(&exit)));
+                out.push(Effect::ReadCrash(exit));
+                None
+            }
+            (Input::WorkerExited(exit), _) => {
+                out.push(log(Level::Error, failure_text(&exit)));
+                Some(self.failed(&mut running, exit, out))
+            }
+            (Input::Crash(crash), _) => {
+                match self.is_kept_to_its_end(&mut running, &crash, now, out) {
+                    true => running.end_of_all(self.settings.local_world_size),
+                    false => Some(self.failed(&mut running, crash.exit, out)),
+                }
+            }
+            (Input::ExitsDue, _) => {
+                let text = "stopping the workers that have not reached the end of their program";
+                out.push(log(Level::Warn, text));
+                Some(running.end_by_others())
+            }
+            (Input::Death(death), _) => self.worker_died(&mut running, *death, now, out),
+            (Input::ReplaceDue { local_rank }, _) => {
+                self.replace(local_rank, now, out);
+                None
+            }
+            (Input::MembersDue, _) => {
+                out.push(Effect::ReadGroup);
+                None
+            }
+            (Input::Group(GroupNews::Finished, _), Waiting::Group { .. }) => None,
+            (Input::Group(..), Waiting::Group { why }) => Some(End::MembersChanged(why)),
+            (Input::Group(group, evicted), _) => {
+                self.warn_without_members(&group, out);
+                self.look_at_evicted(&mut running, &group, &evicted, now, out);
+                None
+            }
+            (Input::Replaced { local_rank, pid }, _) => {
+                let text =
+                    format!("worker with local rank {local_rank} (pid {pid}) starts instead");
+                out.push(log(Level::Info, text));
+                out.push(Effect::TellReplaced(local_rank));
+                None
+            }
+            (Input::NotReplaced(why), _) => {
+                let text = format!("stopping the workers: one cannot be replaced: {why}");
+                out.push(log(Level::Error, text));
+                Some(End::Failed(Known::Nothing))
+            }
+            // The job has ended, and its store may end with another node.
+            (Input::MembersChanged | Input::Membership(_), _) if running.ended.is_some() => None,
+            (Input::MembersChanged, _) => {
+                out.push(Effect::ReadMembership);
+                None
+            }
+            (Input::Membership(membership), _) => {
+                // A store that does not answer, for example because its host has failed, does not stop running workers.
+                // The handler has logged the error.
+                let keeps = self.keep().is_some();
+                let members = membership.as_ref().and_then(|it| it.members);
+                running.nodes = members.filter(|_| keeps).unwrap_or(running.nodes);
+                membership.and_then(|it| self.members_may_have_changed(&mut running, &it, out))
+            }
+            // The reason of this node, whose own workers run to the end of their program.
+            (Input::JobEnd(Some(notice)), _)
+                if notice.is_at_exit && running.known == Known::Published =>
+            {
+                None
+            }
+            (Input::JobEnd(Some(notice)), _) => running.job_ended(notice, out),
+            (Input::JobEnd(None), _) if self.settings.stops_on_failure => {
+                out.push(Effect::ReadFinished);
+                running.waiting = Waiting::Closed;
+                None
+            }
+            // A finished node closes the rendezvous if other nodes take longer than the timeout of the exit barrier.
+            (Input::Finished(Some(0)), Waiting::Closed) => {
+                running.job_ended(Box::new(EndNotice::unknown()), out)
+            }
+            (Input::JobEnd(None), _) | (Input::Finished(_), Waiting::Closed) => {
+                out.push(log(
+                    Level::Warn,
+                    "another node closed the rendezvous: the workers keep running, but cannot be restarted",
+                ));
+                None
+            }
+            (Input::Finished(finished), Waiting::Finished { why, departed }) => {
+                (departed > finished.unwrap_or(0)).then_some(End::MembersChanged(why))
+            }
+            (Input::Stuck(stuck), _) => {
+                out.push(log(Level::Error, stuck.to_string()));
+                if self.settings.has_store_per_round {
+                    // Published before the workers are stopped, because workers of other nodes may fail because of the
+                    // stop.
+                    out.push(Effect::ReportStuck);
+                    running.waiting = Waiting::IsFirst(stuck);
+                    None
+                } else {
+                    Some(are_stuck(stuck, true, out))
+                }
+            }
+            (Input::IsFirstStuck(is_first), Waiting::IsFirst(stuck)) => {
+                Some(are_stuck(stuck, is_first, out))
+            }
+            (Input::Signal(signal), _) => Some(End::Signalled(signal)),
+            (_, waiting) => {
+                running.waiting = waiting;
+                None
+            }
+        };
+        match end {
+            Some(end) => self.stop(&running, end, now, out),
+            None => Phase::Running(running),
+        }
+    }
+
+    /// Why the workers have to stop, mostly to restart in another round; `None` if they keep running, or if that
+    /// depends on a question.
+    fn members_may_have_changed(
+        &mut self,
+        running: &mut Running,
+        membership: &Membership,
+        out: &mut Effects,
+    ) -> Option<End> {
+        if membership.is_closed {
+            if !self.is_closing_known {
+                self.is_closing_known = true;
+                // The reason was written before the rendezvous was closed.
+                out.push(Effect::ReadJobEnd);
+            }
+            return None;
+        }
+        match MembersChange::of(membership) {
+            MembersChange::None => None,
+            MembersChange::Certain(why) if membership.is_evicted => Some(End::Evicted(why)),
+            MembersChange::Certain(why) if self.keep().is_some() => {
+                out.push(Effect::ReadGroup);
+                running.waiting = Waiting::Group { why };
+                None
+            }
+            MembersChange::Certain(why) => Some(End::MembersChanged(why)),
+            // No node replaces the lost nodes, and the service counts whether enough workers are left.
+            MembersChange::UnlessFinished { .. } if self.keep().is_some() => None,
+            MembersChange::UnlessFinished { why, departed } => {
+                out.push(Effect::ReadFinished);
+                running.waiting = Waiting::Finished { why, departed };
+                None
+            }
+        }
+    }
+
+    /// Whether the last output of a worker decides if the other workers may keep running.
+    fn asks_about(&self, exit: &WorkerExit) -> bool {
+        self.keep().is_none()
+            && may_be_at_exit(exit)
+            && self.policy.final_exit(&[failed_worker(exit)]).is_none()
+    }
+
+    fn failed(&self, running: &mut Running, exit: WorkerExit, out: &mut Effects) -> End {
+        let _ = running.failed.get_or_insert((exit.rank, exit.exit));
+        match self.worker_failed(exit, out) {
+            Known::Nothing => End::Failed(running.known.clone()),
+            known => End::Failed(known),
+        }
+    }
+
+    pub(super) fn worker_failed(&self, exit: WorkerExit, out: &mut Effects) -> Known {
+        out.push(Effect::TellFailed(exit));
+        // Ends the job on the other nodes now, because the workers of this node may take long to stop.
+        let Some(reason) = self.policy.final_exit(&[failed_worker(&exit)]) else {
+            return Known::Nothing;
+        };
+        self.publish(OwnEnd::of(reason, Some(exit.rank)), out);
+        Known::Published
+    }
+
+    fn stop(&mut self, running: &Running, end: End, now: Duration, out: &mut Effects) -> Phase {
+        let nodes = running.nodes;
+        self.clock.end(now, |phases| &mut phases.run);
+        if let End::Failed(Known::Nothing) | End::Stuck(_, Known::Nothing) = &end
+            && self.ends_job_at_once(nodes, now)
+        {
+            // Also ends the job at once, unless the store shows that a failure of another node has caused this one.
+            out.push(Effect::BeginStop(how_to_stop(&end)));
+            out.push(Effect::ReadFacts);
+            let first = running.failed;
+            return Phase::Ending { nodes, end, first };
+        }
+        let is_restart_likely = match &end {
+            End::MembersChanged(_) | End::Evicted(_) => true,
+            End::Failed(Known::Nothing) | End::Stuck(_, Known::Nothing) => {
+                self.policy.left(now) > 0
+            }
+            _ => false,
+        };
+        if is_restart_likely {
+            out.push(Effect::ForkAhead);
+        }
+        if let End::MembersChanged(why) | End::Evicted(why) = &end {
+            out.push(log(Level::Info, format!("restarting the workers: {why}")));
+            out.push(Effect::TellRestarting(why.clone()));
+        }
+        out.push(Effect::Stop(how_to_stop(&end)));
+        Phase::Stopping { nodes, end }
+    }
+
+    /// Continues the stop of the workers when the content of the store is known.
+    pub(super) fn stop_knowing(
+        &self,
+        nodes: usize,
+        mut end: End,
+        first: Option<First>,
+        facts: Facts,
+        out: &mut Effects,
+    ) -> Phase {
+        let (stall, known) = match &mut end {
+            End::Failed(known) => (None, known),
+            End::Stuck(stall, known) => (Some(*stall), known),
+            _ => return Phase::Stopping { nodes, end },
+        };
+        let is_counted_elsewhere = stall.map_or(facts.is_any_stuck, |stall| !stall.is_first);
+        if let Some(notice) = facts.job_end {
+            *known = Known::Ended(notice);
+        } else if !is_counted_elsewhere {
+            self.publish(used_up(stall, first), out);
+            *known = Known::Published;
+        }
+        out.push(Effect::Stop(how_to_stop(&end)));
+        Phase::Stopping { nodes, end }
+    }
+}
+
+const fn how_to_stop(end: &End) -> Stop {
+    match end {
+        End::Signalled(signal) => Stop::BySignal(*signal),
+        // The scripts may save their state before they exit.
+        End::JobEnded(_) => Stop::Gently,
+        // Workers of a world that no longer exists must not write to files that the workers of the next world use.
+        End::Stuck(..) | End::Evicted(_) => Stop::With(Signal::TERM, STUCK_GRACE),
+        // After a success, this stops the processes that workers left behind.
+        _ => Stop::With(Signal::TERM, STOP_GRACE),
+    }
+}
+
+impl Running {
+    /// Returns how the round ends on this node, if all its workers have exited.
+    pub(super) fn end_of_all(&self, local_world_size: usize) -> Option<End> {
+        let ended = self.succeeded + self.gone + self.at_exit;
+        let is_over = ended == local_world_size;
+        is_over.then(|| match (&self.ended, self.at_exit) {
+            (Some(notice), _) => End::JobEnded(notice.clone()),
+            (None, 0) => End::Succeeded,
+            (None, _) => End::AtExit(self.known.clone()),
+        })
+    }
+
+    /// Returns how the round ends if workers keep running for too long after others have failed at the end of their
+    /// program.
+    fn end_by_others(&self) -> End {
+        match &self.ended {
+            Some(notice) => End::JobEnded(notice.clone()),
+            None => End::Failed(self.known.clone()),
+        }
+    }
+
+    /// Handles that another node has ended the job. Returns how the workers are stopped; `None` if they are left to
+    /// exit.
+    fn job_ended(&mut self, notice: Box<EndNotice>, out: &mut Effects) -> Option<End> {
+        if notice.is_at_exit {
+            let text = format!("the job fails when the workers of this node have ended: {notice}");
+            out.push(log(Level::Warn, text));
+            out.push(Effect::ExpectExits(EXIT_BARRIER_TIMEOUT));
+            self.ended = Some(notice);
+            return None;
+        }
+        let why = notice.reason_text();
+        out.push(log(Level::Warn, format!("stopping the workers: {why}")));
+        out.push(Effect::Confirm);
+        Some(End::JobEnded(notice))
+    }
+}
+
+fn failure_text(exit: &WorkerExit) -> String {
+    format!(
+        "worker with rank {} (local rank {}, pid {}) failed: {}",
+        exit.rank, exit.local_rank, exit.pid, exit.exit,
+    )
+}
+
+fn are_stuck(stuck: Box<StuckWorkers>, is_first: bool, out: &mut Effects) -> End {
+    let stall = Stall {
+        silent_for: stuck.silent_for,
+        is_first,
+    };
+    out.push(Effect::TellStuck(stuck));
+    End::Stuck(stall, Known::Nothing)
+}
