@@ -11,8 +11,7 @@ use c10d_socket::{
 };
 use serde_json::{Value, json};
 
-use super::body::HttpError;
-use super::http::{Answered, Connection};
+use super::http::{Connection, HttpError, Response};
 use super::message::{Answer, Failure, Request, Watched, code, refusal, watch_to_json};
 
 /// The most bytes of an answer: a page of 16 values of etcd's largest size, in base64.
@@ -228,9 +227,9 @@ impl Gateway {
         by: Deadline,
     ) -> Result<Value, CallError> {
         let result = self.post(path, &[], body, by);
-        let (mut connection, answered) = result?;
-        let status = answered.status;
-        let read = connection.read_all(answered, ANSWER_BYTES_MAX, by);
+        let (mut connection, response) = result?;
+        let status = response.status;
+        let read = connection.read_all(response, ANSWER_BYTES_MAX, by);
         let (body, is_kept) = read.map_err(|error| self.failed(error))?;
         if is_kept {
             self.connection = Some(connection);
@@ -245,7 +244,7 @@ impl Gateway {
         headers: &[(&str, &str)],
         body: &[u8],
         by: Deadline,
-    ) -> Result<(Connection, Answered), CallError> {
+    ) -> Result<(Connection, Response), CallError> {
         let mut connection = match self.connection.take() {
             Some(connection) => connection,
             None => self.connect(by)?,
@@ -255,7 +254,7 @@ impl Gateway {
             headers.push(("Authorization", token));
         }
         match connection.post(path, &headers, body, by) {
-            Ok(answered) => Ok((connection, answered)),
+            Ok(response) => Ok((connection, response)),
             Err(error) => Err(self.failed(error)),
         }
     }
@@ -351,10 +350,10 @@ impl Gateway {
             self.authenticate(by)?;
         }
         let path = "/v3/watch";
-        let (mut connection, answered) = self.post(path, &headers, body.as_bytes(), by)?;
-        if answered.status != 200 {
-            let status = answered.status;
-            let read = connection.read_all(answered, ANSWER_BYTES_MAX, by);
+        let (mut connection, response) = self.post(path, &headers, body.as_bytes(), by)?;
+        if response.status != 200 {
+            let status = response.status;
+            let read = connection.read_all(response, ANSWER_BYTES_MAX, by);
             let (body, _) = read.map_err(|error| self.failed(error))?;
             self.judge(path, status, &body)?;
             return Err(CallError::Unknown(format!("status {status}")));
@@ -362,7 +361,7 @@ impl Gateway {
         Ok(WatchStream {
             gateway: self,
             connection,
-            answered,
+            response,
             received: Vec::new(),
             searched: 0,
         })
@@ -374,7 +373,7 @@ impl Gateway {
 pub(crate) struct WatchStream {
     gateway: Gateway,
     connection: Connection,
-    answered: Answered,
+    response: Response,
     received: Vec<u8>,
     /// No line ends before this byte.
     searched: usize,
@@ -424,7 +423,7 @@ impl WatchStream {
                 return Err(CallError::Unknown("a watch's line is too long".to_owned()));
             }
             let connection = &mut self.connection;
-            match connection.read_some(&mut self.answered, &mut self.received, deadline) {
+            match connection.read_some(&mut self.response, &mut self.received, deadline) {
                 Ok(true) => {}
                 Ok(false) => return Err(CallError::Unknown("the watch has ended".to_owned())),
                 Err(HttpError::Io(error)) if error.kind() == io::ErrorKind::TimedOut => {

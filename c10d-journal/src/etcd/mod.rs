@@ -4,7 +4,6 @@
 //! [`known`] whether etcd still has what was there. All four are pure, and are tried against a simulated etcd in `sim`.
 //! [`journal`] runs them over [`gateway`], [`lease`] keeps the leader's lease, and [`life_line`] shows standbys the end of the leader's process.
 
-mod body;
 mod gateway;
 #[cfg(test)]
 mod histories;

@@ -202,7 +202,7 @@ impl SimEtcd {
                     let doomed: Vec<_> = self
                         .keys
                         .keys()
-                        .filter(|it| key <= it && *it < end)
+                        .filter(|it| key <= *it && *it < end)
                         .cloned()
                         .collect();
                     doomed.into_iter().for_each(|key| self.delete(key));

@@ -62,7 +62,7 @@ pub fn from_base64(text: &[u8], limits: &CodecLimits) -> Result<Vec<u8>, Corrupt
     }
     STANDARD.decode(text).map_err(|error| CorruptState {
         offset: match error {
-            DecodeError::InvalidByte(offset, _) | DecodeError::InvalidLastSymbol(offset, _) => {
+            DecodeError::InvalidByte(offset, _) | DecodeError::InvalidLastSymbol { offset, .. } => {
                 offset
             }
             DecodeError::InvalidLength(_) | DecodeError::InvalidPadding => text.len(),
