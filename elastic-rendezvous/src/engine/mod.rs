@@ -7,6 +7,8 @@
 pub(crate) mod advertised;
 mod apply;
 mod decide;
+mod decider;
+mod departures;
 pub(crate) mod duty;
 mod executor;
 pub(crate) mod group;

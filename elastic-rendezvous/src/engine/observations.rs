@@ -239,17 +239,6 @@ impl Observations {
         })
     }
 
-    /// Whether `me` has a heartbeat that is at least one interval old.
-    pub(crate) fn heartbeat_due(
-        &self,
-        me: &NodeId,
-        settings: &RendezvousSettings,
-        now: Now,
-    ) -> bool {
-        self.heartbeat_due_at(me, settings)
-            .is_some_and(|due| due <= now.monotonic)
-    }
-
     /// When the next heartbeat of `me` is due, if it has one.
     pub(crate) fn heartbeat_due_at(
         &self,
@@ -455,7 +444,8 @@ mod tests {
         };
         observations.observe(&state, &settings(), jumped);
         assert_eq!(observations.silent(&me, &settings(), jumped.monotonic), []);
-        assert!(!observations.heartbeat_due(&me, &settings(), jumped));
+        let due = observations.heartbeat_due_at(&me, &settings());
+        assert!(due.is_some_and(|due| due > jumped.monotonic));
         assert_eq!(
             observations.time_to_write(jumped),
             start().wall.after(SECOND)

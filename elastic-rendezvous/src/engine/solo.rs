@@ -41,11 +41,7 @@ const WOKEN_BY_EACH_JOIN_MAX: usize = 32;
 pub(crate) struct Solo {
     executor: Executor,
     /// The operation in progress; `None` for a member between two heartbeats.
-    operation: Option<Operation>,
-    deadline: Duration,
-    /// Whether a join follows the operation.
-    /// The join that follows when the node has left its round.
-    next_join: Option<Operation>,
+    work: Option<Work>,
     /// Whether the node has left its last round by [`Operation::Exit`], so that a join begins with the next one.
     has_exited: bool,
     /// The end of the executor's wait, before which notices and reports are due.
@@ -58,23 +54,59 @@ pub(crate) struct Solo {
     round: Option<i64>,
     /// The nodes of the last round that this node joined, in the order of their ranks.
     last_nodes: Vec<NodeId>,
-    /// For which version of the state, and when, a join has read the notices.
-    notices_read: Option<(Option<Token>, Duration)>,
-    /// Of which round, and when, a join has asked whether it may enter.
-    entry_read: Option<(i64, Duration)>,
-    /// When the join has reported last, and the round and the numbers of participants and waiting nodes.
-    reported: Option<(Duration, (i64, usize, usize))>,
+    join_requests: JoinRequests,
     /// The failure of a heartbeat, until it is recorded.
     failed_heartbeat: Option<Step>,
+    marks: MarkRequests,
+    random: fastrand::Rng,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Work {
+    operation: Operation,
+    deadline: Duration,
+    /// The join to start after the node has left its round.
+    then: Option<Operation>,
+}
+
+impl Work {
+    const fn new(operation: Operation, deadline: Duration) -> Self {
+        Self {
+            operation,
+            deadline,
+            then: None,
+        }
+    }
+}
+
+/// The requests that a waiting join repeats.
+#[derive(Debug, Default)]
+struct JoinRequests {
+    /// For which version of the state the notices were read, and when.
+    notices: Option<(Option<Token>, Duration)>,
+    /// For which round the join has asked whether it may enter, and when.
+    entry: Option<(i64, Duration)>,
+    /// When the join has reported last, and the round and the numbers of participants and waiting nodes.
+    report: Option<(Duration, (i64, usize, usize))>,
+}
+
+/// The requests about marks of nodes (docs/spec/rendezvous.md, section 10.3).
+#[derive(Debug)]
+struct MarkRequests {
     /// When the marks were last requested.
-    marks_asked_at: Duration,
+    asked_at: Duration,
     /// When the last request began that has found all other members connected.
     members_connected_at: Option<Duration>,
     /// Whether the request under way sets the mark of this node.
-    sets_mark: bool,
+    sets_own: bool,
     /// Whether the last such request has failed. The next heartbeat does not wait for the mark.
-    has_mark_failed: bool,
-    random: fastrand::Rng,
+    has_own_failed: bool,
+}
+
+impl MarkRequests {
+    fn on_failure(&mut self) {
+        self.has_own_failed |= std::mem::take(&mut self.sets_own);
+    }
 }
 
 impl Solo {
@@ -82,23 +114,21 @@ impl Solo {
     pub(crate) fn new(me: NodeId, settings: RendezvousSettings, seed: u64, now: Now) -> Self {
         Self {
             executor: Executor::new(me, settings, now),
-            operation: None,
-            deadline: now.monotonic,
-            next_join: None,
+            work: None,
             has_exited: false,
             waits_until: None,
             paused_until: None,
             rests_until: now.monotonic,
             round: None,
             last_nodes: Vec::new(),
-            notices_read: None,
-            entry_read: None,
-            reported: None,
+            join_requests: JoinRequests::default(),
             failed_heartbeat: None,
-            marks_asked_at: now.monotonic,
-            members_connected_at: None,
-            sets_mark: false,
-            has_mark_failed: false,
+            marks: MarkRequests {
+                asked_at: now.monotonic,
+                members_connected_at: None,
+                sets_own: false,
+                has_own_failed: false,
+            },
             random: fastrand::Rng::with_seed(seed),
         }
     }
@@ -109,13 +139,17 @@ impl Solo {
         self
     }
 
-    fn start(&mut self, operation: Operation, deadline: Duration, now: Now) {
-        self.operation = Some(operation);
-        self.deadline = deadline;
+    fn start(&mut self, work: Work, now: Now) {
+        let Work {
+            operation,
+            deadline,
+            ..
+        } = work;
+        self.work = Some(work);
         self.waits_until = None;
         self.paused_until = None;
-        self.reported = None;
-        self.entry_read = None;
+        self.join_requests.report = None;
+        self.join_requests.entry = None;
         if operation.is_join() {
             self.executor.links_mut().delay_read(now.monotonic);
         }
@@ -125,12 +159,17 @@ impl Solo {
     /// Continues after the end of an operation. Returns its result if it is the last one.
     fn on_end(
         &mut self,
-        operation: Operation,
+        work: Work,
         result: Result<(), OperationError>,
         now: Now,
     ) -> Option<Result<Answer, OperationError>> {
+        let Work {
+            operation,
+            deadline,
+            then,
+        } = work;
         if operation != Operation::KeepAlive || result.is_ok() {
-            self.operation = None;
+            self.work = None;
         }
         if let Err(failure) = result {
             return Some(Err(failure));
@@ -141,8 +180,8 @@ impl Solo {
             self.rests_until = due.unwrap_or(now.monotonic.saturating_add(interval));
             return None;
         }
-        if let Some(join) = self.next_join.take() {
-            self.start(join, self.deadline, now);
+        if let Some(join) = then {
+            self.start(Work::new(join, deadline), now);
             return None;
         }
         // A node that has just joined knows the state. If all nodes of a large round read it again at once, they would
@@ -198,7 +237,7 @@ impl Solo {
         }
         let links = self.executor.links();
         if links.is_own_due() {
-            self.sets_mark = true;
+            self.marks.sets_own = true;
             return Some(Ask::SetMark);
         }
         let due_at = links.read_due_at()?;
@@ -206,7 +245,7 @@ impl Solo {
             *until = due_at.min(*until);
             return None;
         }
-        self.marks_asked_at = now.monotonic;
+        self.marks.asked_at = now.monotonic;
         Some(Ask::ReadMarks(self.executor.linked()))
     }
 
@@ -228,24 +267,28 @@ impl Solo {
         if self.executor.awaits_notices(now) {
             // A node writes its notice before it leaves the state.
             let token = self.executor.to_write().1;
-            let is_recent = self.notices_read.as_ref().is_some_and(|(known, read_at)| {
-                known.as_ref() == token && at.saturating_sub(*read_at) < NOTICES_INTERVAL
-            });
+            let is_recent = self
+                .join_requests
+                .notices
+                .as_ref()
+                .is_some_and(|(known, read_at)| {
+                    known.as_ref() == token && at.saturating_sub(*read_at) < NOTICES_INTERVAL
+                });
             if !is_recent {
-                self.notices_read = Some((token.cloned(), at));
+                self.join_requests.notices = Some((token.cloned(), at));
                 return Ask::ReadNotices;
             }
             until = until.min(at.saturating_add(NOTICES_INTERVAL));
         }
         if let Some(round) = self.executor.awaits_entry() {
-            match self.entry_read {
+            match self.join_requests.entry {
                 Some((known, read_at))
                     if known == round && at.saturating_sub(read_at) < ENTRY_INTERVAL =>
                 {
                     until = until.min(read_at.saturating_add(ENTRY_INTERVAL));
                 }
                 _ => {
-                    self.entry_read = Some((round, at));
+                    self.join_requests.entry = Some((round, at));
                     return Ask::ReadEntry { round };
                 }
             }
@@ -253,14 +296,14 @@ impl Solo {
         let state = self.executor.state();
         let counts = (state.round, state.participants.len(), state.wait_list.len());
         let interval = self.report_interval();
-        match self.reported {
+        match self.join_requests.report {
             Some((reported_at, reported))
                 if reported == counts && at.saturating_sub(reported_at) < interval =>
             {
                 until = until.min(reported_at.saturating_add(interval));
             }
             _ => {
-                self.reported = Some((at, counts));
+                self.join_requests.report = Some((at, counts));
                 return Ask::Report;
             }
         }
@@ -298,13 +341,12 @@ impl Engine for Solo {
         if operation != Operation::Close {
             self.round = None;
         }
-        self.next_join = None;
-        let mut first = operation;
+        let mut work = Work::new(operation, deadline);
         if operation.is_join() && !std::mem::take(&mut self.has_exited) {
-            self.next_join = Some(operation);
-            first = Operation::Exit;
+            work.operation = Operation::Exit;
+            work.then = Some(operation);
         }
-        self.start(first, deadline, now);
+        self.start(work, now);
     }
 
     fn step(&mut self, now: Now) -> Ask {
@@ -315,8 +357,8 @@ impl Engine for Solo {
             if let Some(until) = self.waits_until {
                 return self.wait(until, now);
             }
-            let operation = match self.operation {
-                Some(operation) => operation,
+            let work = match self.work {
+                Some(work) => work,
                 None if now.monotonic < self.rests_until => {
                     let (part, mut until) = (Part::Members, self.rests_until);
                     let marks = self.ask_for_marks(&mut until, now);
@@ -325,28 +367,30 @@ impl Engine for Solo {
                 None => {
                     let limit = self.executor.settings().heartbeat_timeout;
                     let deadline = now.monotonic.saturating_add(limit);
-                    self.start(Operation::KeepAlive, deadline, now);
-                    Operation::KeepAlive
+                    let work = Work::new(Operation::KeepAlive, deadline);
+                    self.start(work, now);
+                    work
                 }
             };
+            let operation = work.operation;
             match self.executor.step(now) {
                 Need::Read => return Ask::ReadState,
                 // A node that returns sets its mark first, so that no node that reads its heartbeat drops it.
                 Need::Write
                     if (operation.is_join() || operation == Operation::KeepAlive)
                         && self.executor.links().is_own_due()
-                        && !self.has_mark_failed =>
+                        && !self.marks.has_own_failed =>
                 {
-                    self.sets_mark = true;
+                    self.marks.sets_own = true;
                     return Ask::SetMark;
                 }
                 Need::Write => {
-                    self.has_mark_failed = false;
+                    self.marks.has_own_failed = false;
                     return Ask::WriteState;
                 }
                 Need::Wait { until } => self.waits_until = Some(until),
                 Need::Done(result) => {
-                    if let Some(result) = self.on_end(operation, result, now) {
+                    if let Some(result) = self.on_end(work, result, now) {
                         return Ask::Done(result);
                     }
                 }
@@ -355,7 +399,7 @@ impl Engine for Solo {
     }
 
     fn on_reply(&mut self, reply: Reply, now: Now) {
-        self.sets_mark = false;
+        self.marks.sets_own = false;
         match reply {
             Reply::State(stored) => self.executor.on_read(stored, now),
             Reply::Written(written) => {
@@ -373,7 +417,7 @@ impl Engine for Solo {
             }
             Reply::Done => self.executor.links_mut().on_set(),
             Reply::Marks(marks) => {
-                let asked_at = self.marks_asked_at;
+                let asked_at = self.marks.asked_at;
                 if self.executor.on_marks(marks.as_ref(), asked_at, now) {
                     // Reads the state, in which the lost node may be listed no more.
                     self.waits_until = None;
@@ -386,7 +430,7 @@ impl Engine for Solo {
                     node == me || (listed.contains_key(node) && links.is_connected(node))
                 };
                 if self.round.is_some() && self.last_nodes.iter().all(is_here) {
-                    self.members_connected_at = Some(asked_at);
+                    self.marks.members_connected_at = Some(asked_at);
                 }
             }
             Reply::Gone(gone) => {
@@ -399,11 +443,11 @@ impl Engine for Solo {
 
     fn on_failure(&mut self, error: &RendezvousError, now: Now) {
         self.waits_until = None;
-        self.has_mark_failed |= std::mem::take(&mut self.sets_mark);
+        self.marks.on_failure();
         if error.is_outage() {
             self.executor.on_outage();
         }
-        let operation = self.operation.take();
+        let operation = self.work.take().map(|work| work.operation);
         let pause = if error.is_outage() {
             self.retry_pause()
         } else {
@@ -426,7 +470,7 @@ impl Engine for Solo {
 
     fn on_outage(&mut self, now: Now) {
         self.waits_until = None;
-        self.has_mark_failed |= std::mem::take(&mut self.sets_mark);
+        self.marks.on_failure();
         self.executor.on_outage();
         self.paused_until = Some(now.monotonic.saturating_add(self.retry_pause()));
     }
@@ -436,7 +480,7 @@ impl Engine for Solo {
     }
 
     fn is_busy(&self) -> bool {
-        self.operation.is_some()
+        self.work.is_some()
     }
 
     fn to_write(&self) -> Option<(&RendezvousState, Option<&Token>)> {
@@ -466,7 +510,7 @@ impl Engine for Solo {
     }
 
     fn members_connected_at(&self) -> Option<Duration> {
-        self.members_connected_at
+        self.marks.members_connected_at
     }
 
     fn report(&self, now: Now) -> WaitReport {
@@ -590,7 +634,7 @@ mod tests {
         let [mut a, mut b] = members(&mut stored);
         let both = ["a", "b"].map(|name| (NodeId::new(name, 1, 0), Mark::Connected));
         let read = |node: &mut Solo| {
-            node.members_connected_at = None;
+            node.marks.members_connected_at = None;
             node.on_reply(Reply::Marks(Some(both.clone().into())), start());
             node.members_connected_at().is_some()
         };

@@ -15,8 +15,8 @@ use self::clients::{Client, Clients, NODES_MAX, Status};
 use self::rounds::Rounds;
 use super::message::{Answer, AnswerKind, NAMED_MAX, Request, RequestKind, Summary};
 use super::timers::Timers;
+use crate::engine::decider::Decider;
 use crate::engine::links::Marks;
-use crate::engine::observations::Observations;
 use crate::values::clock::Now;
 use crate::values::node::NodeId;
 use crate::values::report::LostNode;
@@ -69,20 +69,16 @@ pub(crate) struct Holder {
     epoch: u64,
     /// The node itself: it is listed, so that a new holder can always change the state.
     me: NodeId,
-    settings: RendezvousSettings,
     phase: Phase,
+    decider: Decider,
     draft: Draft,
     as_of: AsOf,
-    observations: Observations,
     clients: Clients,
     rounds: Rounds,
     /// The answers to be sent once the state is written, and those that are to be sent.
     decided: Vec<(u32, Answer)>,
     to_send: Vec<(u32, Vec<u8>)>,
-    summary: Vec<u8>,
-    sent_summary: Vec<u8>,
-    /// How often nodes were called, and the indices of the last ones; none for all.
-    calls: (u64, Vec<u32>),
+    summaries: Summaries,
     /// Those that the next write drops.
     newly_lost: Vec<LostNode>,
     /// Changes of the state, each with the node that it is for, and results of writes, until they are recorded.
@@ -100,10 +96,18 @@ enum Phase {
     Answering,
 }
 
-/// The state as this holder has changed it.
+/// The summary of the state for the other nodes.
+#[derive(Debug, Default)]
+struct Summaries {
+    current: Vec<u8>,
+    sent: Vec<u8>,
+    /// The number of times that nodes were called, and the indices of the last ones; none for all.
+    calls: (u64, Vec<u32>),
+}
+
+/// How the state of the decider differs from the stored one.
 #[derive(Debug, Default)]
 struct Draft {
-    state: RendezvousState,
     /// Of the stored state from which it comes.
     token: Option<Token>,
     status: DraftStatus,
@@ -155,10 +159,6 @@ impl Draft {
             self.status = DraftStatus::Changed;
         }
     }
-
-    fn lists(&self, node: &NodeId) -> bool {
-        self.state.last_heartbeats.contains_key(node)
-    }
 }
 
 impl AsOf {
@@ -187,14 +187,11 @@ impl Holder {
                 write: at,
                 decision: Duration::ZERO,
             },
-            observations: Observations::new(now),
             clients: Clients::default(),
             rounds: Rounds::default(),
             decided: Vec::new(),
             to_send: Vec::new(),
-            summary: Vec::new(),
-            sent_summary: Vec::new(),
-            calls: (0, Vec::new()),
+            summaries: Summaries::default(),
             newly_lost: Vec::new(),
             steps: Vec::new(),
             timers: [
@@ -208,13 +205,13 @@ impl Holder {
                 (Timer::Write, at),
             ]
             .into(),
-            settings,
+            decider: Decider::new(settings, now),
         }
     }
 
     /// Counts nodes whose connections had closed before, because the store was not out of reach lately.
     pub(super) const fn count_found_marks(&mut self) {
-        self.observations.links.count_found();
+        self.decider.observations.links.count_found();
     }
 
     pub(super) const fn epoch(&self) -> u64 {
@@ -229,16 +226,17 @@ impl Holder {
     /// The stored summary: of the holder before, or replaced by an earlier one.
     pub(super) fn on_summary(&mut self, stored: Vec<u8>) {
         self.rounds.inherit(Summary::from_text(&stored));
-        self.sent_summary = stored;
+        self.summaries.sent = stored;
     }
 
     /// The summary, if there is one that is still to be sent. It then counts as sent.
     pub(super) fn take_unsent_summary(&mut self) -> Option<Vec<u8>> {
-        if self.summary.is_empty() || self.summary == self.sent_summary {
+        let Summaries { current, sent, .. } = &mut self.summaries;
+        if current.is_empty() || current == sent {
             return None;
         }
-        self.sent_summary.clone_from(&self.summary);
-        Some(self.summary.clone())
+        sent.clone_from(current);
+        Some(current.clone())
     }
 
     /// Answers that are to be sent. They then count as sent.
@@ -249,11 +247,11 @@ impl Holder {
 
     /// The state to be written and the token it is based on, after [`Task::WriteState`].
     pub(super) const fn to_write(&self) -> (&RendezvousState, Option<&Token>) {
-        (&self.draft.state, self.draft.token.as_ref())
+        (&self.decider.state, self.draft.token.as_ref())
     }
 
     fn per_listed_node(&self, pause: Duration) -> Duration {
-        let listed = self.draft.state.last_heartbeats.len();
+        let listed = self.decider.state.last_heartbeats.len();
         pause.saturating_mul(u32::try_from(listed).unwrap_or(u32::MAX))
     }
 
@@ -266,7 +264,7 @@ impl Holder {
 
     /// Whether the stored state is known and does not list the node.
     pub(super) fn has_lost(&self, node: &NodeId) -> bool {
-        self.draft.status == DraftStatus::Stored && !self.draft.lists(node)
+        self.draft.status == DraftStatus::Stored && !self.decider.lists(node)
     }
 
     /// What is to be done now.
@@ -310,7 +308,7 @@ impl Holder {
             }
         } else {
             // A closed rendezvous stays closed, whatever an earlier holder writes.
-            if self.draft.state.closed {
+            if self.decider.state.closed {
                 self.phase = Phase::Answering;
             }
             if self.phase == Phase::Answering && !self.decided.is_empty() {
@@ -326,11 +324,11 @@ impl Holder {
             self.as_of.state = at;
             return Task::CheckState;
         }
-        let marks_due_at = self.observations.links.read_due_at();
+        let marks_due_at = self.decider.observations.links.read_due_at();
         let marks_due_at = marks_due_at.filter(|_| self.phase == Phase::Answering);
         if marks_due_at.is_some_and(|due_at| due_at <= at) {
             self.as_of.marks = at;
-            let listed = self.draft.state.last_heartbeats.keys();
+            let listed = self.decider.state.last_heartbeats.keys();
             return Task::ReadMarks(listed.cloned().collect());
         }
         let is_changed = self.draft.status == DraftStatus::Changed;
@@ -353,11 +351,11 @@ impl Holder {
     }
 
     fn read_heartbeats(&mut self, at: Duration) -> Task {
-        let pause = self.settings.keep_alive_interval / READS_PER_INTERVAL;
+        let pause = self.decider.settings.keep_alive_interval / READS_PER_INTERVAL;
         self.timers.set_in(Timer::ReadHeartbeats, at, pause);
         self.as_of.heartbeats = at;
         let is_known = |(_, client): &(u32, &Client)| {
-            client.heartbeat.is_some() && self.draft.lists(&client.request.node)
+            client.heartbeat.is_some() && self.decider.lists(&client.request.node)
         };
         let known = self.clients.iter().filter(is_known);
         Task::ReadHeartbeats(known.map(|(index, _)| index).collect())
@@ -393,7 +391,7 @@ impl Holder {
         let (index, node) = (request.index, request.node.clone());
         let leaves = request.kind == RequestKind::Leave;
         // Only a request makes this holder list a node, so the stored state lists a new one.
-        let is_listed = self.draft.lists(&node);
+        let is_listed = self.decider.lists(&node);
         let Some(before) = self.clients.accept(request, is_listed) else {
             return false;
         };
@@ -401,9 +399,9 @@ impl Holder {
             self.decided.retain(|(other, _)| *other != index);
         }
         if leaves {
-            self.rounds.gone.insert(node);
+            self.decider.gone.insert(node);
         } else {
-            self.rounds.gone.remove(&node);
+            self.decider.gone.remove(&node);
         }
         true
     }
@@ -427,22 +425,22 @@ impl Holder {
             Some((state, token)) => (state, Some(token)),
             None => (RendezvousState::default(), None),
         };
+        self.decider.state = state;
         self.draft = Draft {
-            state,
             token,
             status: DraftStatus::Stored,
             has_batch: false,
         };
         // Another node has dropped it.
-        let listed: BTreeSet<NodeId> = self.draft.state.last_heartbeats.keys().cloned().collect();
+        let listed: BTreeSet<NodeId> = self.decider.state.last_heartbeats.keys().cloned().collect();
         self.forget(|client| {
             let is_pending = matches!(client.status, Status::Pending { .. });
             is_pending && client.was_listed && !listed.contains(&client.request.node)
         });
         self.note_listed();
-        let time = self.observations.time_to_write(now);
+        let time = self.decider.time_to_write(now);
         for (_, client) in self.clients.iter().filter(|(_, client)| client.is_fresh) {
-            let heartbeats = &mut self.draft.state.last_heartbeats;
+            let heartbeats = &mut self.decider.state.last_heartbeats;
             if let Some(heartbeat) = heartbeats.get_mut(&client.request.node) {
                 *heartbeat = time;
             }
@@ -475,7 +473,7 @@ impl Holder {
                 for (_, client) in self.clients.iter_mut() {
                     client.is_fresh = false;
                 }
-                let pause = self.per_listed_node(if self.draft.state.complete {
+                let pause = self.per_listed_node(if self.decider.state.complete {
                     WRITE_PAUSE_PER_NODE
                 } else {
                     OPEN_WRITE_PAUSE_PER_NODE
@@ -494,8 +492,8 @@ impl Holder {
 
     /// Adopts the values of the heartbeats that [`Task::ReadHeartbeats`] asked for.
     pub(super) fn on_heartbeats(&mut self, indices: &[u32], values: &[Vec<u8>], now: Now) {
-        let time = self.observations.time_to_write(now);
-        let overdue = time.before(self.settings.keep_alive_interval * 2);
+        let time = self.decider.time_to_write(now);
+        let overdue = time.before(self.decider.settings.keep_alive_interval * 2);
         let mut has_changed = false;
         for (index, value) in indices.iter().zip(values) {
             let Some(client) = self.clients.get_mut(*index) else {
@@ -510,7 +508,7 @@ impl Holder {
             }
             client.heartbeat = Some(value.clone());
             client.is_fresh = true;
-            let heartbeats = &mut self.draft.state.last_heartbeats;
+            let heartbeats = &mut self.decider.state.last_heartbeats;
             if let Some(heartbeat) = heartbeats.get_mut(&client.request.node) {
                 if *heartbeat < overdue {
                     // Nodes that write alone may take it for dead before the next heartbeats are written.
@@ -521,7 +519,7 @@ impl Holder {
             }
         }
         if has_changed {
-            self.observations.observe_draft(&self.draft.state, now);
+            self.decider.observe_draft(now);
         }
         self.timers.set(Timer::Decide, now.monotonic);
     }
@@ -529,7 +527,7 @@ impl Holder {
     /// Adopts the marks that [`Task::ReadMarks`] asked for; `None` if the store cannot have any. Calls the nodes whose
     /// connections have closed, because a live node may not have noticed it.
     pub(super) fn on_marks(&mut self, marks: Option<&Marks>, now: Now) {
-        let (at, links) = (now.monotonic, &mut self.observations.links);
+        let (at, links) = (now.monotonic, &mut self.decider.observations.links);
         if links.on_read(&self.me, marks, self.as_of.marks, at) {
             self.timers.set(Timer::ReadHeartbeats, at);
             self.timers.set(Timer::Poll, at);
@@ -541,21 +539,21 @@ impl Holder {
         let clients = self.clients.iter();
         let called = clients.filter(|(_, client)| closed.contains(&client.request.node));
         let called: Vec<u32> = called.map(|(index, _)| index).collect();
-        let (calls, _) = self.calls;
+        let (calls, _) = self.summaries.calls;
         let is_few = (1..=NAMED_MAX).contains(&called.len());
-        self.calls = (calls + 1, called);
+        self.summaries.calls = (calls + 1, called);
         if !is_few {
-            self.calls.1.clear();
+            self.summaries.calls.1.clear();
         }
         self.summarize();
     }
 
     /// Writes a heartbeat of its own, so that the state changes.
     fn touch(&mut self, now: Now) {
-        let interval = self.settings.keep_alive_interval;
+        let interval = self.decider.settings.keep_alive_interval;
         self.timers.set_in(Timer::Batch, now.monotonic, interval);
-        let time = self.observations.time_to_write(now);
-        if let Some(heartbeat) = self.draft.state.last_heartbeats.get_mut(&self.me) {
+        let time = self.decider.time_to_write(now);
+        if let Some(heartbeat) = self.decider.state.last_heartbeats.get_mut(&self.me) {
             // Two holders may have the same time.
             let later = time.after(Duration::from_micros(self.epoch % 1000));
             *heartbeat = if *heartbeat == later {
@@ -565,28 +563,26 @@ impl Holder {
             };
             self.draft.status = DraftStatus::Changed;
             self.draft.has_batch = true;
-            self.observations.observe_draft(&self.draft.state, now);
+            self.decider.observe_draft(now);
         }
     }
 
     /// Adopts a state that was read or written.
     fn observe(&mut self, now: Now) {
-        let (state, settings) = (&self.draft.state, &self.settings);
-        self.observations.observe(state, settings, now);
-        self.rounds
-            .observe(state, &self.observations, settings, now);
+        self.decider.observe(now);
+        self.rounds.observe(&mut self.decider, now);
     }
 
     /// Notes who is listed in the stored state, and warns of those that no longer are.
     fn note_listed(&mut self) {
         for lost in std::mem::take(&mut self.newly_lost) {
-            if !self.draft.lists(&lost.node) {
+            if !self.decider.lists(&lost.node) {
                 log::warn!("lost node {lost}");
-                self.observations.links.forget(&lost.node);
+                self.decider.observations.links.forget(&lost.node);
             }
         }
         for (_, client) in self.clients.iter_mut() {
-            client.was_listed = self.draft.lists(&client.request.node);
+            client.was_listed = self.decider.lists(&client.request.node);
         }
     }
 
@@ -594,7 +590,7 @@ impl Holder {
     fn forget(&mut self, is_gone: impl Fn(&Client) -> bool) {
         let gone = self.clients.forget(is_gone);
         self.decided.retain(|(index, _)| !gone.contains_key(index));
-        let round = self.draft.state.round;
+        let round = self.decider.state.round;
         let notices = gone.into_iter().map(|(index, number)| {
             let kind = AnswerKind::Evicted { round };
             (index, Answer { number, kind }.to_text())
@@ -623,10 +619,9 @@ impl Holder {
     }
 
     fn summarize(&mut self) {
-        let (state, settings) = (&self.draft.state, &self.settings);
-        let mut summary = self.rounds.summary(state, settings, self.epoch);
-        (summary.calls, summary.called) = self.calls.clone();
-        self.summary = summary.to_text();
+        let mut summary = self.rounds.summary(&self.decider, self.epoch);
+        (summary.calls, summary.called) = self.summaries.calls.clone();
+        self.summaries.current = summary.to_text();
     }
 
     #[cfg(test)]

@@ -50,31 +50,16 @@ pub(crate) struct Station {
     phase: Phase,
     membership: Option<Membership>,
     role: Role,
-    mark: OwnMark,
-    /// How long this node waits before it tries again to set its mark.
-    mark_pause: Duration,
-    /// Since when no request has failed.
-    connected_since: Duration,
+    own_mark: OwnMark,
     timers: Timers<Timer>,
-    /// The operation in progress, and when it began.
-    asked: Ask,
-    asked_at: Duration,
-    /// When the last operation began that showed the others that this node lives.
-    heard_at: Duration,
-    /// Whether the lease was polled since a request was posted last.
-    has_polled: bool,
+    exchange: Exchange,
     /// The number of the last request.
     number: u32,
     heartbeats: u64,
-    /// The last answer and the last summary that were read.
-    answer: Vec<u8>,
-    summary_text: Vec<u8>,
-    summary: Summary,
+    known: Known,
     /// Requests to a later holder that this node took while it believed to be the holder.
     misdirected: Vec<Vec<u8>>,
-    /// The generation of the leases that were read.
-    generation: Option<u64>,
-    has_lost_state: bool,
+    leases: Leases,
     /// Whether a request to close was posted since the summary was read: a holder that has closed before may be gone.
     checks_closing: bool,
 }
@@ -104,9 +89,47 @@ struct Membership {
     standing: Standing,
 }
 
+/// The operation on the store that is in progress, and the results of earlier ones.
+#[derive(Debug)]
+struct Exchange {
+    asked: Ask,
+    /// When the operation began.
+    asked_at: Duration,
+    /// When the last operation began that showed the others that this node lives.
+    heard_at: Duration,
+    /// Since when no request has failed.
+    connected_since: Duration,
+}
+
+/// The last answer and the last summary that were read.
+#[derive(Debug, Default)]
+struct Known {
+    answer: Vec<u8>,
+    summary_text: Vec<u8>,
+    summary: Summary,
+}
+
+/// The history of the lease.
+#[derive(Debug, Default)]
+struct Leases {
+    /// The generation of the leases that were read.
+    generation: Option<u64>,
+    /// Whether the lease is missing or of another generation than before, or may be.
+    has_lost_state: bool,
+    /// Whether the lease was polled since a request was posted last.
+    has_polled: bool,
+}
+
 /// The mark of this node (docs/spec/rendezvous.md, section 10.3).
+#[derive(Debug)]
+struct OwnMark {
+    status: MarkStatus,
+    /// How long this node waits before it tries again to set its mark.
+    pause: Duration,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum OwnMark {
+enum MarkStatus {
     Unset,
     Set,
     /// The store cannot have marks, or has no place for another connection.
@@ -230,22 +253,22 @@ impl Station {
             phase: Phase::Idle,
             membership: None,
             role: Role::Follower(LeaseView::Unknown),
-            mark: OwnMark::Unset,
-            mark_pause: RETURN_PAUSE,
-            connected_since: now.monotonic,
+            own_mark: OwnMark {
+                status: MarkStatus::Unset,
+                pause: RETURN_PAUSE,
+            },
             timers: [(Timer::Heartbeat, now.monotonic)].into(),
-            asked: Ask::Idle,
-            asked_at: now.monotonic,
-            heard_at: now.monotonic,
-            has_polled: false,
+            exchange: Exchange {
+                asked: Ask::Idle,
+                asked_at: now.monotonic,
+                heard_at: now.monotonic,
+                connected_since: now.monotonic,
+            },
             number: 0,
             heartbeats: 0,
-            answer: Vec::new(),
-            summary_text: Vec::new(),
-            summary: Summary::default(),
+            known: Known::default(),
             misdirected: Vec::new(),
-            generation: None,
-            has_lost_state: false,
+            leases: Leases::default(),
             checks_closing: false,
         }
     }
@@ -253,12 +276,14 @@ impl Station {
     /// Whether the lease is missing or of another generation than before, or may be: the store has lost its data, and
     /// another node may have this one's index.
     pub(crate) const fn has_lost_state(&self) -> bool {
-        self.has_lost_state
+        self.leases.has_lost_state
     }
 
     /// Until when the others keep this node in its round if they hear no more of it.
     pub(crate) fn is_kept_until(&self) -> Duration {
-        self.heard_at.saturating_add(self.settings.dead_after())
+        self.exchange
+            .heard_at
+            .saturating_add(self.settings.dead_after())
     }
 
     pub(crate) const fn me(&self) -> &NodeId {
@@ -270,7 +295,7 @@ impl Station {
     }
 
     pub(crate) const fn summary(&self) -> &Summary {
-        &self.summary
+        &self.known.summary
     }
 
     pub(crate) fn is_evicted(&self) -> bool {
@@ -280,7 +305,7 @@ impl Station {
 
     /// Whether the other nodes learn at once that this node has lost its connection.
     pub(crate) fn is_marked(&self) -> bool {
-        self.mark == OwnMark::Set
+        self.own_mark.status == MarkStatus::Set
     }
 
     pub(crate) const fn is_holder(&self) -> bool {
@@ -343,7 +368,7 @@ impl Station {
         match std::mem::replace(&mut self.role, follower) {
             Role::Holder(tenure) => {
                 self.timers.cancel(Timer::Renewal);
-                let generation = self.generation.unwrap_or_default();
+                let generation = self.leases.generation.unwrap_or_default();
                 let lease = self.lease(tenure.holder.epoch(), None, generation);
                 Some(Ask::Claim {
                     expected: tenure.lease,
@@ -369,11 +394,11 @@ impl Station {
 
     /// A request has failed: whatever this node held or posted may be lost.
     pub(crate) fn on_failure(&mut self, now: Now) {
-        self.has_lost_state |= self.generation.is_none();
-        self.connected_since = now.monotonic;
-        if self.mark == OwnMark::Set {
+        self.leases.has_lost_state |= self.leases.generation.is_none();
+        self.exchange.connected_since = now.monotonic;
+        if self.own_mark.status == MarkStatus::Set {
             self.timers.set(Timer::Mark, now.monotonic);
-        } else if self.asked == Ask::SetMark {
+        } else if self.exchange.asked == Ask::SetMark {
             // The next requests are more urgent.
             let interval = self.settings.keep_alive_interval;
             self.timers.set_in(Timer::Mark, now.monotonic, interval);
@@ -394,8 +419,8 @@ impl Station {
     /// The next operation. Its result goes to [`on_reply`](Self::on_reply).
     pub(crate) fn step(&mut self, now: Now) -> Ask {
         let ask = self.next(now);
-        self.asked = ask.clone();
-        self.asked_at = now.monotonic;
+        self.exchange.asked = ask.clone();
+        self.exchange.asked_at = now.monotonic;
         ask
     }
 
@@ -483,7 +508,7 @@ impl Station {
             if self.may_hold() {
                 // Two stores, one after the other, never have their first holders at the same microsecond.
                 let now = now.wall.as_micros().unsigned_abs();
-                let generation = self.generation.unwrap_or(now);
+                let generation = self.leases.generation.unwrap_or(now);
                 let epoch = epoch.unwrap_or(0).saturating_add(1);
                 return Ask::Claim {
                     expected: lease.clone(),
@@ -492,7 +517,7 @@ impl Station {
             }
             // A holder that lives after all and takes an earlier request of this node must find this one too.
             if matches!(&self.phase, Phase::Requesting(posting) if posting.epoch == epoch) {
-                return if self.has_polled {
+                return if self.leases.has_polled {
                     self.done(Err(Ending::NoHolder), None)
                 } else {
                     self.poll_lease(at)
@@ -522,10 +547,10 @@ impl Station {
         }
         let until = self.timers.next(|_| true);
         if self.is_requesting() {
-            let known = self.answer.clone();
+            let known = self.known.answer.clone();
             Ask::AwaitAnswer { known, until }
         } else {
-            let known = self.summary_text.clone();
+            let known = self.known.summary_text.clone();
             Ask::AwaitSummary { known, until }
         }
     }
@@ -621,7 +646,7 @@ impl Station {
 
     /// Takes the result of the last operation.
     pub(crate) fn on_reply(&mut self, reply: Reply, now: Now) {
-        let asked = std::mem::replace(&mut self.asked, Ask::Idle);
+        let asked = std::mem::replace(&mut self.exchange.asked, Ask::Idle);
         // A holder writes its heartbeat into the state.
         let is_heard = matches!(
             (&asked, &reply),
@@ -629,11 +654,11 @@ impl Station {
                 | (Ask::WriteState, Reply::Written(Written::Ours(_)))
         );
         if is_heard {
-            self.heard_at = self.asked_at;
+            self.exchange.heard_at = self.exchange.asked_at;
         }
         match (asked, reply) {
             (Ask::ReadLease, Reply::Value(lease)) => {
-                self.has_polled = true;
+                self.leases.has_polled = true;
                 self.on_lease(lease.unwrap_or_default(), now);
             }
             (Ask::Claim { lease, .. }, Reply::Value(current)) => {
@@ -645,18 +670,19 @@ impl Station {
             (Ask::AwaitSummary { .. }, Reply::Value(Some(text))) => self.on_summary(text, now),
             (Ask::SetMark, Reply::Done) => {
                 self.timers.cancel(Timer::Mark);
-                self.mark = OwnMark::Set;
-                self.mark_pause = RETURN_PAUSE;
+                self.own_mark.status = MarkStatus::Set;
+                self.own_mark.pause = RETURN_PAUSE;
             }
-            (Ask::SetMark, Reply::Nothing) if self.mark == OwnMark::Set => {
+            (Ask::SetMark, Reply::Nothing) if self.own_mark.status == MarkStatus::Set => {
                 // The server may have no room for the connection.
                 self.timers
-                    .set_in(Timer::Mark, now.monotonic, self.mark_pause);
-                self.mark_pause = (self.mark_pause * 2).min(self.settings.keep_alive_interval);
+                    .set_in(Timer::Mark, now.monotonic, self.own_mark.pause);
+                self.own_mark.pause =
+                    (self.own_mark.pause * 2).min(self.settings.keep_alive_interval);
             }
             (Ask::SetMark, _) => {
                 self.timers.cancel(Timer::Mark);
-                self.mark = OwnMark::Unsupported;
+                self.own_mark.status = MarkStatus::Unsupported;
             }
             (Ask::ReadSummary, Reply::Value(text)) => {
                 let text = text.unwrap_or_default();
@@ -670,7 +696,7 @@ impl Station {
             (Ask::Push(request), Reply::Done) if self.misdirected.last() == Some(&request) => {
                 self.misdirected.pop();
             }
-            (Ask::Push(_), Reply::Done) => self.has_polled = false,
+            (Ask::Push(_), Reply::Done) => self.leases.has_polled = false,
             (Ask::TakeRequests { .. }, Reply::Requests(texts)) => self.on_requests(&texts, now),
             (asked, reply) => self.on_reply_to_holder(asked, reply, now),
         }
@@ -679,8 +705,9 @@ impl Station {
     fn on_lease(&mut self, current: Vec<u8>, now: Now) {
         let at = now.monotonic;
         let generation = Lease::from_text(&current).map(|lease| lease.generation);
-        self.has_lost_state |= self.generation.is_some() && generation != self.generation;
-        self.generation = self.generation.or(generation);
+        self.leases.has_lost_state |=
+            self.leases.generation.is_some() && generation != self.leases.generation;
+        self.leases.generation = self.leases.generation.or(generation);
         let timeout = self.lease_timeout();
         let Role::Follower(view) = &mut self.role else {
             return;
@@ -709,7 +736,7 @@ impl Station {
             Role::Holder(tenure) if is_mine => {
                 tenure.lease = current;
                 tenure.takes_first |= at.saturating_sub(tenure.renewed_at) >= timeout;
-                tenure.renewed_at = self.asked_at;
+                tenure.renewed_at = self.exchange.asked_at;
                 // No other node can have asked for these requests.
                 self.misdirected.clear();
             }
@@ -734,7 +761,7 @@ impl Station {
 
     #[cfg(test)]
     pub(crate) fn describe(&self) -> String {
-        let (phase, asked) = (&self.phase, &self.asked);
+        let (phase, asked) = (&self.phase, &self.exchange.asked);
         let membership = &self.membership;
         let role = match &self.role {
             Role::Follower(view) => format!("{view:?}"),

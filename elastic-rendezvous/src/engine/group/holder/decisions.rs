@@ -5,11 +5,8 @@ use std::time::Duration;
 
 use super::clients::Status;
 use super::{Holder, Timer};
-use crate::engine::apply::{apply, make_spares, remove_dead};
-use crate::engine::decide::step_of_action;
-use crate::engine::decide::{self, Action, Context, Decision, Entering};
+use crate::engine::decide::{self, Action, Context, Decision};
 use crate::engine::group::message::{Answer, AnswerKind, Place, Request, RequestKind};
-use crate::engine::last_round::REJOIN_GRACE;
 use crate::engine::links::RETURN_GRACE;
 use crate::values::clock::Now;
 use crate::values::node::NodeId;
@@ -52,17 +49,16 @@ impl Holder {
             if !has_changed {
                 break;
             }
-            self.observations.observe_draft(&self.draft.state, now);
+            self.decider.observe_draft(now);
         }
         self.evict();
-        let (observations, settings) = (&self.observations, &self.settings);
-        let begun_at = observations.last_call_begun_at();
+        let (observations, settings) = (&self.decider.observations, &self.decider.settings);
         let later = [
             observations.last_call_ends_at(settings),
-            self.rounds
-                .last
-                .precedence_until(&self.draft.state, settings),
-            begun_at.map(|at| at.saturating_add(REJOIN_GRACE)),
+            self.decider
+                .last_round
+                .precedence_until(&self.decider.state, settings),
+            self.decider.all_had_time_at(),
         ];
         let margin = Duration::from_millis(1);
         let later = later
@@ -83,20 +79,23 @@ impl Holder {
     fn drop_silent(&mut self, now: Now) {
         // A process that was stopped has not read what others wrote meanwhile.
         let as_of = self.as_of.oldest();
-        let mut silent = self.observations.silent(&self.me, &self.settings, as_of);
+        let mut silent = self
+            .decider
+            .observations
+            .silent(&self.me, &self.decider.settings, as_of);
         // A node that has lost its connection is dropped only for a state that was read after that.
         let is_sure = |it: &LostNode| !it.is_disconnected || it.silence >= RETURN_GRACE;
-        silent.retain(|silent| self.draft.lists(&silent.node) && is_sure(silent));
+        silent.retain(|silent| self.decider.lists(&silent.node) && is_sure(silent));
         if silent.is_empty() {
             return;
         }
         let dead: BTreeSet<&NodeId> = silent.iter().map(|silent| &silent.node).collect();
         self.forget(|client| dead.contains(&client.request.node));
         self.rounds.on_dropped(&silent);
-        remove_dead(&mut self.draft.state, dead, &self.settings);
+        self.decider.remove_dead(&silent);
         self.newly_lost.append(&mut silent);
         self.draft.change();
-        self.observations.observe_draft(&self.draft.state, now);
+        self.decider.observe_draft(now);
     }
 
     /// Decides about one request; returns whether the state has changed.
@@ -156,28 +155,22 @@ impl Holder {
     }
 
     fn decision(&self, request: &Request, is_late: bool, pass: &mut Pass) -> Decision {
-        let state = &self.draft.state;
-        let now = pass.now.monotonic;
+        let decider = &self.decider;
+        let at = pass.now.monotonic;
+        // Heartbeats of these nodes are not in the state, so none is due.
         let mut ctx = Context {
-            state,
-            me: &request.node,
-            settings: &self.settings,
-            now,
             deadline: if is_late {
-                now.saturating_sub(Duration::from_millis(1))
+                at.saturating_sub(Duration::from_millis(1))
             } else {
                 Duration::MAX
             },
-            // Heartbeats of these nodes are not in the state.
-            heartbeat_due: false,
-            last_call_over: pass.is_last_call_over && state.deadline.is_some(),
-            has_every_rank: true,
-            entering: Entering::No,
+            last_call_over: pass.is_last_call_over && decider.state.deadline.is_some(),
             must_yield: request.kind.is_join() && self.must_yield(&request.node, pass),
+            ..decider.context(&request.node, pass.now)
         };
         match request.kind {
             RequestKind::Join { after } | RequestKind::JoinLate { after } => {
-                let leaves = state.round <= after;
+                let leaves = decider.state.round <= after;
                 let exit = decide::exit(&ctx);
                 if leaves && exit.action == Action::RemoveFromParticipants {
                     return exit;
@@ -196,22 +189,15 @@ impl Holder {
     }
 
     fn apply(&mut self, action: Action, node: &NodeId, pass: &mut Pass) {
-        let (state, settings) = (&mut self.draft.state, &self.settings);
-        let was_complete = state.complete;
-        let round = state.round;
-        let before = self.rounds.last.ranks_for(state);
-        apply(state, action, node, settings, pass.time, before);
-        let step = step_of_action(action, round, !was_complete && state.complete);
+        let was_complete = self.decider.state.complete;
+        let step = self.decider.apply(action, node, pass.time);
         self.steps.extend(step.map(|step| (node.clone(), step)));
-        if was_complete != state.complete {
-            self.rounds.observe_last(state, pass.now);
+        if was_complete != self.decider.state.complete {
+            self.rounds.observe_last(&mut self.decider, pass.now);
             pass.claims = None;
         }
-        if self.rounds.last.has(node) {
+        if self.decider.last_round.has(node) {
             pass.claims = None;
-        }
-        if !was_complete {
-            make_spares(state, settings);
         }
         self.draft.change();
         pass.complete = None;
@@ -219,18 +205,17 @@ impl Holder {
 
     /// Whether the node leaves the free places of an open round to members of the last one.
     fn must_yield(&self, node: &NodeId, pass: &mut Pass) -> bool {
-        let now = pass.now.monotonic;
-        let (last, state, settings) = (&self.rounds.last, &self.draft.state, &self.settings);
-        last.must_yield(node, state, settings, now, || {
+        let now = pass.now;
+        self.decider.must_yield(node, now, || {
             // Counting them for each of thousands of nodes would take seconds.
             *pass
                 .claims
-                .get_or_insert_with(|| last.claimants(state, &self.rounds.gone, now).count())
+                .get_or_insert_with(|| self.decider.claimants(now).count())
         })
     }
 
     fn place(&self, node: &NodeId, pass: &mut Pass) -> Option<Place> {
-        let state = &self.draft.state;
+        let state = &self.decider.state;
         let rank = *state.participants.get(node)?;
         let complete = pass.complete(self);
         Some(Place {
@@ -244,7 +229,7 @@ impl Holder {
 
     /// Notifies members that the others have dropped.
     fn evict(&mut self) {
-        let state = &self.draft.state;
+        let state = &self.decider.state;
         for (index, client) in self.clients.iter_mut() {
             let Status::Member { round } = client.status else {
                 continue;
@@ -264,15 +249,13 @@ impl Holder {
 
 impl Pass {
     fn new(holder: &Holder, now: Now) -> Self {
-        let (observations, state) = (&holder.observations, &holder.draft.state);
-        let ends_at = observations.last_call_ends_at(&holder.settings);
-        let is_over = ends_at.is_some_and(|at| at < now.monotonic);
-        let mut suspects = observations.suspects(state, &holder.me);
+        let decider = &holder.decider;
         Self {
             now,
-            time: observations.time_to_write(now),
-            is_last_call_over: is_over || holder.rounds.all_are_back(state, observations, now),
-            has_suspects: suspects.next().is_some(),
+            time: decider.time_to_write(now),
+            is_last_call_over: decider.has_last_call_timed_out(now)
+                || holder.rounds.all_are_back(decider, now),
+            has_suspects: decider.has_suspects(&holder.me),
             complete: None,
             claims: None,
         }
@@ -280,7 +263,7 @@ impl Pass {
 
     fn complete(&mut self, holder: &Holder) -> &Complete {
         self.complete.get_or_insert_with(|| {
-            let state = &holder.draft.state;
+            let state = &holder.decider.state;
             let first = state.participants.iter().find(|(_, rank)| **rank == 0);
             Complete {
                 has_every_rank: decide::has_every_rank(state),

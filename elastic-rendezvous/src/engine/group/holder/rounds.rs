@@ -3,13 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use crate::engine::decider::Decider;
 use crate::engine::group::message::Summary;
-use crate::engine::last_round::{LastRound, Loss, REJOIN_GRACE};
-use crate::engine::observations::Observations;
+use crate::engine::last_round::Loss;
 use crate::values::clock::Now;
 use crate::values::node::NodeId;
 use crate::values::report::LostNode;
-use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;
 
 #[derive(Debug, Default)]
@@ -17,9 +16,6 @@ pub(super) struct Rounds {
     world: Option<World>,
     /// The complete round before it.
     world_before: Option<World>,
-    pub(super) last: LastRound,
-    /// The nodes that have left for good.
-    pub(super) gone: BTreeSet<NodeId>,
     /// The members of the world that have departed from it.
     departures: BTreeMap<NodeId, Departure>,
     /// The nodes that were dropped and are not listed again, with their silence.
@@ -56,25 +52,21 @@ impl Rounds {
     }
 
     /// Notes the members of the last round, for their ranks and places in the next one.
-    pub(super) fn observe_last(&mut self, state: &RendezvousState, now: Now) {
+    pub(super) fn observe_last(&self, decider: &mut Decider, now: Now) {
         let loss = |node: &NodeId| {
             self.dropped.get(node).map(|_| Loss {
                 from: now.monotonic,
                 is_of_connection: false,
             })
         };
-        self.last.observe(state, now.monotonic, loss);
+        let last = &mut decider.last_round;
+        last.observe(&decider.state, now.monotonic, loss);
     }
 
     /// Notes the members of a complete round, and which have departed since. The state is the stored one.
-    pub(super) fn observe(
-        &mut self,
-        state: &RendezvousState,
-        observations: &Observations,
-        settings: &RendezvousSettings,
-        now: Now,
-    ) {
-        self.observe_last(state, now);
+    pub(super) fn observe(&mut self, decider: &mut Decider, now: Now) {
+        self.observe_last(decider, now);
+        let state = &decider.state;
         let is_new = state.complete && self.world.as_ref().is_none_or(|it| it.round != state.round);
         if is_new {
             let world = World {
@@ -89,15 +81,14 @@ impl Rounds {
             .retain(|node, _| !state.last_heartbeats.contains_key(node));
         let Some(world) = &self.world else { return };
         let is_same_round = state.complete && state.round == world.round;
-        let overdue = settings.dead_after() / 2;
         for node in &world.nodes {
             let is_here = is_same_round && state.participants.contains_key(node);
             if is_here || self.departures.contains_key(node) {
                 continue;
             }
             let silence = self.dropped.get(node).copied().or_else(|| {
-                let silence = observations.silence_of(node, now.monotonic)?;
-                (silence > overdue).then_some(silence)
+                let silence = decider.observations.silence_of(node, now.monotonic)?;
+                (silence > decider.overdue_after()).then_some(silence)
             });
             let departure = silence.map_or(Departure::Left, Departure::Lost);
             self.departures.insert(node.clone(), departure);
@@ -121,27 +112,14 @@ impl Rounds {
     }
 
     /// Whether all nodes that left the last round to rejoin are back (*CLOCK 5*).
-    pub(super) fn all_are_back(
-        &self,
-        state: &RendezvousState,
-        observations: &Observations,
-        now: Now,
-    ) -> bool {
-        let (Some(world), Some(begun_at)) = (&self.world, observations.last_call_begun_at()) else {
-            return false;
-        };
-        if world.round >= state.round {
-            return false;
-        }
-        let all_had_time = begun_at.saturating_add(REJOIN_GRACE) < now.monotonic;
-        let is_back = |node: &NodeId| {
-            let is_elsewhere =
-                state.wait_list.contains(node) || state.redundancy_list.contains(node);
-            state.participants.contains_key(node)
-                || self.dropped.contains_key(node)
-                || ((all_had_time || self.gone.contains(node)) && !is_elsewhere)
-        };
-        world.nodes.iter().all(is_back) && state.wait_list.is_empty()
+    pub(super) fn all_are_back(&self, decider: &Decider, now: Now) -> bool {
+        let state = &decider.state;
+        let is_last_call = decider.all_had_time_at().is_some();
+        let before = self.world.as_ref().filter(|it| it.round < state.round);
+        let is_dropped = |node: &NodeId| self.dropped.contains_key(node);
+        is_last_call
+            && before.is_some_and(|world| decider.are_back(world.nodes.iter(), is_dropped, now))
+            && state.wait_list.is_empty()
     }
 
     /// An earlier round with the same nodes as the complete one of `state`; -1 if none is known.
@@ -155,12 +133,8 @@ impl Rounds {
         before.map_or(-1, |world| world.round)
     }
 
-    pub(super) fn summary(
-        &self,
-        state: &RendezvousState,
-        settings: &RendezvousSettings,
-        epoch: u64,
-    ) -> Summary {
+    pub(super) fn summary(&self, decider: &Decider, epoch: u64) -> Summary {
+        let state = &decider.state;
         let departed = self.departures.iter();
         let lost = departed
             .clone()
@@ -172,7 +146,7 @@ impl Rounds {
             Departure::Left => Some((node.clone(), state.last_heartbeats.contains_key(node))),
             Departure::Lost(_) => None,
         });
-        let is_full = state.complete && state.participants.len() >= settings.max_nodes;
+        let is_full = state.complete && state.participants.len() >= decider.settings.max_nodes;
         let waiting = state.wait_list.iter().filter(|_| !is_full);
         Summary {
             epoch,

@@ -81,7 +81,7 @@ impl Station {
             self.timers.set_in(Timer::Renewal, at, RENEWAL);
             tenure.renewals += 1;
             let (expected, renewals) = (tenure.lease.clone(), tenure.renewals);
-            let generation = self.generation.unwrap_or_default();
+            let generation = self.leases.generation.unwrap_or_default();
             let lease = self.lease(epoch, Some(renewals), generation);
             return Ask::Claim { expected, lease };
         }
@@ -201,7 +201,7 @@ impl Station {
 
     pub(super) fn hold(&mut self, lease: Vec<u8>, epoch: u64, now: Now) {
         let mut holder = Holder::new(self.me.clone(), self.settings.clone(), epoch, now);
-        let connected_for = now.monotonic.saturating_sub(self.connected_since);
+        let connected_for = now.monotonic.saturating_sub(self.exchange.connected_since);
         if connected_for >= self.settings.dead_after() {
             // They did not close because the store was out of reach, so the nodes are not about to return.
             holder.count_found_marks();
@@ -210,7 +210,7 @@ impl Station {
             holder,
             lease,
             renewals: 0,
-            renewed_at: self.asked_at,
+            renewed_at: self.exchange.asked_at,
             takes_first: false,
             // The summary of the holder before names the nodes that have left.
             phase: if epoch > 1 {
@@ -221,7 +221,8 @@ impl Station {
             leaves: None,
         }));
         // From then on the others see this lease.
-        self.timers.set_in(Timer::Renewal, self.asked_at, RENEWAL);
+        self.timers
+            .set_in(Timer::Renewal, self.exchange.asked_at, RENEWAL);
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::{LeaseView, Membership, OwnMark, Phase, Role, Standing, Station, TenurePhase, Timer};
+use super::{
+    LeaseView, MarkStatus, Membership, Phase, Role, Standing, Station, TenurePhase, Timer,
+};
 use crate::engine::group::ask::Ending;
 use crate::engine::group::message::{Answer, AnswerKind, RequestKind, Summary};
 use crate::values::clock::Now;
@@ -17,7 +19,7 @@ const CLOSING_MAX: Duration = Duration::from_secs(2);
 impl Station {
     pub(super) fn on_answer(&mut self, text: Vec<u8>, now: Now) {
         let answer = Answer::from_text(&text);
-        self.answer = text;
+        self.known.answer = text;
         let Some(answer) = answer else { return };
         if matches!(answer.kind, AnswerKind::NewHolder { .. }) {
             // It may have replaced an answer.
@@ -83,7 +85,7 @@ impl Station {
             self.retire(TenurePhase::Leaving);
         }
         self.phase = Phase::Ended { result, epoch };
-        if self.membership.is_some() && self.mark == OwnMark::Unset {
+        if self.membership.is_some() && self.own_mark.status == MarkStatus::Unset {
             let pause = self.staggered(Duration::ZERO, self.per_node(MARK_INTERVAL_PER_NODE));
             self.timers.set_in(Timer::Mark, now.monotonic, pause);
         }
@@ -98,18 +100,21 @@ impl Station {
     }
 
     pub(super) fn on_summary(&mut self, text: Vec<u8>, now: Now) {
-        let is_first = self.summary_text.is_empty();
-        let known = self.summary.clone();
+        let is_first = self.known.summary_text.is_empty();
+        let known = self.known.summary.clone();
         self.adopt_summary(text);
-        if !is_first && self.mark == OwnMark::Set && self.summary.calls(self.index, &known) {
+        if !is_first
+            && self.own_mark.status == MarkStatus::Set
+            && self.known.summary.calls(self.index, &known)
+        {
             self.timers.set(Timer::Mark, now.monotonic);
         }
         if let Role::Follower(view) = &mut self.role
-            && view.epoch().unwrap_or(0) < self.summary.epoch
+            && view.epoch().unwrap_or(0) < self.known.summary.epoch
         {
             *view = LeaseView::Unknown;
         }
-        let summary = &self.summary;
+        let summary = &self.known.summary;
         if let Some(membership) = &mut self.membership
             && membership.standing != Standing::Evicted
         {
@@ -124,8 +129,8 @@ impl Station {
 
     pub(super) fn adopt_summary(&mut self, text: Vec<u8>) {
         if let Some(summary) = Summary::from_text(&text) {
-            self.summary = summary;
+            self.known.summary = summary;
         }
-        self.summary_text = text;
+        self.known.summary_text = text;
     }
 }
