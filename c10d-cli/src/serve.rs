@@ -211,7 +211,7 @@ impl ServeArgs {
 }
 
 fn defaults() -> ServerOptions {
-    ServerOptions::default()
+    ServerOptions::default().with_groups(c10d_membership::groups)
 }
 
 /// Serves until SIGINT or SIGTERM. Prints one line when it accepts connections, so that a script can wait

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use c10d_store::membership::{EndReason, GroupStage, GroupStatus, MemberStatus};
+use c10d_membership::{EndReason, GroupStage, GroupStatus, MemberStatus, status_of};
 use c10d_store::{GroupRecord, Snapshot};
 
 use crate::launched::Launched;
@@ -24,7 +24,7 @@ impl Members {
         let announced = nodes.find_map(|node| node.announced.membership.as_deref())?;
         let mut groups = snapshot.groups.iter();
         let group = groups.find(|group| own_name(group) == announced.as_bytes())?;
-        let status = &group.status;
+        let status = status_of(group)?;
         let members = status.members.iter();
         let by_rank: BTreeMap<usize, &MemberStatus> = members
             .filter_map(|it| Some((usize::try_from(it.member.id.0).ok()?, it)))

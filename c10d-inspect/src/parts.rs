@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use c10d_store::GroupRecord;
-use c10d_store::membership::{Attempt, GroupStage};
+use c10d_membership::{Attempt, GroupStage, status_of};
 
 use crate::announced::AnnouncedNode;
 use crate::identity::shown_name;
@@ -36,7 +35,8 @@ const AWAITED_MAX: usize = 8;
 pub(crate) fn memberships(job: &Job<'_>) -> Vec<MembershipReport> {
     let groups = job.index.snapshot.groups.iter();
     groups
-        .map(|GroupRecord { name, status }| {
+        .filter_map(|group| Some((&group.name, status_of(group)?)))
+        .map(|(name, status)| {
             let awaited = status.members.iter().filter(|member| member.is_awaited);
             let named = awaited.clone().take(AWAITED_MAX).map(|it| match it.rank {
                 Some(rank) => format!("{} (rank {rank})", it.member),

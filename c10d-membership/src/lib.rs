@@ -2,8 +2,12 @@
 #![forbid(unsafe_code)]
 
 mod attempt;
+mod client;
 pub mod codec;
 mod event;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod group;
 mod identity;
 pub mod list_change;
@@ -11,11 +15,14 @@ mod member;
 mod message;
 mod options;
 mod record;
+mod request;
+mod server;
 mod status;
 #[cfg(test)]
 mod tests;
 
 pub use attempt::{Attempt, Nonce};
+pub use client::Membership;
 pub use event::{Cause, EndReason, Event, EventNumber, Leave, Reason};
 pub use group::{Change, Effect, Group, GroupState, Input, Kept, Outcome, Passed};
 pub use identity::{Incarnation, MemberId, MemberKey};
@@ -23,4 +30,5 @@ pub use member::{Action, Ending, Member, MemberInput, MemberOptions};
 pub use message::{Limit, Message, Reply};
 pub use options::GroupOptions;
 pub use record::{Record, Seat};
+pub use server::{groups, status_of};
 pub use status::{GroupStage, GroupStatus, MemberStatus};

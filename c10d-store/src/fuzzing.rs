@@ -1,28 +1,22 @@
 //! What `fuzz/` calls. Present in fuzzing builds only.
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use byteorder::{LE, WriteBytesExt};
-use c10d_membership::codec::{Encode, decode_all};
-use c10d_membership::list_change::{decode_list, encode_list};
-use c10d_membership::{Kept, Record};
 
+use crate::groups::NewGroups;
 use crate::journal::batch::{BatchWriter, checksum, effects};
 use crate::journal::contents::Contents;
 use crate::journal::format::FORMAT_VERSION;
 use crate::sim::SimServer;
-use crate::wire::{GroupReply, GroupRequest};
 
-/// Sends `bytes` to a server in one piece and in pieces of `piece_bytes`, and once more from two
+/// Sends `bytes` to a server with these groups in one piece and in pieces of `piece_bytes`, and once more from two
 /// connections by turns.
 ///
 /// # Panics
 /// When the server panics, breaks one of its invariants, or sends another number of bytes for the
 /// pieces than for the whole. (A listing has no fixed order, so the bytes can differ.)
-pub fn session(bytes: &[u8], piece_bytes: usize) {
+pub fn session(bytes: &[u8], piece_bytes: usize, groups: NewGroups) {
     let replies_to = |piece_bytes: usize| {
-        let mut server = SimServer::default();
+        let mut server = SimServer::new(groups(1));
         for piece in bytes.chunks(piece_bytes.max(1)) {
             server.send(0, piece);
         }
@@ -30,56 +24,13 @@ pub fn session(bytes: &[u8], piece_bytes: usize) {
     };
     assert_eq!(replies_to(bytes.len()), replies_to(piece_bytes));
 
-    let mut server = SimServer::default();
+    let mut server = SimServer::new(groups(1));
     for piece in bytes.chunks(piece_bytes) {
         server.send(0, piece);
         server.send(1, piece);
     }
     server.close(0);
     server.close(1);
-}
-
-/// Reads `bytes` as all that is said between groups and their members, and what is kept of them.
-///
-/// # Panics
-/// When what can be read is written as other bytes.
-pub fn membership(bytes: &[u8]) {
-    if let Ok(request) = GroupRequest::decode(bytes) {
-        assert_eq!(request.encode(), bytes);
-    }
-    if let Ok(reply) = GroupReply::decode(bytes, |_| None) {
-        assert_eq!(reply.encode(Duration::ZERO), bytes);
-    }
-    again::<Record>(bytes);
-    if let Ok(list) = decode_list(bytes, None) {
-        let mut written = Vec::new();
-        encode_list(&list, None, &mut written);
-        assert_eq!(decode_list(&written, None), Ok(list));
-    }
-    changes(bytes);
-    again::<Kept>(bytes);
-}
-
-/// A list, and what follows it as a change of it, and the other way round.
-fn changes(mut bytes: &[u8]) {
-    let Ok(base) = Record::decode(&mut bytes) else {
-        return;
-    };
-    let base = Arc::new(base);
-    let Ok(list) = decode_list(bytes, Some(&base)) else {
-        return;
-    };
-    let mut written = Vec::new();
-    encode_list(&list, Some(&base), &mut written);
-    assert_eq!(decode_list(&written, Some(&base)).as_ref(), Ok(&list));
-}
-
-fn again<T: Encode>(bytes: &[u8]) {
-    if let Ok(value) = decode_all::<T>(bytes) {
-        let mut written = Vec::new();
-        value.encode(&mut written);
-        assert_eq!(written, bytes);
-    }
 }
 
 /// Reads `bytes` as a batch, and as the effects of one whose checksum fits.

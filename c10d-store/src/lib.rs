@@ -13,7 +13,8 @@
 //! - **Serve**: [`TcpStoreServer`] with [`ServerOptions`] and [`WireLimits`]; [`ListenOn`] of a master, [`ListenError`].
 //!   [`recommended_memory_max()`] of this machine.
 //!   [`HttpHandler`] takes the connections that speak HTTP, as [`HttpConnection`].
-//! - **Survive**: [`journal`], what an engine must do so that a server continues after its process ends.
+//! - **Survive**: [`journal`], what an engine must do so that a server continues after its process ends; [`groups`], what the
+//!   groups of the processes that remain must do.
 //! - **Observe a server**: [`StoreObserver`] takes a [`Snapshot`] of [`ConnectionRecord`], [`KeyRecord`], [`QueueRecord`] and
 //!   [`Announcement`] records, or [`Counters`].
 //!   [`Opcode`] names a request.
@@ -35,13 +36,13 @@ mod file_store;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod groups;
 mod hash_store;
 pub mod journal;
 mod key;
 mod known;
 mod leader_search;
 mod limits;
-pub mod membership;
 mod message;
 mod moment;
 mod prefix_store;
@@ -50,8 +51,9 @@ mod rendezvous;
 mod request_parser;
 mod server;
 mod session;
-#[cfg(any(test, fuzzing))]
-mod sim;
+#[cfg(any(test, fuzzing, feature = "sim"))]
+#[doc(hidden)]
+pub mod sim;
 mod snapshot;
 mod state;
 mod store;

@@ -9,7 +9,7 @@ use crate::wire::{Blobs, Opcode, REFUSAL_NONCE};
 /// A connection of the server. The event loop chooses the number, and does not reuse it while a reply
 /// to its previous owner can still be queued.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct ConnId(pub(crate) u64);
+pub struct ConnId(pub(crate) u64);
 
 impl ConnId {
     pub(crate) const fn new(slot: u32, generation: u32) -> Self {
@@ -238,7 +238,8 @@ pub(crate) enum Request<'a> {
     },
     /// Extension: docs/spec/wire-extensions.md, section 9.13.
     Membership {
-        group: &'a [u8],
+        /// The name of the group.
+        name: &'a [u8],
         bytes: &'a [u8],
         /// Whether it is MEMBERSHIP_POLL.
         waits: bool,
@@ -370,11 +371,9 @@ impl<'a> Request<'a> {
             Self::DeletePrefix { prefix, .. } => of_key(Opcode::DeletePrefix, prefix),
             Self::EndWaits { prefix } => of_key(Opcode::EndWaits, prefix),
             Self::Membership {
-                group,
-                waits: false,
-                ..
-            } => of_key(Opcode::Membership, group),
-            Self::Membership { group, .. } => of_key(Opcode::MembershipPoll, group),
+                name, waits: false, ..
+            } => of_key(Opcode::Membership, name),
+            Self::Membership { name, .. } => of_key(Opcode::MembershipPoll, name),
         }
     }
 }

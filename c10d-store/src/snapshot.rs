@@ -3,11 +3,11 @@
 //! Knows no ranks and no meaning of a key: that is what `c10d-inspect` reads out of a snapshot. Times count
 //! from the start of the server.
 
+use std::any::Any;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use c10d_membership::GroupStatus;
 use c10d_socket::printable;
 
 use crate::wire::Opcode;
@@ -222,12 +222,12 @@ pub struct QueueRecord {
 }
 
 /// A process group whose members agree through the server (docs/spec/membership.md).
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct GroupRecord {
     /// The name, as a key.
     pub name: Box<[u8]>,
-    /// Where the group is.
-    pub status: GroupStatus,
+    /// The status of the group, which `c10d_membership::status_of` reads. The store does not look into it.
+    pub status: Arc<dyn Any + Send + Sync>,
 }
 
 /// What a launcher has announced about its workers (docs/spec/wire-extensions.md, ANNOUNCE). The store does not look into it.

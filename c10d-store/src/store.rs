@@ -165,7 +165,7 @@ pub trait Store: StoreHandle {
         Err(StoreError::Unsupported { context })
     }
 
-    /// Sends a request to a process group, for [`Membership`](crate::membership::Membership). A request that waits is a
+    /// Sends a request to a process group, for `Membership` of the crate c10d-membership. A request that waits is a
     /// poll, and is answered when there is news; `None` if there is no news in time. The answer is the reply and the list of
     /// docs/spec/wire-extensions.md, section 9.13.
     fn ask_group(

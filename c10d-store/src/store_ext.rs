@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use crate::compare_set::CompareSet;
 use crate::error::{Operation, StoreError};
 use crate::known::Known;
-use crate::membership::Membership;
 use crate::store::{Store, context};
 
 /// The operations of every store, for any kind of bytes (strings, arrays, vectors) and with time limits as
@@ -350,16 +349,6 @@ pub trait StoreExt: Store {
         will: Option<(&str, &[u8])>,
     ) -> Result<Option<Vec<u8>>, StoreError> {
         self.set_ephemeral_bytes(key, value.as_ref(), will)
-    }
-
-    /// A process group whose members agree who takes part: survivors go on after a death. Opens one connection more.
-    /// [`Membership`] has what it can do.
-    ///
-    /// # Errors
-    /// [`StoreError::Unsupported`] on other stores than TCP stores with a server of this crate; otherwise as
-    /// [`StoreHandle::clone_store`](crate::StoreHandle::clone_store).
-    fn membership(&self, group: &str) -> Result<Membership, StoreError> {
-        Membership::new(self.clone_store()?, group)
     }
 
     /// Waits until `world_size` workers have arrived at the barrier `key`.

@@ -12,7 +12,7 @@ const SHARED_BY_MANY_BYTES_MIN: usize = 1 << 10;
 
 /// The bytes of one value or queue element.
 #[derive(Clone)]
-pub(crate) struct Value(Repr);
+pub struct Value(Repr);
 
 impl std::fmt::Debug for Value {
     /// Lengths only: the bytes can be long and secret.
@@ -49,7 +49,8 @@ impl Value {
 
     /// Takes bytes that thousands of connections are sent at a time: also shorter ones are shared, of which a relay gets one
     /// copy for all of its ranks.
-    pub(crate) fn to_many(bytes: Vec<u8>) -> Self {
+    #[must_use]
+    pub fn to_many(bytes: Vec<u8>) -> Self {
         if bytes.len() < SHARED_BY_MANY_BYTES_MIN {
             return Self(Repr::Short(bytes));
         }
@@ -64,7 +65,9 @@ impl Value {
         Self(Repr::Long { bytes, start: 0 })
     }
 
-    pub(crate) fn as_bytes(&self) -> &[u8] {
+    /// Returns the bytes.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
         match &self.0 {
             Repr::Short(bytes) => bytes,
             Repr::Long { bytes, start } => &bytes[*start..],

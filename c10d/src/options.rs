@@ -142,7 +142,11 @@ impl GroupOptions {
             .with_timeout(self.timeout)
             .with_cancel(self.cancel.clone())
             .with_limits(limits)
-            .with_server_options(ServerOptions::default().with_limits(limits))
+            .with_server_options(
+                ServerOptions::default()
+                    .with_groups(c10d_membership::groups)
+                    .with_limits(limits),
+            )
             .with_reply_bytes_max(value_bytes_max.max(REPLY_BYTES_MIN));
         if let Some(credentials) = self.credentials_or_file(environment.secret_file.as_deref())? {
             options = options.with_credentials(credentials);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use c10d_inspect::http::{HttpRequest, Target, fetch};
 use c10d_inspect::{FindingKind, Report};
-use c10d_store::membership::{GroupOptions, MemberKey, Message};
+use c10d_membership::{GroupOptions, MemberKey, Membership, Message};
 use c10d_store::{StoreExt, TcpStore, TcpStoreOptions};
 use elastic_agent::{
     AgentOptions, AgentOutcome, CommandLine, KeepOptions, Launcher, LauncherError, LauncherOptions,
@@ -209,9 +209,7 @@ fn be_stuck_as_a_member() {
     }
     let port = u16::try_from(number("MASTER_PORT")).unwrap();
     let store = TcpStore::open(&variable("MASTER_ADDR"), port, TcpStoreOptions::default());
-    let group = store
-        .unwrap()
-        .membership(&variable("C10D_MEMBERSHIP_GROUP"));
+    let group = Membership::connect(&store.unwrap(), &variable("C10D_MEMBERSHIP_GROUP"));
     let group = group.unwrap();
     group.open(&GroupOptions::new(1), "torch/").unwrap();
     let hello = Message::Hello {

@@ -5,5 +5,5 @@
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    c10d_store::fuzzing::membership(bytes);
+    c10d_membership::fuzzing::membership(bytes);
 });

@@ -5,6 +5,7 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
     if let Some((piece_bytes, bytes)) = input.split_first() {
-        c10d_store::fuzzing::session(bytes, usize::from(*piece_bytes).max(1));
+        let piece_bytes = usize::from(*piece_bytes).max(1);
+        c10d_store::fuzzing::session(bytes, piece_bytes, c10d_membership::groups);
     }
 });

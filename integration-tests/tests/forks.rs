@@ -14,6 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d::GroupOptions;
+use c10d_membership::Membership;
 use c10d_relay::{HostPort, Relay, RelayOptions};
 use c10d_socket::{Cancel, Deadline};
 use c10d_store::{
@@ -101,7 +102,8 @@ fn refused<T: Debug, E: Display>(result: Result<T, E>) {
 }
 
 fn serve() -> (TcpStoreServer, u16) {
-    let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap();
+    let options = ServerOptions::default().with_groups(c10d_membership::groups);
+    let server = TcpStoreServer::bind("127.0.0.1:0", options).unwrap();
     let port = server.local_addr().port();
     (server, port)
 }
@@ -135,7 +137,7 @@ fn refuses_everything(store: &dyn Store) {
         refused(store.keep_alive(None));
         refused(store.end_waits("k"));
         refused(store.delete_prefix("k", Duration::ZERO));
-        refused(store.membership("group"));
+        refused(Membership::connect(store, "group"));
     }
     // Without an error, and without a lock: what never changes, and the child's own copy of the timeout.
     store.set_timeout(store.timeout());
@@ -193,7 +195,7 @@ fn a_child_uses_and_drops_every_kind_of_store() {
         assert!(owned.is_ok() || !store.label().starts_with("TCP"));
     }
     let group = GroupOptions::default().join(tcp.clone(), 0, 1).unwrap();
-    let membership = tcp.membership("group").unwrap();
+    let membership = Membership::connect(&*tcp, "group").unwrap();
     let observer = server.observer();
     let connections = server.connection_count();
 

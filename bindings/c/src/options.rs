@@ -67,7 +67,9 @@ impl Options {
 
     pub(crate) fn server(&self) -> ServerOptions {
         with_given!(
-            ServerOptions::default().with_limits(self.limits),
+            ServerOptions::default()
+                .with_groups(c10d_membership::groups)
+                .with_limits(self.limits),
             with_connections_max(self.connections_max),
             with_credentials(self.credentials.clone()),
             with_journal(self.journal.clone()),

@@ -38,7 +38,7 @@ impl StoreServer {
         secret_file: Option<PathBuf>,
         dir: Option<PathBuf>,
     ) -> PyResult<Self> {
-        let mut options = ServerOptions::default();
+        let mut options = ServerOptions::default().with_groups(c10d_membership::groups);
         if let Some(path) = secret_file {
             options = options.with_credentials(read_secret_file(py, &path)?);
         }

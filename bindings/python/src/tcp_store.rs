@@ -6,7 +6,9 @@ use std::net::{IpAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use c10d_store::{DEFAULT_TIMEOUT, StoreError, TcpStore, TcpStoreOptions, TcpStoreServer};
+use c10d_store::{
+    DEFAULT_TIMEOUT, ServerOptions, StoreError, TcpStore, TcpStoreOptions, TcpStoreServer,
+};
 use pyo3::exceptions::{PyRuntimeWarning, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -86,6 +88,7 @@ impl TCPStore {
         }
         let mut options = TcpStoreOptions::default()
             .with_master(is_master)
+            .with_server_options(ServerOptions::default().with_groups(c10d_membership::groups))
             .with_multi_tenant(multi_tenant)
             .with_wait_for_workers(wait_for_workers)
             .with_cancel(cancel())

@@ -10,7 +10,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use c10d_store::membership::{
+use c10d_membership::{
     Attempt, EndReason, Event, EventNumber, GroupOptions, Leave, MemberKey, Membership, Message,
     Reply,
 };
@@ -67,7 +67,7 @@ fn a_worker_is_a_member() {
         let name = store.get("c10d/membership_group").unwrap();
         String::from_utf8(name).unwrap()
     });
-    let group = store.membership(&name).unwrap();
+    let group = Membership::connect(&store, &name).unwrap();
     let mut options = GroupOptions::new(variable("C10D_MEMBERS_MIN").unwrap_or(1));
     let world_size = variable("WORLD_SIZE").unwrap();
     options.size_first = variable("C10D_MEMBERS_FIRST").unwrap_or(world_size);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use c10d_store::membership::Attempt;
+use c10d_membership::Attempt;
 
 use super::compare::{compare_all, ranks};
 use super::recording::FlightRecording;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use c10d_store::membership::Attempt;
+use c10d_membership::Attempt;
 use serde::Serialize;
 use serde_json::Value;
 

@@ -2,13 +2,14 @@
 //! decides about the members. Only ranks that the group needs may be named as causes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
-use c10d_store::GroupRecord;
-use c10d_store::membership::{
+use c10d_membership::{
     Event, EventNumber, Group, GroupOptions, GroupStage, Input, Leave, MemberKey, Message, Nonce,
     Record, Reply,
 };
+use c10d_store::GroupRecord;
 use fastrand::Rng;
 use serde_json::json;
 
@@ -445,7 +446,7 @@ impl World {
         let mut snapshot = self.script.snapshot();
         snapshot.groups.push(GroupRecord {
             name: format!("/{NAME}").into_bytes().into(),
-            status: self.group.status(snapshot.now),
+            status: Arc::new(self.group.status(snapshot.now)),
         });
         explain(&snapshot, None)
     }

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use c10d_membership::{GroupStage, MemberStatus, status_of};
 use c10d_store::GroupRecord;
-use c10d_store::membership::{GroupStage, MemberStatus};
 
 use super::draft::{DRAFTS_MAX, Draft};
 use crate::job::Job;
@@ -23,7 +23,8 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
     );
 }
 
-fn find_in(job: &Job<'_>, GroupRecord { name, status }: &GroupRecord) -> Option<Draft> {
+fn find_in(job: &Job<'_>, group: &GroupRecord) -> Option<Draft> {
+    let (name, status) = (&group.name, status_of(group)?);
     let stopped_for = status.stopped_for.filter(|age| *age >= GRACE)?;
     let is_changing = status.stage == GroupStage::Changing;
     let ranked = status.members.iter().filter(|it| it.rank.is_some());

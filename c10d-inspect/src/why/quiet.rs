@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use c10d_membership::status_of;
+
 use crate::job::Job;
 use crate::keys::Family;
 use crate::launched::Worker;
@@ -12,10 +14,9 @@ use crate::text;
 /// The finding that all ranks are connected and none waits; `None` while some are not, and while members of a group wait for
 /// others. `is_at_work` is true if launchers observe that the workers use the CPU, read or write.
 pub(crate) fn nothing_waits(job: &Job<'_>, is_at_work: bool) -> Option<Finding> {
-    let mut groups = job.index.snapshot.groups.iter();
-    let are_settled = groups.all(|it| {
-        it.status.stopped_for.is_none() && it.status.members.iter().all(|it| !it.is_awaited)
-    });
+    let mut groups = job.index.snapshot.groups.iter().filter_map(status_of);
+    let are_settled =
+        groups.all(|it| it.stopped_for.is_none() && it.members.iter().all(|it| !it.is_awaited));
     if !job.waits.is_empty() || !are_settled {
         return None;
     }

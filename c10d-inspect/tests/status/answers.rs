@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use c10d_inspect::http::EventKind;
 use c10d_inspect::report_text::TextStyle;
 use c10d_inspect::{FindingKind, Report, explain};
-use c10d_store::membership::{
-    Attempt, Event, EventNumber, GroupOptions, MemberKey, Membership, Message, Reply,
+use c10d_membership::{
+    Attempt, Event, EventNumber, GroupOptions, MemberKey, Membership, Message, Reply, status_of,
 };
 use c10d_store::{SnapshotError, Store, StoreExt, TcpStore};
 use serde_json::{Value, json};
@@ -90,7 +90,7 @@ fn the_report_of_the_page_is_that_of_the_library() {
 fn a_report_says_for_which_member_a_group_waits_and_which_has_left() {
     let front = Front::of_a_store();
     let store = TcpStore::connect("127.0.0.1", front.address.port()).expect("a client");
-    let group = store.membership("workers").expect("a group");
+    let group = Membership::connect(&store, "workers").expect("a group");
     group
         .open(&GroupOptions::new(2), "reconfigure/")
         .expect("opened");
@@ -147,7 +147,7 @@ struct Stepping {
 
 impl Stepping {
     fn start(store: &TcpStore, name: &str, size: usize) -> Self {
-        let group = store.membership(name).expect("a group");
+        let group = Membership::connect(store, name).expect("a group");
         let mut options = GroupOptions::new(1);
         options.size_first = size;
         group.open(&options, "reconfigure/").expect("opened");
@@ -225,8 +225,10 @@ fn handle(rank: u64) -> Arc<str> {
 fn report_in(front: &Front, seconds: u64) -> Report {
     let mut snapshot = front.store.observer().snapshot(LIMIT).expect("a snapshot");
     for group in &mut snapshot.groups {
-        let age = &mut group.status.stopped_for;
+        let mut status = status_of(group).expect("a group").clone();
+        let age = &mut status.stopped_for;
         *age = age.map(|age| age + Duration::from_secs(seconds));
+        group.status = Arc::new(status);
     }
     explain(&snapshot, Some(3))
 }

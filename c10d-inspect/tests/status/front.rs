@@ -81,7 +81,8 @@ impl Front {
 }
 
 fn start_store() -> TcpStoreServer {
-    TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server")
+    let options = ServerOptions::default().with_groups(c10d_membership::groups);
+    TcpStoreServer::bind("127.0.0.1:0", options).expect("a server")
 }
 
 /// An answer of HTTP.

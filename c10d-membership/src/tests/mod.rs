@@ -16,4 +16,5 @@ mod member;
 mod process;
 mod random;
 mod recovered;
+mod served;
 mod world;

@@ -19,7 +19,11 @@ use crate::proxy::Proxy;
 const LONG: Duration = Duration::from_secs(60);
 
 pub(crate) fn server() -> TcpStoreServer {
-    TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server")
+    TcpStoreServer::bind("127.0.0.1:0", with_groups()).expect("a server")
+}
+
+pub(crate) fn with_groups() -> ServerOptions {
+    ServerOptions::default().with_groups(c10d_membership::groups)
 }
 
 pub(crate) fn listener() -> Vec<TcpListener> {

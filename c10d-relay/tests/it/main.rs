@@ -10,7 +10,7 @@ mod membership;
 #[path = "../../../c10d-store/tests/it/memory_journal.rs"]
 mod memory_journal;
 mod proxy;
-#[path = "../../../c10d-store/tests/it/rank.rs"]
+#[path = "../../../c10d-membership/tests/it/rank.rs"]
 mod rank;
 mod restarts;
 mod resume;

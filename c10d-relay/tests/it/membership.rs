@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use c10d_membership::Membership;
 use c10d_relay::RelayOptions;
-use c10d_store::StoreExt;
 
-use crate::basics::{rank_of, relay_to, server, wait_until};
+use crate::basics::{rank_of, relay_to, server, wait_until, with_groups};
 use crate::memory_journal::Memory;
 use crate::proxy::Proxy;
 use crate::rank::{Rank, all_enter, ids, options};
@@ -44,14 +44,14 @@ fn members_behind_a_relay_go_on_over_kills_of_the_store() {
     for seed in seeds(3) {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut journal = Memory::default();
-        let mut server = journal.serve();
+        let mut server = journal.serve_with(with_groups());
         let proxy = Proxy::to(server.local_addr());
         let relay = relay_to(proxy.port(), RelayOptions::default());
         let store = rank_of(&relay);
         let mut ranks: Vec<Rank> = (0..3)
             .map(|id| Rank::new(&store, id, &options(3)))
             .collect();
-        let launcher = store.membership("workers").expect("a group");
+        let launcher = Membership::connect(&store, "workers").expect("a group");
         all_enter(&mut ranks);
         let mut last = ranks[0].generations[0].attempt.uuid();
         for round in 0..6 {
@@ -81,7 +81,7 @@ fn members_behind_a_relay_go_on_over_kills_of_the_store() {
                 });
                 proxy.cut(true);
                 journal = journal.crashed();
-                let started = journal.serve();
+                let started = journal.serve_with(with_groups());
                 proxy.set_server(started.local_addr());
                 proxy.mend();
                 server = started;

@@ -62,6 +62,12 @@ pub enum JournalError {
         /// The oldest that this program reads.
         known: u64,
     },
+    /// The journal has process groups, which the server was not given: see [`groups`](crate::groups).
+    #[error("the store of the journal {place} has groups; serve it with c10d store serve")]
+    HasGroups {
+        /// See [`Journal::place`](super::Journal::place).
+        place: String,
+    },
     /// What it has kept is not what was written.
     #[error("the journal {place} is damaged: {what}")]
     Damaged {

@@ -12,7 +12,7 @@ use crate::message::Request;
 use crate::moment::Moment;
 use crate::session::{ResentWait, SessionId};
 use crate::state::{KeptClient, StoreState};
-use crate::wire::{GroupRequest, Opcode, WAIT_CANCELED};
+use crate::wire::{Opcode, WAIT_CANCELED};
 
 /// A client of such a session.
 #[derive(Debug, Clone, Copy)]
@@ -128,7 +128,7 @@ impl Parts<'_> {
             (Some(Again::Waits) | None, _) => {
                 let is_owner = match request {
                     Request::SetEphemeral { .. } | Request::KeepAlive { .. } => true,
-                    Request::Membership { bytes, .. } => GroupRequest::is_keep_alive(bytes),
+                    Request::Membership { bytes, .. } => self.state.keeps_alive(bytes),
                     _ => false,
                 };
                 if is_owner {

@@ -24,8 +24,8 @@ use crate::request_parser::RequestParser;
 use crate::session::{Credit, ResentWait};
 use crate::state::Refusal;
 use crate::wire::{
-    CAPABILITY_NONCE, CAPABILITY_REFUSAL, CAPABILITY_SESSION, REFUSAL_NONCE, encode_reply,
-    reply_to_ping, without_capabilities,
+    CAPABILITY_REFUSAL, CAPABILITY_SESSION, REFUSAL_NONCE, are_capabilities, encode_reply,
+    without_capabilities,
 };
 
 #[cfg(test)]
@@ -867,7 +867,7 @@ impl Replies for Connections {
                 let is_shown = match &mut connection.carrier {
                     Carrier::Socket(accepted) => {
                         // PyTorch's clients do not ask for capabilities.
-                        let has_asked = nonce == reply_to_ping(CAPABILITY_NONCE);
+                        let has_asked = are_capabilities(nonce);
                         accepted.is_shown_refusal |= has_asked && self.reports_refusals;
                         self.reports_refusals
                     }

@@ -152,18 +152,18 @@ impl EventLoop {
         let acceptor = listeners.acceptor(limits, Instant::now());
         let sessions = new_sessions(&options);
         let mut standby = None;
-        let (mut state, sessions, keeping) = match journal {
-            ServedJournal::None => (StoreState::new(), sessions, None),
+        let empty = || StoreState::new(options.groups.map(|groups| groups(random_seed())));
+        let (state, sessions, keeping) = match journal {
+            ServedJournal::None => (empty(), sessions, None),
             ServedJournal::Open(journal) => Keeping::start(*journal, sessions, Arc::clone(&waker))?,
             ServedJournal::StandBy(source) => {
-                standby = Some(Standby::start(source, Arc::clone(&waker))?);
-                (StoreState::new(), sessions, None)
+                standby = Some(Standby::start(source, options.groups, Arc::clone(&waker))?);
+                (empty(), sessions, None)
             }
         };
         counts
             .is_standby
             .store(standby.is_some(), Ordering::Release);
-        state.seed_groups(random_seed());
         let event_loop = Self {
             poll,
             listeners,

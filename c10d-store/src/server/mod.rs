@@ -125,9 +125,11 @@ impl TcpStoreServer {
     pub fn serve(listeners: Vec<TcpListener>, options: ServerOptions) -> Result<Self, StoreError> {
         let journal = match &options.journal {
             None => ServedJournal::None,
-            Some(source) => {
-                ServedJournal::Open(Box::new(OpenJournal::recover(source, &Cancel::NEVER)?))
-            }
+            Some(source) => ServedJournal::Open(Box::new(OpenJournal::recover(
+                source,
+                options.groups,
+                &Cancel::NEVER,
+            )?)),
         };
         Self::serve_with(journal, listeners, options)
     }

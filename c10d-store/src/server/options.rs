@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use c10d_socket::Credentials;
 
+use crate::groups::NewGroups;
 use crate::journal::JournalSource;
 use crate::limits::WireLimits;
 
@@ -31,6 +32,7 @@ pub struct ServerOptions {
     pub(crate) credentials: Option<Credentials>,
     pub(super) plain_from_same_user: bool,
     pub(super) journal: Option<JournalSource>,
+    pub(super) groups: Option<NewGroups>,
 }
 
 impl Default for ServerOptions {
@@ -45,6 +47,7 @@ impl Default for ServerOptions {
             credentials: None,
             plain_from_same_user: false,
             journal: None,
+            groups: None,
         }
     }
 }
@@ -123,6 +126,12 @@ impl ServerOptions {
     /// it when the server listens.
     pub fn with_journal(mut self, journal: impl Into<JournalSource>) -> Self {
         self.journal = Some(journal.into());
+        self
+    }
+
+    /// Lets process groups agree through the server about who takes part: see [`groups`](crate::groups). Default none.
+    pub const fn with_groups(mut self, groups: NewGroups) -> Self {
+        self.groups = Some(groups);
         self
     }
 

@@ -3,8 +3,10 @@
 use c10d_socket::Cancel;
 
 use super::carried::Carried;
-use crate::journal::batch::effects_with_format;
+use crate::groups::NewGroups;
+use crate::journal::batch::{Effect, effects_with_format};
 use crate::journal::{Journal, JournalError, JournalSource, Recovered};
+use crate::session::random_seed;
 use crate::state::StoreState;
 
 /// A journal with the state that it has kept.
@@ -26,9 +28,14 @@ impl OpenJournal {
     ///
     /// # Errors
     /// [`JournalError`], [`JournalError::Damaged`] if an effect cannot follow those before it.
-    pub(super) fn recover(source: &JournalSource, cancel: &Cancel) -> Result<Self, JournalError> {
+    pub(super) fn recover(
+        source: &JournalSource,
+        groups: Option<NewGroups>,
+        cancel: &Cancel,
+    ) -> Result<Self, JournalError> {
         let mut journal = (source.open)(cancel)?;
-        let mut state = StoreState::new();
+        let empty = || StoreState::new(groups.map(|groups| groups(random_seed())));
+        let mut state = empty();
         let mut carried = Carried::default();
         let mut batch_bytes = 0;
         let (place, formats) = (journal.place(), journal.formats());
@@ -44,7 +51,7 @@ impl OpenJournal {
                     (position, bytes)
                 }
                 Recovered::Restart => {
-                    state = StoreState::new();
+                    state = empty();
                     carried = Carried::default();
                     batch_bytes = 0;
                     return Ok(());
@@ -55,6 +62,10 @@ impl OpenJournal {
             formats.check(format.into(), || place.clone())?;
             for effect in effects {
                 let effect = effect.map_err(|it| damaged(it.to_string()))?;
+                if matches!(effect, Effect::Group { .. }) && !state.has_groups() {
+                    let place = place.clone();
+                    return Err(JournalError::HasGroups { place });
+                }
                 if !state.recover(effect) || !carried.apply(effect) {
                     return Err(damaged(format!(
                         "batch {position} does not follow from those before: {effect:?}"

@@ -8,6 +8,7 @@ use c10d_socket::Cancel;
 use mio::Waker;
 
 use super::recover::OpenJournal;
+use crate::groups::NewGroups;
 use crate::journal::{JournalError, JournalSource};
 
 type Outcome = Result<Box<OpenJournal>, JournalError>;
@@ -22,14 +23,18 @@ pub(super) struct Standby {
 
 impl Standby {
     /// `waker` wakes the event loop once there is an outcome.
-    pub(super) fn start(source: JournalSource, waker: Arc<Waker>) -> io::Result<Self> {
+    pub(super) fn start(
+        source: JournalSource,
+        groups: Option<NewGroups>,
+        waker: Arc<Waker>,
+    ) -> io::Result<Self> {
         let cancel = Cancel::new();
         let outcome = Arc::new(Mutex::new(None));
         let (of_thread, written) = (cancel.clone(), Arc::clone(&outcome));
         let thread = thread::Builder::new()
             .name("c10d-standby".to_owned())
             .spawn(move || {
-                let result = OpenJournal::recover(&source, &of_thread).map(Box::new);
+                let result = OpenJournal::recover(&source, groups, &of_thread).map(Box::new);
                 *written.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
                 if let Err(error) = waker.wake() {
                     log::error!("a store server that stands by cannot be woken to lead: {error}");

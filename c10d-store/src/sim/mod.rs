@@ -1,30 +1,29 @@
-//! The server without sockets, for tests: parsers and state in memory.
+//! The server without sockets, for tests: parsers and state in memory. Tests of c10d-membership use it by the feature `sim`.
 
 #[cfg(test)]
 mod ended_waits;
 #[cfg(test)]
 mod handshake;
 #[cfg(test)]
-mod membership;
-#[cfg(test)]
 mod splits;
 #[cfg(test)]
 mod vectors;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use c10d_socket::SendBuf;
 #[cfg(test)]
 use proptest::test_runner::Config as ProptestConfig;
 
+use crate::groups::Groups;
 use crate::limits::WireLimits;
 use crate::message::{ConnId, Replies, Reply};
+use crate::moment::Moment;
 use crate::request_parser::{Flow, NextRead, ParseError, RequestParser};
 use crate::snapshot::CloseReason;
 use crate::state::{Refusal, StoreState};
-#[cfg(test)]
-use crate::wire::RequestBuf;
-use crate::wire::encode_reply;
+use crate::wire::{RequestBuf, encode_reply};
 
 /// PROPTEST_CASES random cases, or `default`. A failing case is printed, minimized, and stored in a
 /// regression file that later runs replay first.
@@ -38,7 +37,7 @@ pub(crate) fn cases(default: u32) -> ProptestConfig {
 
 /// A server driven by test code. A connection exists from its first use.
 #[derive(Debug, Default)]
-pub(crate) struct SimServer {
+pub struct SimServer {
     pub(crate) state: StoreState,
     limits: WireLimits,
     parsers: BTreeMap<u64, RequestParser>,
@@ -61,8 +60,20 @@ impl Replies for Outputs {
 }
 
 impl SimServer {
+    /// A server with groups.
+    #[must_use]
+    pub fn new(groups: Box<dyn Groups>) -> Self {
+        Self {
+            state: StoreState::new(Some(groups)),
+            ..Self::default()
+        }
+    }
+
     /// Delivers bytes to the server as one piece.
-    pub(crate) fn send(&mut self, conn: u64, bytes: &[u8]) {
+    ///
+    /// # Panics
+    /// If the server breaks one of its invariants, as in the other methods.
+    pub fn send(&mut self, conn: u64, bytes: &[u8]) {
         let output = self.outputs.0.entry(conn).or_default();
         if output.closed {
             return;
@@ -92,33 +103,43 @@ impl SimServer {
             Ok(flow) => assert_eq!(flow, Flow::Continue),
             Err(ParseError::Wire(_) | ParseError::Refused(_)) => self.close(conn),
         }
-        self.state.check_invariants();
+        self.check_invariants();
     }
 
-    /// It is later.
-    #[cfg(test)]
-    pub(crate) fn at(&mut self, now: crate::moment::Moment) {
-        self.state.set_now(now);
+    /// Sets the time since the start of the server.
+    pub fn at(&mut self, now: Duration) {
+        self.state.set_now(Moment::from(now));
         self.state.end_silent(&mut self.outputs);
         self.state.tick_groups(&mut self.outputs);
-        self.state.check_invariants();
+        self.check_invariants();
     }
 
     /// Runs the handshake and reads its reply.
-    #[cfg(test)]
-    pub(crate) fn open(&mut self, conn: u64) {
+    pub fn open(&mut self, conn: u64) {
         let mut hello = RequestBuf::new();
         hello.hello();
         self.send(conn, &hello.to_bytes());
-        assert_eq!(
-            self.take(conn),
-            [0xff, 0x7f, 0x0d, 0xc1],
-            "the capabilities"
-        );
+        let capabilities = match self.state.has_groups() {
+            true => [0xff, 0x7f, 0x0d, 0xc1],
+            false => [0xff, 0x53, 0x0d, 0xc1],
+        };
+        assert_eq!(self.take(conn), capabilities, "the capabilities");
+    }
+
+    /// The memory of the data, and of lists that replies hold, in bytes.
+    pub fn memory(&mut self) -> (usize, usize) {
+        self.state.forget_read();
+        (self.state.memory(), self.state.lent_bytes())
+    }
+
+    /// When the groups have something to do.
+    #[must_use]
+    pub fn next_group_timer(&self) -> Option<Duration> {
+        self.state.next_group_timer().map(Moment::since_start)
     }
 
     /// The bytes that the server has sent to a connection since the last call.
-    pub(crate) fn take(&mut self, conn: u64) -> Vec<u8> {
+    pub fn take(&mut self, conn: u64) -> Vec<u8> {
         let mut bytes = Vec::new();
         let output = self.outputs.0.entry(conn).or_default();
         output
@@ -129,7 +150,8 @@ impl SimServer {
     }
 
     /// Whether the server has closed a connection.
-    pub(crate) fn is_closed(&self, conn: u64) -> bool {
+    #[must_use]
+    pub fn is_closed(&self, conn: u64) -> bool {
         self.outputs
             .0
             .get(&conn)
@@ -137,11 +159,16 @@ impl SimServer {
     }
 
     /// Ends a connection, from either side.
-    pub(crate) fn close(&mut self, conn: u64) {
+    pub fn close(&mut self, conn: u64) {
         self.outputs.0.entry(conn).or_default().closed = true;
         self.parsers.remove(&conn);
         self.state
             .disconnect(ConnId(conn), CloseReason::Peer, &mut self.outputs);
+        self.check_invariants();
+    }
+
+    fn check_invariants(&self) {
+        #[cfg(any(test, debug_assertions))]
         self.state.check_invariants();
     }
 }

@@ -4,14 +4,12 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use c10d_membership::{GroupOptions, MemberKey, Message};
-
 use super::{SimServer, cases};
 use crate::known::Known;
 use crate::limits::WireLimits;
 use crate::message::Request;
 use crate::request_parser::{Flow, NextRead, RequestParser};
-use crate::wire::{GroupRequest, Opcode, Opening, RequestBuf};
+use crate::wire::{Opcode, RequestBuf};
 
 const CONN: u64 = 7;
 
@@ -94,37 +92,15 @@ fn request() -> impl Strategy<Value = Vec<u8>> {
             Opcode::DeletePrefix => {
                 request.opcode(opcode).raw_key(key).u32(number as u32 % 2);
             }
-            Opcode::Membership | Opcode::MembershipPoll => {
-                let member = MemberKey::new(number as u64 % 2, 1);
-                let message = Message::Hello {
-                    handle: "gloo".into(),
-                    step: 0,
-                };
-                let known = None;
-                let said = GroupRequest::Say {
-                    member,
-                    known,
-                    message,
-                };
-                let value = match number % 4 {
-                    0 => said.encode(),
-                    1 => GroupRequest::Status.encode(),
-                    2 => GroupRequest::Open(Opening {
-                        options: GroupOptions::new(2),
-                        key_prefix: key[..].into(),
-                    })
-                    .encode(),
-                    _ => value.clone(),
-                };
-                let mut copy = RequestBuf::new();
-                copy.opcode(opcode).raw_key(key).value(&value);
-                return copy.to_bytes();
-            }
             Opcode::KeepAlive => {
                 request.opcode(opcode).u32(number as u32 % 3);
             }
-            // The event loop's.
-            Opcode::Validate | Opcode::Session | Opcode::Ping => {
+            // The event loop has sessions, and a server without groups closes the connection.
+            Opcode::Validate
+            | Opcode::Session
+            | Opcode::Membership
+            | Opcode::MembershipPoll
+            | Opcode::Ping => {
                 request.opcode(Opcode::Ping).u32(number as u32 & 0xffff);
             }
         }

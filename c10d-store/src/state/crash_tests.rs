@@ -273,7 +273,7 @@ impl World {
             random: fastrand::Rng::with_seed(seed),
             mutant,
             now: 0,
-            state: StoreState::new(),
+            state: StoreState::default(),
             clients: Vec::new(),
             ended: Vec::new(),
             conns: 0,
@@ -533,7 +533,7 @@ impl World {
     }
 
     fn recover(&mut self) {
-        self.state = StoreState::new();
+        self.state = StoreState::default();
         self.durable = 0;
         let snapshot = self.kept.snapshot.iter().flat_map(|(position, chunks)| {
             let chunks = chunks.iter();

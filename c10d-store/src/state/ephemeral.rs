@@ -107,7 +107,7 @@ impl StoreState {
         };
         let changes = owner.silence_max != silence_max || owner.has_been_silent;
         owner.silence_max = silence_max;
-        owner.speaks = self.groups.spoken.contains_key(&conn);
+        owner.speaks = self.groups.is_speaker(conn);
         owner.heard = self.now;
         let was_silent = mem::take(&mut owner.has_been_silent);
         self.owners.watch(id, self.now);
@@ -123,8 +123,7 @@ impl StoreState {
 
     /// The connection speaks for members, whose end a silence is.
     pub(super) fn watch_speaker(&mut self, conn: ConnId) {
-        let speaks = self.groups.spoken.contains_key(&conn);
-        if speaks
+        if self.groups.is_speaker(conn)
             && let Some(id) = self.owners.of(conn)
             && let Some(owner) = self.owners.owners.get_mut(&id)
         {
@@ -201,7 +200,7 @@ impl StoreState {
                 self.owners.watch(id, self.now);
             }
         }
-        self.end_recovered_groups(&mut Nobody);
+        self.resume_groups(&mut Nobody);
     }
 
     /// Carries out `Effect::Own`. `false` if the key has no value.

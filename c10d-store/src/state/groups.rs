@@ -1,262 +1,277 @@
-//! Process groups whose members agree through this server (docs/spec/wire-extensions.md, section 9.13), with the polls that
-//! wait, the connections that speak for members, and the timers. What a group decides is in `c10d-membership`.
+//! MEMBERSHIP and MEMBERSHIP_POLL (docs/spec/wire-extensions.md, section 9.13): passes requests and times to the groups of the
+//! server, and carries out their effects. A store without groups refuses these requests.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::hash::Hasher;
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use c10d_membership::{Attempt, EventNumber, Group, GroupState, MemberKey, Nonce};
-use siphasher::sip::SipHasher13;
-
-use super::conn_hash::ConnHash;
-use super::lent::Lent;
+use super::key_hash::KeyHash;
+use super::owners::silence_max;
 use super::recorder::Mark;
-use super::sent_lists::SentLists;
-use crate::message::ConnId;
+use super::waiters::{Answer, Wants};
+use super::{Refusal, StoreState};
+use crate::groups::{GroupEffect, GroupRequest, Groups, NotAGroupRequest, RequestKind};
+use crate::journal::batch::{BatchWriter, Effect};
+use crate::message::{ConnId, Keys, Replies, Reply};
 use crate::moment::Moment;
-use crate::wire::Opening;
+use crate::snapshot::{ConnectionId, GroupRecord};
+use crate::wire::Opcode;
 
-/// About the memory of a group without members.
-pub(super) const GROUP_BYTES: usize = 1024;
-
-/// The most connections that are known to have spoken for a member; of more, those that did last.
-const SPEAKERS_MAX: usize = 16;
-
-/// A member, and the name of its group.
-type NamedMember = (Arc<[u8]>, MemberKey);
-
-/// A poll that waits.
-#[derive(Debug, Clone)]
-pub(super) struct Polling {
-    pub(super) name: Arc<[u8]>,
-    pub(super) member: MemberKey,
-    pub(super) after: EventNumber,
-    pub(super) known: Option<Attempt>,
-}
-
-#[derive(Debug)]
-pub(super) struct CarriedGroup {
-    pub(super) group: Group,
-    pub(super) opening: Opening,
-    /// Groups that were opened before have smaller numbers.
-    pub(super) number: u64,
-    /// The connections whose polls wait.
-    pub(super) polls: BTreeMap<MemberKey, ConnId>,
-    /// The connections that have spoken for a member, the last ones last.
-    pub(super) speakers: BTreeMap<MemberKey, Vec<ConnId>>,
-    pub(super) lists: SentLists,
-    /// Waits on keys of attempts up to this one fail.
-    pub(super) released: Option<Attempt>,
-    /// Of its last effect in the journal.
-    pub(super) changed: Mark,
-    pub(super) timer: Option<Moment>,
-    pub(super) memory_bytes: usize,
-}
-
-/// All groups of a store.
+/// The groups of a server that has some, with what the journal has of them.
 #[derive(Debug, Default)]
-pub(super) struct Groups {
-    pub(super) by_name: BTreeMap<Arc<[u8]>, CarriedGroup>,
-    /// For whom a connection has spoken.
-    pub(super) spoken: HashMap<ConnId, BTreeSet<NamedMember>, ConnHash>,
-    pub(super) timers: BTreeSet<(Moment, Arc<[u8]>)>,
-    /// How many were opened.
-    opened: u64,
-    pub(super) seed: u64,
-    memory_bytes: usize,
+pub(super) struct ServedGroups {
+    groups: Option<Box<dyn Groups>>,
+    /// By name, the last effect in the journal.
+    recorded: HashMap<Arc<[u8]>, Mark, KeyHash>,
 }
 
-impl Groups {
-    pub(super) const fn memory_bytes(&self) -> usize {
-        self.memory_bytes
-    }
-
-    /// The poll of a connection does not wait any more.
-    pub(super) fn poll_ended(&mut self, polling: &Polling) {
-        if let Some(carried) = self.by_name.get_mut(&polling.name) {
-            carried.polls.remove(&polling.member);
+impl ServedGroups {
+    pub(super) fn new(groups: Option<Box<dyn Groups>>) -> Self {
+        Self {
+            groups,
+            ..Self::default()
         }
     }
 
-    /// Whether a wait on this key would wait for members that have given up.
-    pub(super) fn is_released(&self, key: &[u8]) -> bool {
-        self.by_name.values().any(|carried| {
-            let rest = key.strip_prefix(&*carried.opening.key_prefix);
-            carried.released.is_some_and(|released| {
-                let attempt = rest.and_then(attempt_of_key);
-                attempt.is_some_and(|attempt| attempt.is_over_with(released))
-            })
-        })
+    pub(super) const fn is_some(&self) -> bool {
+        self.groups.is_some()
     }
 
-    /// Takes note of a group's timer and memory.
-    pub(super) fn update(&mut self, name: &Arc<[u8]>) {
-        let Some(carried) = self.by_name.get_mut(name) else {
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.groups.as_ref().map_or(0, |it| it.memory_bytes())
+    }
+
+    /// The memory that a request may need.
+    pub(super) fn growth_of(&self, request: &[u8]) -> usize {
+        let kind = self.groups.as_ref().map(|it| it.kind_of(request));
+        match kind {
+            Some(RequestKind::Adds(bytes)) => bytes,
+            _ => 0,
+        }
+    }
+
+    /// Whether a silence of the connection would end members of a group.
+    pub(super) fn is_speaker(&self, conn: ConnId) -> bool {
+        self.groups.as_ref().is_some_and(|it| it.is_speaker(conn))
+    }
+
+    /// The wait of a connection for news has ended.
+    pub(super) fn wait_ended(&mut self, conn: ConnId) {
+        if let Some(groups) = &mut self.groups {
+            groups.wait_ended(conn);
+        }
+    }
+
+    /// All groups, for a snapshot.
+    pub(super) fn records(&self, now: Moment) -> Vec<GroupRecord> {
+        let groups = self.groups.as_ref();
+        groups.map_or_else(Vec::new, |it| it.records(now.since_start()))
+    }
+
+    /// All groups, for a snapshot of the journal.
+    pub(super) fn write(&self, writer: &mut BatchWriter) {
+        let Some(groups) = &self.groups else {
             return;
         };
-        let timer = carried.group.wake_at().map(Moment::from);
-        let before = std::mem::replace(&mut carried.timer, timer);
-        if before != timer {
-            if let Some(before) = before {
-                self.timers.remove(&(before, Arc::clone(name)));
-            }
-            if let Some(timer) = timer {
-                self.timers.insert((timer, Arc::clone(name)));
-            }
-        }
-        let memory = GROUP_BYTES + carried.group.memory_bytes() + carried.lists.memory_bytes();
-        self.memory_bytes += memory;
-        self.memory_bytes -= std::mem::replace(&mut carried.memory_bytes, memory);
-    }
-
-    pub(super) fn insert(&mut self, name: Arc<[u8]>, opening: Opening, group: Group) {
-        self.opened += 1;
-        let carried = CarriedGroup {
-            group,
-            opening,
-            number: self.opened,
-            polls: BTreeMap::new(),
-            speakers: BTreeMap::new(),
-            lists: SentLists::default(),
-            released: None,
-            changed: Mark::default(),
-            timer: None,
-            memory_bytes: 0,
-        };
-        self.by_name.insert(Arc::clone(&name), carried);
-        self.update(&name);
-    }
-
-    pub(super) fn remove(&mut self, name: &Arc<[u8]>, lent: &mut Lent) {
-        let Some(carried) = self.by_name.remove(name) else {
-            return;
-        };
-        carried.lists.lend(lent);
-        self.memory_bytes -= carried.memory_bytes;
-        if let Some(timer) = carried.timer {
-            self.timers.remove(&(timer, Arc::clone(name)));
-        }
-        for (member, speakers) in carried.speakers {
-            for conn in speakers {
-                self.forget_speaker(conn, name, member);
+        for name in groups.names() {
+            if let Some(bytes) = groups.image(&name) {
+                writer.push(Effect::Group {
+                    group: &name,
+                    bytes: &bytes,
+                });
             }
         }
     }
 
-    /// The oldest group that serves nobody: it has ended, or no member has come.
-    pub(super) fn oldest_unused(&self) -> Option<Arc<[u8]>> {
-        let is_unused = |carried: &CarriedGroup| {
-            carried.polls.is_empty()
-                && matches!(
-                    carried.group.state(),
-                    GroupState::Ended(_) | GroupState::Forming { deadline: None, .. }
-                )
-        };
-        let unused = self.by_name.iter().filter(|(_, it)| is_unused(it));
-        let oldest = unused.min_by_key(|(_, carried)| carried.number);
-        oldest.map(|(name, _)| Arc::clone(name))
+    /// Carries out `Effect::Group`. Returns `false` if the bytes are not a group.
+    pub(super) fn recover(&mut self, name: &[u8], bytes: &[u8]) -> bool {
+        self.groups
+            .as_mut()
+            .is_some_and(|it| it.restore(name, bytes))
     }
 
-    /// A connection has spoken for a member.
-    pub(super) fn spoke(&mut self, conn: ConnId, name: &Arc<[u8]>, member: MemberKey) {
-        let Some(carried) = self.by_name.get_mut(name) else {
-            return;
-        };
-        if !carried.group.has_member(member) {
-            return;
-        }
-        let speakers = carried.speakers.entry(member).or_default();
-        if speakers.last() == Some(&conn) {
-            return;
-        }
-        speakers.retain(|it| *it != conn);
-        speakers.push(conn);
-        let dropped = (speakers.len() > SPEAKERS_MAX).then(|| speakers.remove(0));
-        let spoken = self.spoken.entry(conn).or_default();
-        spoken.insert((Arc::clone(name), member));
-        if let Some(dropped) = dropped {
-            self.forget_speaker(dropped, name, member);
-        }
-    }
-
-    fn forget_speaker(&mut self, conn: ConnId, name: &Arc<[u8]>, member: MemberKey) {
-        if let Some(spoken) = self.spoken.get_mut(&conn) {
-            spoken.remove(&(Arc::clone(name), member));
-            if spoken.is_empty() {
-                self.spoken.remove(&conn);
-            }
-        }
-    }
-
-    /// A process is no member any more. Returns the connection whose poll waits.
-    pub(super) fn forget_member(&mut self, name: &Arc<[u8]>, member: MemberKey) -> Option<ConnId> {
-        let carried = self.by_name.get_mut(name)?;
-        let speakers = carried.speakers.remove(&member).unwrap_or_default();
-        let poll = carried.polls.get(&member).copied();
-        for conn in speakers {
-            self.forget_speaker(conn, name, member);
-        }
-        poll
-    }
-
-    /// A connection has ended. Returns the members for whom no other one has spoken.
-    pub(super) fn unspoken(&mut self, conn: ConnId) -> Vec<NamedMember> {
-        let spoken = self.spoken.remove(&conn).unwrap_or_default();
-        let is_alone = |(name, member): &NamedMember| {
-            let Some(carried) = self.by_name.get_mut(name) else {
-                return false;
-            };
-            let Some(speakers) = carried.speakers.get_mut(member) else {
-                return false;
-            };
-            speakers.retain(|it| *it != conn);
-            let is_alone = speakers.is_empty();
-            if is_alone {
-                carried.speakers.remove(member);
-            }
-            is_alone
-        };
-        spoken.into_iter().filter(is_alone).collect()
-    }
-
-    pub(super) fn new_nonce(&self) -> Nonce {
-        let mut hasher = SipHasher13::new_with_keys(self.seed, self.opened);
-        hasher.write(b"membership");
-        Nonce::new(hasher.finish() as u32)
-    }
-
-    /// Panics if an invariant is violated, which is a bug in this module.
     #[cfg(any(test, debug_assertions))]
     pub(super) fn check_invariants(&self) {
-        let mut timers = 0;
-        let mut memory = 0;
-        let mut speakers = 0;
-        for (name, carried) in &self.by_name {
-            timers += usize::from(carried.timer.is_some());
-            memory += carried.memory_bytes;
-            assert_eq!(carried.timer, carried.group.wake_at().map(Moment::from));
-            for (member, of_member) in &carried.speakers {
-                assert!(
-                    carried.group.has_member(*member),
-                    "only members are spoken for"
-                );
-                for conn in of_member {
-                    let spoken = &self.spoken[conn];
-                    assert!(spoken.contains(&(Arc::clone(name), *member)));
-                    speakers += 1;
-                }
-            }
+        if let Some(groups) = &self.groups {
+            groups.check_invariants();
         }
-        assert_eq!(timers, self.timers.len(), "no timer is of no group");
-        assert_eq!(memory, self.memory_bytes, "the memory is counted");
-        let spoken: usize = self.spoken.values().map(BTreeSet::len).sum();
-        assert_eq!(spoken, speakers, "who is spoken for knows it");
     }
 }
 
-/// The attempt of one of torch's keys, after the prefix of the group's.
-fn attempt_of_key(rest: &[u8]) -> Option<Attempt> {
-    let length = rest.iter().position(|byte| *byte == b'/')?;
-    let uuid = std::str::from_utf8(&rest[..length]).ok()?;
-    Attempt::from_uuid(uuid.parse().ok()?)
+impl StoreState {
+    /// Whether the store has groups.
+    pub(crate) const fn has_groups(&self) -> bool {
+        self.groups.is_some()
+    }
+
+    /// Whether a request to a group says how long its connection may be silent.
+    pub(crate) fn keeps_alive(&self, request: &[u8]) -> bool {
+        let groups = self.groups.groups.as_ref();
+        groups.is_some_and(|it| it.kind_of(request) == RequestKind::KeepsAlive)
+    }
+
+    /// docs/spec/wire-extensions.md, MEMBERSHIP.
+    pub(super) fn ask_group(
+        &mut self,
+        request: GroupRequest<'_>,
+        replies: &mut impl Replies,
+    ) -> Result<(), Refusal> {
+        let GroupRequest {
+            conn, name, waits, ..
+        } = request;
+        if !self.has_groups() {
+            let opcode = match waits {
+                true => Opcode::MembershipPoll,
+                false => Opcode::Membership,
+            };
+            return Err(Refusal::NoGroups(opcode as u8));
+        }
+        if waits {
+            self.cancel(conn);
+        }
+        if let Some(recorder) = &self.slots.recorder {
+            let last = self.groups.recorded.get(name).copied();
+            recorder.look(name, last.unwrap_or_default());
+        }
+        let result = self.step_groups(replies, |groups, now, effects| {
+            groups.request(now, request, effects)
+        });
+        result
+            .unwrap_or(Err(NotAGroupRequest))
+            .map_err(|NotAGroupRequest| Refusal::NotAGroupRequest)?;
+        self.watch_speaker(conn);
+        Ok(())
+    }
+
+    /// When [`tick_groups`](Self::tick_groups) has something to do.
+    pub(crate) fn next_group_timer(&self) -> Option<Moment> {
+        let wake_at = self.groups.groups.as_ref()?.wake_at();
+        wake_at.map(Moment::from)
+    }
+
+    /// Carries out what the time has brought.
+    pub(crate) fn tick_groups(&mut self, replies: &mut impl Replies) {
+        if self.next_group_timer().is_none_or(|at| at > self.now) {
+            return;
+        }
+        self.look_at_all();
+        self.requester = ConnectionId::default();
+        self.step_groups(replies, |groups, now, effects| groups.tick(now, effects));
+    }
+
+    /// A connection has ended or is silent. [`look_at_all`](Self::look_at_all) has been called.
+    pub(super) fn end_speaker(&mut self, conn: ConnId, replies: &mut impl Replies) {
+        self.step_groups(replies, |groups, now, effects| {
+            groups.silent(now, conn, effects);
+        });
+    }
+
+    /// The groups of a recovered journal continue.
+    pub(super) fn resume_groups(&mut self, replies: &mut impl Replies) {
+        self.step_groups(replies, |groups, now, effects| groups.resume(now, effects));
+    }
+
+    /// Ends a wait that has just arrived, if it is for keys of an attempt that members have given up.
+    pub(super) fn is_released(
+        &mut self,
+        conn: ConnId,
+        keys: Keys<'_>,
+        replies: &mut impl Replies,
+    ) -> bool {
+        let Some(groups) = &self.groups.groups else {
+            return false;
+        };
+        let is_released = keys.iter().any(|key| groups.is_released(key));
+        if is_released {
+            self.depend_on_batch();
+            self.end_wait_of(conn, replies);
+        }
+        is_released
+    }
+
+    /// Has the groups take a step, and carries out its effects. Returns `None` without groups.
+    fn step_groups<T>(
+        &mut self,
+        replies: &mut impl Replies,
+        step: impl FnOnce(&mut dyn Groups, Duration, &mut Vec<GroupEffect>) -> T,
+    ) -> Option<T> {
+        let now = self.now.since_start();
+        let mut effects = Vec::new();
+        let result = step(&mut **self.groups.groups.as_mut()?, now, &mut effects);
+        for effect in effects {
+            self.carry_out(effect, replies);
+        }
+        Some(result)
+    }
+
+    fn carry_out(&mut self, effect: GroupEffect, replies: &mut impl Replies) {
+        match effect {
+            GroupEffect::Reply {
+                conn,
+                waits,
+                bytes,
+                list,
+            } => {
+                if waits && self.waiters.waiting_of(conn).is_some() {
+                    self.directory.keep(conn, &self.waiters);
+                    self.cancel(conn);
+                }
+                if waits {
+                    self.reply(replies, conn, Reply::StopWaiting);
+                }
+                self.reply(replies, conn, Reply::Bytes(&bytes));
+                self.reply(replies, conn, Reply::Value(list.as_ref()));
+            }
+            GroupEffect::Wait { conn, name } => {
+                let origin = self.origin(Opcode::MembershipPoll);
+                self.waiters.open(conn, Answer::Event, origin);
+                self.miss(conn, &name, Wants::Event);
+            }
+            GroupEffect::EndWait(conn) => {
+                self.depend_on_batch();
+                self.end_wait_of(conn, replies);
+            }
+            GroupEffect::KeepAlive {
+                conn,
+                millis,
+                kept,
+                was_silent,
+            } => {
+                let reply = match self.set_silence(conn, silence_max(millis)) {
+                    false => kept,
+                    true => was_silent,
+                };
+                self.reply(replies, conn, Reply::Bytes(&reply));
+                self.reply(replies, conn, Reply::Value(None));
+            }
+            GroupEffect::Keep(name) => self.record_group(name),
+            GroupEffect::EndWaits(prefix) => {
+                self.end_waits_of(&prefix, replies);
+            }
+            GroupEffect::DeleteKeys { prefix, except } => self.sweep_all_but(&prefix, &except),
+            GroupEffect::Lent(value) => self.slots.lent.add(&value),
+            GroupEffect::Work(work) => self.work += work,
+        }
+    }
+
+    /// Records what a restarted server needs of a group, or that it is removed.
+    fn record_group(&mut self, name: Arc<[u8]>) {
+        let (Some(recorder), Some(groups)) = (&mut self.slots.recorder, &self.groups.groups) else {
+            return;
+        };
+        let image = groups.image(&name);
+        let recorded = &mut self.groups.recorded;
+        let last = recorded.get(&name).copied().unwrap_or_default();
+        let effect = Effect::Group {
+            group: &name,
+            bytes: image.as_deref().unwrap_or_default(),
+        };
+        let changed = recorder.record(last, effect);
+        if image.is_some() {
+            recorded.insert(name, changed);
+        } else {
+            recorded.remove(&name);
+            recorder.removed(&name, changed);
+        }
+    }
 }

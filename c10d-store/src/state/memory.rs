@@ -2,13 +2,11 @@
 
 use std::collections::HashSet;
 
-use super::groups::GROUP_BYTES;
 use super::slots::{ELEMENT_BYTES, OWNERSHIP_BYTES, Slot};
 use super::sweeps::SCHEDULED_BYTES;
 use super::{Refusal, StoreState};
 use crate::message::{ConnId, Keys, Request};
 use crate::stored_value::Value;
-use crate::wire::GroupRequest;
 
 /// The memory of a name besides its bytes and those of its value: a slot of the map, of which a third may be unused, and
 /// what the allocator adds to the name and the value.
@@ -118,10 +116,7 @@ impl StoreState {
                 prefix,
                 delay_millis: 1..,
             } => (SCHEDULED_BYTES + prefix.len(), limit),
-            // A group, or a member.
-            Request::Membership { bytes, .. } if GroupRequest::may_add(bytes) => {
-                (GROUP_BYTES + bytes.len(), limit)
-            }
+            Request::Membership { bytes, .. } => (self.groups.growth_of(bytes), limit),
             Request::MultiSet { .. } => {
                 // The store copies its values while the request is still in memory, besides the requests and replies of other peers.
                 let reserve = peer_reserve(limit);
@@ -262,7 +257,7 @@ mod tests {
     /// docs/spec/wire.md, MEMORY 4.
     #[test]
     fn values_of_one_request_count_besides_the_request() {
-        let mut store = StoreState::new();
+        let mut store = StoreState::default();
         let limit = 256 << 20;
         store.set_memory_max(Some(limit));
         let value = vec![7; 4 << 20];
@@ -283,7 +278,7 @@ mod tests {
     /// docs/spec/wire.md, MEMORY 1 to 3, and docs/spec/wire-extensions.md, REFUSAL 3.
     #[test]
     fn a_full_store_refuses_writes_that_add_and_nothing_else() {
-        let mut store = StoreState::new();
+        let mut store = StoreState::default();
         store.set_memory_max(Some(10_000));
         let long = [7; 5000];
         handle(&mut store, set("long", &long)).expect("half of the memory");
@@ -353,7 +348,7 @@ mod tests {
     /// docs/spec/wire.md, QUEUE_PUSH 3. A PING, which keeps a wakeup, may follow a refused write.
     #[test]
     fn a_refused_write_passes_a_wakeup_on() {
-        let mut store = StoreState::new();
+        let mut store = StoreState::default();
         let mut replies = Recorder::default();
         let queue: &[&[u8]] = &[b"q"];
         for conn in [1, 2] {
@@ -378,7 +373,7 @@ mod tests {
     /// docs/spec/wire.md, MEMORY 1.
     #[test]
     fn what_waits_and_announcements_keep_is_counted_while_it_is_kept() {
-        let mut store = StoreState::new();
+        let mut store = StoreState::default();
         let mut replies = Recorder::default();
         let mut on = |store: &mut StoreState, conn, request| {
             let result = store.handle(ConnId(conn), request, &mut replies);
@@ -437,7 +432,7 @@ mod tests {
     /// docs/spec/wire.md, MEMORY 3.
     #[test]
     fn waits_have_a_limit_beyond_that_of_writes() {
-        let mut store = StoreState::new();
+        let mut store = StoreState::default();
         store.set_memory_max(Some(1 << 20));
         let names: Vec<String> = (0..10_000).map(|name| name.to_string()).collect();
         let names: Vec<&[u8]> = names.iter().map(|name| name.as_bytes()).collect();

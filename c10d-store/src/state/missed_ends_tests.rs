@@ -154,7 +154,7 @@ impl World {
             now: 0,
             server: 1,
             starts: vec![0],
-            state: StoreState::new(),
+            state: StoreState::default(),
             answered: HashSet::new(),
             durable: 0,
             kept: Kept::default(),
@@ -426,7 +426,7 @@ impl World {
         for index in 0..CLIENTS {
             self.lose(index);
         }
-        self.state = StoreState::new();
+        self.state = StoreState::default();
         self.answered = self.kept.answered.clone();
         for (position, bytes) in self.kept.chunks.iter().chain(&self.kept.batches) {
             self.durable = *position;
@@ -674,7 +674,7 @@ fn a_name_is_missed_if_it_has_one_of_the_prefixes() {
             "seed {seed}: {prefixes:?} {name:?}"
         );
     }
-    let mut store = StoreState::new();
+    let mut store = StoreState::default();
     store.remember_ends();
     let (waiter, replies) = (ConnId(2), &mut Sink::default());
     let names: Vec<_> = (0..20_000).map(|name| format!("k{name}")).collect();

@@ -24,7 +24,6 @@ mod invariants;
 mod key_hash;
 mod known_value;
 mod lent;
-mod membership;
 mod memory;
 mod missed_ends;
 #[cfg(test)]
@@ -36,7 +35,6 @@ mod owners;
 mod peak;
 mod recorder;
 mod recovery;
-mod sent_lists;
 mod slots;
 #[cfg(test)]
 mod snapshot_tests;
@@ -55,6 +53,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use crate::groups::{GroupRequest, Groups};
 use crate::known::Known;
 use crate::message::{ConnId, Keys, Payload, Replies, Reply, Request};
 use crate::moment::Moment;
@@ -64,7 +63,7 @@ use crate::wire::{Opcode, reply_to_ping};
 use announcements::Announcements;
 use conn_hash::ConnHash;
 use directory::Directory;
-use groups::Groups;
+use groups::ServedGroups;
 pub(crate) use image::Image;
 use image::{ConnectionsImage, KeysImage};
 use known_value::KnownValue;
@@ -96,8 +95,11 @@ pub(crate) enum Refusal {
         limit: usize,
     },
     /// The value of a MEMBERSHIP or MEMBERSHIP_POLL.
-    #[error("the value is no request to a group")]
+    #[error("the value is not a request to a group")]
     NotAGroupRequest,
+    /// A MEMBERSHIP or MEMBERSHIP_POLL to a server without groups.
+    #[error("unknown command 0x{0:02x}")]
+    NoGroups(u8),
     /// The parser handles VALIDATE, so it does not reach the state.
     #[error("unexpected VALIDATE")]
     UnexpectedValidate,
@@ -131,7 +133,7 @@ pub(crate) struct StoreState {
     announcements: Announcements,
     owners: Owners,
     sweeps: Sweeps,
-    groups: Groups,
+    groups: ServedGroups,
     /// The current time, as last set by the server.
     now: Moment,
     /// The connection whose request is being handled.
@@ -175,8 +177,11 @@ struct SnapshotInProgress {
 
 impl StoreState {
     /// An empty store.
-    pub(crate) fn new() -> Self {
-        Self::default()
+    pub(crate) fn new(groups: Option<Box<dyn Groups>>) -> Self {
+        Self {
+            groups: ServedGroups::new(groups),
+            ..Self::default()
+        }
     }
 
     /// Handles one request of `conn`.
@@ -219,7 +224,7 @@ impl StoreState {
         match request {
             Request::Validate { .. } => return Err(Refusal::UnexpectedValidate),
             Request::Ping { nonce } => {
-                let nonce = reply_to_ping(nonce);
+                let nonce = reply_to_ping(nonce, self.has_groups());
                 self.reply(replies, conn, Reply::Nonce(nonce));
             }
             Request::Set { key, value } => self.set(key, value, replies),
@@ -328,11 +333,15 @@ impl StoreState {
             } => self.delete_prefix(conn, prefix, delay_millis, replies),
             Request::EndWaits { prefix } => self.end_waits(conn, prefix, replies),
             Request::KeepAlive { millis } => self.keep_alive(conn, silence_max(millis), replies),
-            Request::Membership {
-                group,
-                bytes,
-                waits,
-            } => self.membership(conn, group, bytes, waits, replies)?,
+            Request::Membership { name, bytes, waits } => {
+                let request = GroupRequest {
+                    conn,
+                    name,
+                    bytes,
+                    waits,
+                };
+                self.ask_group(request, replies)?;
+            }
             // The event loop does it: nothing in the store changes.
             Request::Session(_) => {}
             Request::Announce { bytes } => {
@@ -485,7 +494,7 @@ impl StoreState {
             now: self.now,
             counters,
             announcements: self.announcements.to_vec(),
-            groups: self.group_records(),
+            groups: self.groups.records(self.now),
             connections: None,
             keys: None,
         }));
@@ -889,7 +898,7 @@ impl StoreState {
             match woken.answer {
                 Answer::Stop => self.reply(replies, conn, Reply::StopWaiting),
                 Answer::Values(wanted) => self.check_again(conn, wanted, woken.origin, replies),
-                Answer::Elements(_) | Answer::Event(_) => {
+                Answer::Elements(_) | Answer::Event => {
                     unreachable!("a value does not end a wait for an element or for news")
                 }
             }
@@ -945,7 +954,7 @@ impl StoreState {
                     self.reply(replies, conn, Reply::StopWaiting);
                 }
                 Answer::Elements(max) => self.reply_elements(conn, key, max, replies),
-                Answer::Values(_) | Answer::Event(_) => {
+                Answer::Values(_) | Answer::Event => {
                     unreachable!("an element does not end a wait for values or for news")
                 }
             }
@@ -1009,22 +1018,12 @@ impl StoreState {
         self.waits_cancelled += 1;
     }
 
-    /// Ends a wait that has just arrived, if it is for keys of an attempt that members have given up.
-    fn is_released(&mut self, conn: ConnId, keys: Keys<'_>, replies: &mut impl Replies) -> bool {
-        let is_released = keys.iter().any(|key| self.groups.is_released(key));
-        if is_released {
-            self.depend_on_batch();
-            self.end_wait_of(conn, replies);
-        }
-        is_released
-    }
-
     /// Removes the wait of a connection; `false` if it has none.
     fn cancel(&mut self, conn: ConnId) -> bool {
         let mut emptied = std::mem::take(&mut self.emptied);
         let answer = self.waiters.cancel(conn, &mut emptied);
-        if let Some(Answer::Event(polling)) = &answer {
-            self.groups.poll_ended(polling);
+        if let Some(Answer::Event) = &answer {
+            self.groups.wait_ended(conn);
         }
         for name in emptied.drain(..) {
             self.slots.remove_waiters(&name);

@@ -716,7 +716,7 @@ proptest! {
     fn the_state_replies_like_the_model(
         script in vec((0..4_u64, operation()), 1..60),
     ) {
-        let mut state = StoreState::new();
+        let mut state = StoreState::default();
         let mut model = Model::default();
         for (index, (conn, operation)) in script.iter().enumerate() {
             let mut out = Recorder::default();

@@ -70,7 +70,7 @@ impl StoreState {
                 prefix,
                 delay_millis,
             } => self.recover_schedule(prefix, delay_millis),
-            Effect::Group { group, bytes } => return self.recover_group(group, bytes),
+            Effect::Group { group, bytes } => return self.groups.recover(group, bytes),
             Effect::EndClient { session, client } => {
                 let ended = kept_client(session, client);
                 self.recover_end(|it| ended == Some(*it));
@@ -243,7 +243,7 @@ impl StoreState {
         let mut writer = BatchWriter::new(format);
         self.write_silences(&mut writer);
         self.sweeps.write(&mut writer);
-        self.write_groups(&mut writer);
+        self.groups.write(&mut writer);
         self.missed_ends.write(&mut writer);
         self.slots.start_chunks(position, writer);
     }

@@ -111,7 +111,7 @@ impl World {
     fn new(seed: u64) -> Self {
         Self {
             random: fastrand::Rng::with_seed(seed),
-            state: StoreState::new(),
+            state: StoreState::default(),
             connections: vec![(0, Phase::Closed); 12],
             step: 0,
         }
@@ -316,7 +316,7 @@ fn keys_beyond_the_limit_are_counted() {
 
 /// 16,384 connections, each with a wait and a key, and as many closed ones.
 fn large_state() -> StoreState {
-    let mut state = StoreState::new();
+    let mut state = StoreState::default();
     let mut replies = Recorder::default();
     for slot in 0..super::closed::CLOSED_KEPT as u32 {
         let conn = ConnId::new(slot, 0);

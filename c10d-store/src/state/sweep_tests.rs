@@ -70,7 +70,7 @@ fn deleted(conn: u64, count: i64) -> Replies {
 /// docs/spec/wire-extensions.md, DELETE_PREFIX 1 and 2.
 #[test]
 fn values_and_queues_with_the_prefix_are_deleted_and_waits_go_on() {
-    let mut state = StoreState::new();
+    let mut state = StoreState::default();
     for key in ["p/a", "p/b", "p", "q/a"] {
         on(&mut state, B, set(key, "v"));
     }
@@ -134,7 +134,7 @@ fn what_is_written_meanwhile_stays_and_all_else_goes() {
     );
     for seed in seed..seed + 40 {
         let mut random = fastrand::Rng::with_seed(seed);
-        let mut state = StoreState::new();
+        let mut state = StoreState::default();
         let names: Vec<String> = (0..random.usize(6000..9000))
             .map(|name| format!("{}{name}", ["p/", "q/"][name % 2]))
             .collect();
@@ -199,7 +199,7 @@ fn what_is_written_meanwhile_stays_and_all_else_goes() {
 /// docs/spec/wire-extensions.md, DELETE_PREFIX 4.
 #[test]
 fn a_prefix_is_deleted_later_and_a_later_request_replaces_the_delay() {
-    let mut state = StoreState::new();
+    let mut state = StoreState::default();
     let at = |millis| Moment::from(Duration::from_millis(millis));
     for key in ["p/a", "q/a"] {
         on(&mut state, B, set(key, ""));
@@ -236,7 +236,7 @@ fn a_prefix_is_deleted_later_and_a_later_request_replaces_the_delay() {
 #[test]
 fn a_restart_keeps_what_is_deleted_and_what_will_be() {
     for from_snapshot in [false, true] {
-        let mut state = StoreState::new();
+        let mut state = StoreState::default();
         state.start_recording(0);
         for key in ["p/a", "p/b", "q/a", "r/a"] {
             on(&mut state, B, set(key, ""));
@@ -258,7 +258,7 @@ fn a_restart_keeps_what_is_deleted_and_what_will_be() {
         } else {
             kept.extend(state.take_batch(&mut Vec::new()));
         }
-        let mut state = StoreState::new();
+        let mut state = StoreState::default();
         for (position, batch) in kept {
             for effect in effects(position, &batch).expect("intact") {
                 assert!(state.recover(effect.expect("intact")));

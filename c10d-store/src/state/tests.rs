@@ -611,7 +611,7 @@ fn multi_set_compares_after_writing_all_pairs() {
 /// counts comparisons instead of time.
 #[test]
 fn a_write_is_compared_once_per_known_value() {
-    let mut store = StoreState::new();
+    let mut store = StoreState::default();
     let mut sink = Recorder::default();
     let mut handle = |store: &mut StoreState, conn: u64, request: Request<'_>| {
         store
@@ -873,16 +873,33 @@ fn a_disconnect_removes_the_wait() {
 fn a_ping_returns_capabilities_for_their_nonce_and_echoes_others() {
     let mut store = Store::default();
     let mut ping = |nonce| store.on(A, Request::Ping { nonce });
-    assert_eq!(ping(0xC10D_0000), [(A, OwnedReply::Nonce(0xC10D_7FFF))]);
+    let without_groups = 0xC10D_53FF;
+    assert_eq!(ping(0xC10D_0000), [(A, OwnedReply::Nonce(without_groups))]);
     for nonce in [0, 1, 0xC10D_0001, 0xC10D_FFFF, u32::MAX] {
         assert_eq!(ping(nonce), [(A, OwnedReply::Nonce(nonce))]);
+    }
+}
+
+/// docs/spec/wire-extensions.md, MEMBERSHIP 14.
+#[test]
+fn a_store_without_groups_refuses_requests_to_them_as_unknown_commands() {
+    let mut store = StoreState::default();
+    for (waits, byte) in [(false, "0x8b"), (true, "0x8c")] {
+        let request = Request::Membership {
+            name: b"/g",
+            bytes: &[5],
+            waits,
+        };
+        let refusal = store.handle(ConnId(1), request, &mut Recorder::default());
+        let refusal = refusal.expect_err("no groups").to_string();
+        assert_eq!(refusal, format!("unknown command {byte}"));
     }
 }
 
 /// A cancel must not visit the entries of other connections. The test counts steps instead of time.
 #[test]
 fn a_cancel_touches_only_its_own_entries() {
-    let mut store = StoreState::new();
+    let mut store = StoreState::default();
     let mut sink = Recorder::default();
     let waiters = 2_000_u64;
     for conn in 0..waiters {

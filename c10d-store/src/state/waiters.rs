@@ -16,7 +16,6 @@ use std::sync::Arc;
 use slab::Slab;
 
 use super::conn_hash::ConnHash;
-use super::groups::Polling;
 use super::known_value::KnownValue;
 use super::wanted::WantedKeys;
 use crate::message::ConnId;
@@ -58,8 +57,8 @@ pub(super) enum Answer {
     Values(WantedKeys),
     /// At most this many elements of the queue.
     Elements(usize),
-    /// The group's answer to a poll.
-    Event(Box<Polling>),
+    /// The answer of a group to a poll.
+    Event,
 }
 
 impl Answer {
@@ -67,7 +66,7 @@ impl Answer {
     fn bytes(&self) -> usize {
         match self {
             Self::Values(wanted) => wanted.bytes(),
-            Self::Stop | Self::Elements(_) | Self::Event(_) => 0,
+            Self::Stop | Self::Elements(_) | Self::Event => 0,
         }
     }
 }
@@ -438,11 +437,6 @@ impl Waiters {
         conns.sort_unstable();
         conns.dedup();
         conns
-    }
-
-    /// What the wait of a connection ends with.
-    pub(super) fn answer_of(&self, conn: ConnId) -> Option<&Answer> {
-        self.waits.get(&conn).map(|wait| &wait.answer)
     }
 
     /// Removes the wait of a connection; `None` if it has none. Appends the names whose lists became empty

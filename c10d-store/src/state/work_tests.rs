@@ -32,7 +32,7 @@ fn wait_get(store: &mut StoreState, keys: &[&[u8]]) {
 
 #[test]
 fn a_listing_visits_values_only() {
-    let mut store = StoreState::new();
+    let mut store = StoreState::default();
     let names: Vec<String> = (0..KEYS).map(|i| i.to_string()).collect();
     let names: Vec<&[u8]> = names.iter().map(|name| name.as_bytes()).collect();
     let keys = Keys::from(&names[..]);
@@ -49,7 +49,7 @@ fn a_listing_visits_values_only() {
 
 #[test]
 fn a_repeated_key_of_a_wait_is_visited_once() {
-    let mut store = StoreState::new();
+    let mut store = StoreState::default();
     let mut keys = vec![&b"a"[..]; KEYS - 1];
     keys.push(b"b");
     wait_get(&mut store, &keys);
@@ -81,7 +81,7 @@ fn a_repeated_key_of_a_wait_is_visited_once() {
 
 #[test]
 fn a_push_does_not_visit_waits_for_a_value() {
-    let mut store = StoreState::new();
+    let mut store = StoreState::default();
     for conn in 0..1000 {
         let keys: &[&[u8]] = &[b"q"];
         let keys = Keys::from(keys);
@@ -104,7 +104,7 @@ fn a_push_does_not_visit_waits_for_a_value() {
 
 #[test]
 fn a_write_does_not_visit_waits_for_an_element() {
-    let mut store = StoreState::new();
+    let mut store = StoreState::default();
     for conn in 0..1000 {
         let take = Request::QueueTake { key: b"q", max: 1 };
         work_of(&mut store, 10 + conn, take);
@@ -115,7 +115,7 @@ fn a_write_does_not_visit_waits_for_an_element() {
 
 #[test]
 fn removed_names_and_waits_return_their_memory() {
-    let mut store = StoreState::new();
+    let mut store = StoreState::default();
     let names: Vec<String> = (0..50_000).map(|i| i.to_string()).collect();
     for name in &names {
         set(&mut store, name.as_bytes());

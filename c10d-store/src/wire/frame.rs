@@ -7,7 +7,6 @@ use byteorder::{ByteOrder, LittleEndian};
 
 use super::blob::{Blobs, LENGTH_BYTES};
 use super::error::{WireError, WireErrorKind};
-use super::membership::MEMBERSHIP_BYTES_MAX;
 use super::opcode::{ANY_LENGTH, Field, Opcode};
 use crate::limits::WireLimits;
 use crate::message::{Keys, Payload, Request};
@@ -16,6 +15,9 @@ use crate::stored_value::{SHARED_VALUE_BYTES_MIN, Value};
 
 /// The longest announcement of ANNOUNCE in bytes: enough for the workers of a node.
 pub const ANNOUNCEMENT_BYTES_MAX: usize = 256 << 10;
+
+/// The longest request to a group in bytes: a prefix of keys, or a handle, and some numbers.
+const MEMBERSHIP_BYTES_MAX: usize = 16 << 10;
 
 /// The progress of a [`FrameScan`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -384,7 +386,7 @@ impl<'a> Frame<'a> {
                 prefix: self.arg(0),
             },
             Opcode::Membership | Opcode::MembershipPoll => Request::Membership {
-                group: self.arg(0),
+                name: self.arg(0),
                 bytes: self.arg(1),
                 waits: self.opcode == Opcode::MembershipPoll,
             },

@@ -80,17 +80,28 @@ pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET
     | CAPABILITY_COUNTED_LISTS
     | CAPABILITY_REFUSAL;
 
+/// The capabilities that only a server with [groups](crate::groups) has.
+const CAPABILITIES_OF_GROUPS: u32 =
+    CAPABILITY_MEMBERSHIP | CAPABILITY_LIST_CHANGES | CAPABILITY_COUNTED_LISTS;
+
 /// The reply of this crate's server to a PING.
-pub(crate) const fn reply_to_ping(nonce: u32) -> u32 {
+pub(crate) const fn reply_to_ping(nonce: u32, has_groups: bool) -> u32 {
     match nonce {
-        CAPABILITY_NONCE => CAPABILITY_NONCE | CAPABILITIES,
+        CAPABILITY_NONCE if has_groups => CAPABILITY_NONCE | CAPABILITIES,
+        CAPABILITY_NONCE => CAPABILITY_NONCE | CAPABILITIES & !CAPABILITIES_OF_GROUPS,
         _ => nonce,
     }
 }
 
+/// Whether this reply to a PING shows the capabilities of a server.
+pub(crate) const fn are_capabilities(reply: u32) -> bool {
+    reply == reply_to_ping(CAPABILITY_NONCE, true)
+        || reply == reply_to_ping(CAPABILITY_NONCE, false)
+}
+
 /// The reply to a client that is not shown these capabilities.
 pub(crate) const fn without_capabilities(reply: u32, capabilities: u32) -> u32 {
-    if reply == reply_to_ping(CAPABILITY_NONCE) {
+    if are_capabilities(reply) {
         reply & !capabilities
     } else {
         reply
@@ -103,15 +114,18 @@ mod tests {
 
     #[test]
     fn a_client_of_a_session_is_shown_no_sessions() {
-        let reply = reply_to_ping(CAPABILITY_NONCE);
-        assert_eq!(reply & CAPABILITY_SESSION, CAPABILITY_SESSION);
-        assert_eq!(
-            without_capabilities(reply, CAPABILITY_SESSION),
-            reply & !CAPABILITY_SESSION
-        );
+        for has_groups in [false, true] {
+            let reply = reply_to_ping(CAPABILITY_NONCE, has_groups);
+            assert_eq!(reply & CAPABILITY_SESSION, CAPABILITY_SESSION);
+            assert_eq!(reply & CAPABILITY_MEMBERSHIP != 0, has_groups);
+            assert_eq!(
+                without_capabilities(reply, CAPABILITY_SESSION),
+                reply & !CAPABILITY_SESSION
+            );
+        }
         let echo = CAPABILITY_SESSION | 1;
         assert_eq!(
-            without_capabilities(reply_to_ping(echo), CAPABILITY_SESSION),
+            without_capabilities(reply_to_ping(echo, true), CAPABILITY_SESSION),
             echo
         );
     }

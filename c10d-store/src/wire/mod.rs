@@ -4,7 +4,6 @@ mod blob;
 mod error;
 mod frame;
 mod handshake;
-mod membership;
 mod opcode;
 mod reply;
 mod reply_scan;
@@ -21,8 +20,7 @@ pub use handshake::{
     CAPABILITY_QUEUE_TAKE, CAPABILITY_REFUSAL, CAPABILITY_SESSION, CAPABILITY_TRY_ADD,
     CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET, REFUSAL_NONCE, VALIDATION_MAGIC,
 };
-pub(crate) use handshake::{REFUSED_NONCE, reply_to_ping, without_capabilities};
-pub(crate) use membership::{GroupReply, GroupRequest, Opening};
+pub(crate) use handshake::{REFUSED_NONCE, are_capabilities, reply_to_ping, without_capabilities};
 pub use opcode::Opcode;
 pub(crate) use reply::{
     ADDED, CHECK_NOT_READY, CHECK_READY, ENDED_BY_SILENCE, EXCHANGED, FULL, KEPT_ALIVE,
@@ -30,5 +28,5 @@ pub(crate) use reply::{
     encode_reply, read_i64, read_u32, read_u64,
 };
 pub use reply_scan::{NotAReply, ReplyScan};
-pub use request::RequestBuf;
-pub(crate) use request::{PAYLOAD_KEY_PREFIX, WORKER_COUNT_KEY};
+pub(crate) use request::WORKER_COUNT_KEY;
+pub use request::{PAYLOAD_KEY_PREFIX, RequestBuf};

@@ -12,7 +12,7 @@ use crate::session::Hello;
 
 /// The byte that clients put before every user key; it has no meaning for the server
 /// (docs/spec/wire.md, section 4.1).
-pub(crate) const PAYLOAD_KEY_PREFIX: u8 = b'/';
+pub const PAYLOAD_KEY_PREFIX: u8 = b'/';
 
 /// The key of the worker count; the only one without the `/` (docs/spec/wire.md, 7.2).
 pub(crate) const WORKER_COUNT_KEY: &[u8] = b"init/";

@@ -459,6 +459,25 @@ fn a_journal_that_contradicts_itself_or_is_in_use_is_refused() {
     );
 }
 
+/// docs/spec/wire-extensions.md, MEMBERSHIP 14.
+#[test]
+fn a_journal_with_groups_is_not_opened_without_them() {
+    let journal = Memory::default();
+    let mut writer = BatchWriter::default();
+    writer.push(Effect::Group {
+        group: b"/g",
+        bytes: b"a group",
+    });
+    let batch = writer.finish(1, Vec::new());
+    journal.kept().batches.push((1, batch));
+    let options = ServerOptions::default().with_journal(journal);
+    let error = TcpStoreServer::bind("127.0.0.1:0", options).expect_err("no groups");
+    assert_eq!(
+        error.to_string(),
+        "the store of the journal of a test has groups; serve it with c10d store serve"
+    );
+}
+
 /// docs/spec/wire-extensions.md, END_WAITS 3: a crash does not have a client wait again that was told of the end.
 #[test]
 fn the_end_of_a_wait_is_told_once_it_is_durable() {

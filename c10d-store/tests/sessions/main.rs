@@ -263,7 +263,7 @@ fn a_client_of_a_session_sees_no_sessions() {
     link.receive_until("an answer and a close", |link| {
         link.replies.contains_key(&0) && !link.closed.is_empty()
     });
-    assert_eq!(link.replies[&0], [0xbf, 0x3f, 0x0d, 0xc1]);
+    assert_eq!(link.replies[&0], [0xbf, 0x13, 0x0d, 0xc1]);
     assert_eq!(link.closed, [1]);
     // A frame of a closed client is ignored.
     link.stream.push_data(1, &[0x0d, 1, 1, 1, 1]);
@@ -278,7 +278,7 @@ fn a_client_of_a_session_sees_no_sessions() {
 fn a_client_of_an_earlier_relay_is_told_of_no_refusal() {
     let options = ServerOptions::default().with_memory_max(64 << 20);
     let server = TcpStoreServer::bind("127.0.0.1:0", options).expect("a server");
-    for (flags, bits) in [(0, 0x3f), (1 << 27, 0x7f)] {
+    for (flags, bits) in [(0, 0x13), (1 << 27, 0x53)] {
         let mut link = Link::open_with(server.local_addr(), flags);
         link.open_clients(0..1);
         link.stream.push_data(0, &[0x0d, 0, 0, 0x0d, 0xc1]);

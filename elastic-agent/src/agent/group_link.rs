@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use c10d_socket::{Cancel, Credentials};
-use c10d_store::membership::{
+use c10d_membership::{
     EndReason, EventNumber, GroupStage, MemberKey, Membership, Message, Reason, Reply,
 };
+use c10d_socket::{Cancel, Credentials};
 use c10d_store::{StoreAddress, StoreError, StoreExt, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::{BoardError, RendezvousInfo};
 
@@ -71,7 +71,7 @@ pub(super) fn publish_name(round: &RendezvousInfo, shared: &Shared, is_cleared: 
         if !is_cleared {
             return store.compare_set(NAME, b"", plain.as_bytes()).map(drop);
         }
-        let name = match store.membership(&plain)?.status()? {
+        let name = match Membership::connect(&store, &plain)?.status()? {
             Some(_) => fresh_name(round, shared),
             None => plain,
         };
@@ -247,7 +247,7 @@ impl GroupLink {
             Some(group) => group,
             None => {
                 let store = open_store(&self.store, self.credentials.as_ref())?;
-                store.membership(&self.name)?.with_cancel(&self.cancel)
+                Membership::connect(&store, &self.name)?.with_cancel(&self.cancel)
             }
         };
         let answer = ask(&group);

@@ -513,7 +513,8 @@ pub(crate) fn serve(
     let name = own_host.name_for_certificates();
     let credentials = credentials.map(|known| known.with_server_name(name));
     let open = |port| {
-        let server_options = protected(ServerOptions::default(), protection.of_server());
+        let server_options = ServerOptions::default().with_groups(c10d_membership::groups);
+        let server_options = protected(server_options, protection.of_server());
         let options = client_options(credentials.as_ref(), SERVE_TIMEOUT)
             .with_master(true)
             // Not on a given port: the rendezvous' store of this process may have it.

@@ -112,10 +112,11 @@ impl Candidate {
             }),
             changed: Condvar::new(),
         });
+        let options = ServerOptions::default().with_groups(c10d_membership::groups);
         let servers = Servers {
             directory: directory.clone(),
             advertised,
-            options: protected(ServerOptions::default(), parameters.credentials()),
+            options: protected(options, parameters.credentials()),
             hook: parameters.server_hook().cloned(),
             start_warnings: parameters.start_warnings().clone(),
             shared: Arc::clone(&shared),

@@ -179,7 +179,7 @@ impl RendezvousParameters {
 
     /// The options of a server of the rendezvous' store.
     pub(crate) fn server_options(&self) -> ServerOptions {
-        let options = ServerOptions::default();
+        let options = ServerOptions::default().with_groups(c10d_membership::groups);
         match &self.journal {
             Some(journal) => options.with_journal(journal.clone()),
             None => options,

@@ -35,7 +35,10 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn serve() -> Result<(), Box<dyn Error>> {
-    let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default())?;
+    let server = TcpStoreServer::bind(
+        "127.0.0.1:0",
+        ServerOptions::default().with_groups(c10d_membership::groups),
+    )?;
     println!("{}", server.local_addr());
     io::copy(&mut io::stdin(), &mut io::sink())?;
     server.shutdown();

@@ -12,8 +12,8 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_store::membership::{GroupOptions, MemberKey, Message};
-use c10d_store::{ServerOptions, StoreExt, TcpStore, TcpStoreOptions, TcpStoreServer};
+use c10d_membership::{GroupOptions, MemberKey, Membership, Message};
+use c10d_store::{ServerOptions, TcpStore, TcpStoreOptions, TcpStoreServer};
 use integration_tests::launcher::c10d;
 use integration_tests::torch::{Feature, PYTHON_VARIABLE, Release};
 use integration_tests::watchdog::Watchdog;
@@ -905,7 +905,7 @@ fn a_worker_that_died_is_forked_again_while_the_others_run() {
         // A member, as the scripts are none.
         let options = TcpStoreOptions::default();
         let store = TcpStore::open("127.0.0.1", port.parse().unwrap(), options).unwrap();
-        let group = store.membership(group).unwrap();
+        let group = Membership::connect(&store, group).unwrap();
         group.open(&GroupOptions::new(1), "torch/").unwrap();
         let (handle, step) = ("handle".into(), 0);
         let hello = Message::Hello { handle, step };
@@ -934,7 +934,8 @@ fn workers_are_forked_beside_a_node_of_torchrun() {
         return;
     }
     let _watchdog = Watchdog::start("preload_beside_torchrun", LIMIT);
-    let store = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap();
+    let options = ServerOptions::default().with_groups(c10d_membership::groups);
+    let store = TcpStoreServer::bind("127.0.0.1:0", options).unwrap();
     let place = Place::new();
     place.write(
         "train.py",

@@ -9,11 +9,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use c10d_membership::{EndReason, Ending, GroupOptions, MemberInput, MemberKey, Reason, Record};
 use c10d_socket::ProcessBound;
-use c10d_store::StoreExt;
-use c10d_store::membership::{
-    EndReason, Ending, GroupOptions, MemberInput, MemberKey, Reason, Record,
-};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -72,7 +69,8 @@ impl Membership {
             silence_max: silence_max.0,
         };
         let service = store.handle.call(py, |store| {
-            let service = store.membership(&group)?.with_cancel(&cancel());
+            let service =
+                c10d_membership::Membership::connect(store, &group)?.with_cancel(&cancel());
             service.open(&options, &key_prefix)?;
             Ok(service)
         })?;

@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Cancel, OwnConnections, sleep};
-use c10d_store::StoreError;
-use c10d_store::membership::{
+use c10d_membership::{
     Action, Ending, Member, MemberInput, MemberKey, MemberOptions, Membership, Record, Reply,
 };
+use c10d_socket::{Cancel, OwnConnections, sleep};
+use c10d_store::StoreError;
 
 use crate::call::cancel;
 

@@ -14,7 +14,6 @@ use crate::server::hold::Gathered;
 use crate::server::journal_thread::SnapshotStep;
 use crate::server::keeping::Keeping;
 use crate::server::standby::Standby;
-use crate::session::random_seed;
 use crate::state::SNAPSHOT_SLICE;
 
 impl EventLoop {
@@ -170,7 +169,6 @@ impl EventLoop {
             source: Box::new(source),
         })?;
         (self.state, self.sessions, self.keeping) = (state, sessions, keeping);
-        self.state.seed_groups(random_seed());
         // The times of what was recovered count from here.
         self.started = Instant::now();
         for (token, peer) in self.connections.accepted() {

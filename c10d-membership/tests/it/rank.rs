@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_store::membership::{
+use c10d_membership::{
     Action, Ending, GroupOptions, Member, MemberInput, MemberKey, MemberOptions, Membership,
     Message, Record, Reply,
 };
-use c10d_store::{StoreExt, TcpStore};
+use c10d_store::TcpStore;
 
 /// A timeout that only a hang reaches, even on a loaded machine.
 const LONG: Duration = Duration::from_secs(120);
@@ -45,7 +45,7 @@ pub(crate) struct Rank {
 
 impl Rank {
     pub(crate) fn new(store: &TcpStore, id: u64, options: &GroupOptions) -> Self {
-        let group = store.membership("workers").expect("a group");
+        let group = Membership::connect(store, "workers").expect("a group");
         group.open(options, KEYS).expect("the same options");
         let key = MemberKey::new(id, 1);
         let mut rank = Self {

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use c10d_membership::list_change::encode_list;
-use c10d_membership::{Attempt, Record};
+use c10d_store::groups::{GroupEffect, Value};
 
-use super::lent::Lent;
-use crate::stored_value::Value;
+use crate::attempt::Attempt;
+use crate::list_change::encode_list;
+use crate::record::Record;
 
 /// About the memory of a seat in a list besides its handle.
 const SEAT_BYTES: usize = 96;
@@ -35,7 +35,7 @@ impl SentLists {
         &mut self,
         list: &Arc<Record>,
         committed: Option<&Arc<Record>>,
-        lent: &mut Lent,
+        effects: &mut Vec<GroupEffect>,
     ) -> bool {
         let is_same = self
             .list
@@ -44,7 +44,7 @@ impl SentLists {
         if is_same {
             return false;
         }
-        self.lend(lent);
+        self.lend(effects);
         let other = |it: &Arc<Record>| it.attempt != list.attempt;
         let committed = committed.filter(|it| other(it)).cloned();
         let last_sent = self.list.take().filter(|last| {
@@ -65,11 +65,10 @@ impl SentLists {
         true
     }
 
-    /// The lists are not needed any more. Replies may still hold them.
-    pub(super) fn lend(&self, lent: &mut Lent) {
-        for made in &self.made {
-            lent.add(&made.bytes);
-        }
+    /// Gives up the bytes of the lists. Replies may still hold them.
+    pub(super) fn lend(&mut self, effects: &mut Vec<GroupEffect>) {
+        let made = self.made.drain(..);
+        effects.extend(made.map(|made| GroupEffect::Lent(made.bytes)));
     }
 
     /// The bytes for a client that has the list of attempt `known`, and whether they were made now.

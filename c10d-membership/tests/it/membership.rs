@@ -5,25 +5,44 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use c10d_socket::Cancel;
-use c10d_store::membership::{
-    Attempt, Ending, EventNumber, GroupStage, MemberKey, Message, Reason, Reply,
+use c10d_membership::{
+    Attempt, Ending, EventNumber, GroupStage, MemberKey, Membership, Message, Reason, Reply,
 };
+use c10d_socket::Cancel;
 use c10d_store::{
     HashStore, PrefixStore, ServerOptions, Store, StoreError, StoreExt, TcpStore, TcpStoreOptions,
     TcpStoreServer,
 };
 
-use crate::journal::client;
 use crate::memory_journal::Memory;
 use crate::rank::{KEYS, Rank, all_enter, ids, options};
-use crate::raw::{LONG, wait_until};
 use crate::without_extensions::WithoutExtensions;
 
+/// A timeout that only a hang reaches, even on a loaded machine.
+const LONG: Duration = Duration::from_secs(30);
+
+/// Polls until `holds` returns true.
+#[track_caller]
+fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + LONG;
+    while !holds() {
+        assert!(Instant::now() < deadline, "timed out: {what}");
+        thread::sleep(Duration::from_micros(200));
+    }
+}
+
+fn options_of_server() -> ServerOptions {
+    ServerOptions::default().with_groups(c10d_membership::groups)
+}
+
 fn serve() -> TcpStoreServer {
-    TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a free port")
+    TcpStoreServer::bind("127.0.0.1:0", options_of_server()).expect("a free port")
+}
+
+fn client(server: &TcpStoreServer) -> TcpStore {
+    TcpStore::connect("127.0.0.1", server.local_addr().port()).expect("a client")
 }
 
 fn key_of(attempt: Attempt, rest: &str) -> String {
@@ -58,7 +77,7 @@ fn survivors_of_a_lost_connection_form_a_smaller_group() {
     });
 
     // The launcher is the first to know.
-    let launcher = store.membership("workers").expect("a group");
+    let launcher = Membership::connect(&store, "workers").expect("a group");
     launcher.dead(MemberKey::new(2, 1)).expect("told");
     ranks.push(Rank::new(&store, 7, &options(3)));
     let third = all_enter(&mut ranks);
@@ -135,7 +154,7 @@ fn a_poll_waits_until_its_time_has_passed_or_it_is_cancelled() {
     });
 
     // One of another connection ends it.
-    let other = store.membership("workers").expect("a group");
+    let other = Membership::connect(&store, "workers").expect("a group");
     thread::scope(|scope| {
         let polled = scope.spawn(|| ask(LONG));
         wait_until("it waits", || server.waiting_count() == 1);
@@ -228,7 +247,7 @@ fn a_poll_of_a_server_that_does_not_answer_ends_in_time() {
 fn other_options_and_groups_that_are_not_open_are_told_so() {
     let server = serve();
     let store = client(&server);
-    let group = store.membership("workers").expect("a group");
+    let group = Membership::connect(&store, "workers").expect("a group");
     assert_eq!(group.status().expect("a status"), None);
     group.dead(MemberKey::new(1, 1)).expect("no effect");
     let hello = Message::Hello {
@@ -266,7 +285,7 @@ fn stores_without_groups_say_so() {
         Arc::new(like_torch),
     ];
     for store in stores {
-        let error = store.membership("g").expect_err("refused");
+        let error = Membership::connect(&*store, "g").expect_err("refused");
         assert!(matches!(error, StoreError::Unsupported { .. }), "{error}");
         assert!(error.to_string().contains("MEMBERSHIP"), "{error}");
     }
@@ -282,13 +301,13 @@ fn a_prefix_is_before_the_name_of_a_group_and_its_keys() {
         Arc::clone(&base) as Arc<dyn Store>,
     ));
     let store = PrefixStore::new("inner", inner);
-    let group = store.membership("g").expect("a group");
+    let group = Membership::connect(&store, "g").expect("a group");
     group.open(&options(2), "reconfigure/").expect("opened");
-    let same = base.membership("outer/inner/g").expect("a group");
+    let same = Membership::connect(&*base, "outer/inner/g").expect("a group");
     same.open(&options(2), "outer/inner/reconfigure/")
         .expect("the same");
     assert_eq!(
-        base.membership("g")
+        Membership::connect(&*base, "g")
             .expect("a group")
             .status()
             .expect("none"),
@@ -301,7 +320,7 @@ fn a_prefix_is_before_the_name_of_a_group_and_its_keys() {
 #[test]
 fn a_group_goes_on_with_a_restarted_server() {
     let journal = Memory::default();
-    let server = journal.serve();
+    let server = journal.serve_with(options_of_server());
     let store = client(&server);
     let mut ranks: Vec<Rank> = (0..3)
         .map(|id| Rank::new(&store, id, &options(3)))
@@ -311,15 +330,15 @@ fn a_group_goes_on_with_a_restarted_server() {
 
     let journal = journal.crashed();
     drop((store, server));
-    let server = journal.serve();
+    let server = journal.serve_with(options_of_server());
     let store = client(&server);
     for rank in &mut ranks {
-        rank.group = store.membership("workers").expect("a group");
+        rank.group = Membership::connect(&store, "workers").expect("a group");
         let poll = rank.member.poll().expect("a member");
         let reply = rank.group.ask(rank.key, &poll, Duration::ZERO);
         assert_eq!(reply.expect("an answer"), Reply::NotYet, "all is as it was");
     }
-    let other = store.membership("workers").expect("a group");
+    let other = Membership::connect(&store, "workers").expect("a group");
     let error = other.open(&options(2), KEYS).expect_err("others");
     assert!(
         matches!(error, StoreError::InvalidArgument { .. }),
@@ -333,12 +352,12 @@ fn a_group_goes_on_with_a_restarted_server() {
     }
     let journal = journal.crashed();
     drop((store, server));
-    let server = journal.serve();
+    let server = journal.serve_with(options_of_server());
     let store = client(&server);
     for rank in &mut ranks {
-        rank.group = store.membership("workers").expect("a group");
+        rank.group = Membership::connect(&store, "workers").expect("a group");
     }
-    let launcher = store.membership("workers").expect("a group");
+    let launcher = Membership::connect(&store, "workers").expect("a group");
     launcher.dead(MemberKey::new(0, 1)).expect("told");
     let second = all_enter(&mut ranks);
     let record = second[0].as_ref().expect("a generation");
@@ -355,7 +374,7 @@ fn a_group_goes_on_with_a_restarted_server() {
 fn a_member_that_is_silent_after_a_restart_ends() {
     const SILENCE_MAX: Duration = Duration::from_secs(2);
     let journal = Memory::default();
-    let server = journal.serve();
+    let server = journal.serve_with(options_of_server());
     let address = server.local_addr();
     let open = || {
         let resumed = TcpStoreOptions::default().with_resume(LONG);
@@ -377,7 +396,7 @@ fn a_member_that_is_silent_after_a_restart_ends() {
     assert!(ranks[1].group.keep_alive(SILENCE_MAX).expect("kept"));
 
     drop(server);
-    let options = ServerOptions::default().with_journal(journal.clone());
+    let options = options_of_server().with_journal(journal.clone());
     let _server = TcpStoreServer::bind(address, options).expect("the same port");
     for rank in &ranks {
         let poll = rank.member.poll().expect("a member");

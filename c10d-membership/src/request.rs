@@ -1,11 +1,15 @@
 //! The values of MEMBERSHIP and MEMBERSHIP_POLL, and of their replies: docs/spec/wire-extensions.md, section 9.13.
-//! `c10d-membership` has the format of what is in them.
 
-use c10d_membership::codec::{Encode, Malformed, decode_all, encode_reply};
-use c10d_membership::{Attempt, GroupOptions, GroupStatus, MemberKey, Message, Reply};
+use std::sync::Arc;
+use std::time::Duration;
 
-/// The longest value of a request in bytes: a prefix of keys, or a handle, and some numbers.
-pub(crate) const MEMBERSHIP_BYTES_MAX: usize = 16 << 10;
+use crate::attempt::Attempt;
+use crate::codec::{Encode, Malformed, decode_all, decode_reply, encode_reply};
+use crate::identity::MemberKey;
+use crate::message::{Message, Reply};
+use crate::options::GroupOptions;
+use crate::record::Record;
+use crate::status::GroupStatus;
 
 /// The list of no attempt.
 const NO_LIST: u64 = u64::MAX;
@@ -174,7 +178,7 @@ impl Opening {
 
 impl GroupReply {
     /// `now` is that of the group. The list of a reply is sent separately.
-    pub(crate) fn encode(&self, now: std::time::Duration) -> Vec<u8> {
+    pub(crate) fn encode(&self, now: Duration) -> Vec<u8> {
         let mut out = Vec::with_capacity(48);
         match self {
             Self::NotOpen => out.push(kind::NOT_OPEN),
@@ -200,13 +204,13 @@ impl GroupReply {
     /// `list` finds the list of an attempt.
     pub(crate) fn decode(
         bytes: &[u8],
-        list: impl FnOnce(Attempt) -> Option<std::sync::Arc<c10d_membership::Record>>,
+        list: impl FnOnce(Attempt) -> Option<Arc<Record>>,
     ) -> Result<Self, Malformed> {
         let (&kind, rest) = bytes.split_first().ok_or(Malformed)?;
         Ok(match (kind, rest) {
             (kind::NOT_OPEN, []) => Self::NotOpen,
             (kind::DONE, []) => Self::Done,
-            (kind::REPLY, _) => Self::Reply(c10d_membership::codec::decode_reply(rest, list)?),
+            (kind::REPLY, _) => Self::Reply(decode_reply(rest, list)?),
             (kind::STATUS_OF, _) => Self::Status(decode_all(rest)?),
             (kind::OPEN_OTHERWISE, _) => Self::OpenOtherwise(Opening::decode(rest)?),
             (kind::TOO_MANY, []) => Self::TooMany,

@@ -1,36 +1,34 @@
-//! Process groups whose members agree who takes part, through a server of this crate: survivors go on after a death.
-//!
-//! [`StoreExt::membership`](crate::StoreExt::membership) returns a [`Membership`]; the other types are those of
-//! `c10d-membership`, of which [`Member`] is the side of a process.
+//! The client of a group: asks the server of a store.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use c10d_membership::codec::{Malformed, list_of};
-use c10d_membership::list_change::decode_list;
-pub use c10d_membership::*;
 use c10d_socket::{Cancel, printable};
+use c10d_store::unstable::PAYLOAD_KEY_PREFIX;
+use c10d_store::{ErrorContext, Operation, Store, StoreError, key_to_bytes};
 
-use crate::error::{ErrorContext, Operation, StoreError};
-use crate::key::key_to_bytes;
-use crate::store::Store;
-use crate::wire::{GroupReply, GroupRequest, Opening, PAYLOAD_KEY_PREFIX};
-
-/// The most groups of a server (docs/spec/wire-extensions.md, MEMBERSHIP 2).
-const GROUPS_MAX: usize = 1024;
+use crate::codec::{Malformed, list_of};
+use crate::identity::MemberKey;
+use crate::list_change::decode_list;
+use crate::message::{Message, Reply};
+use crate::options::GroupOptions;
+use crate::record::Record;
+use crate::request::{GroupReply, GroupRequest, Opening};
+use crate::server::GROUPS_MAX;
+use crate::status::GroupStatus;
 
 /// Characters of a prefix in an error.
 const KEY_CHARS_SHOWN_MAX: usize = 80;
 
-/// A process group whose members agree through the store's server: the service that [`Member`] talks to. docs/spec/membership.md
-/// has its rules. [`StoreExt::membership`](crate::StoreExt::membership) makes one.
+/// A process group whose members agree through the store's server: the service that [`Member`](crate::Member) talks to.
+/// docs/spec/membership.md has its rules.
 ///
-/// It has one connection of its own. Any number of threads may use it: a message of one goes in front of a poll of
-/// another one.
+/// It has its own connection. Any number of threads may use it: a message of one thread goes in front of a poll of another
+/// thread.
 ///
 /// A member lives as long as one of the handles that have [spoken](Self::ask) for it is connected. So keep the handle as
-/// long as the member: when it is dropped, or its process dies, the group goes on without the member at once.
+/// long as the member: when it is dropped, or its process dies, the group continues without the member at once.
 ///
 /// **Errors** of all methods are those of [`Store`]. After a lost connection all calls fail.
 pub struct Membership {
@@ -41,13 +39,14 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// Over a store that nobody else uses.
+    /// Connects to the service of a group, over one more connection to the server of `store`.
     ///
     /// # Errors
-    /// If the store has no groups.
-    pub(crate) fn new(store: Arc<dyn Store>, group: &str) -> Result<Self, StoreError> {
+    /// [`StoreError::Unsupported`] on other stores than TCP stores, and if the server has no [groups](crate::groups());
+    /// otherwise as [`StoreHandle::clone_store`](c10d_store::StoreHandle::clone_store).
+    pub fn connect<S: Store + ?Sized>(store: &S, group: &str) -> Result<Self, StoreError> {
         let membership = Self {
-            store,
+            store: store.clone_store()?,
             group: group.to_owned(),
             list: Arc::default(),
         };

@@ -1,5 +1,4 @@
-//! Groups of members over the wire, without sockets and in virtual time: docs/spec/wire-extensions.md, section 9.13. What a group
-//! decides is tested in `c10d-membership`.
+//! Groups of members over the wire, without sockets and in virtual time: docs/spec/wire-extensions.md, section 9.13.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -7,15 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use byteorder::{ByteOrder, LittleEndian};
-use c10d_membership::list_change::decode_list;
-use c10d_membership::{
-    Attempt, Cause, EndReason, Event, EventNumber, GroupOptions, GroupStage, Leave, Limit,
-    MemberKey, Message, Reason, Record, Reply,
-};
+use c10d_store::Opcode;
+use c10d_store::sim::SimServer;
+use c10d_store::unstable::{ReplyScan, RequestBuf};
 
-use super::SimServer;
-use crate::moment::Moment;
-use crate::wire::{GroupReply, GroupRequest, Opcode, Opening, ReplyScan, RequestBuf};
+use crate::list_change::decode_list;
+use crate::request::{GroupReply, GroupRequest, Opening};
+use crate::{
+    Attempt, Cause, EndReason, Event, EventNumber, GroupOptions, GroupStage, Leave, Limit,
+    MemberKey, Message, Reason, Record, Reply, groups,
+};
 
 const LAUNCHER: u64 = 100;
 
@@ -81,7 +81,7 @@ struct World {
 
 impl World {
     fn new(members: u64, size_first: usize) -> Self {
-        let mut server = SimServer::default();
+        let mut server = SimServer::new(groups(1));
         for conn in (0..members).chain([LAUNCHER]) {
             server.open(conn);
         }
@@ -101,8 +101,11 @@ impl World {
     }
 
     fn ask(&mut self, conn: u64, request: &GroupRequest) -> GroupReply {
-        self.server
-            .send(conn, &bytes_of(self.group, Opcode::Membership, request));
+        // Any split of a request is the same request.
+        let bytes = bytes_of(self.group, Opcode::Membership, request);
+        for piece in bytes.chunks(7) {
+            self.server.send(conn, piece);
+        }
         let bytes = self.server.take(conn);
         self.read(None, Opcode::Membership, &bytes)
     }
@@ -192,7 +195,7 @@ impl World {
 
     fn pass(&mut self, time: Duration) {
         self.now += time;
-        self.server.at(Moment::from(self.now));
+        self.server.at(self.now);
     }
 
     /// The handle that torch has for a member in its last list.
@@ -583,8 +586,8 @@ fn members_that_are_not_ready_in_time_are_evicted() {
     }
     world.pass(Duration::from_secs(9));
     assert_eq!(world.answer(0), None);
-    let at = world.server.state.next_group_timer();
-    assert_eq!(at, Some(Moment::from(Duration::from_secs(10))));
+    let at = world.server.next_group_timer();
+    assert_eq!(at, Some(Duration::from_secs(10)));
     world.pass(Duration::from_secs(1));
     assert_eq!(world.answer(2), Some(Reply::Evicted(Reason::NotReady)));
     for id in 0..2 {
@@ -596,7 +599,7 @@ fn members_that_are_not_ready_in_time_are_evicted() {
 /// docs/spec/wire-extensions.md, MEMBERSHIP 2.
 #[test]
 fn a_server_has_a_limited_number_of_groups_and_forgets_those_that_serve_nobody() {
-    let mut server = SimServer::default();
+    let mut server = SimServer::new(groups(1));
     server.open(0);
     let mut ask = |group: &str, request: &GroupRequest| {
         let value = request.encode();
@@ -641,10 +644,7 @@ fn replies_that_share_a_list_count_it_once() {
     let mut world = World::new(8, 8);
     world.suffix_digits = 200;
     world.form(0..8);
-    let lent_bytes = |world: &mut World| {
-        world.server.state.forget_read();
-        world.server.state.lent_bytes()
-    };
+    let lent_bytes = |world: &mut World| world.server.memory().1;
     for id in 0..7 {
         world.lists.remove(&id);
         world.start_poll(id, EventNumber(world.seen[&id].0 - 1));
@@ -721,13 +721,12 @@ fn changes_leave_memory_flat() {
         assert_eq!(record.seats.len(), 3);
         // Handles grow with the numbers in them.
         if round == 900 || round + 1 == rounds && flat.is_none() {
-            flat = Some((world.server.state.memory(), world.server.state.groups_len()));
+            flat = Some(world.server.memory().0);
         }
     }
-    let now = (world.server.state.memory(), world.server.state.groups_len());
-    let (before, lengths) = flat.expect("a first look");
-    assert_eq!(now.1, lengths);
-    assert!(now.0 < before + 256, "{} bytes, then {}", before, now.0);
+    let now = world.server.memory().0;
+    let before = flat.expect("a first look");
+    assert!(now < before + 256, "{before} bytes, then {now}");
 }
 
 /// docs/spec/wire-extensions.md, MEMBERSHIP 10.

@@ -1,0 +1,157 @@
+//! What a server needs of process groups whose members agree through it (docs/spec/wire-extensions.md, section 9.13).
+//!
+//! A server receives its groups as a value, as it receives its [journal](crate::journal): by
+//! [`ServerOptions::with_groups`](crate::ServerOptions::with_groups). The crate c10d-membership has them. A server without
+//! groups does not announce the capability, refuses requests to groups as unknown commands, and does not open a journal that
+//! has some.
+//!
+//! The server passes bytes and times to its groups, and carries out the effects that they return, in their order. All times
+//! count from the start of the server.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use crate::message::ConnId;
+pub use crate::stored_value::Value;
+
+use crate::snapshot::GroupRecord;
+
+/// Makes the groups of one server. The argument is a random seed.
+pub type NewGroups = fn(u64) -> Box<dyn Groups>;
+
+/// The process groups of one server. No method blocks.
+pub trait Groups: fmt::Debug + Send {
+    /// Classifies a request, before the server has it carried out.
+    fn kind_of(&self, request: &[u8]) -> RequestKind;
+
+    /// Carries out a request to a group. The first effects are those that others see; the reply is among them, unless the
+    /// connection waits. An earlier wait of a connection that waits again has ended before.
+    ///
+    /// # Errors
+    /// [`NotAGroupRequest`], which has changed nothing.
+    fn request(
+        &mut self,
+        now: Duration,
+        request: GroupRequest<'_>,
+        effects: &mut Vec<GroupEffect>,
+    ) -> Result<(), NotAGroupRequest>;
+
+    /// The server has ended the wait of a connection, or the connection itself has replaced it.
+    fn wait_ended(&mut self, conn: ConnId);
+
+    /// A connection has ended, or was silent for too long.
+    fn silent(&mut self, now: Duration, conn: ConnId, effects: &mut Vec<GroupEffect>);
+
+    /// Returns whether a silence of the connection would end members of a group.
+    fn is_speaker(&self, conn: ConnId) -> bool;
+
+    /// Returns when [`tick`](Self::tick) has something to do.
+    fn wake_at(&self) -> Option<Duration>;
+
+    /// Carries out what is due.
+    fn tick(&mut self, now: Duration, effects: &mut Vec<GroupEffect>);
+
+    /// Returns whether a wait for this key would wait for members that have given up. Then it ends at once.
+    fn is_released(&self, key: &[u8]) -> bool;
+
+    /// Returns about how many bytes of memory the groups take.
+    fn memory_bytes(&self) -> usize;
+
+    /// Returns all groups, for a snapshot.
+    fn records(&self, now: Duration) -> Vec<GroupRecord>;
+
+    /// Returns the names of all groups.
+    fn names(&self) -> Vec<Arc<[u8]>>;
+
+    /// Returns what a restarted server needs of a group, for a journal; `None` if there is no such group.
+    fn image(&self, name: &[u8]) -> Option<Vec<u8>>;
+
+    /// Makes a group again from its image, or removes it if the image is empty. Returns `false` if the bytes are not an image.
+    fn restore(&mut self, name: &[u8], image: &[u8]) -> bool;
+
+    /// Continues all groups after the last [`restore`](Self::restore).
+    fn resume(&mut self, now: Duration, effects: &mut Vec<GroupEffect>);
+
+    /// Panics if an invariant is violated. Debug builds call it after requests.
+    fn check_invariants(&self) {}
+}
+
+/// A request to a group.
+#[derive(Debug, Clone, Copy)]
+pub struct GroupRequest<'a> {
+    /// The connection that sends it.
+    pub conn: ConnId,
+    /// The name of the group, as a key.
+    pub name: &'a [u8],
+    /// The request itself.
+    pub bytes: &'a [u8],
+    /// Whether it waits for news (MEMBERSHIP_POLL).
+    pub waits: bool,
+}
+
+/// What the server must know about a request before it is carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RequestKind {
+    /// It may add a group or a member, which needs about this many bytes of memory.
+    Adds(usize),
+    /// It says how long the connection may be silent.
+    KeepsAlive,
+    /// Any other request.
+    Other,
+}
+
+/// What the server does for its groups.
+#[derive(Debug)]
+pub enum GroupEffect {
+    /// Replies to a connection.
+    Reply {
+        /// The connection.
+        conn: ConnId,
+        /// Whether the reply is to a request that waits. Its wait ends then.
+        waits: bool,
+        /// The reply.
+        bytes: Vec<u8>,
+        /// The list of members that follows the reply.
+        list: Option<Value>,
+    },
+    /// The connection waits for news of this group.
+    Wait {
+        /// The connection.
+        conn: ConnId,
+        /// The name of the group.
+        name: Arc<[u8]>,
+    },
+    /// Ends the wait of a connection as END_WAITS does.
+    EndWait(ConnId),
+    /// Sets how long the connection may be silent, and sends one of two replies.
+    KeepAlive {
+        /// The connection.
+        conn: ConnId,
+        /// The longest silence in milliseconds; 0 for no limit.
+        millis: u32,
+        /// The reply if the connection was not silent for longer than the limit before.
+        kept: Vec<u8>,
+        /// The reply if it was.
+        was_silent: Vec<u8>,
+    },
+    /// Records the new [image](Groups::image) of a group, or that it is removed.
+    Keep(Arc<[u8]>),
+    /// Ends the waits for keys with this prefix.
+    EndWaits(Vec<u8>),
+    /// Deletes the keys with a prefix, except those with a longer one.
+    DeleteKeys {
+        /// The prefix.
+        prefix: Box<[u8]>,
+        /// The longer prefix.
+        except: Vec<u8>,
+    },
+    /// The groups do not keep this list any more. Replies may still hold it.
+    Lent(Value),
+    /// Counts work, in units of about 100 ns.
+    Work(u64),
+}
+
+/// Bytes that are not a request to a group. The server closes the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NotAGroupRequest;
