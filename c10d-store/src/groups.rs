@@ -1,4 +1,4 @@
-//! What a server needs of process groups whose members agree through it (docs/spec/wire-extensions.md, section 9.13).
+//! The process groups whose members agree through a server (docs/spec/wire-extensions.md, section 9.13), as a trait.
 //!
 //! A server receives its groups as a value, as it receives its [journal](crate::journal): by
 //! [`ServerOptions::with_groups`](crate::ServerOptions::with_groups). The crate c10d-membership has them. A server without
@@ -90,7 +90,7 @@ pub struct GroupRequest<'a> {
     pub waits: bool,
 }
 
-/// What the server must know about a request before it is carried out.
+/// The kind of a request, which the server needs before the groups carry it out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestKind {
     /// It may add a group or a member, which needs about this many bytes of memory.
@@ -101,14 +101,14 @@ pub enum RequestKind {
     Other,
 }
 
-/// What the server does for its groups.
+/// An effect, which the server carries out for its groups.
 #[derive(Debug)]
 pub enum GroupEffect {
     /// Replies to a connection.
     Reply {
         /// The connection.
         conn: ConnId,
-        /// Whether the reply is to a request that waits. Its wait ends then.
+        /// Whether the reply answers a request that waits, and so ends the wait.
         waits: bool,
         /// The reply.
         bytes: Vec<u8>,

@@ -13,8 +13,8 @@
 //! - **Serve**: [`TcpStoreServer`] with [`ServerOptions`] and [`WireLimits`]; [`ListenOn`] of a master, [`ListenError`].
 //!   [`recommended_memory_max()`] of this machine.
 //!   [`HttpHandler`] takes the connections that speak HTTP, as [`HttpConnection`].
-//! - **Survive**: [`journal`], what an engine must do so that a server continues after its process ends; [`groups`], what the
-//!   groups of the processes that remain must do.
+//! - **Survive**: [`journal`], with which a server continues after its process exits; [`groups`], with which the processes
+//!   that remain after a failure continue.
 //! - **Observe a server**: [`StoreObserver`] takes a [`Snapshot`] of [`ConnectionRecord`], [`KeyRecord`], [`QueueRecord`] and
 //!   [`Announcement`] records, or [`Counters`].
 //!   [`Opcode`] names a request.

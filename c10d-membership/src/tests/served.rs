@@ -23,7 +23,7 @@ fn member(id: u64) -> MemberKey {
     MemberKey::new(id, 1)
 }
 
-/// Of at least two members; the first generation has so many.
+/// Generations of at least two members; the first generation has `size_first`.
 fn opening(size_first: usize) -> Opening {
     let mut options = GroupOptions::new(2);
     options.size_first = size_first;
@@ -266,14 +266,14 @@ impl World {
     }
 }
 
-/// docs/spec/wire-extensions.md, MEMBERSHIP 4 to 7: the others are told in the same step in which a connection ends, and the
-/// waits of those in torch's call end.
+/// docs/spec/wire-extensions.md, MEMBERSHIP 4 to 7: the remaining members get an event in the same step in which a connection
+/// closes, and their waits in torch's call return.
 #[test]
 fn the_end_of_a_connection_is_that_of_its_member() {
     let mut world = World::new(4, 3);
     let record = world.form(0..3);
     assert_eq!(record.seats.len(), 3);
-    // One more comes at a boundary.
+    // A further member joins at a boundary.
     world.say(3, hello("gloo:3"));
     world.start_poll(3, EventNumber::NONE);
     for id in 0..3 {
@@ -375,7 +375,7 @@ fn a_member_lives_as_long_as_one_of_its_connections() {
     let mut world = World::new(3, 2);
     world.form(0..2);
     world.server.open(7);
-    // Another connection speaks for it: its poll ends the earlier one.
+    // Another connection speaks for the member, and its poll replaces the earlier poll.
     world.start_poll_on(7, 0, world.seen[&0]);
     assert_eq!(world.server.take(0), [1]);
     // Its cancel has crossed the end.
@@ -404,7 +404,7 @@ fn a_silent_connection_stops_to_speak_for_its_members() {
     world.pass(half);
     assert_eq!(world.answer(2), None, "a request may be on its way");
     assert_eq!(world.server.take(0), [0_u8; 0]);
-    // Its poll goes on after a heartbeat.
+    // The poll continues after a heartbeat.
     world.server.send(0, &[0x0c]);
     assert_eq!(world.server.take(0), [1]);
     assert_eq!(
@@ -477,7 +477,7 @@ fn waits_of_an_attempt_end_with_it_and_its_keys_are_deleted() {
         world.server.take(11).is_empty(),
         "not one of the group's keys"
     );
-    // One that comes later ends at once, one of the next attempt waits.
+    // A later wait returns at once; a wait of the next attempt does not.
     world.server.send(12, &key_request(Opcode::Wait, &waited));
     assert_eq!(world.server.take(12), [1]);
     let third = Attempt::from_uuid(second.uuid() + 1).expect("63 bits");
@@ -706,7 +706,7 @@ fn changes_leave_memory_flat() {
             let set = key_request(Opcode::Set, &World::key(attempt, rest));
             world.server.send(LAUNCHER, &set);
         }
-        // One dies, in any place of the list, and another one joins.
+        // A member dies, at any position in the list, and a new member joins.
         let dead = members.remove(round % 3);
         let new = 200 + round as u64;
         world.server.close(dead);

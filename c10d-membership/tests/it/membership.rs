@@ -167,7 +167,7 @@ fn a_poll_waits_until_its_time_has_passed_or_it_is_cancelled() {
     });
 }
 
-/// Passes bytes on while nobody writes to the gate, and counts those that have come from the client.
+/// Passes bytes on unless a writer has locked the gate, and counts the bytes from the client.
 #[derive(Debug, Default)]
 struct Gate {
     is_open: RwLock<()>,
@@ -179,7 +179,7 @@ impl Gate {
         let mut bytes = [0; 4096];
         while let Ok(length @ 1..) = from.read(&mut bytes) {
             count(length);
-            // A test that has failed opens it too.
+            // A failed test also opens it.
             let _open = self.is_open.read();
             to.write_all(&bytes[..length]).expect("a server");
         }
@@ -207,7 +207,7 @@ fn a_poll_of_a_server_that_does_not_answer_ends_in_time() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let port = listener.local_addr().expect("bound").port();
     thread::scope(|scope| {
-        // The store has a connection, and the group one of its own.
+        // The store has a connection, and the group has another connection.
         for _ in 0..2 {
             scope.spawn(|| gate.pass_on(&listener, server.local_addr().port()));
         }
@@ -315,8 +315,8 @@ fn a_prefix_is_before_the_name_of_a_group_and_its_keys() {
     );
 }
 
-/// docs/spec/wire-extensions.md, MEMBERSHIP 11; docs/spec/membership.md, KEEP 1 and 2: a generation goes on with a restarted server,
-/// an attempt does not, and no uuid comes twice.
+/// docs/spec/wire-extensions.md, MEMBERSHIP 11; docs/spec/membership.md, KEEP 1 and 2: a generation continues after a restart of the
+/// server, an attempt does not, and no uuid is used twice.
 #[test]
 fn a_group_goes_on_with_a_restarted_server() {
     let journal = Memory::default();

@@ -18,11 +18,11 @@ const LONG: Duration = Duration::from_secs(120);
 
 pub(crate) const KEYS: &str = "default_pg/0//cpu//reconfigure/";
 
-/// Generations of at least two members, the first of so many.
+/// Generations of at least two members; the first generation has `size_first`.
 pub(crate) fn options(size_first: usize) -> GroupOptions {
     let mut options = GroupOptions::new(2);
     options.size_first = size_first;
-    // Nobody is late, however busy the machine is.
+    // On a busy machine, members take long.
     options.ready_timeout = LONG;
     options.ack_timeout = LONG;
     options.return_timeout = LONG;
@@ -68,7 +68,7 @@ impl Rank {
         format!("gloo:{}:{}", self.key.id.0, self.handles).into()
     }
 
-    /// Takes an input, and does what follows. Returns how it ends, if it does.
+    /// Takes an input and carries out the actions. Returns the ending, if the member has ended.
     fn input(&mut self, input: MemberInput) -> Option<Ending> {
         let mut inputs = vec![input];
         while let Some(input) = inputs.pop() {
@@ -94,7 +94,7 @@ impl Rank {
         None
     }
 
-    /// Goes on until it has entered so many generations.
+    /// Continues until the process has entered this number of generations.
     pub(crate) fn enter(&mut self, generations: usize) -> Result<Arc<Record>, Ending> {
         while self.generations.len() < generations {
             self.talk()?;
@@ -118,7 +118,7 @@ impl Rank {
         }
     }
 
-    /// Sends what it owes, else asks for news.
+    /// Sends the message that it owes, or polls.
     fn talk(&mut self) -> Result<(), Ending> {
         let owed = self.member.owed();
         let message = owed.or_else(|| self.member.poll()).expect("it is a member");
@@ -151,7 +151,7 @@ pub(crate) fn ids(record: &Record) -> Vec<u64> {
 }
 
 impl Rank {
-    /// Goes on until it is ready for an attempt.
+    /// Continues until the process is ready for an attempt.
     pub(crate) fn until_called(&mut self) {
         loop {
             let owed = self.member.owed();

@@ -72,7 +72,7 @@ impl SimServer {
     /// Delivers bytes to the server as one piece.
     ///
     /// # Panics
-    /// If the server breaks one of its invariants, as in the other methods.
+    /// If the server breaks one of its invariants, which all methods check.
     pub fn send(&mut self, conn: u64, bytes: &[u8]) {
         let output = self.outputs.0.entry(conn).or_default();
         if output.closed {
