@@ -5,30 +5,36 @@ use std::path::Path;
 
 use crate::documents::Tree;
 
-/// It may be used by every crate, so the table does not name it.
-const USED_BY_ALL: &str = "c10d-socket";
-
 /// Its crates are tests.
 const TESTS: &str = "integration-tests";
 
 #[test]
-fn the_table_of_crates_has_the_dependencies_of_the_manifests() {
+fn the_picture_draws_each_crate_above_those_that_it_uses() {
     let tree = Tree::read();
     let document = tree.text(Path::new("ARCHITECTURE.md"));
-    let mut rows = Vec::new();
-    for cells in rows_of(section(&document, "## Crates")) {
-        let names = |cell: &str| -> BTreeSet<String> { code_spans(cell).collect() };
-        rows.push((
-            code_spans(cells[0]).next().expect("a crate"),
-            names(cells[1]),
-        ));
-    }
-    let drawn: BTreeMap<_, _> = rows.iter().cloned().collect();
-    assert_eq!(drawn, manifests(&tree));
-    for (at, (package, _)) in rows.iter().enumerate() {
-        let users = &rows[at..];
-        let lower = users.iter().find(|(_, used)| used.contains(package));
-        assert!(lower.is_none(), "{lower:?} is below {package}");
+    let crates = section(&document, "## Crates");
+    let picture = crates.split("```").nth(1).expect("a picture");
+    let words = picture.lines().enumerate();
+    let words =
+        words.flat_map(|(line, text)| text.split("  ").map(move |word| (word.trim(), line)));
+    let manifests = manifests(&tree);
+    let drawn: BTreeMap<&str, usize> = words
+        .filter(|(word, _)| manifests.contains_key(*word))
+        .collect();
+    let listed: BTreeSet<String> = rows_of(crates)
+        .flat_map(|cells| code_spans(cells[0]).collect::<Vec<_>>())
+        .collect();
+    assert_eq!(listed, manifests.keys().cloned().collect());
+    for (package, used) in &manifests {
+        let line = drawn
+            .get(package.as_str())
+            .unwrap_or_else(|| panic!("{package} is drawn"));
+        for used in used {
+            assert!(
+                drawn[used.as_str()] > *line,
+                "{package} uses {used}, which is not drawn below it"
+            );
+        }
     }
 }
 
@@ -71,10 +77,9 @@ fn manifests(tree: &Tree) -> BTreeMap<String, BTreeSet<String>> {
         used_by.insert(name.to_owned(), used.map(str::to_owned).collect());
     }
     let packages: BTreeSet<String> = used_by.keys().cloned().collect();
-    let is_drawn = |it: &String| packages.contains(it) && it != USED_BY_ALL;
     for used in used_by.values_mut() {
         let used: &mut BTreeSet<String> = used;
-        used.retain(is_drawn);
+        used.retain(|it| packages.contains(it));
     }
     used_by
 }
