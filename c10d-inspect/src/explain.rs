@@ -8,12 +8,11 @@ use crate::identity::Identities;
 use crate::index::Index;
 use crate::job::Job;
 use crate::launched::Launched;
-use crate::meeting::meetings;
 use crate::parts::{groups, memberships, nodes, unknown_processes, waits};
 use crate::ranks::ranks;
 use crate::report::{Finding, Report, ReportState, milliseconds};
 use crate::text;
-use crate::why;
+use crate::why::{self, meetings};
 
 /// Explains what the job waits for. `world_size` is the number of its ranks, if the caller knows it.
 #[must_use]

@@ -13,7 +13,6 @@ mod index;
 mod job;
 mod keys;
 mod launched;
-mod meeting;
 mod members;
 pub mod nccl;
 mod nccl_names;

@@ -9,7 +9,6 @@ mod generation;
 mod members;
 mod recording;
 mod report;
-mod text;
 
 pub use generation::compare_flights;
 pub use recording::{Collective, FlightError, FlightRecording};

@@ -3,22 +3,21 @@
 //! Pure. [`judge`] is a function from the evidence about all ranks to a verdict. Text of a worker, such as the name of
 //! a file or a function, is printed, but is never evidence about other ranks.
 
+mod activity;
 mod call;
-mod doing;
 mod evidence;
 mod judge;
-mod local;
 mod network;
 mod place;
 mod rules;
 mod words;
 
 pub(crate) use evidence::{Evidence, RankEvidence, Seen, StoreWait};
+pub use judge::local_hang_report;
 pub(crate) use judge::{Verdict, judge};
-pub use local::local_hang_report;
 
 #[cfg(test)]
-pub(crate) mod observed;
+pub(crate) mod fixtures;
 #[cfg(test)]
 mod sim;
 #[cfg(test)]

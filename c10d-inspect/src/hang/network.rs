@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::doing::{Doing, shown};
+use super::activity::{Doing, shown};
 use super::evidence::Evidence;
 use crate::text;
 
@@ -105,7 +105,7 @@ impl Pairs {
 mod tests {
     use std::net::IpAddr;
 
-    use super::super::observed::{Observed, node};
+    use super::super::fixtures::{Observed, node};
     use super::super::{Evidence, RankEvidence, Seen, judge};
     use crate::announced::{AnnouncedNode, UnacknowledgedData};
     use crate::report::FindingKind;

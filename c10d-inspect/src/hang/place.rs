@@ -139,7 +139,7 @@ pub(super) fn line_and_function(frame: &Frame) -> String {
 mod tests {
     use super::*;
     use crate::hang::call::CallKind;
-    use crate::hang::observed::frames;
+    use crate::hang::fixtures::frames;
 
     fn kind(call: Call) -> &'static str {
         match call.kind {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::doing::{Absence, Doing, Kind};
+use super::activity::{Absence, Doing, Kind};
 use super::evidence::{Evidence, Seen};
 use super::words::alike;
 

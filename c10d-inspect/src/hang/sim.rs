@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fastrand::Rng;
 
-use super::observed::{Observed, in_c10d, node};
+use super::fixtures::{Observed, in_c10d, node};
 use super::{Evidence, RankEvidence, Seen, StoreWait, Verdict, judge};
 use crate::announced::AnnouncedNode;
 use crate::report::ReportState;

@@ -1,11 +1,10 @@
-use super::observed::{Observed, in_c10d, node};
+use {FindingKind as Kind, ReportState as State};
+
+use super::fixtures::{Observed, in_c10d, node};
 use super::rules::{Facts, RULES, Rule};
 use super::words::doings;
 use super::*;
 use crate::report::{FindingKind, ReportState};
-
-use FindingKind as Kind;
-use ReportState as State;
 
 const READ: &str = "train.py:90 <module> > loader.py:17 load_batch";
 

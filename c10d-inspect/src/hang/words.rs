@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::doing::{Cause, Doing, Key, Kind, age};
+use super::activity::{Cause, Doing, Key, Kind, age};
 use super::evidence::Evidence;
 use super::place::{self, Place};
 use crate::text::{self, capitalized};

@@ -1,9 +1,7 @@
 //! The counters of a store server as a page.
 
-use c10d_store::Counters;
+use c10d_store::{Counters, Opcode};
 use serde::{Deserialize, Serialize};
-
-use super::command::command_name;
 
 /// The content of `/stats.json`: the counters of a server since its start, and what it has now.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,5 +63,29 @@ impl StoreCounters {
             received_bytes: counters.received_bytes,
             sent_bytes: counters.sent_bytes,
         }
+    }
+}
+
+/// The name of a command as in the protocol's document: `COMPARE_SET`.
+pub(super) fn command_name(command: Opcode) -> String {
+    let mut name = String::new();
+    for (index, character) in format!("{command:?}").chars().enumerate() {
+        if index > 0 && character.is_ascii_uppercase() {
+            name.push('_');
+        }
+        name.push(character.to_ascii_uppercase());
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_document() {
+        assert_eq!(command_name(Opcode::Set), "SET");
+        assert_eq!(command_name(Opcode::CompareSet), "COMPARE_SET");
+        assert_eq!(command_name(Opcode::QueueTake), "QUEUE_TAKE");
     }
 }

@@ -7,13 +7,11 @@ use c10d_store::{Counters, SnapshotError};
 use hyper::StatusCode;
 use rustix::time::{ClockId, clock_gettime};
 
-use super::answer::Answer;
+use super::answer::{Answer, page};
 use super::counters::StoreCounters;
 use super::exposition::Format;
 use super::metrics::{self, Conflicts};
 use super::options::StatusOptions;
-use super::pace;
-use super::page;
 use super::routes::Wanted;
 use super::rows::{self, Rows};
 use super::source::{Look, StatusSource};
@@ -103,8 +101,8 @@ impl Looker {
             self.store_time_before = Some(store_time);
             let mut connected = report.nodes.iter().filter(|node| node.is_connected);
             let interval = match connected.all(|node| node.is_observed) {
-                true => pace::interval(usual, explain_time),
-                false => pace::unobserved_interval(usual, explain_time),
+                true => interval(usual, explain_time),
+                false => unobserved_interval(usual, explain_time),
             };
             self.timeline.observe(&report);
             self.conflicts.observe(&report);
@@ -142,7 +140,7 @@ impl Looker {
 
     pub(super) fn answer(&mut self, wanted: &Wanted) -> Answer {
         let answer = match wanted {
-            Wanted::Page => Ok(page::answer()),
+            Wanted::Page => Ok(page()),
             Wanted::Status => self.status(),
             Wanted::Stats => self
                 .counters()
@@ -219,5 +217,57 @@ fn part(look: &Look, wanted: &Wanted) -> Answer {
         Wanted::Page | Wanted::Status | Wanted::Stats | Wanted::Metrics(_) | Wanted::Health => {
             unreachable!("needs more than a look")
         }
+    }
+}
+
+/// The shortest time between two snapshots: the page shows ages in seconds.
+const INTERVAL_MIN: Duration = Duration::from_secs(1);
+
+/// The shortest time until a snapshot is replaced to which the launchers have not added the activity of their workers. A
+/// command may have asked them for it.
+const INTERVAL_MIN_UNOBSERVED: Duration = Duration::from_millis(100);
+
+/// The longest, so that the page stays useful however expensive a snapshot is.
+const INTERVAL_MAX: Duration = Duration::from_secs(60);
+
+/// The store's thread may spend 1/333 of its time on snapshots: 3 ms a second. Two more are left for counters and for
+/// handing over connections.
+const STORE_SHARE: u32 = 333;
+
+/// The status server's own thread may spend 1/4 of its time on explanations.
+const EXPLAIN_SHARE: u32 = 4;
+
+/// How long to keep a snapshot that took the store's thread at most `store` and whose explanation took `explain`.
+pub(super) fn interval(store: Duration, explain: Duration) -> Duration {
+    unobserved_interval(store, explain).max(INTERVAL_MIN)
+}
+
+/// The same for a snapshot without the activity of all workers.
+fn unobserved_interval(store: Duration, explain: Duration) -> Duration {
+    let by_store = store.saturating_mul(STORE_SHARE);
+    let by_explain = explain.saturating_mul(EXPLAIN_SHARE);
+    let interval = by_store.max(by_explain);
+    interval.clamp(INTERVAL_MIN_UNOBSERVED, INTERVAL_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_expensive_snapshot_is_kept_longer() {
+        let ms = Duration::from_millis;
+        let table = [
+            (ms(0), ms(0), ms(1000)),
+            (ms(3), ms(50), ms(1000)),
+            (ms(20), ms(50), ms(6660)),
+            (ms(1), ms(300), ms(1200)),
+            (ms(1000), ms(0), ms(60_000)),
+        ];
+        for (store, explain, expected) in table {
+            assert_eq!(interval(store, explain), expected, "{store:?} {explain:?}");
+        }
+        assert_eq!(unobserved_interval(ms(0), ms(5)), ms(100));
+        assert_eq!(unobserved_interval(ms(1), ms(5)), ms(333));
     }
 }

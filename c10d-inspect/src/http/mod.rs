@@ -17,18 +17,13 @@
 
 mod answer;
 mod client;
-mod command;
 mod counters;
 mod exposition;
 mod follow;
 mod guard;
-mod hosts;
 mod looker;
 mod metrics;
 mod options;
-mod pace;
-mod page;
-mod process;
 mod request_server;
 mod routes;
 mod rows;

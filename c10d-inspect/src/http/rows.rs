@@ -7,7 +7,7 @@ use std::time::Duration;
 use c10d_store::{CloseReason, ConnectionRecord, Snapshot};
 use serde::{Deserialize, Serialize};
 
-use super::command::command_name;
+use super::counters::command_name;
 use crate::text::shown_up_to;
 use crate::{RankReport, Report};
 

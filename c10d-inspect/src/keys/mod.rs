@@ -4,20 +4,18 @@
 //! first. A key can be shown in words without its value; an address counts as one only if its value has the
 //! shape of an address ([`gloo_address`]).
 
-mod bytes;
 mod family;
 mod gloo;
 mod libraries;
 
 use c10d_store::{Opcode, PendingWait};
-
-use crate::text::{self, decimal};
-
-use bytes::{after_last, contains, find, find_last};
 pub(crate) use family::{Family, GroupName, Maker, Member, is_hash};
 #[cfg(test)]
 pub(crate) use gloo::encoded;
 pub(crate) use gloo::{GROUP_SIZE_MAX, GlooAddress, gloo_address};
+use libraries::{after_last, contains, find, find_last};
+
+use crate::text::{self, decimal};
 
 /// Decodes a key as it is on the wire.
 pub(crate) fn family(key: &[u8]) -> Family<'_> {

@@ -2,8 +2,7 @@
 
 use c10d_socket::printable;
 
-use super::error::NcclAnswerError;
-use super::report::NcclReport;
+use super::report::{NcclAnswerError, NcclReport};
 use super::{json, text};
 
 /// The address of the service, unless `NCCL_RAS_ADDR` names another.

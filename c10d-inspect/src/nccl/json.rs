@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::error::NcclAnswerError;
 use super::report::{
     COMMUNICATORS_MAX, Communicator, CommunicatorStatus, DifferentCounts, Failed, InStatus,
-    Members, NcclMember, NcclProcess, NcclReport,
+    Members, NcclAnswerError, NcclMember, NcclProcess, NcclReport,
 };
 use crate::text::shown_up_to;
 

@@ -16,20 +16,16 @@
 
 mod announced;
 mod dialogue;
-mod error;
 mod json;
 mod report;
 mod text;
-mod watch;
 
-pub use announced::{AnnouncedNccl, NcclProblem, ProblemKind};
+pub use announced::{AnnouncedNccl, NcclProblem, NcclWatch, ProblemKind};
 pub use dialogue::{ANSWER_BYTES_MAX, GREETING, RAS_ADDRESS, question};
-pub use error::NcclAnswerError;
 pub use report::{
     Communicator, CommunicatorStatus, Counted, DifferentCounts, Failed, InStatus, Members,
-    NcclMember, NcclProcess, NcclReport,
+    NcclAnswerError, NcclMember, NcclProcess, NcclReport,
 };
-pub use watch::NcclWatch;
 
 #[cfg(test)]
 mod tests;

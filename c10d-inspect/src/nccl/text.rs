@@ -5,10 +5,9 @@
 //! a part about one communicator: group 0 of the table above, number 1 in it, and its id. Small sets of ranks are listed
 //! below the line that counts them; a single one is named in the line that would count it.
 
-use super::error::NcclAnswerError;
 use super::report::{
     COMMUNICATORS_MAX, Communicator, CommunicatorStatus, Counted, DifferentCounts, Failed,
-    InStatus, Members, NcclMember, NcclProcess, NcclReport,
+    InStatus, Members, NcclAnswerError, NcclMember, NcclProcess, NcclReport,
 };
 use crate::text::shown_up_to;
 

@@ -4,9 +4,7 @@
 //! Pure. All texts are free of control characters and short, whatever a rank sent.
 
 mod answer;
-mod answers;
 mod dump;
 
 pub use answer::{ProcessState, RankAnswer};
-pub use answers::answers_text;
-pub use dump::{Frame, StackGroup, Stacks, ThreadStack};
+pub use dump::{Frame, StackGroup, Stacks, ThreadStack, answers_text};

@@ -222,7 +222,7 @@ const fn is_background(family: &Family<'_>) -> bool {
 #[cfg(test)]
 mod tests {
     use crate::Report;
-    use crate::hang::observed::{self, Observed};
+    use crate::hang::fixtures::{self, Observed};
     use crate::report::{FindingKind, RankState, ReportState};
     use crate::sim::Script;
 
@@ -230,7 +230,7 @@ mod tests {
     fn observe(script: &mut Script, processes: &[crate::sim::Process], ranks: &[Observed]) {
         let (launcher, mut node) = script.launch(processes);
         let ranks: Vec<_> = ranks.iter().cloned().enumerate().collect();
-        let seen = observed::node("vm", processes.len(), &ranks);
+        let seen = fixtures::node("vm", processes.len(), &ranks);
         for (worker, seen) in node.workers.iter_mut().zip(seen.workers) {
             worker.sample = seen.sample;
         }

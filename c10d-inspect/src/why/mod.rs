@@ -1,52 +1,49 @@
 //! What stands still and why: findings, causes first.
 
 mod absence;
-mod absent;
-mod away;
 mod barrier;
 mod boundary;
 mod conflict;
-mod direct;
+mod departure;
 mod draft;
-mod frozen;
-mod gave_up;
 mod gloo_loopback;
 mod groups;
 mod hang;
-mod left;
 mod meeting;
+mod missing_ranks;
 mod nccl;
 mod nccl_ras;
+mod notes;
 mod other_keys;
-mod quiet;
-mod stale;
-mod stopped;
+mod silence;
+mod stale_addresses;
 
 use std::collections::BTreeSet;
 
-use crate::job::Job;
-use crate::report::{Finding, FindingKind, RankSet, milliseconds};
-pub(crate) use direct::connected_directly;
 use draft::Draft;
 pub(crate) use hang::{combine, observed};
-pub(crate) use quiet::nothing_waits;
+pub(crate) use meeting::meetings;
+pub(crate) use notes::{connected_directly, nothing_waits};
+
+use crate::job::Job;
+use crate::report::{Finding, FindingKind, RankSet, milliseconds};
 
 /// The findings, causes first, and whether somebody waits for a rank that is missing or stands still.
 pub(crate) fn find(job: &Job<'_>) -> (Vec<Finding>, bool) {
     let mut drafts: Vec<Draft> = Vec::new();
-    absent::find(job, &mut drafts);
-    away::find(job, &mut drafts);
-    frozen::find(job, &mut drafts);
-    left::find(job, &mut drafts);
-    gave_up::find(job, &mut drafts);
+    missing_ranks::find(job, &mut drafts);
+    silence::find_away(job, &mut drafts);
+    silence::find_frozen(job, &mut drafts);
+    departure::find(job, &mut drafts);
+    departure::find_gave_up(job, &mut drafts);
     groups::find(job, &mut drafts);
     nccl::find(job, &mut drafts);
     barrier::find(job, &mut drafts);
     boundary::find(job, &mut drafts);
     other_keys::find(job, &mut drafts);
-    stale::find(job, &mut drafts);
+    stale_addresses::find(job, &mut drafts);
     conflict::find(job, &mut drafts);
-    stopped::find(job, &mut drafts);
+    silence::find_stopped(job, &mut drafts);
     gloo_loopback::find(job, &mut drafts);
     nccl_ras::find(job, &mut drafts);
     meeting::find(job, &mut drafts);

@@ -3,16 +3,17 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, host_name};
+use c10d_store::StoreError;
 
-use super::job_error::JobError;
 use super::published::report_from_keys;
 use super::reach::Reach;
 use super::route::{Here, Subject};
-use super::{flights, launcher, probe, samples};
+use super::{flights, launcher, probe};
 use crate::flight::FlightReport;
-use crate::http::{StatusError, StatusPages};
+use crate::http::{HttpRequest, StatusError, StatusPages, Target, fetch_all};
 use crate::report::{NodeReport, RankReport, Report};
 use crate::stacks::RankAnswer;
 
@@ -138,7 +139,7 @@ impl Job {
         cancel: &Cancel,
     ) -> usize {
         let nodes = self.report.nodes.iter().filter(|node| is_wanted(node));
-        samples::ask(nodes, &self.here(), self.token.as_deref(), cancel)
+        ask(nodes, &self.here(), self.token.as_deref(), cancel)
     }
 
     fn here(&self) -> Here<'_> {
@@ -155,4 +156,78 @@ impl Job {
     fn rank(&self, rank: usize) -> Option<&RankReport> {
         self.report.ranks.iter().find(|report| report.rank == rank)
     }
+}
+
+/// Why the ranks of a job are not known.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JobError {
+    /// The status pages cannot be read.
+    #[error(transparent)]
+    Status(#[from] StatusError),
+
+    /// The store has no status pages, and its keys cannot be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+
+    /// The store knows no rank yet.
+    #[error("the store knows no rank yet")]
+    NoRank,
+
+    /// The store has no status pages, and no rank has published the address of a debug server.
+    #[error(
+        "the store has no status pages, and no debug server has published its address in it: start the ranks with \
+         `c10d run --debug-server`, or call torch.distributed.debug.start_debug_server() in them"
+    )]
+    NoneHasPublished,
+}
+
+/// The path of the request at a launcher's port for questions.
+pub const SAMPLE_PATH: &str = "/sample";
+
+/// How many launchers are asked at a time. A launcher answers when it has read the stacks of its workers, which takes
+/// some milliseconds for each worker.
+const AT_ONCE: usize = 256;
+
+/// How long all launchers may take together, so that `c10d why` can answer within 2 s.
+const TIMEOUT: Duration = Duration::from_millis(1500);
+
+/// The most bytes of an answer.
+const ANSWER_BYTES_MAX: usize = 1 << 10;
+
+/// Asks the launchers of these nodes. Returns how many have announced samples. Blocks for at most 1.5 s, or until `cancel`
+/// ends it.
+pub(super) fn ask<'n>(
+    nodes: impl Iterator<Item = &'n NodeReport>,
+    here: &Here<'_>,
+    token: Option<&str>,
+    cancel: &Cancel,
+) -> usize {
+    let end = Instant::now() + TIMEOUT;
+    let addresses: BTreeSet<SocketAddr> = nodes
+        .filter(|node| node.is_connected)
+        .filter_map(|node| here.launcher(node))
+        .collect();
+    let requests: Vec<HttpRequest> = addresses
+        .into_iter()
+        .map(|address| {
+            HttpRequest::get(Target::Tcp(address), SAMPLE_PATH)
+                .with_token(token)
+                .with_limit(ANSWER_BYTES_MAX)
+                .with_cancel(cancel.clone())
+        })
+        .collect();
+    let mut answered = 0;
+    for requests in requests.chunks(AT_ONCE) {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        let answers = fetch_all(requests, left, AT_ONCE);
+        answered += answers
+            .iter()
+            .filter(|answer| answer.as_ref().is_ok_and(|it| it.is_success()))
+            .count();
+    }
+    answered
 }

@@ -9,7 +9,6 @@
 
 mod flights;
 mod job;
-mod job_error;
 mod launcher;
 mod probe;
 mod process;
@@ -17,12 +16,9 @@ mod published;
 mod reach;
 mod recording;
 mod route;
-mod samples;
 mod worker;
 
-pub use job::Job;
-pub use job_error::JobError;
+pub use job::{Job, JobError, SAMPLE_PATH};
 pub use launcher::{Question, answer};
 pub use recording::{RecordingError, fetch_recording};
-pub use samples::SAMPLE_PATH;
 pub use worker::Worker;

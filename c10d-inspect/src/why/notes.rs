@@ -1,4 +1,4 @@
-//! Nobody waits on the store: a hang would be elsewhere.
+//! Findings that are not a hang: no rank waits on the store, or ranks would not survive the loss of its server.
 
 use std::collections::BTreeSet;
 
@@ -88,6 +88,29 @@ fn nccl_readers(job: &Job<'_>) -> Option<String> {
     ))
 }
 
+/// Names the ranks with connections that no other server can continue; `None` if the store ends with its process, too.
+pub(crate) fn connected_directly(job: &Job<'_>) -> Option<Finding> {
+    if !job.index.snapshot.is_kept {
+        return None;
+    }
+    let is_direct = |rank: &usize| {
+        let mut slots = job.who.connections(*rank).iter();
+        slots.any(|&slot| job.index.is_open(slot) && !job.index.connections[slot].resumes)
+    };
+    let direct: BTreeSet<usize> = job.who.seen().filter(is_direct).collect();
+    if direct.is_empty() {
+        return None;
+    }
+    let text = format!(
+        "{} {} connected to this store directly: {} would not survive a restart of its server, or that another one takes \
+         over, as ranks behind relays do (c10d run --relay).",
+        text::ranks_start(&direct),
+        text::verb(direct.len(), "is", "are"),
+        text::verb(direct.len(), "it", "they"),
+    );
+    Some(Finding::new(FindingKind::ConnectedDirectly, text))
+}
+
 #[cfg(test)]
 mod tests {
     use crate::report::FindingKind;
@@ -103,20 +126,20 @@ mod tests {
         assert_eq!(
             cause.text,
             "All 2 ranks are connected and idle; none waits on the store. If the job hangs it is not in the store: \
-             c10d stacks --all shows what the processes do. In a job of c10d run --debug-server, c10d flight names the \
-             rank that skipped a collective."
+         c10d stacks --all shows what the processes do. In a job of c10d run --debug-server, c10d flight names the \
+         rank that skipped a collective."
         );
         let (launcher, mut node) = script.launch(&ranks);
         node.workers[1].debug_socket = Some("/run/c10d/0-1".into());
         script.store.announce(launcher, &node);
         let text = script.cause().text;
         assert!(
-            text.ends_with(
-                "it is not in the store: c10d flight names the rank that skipped a collective, c10d stacks --all shows \
-                 where each one is."
-            ),
-            "{text}"
-        );
+        text.ends_with(
+            "it is not in the store: c10d flight names the rank that skipped a collective, c10d stacks --all shows \
+             where each one is."
+        ),
+        "{text}"
+    );
     }
 
     /// `c10d store watch` waits for a change, not for a rank.

@@ -1,10 +1,10 @@
-//! Ranks that left a group: while it was being made, or first of all afterwards.
+//! Ranks that left a group: while it was being made, or first of all afterwards, or because they gave up waiting.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::absence::ended;
-use super::draft::Draft;
+use super::draft::{DRAFTS_MAX, Draft};
 use super::other_keys;
 use crate::cause::{Exit, KeyWait, root_cause};
 use crate::identity::shown_name;
@@ -317,4 +317,54 @@ fn worker_ended(job: &Job<'_>, reported: &BTreeSet<usize>) -> Option<Draft> {
     draft.is_stall = open.iter().any(|other| other != rank);
     let waiting: Vec<usize> = open.into_iter().filter(|other| other != rank).collect();
     Some(draft.caused_by([*rank]).waited_by(waiting))
+}
+
+/// Finds ranks that stopped waiting although what they waited for has arrived since.
+pub(super) fn find_gave_up(job: &Job<'_>, drafts: &mut Vec<Draft>) {
+    for state in &job.groups {
+        let mut by_member: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
+        for member in &state.members {
+            if let (Progress::GaveUp { member }, Some(rank)) = (member.progress, member.rank) {
+                by_member.entry(member).or_default().insert(rank);
+            }
+        }
+        for (member, ranks) in by_member {
+            let Some(late) = state.group.member(member) else {
+                continue;
+            };
+            let gave_up = ranks.iter().filter_map(|&rank| {
+                job.main_connection(rank)
+                    .map(|slot| job.index.last_active(slot))
+            });
+            let Some(at) = gave_up.min() else { continue };
+            if late.key.written < at {
+                continue;
+            }
+            let text = format!(
+                "{} gave up waiting for the address of {} in {}, which came {} later: it was late, or \
+                 their timeout is too short.",
+                text::ranks_start(&ranks),
+                if state.group.is_default() {
+                    format!("rank {member}")
+                } else {
+                    format!("member {member}")
+                },
+                state.group.name.words(),
+                text::age(late.key.written.saturating_sub(at)),
+            );
+            let culprit = state
+                .members
+                .iter()
+                .find(|other| other.published.rank == member)
+                .and_then(|other| other.rank);
+            let mut draft = Draft::new(FindingKind::GaveUp, text, at)
+                .caused_by(culprit)
+                .waited_by(ranks);
+            draft.is_stall = false;
+            drafts.push(draft);
+            if drafts.len() > DRAFTS_MAX {
+                return;
+            }
+        }
+    }
 }
