@@ -1,16 +1,40 @@
-//! Lines of the log that are short enough for a terminal.
+//! The log of the command, with lines that are short enough for a terminal.
 
 use log::{Level, Log, Metadata, Record};
+
+use crate::terminal;
 
 /// The most characters of a message: 160 with the time and the level, which need 29. Terminals and log viewers break or cut
 /// longer lines.
 const MESSAGE_CHARS_MAX: usize = 131;
 
+/// Sends the log to standard error, above the live line.
+pub(crate) fn start(default_level: &str) {
+    let has_colors =
+        terminal::is_live() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let style = if has_colors { "always" } else { "never" };
+    let environment = env_logger::Env::default()
+        .default_filter_or(default_level)
+        .default_write_style_or(style);
+    let logger = env_logger::Builder::from_env(environment)
+        // The modules that log are for those who choose by them.
+        .format_target(std::env::var_os(env_logger::DEFAULT_FILTER_ENV).is_some())
+        // py-spy logs texts from the memory of workers without escaping them.
+        .filter_module("py_spy", log::LevelFilter::Off)
+        .target(env_logger::Target::Pipe(Box::new(terminal::StandardError)))
+        .build();
+    let level = logger.filter();
+    // Only this function sets a logger.
+    if log::set_boxed_logger(Box::new(ShortLines(logger))).is_ok() {
+        log::set_max_level(level);
+    }
+}
+
 /// Cuts each message to one short line, and logs the whole message at the level "debug".
 ///
 /// The text of an error can be of any length, so no author of a line can ensure this. Messages with several lines are left
 /// as they are, because the further lines are the output of another program.
-pub(crate) struct ShortLines<L>(pub(crate) L);
+struct ShortLines<L>(L);
 
 impl<L: Log> Log for ShortLines<L> {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {

@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 mod client;
-mod completions;
 mod doctor;
 mod end_signals;
 mod ephemeral_ports;
@@ -12,13 +11,11 @@ mod failure;
 mod flight;
 #[cfg(feature = "journal")]
 mod journal;
-mod log_lines;
-mod man;
-mod open_files;
+mod logging;
 mod output;
-mod printable;
 mod progress;
 mod quantity;
+mod reference;
 mod relay;
 mod run;
 mod secret;
@@ -26,7 +23,6 @@ mod serve;
 mod server_address;
 mod stacks;
 mod status;
-mod store_place;
 mod suggestion;
 mod terminal;
 #[cfg(feature = "journal")]
@@ -102,11 +98,11 @@ enum Command {
     ///
     /// For bash: `c10d completions bash > ~/.local/share/bash-completion/completions/c10d`. docs/how-to/install.md has the
     /// directories of the other shells.
-    Completions(completions::CompletionsArgs),
+    Completions(reference::CompletionsArgs),
     /// Prints a manual page, or writes all of them to a directory.
     ///
-    /// To read one: `c10d man run | man -l -`. For packages: `c10d man --out-dir DIR`.
-    Man(man::ManArgs),
+    /// To read one: `c10d reference run | reference -l -`. For packages: `c10d reference --out-dir DIR`.
+    Man(reference::ManArgs),
 }
 
 #[derive(Debug, Subcommand)]
@@ -135,7 +131,7 @@ fn main() -> ExitCode {
         cli.command,
         Command::Store(StoreCommand::Serve(_)) | Command::Relay(_) | Command::Run(_)
     );
-    start_logging(default_level);
+    logging::start(default_level);
     // Each connection of a store is an open file. Programs that this command starts get the previous limit.
     c10d_socket::raise_file_limit();
     if has_dependents && let Err(error) = terminal::start_queue() {
@@ -156,8 +152,8 @@ fn main() -> ExitCode {
         Command::Flight(args) => flight::run(&args),
         Command::Progress(args) => progress::run(&args),
         Command::Secret(command) => secret::run(&command),
-        Command::Completions(args) => completions::run(&args, Cli::command()),
-        Command::Man(args) => man::run(&args, Cli::command()),
+        Command::Completions(args) => reference::print_completions(&args, Cli::command()),
+        Command::Man(args) => reference::print_pages(&args, Cli::command()),
     };
     let code = match result {
         Ok(()) => 0,
@@ -188,28 +184,6 @@ fn with_underscore(option: clap::Arg) -> clap::Arg {
     match name.map(|name| name.replace('-', "_")) {
         Some(alias) => option.alias(alias),
         None => option,
-    }
-}
-
-/// Sends the log to standard error, above the live line.
-fn start_logging(default_level: &str) {
-    let has_colors =
-        terminal::is_live() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let style = if has_colors { "always" } else { "never" };
-    let environment = env_logger::Env::default()
-        .default_filter_or(default_level)
-        .default_write_style_or(style);
-    let logger = env_logger::Builder::from_env(environment)
-        // The modules that log are for those who choose by them.
-        .format_target(std::env::var_os(env_logger::DEFAULT_FILTER_ENV).is_some())
-        // py-spy logs texts from the memory of workers without escaping them.
-        .filter_module("py_spy", log::LevelFilter::Off)
-        .target(env_logger::Target::Pipe(Box::new(terminal::StandardError)))
-        .build();
-    let level = logger.filter();
-    // Only this function sets a logger.
-    if log::set_boxed_logger(Box::new(log_lines::ShortLines(logger))).is_ok() {
-        log::set_max_level(level);
     }
 }
 

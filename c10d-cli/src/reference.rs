@@ -1,10 +1,10 @@
-//! `c10d man`: manual pages, which `clap_mangen` makes from the definitions of commands and options.
+//! `c10d man` and `c10d completions`: manual pages and completions, which are made from the definitions of commands and options.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
-use clap::{Args, Command};
+use clap::{Arg, Args, Command, ValueHint};
+use clap_complete::{Shell, generate};
 use clap_mangen::Man;
 
 use crate::failure::Failure;
@@ -22,7 +22,7 @@ pub(crate) struct ManArgs {
 }
 
 /// Prints the page of one command of `root`, or writes those of all. The same build writes the same bytes.
-pub(crate) fn run(args: &ManArgs, mut root: Command) -> Result<(), Failure> {
+pub(crate) fn print_pages(args: &ManArgs, mut root: Command) -> Result<(), Failure> {
     root.build();
     if let Some(directory) = &args.out_dir {
         let what = format!("cannot write manual pages to {}", directory.display());
@@ -65,9 +65,42 @@ fn man(command: &Command) -> Man {
         .manual("c10d manual")
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell that reads the script.
+    #[arg(value_name = "SHELL")]
+    shell: Shell,
+}
+
+/// Prints the script for `command`. The same build prints the same bytes.
+pub(crate) fn print_completions(args: &CompletionsArgs, command: Command) -> Result<(), Failure> {
+    print(&script(args.shell, command))
+}
+
+fn script(shell: Shell, mut command: Command) -> Vec<u8> {
+    if shell == Shell::Zsh {
+        command = command.mut_subcommand("run", |run| run.arg(worker_script()));
+    }
+    let name = command.get_name().to_owned();
+    let mut script = Vec::new();
+    generate(shell, &mut command, name, &mut script);
+    script
+}
+
+/// The script of `c10d run` and its arguments, which the command line has as an unknown command. Other shells complete
+/// file names where they know nothing better; zsh has to be told.
+fn worker_script() -> Arg {
+    Arg::new("SCRIPT")
+        .num_args(0..)
+        .trailing_var_arg(true)
+        .value_hint(ValueHint::FilePath)
+}
+
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use std::collections::BTreeSet;
+
+    use clap::{CommandFactory, ValueEnum};
 
     use super::*;
     use crate::Cli;
@@ -134,5 +167,45 @@ mod tests {
                 .to_string(),
             "c10d secret has no command \"x\": c10d secret --help lists its commands"
         );
+    }
+
+    fn text(shell: Shell) -> String {
+        String::from_utf8(script(shell, Cli::command())).expect("the options are text")
+    }
+
+    fn options(command: &Command, found: &mut BTreeSet<String>) {
+        let visible = command
+            .get_arguments()
+            .filter(|option| !option.is_hide_set());
+        found.extend(visible.filter_map(|option| option.get_long().map(str::to_owned)));
+        for child in command
+            .get_subcommands()
+            .filter(|child| !child.is_hide_set())
+        {
+            options(child, found);
+        }
+    }
+
+    #[test]
+    fn every_shell_completes_every_option() {
+        let mut expected = BTreeSet::new();
+        options(&Cli::command(), &mut expected);
+        assert!(expected.len() > 80, "{expected:?}");
+        for shell in Shell::value_variants() {
+            let script = text(*shell);
+            // fish and elvish write options without the two hyphens, or with a space between.
+            let missing: Vec<_> = expected
+                .iter()
+                .filter(|option| !script.contains(option.as_str()))
+                .collect();
+            assert!(missing.is_empty(), "{shell}: {missing:?}");
+        }
+    }
+
+    #[test]
+    fn scripts_are_reproducible() {
+        for shell in Shell::value_variants() {
+            assert_eq!(text(*shell), text(*shell), "{shell}");
+        }
     }
 }

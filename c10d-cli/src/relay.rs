@@ -15,7 +15,7 @@ use crate::output::announce;
 use crate::quantity::parse_duration;
 use crate::secret::SecretArgs;
 use crate::serve::DEFAULT_PORT;
-use crate::store_place::StorePlace;
+use crate::server_address::StorePlace;
 
 /// How often to check that the relay still runs, so that no idle process remains after a failure.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);

@@ -2,7 +2,7 @@
 
 #[cfg(feature = "etcd")]
 mod candidate;
-mod served;
+mod server;
 
 use std::fs;
 use std::net::TcpListener;
@@ -14,14 +14,12 @@ use c10d_inspect::http::{StatusOptions, StatusServer};
 use c10d_socket::{Credentials, ListenError, ListenOptions, adopt_listener_raw, listen};
 use c10d_store::{ServerOptions, TcpStoreServer, WireLimits, recommended_memory_max};
 use clap::Args;
+use server::{CHECK_INTERVAL, Served};
 
 use crate::end_signals::EndSignals;
 use crate::failure::Failure;
-use crate::open_files;
 use crate::quantity::{ByteCount, parse_duration};
 use crate::secret::SecretArgs;
-
-use served::{CHECK_INTERVAL, Served};
 
 /// PyTorch's default port.
 pub(crate) const DEFAULT_PORT: u16 = 29500;
@@ -219,7 +217,7 @@ fn defaults() -> ServerOptions {
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     // Before the address is printed: a signal right after that must not be missed.
     let signals = EndSignals::catch(args.end_with_parent)?;
-    log_capacity(args, open_files::left());
+    log_capacity(args, files_left());
 
     let credentials = args.secret.credentials()?;
     let options = args.options(credentials.as_ref());
@@ -283,6 +281,17 @@ fn log_capacity(args: &ServeArgs, files_left: Option<u64>) {
 fn backlog_max() -> Option<u64> {
     let text = fs::read_to_string("/proc/sys/net/core/somaxconn").ok()?;
     text.trim().parse().ok()
+}
+
+/// How many more files this process can open; `None` without a limit.
+fn files_left() -> Option<u64> {
+    c10d_socket::file_limit().map(|limit| limit.saturating_sub(open_now()))
+}
+
+/// How many files this process has open; an estimate without /proc.
+fn open_now() -> u64 {
+    const ESTIMATE: u64 = 16;
+    fs::read_dir("/proc/self/fd").map_or(ESTIMATE, |files| files.count() as u64)
 }
 
 #[cfg(test)]

@@ -2,11 +2,14 @@
 
 use std::env;
 use std::error::Error;
-use std::fmt;
+use std::fmt::{self, Display};
 use std::net::SocketAddr;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use c10d_inspect::http::store_behind;
+#[cfg(feature = "etcd")]
+use c10d_journal::EtcdOptions;
 use c10d_socket::{Cancel, Credentials, Deadline, HostPort, is_loopback_name};
 use c10d_store::{Leader, Lookup, StoreAddress, TcpStoreOptions};
 use clap::Args;
@@ -14,7 +17,6 @@ use clap::Args;
 use crate::failure::Failure;
 use crate::secret::SecretArgs;
 use crate::serve::DEFAULT_PORT;
-use crate::store_place::StorePlace;
 
 #[derive(Debug, Args)]
 pub(crate) struct ServerArgs {
@@ -163,6 +165,38 @@ pub(crate) fn client_options(credentials: Option<&Credentials>) -> TcpStoreOptio
     match credentials {
         Some(credentials) => options.with_credentials(credentials.clone()),
         None => options,
+    }
+}
+
+/// `HOST:PORT`, or `etcd://H1:2379,H2:2379/PREFIX`: wherever the store with this journal is served at the moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum StorePlace<A> {
+    At(A),
+    #[cfg(feature = "etcd")]
+    Etcd(EtcdOptions),
+}
+
+/// Whether the address is one of a store in etcd.
+pub(crate) fn is_in_etcd(address: &str) -> bool {
+    address.starts_with("etcd://")
+}
+
+impl<A: FromStr<Err: Display>> FromStr for StorePlace<A> {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if is_in_etcd(text) {
+            #[cfg(feature = "etcd")]
+            return text
+                .parse()
+                .map(Self::Etcd)
+                .map_err(|error: c10d_journal::EtcdAddressError| error.to_string());
+            #[cfg(not(feature = "etcd"))]
+            return Err("this command was built without its feature `etcd`".to_owned());
+        }
+        text.parse()
+            .map(Self::At)
+            .map_err(|error: A::Err| error.to_string())
     }
 }
 

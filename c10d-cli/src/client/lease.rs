@@ -14,8 +14,8 @@ use elastic_agent::{
     WorkerPlan,
 };
 
-use super::input::{self, bytes_of};
 use super::target::{Client, TargetArgs};
+use super::values::{self, bytes_of};
 use crate::end_signals::EndSignals;
 use crate::failure::Failure;
 use crate::quantity::parse_duration_from;
@@ -64,7 +64,7 @@ pub(super) fn run(args: &LeaseArgs) -> Result<(), Failure> {
     let lease = Lease::acquire(args)?;
     let signals = EndSignals::catch(false)?;
     if args.command.is_empty() {
-        let json = super::json::pair(&args.key, &lease.value);
+        let json = values::pair(&args.key, &lease.value);
         args.target.answer_line(json, &args.key)?;
         lease.hold(&signals, |signal| signal.map(|_| ()))?;
         lease.release();
@@ -111,11 +111,11 @@ struct Lease<'a> {
 impl<'a> Lease<'a> {
     fn acquire(args: &'a LeaseArgs) -> Result<Self, Failure> {
         let value = match &args.value {
-            Some(value) => input::argument(value)?,
+            Some(value) => values::argument(value)?,
             None => format!("{}:{}", host_name(), process::id()).into_bytes(),
         };
         let will = match args.will.as_deref() {
-            Some([key, value]) => Some((input::key(key)?, bytes_of(value))),
+            Some([key, value]) => Some((values::key(key)?, bytes_of(value))),
             _ => None,
         };
         let observer = args.target.connect()?;

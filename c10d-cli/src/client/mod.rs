@@ -1,13 +1,12 @@
 //! `c10d store get` and its siblings: one operation on a running store, for scripts.
 
 mod connections;
-mod input;
-mod json;
 mod lease;
 mod stats;
 #[cfg(feature = "etcd")]
 mod status;
 mod target;
+mod values;
 mod watch;
 
 use std::ffi::OsString;
@@ -17,12 +16,12 @@ use c10d_socket::printable;
 use c10d_store::{Store, StoreError, StoreExt, key_to_bytes};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
+use target::TargetArgs;
+use values::ValueArgs;
 
 use crate::failure::Failure;
 use crate::output::is_for_terminal;
 use crate::quantity::at_least_one;
-use input::ValueArgs;
-use target::TargetArgs;
 
 /// The subcommands of `c10d store`, except `serve`.
 #[derive(Debug, Subcommand)]
@@ -205,7 +204,7 @@ pub(crate) fn run(command: &ClientCommand) -> Result<(), Failure> {
     match command {
         ClientCommand::Get(args) => {
             let value = args.target.connect()?.store().get(&args.key)?;
-            args.target.answer(json::pair(&args.key, &value), &value)
+            args.target.answer(values::pair(&args.key, &value), &value)
         }
         ClientCommand::Set(args) => write("set", args, |store, value| store.set(&args.key, value)),
         ClientCommand::Add(args) => {
@@ -259,7 +258,7 @@ pub(crate) fn run(command: &ClientCommand) -> Result<(), Failure> {
             let client = args.target.connect()?;
             let values = client.store().multi_get(&as_strs(&args.keys))?;
             let pairs = args.keys.iter().zip(&values);
-            let pairs: Value = pairs.map(|(key, value)| json::pair(key, value)).collect();
+            let pairs: Value = pairs.map(|(key, value)| values::pair(key, value)).collect();
             args.target
                 .answer(json!({ "values": pairs }), &values.concat())
         }
@@ -313,7 +312,7 @@ fn pop(args: &PopArgs) -> Result<(), Failure> {
         false => Some(client.store().queue_pop(&args.key)?),
     };
     match value {
-        Some(value) => args.target.answer(json::pair(&args.key, &value), &value),
+        Some(value) => args.target.answer(values::pair(&args.key, &value), &value),
         None => {
             let json = json!({ "key": args.key, "value": Value::Null });
             args.target.answer(json, b"")?;
@@ -324,7 +323,7 @@ fn pop(args: &PopArgs) -> Result<(), Failure> {
 }
 
 fn compare_set(args: &CompareSetArgs) -> Result<(), Failure> {
-    let expected = input::bytes_of(&args.expected);
+    let expected = values::bytes_of(&args.expected);
     let desired = args.desired.read()?;
     let client = args.target.connect()?;
     let swap = client.store().compare_set(&args.key, expected, &desired)?;
@@ -334,7 +333,7 @@ fn compare_set(args: &CompareSetArgs) -> Result<(), Failure> {
         // only another request shows whether the key exists.
         None => expected != desired || client.store().check(&[&args.key])?,
     };
-    let mut json = json::pair(&args.key, swap.value());
+    let mut json = values::pair(&args.key, swap.value());
     json["written"] = written.into();
     args.target.answer(json, swap.value())?;
     Failure::unless(written, || {
@@ -357,11 +356,11 @@ fn multi_set(args: &MultiSetArgs) -> Result<(), Failure> {
             let text = format!("the key {:?} has no value", pair[0]);
             return Err(Failure::Usage(text));
         };
-        pairs.push((input::key(key)?, input::argument(value)?));
+        pairs.push((values::key(key)?, values::argument(value)?));
     }
     for pair in args.file.chunks_exact(2) {
-        let value = input::file(Path::new(&pair[1]))?;
-        pairs.push((input::key(&pair[0])?, value));
+        let value = values::file(Path::new(&pair[1]))?;
+        pairs.push((values::key(&pair[0])?, value));
     }
     let pairs = pairs.iter().map(|(key, value)| (*key, value.as_slice()));
     let pairs: Vec<(&str, &[u8])> = pairs.collect();

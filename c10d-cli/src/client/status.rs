@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::etcd::EtcdArgs;
 use crate::failure::Failure;
 use crate::output::print;
-use crate::printable::printable_json;
+use crate::output::printable_json;
 
 /// How long etcd may take, once its members were asked.
 const TIMEOUT: Duration = Duration::from_secs(5);

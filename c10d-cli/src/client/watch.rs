@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 
 use super::target::{Client, TargetArgs};
 use crate::failure::Failure;
+use crate::output::printable_value;
 use crate::output::{print_json, print_line};
-use crate::printable::printable_value;
 use crate::status::ask_following;
 
 /// How often the keys of a prefix are compared with those before.
@@ -50,7 +50,7 @@ fn watch_key(target: &TargetArgs, client: &Client, key: &str) -> Result<(), Fail
     loop {
         let now = Timestamp::now();
         if target.json {
-            let mut change = super::json::pair(key, &value);
+            let mut change = super::values::pair(key, &value);
             change["length"] = value.len().into();
             print_change(now, change)?;
         } else {

@@ -1,9 +1,8 @@
 //! `c10d store verify`, `export` and `import`: the directory of a store that no server has open.
 
 mod contents;
-mod export;
-mod import;
 mod line;
+mod transfer;
 mod verify;
 
 use std::path::PathBuf;
@@ -41,7 +40,7 @@ pub(crate) struct DirectoryArgs {
 pub(crate) fn run(command: &JournalCommand) -> Result<(), Failure> {
     match command {
         JournalCommand::Verify(args) => verify::run(args),
-        JournalCommand::Export(args) => export::run(&args.dir),
-        JournalCommand::Import(args) => import::run(&args.dir),
+        JournalCommand::Export(args) => transfer::export(&args.dir),
+        JournalCommand::Import(args) => transfer::import(&args.dir),
     }
 }

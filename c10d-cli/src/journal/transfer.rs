@@ -1,4 +1,4 @@
-//! `c10d store import`.
+//! `c10d store export` and `c10d store import`.
 
 use std::io::{self, BufRead};
 use std::path::Path;
@@ -10,9 +10,11 @@ use c10d_store::unstable::{Contents, Effect};
 use super::contents::Kept;
 use super::line::Line;
 use crate::failure::Failure;
+use crate::output::print;
+use crate::output::printable_json;
 
 /// Reads all lines before anything is written, and writes them as one snapshot.
-pub(super) fn run(directory: &Path) -> Result<(), Failure> {
+pub(super) fn import(directory: &Path) -> Result<(), Failure> {
     let contents = read(io::stdin().lock())?;
     // A reader that fails says no more than the opening that follows: there is no store yet, or it cannot be opened.
     if let Ok(reader) = SqliteJournalReader::open(directory) {
@@ -57,4 +59,25 @@ fn read(input: impl BufRead) -> Result<Contents, Failure> {
         }
     }
     Ok(contents)
+}
+
+/// Lines are written in pieces of about these bytes.
+const WRITE_BYTES: usize = 64 << 10;
+
+/// Prints a line for each key. Prints nothing of a directory that is damaged.
+pub(super) fn export(directory: &Path) -> Result<(), Failure> {
+    let reader = SqliteJournalReader::open(directory)?;
+    let mut kept = Kept::default();
+    kept.read(&reader)?;
+    let mut text = String::new();
+    for (key, entry) in kept.contents.iter() {
+        let line = serde_json::to_string(&Line::new(key, entry));
+        text += &printable_json(&line.expect("text and lists"));
+        text.push('\n');
+        if text.len() >= WRITE_BYTES {
+            print(text.as_bytes())?;
+            text.clear();
+        }
+    }
+    print(text.as_bytes())
 }

@@ -7,20 +7,20 @@ mod headings;
 mod interpreter;
 pub(crate) mod options;
 mod report;
-mod screen;
 mod surroundings;
 
+use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
-use elastic_agent::{Launcher, StopControl};
+use elastic_agent::{Launcher, Screen, StopControl};
+use options::{RunOptions, RunPlan};
+pub(crate) use surroundings::plan as plan_of;
 
 use crate::failure::{Failure, complain};
 use crate::output::print_line;
 use crate::terminal;
-use options::{RunOptions, RunPlan};
-use screen::Terminal;
-pub(crate) use surroundings::plan as plan_of;
 
 /// The default of RUST_LOG: warnings, and events of the whole job.
 pub(crate) const LOG_LEVELS: &str = "warn,c10d::run=info,c10d_relay=info,elastic_agent::agent=info,elastic_agent::launcher=info,elastic_agent::logs=info,elastic_rendezvous=info";
@@ -79,4 +79,35 @@ fn launch(plan: &RunPlan) -> Result<u8, Failure> {
         .map_or(terminal::STUCK_MAX, StopControl::stuck_max);
     terminal::finish(stuck_max);
     Ok(code)
+}
+
+/// Standard error, through the queue that all output of this command takes.
+#[derive(Debug)]
+pub(crate) struct Terminal;
+
+impl Screen for Terminal {
+    fn message(&self, text: &str) {
+        self.text(&format!("c10d run: {text}"));
+    }
+
+    fn text(&self, text: &str) {
+        // A closed standard error takes no text.
+        let _ = terminal::StandardError.write_all(text.as_bytes());
+    }
+
+    fn is_live(&self) -> bool {
+        terminal::is_live()
+    }
+
+    fn show(&self, line: &str) {
+        terminal::show(line);
+    }
+
+    fn hide(&self) {
+        terminal::hide();
+    }
+
+    fn finish(&self, stuck_max: Duration) {
+        terminal::finish(stuck_max);
+    }
 }

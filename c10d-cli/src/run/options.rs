@@ -1,19 +1,15 @@
 //! The options of `c10d run`, and the plan that follows from them.
 //!
 //! Pure: [`Surroundings`] provides the environment, the number of devices and randomness. The modules of the options
-//! declare each of them [once](given).
+//! declare each of them [once](arguments).
 
+mod arguments;
 mod debugging;
 mod error;
-mod given;
-mod hangs;
-mod ignored;
 mod keep;
 mod nodes;
-mod origin;
 mod output;
 mod ports;
-mod preload;
 mod rendezvous;
 mod restarts;
 mod script;
@@ -21,28 +17,27 @@ mod security;
 mod stopping;
 mod stores;
 mod timeouts;
+mod torchrun;
 mod values;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub(crate) use arguments::{Origin, Surroundings, with_variables};
 use c10d_socket::Credentials;
 use clap::{Arg, Args, Command};
-use elastic_agent::scheduler;
-use elastic_agent::{AgentOptions, Entrypoint, LauncherOptions};
+pub(crate) use debugging::DEBUGGER;
+use elastic_agent::{AgentOptions, Entrypoint, LauncherOptions, scheduler};
 use elastic_rendezvous::{StartWarning, start_warnings};
+use error::UsageError;
+use values::port;
 
 use super::headings::{AFTER_HELP, AFTER_SHORT_HELP};
 #[cfg(feature = "etcd")]
 use crate::etcd::{EtcdAccessArgs, EtcdCandidateArgs};
 use crate::failure::Failure;
-use crate::store_place::is_in_etcd;
-pub(crate) use debugging::DEBUGGER;
-use error::UsageError;
-pub(crate) use given::{Surroundings, with_variables};
-pub(crate) use origin::Origin;
-use values::port;
+use crate::server_address::is_in_etcd;
 
 /// How many threads the libraries of one worker use for computations.
 const THREADS: &str = "OMP_NUM_THREADS";
@@ -84,7 +79,7 @@ pub(crate) struct RunOptions {
     output: output::OutputArgs,
 
     #[command(flatten)]
-    hangs: hangs::HangArgs,
+    hangs: debugging::HangArgs,
 
     #[command(flatten)]
     debugging: debugging::DebugArgs,
@@ -96,10 +91,10 @@ pub(crate) struct RunOptions {
     security: security::SecurityArgs,
 
     #[command(flatten)]
-    preload: preload::PreloadArgs,
+    preload: restarts::PreloadArgs,
 
     #[command(flatten)]
-    ignored: ignored::IgnoredArgs,
+    ignored: torchrun::IgnoredArgs,
 
     #[command(subcommand)]
     script: Option<script::Script>,
@@ -180,7 +175,7 @@ impl RunOptions {
     pub(crate) fn resolve(self, surroundings: &Surroundings<'_>) -> Result<RunPlan, UsageError> {
         let mut warnings = Vec::new();
         let flags = Self::augment_args(Command::new("run"));
-        given::check_flags(&flags, surroundings.variable)?;
+        arguments::check_flags(&flags, surroundings.variable)?;
         self.ignored.check(&mut warnings)?;
         let (entrypoint, command) = self.how.command(self.script, surroundings)?;
         let (found, doubts) = match self.nodes.no_scheduler {

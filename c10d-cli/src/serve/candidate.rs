@@ -8,7 +8,7 @@ use c10d_socket::HostPort;
 use c10d_store::journal::{JournalError, JournalSource};
 use c10d_store::{ServerOptions, TcpStoreServer};
 
-use super::served::{CHECK_INTERVAL, Served};
+use super::server::{CHECK_INTERVAL, Served};
 use crate::end_signals::EndSignals;
 use crate::failure::Failure;
 

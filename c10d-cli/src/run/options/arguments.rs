@@ -12,13 +12,13 @@ use c10d_socket::Credentials;
 use clap::builder::{StringValueParser, TypedValueParser};
 use clap::parser::ValueSource;
 use clap::{Arg, Command, Error};
+use elastic_agent::devices::{Cpus, DeviceKind, DevicesError};
+use elastic_agent::scheduler::Site;
+use elastic_rendezvous::StartWarning;
 
 use super::error::{Given, Refusal, UsageError};
 use crate::ephemeral_ports::EphemeralPorts;
 use crate::run::interpreter::Interpreter;
-use elastic_agent::devices::{Cpus, DeviceKind, DevicesError};
-use elastic_agent::scheduler::Site;
-use elastic_rendezvous::StartWarning;
 
 /// What the plan depends on besides the options.
 pub(crate) struct Surroundings<'a> {
@@ -184,4 +184,12 @@ impl Surroundings<'_> {
     pub(super) fn is_on(&self, name: &str) -> bool {
         (self.variable)(name).is_some_and(|value| value == "1")
     }
+}
+
+/// A value of the plan, and the option or variables that it is from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Origin {
+    pub(crate) name: &'static str,
+    pub(crate) value: String,
+    pub(crate) from: String,
 }

@@ -7,8 +7,8 @@ use clap::Args;
 use elastic_agent::{KeepOptions, Replacement, RestartRules};
 use elastic_rendezvous::StartWarning;
 
+use super::arguments::{Parsed, Read};
 use super::error::{Refusal, UsageError};
-use super::given::{Parsed, Read};
 use super::values::{number, time};
 use crate::run::headings::RESTARTS;
 

@@ -6,15 +6,14 @@ use std::time::Duration;
 use c10d_store::recommended_memory_max;
 use clap::Args;
 use elastic_agent::HealthCheck;
-use elastic_rendezvous::{StartWarning, WarningKind, parse_config};
-
-use super::error::{Given, Refusal, UsageError};
-use super::given::{Parsed, Read, Surroundings, value_of};
-use super::origin::Origin;
-use super::values::{bytes, number, positive_time, text, time, whole_number};
-use crate::run::headings::NODES;
 use elastic_agent::devices::DeviceKind;
 use elastic_agent::scheduler::{Found, Sourced};
+use elastic_rendezvous::{StartWarning, WarningKind, parse_config};
+
+use super::arguments::{Origin, Parsed, Read, Surroundings, value_of};
+use super::error::{Given, Refusal, UsageError};
+use super::values::{bytes, number, positive_time, text, time, whole_number};
+use crate::run::headings::NODES;
 
 /// [`choose`](Self::choose) takes those about the rendezvous.
 #[derive(Debug, Clone, Args)]

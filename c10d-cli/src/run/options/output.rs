@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use clap::Args;
 use elastic_agent::{LogOptions, StreamMap, StreamMapError, parse_line_filters};
 
+use super::arguments::{Parsed, Read, Surroundings};
 use super::error::{Refusal, UsageError};
-use super::given::{Parsed, Read, Surroundings};
 use super::values::{numbers, path, text};
 use crate::run::headings::OUTPUT;
 

@@ -5,7 +5,7 @@ use elastic_rendezvous::{
     Endpoint, RendezvousParameters, STATIC_BACKEND, StartWarning, WarningKind,
 };
 
-use super::given::Surroundings;
+use super::arguments::Surroundings;
 
 /// The warning about given ports that the system also gives to outgoing connections.
 pub(super) fn warning(

@@ -3,20 +3,19 @@
 //! Values that a scheduler's environment names are used where none is given.
 
 use c10d_socket::is_loopback_name;
+use elastic_agent::scheduler::{Found, Sourced};
 use elastic_rendezvous::{
     C10D_BACKEND, DEFAULT_PORT, Endpoint, EndpointError, RendezvousParameters, StartWarning,
     WarningKind,
 };
 
+use super::arguments::{Origin, Parsed, Surroundings, value_of};
 use super::error::{Given, Refusal, UsageError};
-use super::given::{Parsed, Surroundings, value_of};
 use super::nodes::{Backend, NodeArgs, node_counts};
-use super::origin::Origin;
 use super::timeouts::STATIC_USUAL;
 use super::values::whole_number;
 use crate::serve::DEFAULT_PORT as STATIC_PORT;
-use crate::store_place::{StorePlace, is_in_etcd};
-use elastic_agent::scheduler::{Found, Sourced};
+use crate::server_address::{StorePlace, is_in_etcd};
 
 /// How nodes find each other, and the rank of this one, if it has one before they do.
 #[derive(Debug)]

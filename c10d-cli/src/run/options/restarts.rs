@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use elastic_agent::{ProgressOptions, RestartBudget, RestartRules};
+use elastic_agent::{Entrypoint, PreloadOptions, ProgressOptions, RestartBudget, RestartRules};
+use elastic_rendezvous::StartWarning;
 
+use super::arguments::{Parsed, Read, value_of};
 use super::error::{Refusal, UsageError};
-use super::given::{Parsed, Read, value_of};
-use super::values::{numbers, or_never, path, time_above_0, whole_number};
-use crate::run::headings::RESTARTS;
+use super::values::{list, numbers, or_never, path, time_above_0, whole_number};
+use crate::run::headings::{PRELOADING, RESTARTS};
 
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = RESTARTS)]
@@ -135,4 +136,54 @@ fn time_or_never(text: &str) -> Result<Option<Duration>, Refusal> {
         time_above_0,
         "a time above 0 as in 30s or 10m, or `never`",
     )
+}
+
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = PRELOADING)]
+pub(super) struct PreloadArgs {
+    /// Imports these Python modules once, in a process from which workers are forked.
+    ///
+    /// A restart takes milliseconds then. `torch,torch._dynamo` for training scripts. Workers that cannot be forked start as without it,
+    /// with a warning (Linux).
+    #[arg(long, value_name = "MODULE,...", default_value = "", value_parser = Read(list))]
+    preload: Parsed<Vec<String>>,
+
+    /// Fails instead of starting workers that are not forked.
+    #[arg(hide_short_help = true, long)]
+    preload_required: bool,
+
+    /// Forks workers ahead, which saves some 10 ms for each at a restart.
+    #[arg(hide_short_help = true, long)]
+    preload_standby: bool,
+}
+
+impl PreloadArgs {
+    pub(super) fn options(
+        &self,
+        entrypoint: &Entrypoint,
+        warnings: &mut Vec<StartWarning>,
+    ) -> Result<Option<PreloadOptions>, UsageError> {
+        let modules = self.preload.value()?;
+        if modules.is_empty() {
+            if self.preload_required || self.preload_standby {
+                warnings.push(
+                    "--preload-required and --preload-standby have no effect: \
+                     --preload is not given"
+                        .into(),
+                );
+            }
+            return Ok(None);
+        }
+        match entrypoint {
+            Entrypoint::Program(script) => Err(UsageError::PreloadWithoutPython {
+                script: script.clone(),
+            }),
+            Entrypoint::RunPath(_) => Err(UsageError::PreloadWithRunPath),
+            Entrypoint::Script(_) | Entrypoint::Module(_) => Ok(Some(
+                PreloadOptions::new(modules)
+                    .with_required(self.preload_required)
+                    .with_standbys(self.preload_standby),
+            )),
+        }
+    }
 }

@@ -5,8 +5,8 @@ use std::ffi::{OsStr, OsString};
 use clap::{Args, Subcommand};
 use elastic_agent::{CommandLine, Entrypoint};
 
+use super::arguments::Surroundings;
 use super::error::UsageError;
-use super::given::Surroundings;
 use crate::run::headings::SCRIPT;
 
 #[derive(Debug, Clone, Args)]

@@ -3,8 +3,8 @@
 use clap::Args;
 use elastic_rendezvous::StartWarning;
 
+use super::arguments::{Parsed, Read, value_of};
 use super::error::UsageError;
-use super::given::{Parsed, Read, value_of};
 use super::values::port;
 use crate::run::headings::SECURITY;
 use crate::secret::SecretArgs;

@@ -6,8 +6,8 @@ use clap::Args;
 use elastic_agent::{AgentOptions, Entrypoint, ExitLimits, SignalTarget};
 use elastic_rendezvous::{StartWarning, WarningKind};
 
+use super::arguments::{Parsed, Read, Surroundings, value_of};
 use super::error::{Refusal, UsageError};
-use super::given::{Parsed, Read, Surroundings, value_of};
 use super::values::{list, number, time_above_0};
 use crate::run::headings::STOPPING;
 

@@ -13,13 +13,13 @@ use c10d_store::journal::JournalSource;
 use clap::Args;
 use elastic_rendezvous::{PortRange, RendezvousParameters, STATIC_BACKEND, StartWarning};
 
+use super::arguments::{Parsed, Read, value_of};
 use super::error::{Refusal, UsageError};
-use super::given::{Parsed, Read, value_of};
 #[cfg(feature = "journal")]
 use super::values::path;
 use super::values::{port, whole_number};
 use crate::run::headings::NODES;
-use crate::store_place::is_in_etcd;
+use crate::server_address::is_in_etcd;
 
 /// The setting of the rendezvous that chooses the workers' store.
 const WORKERS_STORE: &str = "workers_store";

@@ -5,8 +5,8 @@ use std::time::Duration;
 use clap::Args;
 use elastic_rendezvous::StartWarning;
 
+use super::arguments::{Parsed, Read};
 use super::error::{Refusal, UsageError};
-use super::given::{Parsed, Read};
 use super::values::text;
 use crate::run::headings::IGNORED;
 
