@@ -27,82 +27,69 @@ pub(super) enum CallKind {
     Store,
 }
 
+/// The names of the functions of a file that users call, separated by spaces. A call has the name of its function.
+type Names = (&'static str, CallKind, &'static str);
+
 /// A row: the file, or the folder if it ends with `/`; the function, or `*`; and the call.
 type Row = (&'static str, &'static str, CallKind, &'static str);
 
 const C10D: &str = "torch/distributed/distributed_c10d.py";
 const FUNCTIONAL: &str = "torch/distributed/_functional_collectives.py";
 const RPC: &str = "torch/distributed/rpc/api.py";
+const STORE: &str = "torch/distributed/elastic/utils/store.py";
 const SHUTDOWN: &str = "rpc.shutdown";
 
 use CallKind::{Collective, Group, PointToPoint, Store};
 
 /// Functions that users call. If such functions are nested, for example `all_gather` in `all_gather_object`, the outer
 /// function is the call.
-const FUNCTIONS: &[Row] = &[
-    (C10D, "all_reduce", Collective, "all_reduce"),
+const FUNCTIONS: &[Names] = &[
     (
         C10D,
-        "all_reduce_coalesced",
         Collective,
-        "all_reduce_coalesced",
+        "all_reduce all_reduce_coalesced broadcast broadcast_object_list reduce all_gather \
+         all_gather_into_tensor all_gather_single all_gather_object all_gather_coalesced gather \
+         gather_object scatter scatter_object_list reduce_scatter reduce_scatter_tensor \
+         reduce_scatter_single all_to_all all_to_all_single barrier monitored_barrier",
     ),
+    (
+        C10D,
+        PointToPoint,
+        "send recv isend irecv batch_isend_irecv send_object_list recv_object_list",
+    ),
+    (
+        C10D,
+        Group,
+        "init_process_group new_group new_subgroups new_subgroups_by_enumeration split_group",
+    ),
+    (
+        "torch/distributed/device_mesh.py",
+        Group,
+        "init_device_mesh",
+    ),
+    ("torch/distributed/rpc/__init__.py", Group, "init_rpc"),
+    (RPC, PointToPoint, "rpc_sync"),
+    (
+        FUNCTIONAL,
+        Collective,
+        "all_reduce all_reduce_coalesced broadcast all_gather_tensor all_gather_single \
+         reduce_scatter_tensor reduce_scatter_single all_to_all_single wait_tensor",
+    ),
+];
+
+/// Such functions whose call has another name.
+const RENAMED: &[Row] = &[
     (
         C10D,
         "_coalescing_manager",
         Collective,
         "coalesced collectives",
     ),
-    (C10D, "broadcast", Collective, "broadcast"),
-    (
-        C10D,
-        "broadcast_object_list",
-        Collective,
-        "broadcast_object_list",
-    ),
-    (C10D, "reduce", Collective, "reduce"),
-    (C10D, "all_gather", Collective, "all_gather"),
-    (
-        C10D,
-        "all_gather_into_tensor",
-        Collective,
-        "all_gather_into_tensor",
-    ),
-    (C10D, "all_gather_single", Collective, "all_gather_single"),
     (
         C10D,
         "_all_gather_base",
         Collective,
         "all_gather_into_tensor",
-    ),
-    (C10D, "all_gather_object", Collective, "all_gather_object"),
-    (
-        C10D,
-        "all_gather_coalesced",
-        Collective,
-        "all_gather_coalesced",
-    ),
-    (C10D, "gather", Collective, "gather"),
-    (C10D, "gather_object", Collective, "gather_object"),
-    (C10D, "scatter", Collective, "scatter"),
-    (
-        C10D,
-        "scatter_object_list",
-        Collective,
-        "scatter_object_list",
-    ),
-    (C10D, "reduce_scatter", Collective, "reduce_scatter"),
-    (
-        C10D,
-        "reduce_scatter_tensor",
-        Collective,
-        "reduce_scatter_tensor",
-    ),
-    (
-        C10D,
-        "reduce_scatter_single",
-        Collective,
-        "reduce_scatter_single",
     ),
     (
         C10D,
@@ -110,92 +97,9 @@ const FUNCTIONS: &[Row] = &[
         Collective,
         "reduce_scatter_tensor",
     ),
-    (C10D, "all_to_all", Collective, "all_to_all"),
-    (C10D, "all_to_all_single", Collective, "all_to_all_single"),
-    (C10D, "barrier", Collective, "barrier"),
-    (C10D, "monitored_barrier", Collective, "monitored_barrier"),
-    (C10D, "send", PointToPoint, "send"),
-    (C10D, "recv", PointToPoint, "recv"),
-    (C10D, "isend", PointToPoint, "isend"),
-    (C10D, "irecv", PointToPoint, "irecv"),
-    (C10D, "batch_isend_irecv", PointToPoint, "batch_isend_irecv"),
-    (C10D, "send_object_list", PointToPoint, "send_object_list"),
-    (C10D, "recv_object_list", PointToPoint, "recv_object_list"),
-    (C10D, "init_process_group", Group, "init_process_group"),
-    (C10D, "new_group", Group, "new_group"),
-    (C10D, "new_subgroups", Group, "new_subgroups"),
-    (
-        C10D,
-        "new_subgroups_by_enumeration",
-        Group,
-        "new_subgroups_by_enumeration",
-    ),
-    (C10D, "split_group", Group, "split_group"),
-    (
-        "torch/distributed/device_mesh.py",
-        "init_device_mesh",
-        Group,
-        "init_device_mesh",
-    ),
-    (
-        "torch/distributed/rpc/__init__.py",
-        "init_rpc",
-        Group,
-        "init_rpc",
-    ),
     (RPC, "shutdown", PointToPoint, SHUTDOWN),
-    (RPC, "rpc_sync", PointToPoint, "rpc_sync"),
-    (
-        "torch/distributed/elastic/utils/store.py",
-        "barrier",
-        Store,
-        "the store's barrier",
-    ),
-    (
-        "torch/distributed/elastic/utils/store.py",
-        "synchronize",
-        Store,
-        "the store's barrier",
-    ),
-    (FUNCTIONAL, "all_reduce", Collective, "all_reduce"),
-    (
-        FUNCTIONAL,
-        "all_reduce_coalesced",
-        Collective,
-        "all_reduce_coalesced",
-    ),
-    (FUNCTIONAL, "broadcast", Collective, "broadcast"),
-    (
-        FUNCTIONAL,
-        "all_gather_tensor",
-        Collective,
-        "all_gather_tensor",
-    ),
-    (
-        FUNCTIONAL,
-        "all_gather_single",
-        Collective,
-        "all_gather_single",
-    ),
-    (
-        FUNCTIONAL,
-        "reduce_scatter_tensor",
-        Collective,
-        "reduce_scatter_tensor",
-    ),
-    (
-        FUNCTIONAL,
-        "reduce_scatter_single",
-        Collective,
-        "reduce_scatter_single",
-    ),
-    (
-        FUNCTIONAL,
-        "all_to_all_single",
-        Collective,
-        "all_to_all_single",
-    ),
-    (FUNCTIONAL, "wait_tensor", Collective, "wait_tensor"),
+    (STORE, "barrier", Store, "the store's barrier"),
+    (STORE, "synchronize", Store, "the store's barrier"),
     (FUNCTIONAL, "wait", Collective, "wait_tensor"),
     (FUNCTIONAL, "trigger_wait", Collective, "wait_tensor"),
 ];
@@ -278,7 +182,7 @@ const BELOW: &[&str] = &[
     "torch/distributed/c10d_logger.py",
     "torch/distributed/rendezvous.py",
     "torch/distributed/rpc/",
-    "torch/distributed/elastic/utils/store.py",
+    STORE,
     "torch/distributed/device_mesh.py",
     "torch/distributed/nn/",
     "torch/_ops.py",
@@ -290,35 +194,47 @@ const BELOW: &[&str] = &[
 /// `None` if it is inside another function.
 pub(super) fn call(library: &[&Frame]) -> Option<Call> {
     let innermost = library.last()?;
-    let row = |rows: &'static [Row], frame: &Frame| {
-        let mut rows = rows.iter();
-        rows.find(|(file, function, ..)| {
-            is_in(&frame.file, file) && (*function == "*" || name(frame) == *function)
-        })
-    };
     let is_below = |frame: &&&Frame| {
-        let is_wait = row(FUNCTIONS, frame).is_none() && is_lock(frame);
+        let is_wait = named(frame).is_none() && is_lock(frame);
         is_wait || BELOW.iter().any(|file| is_in(&frame.file, file))
     };
     let waiting = library.iter().rev().take_while(is_below);
-    let named = waiting.filter_map(|frame| row(FUNCTIONS, frame)).last();
-    if let Some(&(.., kind, name)) = named {
-        let can_spin = row(FUNCTIONS, innermost).is_some();
+    if let Some((kind, name)) = waiting.filter_map(|frame| named(frame)).last() {
         return Some(Call {
             kind,
             name,
-            can_spin,
+            can_spin: named(innermost).is_some(),
             // It serves the calls of other ranks until they have finished.
             can_compute: name == SHUTDOWN,
         });
     }
-    let &(.., kind, name) = row(INNERMOST, innermost)?;
+    let (kind, name) = row(INNERMOST, innermost)?;
     Some(Call {
         kind,
         name,
         can_spin: false,
         can_compute: true,
     })
+}
+
+/// The call of a frame in a function that users call.
+fn named(frame: &Frame) -> Option<(CallKind, &'static str)> {
+    let own = name(frame);
+    let mut files = FUNCTIONS.iter().filter(|(file, ..)| frame.file == *file);
+    let same = files.find_map(|&(_, kind, names)| {
+        let mut names = names.split_ascii_whitespace();
+        Some((kind, names.find(|it| *it == own)?))
+    });
+    same.or_else(|| row(RENAMED, frame))
+}
+
+/// The call of the first row for a frame.
+fn row(rows: &[Row], frame: &Frame) -> Option<(CallKind, &'static str)> {
+    let mut rows = rows.iter();
+    let row = rows.find(|(file, function, ..)| {
+        is_in(&frame.file, file) && (*function == "*" || name(frame) == *function)
+    });
+    row.map(|&(.., kind, name)| (kind, name))
 }
 
 /// Whether a frame is in a function of Python that waits for another thread.
