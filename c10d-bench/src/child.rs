@@ -1,21 +1,19 @@
 //! A server in a child process: the parent starts and kills it, the child announces its address.
 
-use std::env;
 use std::io::{self, Read as _};
 use std::net::SocketAddr;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{env, thread};
 
 use c10d_socket::{Cancel, Deadline, wait_for_input};
-
 #[cfg(target_os = "linux")]
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 use crate::affinity::{Cores, on_server_core};
 use crate::failure::{Context as _, Failure};
-use crate::output::print_line;
 use crate::process::Process;
+use crate::report::print_line;
 
 /// The start of the line with a server's address; `c10d store serve` prints it too.
 const ANNOUNCEMENT: &str = "listening on ";

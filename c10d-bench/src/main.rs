@@ -10,10 +10,7 @@ mod child;
 mod failure;
 mod fleet;
 mod goodput;
-mod latency;
 mod numbers;
-mod open_files;
-mod output;
 mod pair;
 mod process;
 mod relay;
@@ -23,7 +20,6 @@ mod rpc;
 mod rref;
 mod servers;
 mod store;
-mod store_place;
 mod store_server;
 mod workload;
 

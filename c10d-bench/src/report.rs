@@ -1,11 +1,12 @@
 //! Figures of a benchmark, printed as a table or as JSON.
 
 use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
 use crate::failure::Failure;
-use crate::output::{print, print_line};
 
 /// The unit of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -364,6 +365,41 @@ fn with_separators(value: f64, decimals: usize) -> String {
     separated
 }
 
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout();
+    let written = stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush());
+    written.map_err(|error| Failure::output(&error))
+}
+
+pub(crate) fn print_line(answer: impl std::fmt::Display) -> Result<(), Failure> {
+    print(&format!("{answer}\n"))
+}
+
+/// Repeats an operation for `time`, at least once. Returns how long each took.
+pub(super) fn repeat<E>(
+    time: Duration,
+    mut operation: impl FnMut() -> Result<(), E>,
+) -> Result<Vec<Duration>, E> {
+    let mut times = Vec::new();
+    let mut started = Instant::now();
+    let end = started + time;
+    while times.is_empty() || started < end {
+        operation()?;
+        times.push(started.elapsed());
+        started = Instant::now();
+    }
+    Ok(times)
+}
+
+/// The median and the 99th percentile in microseconds. `times` holds at least one.
+pub(super) fn percentiles(times: &mut [Duration]) -> [f64; 2] {
+    times.sort_unstable();
+    let last = times.len() - 1;
+    [last / 2, last * 99 / 100].map(|index| times[index].as_nanos() as f64 / 1e3)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -446,8 +482,8 @@ mod tests {
         assert_eq!(
             report.table(),
             "a server\n     median    min    max  unit   floor  ratio  goal\n\
-             add   1,500  1,000  2,000  ops/s  3,000  0.500  ratio >= 0.93 MISSED\n\
-             note: one core\n"
+     add   1,500  1,000  2,000  ops/s  3,000  0.500  ratio >= 0.93 MISSED\n\
+     note: one core\n"
         );
         let json = report.json();
         let row = &json["rows"][0];
@@ -459,5 +495,12 @@ mod tests {
             (&row["ratio_to_floor"], &row["goal"]["met"]),
             (&json!(0.5), &json!(false))
         );
+    }
+
+    #[test]
+    fn percentiles_are_those_of_the_sorted_times() {
+        let mut times: Vec<_> = (1..=201).rev().map(Duration::from_micros).collect();
+        assert_eq!(percentiles(&mut times), [101.0, 199.0]);
+        assert_eq!(percentiles(&mut [Duration::from_micros(7)]), [7.0, 7.0]);
     }
 }

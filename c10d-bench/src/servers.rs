@@ -3,8 +3,9 @@
 
 use std::net::TcpListener;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use c10d_journal::{EtcdJournal, EtcdOptions, SqliteJournal};
+use c10d_journal::{EtcdDirectory, EtcdJournal, EtcdOptions, SqliteJournal};
 use c10d_relay::{Relay, RelayOptions};
 use c10d_socket::{Credentials, HostPort, ListenOptions, Secret, listen};
 use c10d_store::{ServerOptions, StoreAddress, TcpStoreServer};
@@ -12,7 +13,6 @@ use clap::Args;
 
 use crate::child::{announce, end_with_measurement, park};
 use crate::failure::Failure;
-use crate::store_place::store_place;
 
 #[derive(Debug, Args)]
 pub(crate) struct StoreServerArgs {
@@ -96,4 +96,16 @@ fn credentials(secret_file: Option<&PathBuf>) -> Result<Option<Credentials>, Fai
     };
     let secrets = Secret::read_file(path)?;
     Ok(Some(Credentials::from_secrets(secrets)?))
+}
+
+/// Parses `HOST:PORT`, or `etcd://H1:2379,H2:2379/PREFIX`: wherever the store is served at the moment.
+pub(crate) fn store_place(text: &str) -> Result<StoreAddress, String> {
+    if text.starts_with("etcd://") {
+        let options: EtcdOptions = text.parse().map_err(|error| format!("{error}"))?;
+        return Ok(StoreAddress::LookedUp(Arc::new(EtcdDirectory::new(
+            options,
+        ))));
+    }
+    let address: HostPort = text.parse().map_err(|error| format!("{error}"))?;
+    Ok(address.into())
 }

@@ -9,14 +9,12 @@ use clap::{Args, ValueEnum};
 use crate::affinity::Cores;
 use crate::failure::{Context as _, Failure};
 use crate::numbers::{at_least_one, round_seconds};
-use crate::open_files;
-use crate::process::Process;
+use crate::process::{self, Process};
 use crate::report::{Goal, Report, Row};
 use crate::store_server::StoreServer;
+use crate::workload::client::{large_values, ping};
 use crate::workload::durable::durable;
 use crate::workload::etcd::etcd;
-use crate::workload::large::large_values;
-use crate::workload::ping::ping;
 use crate::workload::ranks::ranks;
 use crate::workload::setting::Setting;
 use crate::workload::throughput::{Kind, Throughput};
@@ -101,7 +99,7 @@ pub(super) fn run(args: &StoreBenchArgs) -> Result<(), Failure> {
 fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
     let mut notes = Vec::new();
     // Before the server starts, which inherits the limit.
-    let files_left = open_files::raise_limit();
+    let files_left = process::raise_limit();
     let cores = Cores::choose(!args.no_pin, &mut notes);
     // The child must live as long as the measurement.
     let (subject, server, process, _child) = match &args.connect {
@@ -153,7 +151,7 @@ fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
                     rounds: args.rounds.min(LONG_WORKLOAD_ROUNDS_MAX),
                     ..setting
                 };
-                let fit = open_files::that_fit(args.ranks, "ranks", 1, files_left, &mut notes);
+                let fit = process::that_fit(args.ranks, "ranks", 1, files_left, &mut notes);
                 rows.extend(ranks(fit, &setting)?);
             }
         }

@@ -8,8 +8,7 @@ use super::account::Account;
 use super::history::{History, Setting, SideHistory};
 use super::plan::Kind;
 use crate::failure::Failure;
-use crate::output::{print as print_text, print_line};
-use crate::report::{Goal, Report, Row, Unit};
+use crate::report::{Goal, Report, Row, Unit, print as print_text, print_line};
 
 /// Of the side that has everything.
 const GOODPUT_MIN: f64 = 97.0;

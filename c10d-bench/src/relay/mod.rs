@@ -4,21 +4,24 @@
 //! sessions for the node's ranks. Without relays it holds a connection for each rank. Only the latency of one rank is that of a
 //! real relay.
 
-mod latency;
 mod ranks;
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use c10d_store::{Store, StoreError, StoreExt, TcpStore};
 use clap::{Args, ValueEnum};
 
 use crate::affinity::Cores;
+use crate::child::ServerChild;
 use crate::failure::Failure;
 use crate::numbers::{at_least_one, at_most, round_seconds};
-use crate::open_files;
-use crate::report::Report;
+use crate::process;
+use crate::report::{Goal, Report, Row, Unit, measure_in_turn, percentiles, repeat};
+use crate::servers::RelayServerArgs;
+use crate::store_server::StoreServer;
 use crate::workload::job::Shape;
-use crate::workload::setting::Setting;
+use crate::workload::setting::{Setting, open_store};
 
 /// Measures what a relay on each node changes. The floor of each figure is the same without relays.
 ///
@@ -83,7 +86,7 @@ pub(super) fn run(args: &RelayBenchArgs) -> Result<(), Failure> {
 fn measure(args: &RelayBenchArgs) -> Result<Report, Failure> {
     let mut notes = vec!["the floor is the same without relays".to_owned()];
     // Before a server starts, which inherits the limit.
-    let files_left = open_files::raise_limit();
+    let files_left = process::raise_limit();
     let setting = Setting {
         // Each workload starts its own.
         server: SocketAddr::from(([127, 0, 0, 1], 0)),
@@ -95,7 +98,7 @@ fn measure(args: &RelayBenchArgs) -> Result<Report, Failure> {
     };
     let ranks_per_node = args.ranks_per_node;
     let mut shape = |nodes, files_per_node| Shape {
-        connections: open_files::that_fit(nodes, "nodes", files_per_node, files_left, &mut notes),
+        connections: process::that_fit(nodes, "nodes", files_per_node, files_left, &mut notes),
         ranks_per_relay: Some(ranks_per_node),
     };
     let mut rows = Vec::new();
@@ -104,7 +107,7 @@ fn measure(args: &RelayBenchArgs) -> Result<Report, Failure> {
             continue;
         }
         match workload {
-            Workload::Latency => rows.extend(latency::latency(&setting, args.secret)?),
+            Workload::Latency => rows.extend(latency(&setting, args.secret)?),
             Workload::Ranks => {
                 let shape = shape(args.nodes, ranks_per_node);
                 rows.extend(ranks::ranks(shape, &setting, args.secret)?);
@@ -128,3 +131,41 @@ fn measure(args: &RelayBenchArgs) -> Result<Report, Failure> {
 
 /// The most ranks of a node: those of one group of requests.
 const RANKS_PER_NODE_MAX: usize = c10d_store::unstable::GROUP_CLIENTS_MAX;
+
+const KEY: &str = "bench/relay/value";
+const COUNTER: &str = "bench/relay/counter";
+const VALUE: [u8; 64] = [7; 64];
+
+/// The most that a relay adds to a round trip, in microseconds.
+const ADDED_MAX: f64 = 25.0;
+
+type Operation<'o> = &'o dyn Fn(&TcpStore) -> Result<(), StoreError>;
+
+/// Alternates between the relay and the store: the medians of GET and ADD of each round.
+pub(crate) fn latency(setting: &Setting, has_secret: bool) -> Result<[Row; 2], Failure> {
+    let server = StoreServer::start(setting.cores, has_secret)?;
+    let upstream = server.address().to_string();
+    let command = RelayServerArgs::command_line(&upstream, server.secret_file_option());
+    // Without cores: on that of this thread.
+    let relay = ServerChild::start(&command, None)?;
+    let relayed = open_store(relay.address(), None)?;
+    let direct = open_store(server.address(), server.credentials())?;
+    direct.set(KEY, VALUE)?;
+
+    let time = setting.round_time / 2;
+    let get = |store: &TcpStore| store.get(KEY).map(drop);
+    let add = |store: &TcpStore| store.add(COUNTER, 1).map(drop);
+    let mut rows = ["get p50", "add p50"].map(|name| {
+        let mut row = Row::new(name, Unit::Microseconds);
+        row.goal = Some(Goal::AboveFloorAtMost(ADDED_MAX));
+        row
+    });
+    measure_in_turn(&mut rows, setting.rounds, true, |is_floor| {
+        let store = if is_floor { &direct } else { &relayed };
+        let median = |operation: Operation<'_>| -> Result<f64, Failure> {
+            Ok(percentiles(&mut repeat(time, || operation(store))?)[0])
+        };
+        Ok([median(&get)?, median(&add)?])
+    })?;
+    Ok(rows)
+}

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 
-/// Nodes that know their ranks. Times are of the [clock](super::kernel::now) of all processes.
+/// Nodes that know their ranks. Times are of the [clock](super::node::now) of all processes.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Joined {
     /// When the last of them knew it.

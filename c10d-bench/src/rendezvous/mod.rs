@@ -5,7 +5,6 @@
 //! once, not a network. It starts no workers.
 
 mod agreement;
-mod kernel;
 mod node;
 mod nodes;
 mod processes;
@@ -16,15 +15,13 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 
 use self::agreement::check;
-use self::kernel::connections_to;
-use self::node::Job;
+use self::node::{Job, connections_to};
 pub(super) use self::nodes::{RendezvousNodesArgs, serve};
 use self::processes::Processes;
 use crate::failure::{Context as _, Failure};
 use crate::numbers::at_least_one;
-use crate::open_files;
-use crate::output::{print, print_line};
-use crate::report::{Samples, aligned};
+use crate::process;
+use crate::report::{Samples, aligned, print, print_line};
 use crate::store_server::StoreServer;
 
 /// The most nodes in one process.
@@ -72,7 +69,7 @@ type Round = [Option<f64>; FIGURES.len()];
 
 pub(super) fn run(args: &RendezvousBenchArgs) -> Result<(), Failure> {
     // The processes inherit the limit.
-    let files_left = open_files::raise_limit();
+    let files_left = process::raise_limit();
     let mut rows = Vec::new();
     let mut measured = Ok(());
     for &nodes in &args.nodes {

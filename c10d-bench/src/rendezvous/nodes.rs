@@ -1,20 +1,18 @@
 //! A process of nodes: connects them, lets them join at once, and reports what they were told.
 
-use std::io;
 use std::ops::Range;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier};
-use std::thread;
+use std::{io, thread};
 
 use clap::Args;
+use elastic_rendezvous::RendezvousHandler;
 
 use super::agreement::{Joined, World};
-use super::kernel::now;
-use super::node::{Job, Node};
+use super::node::{Job, Node, now};
 use crate::child::{end_with_measurement, park};
 use crate::failure::{Context as _, Failure};
-use crate::output::print_line;
-use elastic_rendezvous::RendezvousHandler;
+use crate::report::print_line;
 
 /// The stack of each thread, which a thousand threads multiply.
 pub(super) const STACK_BYTES: usize = 256 << 10;

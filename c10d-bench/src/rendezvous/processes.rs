@@ -6,8 +6,7 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use super::agreement::Joined;
-use super::kernel::now;
-use super::node::{Job, PATIENCE};
+use super::node::{Job, PATIENCE, now};
 use super::nodes::{REPORT_BYTES_MAX, RendezvousNodesArgs, STACK_BYTES};
 use crate::child::{read_line, this_program};
 use crate::failure::{Context as _, Failure};

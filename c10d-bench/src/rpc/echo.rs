@@ -11,13 +11,14 @@ use std::time::Duration;
 use byteorder::{ByteOrder, LittleEndian};
 use bytes::Bytes;
 
-use super::echo_client::{EchoClient, PAYLOAD_BYTES_MAX, check_length};
-use super::peer::PeerKind;
+use super::agents::PeerKind;
 use crate::affinity::Cores;
 use crate::child::{ServerChild, announce, end_with_measurement};
 use crate::failure::{Context as _, Failure};
-use crate::latency::repeat;
+use crate::numbers::PayloadBytes;
 use crate::pair::PATIENCE;
+use crate::pair::check_length;
+use crate::report::repeat;
 
 /// The length before each payload.
 const HEADER_BYTES: usize = 4;
@@ -129,6 +130,19 @@ fn receive(stream: &mut impl Read, buffer: &mut Vec<u8>) -> io::Result<usize> {
         }
     }
     Ok(received)
+}
+
+/// An agent's default limits allow a few of these in flight.
+const PAYLOAD_BYTES_MAX: usize = PayloadBytes::MAX.0;
+
+/// A client of an echo server.
+pub(super) trait EchoClient {
+    /// One round trip.
+    fn echo(&mut self, payload: &Bytes) -> Result<Bytes, Failure>;
+
+    /// Makes round trips one after the other for `time`, at least one; returns their times. Checks only the
+    /// length of answers.
+    fn one_at_a_time(&mut self, payload: &Bytes, time: Duration) -> Result<Vec<Duration>, Failure>;
 }
 
 #[cfg(test)]

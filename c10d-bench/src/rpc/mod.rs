@@ -5,8 +5,6 @@
 
 mod agents;
 mod echo;
-pub(super) mod echo_client;
-mod peer;
 
 use std::time::Instant;
 
@@ -14,18 +12,15 @@ use bytes::Bytes;
 use clap::Args;
 use rpc_agent::Secret;
 
-use self::agents::AgentPair;
-use self::echo::EchoPair;
-use self::echo_client::EchoClient;
-use self::peer::PeerKind;
-pub(super) use self::peer::RpcPeerArgs;
+pub(super) use self::agents::RpcPeerArgs;
+use self::agents::{AgentPair, PeerKind};
+use self::echo::{EchoClient, EchoPair};
 use crate::affinity::Cores;
 use crate::failure::{Context as _, Failure};
-use crate::latency::percentiles;
 use crate::numbers::{PayloadBytes, at_most};
+use crate::pair::wrong_answer;
 use crate::pair::{GOAL_IN_FLIGHT, IN_FLIGHT_MAX, PairArgs, Place};
-use crate::report::{Goal, Report, Row, Unit, order};
-use crate::rpc::echo_client::wrong_answer;
+use crate::report::{Goal, Report, Row, Unit, order, percentiles};
 
 /// The payload to which goals apply.
 const GOAL_PAYLOAD_BYTES: usize = 64;

@@ -13,10 +13,9 @@ use clap::Args;
 use self::workers::WorkerPair;
 use crate::affinity::Cores;
 use crate::failure::{Context as _, Failure};
-use crate::latency::percentiles;
 use crate::numbers::at_most;
 use crate::pair::{GOAL_IN_FLIGHT, IN_FLIGHT_MAX, PairArgs, Place};
-use crate::report::{Goal, Report, Row, Unit, order};
+use crate::report::{Goal, Report, Row, Unit, order, percentiles};
 
 /// Each reference takes some hundred bytes on both sides.
 const LIVE_MAX: usize = 10_000_000;

@@ -12,9 +12,9 @@ use rref::{Functions, RRef, RRefFuture, RRefs, TableSizes};
 
 use crate::affinity::Cores;
 use crate::failure::Failure;
-use crate::latency::repeat;
+use crate::pair::check_length;
 use crate::pair::{Host, PATIENCE, Pair, Role, server_of, start_agent};
-use crate::rpc::echo_client::check_length;
+use crate::report::repeat;
 
 /// The function that creates a value equal to its argument.
 const MAKE: &str = "make";

@@ -13,8 +13,7 @@ use super::setting::{Setting, open_store};
 use super::throughput::{Kind, Throughput};
 use crate::affinity::on_server_core;
 use crate::failure::{Context as _, Failure};
-use crate::latency::{percentiles, repeat};
-use crate::report::{Goal, Row, Unit, measure_in_turn};
+use crate::report::{Goal, Row, Unit, measure_in_turn, percentiles, repeat};
 use crate::store_server::StoreServer;
 
 const REOPENED_VALUE_BYTES: usize = 100;
