@@ -42,12 +42,7 @@ pub fn wait_for_input(
     timeout: impl Into<Option<Duration>>,
     cancel: &Cancel,
 ) -> io::Result<bool> {
-    wait(
-        [fd.as_fd()],
-        PollFlags::IN,
-        Deadline::after(Instant::now(), timeout),
-        cancel,
-    )
+    wait([fd.as_fd()], PollFlags::IN, timeout, cancel)
 }
 
 /// Waits until a read from any of these would not block. Otherwise as [`wait_for_input`], also for `timeout`.
@@ -59,12 +54,7 @@ pub fn wait_for_input_of<const N: usize>(
     timeout: impl Into<Option<Duration>>,
     cancel: &Cancel,
 ) -> io::Result<bool> {
-    wait(
-        fds,
-        PollFlags::IN,
-        Deadline::after(Instant::now(), timeout),
-        cancel,
-    )
+    wait(fds, PollFlags::IN, timeout, cancel)
 }
 
 /// Waits until a write to `fd` would not block: the send buffer has space, or the connection is closed
@@ -77,12 +67,7 @@ pub fn wait_for_output(
     timeout: impl Into<Option<Duration>>,
     cancel: &Cancel,
 ) -> io::Result<bool> {
-    wait(
-        [fd.as_fd()],
-        PollFlags::OUT,
-        Deadline::after(Instant::now(), timeout),
-        cancel,
-    )
+    wait([fd.as_fd()], PollFlags::OUT, timeout, cancel)
 }
 
 /// Waits until a read from `fd` or a write to it would not block; the caller tries both. Otherwise as
@@ -98,7 +83,7 @@ pub fn wait_for_either(
     wait(
         [fd.as_fd()],
         PollFlags::IN | PollFlags::OUT,
-        Deadline::after(Instant::now(), timeout),
+        timeout,
         cancel,
     )
 }
@@ -110,9 +95,10 @@ const PATIENCE: Duration = Duration::from_millis(10);
 fn wait<const N: usize>(
     fds: [BorrowedFd<'_>; N],
     events: PollFlags,
-    deadline: Deadline,
+    timeout: impl Into<Option<Duration>>,
     cancel: &Cancel,
 ) -> io::Result<bool> {
+    let deadline = Deadline::after(Instant::now(), timeout);
     let mut polled = fds.each_ref().map(|fd| PollFd::new(fd, events));
     if cancel.is_never() {
         return poll_by(&mut polled, deadline);

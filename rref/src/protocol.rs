@@ -227,67 +227,50 @@ impl Message {
     pub fn encode(&self, incarnation: u64) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(64 + self.variable_bytes());
         let out = &mut bytes;
+        let (kind, rref, fork) = match self {
+            Self::RemoteCall { rref, fork, .. } => (0, Some(rref), Some(fork)),
+            Self::Fetch { rref } => (1, Some(rref), None),
+            Self::Call { rref, .. } => (2, Some(rref), None),
+            Self::ForkRequest { rref, fork } => (3, Some(rref), Some(fork)),
+            Self::ChildAccept { fork } => (4, None, Some(fork)),
+            Self::UserDelete { .. } => (5, None, None),
+            Self::Abandon { rref, fork, .. } => (6, Some(rref), Some(fork)),
+            Self::Probe { rref, fork } => (7, Some(rref), Some(fork)),
+            Self::Query { rref, fork } => (8, Some(rref), Some(fork)),
+        };
+        put_header(out, kind, incarnation);
+        for id in rref
+            .map(|rref| rref.0)
+            .into_iter()
+            .chain(fork.map(|fork| fork.0))
+        {
+            put_id(out, id);
+        }
+        if let Self::RemoteCall { type_name, .. } = self {
+            put_text(out, type_name, TYPE_NAME_BYTES_MAX);
+        }
         match self {
             Self::RemoteCall {
-                rref,
-                fork,
-                type_name,
                 function,
                 arguments,
-            } => {
-                put_header(out, 0, incarnation);
-                put_id(out, rref.0);
-                put_id(out, fork.0);
-                put_text(out, type_name, TYPE_NAME_BYTES_MAX);
-                put_text(out, function, FUNCTION_NAME_BYTES_MAX);
-                out.extend_from_slice(arguments);
+                ..
             }
-            Self::Fetch { rref } => {
-                put_header(out, 1, incarnation);
-                put_id(out, rref.0);
-            }
-            Self::Call {
-                rref,
+            | Self::Call {
                 function,
                 arguments,
+                ..
             } => {
-                put_header(out, 2, incarnation);
-                put_id(out, rref.0);
                 put_text(out, function, FUNCTION_NAME_BYTES_MAX);
                 out.extend_from_slice(arguments);
-            }
-            Self::ForkRequest { rref, fork } => {
-                put_header(out, 3, incarnation);
-                put_id(out, rref.0);
-                put_id(out, fork.0);
-            }
-            Self::ChildAccept { fork } => {
-                put_header(out, 4, incarnation);
-                put_id(out, fork.0);
             }
             Self::UserDelete { forks } => {
-                put_header(out, 5, incarnation);
                 for (rref, fork) in forks.iter().take(DELETES_MAX) {
                     put_id(out, rref.0);
                     put_id(out, fork.0);
                 }
             }
-            Self::Abandon { rref, fork, error } => {
-                put_header(out, 6, incarnation);
-                put_id(out, rref.0);
-                put_id(out, fork.0);
-                put_text(out, error, ERROR_BYTES_MAX);
-            }
-            Self::Probe { rref, fork } => {
-                put_header(out, 7, incarnation);
-                put_id(out, rref.0);
-                put_id(out, fork.0);
-            }
-            Self::Query { rref, fork } => {
-                put_header(out, 8, incarnation);
-                put_id(out, rref.0);
-                put_id(out, fork.0);
-            }
+            Self::Abandon { error, .. } => put_text(out, error, ERROR_BYTES_MAX),
+            _ => {}
         }
         bytes
     }

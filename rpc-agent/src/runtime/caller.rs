@@ -41,35 +41,16 @@ impl Driver {
         timeout: Option<Duration>,
     ) -> FutureMessage {
         match self.find(to) {
-            Ok(peer) => self.call_peer(&peer, function, payload, timeout),
+            Ok(peer) => {
+                let pending = self.promise_driven_by(peer.hint());
+                self.call_as(pending, &peer, function, payload, timeout)
+            }
             Err(error) => self.failed(error),
         }
     }
 
-    /// Makes a call to a worker that was found.
-    pub(super) fn call_peer(
-        self: &Arc<Self>,
-        peer: &Arc<PeerEntry>,
-        function: &str,
-        payload: Bytes,
-        timeout: Option<Duration>,
-    ) -> FutureMessage {
-        let pending = self.promise_driven_by(peer.hint());
-        self.call_as(pending, peer, function, payload, timeout)
-    }
-
-    /// [`Driver::call_peer`], but callbacks run at once on the thread that completes the call. They do not block.
-    pub(super) fn call_inline(
-        self: &Arc<Self>,
-        peer: &Arc<PeerEntry>,
-        function: &str,
-        payload: Bytes,
-        timeout: Option<Duration>,
-    ) -> FutureMessage {
-        self.call_as(RpcFuture::new(), peer, function, payload, timeout)
-    }
-
-    fn call_as(
+    /// Makes a call to a worker that was found. The promise and the future are those of its answer.
+    pub(super) fn call_as(
         self: &Arc<Self>,
         (promise, future): (Promise<Bytes>, FutureMessage),
         peer: &Arc<PeerEntry>,

@@ -18,7 +18,7 @@ use crossbeam_channel::{RecvTimeoutError, TryRecvError};
 use super::driver::Driver;
 use super::retry_inbox::{Attempts, Call, Input};
 use crate::error::{NotSent, RpcError};
-use crate::future::{FutureMessage, Job, contained};
+use crate::future::{FutureMessage, Job, RpcFuture, contained};
 use crate::retry::{
     Due, Retried, RetryGroup, RetryMembership, RetryOptions, RetryState, Schedule, Verdict,
 };
@@ -205,9 +205,9 @@ impl Retrier {
             payload,
             ..
         } = &call.call;
-        let attempt = self
-            .driver
-            .call_inline(peer, function, payload.clone(), timeout);
+        let attempt =
+            self.driver
+                .call_as(RpcFuture::new(), peer, function, payload.clone(), timeout);
         let this = Arc::clone(self);
         attempt.on_complete(move |result| this.after_attempt(call, result));
     }

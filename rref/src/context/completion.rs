@@ -19,19 +19,23 @@ impl<V: Clone> RRefContext<V> {
     ) {
         match self.owned.get(&rref) {
             Some(owned) if matches!(owned.value, Value::Running) => {
-                let value = match result {
-                    Ok(value) => Value::Ready(value),
-                    Err(error) => Value::Failed {
-                        error,
-                        is_abandoned: false,
-                    },
-                };
-                self.complete(rref, value);
-                self.settle_owned(now, rref);
+                self.complete_with(now, rref, result);
             }
             // The entry was removed meanwhile, so no worker has a reference.
             _ => self.effects.extend(result.ok().map(Effect::Free)),
         }
+    }
+
+    fn complete_with(&mut self, now: Instant, rref: RRefId, result: Result<V, Arc<str>>) {
+        let value = match result {
+            Ok(value) => Value::Ready(value),
+            Err(error) => Value::Failed {
+                error,
+                is_abandoned: false,
+            },
+        };
+        self.complete(rref, value);
+        self.settle_owned(now, rref);
     }
 
     /// Sets the value, or the error, of a reference made by [`RRefContext::create_promised`], once. A refused value
@@ -53,15 +57,7 @@ impl<V: Clone> RRefContext<V> {
         };
         match (given, result) {
             (Ok(()), result) => {
-                let value = match result {
-                    Ok(value) => Value::Ready(value),
-                    Err(error) => Value::Failed {
-                        error,
-                        is_abandoned: false,
-                    },
-                };
-                self.complete(rref, value);
-                self.settle_owned(now, rref);
+                self.complete_with(now, rref, result);
             }
             // An effect, because a destructor must not run under the caller's lock.
             (Err(_), result) => self.effects.extend(result.ok().map(Effect::Free)),
