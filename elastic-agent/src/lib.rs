@@ -42,8 +42,7 @@ pub use c10d_socket::HostPort;
 pub use command_line::{CommandLine, Entrypoint};
 pub use environment::{EnvironmentError, WorkerEnvironment};
 pub use failure::{
-    ErrorFileError, ExitRecord, Failures, ProcessFailure, RootExit, local_time_and_age,
-    local_time_text, write_error_file,
+    ErrorFileError, ExitRecord, Failures, ProcessFailure, RootExit, write_error_file,
 };
 pub use health::HealthCheck;
 pub use job_end::EndNotice;
@@ -70,6 +69,7 @@ pub use round::{
 };
 pub use rustix::process::Signal;
 pub use watchdog::WatchdogError;
+pub use wording::{local_time_and_age, local_time_text};
 pub use worker::{
     AbandonedWorker, ExitKind, GroupPlan, KillSwitch, SignalTarget, StartError, StopReport,
     WorkerExit, WorkerGroup, WorkerOutcome, WorkerPlan,

@@ -1,4 +1,4 @@
-//! What an agent tells its listeners about its workers.
+//! The events that an agent reports to its listeners: started workers, exits and the records of rounds.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,8 @@
-//! How other threads reach a running agent.
+//! The handle by which other threads reach a running agent, and the probes that ask whether its loop answers
+//! (`TORCHELASTIC_HEALTH_CHECK_PORT` in PyTorch).
+//!
+//! Only an agent that supervises workers is asked: a join and other steps have their own deadlines, and may take longer than
+//! a probe waits.
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};

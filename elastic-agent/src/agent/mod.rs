@@ -8,7 +8,6 @@
 mod event;
 mod exchange;
 mod exits;
-mod forking;
 mod group_link;
 mod handle;
 #[cfg_attr(
@@ -147,7 +146,7 @@ impl ElasticAgent {
         failures.summary(
             &self.node.options.name,
             &self.node.host,
-            crate::failure::local_time_text,
+            crate::wording::local_time_text,
         )
     }
 }

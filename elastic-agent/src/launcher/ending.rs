@@ -1,6 +1,7 @@
-//! The end of a job on this node: what the user, the other nodes and the program that started this one are told.
+//! The end of a job on this node: the report of the launcher, and the reason that the user, the other nodes and the calling
+//! program receive.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, SystemTime};
@@ -15,12 +16,83 @@ use super::feature::JobEnd;
 use super::options::LauncherOptions;
 use super::stop::StopControl;
 use crate::agent::ElasticAgent;
-use crate::failure::{
-    ErrorFileError, ExitRecord, Failures, epoch_seconds, local_time_text, write_error_file,
-};
+use crate::failure::{ErrorFileError, ExitRecord, Failures, write_error_file};
 use crate::job_end::{EndNotice, exit_text};
 use crate::round::{AgentError, AgentOutcome};
-use crate::wording::name_of;
+use crate::wording::{epoch_seconds, local_time_text, name_of};
+
+/// How a job ended on this node.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct LauncherReport {
+    /// The agent's outcome, or why there is none.
+    pub result: Result<AgentOutcome, LauncherError>,
+    /// What the workers waited for when the first of them failed, if that tells the cause.
+    pub why: Option<Report>,
+    /// The first failure of the job, on any node, if workers were restarted after it and the job has failed.
+    pub first_failure: Option<ExitRecord>,
+    /// Where this node's workers have written their output, if they have written any to files.
+    pub log_directory: Option<PathBuf>,
+    pub(super) stop: Option<StopControl>,
+}
+
+impl LauncherReport {
+    pub(super) const fn of(result: Result<AgentOutcome, LauncherError>) -> Self {
+        Self {
+            result,
+            why: None,
+            first_failure: None,
+            log_directory: None,
+            stop: None,
+        }
+    }
+
+    pub(super) const fn of_error(error: LauncherError) -> Self {
+        Self::of(Err(error))
+    }
+
+    pub(super) fn with_stop_control(mut self, stop: StopControl) -> Self {
+        self.stop = Some(stop);
+        self
+    }
+
+    /// The failures of this node's workers; `None` if none is known to have failed.
+    #[must_use]
+    pub const fn failures(&self) -> Option<&Failures> {
+        match &self.result {
+            Ok(outcome) => outcome.failures(),
+            Err(LauncherError::Agent { source }) => match &**source {
+                AgentError::NotRestarted { failures, .. } => Some(failures),
+                _ => None,
+            },
+            Err(_) => None,
+        }
+    }
+
+    /// An exit code for this process: 0 if the workers succeeded or were not needed, 128 and the number of the signal if
+    /// one came before workers were started, 2 for options that cannot be used, 3 for a refusal of the system, 5 for a
+    /// failure of the store's journal, and else 1.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match &self.result {
+            Ok(AgentOutcome::Succeeded | AgentOutcome::NotNeeded) => 0,
+            Ok(AgentOutcome::Signalled {
+                signal,
+                had_workers: false,
+            }) => u8::try_from(*signal).map_or(1, |signal| signal.saturating_add(128)),
+            Err(LauncherError::Invalid(_)) => 2,
+            Err(LauncherError::System { .. }) => 3,
+            Err(LauncherError::Journal(_)) => 5,
+            _ => 1,
+        }
+    }
+
+    /// What handles signals until the report is dropped; `None` if it could not start.
+    #[must_use]
+    pub const fn stop_control(&self) -> Option<&StopControl> {
+        self.stop.as_ref()
+    }
+}
 
 /// Reports the outcome to the user, to the other nodes, and to the program that started this one.
 pub(super) fn conclude(

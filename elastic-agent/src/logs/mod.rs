@@ -4,8 +4,9 @@
 
 mod directory;
 mod routing;
-mod streams;
 
 pub use directory::{FilteredLog, LogDirectory, LogDirectoryError, RoundLogs};
-pub use routing::{Destination, LinePrefix, LogOptions, WorkerLogs, parse_line_filters};
-pub use streams::{StreamMap, StreamMapError, Streams};
+pub use routing::{
+    Destination, LinePrefix, LogOptions, StreamMap, StreamMapError, Streams, WorkerLogs,
+    parse_line_filters,
+};

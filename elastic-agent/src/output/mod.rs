@@ -1,9 +1,9 @@
 //! Moves the output of workers to their log files and to the console.
 //!
-//! A stream that is only kept in a file is written by its worker, and does not pass here.
+//! A stream that is only kept in a file is written by its worker, and does not pass here. One thread owns each stream of the
+//! console: a slow console never delays workers whose output is kept in files, but workers that write to a pipe.
 
 mod console;
-mod echo;
 mod gaps;
 mod lines;
 mod log_writer;
@@ -13,16 +13,17 @@ mod thread;
 mod trail;
 
 use std::io::{self, PipeReader};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 pub use self::console::Console;
 use self::console::{Progress, Sink};
-pub(crate) use self::echo::Sources;
 pub(crate) use self::lines::LineSplitter;
 pub(crate) use self::log_writer::LoggedStream;
+use self::pipe::PipeState;
 pub(crate) use self::pipe::{CapturedPipe, LAST_BYTES_MAX, LastBytes};
 pub(crate) use self::shown_log::{LineCopy, ShownLog};
-use self::thread::OutputThread;
+use self::thread::{OutputThread, READ_BYTES_MAX, wait};
 
 /// The threads of a group. Dropping it waits for at most 1 s of each that is stalled.
 #[derive(Debug, Default)]
@@ -52,7 +53,7 @@ impl OutputThreads {
             if !sources.is_empty() {
                 let progress = Arc::new(Progress::default());
                 let sink = Sink::new(name, writer, Arc::clone(&progress));
-                let run = move |end: &PipeReader| echo::run(sources, sink, end);
+                let run = move |end: &PipeReader| run(sources, sink, end);
                 let thread = OutputThread::start(name, "the console", progress, run)?;
                 threads.consoles.push(thread);
             }
@@ -77,5 +78,74 @@ impl OutputThreads {
         for console in self.consoles.drain(..) {
             console.finish(&is_killed);
         }
+    }
+}
+
+/// How often files are read: often enough to look live, and 20 reads a second cost nothing.
+const FOLLOW_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The same for output in memory, which has little room: a busy worker fills it in some milliseconds.
+const MEMORY_INTERVAL: Duration = Duration::from_millis(2);
+
+/// What one stream shows.
+#[derive(Debug, Default)]
+pub(crate) struct Sources {
+    /// When the first output was read.
+    pub(crate) first_read: Arc<OnceLock<Instant>>,
+    pub(crate) files: Vec<ShownLog>,
+    pub(crate) pipes: Vec<CapturedPipe>,
+    pub(crate) copy: Option<LineCopy>,
+}
+
+impl Sources {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.files.is_empty() && self.pipes.is_empty()
+    }
+}
+
+/// Shows `sources` until `finish_seen` is closed, and then what is left.
+fn run(mut sources: Sources, mut sink: Sink, finish_seen: &PipeReader) {
+    let mut buffer = vec![0; READ_BYTES_MAX];
+    let mut is_finishing = false;
+    loop {
+        let mut may_have_more = false;
+        for file in &mut sources.files {
+            may_have_more |= file.show_once(&mut buffer, &mut sink, &mut sources.copy);
+        }
+        sources
+            .pipes
+            .retain_mut(|pipe| match pipe.read_once(&mut buffer, &mut sink) {
+                PipeState::Read(_) => {
+                    may_have_more = true;
+                    true
+                }
+                PipeState::Empty => true,
+                PipeState::Ended => false,
+            });
+        if may_have_more {
+            sources.first_read.get_or_init(Instant::now);
+        }
+        if is_finishing {
+            if may_have_more {
+                continue;
+            }
+            break;
+        }
+        let timeout = if may_have_more {
+            Some(Duration::ZERO)
+        } else if sources.files.iter().any(|file| file.is_in_memory) {
+            Some(MEMORY_INTERVAL)
+        } else {
+            (!sources.files.is_empty()).then_some(FOLLOW_INTERVAL)
+        };
+        // Checked each time, as a worker's output may never pause.
+        let pipes = sources.pipes.iter().map(|it| it.pipe.descriptor());
+        if wait(pipes, finish_seen, timeout) {
+            is_finishing = true;
+            sources.pipes.iter_mut().for_each(|it| it.pipe.finish());
+        }
+    }
+    for file in &mut sources.files {
+        file.end(&mut sink, &mut sources.copy);
     }
 }

@@ -2,7 +2,7 @@
 
 The launcher runs `python -u -c STUB`. STUB reads this file from standard input, a SOCK_SEQPACKET socket, and runs
 it in a dictionary of its own, so that `__main__` stays untouched for the workers' scripts. Packets are fields
-separated by NUL; `message.rs` and `start.rs` have the launcher's side.
+separated by NUL; `packet.rs` and `options.rs` have the launcher's side.
 
 A worker is forked twice: the process in between ends at once, and the launcher, as subreaper, becomes the parent of
 the worker. The worker waits at its gate, another socket, until the launcher tells it what to run.

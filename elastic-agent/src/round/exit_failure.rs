@@ -9,11 +9,10 @@ use log::Level;
 use rustix::process::Signal;
 
 use super::barrier::EXIT_BARRIER_TIMEOUT;
-use super::ending::{RoundCause, RoundEnding};
 use super::input::{Crash, Effect, Effects, Facts, Input, Joins};
 use super::machine::{Round, finish, log};
-use super::members::{MembersChange, why_members_changed};
-use super::outcome::AgentOutcome;
+use super::membership::{MembersChange, why_members_changed};
+use super::outcome::{AgentOutcome, RoundCause, RoundEnding};
 use super::phase::{AwaitingOthers, Failure, First, Known, Phase, Running};
 use super::verdict::first_of;
 use crate::failure::{ExitRecord, is_abort_at_exit};

@@ -6,8 +6,7 @@ use elastic_rendezvous::Membership;
 use log::Level;
 use rustix::process::Signal;
 
-use super::ending::{RoundCause, RoundEnding, RoundPhases};
-use super::outcome::{AgentError, AgentOutcome};
+use super::outcome::{AgentError, AgentOutcome, RoundCause, RoundEnding, RoundPhases};
 use super::phase::StuckWorkers;
 use crate::failure::{Decision, ExitRecord, Failures};
 use crate::job_end::{EndNotice, OwnEnd};

@@ -6,9 +6,8 @@ use std::time::Duration;
 use elastic_rendezvous::Membership;
 use log::Level;
 
-use super::ending::{RoundCause, RoundClock, RoundEnding};
 use super::input::{Effect, Effects, Input, Joins, RoundSummary, StartTimes};
-use super::outcome::{AgentError, AgentOutcome};
+use super::outcome::{AgentError, AgentOutcome, RoundCause, RoundClock, RoundEnding};
 use super::phase::{Known, Phase, Running, Waiting};
 use crate::failure::Failures;
 use crate::job_end::OwnEnd;

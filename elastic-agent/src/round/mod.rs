@@ -5,12 +5,10 @@
 //! A question is the last effect of a step, and its answer is the next input.
 
 mod barrier;
-mod ending;
 mod exit_failure;
 mod input;
-mod loss;
 mod machine;
-mod members;
+mod membership;
 mod outcome;
 mod phase;
 mod run;
@@ -21,12 +19,11 @@ mod tests;
 mod verdict;
 
 pub(crate) use self::barrier::EXIT_BARRIER_TIMEOUT;
-pub use self::ending::{RoundCause, RoundEnding, RoundPhases};
 pub(crate) use self::input::{
     Crash, Death, Effect, Facts, GroupNews, Input, Joins, RoundSummary, StartTimes, Stop, Stopped,
 };
 pub use self::machine::{KeepOptions, Replacement};
 pub(crate) use self::machine::{Round, Settings};
-pub(crate) use self::members::MembersChange;
-pub use self::outcome::{AgentError, AgentOutcome};
+pub(crate) use self::membership::MembersChange;
+pub use self::outcome::{AgentError, AgentOutcome, RoundCause, RoundEnding, RoundPhases};
 pub use self::phase::StuckWorkers;

@@ -7,11 +7,10 @@ use c10d_store::{StoreError, in_brief};
 use elastic_rendezvous::{BoardError, RendezvousError};
 use log::Level;
 
-use super::ending::{RoundCause, RoundEnding};
 use super::input::{Effect, Effects, Facts, Input, Joins};
 use super::machine::{Round, finish, log};
-use super::members::why_members_changed;
-use super::outcome::{AgentError, AgentOutcome};
+use super::membership::why_members_changed;
+use super::outcome::{AgentError, AgentOutcome, RoundCause, RoundEnding};
 use super::phase::{Failure, Known, Phase};
 use super::verdict::{Verdict, verdict};
 use crate::failure::Failures;

@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use log::Level;
 
-use super::ending::{RoundCause, RoundEnding};
 use super::input::{Effect, Effects, Facts, Joins, Stopped};
 use super::machine::{Round, finish, log};
-use super::outcome::{AgentError, AgentOutcome};
+use super::outcome::{AgentError, AgentOutcome, RoundCause, RoundEnding};
 use super::phase::{End, Failure, First, Known, Phase, Stall};
 use crate::failure::Failures;
 use crate::job_end::{EndNotice, OwnEnd};

@@ -42,9 +42,6 @@ fn find_job(variables: Variables<'_>, site: &Site<'_>) -> Option<Found> {
         .or_else(|| kubernetes::find(variables, site))
 }
 
-#[cfg(test)]
-mod tests;
-
 /// Variables that are whole numbers, 0 or more, wherever they are set.
 const NUMBERS: [&str; 16] = [
     "SLURM_STEP_NUM_NODES",
@@ -90,3 +87,6 @@ fn contradiction(found: &Found) -> Option<String> {
         )
     })
 }
+
+#[cfg(test)]
+mod tests;

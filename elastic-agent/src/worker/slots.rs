@@ -5,9 +5,9 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use c10d_socket::Deadline;
 use rustix::process::Signal;
 
-use super::group::WorkerGroup;
-use super::kill_switch::KillSwitch;
+use super::WorkerGroup;
 use super::outcome::WorkerOutcome;
+use super::process_group::KillSwitch;
 use crate::failure::{Failures, ProcessFailure};
 
 /// The groups of a round. Dropping it kills their processes.

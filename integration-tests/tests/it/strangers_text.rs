@@ -18,7 +18,7 @@ const RULES: [&str; 6] = [
 const EXPECTED: [(&str, &str); 2] = [
     ("c10d-socket/src/printable.rs", "the one rule"),
     (
-        "elastic-agent/src/failure/summary.rs",
+        "elastic-agent/src/failure/mod.rs",
         "keeps the lines and tabs of a traceback",
     ),
 ];

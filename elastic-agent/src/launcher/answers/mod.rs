@@ -142,9 +142,6 @@ impl Shared {
     }
 }
 
-#[cfg(test)]
-mod tests;
-
 /// How long the name of the store's host may take. The workers have started already, and the agent waits.
 const NAME_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -258,3 +255,6 @@ mod address_tests {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,5 @@
 //! `--events`: what happened in each round, and where the time went.
 
-mod round;
 mod torch;
 
 use std::fs::{File, OpenOptions};
@@ -13,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use elastic_rendezvous::{C10D_BACKEND, Listener, RecordedEvent, RendezvousError, RendezvousEvent};
 use rustix::fs::OFlags;
 use rustix::io::ioctl_fionbio;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 pub(super) use self::torch::JobNames;
 use self::torch::{Moment, WorkerPlace};
@@ -21,7 +20,7 @@ use super::feature::{Feature, JobEnd};
 use crate::agent::{AgentEvent, AgentListener, RoundRecord, StartedWorker, StartedWorkers};
 use crate::failure::ProcessFailure;
 use crate::queued_writer::{Next, QueuedWriter};
-use crate::round::{AgentError, AgentOutcome};
+use crate::round::{AgentError, AgentOutcome, RoundCause, RoundEnding};
 use crate::threads::lock;
 
 /// Records the rounds of one run. Its listeners write a line at a time and do not wait for readers.
@@ -132,7 +131,7 @@ impl Shared {
     }
 
     fn note_round(&self, record: &RoundRecord) {
-        let line = round::line(&self.names, record);
+        let line = line(&self.names, record);
         self.file.write(&line);
         *lock(&self.last) = Some(record.clone());
     }
@@ -242,6 +241,109 @@ fn open(path: &Path) -> io::Result<File> {
     // The thread that writes waits. A terminal may be shared with programs that expect that, too.
     ioctl_fionbio(&file, false)?;
     Ok(file)
+}
+
+/// The fields that docs/reference/restarts.md describes. The phases add up to the total, in milliseconds.
+fn line(names: &JobNames, record: &RoundRecord) -> Value {
+    let (began, began_why) = cause(&record.cause);
+    let (ended, ended_why) = ending(&record.ending);
+    let began_at = record
+        .began_at
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    let mut line = json!({
+        "event": "round",
+        "run_id": names.run_id,
+        "host": names.host,
+        "time": seconds(began_at),
+        "began": began,
+        "began_why": began_why,
+        "ended": ended,
+        "ended_why": record.reason.as_deref().or(ended_why),
+        "seconds": phases(record),
+        "last_step": record.last_step,
+        "restarts_used": record.restarts,
+        "restarts_left": record.restarts_left,
+    });
+    if let Some(started) = &record.started {
+        let ranks: Vec<usize> = started.workers.iter().map(|worker| worker.rank).collect();
+        line["round"] = started.round.into();
+        line["nodes"] = started.nodes.into();
+        line["node_rank"] = started.node_rank.into();
+        line["ranks"] = ranks.into();
+        line["preloaded"] = started.are_preloaded.into();
+        line["world_size"] = started.world_size.into();
+        let codes = record.outcomes.iter();
+        line["exit_codes"] = codes
+            .map(|end| (end.rank.to_string(), Value::from(end.exit.code())))
+            .collect::<Map<_, _>>()
+            .into();
+        let is_replaced = |pid| started.workers.iter().all(|worker| worker.pid != pid);
+        let replaced = record.outcomes.iter().filter(|it| is_replaced(it.pid));
+        let replaced: Vec<usize> = replaced.map(|end| end.rank).collect();
+        if !replaced.is_empty() {
+            line["replaced"] = replaced.into();
+        }
+    }
+    line
+}
+
+fn phases(record: &RoundRecord) -> Value {
+    let phases = &record.phases;
+    let parts = [
+        ("rendezvous", phases.rendezvous),
+        ("ranks", phases.ranks),
+        ("start", phases.start),
+        ("run", phases.run),
+        ("stop", phases.stop),
+    ];
+    let total: u128 = parts.iter().map(|(_, time)| time.as_millis()).sum();
+    let mut object: Map<String, Value> = parts
+        .into_iter()
+        .map(|(name, time)| (name.to_owned(), seconds(time)))
+        .collect();
+    object.insert("total".to_owned(), thousandths(total));
+    let progress = [
+        ("first_output", record.first_output),
+        ("first_progress", record.first_progress),
+        ("last_progress", record.last_progress),
+    ];
+    for (name, time) in progress {
+        if let Some(time) = time {
+            object.insert(name.to_owned(), seconds(time));
+        }
+    }
+    object.into()
+}
+
+fn seconds(time: Duration) -> Value {
+    thousandths(time.as_millis())
+}
+
+fn thousandths(ms: u128) -> Value {
+    Value::from(ms as f64 / 1000.0)
+}
+
+fn cause(cause: &RoundCause) -> (&'static str, Option<&str>) {
+    match cause {
+        RoundCause::Start => ("start", None),
+        RoundCause::Failure => ("failure", None),
+        RoundCause::Stuck => ("stuck", None),
+        RoundCause::MembersChanged(why) => ("members_changed", Some(why)),
+    }
+}
+
+/// A word for programs, and a text for people.
+fn ending(ending: &RoundEnding) -> (&'static str, Option<&str>) {
+    match ending {
+        RoundEnding::Succeeded => ("succeeded", None),
+        RoundEnding::Failed => ("failed", None),
+        RoundEnding::Stuck => ("stuck", None),
+        RoundEnding::MembersChanged(why) => ("members_changed", Some(why)),
+        RoundEnding::JobEnded(why) => ("job_ended", Some(why)),
+        RoundEnding::Signalled => ("signalled", None),
+        RoundEnding::NotStarted(why) => ("not_started", Some(why)),
+    }
 }
 
 #[cfg(test)]

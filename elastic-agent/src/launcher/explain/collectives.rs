@@ -16,7 +16,7 @@ use c10d_inspect::http::Target;
 use c10d_inspect::workers::{Job, fetch_recording};
 use c10d_inspect::{AnnouncedNode, Report};
 
-use crate::failure::local_time_and_age;
+use crate::wording::local_time_and_age;
 
 const THREAD: &str = "explain-flight";
 

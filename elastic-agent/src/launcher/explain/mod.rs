@@ -3,7 +3,6 @@
 mod blame;
 mod collectives;
 mod explanation;
-mod local_report;
 mod requests;
 mod source;
 mod watch;

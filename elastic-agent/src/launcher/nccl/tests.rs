@@ -79,7 +79,7 @@ fn a_worker_is_asked_and_another_program_gets_no_byte() {
     assert_eq!(answer, None);
     let (mut taken, _) = listener.accept().unwrap();
     let mut received = Vec::new();
-    io::Read::read_to_end(&mut taken, &mut received).unwrap();
+    Read::read_to_end(&mut taken, &mut received).unwrap();
     assert_eq!(received, b"");
 }
 

@@ -7,7 +7,6 @@ use elastic_rendezvous::{BoardError, LostNode, Membership, NodeId};
 use rustix::process::Signal;
 
 use super::super::Round;
-use super::super::ending::RoundEnding;
 use super::super::input::{Effect, Facts, Input, Stop, Stopped};
 use super::super::outcome::AgentOutcome;
 use super::workers::failure;
@@ -15,7 +14,7 @@ use super::world::{FINAL, joined, settings};
 use crate::failure::Failures;
 use crate::job_end::{EndNotice, OwnEnd};
 use crate::progress::ProgressSeen;
-use crate::round::outcome::AgentError;
+use crate::round::outcome::{AgentError, RoundEnding};
 use crate::round::phase::StuckWorkers;
 use crate::worker::{ExitKind, StartError, WorkerExit};
 

@@ -1,10 +1,13 @@
-//! Ends the launcher after a signal, whatever it waits for.
-
-mod exit_deadline;
+//! Stops the launcher after a signal, whatever it waits for: one thread receives the signals, and another kills the workers
+//! and later ends this process.
+//!
+//! A scheduler kills the process a little later. Until then, a store that does not answer or a console that takes no output
+//! could delay it, and it would exit without an exit code. Therefore the second thread waits for no other thread: neither for
+//! the agent's thread, which may be stuck, nor for the thread that writes the log.
 
 use std::io;
-use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use c10d_socket::is_signal_ignored;
@@ -12,11 +15,11 @@ use signal_hook::consts::{FORBIDDEN, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals as Iterator};
 use signal_hook::low_level::signal_name;
 
-use self::exit_deadline::{ExitDeadline, ExitTimer};
 use super::error::LauncherError;
-use super::options::{ExitLimits, LauncherOptions};
+use super::options::{ExitLimits, LauncherOptions, Screen};
 use crate::agent::AgentHandle;
 use crate::threads::{JoinedThread, lock};
+use crate::worker::KillSwitch;
 
 /// How long the end waits for an output that accepts nothing: after a signal, and without one, as for workers' output.
 const STUCK_STOPPED_MAX: Duration = Duration::from_secs(1);
@@ -87,7 +90,7 @@ impl StopControl {
     }
 }
 
-const THREAD: &str = "signals";
+const SIGNALS_THREAD: &str = "signals";
 
 /// Signals that are only forwarded to the workers.
 const FORWARDED: [i32; 2] = [SIGUSR1, SIGUSR2];
@@ -137,7 +140,7 @@ impl Signals {
         let handle = signals.handle();
         let state = Arc::<Mutex<State>>::default();
         let of_thread = Arc::clone(&state);
-        let thread = JoinedThread::start(THREAD, move || {
+        let thread = JoinedThread::start(SIGNALS_THREAD, move || {
             for signal in signals.forever() {
                 if ending.contains(&signal) {
                     timer.start();
@@ -274,10 +277,114 @@ fn number_of(name: &str) -> Option<i32> {
     }
 }
 
+const DEADLINE_THREAD: &str = "exit-deadline";
+
+/// A signal stopped the workers.
+const EXIT_CODE: i32 = 1;
+
+/// How long the last message may take.
+const MESSAGE_MAX: Duration = Duration::from_millis(100);
+
+/// Waits for a signal, and then for its end. Dropping it joins its thread.
+#[derive(Debug)]
+struct ExitDeadline {
+    events: Sender<Event>,
+    workers: Arc<OnceLock<KillSwitch>>,
+    _thread: JoinedThread,
+}
+
+#[derive(Debug)]
+enum Event {
+    /// A signal arrived.
+    Signal(Instant),
+    /// The launcher has ended its work.
+    Done,
+}
+
+/// Starts the time of an [`ExitDeadline`].
+#[derive(Debug, Clone)]
+struct ExitTimer(Sender<Event>);
+
+impl ExitTimer {
+    /// A signal has arrived. Only the first counts.
+    fn start(&self) {
+        // Fails when the launcher has ended its work.
+        let _ = self.0.send(Event::Signal(Instant::now()));
+    }
+}
+
+impl ExitDeadline {
+    /// Starts the thread. It kills the workers `kill` after the first signal, and ends the process `exit` after it, if
+    /// there is such a limit.
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    fn start(kill: Duration, exit: Option<Duration>, screen: Arc<dyn Screen>) -> io::Result<Self> {
+        let (events, inbox) = channel();
+        let workers = Arc::<OnceLock<KillSwitch>>::default();
+        let of_thread = Arc::clone(&workers);
+        let thread = JoinedThread::start(DEADLINE_THREAD, move || {
+            let Ok(Event::Signal(at)) = inbox.recv() else {
+                return;
+            };
+            if is_done_within(&inbox, at, kill) {
+                return;
+            }
+            // An agent that comes later is stopped before it starts workers.
+            if let Some(switch) = of_thread.get() {
+                switch.trigger();
+            }
+            let Some(exit) = exit else { return };
+            if is_done_within(&inbox, at, exit) {
+                return;
+            }
+            screen.message(&format!(
+                    "ending {exit:?} after the signal, before the grace period ends: the store, an output or a \
+                     worker does not respond\n"
+                ));
+            screen.finish(MESSAGE_MAX);
+            std::process::exit(EXIT_CODE);
+        })?;
+        Ok(Self {
+            events,
+            workers,
+            _thread: thread,
+        })
+    }
+
+    fn timer(&self) -> ExitTimer {
+        ExitTimer(self.events.clone())
+    }
+
+    /// Which workers to kill: those of this switch.
+    fn watch(&self, workers: KillSwitch) {
+        // There is one agent.
+        let _ = self.workers.set(workers);
+    }
+}
+
+impl Drop for ExitDeadline {
+    fn drop(&mut self) {
+        // The thread has the receiver until it gets this.
+        let _ = self.events.send(Event::Done);
+    }
+}
+
+/// Waits until the launcher is done, for at most `time` after `start`; tells whether it is.
+fn is_done_within(inbox: &Receiver<Event>, start: Instant, time: Duration) -> bool {
+    loop {
+        match inbox.recv_timeout(time.saturating_sub(start.elapsed())) {
+            // Only the first counts.
+            Ok(Event::Signal(_)) => {}
+            Ok(Event::Done) | Err(RecvTimeoutError::Disconnected) => return true,
+            Err(RecvTimeoutError::Timeout) => return false,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::exit_deadline::ExitDeadline;
-    use super::*;
+    use super::{ExitDeadline, *};
     use crate::launcher::options::StandardError;
 
     const LONG: Duration = Duration::from_secs(3600);
@@ -318,5 +425,40 @@ mod tests {
     fn work_that_panics_has_no_result() {
         let done = signals().unless_stopped("work", LONG, || panic!("expected"));
         assert_eq!(done.unwrap(), None::<()>);
+    }
+
+    fn screen() -> Arc<dyn Screen> {
+        Arc::new(StandardError)
+    }
+
+    #[test]
+    fn later_signals_do_not_extend_the_time() {
+        let (events, inbox) = channel();
+        let start = Instant::now();
+        events.send(Event::Signal(start)).unwrap();
+        events.send(Event::Signal(start)).unwrap();
+        assert!(!is_done_within(&inbox, start, Duration::ZERO));
+        events.send(Event::Signal(start)).unwrap();
+        events.send(Event::Done).unwrap();
+        assert!(is_done_within(&inbox, start, LONG));
+    }
+
+    #[test]
+    fn a_signal_triggers_the_switch_and_no_signal_does_not() {
+        let switch = KillSwitch::new();
+        let deadline = ExitDeadline::start(Duration::ZERO, None, screen()).unwrap();
+        deadline.watch(switch.clone());
+        drop(deadline);
+        assert!(!switch.is_triggered());
+
+        let deadline = ExitDeadline::start(Duration::ZERO, Some(LONG), screen()).unwrap();
+        deadline.watch(switch.clone());
+        deadline.timer().start();
+        let patience = Instant::now();
+        while !switch.is_triggered() {
+            assert!(patience.elapsed() < Duration::from_secs(60));
+            std::thread::yield_now();
+        }
+        drop(deadline);
     }
 }
