@@ -12,9 +12,9 @@ use super::handle::Event;
 use super::node::Node;
 use super::options::AgentOptions;
 use crate::environment::{GroupMember, WorkerEnvironment};
-use crate::logs::LinePrefix;
+use crate::logs::{LinePrefix, WorkerLogs};
 use crate::progress::{Poller, ProgressOptions};
-use crate::ranks::RankBlock;
+use crate::ranks::{Assignment, RankBlock};
 use crate::round::{AgentError, StartTimes};
 use crate::worker::{GroupPlan, Remains, StartError, WorkerInput, WorkerPlan, WorkerSlots};
 
@@ -42,80 +42,24 @@ impl Node {
         start: PlannedStart<'_>,
     ) -> Result<GroupPlan, AgentError> {
         let options = &self.options;
-        let (restart_count, restarts_max) = start.restarts;
-        let keep = options.keep.as_ref();
+        let (restart_count, _) = start.restarts;
         let logs = match start.replaced {
             None => self
                 .logs
                 .start_round(restart_count, options.local_world_size),
             Some(local_rank) => self.logs.replace_worker(restart_count, local_rank),
         }?;
-        let short_host = self.host.split('.').next().unwrap_or_default();
-        let mut workers = Vec::with_capacity(options.local_world_size);
         let local_ranks = start.replaced.unwrap_or_default()..;
-        for (local_rank, logs) in local_ranks.zip(logs.workers) {
-            let member = start.group.zip(keep).map(|(start, keep)| GroupMember {
-                group: start.name,
-                serial: start.serials[local_rank],
-                members_first: start.first_size,
-                members_min: keep.members_min,
-            });
+        let workers = local_ranks.zip(logs.workers).map(|(local_rank, logs)| {
             let assignment = ranks.assignment(
                 round.rank,
                 round.world_size,
                 options.local_world_size,
                 local_rank,
             );
-            let starts = usize::try_from(start.starts).unwrap_or(usize::MAX);
-            let progress_file = self.progress.as_ref().map(|directory| {
-                ProgressOptions::worker_file(directory.path(), starts, local_rank)
-            });
-            let debug_socket = options
-                .debug_sockets
-                .as_deref()
-                .map(|directory| AgentOptions::debug_socket(directory, starts, local_rank));
-            let environment = WorkerEnvironment::new(
-                assignment,
-                self.shared.handler.run_id(),
-                &round.bootstrap.master,
-            )
-            .with_role(&options.role)
-            .with_restarts(restart_count, restarts_max)
-            .with_agent_store(round.bootstrap.is_agent_store)
-            .with_virtual_local_rank(options.virtual_local_rank)
-            .with_membership(member)
-            .with_relay(relay)
-            .with_error_file(logs.error_file.as_deref())
-            .with_progress_file(progress_file.as_deref())
-            .with_debug_socket(debug_socket.as_deref())
-            .with_timer_file(timer_file)
-            .with_gloo_interface(self.network.for_gloo());
-            let prefix = LinePrefix {
-                role: &options.role,
-                local_rank,
-                rank: assignment.rank,
-                host: short_host,
-            };
-            let is_debugged = options.debug_rank.map(|rank| rank == assignment.rank);
-            let mut command = options.command.for_local_rank(local_rank);
-            if is_debugged != Some(false) && !options.debugger.is_empty() {
-                command = command.under_debugger(&options.debugger);
-            }
-            let environment = environment
-                .with_breakpoints(is_debugged != Some(false))
-                .variables(options.environment.iter().cloned())?;
-            let (input, logs) = match is_debugged {
-                None => (WorkerInput::Shared, logs),
-                Some(true) => (WorkerInput::Alone, logs.on_console()),
-                Some(false) => (WorkerInput::Empty, logs),
-            };
-            let worker = WorkerPlan::new(assignment.rank, local_rank, command)
-                .with_environment(environment)
-                .with_input(input)
-                .with_logs(logs)
-                .with_line_prefix(prefix.text(options.line_prefix_template.as_deref()));
-            workers.push(worker);
-        }
+            self.plan_worker(round, assignment, relay, timer_file, &start, logs)
+        });
+        let workers = workers.collect::<Result<_, _>>()?;
         let progress = self.progress.as_ref().map(TempDir::path);
         let temporary = [progress, options.debug_sockets.as_deref(), timer_file];
         Ok(GroupPlan::new(workers)
@@ -131,6 +75,72 @@ impl Node {
                 logs: self.logs.path().map(Path::to_owned),
                 above_logs: self.logs.temporary_above().map(Path::to_owned),
             }))
+    }
+
+    fn plan_worker(
+        &self,
+        round: &RendezvousInfo,
+        assignment: Assignment,
+        relay: Option<&HostPort>,
+        timer_file: Option<&Path>,
+        start: &PlannedStart<'_>,
+        logs: WorkerLogs,
+    ) -> Result<WorkerPlan, AgentError> {
+        let options = &self.options;
+        let local_rank = assignment.local_rank;
+        let (restart_count, restarts_max) = start.restarts;
+        let group = start.group.zip(options.keep.as_ref());
+        let member = group.map(|(group, keep)| GroupMember {
+            group: group.name,
+            serial: group.serials[local_rank],
+            members_first: group.first_size,
+            members_min: keep.members_min,
+        });
+        let starts = usize::try_from(start.starts).unwrap_or(usize::MAX);
+        let progress_file = self
+            .progress
+            .as_ref()
+            .map(|directory| ProgressOptions::worker_file(directory.path(), starts, local_rank));
+        let debug_socket = options
+            .debug_sockets
+            .as_deref()
+            .map(|directory| AgentOptions::debug_socket(directory, starts, local_rank));
+        let is_debugged = options.debug_rank.map(|rank| rank == assignment.rank);
+        let run_id = self.shared.handler.run_id();
+        let environment = WorkerEnvironment::new(assignment, run_id, &round.bootstrap.master)
+            .with_role(&options.role)
+            .with_restarts(restart_count, restarts_max)
+            .with_agent_store(round.bootstrap.is_agent_store)
+            .with_virtual_local_rank(options.virtual_local_rank)
+            .with_membership(member)
+            .with_relay(relay)
+            .with_error_file(logs.error_file.as_deref())
+            .with_progress_file(progress_file.as_deref())
+            .with_debug_socket(debug_socket.as_deref())
+            .with_timer_file(timer_file)
+            .with_gloo_interface(self.network.for_gloo())
+            .with_breakpoints(is_debugged != Some(false))
+            .variables(options.environment.iter().cloned())?;
+        let prefix = LinePrefix {
+            role: &options.role,
+            local_rank,
+            rank: assignment.rank,
+            host: self.host.split('.').next().unwrap_or_default(),
+        };
+        let mut command = options.command.for_local_rank(local_rank);
+        if is_debugged != Some(false) && !options.debugger.is_empty() {
+            command = command.under_debugger(&options.debugger);
+        }
+        let (input, logs) = match is_debugged {
+            None => (WorkerInput::Shared, logs),
+            Some(true) => (WorkerInput::Alone, logs.on_console()),
+            Some(false) => (WorkerInput::Empty, logs),
+        };
+        Ok(WorkerPlan::new(assignment.rank, local_rank, command)
+            .with_environment(environment)
+            .with_input(input)
+            .with_logs(logs)
+            .with_line_prefix(prefix.text(options.line_prefix_template.as_deref())))
     }
 
     /// Starts to watch the progress of the workers that are about to start.

@@ -230,10 +230,9 @@ impl<'a> WorkerEnvironment<'a> {
             variables.insert(name.into(), number.to_string().into());
         }
         // PyTorch compares with Python's spelling.
-        let use_agent_store = if self.use_agent_store {
-            "True"
-        } else {
-            "False"
+        let use_agent_store = match self.use_agent_store {
+            true => "True",
+            false => "False",
         };
         let error_file = self.error_file.map_or(OsStr::new(""), Path::as_os_str);
         let texts = [
@@ -246,19 +245,6 @@ impl<'a> WorkerEnvironment<'a> {
         for (name, text) in texts {
             variables.insert(name.into(), text.into());
         }
-        if self.relay.is_some() {
-            variables.insert(STORE_ADDR.into(), self.master.host().into());
-            let port = self.master.port().to_string();
-            variables.insert(STORE_PORT.into(), port.into());
-            // At 127.0.0.1 of rank 0's node no other node reaches a second store.
-            variables
-                .entry(DCP_USE_PREFIX_STORE.into())
-                .or_insert_with(|| "1".into());
-        } else {
-            // Those of an outer launcher name another store.
-            variables.remove(OsStr::new(STORE_ADDR));
-            variables.remove(OsStr::new(STORE_PORT));
-        }
         let paths = [
             (DEBUG_SOCKET, self.debug_socket),
             (PROGRESS_FILE, self.progress_file),
@@ -266,39 +252,15 @@ impl<'a> WorkerEnvironment<'a> {
         ];
         let paths = paths.into_iter();
         variables.extend(paths.filter_map(|(name, path)| Some((name.into(), path?.into()))));
-        // Those of an outer launcher name another group.
-        variables.retain(|name, _| {
-            !name.as_encoded_bytes().starts_with(b"C10D_MEMBER") && name != KEEP_WORKERS
-        });
-        if let Some(membership) = &self.membership {
-            let id = ranks.rank as u64;
-            let texts = [
-                (KEEP_WORKERS, "1".to_owned()),
-                ("C10D_MEMBERSHIP_GROUP", membership.group.to_owned()),
-                ("C10D_MEMBER_ID", id.to_string()),
-                (
-                    "C10D_MEMBER_INCARNATION",
-                    places::incarnation(membership.serial).to_string(),
-                ),
-                ("C10D_MEMBER_SERIAL", membership.serial.to_string()),
-                ("C10D_MEMBERS_FIRST", membership.members_first.to_string()),
-                ("C10D_MEMBERS_MIN", membership.members_min.to_string()),
-            ];
-            variables.extend(texts.map(|(name, text)| (name.into(), text.into())));
-        }
+        self.set_store(&mut variables);
+        self.set_membership(&mut variables);
         // A collective that hangs then ends its worker instead of hanging the job.
-        variables
-            .entry(NCCL_ASYNC_ERROR_HANDLING.into())
-            .or_insert_with(|| "1".into());
+        set_default(&mut variables, NCCL_ASYNC_ERROR_HANDLING, "1");
         if !self.has_breakpoints {
-            variables
-                .entry("PYTHONBREAKPOINT".into())
-                .or_insert_with(|| "0".into());
+            set_default(&mut variables, "PYTHONBREAKPOINT", "0");
         }
         if let Some(interface) = self.gloo_interface {
-            variables
-                .entry(GLOO_SOCKET_IFNAME.into())
-                .or_insert_with(|| interface.into());
+            set_default(&mut variables, GLOO_SOCKET_IFNAME, interface);
         }
         if self.virtual_local_rank {
             show_one_device(&mut variables, ranks.local_rank)?;
@@ -308,6 +270,47 @@ impl<'a> WorkerEnvironment<'a> {
         }
         Ok(variables.into_iter().collect())
     }
+
+    /// Names the store if the worker reaches it through a relay. The variables of an outer launcher name another store.
+    fn set_store(&self, variables: &mut BTreeMap<OsString, OsString>) {
+        if self.relay.is_some() {
+            variables.insert(STORE_ADDR.into(), self.master.host().into());
+            let port = self.master.port().to_string();
+            variables.insert(STORE_PORT.into(), port.into());
+            // At 127.0.0.1 of rank 0's node no other node reaches a second store.
+            set_default(variables, DCP_USE_PREFIX_STORE, "1");
+        } else {
+            variables.remove(OsStr::new(STORE_ADDR));
+            variables.remove(OsStr::new(STORE_PORT));
+        }
+    }
+
+    /// Names the membership group of the worker, if it has one. The variables of an outer launcher name another group.
+    fn set_membership(&self, variables: &mut BTreeMap<OsString, OsString>) {
+        variables.retain(|name, _| {
+            !name.as_encoded_bytes().starts_with(b"C10D_MEMBER") && name != KEEP_WORKERS
+        });
+        let Some(membership) = &self.membership else {
+            return;
+        };
+        let incarnation = places::incarnation(membership.serial);
+        let texts = [
+            (KEEP_WORKERS, "1".to_owned()),
+            ("C10D_MEMBERSHIP_GROUP", membership.group.to_owned()),
+            ("C10D_MEMBER_ID", self.assignment.rank.to_string()),
+            ("C10D_MEMBER_INCARNATION", incarnation.to_string()),
+            ("C10D_MEMBER_SERIAL", membership.serial.to_string()),
+            ("C10D_MEMBERS_FIRST", membership.members_first.to_string()),
+            ("C10D_MEMBERS_MIN", membership.members_min.to_string()),
+        ];
+        variables.extend(texts.map(|(name, text)| (name.into(), text.into())));
+    }
+}
+
+/// Sets a variable unless it is inherited.
+fn set_default(variables: &mut BTreeMap<OsString, OsString>, name: &str, value: &str) {
+    let variable = variables.entry(name.into());
+    variable.or_insert_with(|| value.into());
 }
 
 /// What all workers of a node have in their environment in all rounds, and the variables in which they differ, as

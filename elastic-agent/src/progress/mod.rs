@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_file_system_that_does_not_answer_delays_neither_other_steps_nor_the_verdict() {
-        fn read(path: &Path) -> Option<Mark> {
+        fn read_or_hang(path: &Path) -> Option<Mark> {
             if path.ends_with("hanging") {
                 // The thread ends with the process, as one that reads from such a file system.
                 loop {
@@ -329,9 +329,15 @@ mod tests {
         let directories = vec![vec![own.clone()], vec![PathBuf::from("hanging")]];
         let timeout = Duration::from_millis(40);
         let (stuck, is_stuck) = bounded(1);
-        let poller = Poller::start_with(read, directories, Some(timeout), None, move |silent| {
-            stuck.send(silent).unwrap();
-        })
+        let poller = Poller::start_with(
+            read_or_hang,
+            directories,
+            Some(timeout),
+            None,
+            move |silent| {
+                stuck.send(silent).unwrap();
+            },
+        )
         .unwrap();
         assert!(is_stuck.try_recv().is_err(), "no step, no verdict");
         fs::write(&own, "7").unwrap();

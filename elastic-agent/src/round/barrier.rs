@@ -97,36 +97,10 @@ impl Round {
                 return Phase::AtBarrier(barrier);
             }
             Input::BarrierClosed { membership, .. } => {
-                let limit = match self.settings.has_exit_limit {
-                    true => EXIT_BARRIER_TIMEOUT,
-                    false => NEVER,
-                };
-                let mut left = limit.saturating_sub(waited);
-                if left.is_zero() {
-                    out.push(Effect::ReadFinished);
-                    return Phase::AtBarrier(Barrier {
-                        is_late: true,
-                        ..barrier
-                    });
+                match self.why_not_waiting(barrier, membership, waited, out) {
+                    Ok(why) => why,
+                    Err(barrier) => return Phase::AtBarrier(barrier),
                 }
-                let seen = membership.as_deref();
-                let enough = self.nodes_left(seen, barrier.nodes);
-                if !seen.is_some_and(|it| have_others_gone(it, enough, waited)) {
-                    if seen.is_some_and(|it| it.is_closed) {
-                        left = left.min(STOP_GRACE.saturating_sub(waited));
-                    }
-                    out.push(Effect::WaitAtBarrier {
-                        timeout: left,
-                        enough: self.keep().map(|_| enough),
-                        seen: membership,
-                    });
-                    return Phase::AtBarrier(barrier);
-                }
-                // A node that was always alone has no others.
-                let has_others = seen.is_some_and(|it| it.departed() > 0 || it.is_closed);
-                has_others.then(|| {
-                    ", but the other nodes left the job without reporting success".to_owned()
-                })
             }
             _ => return Phase::AtBarrier(barrier),
         };
@@ -135,6 +109,46 @@ impl Round {
             out.push(log(Level::Warn, text));
         }
         finish(Ok(AgentOutcome::Succeeded), out)
+    }
+
+    /// Judges a wait that has ended. Returns the text about missing nodes, if there are some, or `Err` with the next wait if
+    /// the node has to wait longer.
+    fn why_not_waiting(
+        &self,
+        barrier: Barrier,
+        membership: Option<Box<Membership>>,
+        waited: Duration,
+        out: &mut Effects,
+    ) -> Result<Option<String>, Barrier> {
+        let limit = match self.settings.has_exit_limit {
+            true => EXIT_BARRIER_TIMEOUT,
+            false => NEVER,
+        };
+        let mut left = limit.saturating_sub(waited);
+        if left.is_zero() {
+            out.push(Effect::ReadFinished);
+            return Err(Barrier {
+                is_late: true,
+                ..barrier
+            });
+        }
+        let seen = membership.as_deref();
+        let enough = self.nodes_left(seen, barrier.nodes);
+        if !seen.is_some_and(|it| have_others_gone(it, enough, waited)) {
+            if seen.is_some_and(|it| it.is_closed) {
+                left = left.min(STOP_GRACE.saturating_sub(waited));
+            }
+            out.push(Effect::WaitAtBarrier {
+                timeout: left,
+                enough: self.keep().map(|_| enough),
+                seen: membership,
+            });
+            return Err(barrier);
+        }
+        // A node that was always alone has no others.
+        let has_others = seen.is_some_and(|it| it.departed() > 0 || it.is_closed);
+        let text = ", but the other nodes left the job without reporting success";
+        Ok(has_others.then(|| text.to_owned()))
     }
 }
 

@@ -1,6 +1,5 @@
 //! The rounds of one node: their settings and data, and the next phase for each input.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use elastic_rendezvous::Membership;
@@ -8,7 +7,7 @@ use log::Level;
 
 use super::input::{Effect, Effects, Input, Joins, RoundSummary, StartTimes};
 use super::outcome::{AgentError, AgentOutcome, RoundCause, RoundClock, RoundEnding};
-use super::phase::{Known, Phase, Running, Waiting};
+use super::phase::{Phase, Running};
 use crate::failure::Failures;
 use crate::job_end::OwnEnd;
 use crate::restart_policy::{RestartPolicy, RestartRules};
@@ -183,14 +182,7 @@ impl Round {
                 out.push(Effect::ReadMembership);
                 Phase::Running(Running {
                     nodes,
-                    succeeded: 0,
-                    gone: 0,
-                    at_exit: 0,
-                    evicted: BTreeMap::new(),
-                    failed: None,
-                    known: Known::Nothing,
-                    ended: None,
-                    waiting: Waiting::Nothing,
+                    ..Running::default()
                 })
             }
             (Phase::Joining { failures }, Input::NotStarted { error, signal }) => {

@@ -62,7 +62,7 @@ pub(super) enum Phase {
 pub(super) type First = (usize, ExitKind);
 
 /// A round whose workers run.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Running {
     pub(super) nodes: usize,
     /// How many workers have succeeded.
@@ -81,18 +81,14 @@ pub(super) struct Running {
 }
 
 /// The question to which a running node waits for an answer.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) enum Waiting {
+    #[default]
     Nothing,
     /// How many nodes have finished, because the departure of a finished node is not a change of the members.
-    Finished {
-        why: String,
-        departed: usize,
-    },
+    Finished { why: String, departed: usize },
     /// Whether the group of the workers has finished, because nothing is then left to do for a node that waits.
-    Group {
-        why: String,
-    },
+    Group { why: String },
     /// Whether a node has finished. Otherwise the node that closed the rendezvous without a reason has failed.
     Closed,
     /// Whether this node is the first of its round whose workers are stuck.
@@ -115,8 +111,9 @@ pub(super) enum End {
 }
 
 /// Whether and why the job is over, as far as a node has learned it when it stops its workers.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) enum Known {
+    #[default]
     Nothing,
     /// This node has ended the job.
     Published,

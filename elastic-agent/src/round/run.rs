@@ -24,34 +24,9 @@ impl Round {
         now: Duration,
         out: &mut Effects,
     ) -> Phase {
-        let waiting = std::mem::replace(&mut running.waiting, Waiting::Nothing);
+        let waiting = std::mem::take(&mut running.waiting);
         let end = match (input, waiting) {
-            (Input::WorkerExited(exit), _) if exit.exit.is_success() => {
-                running.succeeded += 1;
-                if self.keep().is_some() && running.succeeded == 1 {
-                    out.push(Effect::EndEntry);
-                }
-                running.end_of_all(self.settings.local_world_size)
-            }
-            (Input::WorkerExited(exit), _) if self.may_keep(&exit) => {
-                out.push(log(Level::Error, failure_text(&exit)));
-                out.push(Effect::ReadDeath(exit));
-                None
-            }
-            (Input::WorkerExited(exit), _) if running.ended.is_some() => {
-                out.push(log(Level::Error, failure_text(&exit)));
-                running.at_exit += 1;
-                running.end_of_all(self.settings.local_world_size)
-            }
-            (Input::WorkerExited(exit), _) if self.asks_about(&exit) => {
-                out.push(log(Level::Error, failure_text(&exit)));
-                out.push(Effect::ReadCrash(exit));
-                None
-            }
-            (Input::WorkerExited(exit), _) => {
-                out.push(log(Level::Error, failure_text(&exit)));
-                Some(self.failed(&mut running, exit, out))
-            }
+            (Input::WorkerExited(exit), _) => self.worker_exited(&mut running, exit, out),
             (Input::Crash(crash), _) => {
                 match self.is_kept_to_its_end(&mut running, &crash, now, out) {
                     true => running.end_of_all(self.settings.local_world_size),
@@ -66,10 +41,6 @@ impl Round {
             (Input::Death(death), _) => self.worker_died(&mut running, *death, now, out),
             (Input::ReplaceDue { local_rank }, _) => {
                 self.replace(local_rank, now, out);
-                None
-            }
-            (Input::MembersDue, _) => {
-                out.push(Effect::ReadGroup);
                 None
             }
             (Input::Group(GroupNews::Finished, _), Waiting::Group { .. }) => None,
@@ -98,53 +69,21 @@ impl Round {
                 None
             }
             (Input::Membership(membership), _) => {
-                // A store that does not answer, for example because its host has failed, does not stop running workers.
-                // The handler has logged the error.
-                let keeps = self.keep().is_some();
-                let members = membership.as_ref().and_then(|it| it.members);
-                running.nodes = members.filter(|_| keeps).unwrap_or(running.nodes);
-                membership.and_then(|it| self.members_may_have_changed(&mut running, &it, out))
+                let membership = membership.as_deref();
+                membership.and_then(|it| self.members_may_have_changed(&mut running, it, out))
             }
-            // The reason of this node, whose own workers run to the end of their program.
-            (Input::JobEnd(Some(notice)), _)
-                if notice.is_at_exit && running.known == Known::Published =>
-            {
-                None
-            }
-            (Input::JobEnd(Some(notice)), _) => running.job_ended(notice, out),
-            (Input::JobEnd(None), _) if self.settings.stops_on_failure => {
-                out.push(Effect::ReadFinished);
-                running.waiting = Waiting::Closed;
-                None
-            }
-            // A finished node closes the rendezvous if other nodes take longer than the timeout of the exit barrier.
-            (Input::Finished(Some(0)), Waiting::Closed) => {
-                running.job_ended(Box::new(EndNotice::unknown()), out)
-            }
-            (Input::JobEnd(None), _) | (Input::Finished(_), Waiting::Closed) => {
-                out.push(log(
-                    Level::Warn,
-                    "another node closed the rendezvous: the workers keep running, but cannot be restarted",
-                ));
-                None
-            }
+            (Input::JobEnd(notice), _) => self.job_end_read(&mut running, notice, out),
+            (Input::Finished(count), Waiting::Closed) => running.closing_judged(count, out),
             (Input::Finished(finished), Waiting::Finished { why, departed }) => {
                 (departed > finished.unwrap_or(0)).then_some(End::MembersChanged(why))
             }
-            (Input::Stuck(stuck), _) => {
-                out.push(log(Level::Error, stuck.to_string()));
-                if self.settings.has_store_per_round {
-                    // Published before the workers are stopped, because workers of other nodes may fail because of the
-                    // stop.
-                    out.push(Effect::ReportStuck);
-                    running.waiting = Waiting::IsFirst(stuck);
-                    None
-                } else {
-                    Some(are_stuck(stuck, true, out))
-                }
-            }
+            (Input::Stuck(stuck), _) => self.stuck(&mut running, stuck, out),
             (Input::IsFirstStuck(is_first), Waiting::IsFirst(stuck)) => {
                 Some(are_stuck(stuck, is_first, out))
+            }
+            (Input::MembersDue, _) => {
+                out.push(Effect::ReadGroup);
+                None
             }
             (Input::Signal(signal), _) => Some(End::Signalled(signal)),
             (_, waiting) => {
@@ -158,14 +97,89 @@ impl Round {
         }
     }
 
-    /// Why the workers have to stop, mostly to restart in another round; `None` if they keep running, or if that
-    /// depends on a question.
+    fn worker_exited(
+        &mut self,
+        running: &mut Running,
+        exit: WorkerExit,
+        out: &mut Effects,
+    ) -> Option<End> {
+        if exit.exit.is_success() {
+            running.succeeded += 1;
+            if self.keep().is_some() && running.succeeded == 1 {
+                out.push(Effect::EndEntry);
+            }
+            return running.end_of_all(self.settings.local_world_size);
+        }
+        let text = format!(
+            "worker with rank {} (local rank {}, pid {}) failed: {}",
+            exit.rank, exit.local_rank, exit.pid, exit.exit,
+        );
+        out.push(log(Level::Error, text));
+        if self.may_keep(&exit) {
+            out.push(Effect::ReadDeath(exit));
+        } else if running.ended.is_some() {
+            running.at_exit += 1;
+            return running.end_of_all(self.settings.local_world_size);
+        } else if self.asks_about(&exit) {
+            out.push(Effect::ReadCrash(exit));
+        } else {
+            return Some(self.failed(running, exit, out));
+        }
+        None
+    }
+
+    /// Handles the answer to the question why the rendezvous was closed.
+    fn job_end_read(
+        &self,
+        running: &mut Running,
+        notice: Option<Box<EndNotice>>,
+        out: &mut Effects,
+    ) -> Option<End> {
+        match notice {
+            // The reason of this node, whose own workers run to the end of their program.
+            Some(notice) if notice.is_at_exit && running.known == Known::Published => None,
+            Some(notice) => running.job_ended(notice, out),
+            None if self.settings.stops_on_failure => {
+                out.push(Effect::ReadFinished);
+                running.waiting = Waiting::Closed;
+                None
+            }
+            None => {
+                out.push(closed_without_reason());
+                None
+            }
+        }
+    }
+
+    fn stuck(
+        &self,
+        running: &mut Running,
+        stuck: Box<StuckWorkers>,
+        out: &mut Effects,
+    ) -> Option<End> {
+        out.push(log(Level::Error, stuck.to_string()));
+        if !self.settings.has_store_per_round {
+            return Some(are_stuck(stuck, true, out));
+        }
+        // Published before the workers are stopped, because workers of other nodes may fail because of the stop.
+        out.push(Effect::ReportStuck);
+        running.waiting = Waiting::IsFirst(stuck);
+        None
+    }
+
+    /// Returns why the workers have to stop, mostly to restart in another round; `None` if they keep running, or if that
+    /// depends on a question. A store that does not answer, for example because its host has failed, does not stop running
+    /// workers: there is no membership then, and the handler has logged the error.
     fn members_may_have_changed(
         &mut self,
         running: &mut Running,
         membership: &Membership,
         out: &mut Effects,
     ) -> Option<End> {
+        running.nodes = membership
+            .members
+            .filter(|_| self.keep().is_some())
+            .unwrap_or(running.nodes);
         if membership.is_closed {
             if !self.is_closing_known {
                 self.is_closing_known = true;
@@ -307,6 +321,16 @@ impl Running {
         }
     }
 
+    /// Handles the number of finished nodes, of which one may have closed the rendezvous: a finished node closes it if other
+    /// nodes take longer than the timeout of the exit barrier.
+    fn closing_judged(&mut self, finished: Option<usize>, out: &mut Effects) -> Option<End> {
+        if finished == Some(0) {
+            return self.job_ended(Box::new(EndNotice::unknown()), out);
+        }
+        out.push(closed_without_reason());
+        None
+    }
+
     /// Handles that another node has ended the job. Returns how the workers are stopped; `None` if they are left to
     /// exit.
     fn job_ended(&mut self, notice: Box<EndNotice>, out: &mut Effects) -> Option<End> {
@@ -324,11 +348,10 @@ impl Running {
     }
 }
 
-fn failure_text(exit: &WorkerExit) -> String {
-    format!(
-        "worker with rank {} (local rank {}, pid {}) failed: {}",
-        exit.rank, exit.local_rank, exit.pid, exit.exit,
-    )
+fn closed_without_reason() -> Effect {
+    let text =
+        "another node closed the rendezvous: the workers keep running, but cannot be restarted";
+    log(Level::Warn, text)
 }
 
 fn are_stuck(stuck: Box<StuckWorkers>, is_first: bool, out: &mut Effects) -> End {

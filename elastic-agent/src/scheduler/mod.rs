@@ -3,7 +3,6 @@
 //! Pure: the environment and files are arguments. The innermost program that started this process decides: mpirun in a
 //! job of Slurm, and Slurm in a pod of Kubernetes.
 
-mod hostlist;
 mod kubernetes;
 mod mpi;
 mod site;

@@ -2,9 +2,9 @@
 //!
 //! Variables: "OUTPUT ENVIRONMENT VARIABLES" of srun(1) and sbatch(1).
 
+use std::fmt;
 use std::time::Duration;
 
-use super::hostlist::expand;
 use super::site::{Finding, Found, Site, Sourced, Variables};
 
 const NAME: &str = "Slurm";
@@ -190,6 +190,156 @@ pub(super) fn gpus(variables: Variables<'_>) -> Result<Option<Sourced<usize>>, S
     }
 }
 
+/// More hosts than any cluster has.
+const HOSTS_MAX: usize = 65_536;
+
+/// The longest host name (RFC 1123).
+const NAME_BYTES_MAX: usize = 255;
+
+/// The hosts of a list, in its order. Brackets of one name are expanded with the last one changing fastest, as by
+/// `scontrol show hostnames`.
+///
+/// # Errors
+/// [`HostlistError`] for a malformed list and for one of more than 65,536 hosts.
+fn expand(list: &str) -> Result<Vec<String>, HostlistError> {
+    let mut hosts = Vec::new();
+    for pattern in patterns(list)? {
+        let names = expand_pattern(pattern, HOSTS_MAX - hosts.len())?;
+        hosts.extend(names);
+    }
+    match hosts.is_empty() {
+        true => Err(HostlistError::Empty),
+        false => Ok(hosts),
+    }
+}
+
+/// Why a text is not a usable list of hosts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum HostlistError {
+    Empty,
+    /// A bracket that is not closed, not opened, or inside another.
+    Brackets,
+    /// The text between brackets, which is not numbers and ranges.
+    Range(String),
+    /// The text in the place of a host name.
+    Name(String),
+    TooMany,
+}
+
+impl fmt::Display for HostlistError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Empty => f.write_str("names no host"),
+            Self::Brackets => f.write_str("has unpaired brackets"),
+            Self::Range(range) => write!(f, "has the range {range:?}, which is not as in 1-8"),
+            Self::Name(name) => write!(f, "has {name:?} in the place of a host name"),
+            Self::TooMany => write!(f, "names more than {HOSTS_MAX} hosts"),
+        }
+    }
+}
+
+/// Splits a list at the commas outside of brackets. Empty entries are dropped, as by Slurm.
+fn patterns(list: &str) -> Result<Vec<&str>, HostlistError> {
+    let mut patterns = Vec::new();
+    let mut is_inside = false;
+    let mut start = 0;
+    for (index, byte) in list.bytes().enumerate() {
+        match byte {
+            b'[' if !is_inside => is_inside = true,
+            b']' if is_inside => is_inside = false,
+            b'[' | b']' => return Err(HostlistError::Brackets),
+            b',' if !is_inside => {
+                patterns.push(&list[start..index]);
+                start = index + 1;
+            }
+            _ => {}
+        }
+    }
+    if is_inside {
+        return Err(HostlistError::Brackets);
+    }
+    patterns.push(&list[start..]);
+    let trimmed = patterns.into_iter().map(str::trim);
+    Ok(trimmed.filter(|pattern| !pattern.is_empty()).collect())
+}
+
+/// The names of one pattern with any number of brackets.
+fn expand_pattern(pattern: &str, hosts_max: usize) -> Result<Vec<String>, HostlistError> {
+    let mut names = vec![String::new()];
+    let mut rest = pattern;
+    while let Some((before, after)) = rest.split_once('[') {
+        let (ranges, after) = after.split_once(']').ok_or(HostlistError::Brackets)?;
+        let numbers = expand_ranges(ranges, hosts_max / names.len())?;
+        names = names
+            .iter()
+            .flat_map(|name| {
+                numbers
+                    .iter()
+                    .map(move |number| format!("{name}{before}{number}"))
+            })
+            .collect();
+        rest = after;
+        // All names of a pattern are about as long as its first.
+        check_length(names.first().map_or("", String::as_str))?;
+    }
+    for name in &mut names {
+        name.push_str(rest);
+        check_name(name)?;
+    }
+    match names.len() > hosts_max {
+        true => Err(HostlistError::TooMany),
+        false => Ok(names),
+    }
+}
+
+/// The numbers of `001-003,7`, with the leading zeros of each range's start.
+fn expand_ranges(ranges: &str, numbers_max: usize) -> Result<Vec<String>, HostlistError> {
+    let mut numbers = Vec::new();
+    for range in ranges.split(',').map(str::trim) {
+        let malformed = || HostlistError::Range(shortened(range));
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let low = number(first).ok_or_else(malformed)?;
+        let high = number(last).ok_or_else(malformed)?;
+        if low > high {
+            return Err(malformed());
+        }
+        let left = numbers_max.saturating_sub(numbers.len());
+        if usize::try_from(high - low).map_or(true, |more| more >= left) {
+            return Err(HostlistError::TooMany);
+        }
+        let width = first.len();
+        numbers.extend((low..=high).map(|number| format!("{number:0width$}")));
+    }
+    Ok(numbers)
+}
+
+/// A number of at most 18 digits.
+fn number(digits: &str) -> Option<u64> {
+    let is_number = (1..=18).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit());
+    digits.parse().ok().filter(|_| is_number)
+}
+
+fn check_length(name: &str) -> Result<(), HostlistError> {
+    match name.len() > NAME_BYTES_MAX {
+        true => Err(HostlistError::Name(shortened(name))),
+        false => Ok(()),
+    }
+}
+
+fn check_name(name: &str) -> Result<(), HostlistError> {
+    check_length(name)?;
+    let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    match !name.is_empty() && name.bytes().all(is_part) {
+        true => Ok(()),
+        false => Err(HostlistError::Name(shortened(name))),
+    }
+}
+
+/// The start of a text, for a message.
+fn shortened(text: &str) -> String {
+    text.chars().take(64).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -223,5 +373,90 @@ mod tests {
             let found = found.map(|gpus| gpus.map(|gpus| gpus.value)).map_err(drop);
             assert_eq!(found, number, "{name}={value}");
         }
+    }
+
+    fn expanded(list: &str) -> String {
+        match expand(list) {
+            Ok(hosts) => hosts.join(" "),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn a_list_is_expanded_in_its_order() {
+        for (list, hosts) in [
+            ("node1", "node1"),
+            ("b,a", "b a"),
+            ("node[1-3]", "node1 node2 node3"),
+            ("node[001-003,7]", "node001 node002 node003 node7"),
+            ("node[09-11]", "node09 node10 node11"),
+            ("n[1,3-4],gpu-[1-2]-ib", "n1 n3 n4 gpu-1-ib gpu-2-ib"),
+            (
+                "rack[0-1]node[1-2]",
+                "rack0node1 rack0node2 rack1node1 rack1node2",
+            ),
+            (
+                "r[1-2]n[1,3].site",
+                "r1n1.site r1n3.site r2n1.site r2n3.site",
+            ),
+            ("a-[b]", "has the range \"b\", which is not as in 1-8"),
+            ("n[1-2],n[1-2]", "n1 n2 n1 n2"),
+            (" n1 , n2,", "n1 n2"),
+            ("10.0.0.[1-2]", "10.0.0.1 10.0.0.2"),
+        ] {
+            assert_eq!(expanded(list), hosts, "{list}");
+        }
+    }
+
+    #[test]
+    fn malformed_lists_are_refused() {
+        for (list, error) in [
+            ("", "names no host"),
+            (",", "names no host"),
+            ("n[1-2", "has unpaired brackets"),
+            ("n1-2]", "has unpaired brackets"),
+            ("n[[1]]", "has unpaired brackets"),
+            ("n[]", "has the range \"\", which is not as in 1-8"),
+            ("n[3-1]", "has the range \"3-1\", which is not as in 1-8"),
+            (
+                "n[1-2-3]",
+                "has the range \"1-2-3\", which is not as in 1-8",
+            ),
+            ("n[-1]", "has the range \"-1\", which is not as in 1-8"),
+            ("n[+1]", "has the range \"+1\", which is not as in 1-8"),
+            ("n 1", "has \"n 1\" in the place of a host name"),
+            ("nö", "has \"nö\" in the place of a host name"),
+            ("n[1-2]$x", "has \"n1$x\" in the place of a host name"),
+            ("(null)", "has \"(null)\" in the place of a host name"),
+        ] {
+            assert_eq!(expanded(list), error, "{list}");
+        }
+    }
+
+    #[test]
+    fn hostile_lists_are_refused_before_they_are_expanded() {
+        let too_many = "names more than 65536 hosts";
+        assert_eq!(expand("n[1-65536]").unwrap().len(), 65_536);
+        for list in [
+            "n[1-65537]",
+            "n[0-999999999999999999]",
+            "n[0-999][0-999][0-999][0-999][0-999][0-999]",
+            "n[1-65536],m",
+            "n[1-40000],m[1-40000]",
+            "a[1-30000,1-30000,1-30000]",
+        ] {
+            assert_eq!(expanded(list), too_many, "{list}");
+        }
+        let many_brackets = format!("n{}", "[1]".repeat(10_000));
+        assert!(matches!(
+            expand(&many_brackets),
+            Err(HostlistError::Name(_))
+        ));
+        let long = "x".repeat(100_000);
+        assert!(matches!(expand(&long), Err(HostlistError::Name(text)) if text.len() == 64));
+        assert!(matches!(
+            expand("n[1234567890123456789]"),
+            Err(HostlistError::Range(_))
+        ));
     }
 }

@@ -95,6 +95,7 @@ impl Processes {
                 Vec::new()
             }
         };
+        let has_terminal = plan.workers.iter().any(|it| it.input == WorkerInput::Alone);
         let mut processes = Self {
             workers: Vec::new(),
             ended,
@@ -103,34 +104,37 @@ impl Processes {
             guardian,
             spawner: Some(spawner),
             are_forked: !pids.is_empty(),
-            foreground: plan
-                .workers
-                .iter()
-                .any(|worker| worker.input == WorkerInput::Alone)
-                .then(Foreground::here)
-                .flatten(),
+            foreground: has_terminal.then(Foreground::here).flatten(),
         };
-        let mut pids = pids.into_iter();
+        let streams = all_streams.into_iter().zip(stderr_ends);
+        let workers = plan.workers.into_iter().zip(streams).zip(waiters);
+        let failure = processes.start_workers(workers, pids, kill_switch);
+        Ok((processes, failure))
+    }
+
+    /// Starts the workers that are not forked. Returns the error if one cannot be started; the workers after it are not
+    /// started then.
+    fn start_workers(
+        &mut self,
+        workers: impl Iterator<Item = ((WorkerPlan, (WorkerStreams, StderrEnd)), Waiter)>,
+        forked: Vec<Pid>,
+        kill_switch: &KillSwitch,
+    ) -> Option<StartError> {
+        let mut forked = forked.into_iter();
         let mut failure = None;
-        for (((plan, streams), stderr_end), waiter) in plan
-            .workers
-            .into_iter()
-            .zip(all_streams)
-            .zip(stderr_ends)
-            .zip(waiters)
-        {
+        for ((plan, (streams, stderr_end)), waiter) in workers {
             if failure.is_some() {
                 waiter.join();
                 continue;
             }
-            let started = match pids.next() {
+            let started = match forked.next() {
                 Some(pid) => Ok(pid),
-                None => processes.spawn(&plan, streams),
+                None => self.spawn(&plan, streams),
             };
             match started {
                 Ok(pid) => {
                     kill_switch.cover(pid);
-                    processes.workers.push(Worker {
+                    self.workers.push(Worker {
                         plan,
                         pid,
                         stderr_end,
@@ -147,7 +151,7 @@ impl Processes {
                 }
             }
         }
-        Ok((processes, failure))
+        failure
     }
 
     /// Calls `on_exit` for each worker from now on.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use c10d_socket::Deadline;
 use rustix::process::Signal;
 
-use super::WorkerGroup;
+use super::group::WorkerGroup;
 use super::outcome::WorkerOutcome;
 use super::process_group::KillSwitch;
 use crate::failure::{Failures, ProcessFailure};

@@ -274,39 +274,34 @@ impl Thread {
     fn look(&mut self) {
         let started = thread_cpu_time();
         let now = self.epoch.elapsed();
-        let Some(Working {
-            watch,
-            source,
-            silence,
-            collectives,
-            requests,
-            next_look,
-        }) = &mut self.working
-        else {
+        let Some(working) = &mut self.working else {
             return;
         };
-        let report = match source.report(LOOK_TIMEOUT) {
+        let report = match working.source.report(LOOK_TIMEOUT) {
             Some(report) => {
-                silence.note_answer();
+                working.silence.note_answer();
                 report
             }
             None => {
-                let can_answer = source.can_answer();
-                if let Some(pause) = silence.retry(now, self.epoch.elapsed(), can_answer) {
-                    *next_look = Instant::now() + pause;
+                let can_answer = working.source.can_answer();
+                if let Some(pause) = working.silence.retry(now, self.epoch.elapsed(), can_answer) {
+                    working.next_look = Instant::now() + pause;
                     return;
                 }
-                source.local_report()
+                working.source.local_report()
             }
         };
         let node = self.shared.local.get();
-        if requests.is_asking_due(now, &report) {
-            source.ask_for_samples(&report.nodes, requests::is_asked);
+        if working.requests.is_asking_due(now, &report) {
+            working
+                .source
+                .ask_for_samples(&report.nodes, requests::is_asked);
         }
         let alarm = requests::alarm(&report);
         let waits = Standstill::of(&report);
         // What the store knows comes first: collectives stand still because of it.
-        let collectives = collectives
+        let collectives = working
+            .collectives
             .as_mut()
             .filter(|_| waits.is_none() || alarm.is_some())
             .and_then(|it| it.look(now, &report, &node));
@@ -314,7 +309,7 @@ impl Thread {
             &report,
             alarm,
             collectives.as_ref(),
-            requests.leads(&report),
+            working.requests.leads(&report),
         );
         let recorded = stuck.recorded();
         let recorded = recorded.map(|it| Standstill::of_collectives(&it.report, it.lasted));
@@ -323,16 +318,17 @@ impl Thread {
             (Some(waits), Some(recorded)) => Some(waits.explained_by(recorded)),
             (waits, recorded) => waits.or(recorded),
         };
-        let say = watch.look(now, seen);
+        let say = working.watch.look(now, seen);
         let is_own_quiet = node.workers.iter().any(|worker| worker.sample.is_some());
-        let mut pause = watch.next_look(now);
-        if let Some(sooner) = requests.next_look(&report, is_own_quiet) {
+        let mut pause = working.watch.next_look(now);
+        if let Some(sooner) = working.requests.next_look(&report, is_own_quiet) {
             pause = pause.min(sooner);
         }
         let cost = thread_cpu_time().saturating_sub(started);
-        *next_look = Instant::now() + pause.max(cost * LOOK_SHARE);
-        let busy = requests.busy(&report);
-        let line = watch
+        working.next_look = Instant::now() + pause.max(cost * LOOK_SHARE);
+        let busy = working.requests.busy(&report);
+        let line = working
+            .watch
             .unchanged_for(now)
             .filter(|lasted| report.is_stuck && *lasted >= LINE_AFTER)
             .map(|_| report.headline_text());
@@ -342,17 +338,7 @@ impl Thread {
             Say::Unchanged(lasted) => Some(stuck.unchanged(lasted)),
             // The job has not resumed: a rank that has exited does not wait any more.
             Say::Continues { .. } if has_ended(&node, &report) => None,
-            Say::Continues { is_partial } => {
-                let who = match is_partial {
-                    true => "the observed ranks continue",
-                    false => "the job continues",
-                };
-                // That all ranks are idle is what the store knows of a job that runs.
-                Some(match is_outside_store(&report) {
-                    true => format!("{who}\n"),
-                    false => format!("{who}: {}\n", report.headline_text()),
-                })
-            }
+            Say::Continues { is_partial } => Some(continuation(&report, is_partial)),
         };
         if let Some(absent) = stuck.absent() {
             *lock(&self.shared.last_absent) = Some((Instant::now(), absent));
@@ -424,6 +410,19 @@ impl Silence {
         self.has_answered |= can_answer;
         let since = *self.since.get_or_insert(asked);
         (self.has_answered && now < since + SILENT_MAX).then_some(RETRY_INTERVAL)
+    }
+}
+
+/// Returns the line about a job that makes progress again.
+fn continuation(report: &Report, is_partial: bool) -> String {
+    let who = match is_partial {
+        true => "the observed ranks continue",
+        false => "the job continues",
+    };
+    // The store reports of a running job only that all ranks are idle.
+    match is_outside_store(report) {
+        true => format!("{who}\n"),
+        false => format!("{who}: {}\n", report.headline_text()),
     }
 }
 
