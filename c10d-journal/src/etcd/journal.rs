@@ -10,20 +10,18 @@ use c10d_store::journal::{
 };
 
 use super::gateway::{CallError, Gateway, WatchStream};
-use super::known::mark;
 use super::layout::{Layout, Leader, Registered};
 use super::leader::{Candidate, Next};
 use super::lease::Lease;
-use super::life_line::{LifeLine, Seen, Vigil};
+use super::life_line::{LifeLine, Retry, Seen, Vigil, Watching};
 use super::log::Writer;
+use super::loss::{OVERWRITTEN, Stopped, mark};
 use super::message::{Answer, Failure, Request, Watched};
 #[cfg(test)]
 use super::mutant::{Defect, Mutant};
 use super::options::{EtcdOptions, candidates_range, read_leader};
 use super::reader::Piece;
 use super::registration::Registration;
-use super::stopped::{OVERWRITTEN, Stopped};
-use super::watching::Retry;
 
 /// How long opening waits for a member of etcd that answers.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
@@ -64,8 +62,6 @@ pub struct EtcdJournal {
     #[cfg(test)]
     pub(super) defect: Defect,
 }
-
-type Watching = super::watching::Watching<Vigil>;
 
 impl EtcdJournal {
     /// The journals of servers at this address, for `TcpStoreServer::stand_by`.

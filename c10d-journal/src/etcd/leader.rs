@@ -6,14 +6,15 @@
 
 use c10d_store::journal::JournalError;
 
-use super::known::{Known, Sight, Unfit, judge, nothing_of_a_store, record_of, sight};
 use super::layout::{Head, Layout, Leader, Takeover};
 use super::log::{LogRecord, Writer};
+use super::loss::{
+    Known, OVERWRITTEN, Sight, Stopped, Unfit, judge, nothing_of_a_store, record_of, sight,
+};
 use super::message::{
     Answer, Compare, Event, Failure, KeyValue, Keys, Op, Range, Request, Txn, Watched, code,
 };
 use super::reader::{Piece, Reader};
-use super::stopped::{OVERWRITTEN, Stopped};
 
 /// A process that may lead.
 #[derive(Debug, Clone)]
@@ -281,26 +282,7 @@ impl Candidate {
                     revision, ranges, ..
                 },
             ) => {
-                let sight = self.judge(&ranges)?;
-                self.leader = sight.leader.as_ref().and_then(leader_of);
-                let is_led = sight.leader.is_some();
-                if let Some((leader, led_since)) = &self.leader
-                    && leader.writer == self.me.writer
-                {
-                    // Its key was deleted, and made again by a request that etcd has carried out late.
-                    let led_since = *led_since;
-                    self.phase = Phase::Succeed { led_since };
-                    return Ok(());
-                }
-                self.phase = match sight.head {
-                    Some(head) => Phase::Read {
-                        reader: self.reader(head, revision, pieces),
-                        revision,
-                        is_led,
-                    },
-                    None if is_led => Phase::Follow { revision },
-                    None => Phase::Grant,
-                };
+                self.on_look(revision, &ranges, pieces)?;
             }
             (
                 Phase::Read {
@@ -337,25 +319,7 @@ impl Candidate {
                     ranges,
                 },
             ) => {
-                let leader = match succeeded {
-                    true => None,
-                    false => self.judge(&ranges)?.leader,
-                };
-                let is_mine = |leader: &KeyValue| {
-                    Leader::parse(&leader.value).is_some_and(|it| it.writer == self.me.writer)
-                };
-                self.phase = match leader {
-                    _ if succeeded => Phase::ReadHead {
-                        led_since: revision,
-                    },
-                    // It was carried out the first time.
-                    Some(leader) if is_mine(&leader) => Phase::ReadHead {
-                        led_since: leader.created,
-                    },
-                    Some(_) => Phase::GiveBack { lease },
-                    // It has ended meanwhile, or another one had led and written.
-                    None => Phase::Campaign { lease },
-                };
+                self.on_campaign(lease, revision, succeeded, &ranges)?;
             }
             (Phase::GiveBack { .. }, Answer::Done) => self.phase = Phase::Look,
             (Phase::ReadHead { led_since }, Answer::Range { keys, .. }) => {
@@ -385,6 +349,66 @@ impl Candidate {
             _ => return Err(self.broken()),
         }
         self.leave_finished_reader();
+        Ok(())
+    }
+
+    /// etcd has shown who leads, and the head.
+    fn on_look(
+        &mut self,
+        revision: u64,
+        ranges: &[Keys],
+        pieces: &mut Vec<Piece>,
+    ) -> Result<(), JournalError> {
+        let sight = self.judge(ranges)?;
+        self.leader = sight.leader.as_ref().and_then(leader_of);
+        let is_led = sight.leader.is_some();
+        if let Some((leader, led_since)) = &self.leader
+            && leader.writer == self.me.writer
+        {
+            // Its key was deleted, and made again by a request that etcd has carried out late.
+            let led_since = *led_since;
+            self.phase = Phase::Succeed { led_since };
+            return Ok(());
+        }
+        self.phase = match sight.head {
+            Some(head) => Phase::Read {
+                reader: self.reader(head, revision, pieces),
+                revision,
+                is_led,
+            },
+            None if is_led => Phase::Follow { revision },
+            None => Phase::Grant,
+        };
+        Ok(())
+    }
+
+    /// etcd has carried out, or refused, the write of the leader's key.
+    fn on_campaign(
+        &mut self,
+        lease: u64,
+        revision: u64,
+        succeeded: bool,
+        ranges: &[Keys],
+    ) -> Result<(), JournalError> {
+        let leader = match succeeded {
+            true => None,
+            false => self.judge(ranges)?.leader,
+        };
+        let is_mine = |leader: &KeyValue| {
+            Leader::parse(&leader.value).is_some_and(|it| it.writer == self.me.writer)
+        };
+        self.phase = match leader {
+            _ if succeeded => Phase::ReadHead {
+                led_since: revision,
+            },
+            // It was carried out the first time.
+            Some(leader) if is_mine(&leader) => Phase::ReadHead {
+                led_since: leader.created,
+            },
+            Some(_) => Phase::GiveBack { lease },
+            // It has ended meanwhile, or another one had led and written.
+            None => Phase::Campaign { lease },
+        };
         Ok(())
     }
 

@@ -14,8 +14,8 @@ use c10d_socket::{Cancel, Deadline, Moment, sleep};
 use c10d_store::journal::{Authority, JournalError};
 
 use super::gateway::{CallError, Gateway};
-use super::known::{Memory, Unfit, glimpse, judge_leader, mark};
 use super::layout::Layout;
+use super::loss::{Memory, Unfit, glimpse, judge_leader, mark};
 use super::message::{Answer, Request, Txn, code};
 use super::options::EtcdOptions;
 

@@ -80,6 +80,11 @@ const READS_MAX: usize = 16;
 /// The position of the log in hexadecimal, and a line end.
 const HEARTBEAT_BYTES: usize = 17;
 
+/// The time until a standby without a connection to the leader's process tries again. Each time costs etcd a read, so it doubles with
+/// each attempt that fails, up to the longest one.
+const RETRY_PAUSE: Duration = Duration::from_secs(5);
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(320);
+
 /// The leader's side, with the thread `c10d-etcd-life`. Dropping it shows others the end.
 #[derive(Debug)]
 pub(super) struct LifeLine {
@@ -469,6 +474,57 @@ fn is_refusal(error: &ConnectError) -> bool {
 impl AsFd for Vigil {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
+    }
+}
+
+/// Whether the end of a leader's process can be seen.
+#[derive(Debug, Default)]
+pub(super) enum Watching {
+    #[default]
+    Nobody,
+    Process(Vigil),
+    NotNow(Retry),
+}
+
+/// The end of a process cannot be seen now: it has ended, its place was needed, or the network is in the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Retry {
+    id: u64,
+    /// The number of failed attempts since the last vigil.
+    failures: u32,
+    pub(super) at: Instant,
+}
+
+impl Retry {
+    /// The vigil over the process with this id is over.
+    pub(super) fn after_vigil(id: u64, now: Instant) -> Self {
+        Self::new(id, 0, now)
+    }
+
+    /// An attempt to watch over the process with this id has failed, perhaps not the first one.
+    pub(super) fn after_failure(before: Option<Self>, id: u64, now: Instant) -> Self {
+        let before = before.filter(|before| before.id == id);
+        let failures = before.map_or(0, |before| before.failures);
+        Self::new(id, failures.saturating_add(1), now)
+    }
+
+    fn new(id: u64, failures: u32, now: Instant) -> Self {
+        let doublings = failures.saturating_sub(1).min(u32::BITS - 1);
+        let pause = RETRY_PAUSE
+            .saturating_mul(1 << doublings)
+            .min(RETRY_PAUSE_MAX);
+        let at = now + pause;
+        Self { id, failures, at }
+    }
+
+    /// Whether the process with this id is not to be tried yet.
+    pub(super) fn holds_back(&self, id: u64, now: Instant) -> bool {
+        self.id == id && now < self.at
+    }
+
+    /// Whether the attempt that failed is the first one.
+    pub(super) const fn is_news(&self) -> bool {
+        self.failures == 1
     }
 }
 

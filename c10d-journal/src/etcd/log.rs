@@ -10,10 +10,9 @@
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 
-use super::known::{Known, nothing_of_a_store, record_of};
 use super::layout::{Head, Layout, Leader, Snapshot, Takeover};
+use super::loss::{Known, Stopped, nothing_of_a_store, record_of};
 use super::message::{Answer, Compare, Failure, KeyValue, Op, Range, Request, Txn};
-use super::stopped::Stopped;
 
 /// How many positions that a snapshot covers one commit deletes: more than it adds.
 const DELETED_POSITIONS: u64 = 16;

@@ -1,7 +1,7 @@
 //! An engine in etcd, for a store that any of several processes may serve, one at a time, on any host.
 //!
 //! The parts: [`log`] writes and [`reader`] reads a log of batches with snapshots, [`leader`] decides when a process may, and
-//! [`known`] whether etcd still has what was there. All four are pure, and are tried against a simulated etcd in `sim`.
+//! [`loss`] whether etcd still has what was there. All four are pure, and are tried against a simulated etcd in `sim`.
 //! [`journal`] runs them over [`gateway`], [`lease`] keeps the leader's lease, and [`life_line`] shows standbys the end of the leader's process.
 
 mod gateway;
@@ -9,12 +9,12 @@ mod gateway;
 mod histories;
 mod http;
 mod journal;
-mod known;
 mod layout;
 mod leader;
 mod lease;
 mod life_line;
 mod log;
+mod loss;
 #[cfg(test)]
 mod lost_tests;
 mod message;
@@ -37,10 +37,8 @@ mod served_tests;
 mod sim;
 #[cfg(test)]
 mod sim_tests;
-mod stopped;
 #[cfg(test)]
 mod upgrade_tests;
-mod watching;
 
 pub use journal::EtcdJournal;
 pub use message::MemberStatus as EtcdMemberStatus;

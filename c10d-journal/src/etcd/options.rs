@@ -1,20 +1,19 @@
 //! Where a journal in etcd is, and who serves it.
 
 use std::error::Error;
-use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fmt, thread};
 
 use c10d_socket::{Cancel, Credentials, Deadline, HostPort, HostPortError, is_printable};
 use c10d_store::journal::Formats;
 use c10d_store::{DataLost, Lookup};
 
 use super::gateway::{CallError, Gateway, Site, User};
-use super::known::{Memory, found_in};
 use super::layout::{Head, Layout, Leader, Registered};
 use super::life_line::position_of;
+use super::loss::{Memory, found_in};
 use super::message::{Answer, MemberStatus, Op, Range, Request, Txn};
 
 /// The members of etcd, and the prefix of the journal's keys: `etcd://H1:2379,H2:2379/PREFIX`.

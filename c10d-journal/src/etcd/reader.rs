@@ -4,9 +4,9 @@
 
 use c10d_store::journal::JournalError;
 
-use super::known::record_of;
 use super::layout::{Head, Layout};
 use super::log::{LogRecord, snapshot_part};
+use super::loss::record_of;
 use super::message::{Keys, Range};
 
 /// How many parts of a snapshot, or of a batch, are read at once. They are as large as a value may be.

@@ -13,17 +13,16 @@ use std::time::Duration;
 
 use c10d_store::journal::{Formats, JournalError};
 
-use super::known::{Known, Unfit, glimpse, judge_leader, mark};
 use super::layout::{Head, Layout, Leader, Life, Registered};
 use super::leader::{Candidate, Next};
 use super::lease::Guard;
 use super::log::Writer;
+use super::loss::{Known, Stopped, Unfit, glimpse, judge_leader, mark};
 use super::message::{Answer, Failure, Op, Range, Request, Txn};
 use super::mutant::Mutant;
 use super::options::candidates_range;
 use super::reader::Piece;
 use super::sim::SimEtcd;
-use super::stopped::Stopped;
 
 const TTL_SECONDS: u64 = 2;
 const TICK: Duration = Duration::from_millis(450);

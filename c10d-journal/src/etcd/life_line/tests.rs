@@ -255,3 +255,32 @@ fn the_address_with_the_most_connections_gives_a_place() {
     // Each address has one connection: the oldest is replaced.
     assert_eq!(of(&[1, 2, 3]), 0);
 }
+
+/// A standby that cannot connect once, for example because the network was cut for a moment, sees the end of the process later.
+#[test]
+fn a_process_is_tried_again_after_longer_and_longer_pauses() {
+    let start = Instant::now();
+    let mut now = start;
+    let mut retry = Retry::after_vigil(7, now);
+    let mut pauses = Vec::new();
+    let mut news = 0;
+    for _ in 0..40 {
+        assert!(retry.holds_back(7, now) && !retry.holds_back(8, now));
+        pauses.push((retry.at - now).as_secs());
+        now = retry.at;
+        assert!(!retry.holds_back(7, now));
+        retry = Retry::after_failure(Some(retry), 7, now);
+        news += u32::from(retry.is_news());
+    }
+    assert_eq!(pauses[..9], [5, 5, 10, 20, 40, 80, 160, 320, 320]);
+    assert_eq!(pauses.last(), Some(&320));
+    assert_eq!(news, 1);
+    // Another process is tried soon, and so is a process that was watched in the meantime.
+    for other in [
+        Retry::after_failure(Some(retry), 8, now),
+        Retry::after_failure(None, 7, now),
+        Retry::after_vigil(7, now),
+    ] {
+        assert_eq!(other.at - now, RETRY_PAUSE);
+    }
+}
