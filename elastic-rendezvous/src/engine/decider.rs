@@ -1,4 +1,4 @@
-//! The state of a rendezvous and what is observed about its nodes: the facts on which every decision depends.
+//! The state of a rendezvous and the observations of its nodes: the facts on which every decision depends.
 //!
 //! Both engines decide with it: the executor of a node that writes for itself, and the holder of a group, which writes for
 //! all. They only plan when the state is read and written.
@@ -7,17 +7,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::engine::apply::{apply, make_spares, remove_dead};
-use crate::engine::decide::{Action, Context, Entering, step_of_action};
+use crate::engine::decide::{Action, Context, Entering};
 use crate::engine::last_round::{LastRound, Loss, REJOIN_GRACE};
 use crate::engine::links::RETURN_GRACE;
 use crate::engine::observations::Observations;
-use crate::values::clock::Now;
 use crate::values::node::NodeId;
+use crate::values::recorded_event::Step;
 use crate::values::report::LostNode;
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;
-use crate::values::step::Step;
-use crate::values::timestamp::Timestamp;
+use crate::values::timestamp::{Now, Timestamp};
 
 #[derive(Debug)]
 pub(crate) struct Decider {
@@ -41,12 +40,12 @@ impl Decider {
         }
     }
 
-    /// Adopts the state as one that was just read or written.
+    /// Observes the state after it was read or written.
     pub(crate) fn observe(&mut self, now: Now) {
         self.observations.observe(&self.state, &self.settings, now);
     }
 
-    /// Adopts the state as one that is still to be written.
+    /// Observes the state before it is written.
     pub(crate) fn observe_draft(&mut self, now: Now) {
         self.observations.observe_draft(&self.state, now);
     }
@@ -150,8 +149,8 @@ impl Decider {
         })
     }
 
-    /// The silence that tells a node that another has dropped from one that has left: a live node writes once
-    /// in an interval, a dropped one was silent for almost [`RendezvousSettings::dead_after`].
+    /// The silence after which an unlisted node counts as dropped and not as departed: a live node writes once
+    /// in an interval, a dropped node was silent for almost [`RendezvousSettings::dead_after`].
     pub(crate) fn overdue_after(&self) -> Duration {
         self.settings.dead_after() / 2
     }
@@ -180,7 +179,7 @@ impl Decider {
             if let Some(at) = self.observations.links.closed_since(node) {
                 return loss(at.saturating_add(RETURN_GRACE), true);
             }
-            // A live member looks like that if its clock is behind, or if it is about to connect again; then it is back soon.
+            // The same holds for a live member whose clock is behind, or which is about to connect again; then it is back soon.
             let age = self.observations.age_of(node, known_as_of);
             let is_behind = is_overdue(age);
             let is_away = is_behind || self.observations.links.was_found_closed(node);
@@ -194,5 +193,14 @@ impl Decider {
             .filter(|node| !state.last_heartbeats.contains_key(*node))
             .filter_map(|node| Some((node.clone(), loss_of(node)?)))
             .collect()
+    }
+}
+
+/// The step of `action`. `round` is the round before the action, `completes` whether the action completes it.
+fn step_of_action(action: Action, round: i64, completes: bool) -> Option<Step> {
+    match action {
+        _ if completes => Some(Step::MarksComplete { round }),
+        Action::MarkClosed => Some(Step::MarksClosed),
+        _ => None,
     }
 }

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::engine::decider::Decider;
-use crate::values::clock::Now;
 use crate::values::node::NodeId;
 use crate::values::report::{DroppedNode, LeftNode, LostNode};
 use crate::values::state::RendezvousState;
+use crate::values::timestamp::Now;
 
 /// The number of dropped nodes that are remembered for reports.
 const DROPPED_MAX: usize = 256;
@@ -21,7 +21,7 @@ pub(crate) struct Departures {
     departed: BTreeMap<NodeId, Departure>,
     /// The nodes that were dropped as dead and are not listed again, members or not.
     dropped: BTreeMap<NodeId, Dropped>,
-    /// The nodes that were lost since the last [`Departures::take_newly_lost`].
+    /// Lost nodes since the last [`Departures::take_newly_lost`].
     newly_lost: Vec<LostNode>,
 }
 
@@ -181,7 +181,7 @@ impl Departures {
         dropped.collect()
     }
 
-    /// Takes the nodes that were lost since the last call.
+    /// Takes the newly lost nodes since the last call.
     pub(crate) fn take_newly_lost(&mut self) -> Vec<LostNode> {
         std::mem::take(&mut self.newly_lost)
     }

@@ -3,29 +3,27 @@
 //! It does no I/O: it returns what it needs next ([`Need`]) and gets the result. Time is an argument.
 //! `solo` drives it for a node; tests step any number of executors in any order.
 
+mod decision;
+
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::engine::decide::{self, Action, Context, Decision, Entering, Rule};
+use crate::engine::decide::{Action, Decision, Rule};
 use crate::engine::decider::Decider;
 use crate::engine::departures::Departures;
 use crate::engine::identity::OwnHeartbeats;
 use crate::engine::last_round::Loss;
 use crate::engine::links::{Links, Marks};
-use crate::values::clock::Now;
 use crate::values::goal::{Entry, Operation, OperationError};
 use crate::values::node::NodeId;
+use crate::values::recorded_event::Step;
 use crate::values::report::{LeftNode, LostNode, WaitReport};
-use crate::values::settings::{ROLLBACK_WINDOW, RendezvousSettings};
-use crate::values::state::RendezvousState;
-use crate::values::step::Step;
-use crate::values::stored::{Token, Written};
+use crate::values::settings::RendezvousSettings;
+use crate::values::state::{RendezvousState, Token, Written};
+use crate::values::timestamp::Now;
 
 /// How many nodes of a state have their marks read, so that a state with many does not cost many requests.
 const LINKED_MAX: usize = 256;
-
-/// How often a node checks whether a suspect has written, because heartbeats wake nobody.
-const SUSPECT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The longest pause after the second write conflict in a row, which doubles with each further one, and its
 /// limit.
@@ -35,10 +33,6 @@ const CONFLICT_PAUSE_MAX: Duration = Duration::from_millis(500);
 /// How many writes a listed node can at least attempt before the others drop it. With longer pauses,
 /// newcomers, whose pauses are short, would starve it.
 const ATTEMPTS_BEFORE_DROP: u32 = 128;
-
-/// For how long after a round is complete a node waits until it may enter it: for as long as workers usually need to start
-/// with their imports. Then it waits for the next one, for which the members restart.
-const ENTRY_WAIT: Duration = Duration::from_secs(60);
 
 /// What the executor needs before its next step.
 #[derive(Debug, PartialEq)]
@@ -425,77 +419,6 @@ impl Executor {
         silent.collect()
     }
 
-    fn decide(&self, now: Now) -> Decision {
-        let decider = &self.decider;
-        let last_call_over = decider.state.deadline.is_some()
-            && (decider.has_last_call_timed_out(now) || self.all_are_back(now));
-        let ctx = Context {
-            deadline: self.progress.deadline,
-            heartbeat_due: self
-                .heartbeat_due_at()
-                .is_some_and(|due| due <= now.monotonic),
-            last_call_over,
-            has_every_rank: decide::has_every_rank(&decider.state),
-            must_yield: self.must_yield(now),
-            entering: self.entering(now),
-            ..decider.context(&self.me, now)
-        };
-        match self.progress.operation {
-            Operation::Exit => decide::exit(&ctx),
-            Operation::Join | Operation::Enter => {
-                decide::amend(decide::join(&ctx), &ctx, decider.has_suspects(&self.me))
-            }
-            Operation::Close => decide::close(&ctx),
-            Operation::KeepAlive => decide::keep_alive(&ctx),
-            Operation::Leave => decide::leave(&ctx),
-        }
-    }
-
-    /// Whether this node leaves the free places of an open round to members of the last one.
-    fn must_yield(&self, now: Now) -> bool {
-        let claimants = || self.decider.claimants(now).count();
-        self.progress.operation.is_join() && self.decider.must_yield(&self.me, now, claimants)
-    }
-
-    /// Whether this node enters the complete round (section 7.3).
-    fn entering(&self, now: Now) -> Entering {
-        let Some(since) = self.decider.observations.complete_since() else {
-            return Entering::No;
-        };
-        if self.progress.operation != Operation::Enter || !self.decider.state.complete {
-            return Entering::No;
-        }
-        if self.decider.state.participants.contains_key(&self.me) {
-            return if self.progress.has_entered {
-                Entering::Now
-            } else {
-                Entering::No
-            };
-        }
-        match self.entry_of_round() {
-            Some(Entry::Open) => Entering::Now,
-            Some(Entry::Unknown) if since.saturating_add(ENTRY_WAIT) < now.monotonic => {
-                Entering::No
-            }
-            _ => Entering::Waits,
-        }
-    }
-
-    fn entry_of_round(&self) -> Option<Entry> {
-        let (round, entry) = self.progress.entry?;
-        (round == self.decider.state.round).then_some(entry)
-    }
-
-    /// The running round that this spare may enter if its members agree, because the round has a place for it.
-    pub(crate) fn awaits_entry(&self) -> Option<i64> {
-        let state = &self.decider.state;
-        let is_wanted = self.progress.operation == Operation::Enter
-            && state.complete
-            && state.redundancy_list.contains(&self.me)
-            && state.participants.len() < self.decider.settings.max_nodes;
-        is_wanted.then_some(state.round)
-    }
-
     /// Adopts what the members of a round say. Returns whether that is new; then [`step`](Self::step) decides again.
     pub(crate) fn on_entry(&mut self, round: i64, entry: Entry) -> bool {
         let is_new = self.progress.entry != Some((round, entry));
@@ -511,23 +434,6 @@ impl Executor {
         self.progress.has_entered
     }
 
-    /// Whether the join waits for nodes that are on no list, and may have written a notice about it.
-    pub(crate) fn awaits_notices(&self, now: Now) -> bool {
-        let is_unlisted = |node: &NodeId| {
-            *node != self.me
-                && !self.decider.state.last_heartbeats.contains_key(node)
-                && !self.decider.gone.contains(node)
-                && !self.departures.has_dropped(node)
-        };
-        if self.must_yield(now) {
-            return self.decider.claimants(now).any(is_unlisted);
-        }
-        let is_in_last_call = self.progress.operation.is_join()
-            && self.decider.state.deadline.is_some()
-            && self.decider.state.participants.contains_key(&self.me);
-        is_in_last_call && self.expected.iter().flatten().any(is_unlisted)
-    }
-
     /// Adopts which nodes say that they have gone. Returns whether that is new; then [`step`](Self::step) decides again.
     pub(crate) fn on_gone(&mut self, gone: BTreeSet<NodeId>) -> bool {
         let is_new = self.decider.gone != gone;
@@ -536,13 +442,6 @@ impl Executor {
             self.phase = Phase::Decide;
         }
         is_new
-    }
-
-    /// Whether all expected nodes are back.
-    fn all_are_back(&self, now: Now) -> bool {
-        let is_dropped = |node: &NodeId| self.departures.has_dropped(node);
-        let expected = self.expected.as_ref();
-        expected.is_some_and(|nodes| self.decider.are_back(nodes.iter(), is_dropped, now))
     }
 
     fn apply(&mut self, action: Action, now: Now) {
@@ -617,58 +516,5 @@ impl Executor {
         let (last, state) = (&mut decider.last_round, &decider.state);
         last.observe(state, now.monotonic, |node| lost.get(node).copied());
         self.departures.on_dropped(silent, state, now);
-    }
-
-    /// The next time at which a decision may change without a change of the state.
-    fn wake_at(&self, now: Now) -> Duration {
-        let margin = Duration::from_millis(1);
-        let is_spare = self.decider.state.redundancy_list.contains(&self.me);
-        let give_up = (!is_spare).then(|| {
-            let limit = if now.monotonic > self.progress.deadline {
-                self.progress.deadline.saturating_add(ROLLBACK_WINDOW)
-            } else {
-                self.progress.deadline
-            };
-            limit.saturating_add(margin)
-        });
-        let is_participant = self.decider.state.participants.contains_key(&self.me);
-        let last_call = [
-            self.decider
-                .observations
-                .last_call_ends_at(&self.decider.settings),
-            self.decider
-                .all_had_time_at()
-                .filter(|_| self.expected.is_some()),
-        ]
-        .into_iter()
-        .flatten()
-        .filter(|&at| is_participant && at >= now.monotonic)
-        .min()
-        .map(|at| at.saturating_add(margin));
-        let silence = self
-            .decider
-            .observations
-            .next_silence_at(&self.me, &self.decider.settings, self.requests.requested_at)
-            .map(|at| at.saturating_add(margin));
-        let heartbeat = self
-            .decider
-            .observations
-            .heartbeat_due_at(&self.me, &self.decider.settings);
-        // Reads at least once in an interval, whatever it waits for.
-        let interval = self.decider.settings.keep_alive_interval;
-        let longest = match self.last_decision {
-            Some(Decision { rule: Rule::H2, .. }) => interval.min(SUSPECT_INTERVAL),
-            _ => interval,
-        };
-        let precedence = self.decider.last_round.next_change_at(
-            &self.decider.state,
-            &self.decider.settings,
-            now.monotonic,
-        );
-        [give_up, last_call, silence, heartbeat, precedence]
-            .into_iter()
-            .flatten()
-            .fold(now.monotonic.saturating_add(longest), Duration::min)
-            .max(now.monotonic.saturating_add(margin))
     }
 }

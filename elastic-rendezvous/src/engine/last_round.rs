@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::engine::group_ranks::Ranks;
+use crate::engine::apply::Ranks;
 use crate::values::node::NodeId;
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;

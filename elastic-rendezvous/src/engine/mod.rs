@@ -1,10 +1,9 @@
 //! What decides for a node, and the seam to the shell that carries it out.
 //!
 //! An engine is pure: it says which request comes next ([`Ask`]) and gets the result ([`Reply`]). Time is an argument.
-//! The shell's `handler_loop` drives any engine, and its `dynamic` creates the one that `access` allows: `solo`, of a
+//! The shell's `handler_loop` drives any engine, and its `dynamic_rendezvous` creates the one that `access` allows: `solo`, of a
 //! node that writes the state itself, or `group`, where one node writes for all.
 
-pub(crate) mod advertised;
 mod apply;
 mod decide;
 mod decider;
@@ -12,11 +11,11 @@ mod departures;
 pub(crate) mod duty;
 mod executor;
 pub(crate) mod group;
-mod group_ranks;
 mod identity;
 mod last_round;
 pub(crate) mod links;
 mod observations;
+pub(crate) mod own_address;
 pub(crate) mod reach;
 #[cfg(test)]
 mod sim;
@@ -27,15 +26,13 @@ use std::time::Duration;
 
 use self::group::Ask as GroupAsk;
 pub(crate) use self::group::Reply;
-use crate::values::clock::Now;
 use crate::values::error::RendezvousError;
 use crate::values::goal::{Answer, Operation, OperationError};
-use crate::values::membership::Membership;
 use crate::values::node::NodeId;
-use crate::values::report::{LostNode, WaitReport};
-use crate::values::state::RendezvousState;
-use crate::values::step::Step;
-use crate::values::stored::{Part, Token};
+use crate::values::recorded_event::Step;
+use crate::values::report::{LostNode, Membership, WaitReport};
+use crate::values::state::{Part, RendezvousState, Token};
+use crate::values::timestamp::Now;
 
 /// Decides for one node what to ask of the store, operation by operation, and what a member does between them.
 pub(crate) trait Engine: Debug + Send {

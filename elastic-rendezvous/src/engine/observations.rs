@@ -9,12 +9,11 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::engine::links::Links;
-use crate::values::clock::Now;
 use crate::values::node::NodeId;
 use crate::values::report::LostNode;
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;
-use crate::values::timestamp::Timestamp;
+use crate::values::timestamp::{Now, Timestamp};
 
 /// How far written times follow a peer whose clock is ahead. A larger difference is an error of the peer.
 const LEAD_MAX: Duration = Duration::from_secs(3600);

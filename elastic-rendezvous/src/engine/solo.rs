@@ -8,17 +8,14 @@ use std::time::Duration;
 use crate::engine::executor::{Executor, Need};
 use crate::engine::links::RETURN_PAUSE;
 use crate::engine::{Ask, Engine, Reply};
-use crate::values::clock::Now;
 use crate::values::error::RendezvousError;
-use crate::values::goal::{Answer, Joined};
-use crate::values::goal::{Operation, OperationError};
-use crate::values::membership::Membership;
+use crate::values::goal::{Answer, Joined, Operation, OperationError};
 use crate::values::node::NodeId;
-use crate::values::report::{LostNode, WaitReport};
+use crate::values::recorded_event::{Method, Step};
+use crate::values::report::{LostNode, Membership, WaitReport};
 use crate::values::settings::RendezvousSettings;
-use crate::values::state::RendezvousState;
-use crate::values::step::{Method, Step};
-use crate::values::stored::{Part, Token};
+use crate::values::state::{Part, RendezvousState, Token};
+use crate::values::timestamp::Now;
 
 /// How soon a heartbeat that could not be written is tried again: after three intervals the others drop this node.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
@@ -539,7 +536,7 @@ mod tests {
 
     use super::*;
     use crate::engine::links::{Mark, Marks};
-    use crate::values::stored::Written;
+    use crate::values::state::Written;
     use crate::values::timestamp::Timestamp;
 
     const SECOND: Duration = Duration::from_secs(1);

@@ -8,7 +8,7 @@ use c10d_socket::{Backoff, Deadline, sleep};
 use crate::shell::backend::{RendezvousBackend, StateWatch};
 use crate::shell::group_store::GroupStore;
 use crate::shell::marks::MarkBoard;
-use crate::shell::reconnecting::between_attempts;
+use crate::shell::reconnection::between_attempts;
 use crate::shell::write_lease::WriteLease;
 use crate::values::error::RendezvousError;
 use crate::values::settings::RendezvousSettings;

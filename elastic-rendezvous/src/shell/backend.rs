@@ -10,7 +10,7 @@ use crate::shell::group_store::GroupStore;
 use crate::shell::marks::MarkBoard;
 use crate::shell::write_lease::WriteLease;
 use crate::values::error::RendezvousError;
-use crate::values::stored::{Part, SetState, Stored, Token, Watched};
+use crate::values::state::{Part, SetState, Stored, Token, Watched};
 
 /// Stores the state of a rendezvous: an encoded value with a fencing token.
 ///

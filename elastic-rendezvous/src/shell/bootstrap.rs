@@ -14,16 +14,16 @@ use c10d_store::{
     TcpStoreOptions, in_brief,
 };
 
-use crate::engine::advertised::Advertised;
+use crate::engine::own_address::Advertised;
 use crate::shell::board::{BoardError, RoundBoard, Wait};
 use crate::shell::handler::{BootstrapInfo, RendezvousInfo};
 use crate::shell::own_host::OwnHost;
-use crate::shell::workers_keys::{OWNER_KEY, is_kept, state_key};
+use crate::shell::workers_claim::{OWNER_KEY, is_kept, state_key};
 use crate::values::error::RendezvousError;
 use crate::values::node::NodeId;
 use crate::values::port_range::PortRange;
-use crate::values::server_hook::ServerHook;
 use crate::values::start_warnings::WarningKind;
+use crate::values::store_access::ServerHook;
 
 const ADDR_KEY: &str = "MASTER_ADDR";
 const PORT_KEY: &str = "MASTER_PORT";

@@ -12,13 +12,12 @@ use c10d_store::{Known, Store, StoreError, StoreExt};
 use crate::shell::backend::{RendezvousBackend, StateWatch};
 use crate::shell::group_store::GroupStore;
 use crate::shell::marks::MarkBoard;
-use crate::shell::workers_claim::claim;
-use crate::shell::workers_keys::state_key;
+use crate::shell::workers_claim::{claim, state_key};
 use crate::shell::write_lease::WriteLease;
 use crate::values::codec::{self, CodecLimits, CorruptState, SENTINEL};
 use crate::values::error::RendezvousError;
 use crate::values::parameters_error::ParametersError;
-use crate::values::stored::{Part, SetState, Stored, Token, Watched};
+use crate::values::state::{Part, SetState, Stored, Token, Watched};
 
 /// The name under which this backend is registered.
 pub const C10D_BACKEND: &str = "c10d";

@@ -12,14 +12,13 @@ use c10d_socket::{
 use c10d_store::journal::JournalError;
 use c10d_store::{Leader, Lookup, ServerOptions, StoreError, TcpStoreServer, in_brief};
 
-use crate::engine::advertised::Advertised;
 use crate::engine::duty::Duty;
+use crate::engine::own_address::Advertised;
 use crate::shell::bootstrap::protected;
 use crate::values::error::RendezvousError;
 use crate::values::parameters::RendezvousParameters;
-use crate::values::server_hook::ServerHook;
 use crate::values::start_warnings::{StartWarnings, WarningKind};
-use crate::values::store_directory::StoreDirectory;
+use crate::values::store_access::{ServerHook, StoreDirectory};
 
 const THREAD: &str = "store-candidate";
 

@@ -16,7 +16,7 @@ use crate::values::endpoint::Endpoint;
 use crate::values::error::RendezvousError;
 use crate::values::parameters::RendezvousParameters;
 use crate::values::parameters_error::{DEFAULT_PORT, ParametersError};
-use crate::values::store_route::StoreRoute;
+use crate::values::store_access::StoreRoute;
 
 /// How long one attempt to connect may take, and the time between two.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);

@@ -17,24 +17,22 @@ use crate::shell::backend::RendezvousBackend;
 use crate::shell::board::RoundBoard;
 use crate::shell::bootstrap::{Bootstrap, NotFound, Protection, Round};
 use crate::shell::candidate::Candidate;
-use crate::shell::clock::Clock;
 use crate::shell::handler::{Listener, RendezvousHandler, RendezvousInfo};
-use crate::shell::handler_loop::{HandlerLoop, Parts};
-use crate::shell::keeping::Applicant;
+use crate::shell::handler_loop::{Clock, HandlerLoop, Parts};
+use crate::shell::handler_state::Shared;
+use crate::shell::keep_claim::Applicant;
 use crate::shell::mailbox::{Job, Mailbox, Message, open_mailbox};
 use crate::shell::notices::{Notice, Notices};
 use crate::shell::own_host::OwnHost;
-use crate::shell::shared::Shared;
 use crate::shell::workers_reach::{Known, Search, verify};
 use crate::shell::write_lease::WriteLease;
 use crate::values::error::RendezvousError;
 use crate::values::goal::{Answer, Goal, Joined};
-use crate::values::membership::Membership;
 use crate::values::node::NodeId;
 use crate::values::port_range::PortRange;
-use crate::values::report::{NotJoining, WaitReport};
-use crate::values::server_hook::ServerHook;
+use crate::values::report::{Membership, NotJoining, WaitReport};
 use crate::values::settings::RendezvousSettings;
+use crate::values::store_access::ServerHook;
 
 const THREAD: &str = "rendezvous";
 
@@ -135,22 +133,22 @@ impl DynamicRendezvousOptions {
         }
     }
 
-    /// The address that identifies the node, and under which the others reach the workers' store if this
+    /// The address that identifies the node. Other nodes reach the workers' store there if this
     /// node serves it. Default: the machine's full name.
     pub fn with_local_addr(mut self, addr: impl Into<String>) -> Self {
         self.local_addr = Some(addr.into());
         self
     }
 
-    /// The host under which the others reach the workers' store. Default: the node's address.
+    /// The host at which other nodes reach the workers' store. Default: the node's address.
     pub fn with_workers_host(mut self, host: impl Into<String>) -> Self {
         self.workers_host = Some(host.into());
         self
     }
 
     /// Whether an agent serves the workers' store. Otherwise the worker with rank 0 does, at a new address in
-    /// each round, as with PyTorch's `TORCH_DISABLE_SHARE_RDZV_TCP_STORE`. Must be the same on all nodes.
-    /// Default: true, as in PyTorch.
+    /// each round: PyTorch's `TORCH_DISABLE_SHARE_RDZV_TCP_STORE`. Must be the same on all nodes.
+    /// Default: true, like PyTorch's.
     pub fn with_shared_store(mut self, shares_store: bool) -> Self {
         self.shares_store = shares_store;
         self
@@ -163,8 +161,8 @@ impl DynamicRendezvousOptions {
         self
     }
 
-    /// The same for jobs of several nodes: the nodes reach the workers' store with these credentials, and so must what
-    /// connects the workers, as a relay does. Must be the same on all nodes. Default: every client.
+    /// The same for jobs of several nodes: the nodes reach the workers' store with these credentials, and so must
+    /// everything that connects the workers, for example a relay. Must be the same on all nodes. Default: every client.
     pub fn with_workers_credentials(mut self, credentials: Credentials) -> Self {
         self.protection = Protection::Job(credentials);
         self
@@ -320,7 +318,7 @@ impl DynamicRendezvous {
     }
 
     /// Waits until no other node uses the store that this process hosts. PyTorch's nodes also close the
-    /// rendezvous before they exit, and 2.9 fails if the store is missing then.
+    /// rendezvous before they exit, and 2.9 fails if the store is already missing.
     fn await_disconnects(&self) {
         let deadline = Deadline::after(Instant::now(), DISCONNECT_TIMEOUT);
         let candidate = self.lock_candidate().take();
@@ -560,7 +558,7 @@ impl RendezvousHandler for DynamicRendezvous {
     }
 
     fn add_listener(&self, listener: Listener) {
-        self.shared.add_listener(listener);
+        self.shared.listeners.add(listener);
     }
 
     fn interrupt(&self) {

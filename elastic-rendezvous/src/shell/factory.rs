@@ -5,10 +5,10 @@ use std::sync::Arc;
 use c10d_store::{Store, StoreAddress, TcpStore};
 
 use crate::shell::c10d_backend::{C10D_BACKEND, C10dBackend};
-use crate::shell::dynamic::{DynamicRendezvous, DynamicRendezvousOptions};
+use crate::shell::dynamic_rendezvous::{DynamicRendezvous, DynamicRendezvousOptions};
 use crate::shell::handler::RendezvousHandler;
 use crate::shell::open_store::{OpenStore, is_tcp, open_store};
-use crate::shell::reconnecting::{ReconnectingStore, connect_to};
+use crate::shell::reconnection::{ReconnectingStore, connect_to};
 use crate::shell::static_rendezvous::{STATIC_BACKEND, StaticRendezvous};
 use crate::values::endpoint::Endpoint;
 use crate::values::error::RendezvousError;

@@ -1,7 +1,6 @@
 //! The interface of all kinds of rendezvous.
 
-use std::fmt;
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -10,12 +9,11 @@ use c10d_store::{Credentials, Store, StoreAddress};
 
 use crate::shell::board::RoundBoard;
 use crate::values::error::RendezvousError;
-use crate::values::membership::Membership;
 use crate::values::node::NodeId;
 use crate::values::ranks_report::RanksReport;
 use crate::values::recorded_event::RecordedEvent;
-use crate::values::report::{LostNode, WaitReport};
-use crate::values::store_route::StoreRoute;
+use crate::values::report::{LostNode, Membership, WaitReport};
+use crate::values::store_access::StoreRoute;
 
 /// One node of a rendezvous.
 ///

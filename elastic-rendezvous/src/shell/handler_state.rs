@@ -12,11 +12,9 @@ use crate::shell::notices::Notices;
 use crate::shell::this_host;
 use crate::values::error::RendezvousError;
 use crate::values::goal::{Operation, OperationError};
-use crate::values::membership::Membership;
 use crate::values::node::NodeId;
-use crate::values::recorded_event::RecordedEvent;
-use crate::values::report::WaitReport;
-use crate::values::step::{Method, Step};
+use crate::values::recorded_event::{Method, RecordedEvent, Step};
+use crate::values::report::{Membership, WaitReport};
 
 /// How often a waiting join writes a line to the log.
 pub(crate) const LOG_INTERVAL: Duration = Duration::from_secs(30);
@@ -25,11 +23,11 @@ pub(crate) const LOG_INTERVAL: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(crate) struct Shared {
     membership: Mutex<Option<Result<Membership, String>>>,
-    listeners: Mutex<Listeners>,
+    pub(crate) listeners: Listeners,
     /// Set for good: this and all later joins fail.
     pub(crate) is_interrupted: AtomicBool,
-    /// Ends the agreement on the workers' store after an interrupt, and when a member was lost: it may be the one that
-    /// would have served that.
+    /// Ends the agreement on the workers' store after an interrupt, and when a member was lost, which may
+    /// be the member that serves the store.
     pub(crate) settling: Cancel,
     /// Whether the rendezvous was closed when its state was read last.
     pub(crate) was_closed: AtomicBool,
@@ -40,12 +38,32 @@ pub(crate) struct Shared {
     members_connected_at: Mutex<Option<Instant>>,
 }
 
+/// The listeners of a handler.
 #[derive(Default)]
-struct Listeners(Vec<Listener>);
+pub(crate) struct Listeners(Mutex<Vec<Listener>>);
+
+impl Listeners {
+    pub(crate) fn add(&self, listener: Listener) {
+        let mut listeners = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        listeners.push(listener);
+    }
+
+    pub(crate) fn notify(&self, event: &RendezvousEvent<'_>) {
+        for listener in self.all() {
+            listener(event);
+        }
+    }
+
+    /// A copy, because a listener is not called under the lock.
+    fn all(&self) -> Vec<Listener> {
+        let listeners = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        listeners.clone()
+    }
+}
 
 impl std::fmt::Debug for Listeners {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} listeners", self.0.len())
+        write!(f, "{} listeners", self.all().len())
     }
 }
 
@@ -57,7 +75,7 @@ impl Shared {
                 move || this.upgrade().is_none_or(|this| this.is_round_over())
             }),
             membership: Mutex::default(),
-            listeners: Mutex::default(),
+            listeners: Listeners::default(),
             is_interrupted: AtomicBool::new(false),
             was_closed: AtomicBool::new(false),
             is_new_host: AtomicBool::new(false),
@@ -105,14 +123,6 @@ impl Shared {
             .clone()
     }
 
-    pub(crate) fn add_listener(&self, listener: Listener) {
-        let mut listeners = self
-            .listeners
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        listeners.0.push(listener);
-    }
-
     /// Fails after an interrupt.
     pub(crate) fn refuse_if_interrupted(&self, run_id: &str) -> Result<(), RendezvousError> {
         if self.is_interrupted.load(Ordering::Acquire) {
@@ -141,7 +151,7 @@ impl Shared {
     pub(crate) fn publish_failure(&self, error: &RendezvousError, left: Option<Duration>) {
         let text = error.to_string();
         let was_known = matches!(self.membership(), Some(Ok(_)));
-        // A store that ends after the closing ends with the job.
+        // A store that stops after the closing stops with the job.
         let is_loss = was_known && !self.was_closed.load(Ordering::Acquire);
         match left.filter(|_| is_loss) {
             Some(left) => log::warn!(
@@ -158,7 +168,7 @@ impl Shared {
 
     /// Passes the events of these steps to the listeners.
     pub(crate) fn record(&self, run_id: &str, me: &NodeId, steps: impl IntoIterator<Item = Step>) {
-        let listeners = self.listeners();
+        let listeners = self.listeners.all();
         if listeners.is_empty() {
             return;
         }
@@ -171,9 +181,7 @@ impl Shared {
     }
 
     pub(crate) fn notify(&self, event: RendezvousEvent<'_>) {
-        for listener in self.listeners() {
-            listener(&event);
-        }
+        self.listeners.notify(&event);
     }
 
     /// Returns whether the value has changed.
@@ -187,14 +195,6 @@ impl Shared {
         drop(current);
         self.settling.wake();
         is_new
-    }
-
-    fn listeners(&self) -> Vec<Listener> {
-        self.listeners
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .0
-            .clone()
     }
 }
 

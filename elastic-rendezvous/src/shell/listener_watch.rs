@@ -8,9 +8,9 @@ use c10d_store::{
     ListenerKind, Store as _, StoreError, StoreHandle as _, TcpStore, TcpStoreOptions,
 };
 
-use crate::shell::workers_keys::{OWNER_KEY, run_of};
+use crate::shell::workers_claim::{OWNER_KEY, run_of};
+use crate::values::diagnosis::FoundListener;
 use crate::values::error::RendezvousError;
-use crate::values::found_listener::FoundListener;
 
 /// The time before the first questions of a node, and between two rounds of questions. A silent listener is noticed 3 s later.
 const ASK_AFTER: Duration = Duration::from_secs(2);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use c10d_store::{Store, StoreError, StoreExt};
 
 use crate::engine::links::{Mark, Marks};
-use crate::shell::many_keys::read_present;
+use crate::shell::board::read_present;
 use crate::values::error::is_outage;
 use crate::values::node::NodeId;
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use c10d_socket::printable;
 use c10d_store::{Store, StoreError, StoreExt};
 
-use crate::shell::many_keys::read_present;
+use crate::shell::board::read_present;
 use crate::values::node::NodeId;
 use crate::values::report::NotJoining;
 

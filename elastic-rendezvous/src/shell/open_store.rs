@@ -26,8 +26,7 @@ use crate::values::error::RendezvousError;
 use crate::values::parameters::RendezvousParameters;
 use crate::values::parameters_error::{DEFAULT_PORT, ParametersError};
 use crate::values::settings::RendezvousSettings;
-use crate::values::store_directory::StoreDirectory;
-use crate::values::store_route::StoreRoute;
+use crate::values::store_access::{StoreDirectory, StoreRoute};
 
 /// The limit for looking up this machine's names.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);

@@ -9,11 +9,11 @@ use c10d_socket::{
 };
 use c10d_store::{TcpStore, TcpStoreServer};
 
-use crate::engine::advertised::{Advertised, Facts, advertised, is_usable};
+use crate::engine::own_address::{Advertised, Facts, advertised, is_usable};
 use crate::shell::this_host;
 use crate::values::node::NodeId;
 use crate::values::start_warnings::StartWarnings;
-use crate::values::store_route::StoreRoute;
+use crate::values::store_access::StoreRoute;
 
 /// The limit for looking up names.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);

@@ -16,7 +16,7 @@ use c10d_store::{
 
 use crate::values::error::is_outage;
 
-/// After a wait of this length without a result, or so long after the last answer, the store is asked whether it is still
+/// After a wait of this length without a result, or this time after the last answer, a request checks whether the store is still
 /// there.
 const CHECKED_AFTER: Duration = Duration::from_millis(500);
 
@@ -53,7 +53,7 @@ pub(crate) fn connect_to(
     }
 }
 
-/// Where this process reaches a listener of its own.
+/// The address at which this process reaches its own listener.
 fn reachable_here(listener: SocketAddr) -> HostPort {
     let ip = match listener.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -63,7 +63,7 @@ fn reachable_here(listener: SocketAddr) -> HostPort {
     HostPort::new(ip.to_string(), listener.port())
 }
 
-/// A store whose calls go on over another connection if they find theirs lost.
+/// A store whose calls continue over another connection if theirs is lost.
 ///
 /// A call that waits asks each [`attempt`](Self::new) whether the server is still there. A request that may have taken
 /// effect is sent again only if that does no harm; otherwise its call fails, and says that the outcome is unknown.
@@ -164,7 +164,7 @@ impl ReconnectingStore {
     ) -> Result<T, StoreError> {
         let is_idle = self.link.idle_for() >= CHECKED_AFTER;
         if repeat == Repeat::Never && is_idle && !self.patience.is_zero() {
-            // A connection that was lost meanwhile costs this request nothing.
+            // A lost connection then costs this request nothing.
             self.check(&[])?;
         }
         let mut backoff = Backoff::new(between_attempts(), fastrand::u64(..));
@@ -324,6 +324,29 @@ impl Link {
     }
 }
 
+/// Implements operations that the server answers at once, by [`ReconnectingStore::ask`].
+macro_rules! asks {
+    ($($(#[$doc:meta])* $repeat:ident $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {$(
+        $(#[$doc])*
+        fn $name(&self, $($argument: $type),*) -> Result<$result, StoreError> {
+            self.ask(Repeat::$repeat, |store| store.$name($($argument),*))
+        }
+    )*};
+}
+
+/// Implements operations that wait for a timeout, their last argument, by [`ReconnectingStore::wait`].
+macro_rules! waits {
+    ($($repeat:ident $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {$(
+        fn $name(
+            &self,
+            $($argument: $type,)*
+            timeout: Option<Duration>,
+        ) -> Result<$result, StoreError> {
+            self.wait(timeout, Repeat::$repeat, |store, piece| store.$name($($argument,)* Some(piece)))
+        }
+    )*};
+}
+
 impl Store for ReconnectingStore {
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
         self.tell(Repeat::Harmless, |store| store.multi_set(pairs))
@@ -342,67 +365,32 @@ impl Store for ReconnectingStore {
         self.ask(repeat, |store| store.add(key, delta))
     }
 
-    /// A second request finds the value of the first, if that has taken effect, and returns it.
-    fn compare_set_bytes(
-        &self,
-        key: &str,
-        expected: &[u8],
-        desired: &[u8],
-    ) -> Result<CompareSet, StoreError> {
-        self.ask(Repeat::Harmless, |store| {
-            store.compare_set_bytes(key, expected, desired)
-        })
+    asks! {
+        /// A second request finds the value of the first, if that has taken effect, and returns it.
+        Harmless compare_set_bytes(key: &str, expected: &[u8], desired: &[u8]) -> CompareSet;
+        /// Also returns false if an earlier request, whose answer was lost, has removed the key.
+        Harmless delete_key(key: &str) -> bool;
+        Harmless try_get(key: &str) -> Option<Vec<u8>>;
+        Harmless check(keys: &[&str]) -> bool;
+        Harmless list_keys() -> Vec<String>;
+        Harmless num_keys() -> u64;
+        /// In one piece: an arrival counts once.
+        Never meet(key: &str, world_size: usize, timeout: Option<Duration>) -> ();
+        Never queue_push_bytes(key: &str, value: &[u8]) -> ();
+        Never try_queue_pop(key: &str) -> Option<Vec<u8>>;
+        Harmless queue_len(key: &str) -> u64;
+        /// The key expires when the connection closes. A second request finds the key of the first one, if its answer was
+        /// lost.
+        Harmless set_ephemeral_bytes(key: &str, value: &[u8], will: Option<(&str, &[u8])>) -> Option<Vec<u8>>;
+        Harmless delete_prefix(prefix: &str, delay: Duration) -> u64;
+        Harmless end_waits(prefix: &str) -> u64;
     }
 
-    /// False also if an earlier request, whose answer was lost, has removed the key.
-    fn delete_key(&self, key: &str) -> Result<bool, StoreError> {
-        self.ask(Repeat::Harmless, |store| store.delete_key(key))
-    }
-
-    fn get_all(
-        &self,
-        keys: &[&str],
-        timeout: Option<Duration>,
-    ) -> Result<Vec<Vec<u8>>, StoreError> {
-        self.wait(timeout, Repeat::Harmless, |store, piece| {
-            store.get_all(keys, Some(piece))
-        })
-    }
-
-    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        self.ask(Repeat::Harmless, |store| store.try_get(key))
-    }
-
-    fn wait_all(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError> {
-        self.wait(timeout, Repeat::Harmless, |store, piece| {
-            store.wait_all(keys, Some(piece))
-        })
-    }
-
-    fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
-        self.ask(Repeat::Harmless, |store| store.check(keys))
-    }
-
-    fn list_keys(&self) -> Result<Vec<String>, StoreError> {
-        self.ask(Repeat::Harmless, |store| store.list_keys())
-    }
-
-    fn num_keys(&self) -> Result<u64, StoreError> {
-        self.ask(Repeat::Harmless, |store| store.num_keys())
-    }
-
-    /// In one piece: an arrival counts once.
-    fn meet(
-        &self,
-        key: &str,
-        world_size: usize,
-        timeout: Option<Duration>,
-    ) -> Result<(), StoreError> {
-        self.ask(Repeat::Never, |store| store.meet(key, world_size, timeout))
-    }
-
-    fn queue_push_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.ask(Repeat::Never, |store| store.queue_push_bytes(key, value))
+    waits! {
+        Harmless get_all(keys: &[&str]) -> Vec<Vec<u8>>;
+        Harmless wait_all(keys: &[&str]) -> ();
+        Never queue_take_all(key: &str, max: usize) -> Vec<Vec<u8>>;
+        Harmless wait_changed(key: &str, known: Known<'_>) -> Vec<u8>;
     }
 
     fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
@@ -412,59 +400,8 @@ impl Store for ReconnectingStore {
         })
     }
 
-    fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        self.ask(Repeat::Never, |store| store.try_queue_pop(key))
-    }
-
-    fn queue_take_all(
-        &self,
-        key: &str,
-        max: usize,
-        timeout: Option<Duration>,
-    ) -> Result<Vec<Vec<u8>>, StoreError> {
-        self.wait(timeout, Repeat::Never, |store, piece| {
-            store.queue_take_all(key, max, Some(piece))
-        })
-    }
-
-    fn queue_len(&self, key: &str) -> Result<u64, StoreError> {
-        self.ask(Repeat::Harmless, |store| store.queue_len(key))
-    }
-
-    fn wait_changed(
-        &self,
-        key: &str,
-        known: Known<'_>,
-        timeout: Option<Duration>,
-    ) -> Result<Vec<u8>, StoreError> {
-        self.wait(timeout, Repeat::Harmless, |store, piece| {
-            store.wait_changed(key, known, Some(piece))
-        })
-    }
-
     fn has_prompt_watch(&self) -> bool {
         self.link.lock().has_prompt_watch
-    }
-
-    /// The key expires when the connection closes. A second request finds the key of the first one, if its answer was
-    /// lost.
-    fn set_ephemeral_bytes(
-        &self,
-        key: &str,
-        value: &[u8],
-        will: Option<(&str, &[u8])>,
-    ) -> Result<Option<Vec<u8>>, StoreError> {
-        self.ask(Repeat::Harmless, |store| {
-            store.set_ephemeral_bytes(key, value, will)
-        })
-    }
-
-    fn delete_prefix(&self, prefix: &str, delay: Duration) -> Result<u64, StoreError> {
-        self.ask(Repeat::Harmless, |store| store.delete_prefix(prefix, delay))
-    }
-
-    fn end_waits(&self, prefix: &str) -> Result<u64, StoreError> {
-        self.ask(Repeat::Harmless, |store| store.end_waits(prefix))
     }
 }
 

@@ -7,9 +7,7 @@ use c10d_store::StoreError;
 use crate::shell::backend::RendezvousBackend;
 use crate::values::codec::{self, CodecLimits};
 use crate::values::error::RendezvousError;
-use crate::values::state::RendezvousState;
-use crate::values::stored::Written;
-use crate::values::stored::{Stored, Token};
+use crate::values::state::{RendezvousState, Stored, Token, Written};
 
 /// The state of one rendezvous in its backend.
 #[derive(Debug)]

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use c10d_socket::{Cancel, HostPort};
 
+use crate::shell::address_search::{ReachOptions, Reached, find_reachable};
 use crate::shell::bootstrap::NotFound;
 use crate::shell::handler::BootstrapInfo;
-use crate::shell::reachable::{ReachOptions, Reached, find_reachable};
 use crate::values::error::RendezvousError;
 use crate::values::node::NodeId;
 use crate::values::start_warnings::{StartWarnings, WarningKind};
-use crate::values::store_route::StoreRoute;
+use crate::values::store_access::StoreRoute;
 
 /// The longest search for an address that works.
 const LIMIT: Duration = Duration::from_secs(30);

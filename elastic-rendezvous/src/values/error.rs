@@ -6,12 +6,11 @@ use c10d_socket::{DialFailure, DialStage, HostPort};
 use c10d_store::{StoreError, in_brief};
 
 use crate::values::codec::CorruptState;
-use crate::values::found_listener::FoundListener;
+use crate::values::diagnosis::{FoundListener, Unreachable};
 use crate::values::parameters_error::ParametersError;
 use crate::values::port_range::PortRange;
 use crate::values::ranks_report::RanksReport;
 use crate::values::report::WaitReport;
-use crate::values::unreachable::Unreachable;
 
 /// Why a node takes part in no round.
 ///

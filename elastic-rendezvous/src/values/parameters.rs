@@ -11,10 +11,9 @@ use c10d_store::{Credentials, ServerOptions};
 
 use crate::values::parameters_error::ParametersError;
 use crate::values::port_range::PortRange;
-use crate::values::server_hook::ServerHook;
 use crate::values::settings::{READ_TIMEOUT_MIN, RendezvousSettings};
 use crate::values::start_warnings::StartWarnings;
-use crate::values::store_directory::StoreDirectory;
+use crate::values::store_access::{ServerHook, StoreDirectory};
 
 /// The parameters of a rendezvous, checked as far as possible without knowing the backend.
 ///

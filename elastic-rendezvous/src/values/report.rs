@@ -1,4 +1,4 @@
-//! The progress of a join, for logs, errors and progress displays.
+//! The progress of a join and the changes of a round, for logs, errors and progress displays.
 
 use std::fmt;
 use std::time::Duration;
@@ -302,6 +302,38 @@ fn rest(f: &mut fmt::Formatter<'_>, count: usize) -> fmt::Result {
     }
 }
 
+/// How the round of a node has changed since it joined. In a [group](crate::GroupStore), each list has at most 16
+/// nodes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Membership {
+    /// The nodes that wait for the next round; none while this one is full, because the next would have no
+    /// place for them either.
+    pub waiting: Vec<NodeId>,
+    /// Members that this node or another has dropped as dead, because they wrote no heartbeat.
+    pub lost: Vec<LostNode>,
+    /// Members that have left the round on their own, to restart or for good.
+    pub left: Vec<LeftNode>,
+    /// The number of further members that have departed: of many departures only some are named, and a holder that died
+    /// may not have named any (docs/spec/rendezvous.md, section 10).
+    pub unnamed: usize,
+    /// How many nodes are in the round now; `None` if that is not known, for example in a group.
+    pub members: Option<usize>,
+    /// Whether this node is no longer in its round: the other nodes have dropped it as dead, or started the next
+    /// round.
+    pub is_evicted: bool,
+    /// Whether the rendezvous is closed.
+    pub is_closed: bool,
+}
+
+impl Membership {
+    /// How many members have left the round or were lost.
+    #[must_use]
+    pub fn departed(&self) -> usize {
+        self.lost.len() + self.left.len() + self.unnamed
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -343,7 +375,7 @@ mod tests {
         assert_eq!(
             report.to_string(),
             "1 node is in round 3 of run \"job\", 2 to 4 needed: a (pid 1); not back yet: b (pid 2); \
-             c (pid 3) is not joining: its health check failed (exit code 3: no GPU)"
+         c (pid 3) is not joining: its health check failed (exit code 3: no GPU)"
         );
         let missing: Vec<&str> = report.missing_nodes().map(|node| &*node.addr).collect();
         assert_eq!(missing, ["b", "c"]);
@@ -362,7 +394,7 @@ mod tests {
         assert_eq!(
             report.to_string(),
             "1 node is in round 3 of run \"job\", 2 to 4 needed: a (pid 1); not back yet: c (pid 3); \
-             b (pid 2): no heartbeat for 9 s"
+         b (pid 2): no heartbeat for 9 s"
         );
         let missing: Vec<&str> = report.missing_nodes().map(|node| &*node.addr).collect();
         assert_eq!(missing, ["b", "c"]);
@@ -388,7 +420,7 @@ mod tests {
         assert_eq!(
             report.in_brief(),
             "1 of 2 nodes; d (pid 4) is not joining: no GPU; c (pid 3): no heartbeat for 9 s; missing: b (pid 2); \
-             joined: a (pid 1)"
+         joined: a (pid 1)"
         );
         report = WaitReport {
             is_complete: true,
@@ -420,7 +452,7 @@ mod tests {
         assert_eq!(
             report.to_string(),
             "0 nodes are in round 3 of run \"job\", 2 to 4 needed; \
-             dropped as dead: b\\n (pid 7) 3 s ago after 15 s of silence"
+         dropped as dead: b\\n (pid 7) 3 s ago after 15 s of silence"
         );
     }
 

@@ -1,16 +1,17 @@
-//! A store that any of several processes serves, and this one too if need be.
+//! The store of a rendezvous: the directory that finds it, the route of a node to it, and a callback for its servers.
 
 use std::fmt;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use c10d_socket::HostPort;
-use c10d_store::Lookup;
 use c10d_store::journal::JournalSource;
+use c10d_store::{ConnectionEnds, Lookup, TcpStoreServer};
 
 /// Makes the journal of a server that others find at this address.
 type MakeJournal = dyn Fn(HostPort) -> JournalSource + Send + Sync;
 
-/// Where a rendezvous finds its store, in place of an endpoint, and how nodes become candidates to serve it: for
+/// Where a rendezvous finds its store instead of at an endpoint, and how nodes become candidates to serve it: for
 /// [`RendezvousParameters::with_store`](crate::RendezvousParameters::with_store).
 #[derive(Clone)]
 pub struct StoreDirectory {
@@ -33,8 +34,7 @@ impl StoreDirectory {
         }
     }
 
-    /// The first `max` nodes of each round are candidates to serve the store, and so is every node that finds nobody who
-    /// serves. `journal` is called for each server, with the address at which others find it, and makes a journal that all
+    /// The first `max` nodes of each round are candidates to serve the store, and so is every node that finds no server. `journal` is called for each server, with the address at which others find it, and makes a journal that all
     /// candidates share.
     #[must_use]
     pub fn with_candidates(
@@ -104,5 +104,83 @@ impl fmt::Debug for StoreDirectory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let candidates = self.candidates_max();
         write!(f, "{} ({candidates} candidates)", self.lookup.name())
+    }
+}
+
+/// How a node reaches the store of its rendezvous.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoreRoute {
+    /// The endpoint that this node was given, with its port; `None` for a store in a file or in a directory. Behind
+    /// address translation it differs from node to node.
+    pub endpoint: Option<HostPort>,
+    /// The address of this node on the network that leads to the store. On the node that serves the store, the address at
+    /// which the first node of another host has reached it, if there is one. `None` for a store in a file.
+    pub local: Option<IpAddr>,
+    /// The other end of the node's connection to the store: its server, or what forwards to it.
+    pub remote: Option<SocketAddr>,
+    /// On the node that serves the store, the addresses of the latest eight other hosts with clients. Empty on other nodes.
+    pub peers: Vec<IpAddr>,
+}
+
+impl StoreRoute {
+    pub(crate) fn new(endpoint: impl Into<Option<HostPort>>, ends: Option<ConnectionEnds>) -> Self {
+        Self {
+            endpoint: endpoint.into(),
+            local: ends.map(|ends| ends.local.ip().to_canonical()),
+            remote: ends.map(|ends| ends.remote),
+            peers: Vec::new(),
+        }
+    }
+}
+
+/// A callback that gets each store server that a rendezvous starts or shares in this process: for the
+/// rendezvous and for the workers. It is called before the address is published, and must not block.
+///
+/// ```
+/// use std::sync::{Arc, Mutex};
+///
+/// use c10d_store::TcpStoreServer;
+/// use elastic_rendezvous::{RendezvousParameters, ServerHook, create_handler};
+///
+/// let ports: Arc<Mutex<Vec<u16>>> = Arc::default();
+/// let seen = Arc::clone(&ports);
+/// let hook = ServerHook::new(move |server: &TcpStoreServer| {
+///     seen.lock().expect("no panic").push(server.local_addr().port());
+/// });
+/// let parameters = RendezvousParameters::new("c10d", "localhost:0", "job", 1, 1)?
+///     .with_server_hook(hook);
+/// let node = create_handler(&parameters)?;
+/// let round = node.next_rendezvous()?;
+/// assert_eq!(ports.lock().expect("no panic").last(), Some(&round.bootstrap.master.port()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct ServerHook(Arc<dyn Fn(&TcpStoreServer) + Send + Sync>);
+
+impl ServerHook {
+    /// A hook that calls `hook`.
+    #[must_use]
+    pub fn new(hook: impl Fn(&TcpStoreServer) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(hook))
+    }
+
+    pub(crate) fn call(&self, server: &TcpStoreServer) {
+        (self.0)(server);
+    }
+}
+
+/// Clones of one hook are equal.
+impl PartialEq for ServerHook {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for ServerHook {}
+
+impl fmt::Debug for ServerHook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ServerHook")
     }
 }

@@ -1,4 +1,4 @@
-//! Wall-clock timestamps in UTC, without a clock or a calendar.
+//! Time as an argument: wall-clock timestamps in UTC without a calendar, and one reading of both clocks.
 
 use std::time::{Duration, SystemTime};
 
@@ -56,6 +56,27 @@ impl Timestamp {
         Duration::from_micros(
             u64::try_from(self.micros.saturating_sub(earlier.micros)).unwrap_or(0),
         )
+    }
+}
+
+/// One reading of both clocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Now {
+    /// Monotonic time since an origin that the node chose.
+    pub(crate) monotonic: Duration,
+    /// The wall clock, which may be wrong and may be set while the job runs.
+    pub(crate) wall: Timestamp,
+}
+
+#[cfg(test)]
+impl Now {
+    /// The reading `duration` later, if the wall clock is not set in between.
+    #[must_use]
+    pub(crate) fn after(self, duration: Duration) -> Self {
+        Self {
+            monotonic: self.monotonic.saturating_add(duration),
+            wall: self.wall.after(duration),
+        }
     }
 }
 

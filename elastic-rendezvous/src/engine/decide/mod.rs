@@ -1,28 +1,20 @@
 //! Decides what a node does next, as pure functions from the state to an action and its reason.
 //!
-//! One file for each table of `docs/spec/rendezvous.md`, section 5, with the same row names in the same order.
+//! The tables of `docs/spec/rendezvous.md`, section 5, with the same row names in the same order.
 
 mod amend;
-mod close;
-mod exit;
 mod join;
-mod keep_alive;
-mod leave;
-mod steps;
+mod operations;
 
 use std::time::Duration;
+
+pub(crate) use amend::amend;
+pub(crate) use join::join;
+pub(crate) use operations::{close, exit, keep_alive, leave};
 
 use crate::values::node::NodeId;
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;
-
-pub(crate) use amend::amend;
-pub(crate) use close::close;
-pub(crate) use exit::exit;
-pub(crate) use join::join;
-pub(crate) use keep_alive::keep_alive;
-pub(crate) use leave::leave;
-pub(crate) use steps::step_of_action;
 
 /// The next action of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,13 +62,12 @@ pub(crate) struct Decision {
     pub(crate) reason: &'static str,
 }
 
-impl Decision {
-    const fn new(rule: Rule, action: Action, reason: &'static str) -> Self {
-        Self {
-            rule,
-            action,
-            reason,
-        }
+/// The decision of a row.
+const fn row(rule: Rule, action: Action, reason: &'static str) -> Decision {
+    Decision {
+        rule,
+        action,
+        reason,
     }
 }
 

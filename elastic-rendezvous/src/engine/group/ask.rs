@@ -7,9 +7,7 @@ use super::message::Place;
 use crate::engine::links::Marks;
 use crate::values::goal::Entry;
 use crate::values::node::NodeId;
-use crate::values::state::RendezvousState;
-use crate::values::stored::Token;
-use crate::values::stored::Written;
+use crate::values::state::{RendezvousState, Token, Written};
 
 /// One operation on the store.
 #[derive(Debug, Clone, PartialEq)]

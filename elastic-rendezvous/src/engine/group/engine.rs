@@ -12,17 +12,14 @@ use super::station::Station;
 use crate::engine::links::RETURN_PAUSE;
 use crate::engine::solo::Solo;
 use crate::engine::{Ask, Engine, Reply};
-use crate::values::clock::Now;
 use crate::values::error::RendezvousError;
-use crate::values::goal::{Answer, Joined};
-use crate::values::goal::{Operation, OperationError};
-use crate::values::membership::Membership;
+use crate::values::goal::{Answer, Joined, Operation, OperationError};
 use crate::values::node::NodeId;
-use crate::values::report::{DroppedNode, LeftNode, LostNode, WaitReport};
+use crate::values::recorded_event::{Method, Step};
+use crate::values::report::{DroppedNode, LeftNode, LostNode, Membership, WaitReport};
 use crate::values::settings::RendezvousSettings;
-use crate::values::state::RendezvousState;
-use crate::values::step::{Method, Step};
-use crate::values::stored::Token;
+use crate::values::state::{RendezvousState, Token};
+use crate::values::timestamp::Now;
 
 /// When a waiting join reads the summary for its first report, and how often for the later ones. Most joins are over
 /// before the first.
@@ -471,7 +468,7 @@ fn membership_of(summary: &Summary, round: i64, world_size: usize, is_evicted: b
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::values::stored::Written;
+    use crate::values::state::Written;
     use crate::values::timestamp::Timestamp;
 
     fn node(name: &str) -> NodeId {

@@ -17,14 +17,12 @@ use super::message::{Answer, AnswerKind, NAMED_MAX, Request, RequestKind, Summar
 use super::timers::Timers;
 use crate::engine::decider::Decider;
 use crate::engine::links::Marks;
-use crate::values::clock::Now;
 use crate::values::node::NodeId;
+use crate::values::recorded_event::Step;
 use crate::values::report::LostNode;
 use crate::values::settings::RendezvousSettings;
-use crate::values::state::RendezvousState;
-use crate::values::step::Step;
-use crate::values::stored::Token;
-use crate::values::stored::Written;
+use crate::values::state::{RendezvousState, Token, Written};
+use crate::values::timestamp::Now;
 
 /// For each listed node, the holder waits this long between two writes, so that more requests share one: the state has
 /// about 150 bytes a node, and a write moves it twice.

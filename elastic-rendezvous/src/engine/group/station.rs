@@ -2,8 +2,9 @@
 //!
 //! It makes one request at a time, so that it needs one connection.
 
-mod as_holder;
+mod lease;
 mod news;
+mod tenure;
 
 use std::time::Duration;
 
@@ -13,34 +14,11 @@ use super::message::{Lease, Place, RequestKind, Summary};
 use super::posting::Posting;
 use super::timers::Timers;
 use crate::engine::links::RETURN_PAUSE;
-use crate::values::clock::Now;
 use crate::values::node::NodeId;
+use crate::values::recorded_event::Step;
 use crate::values::settings::{ROLLBACK_WINDOW, RendezvousSettings};
-use crate::values::state::RendezvousState;
-use crate::values::step::Step;
-use crate::values::stored::{Token, Written};
-
-/// For each node that may take part, the interval of those that wait for an answer is longer by this: whatever their
-/// number, one of them polls each millisecond.
-const LEASE_POLL_INTERVAL_PER_NODE: Duration = Duration::from_millis(1);
-
-/// The longest interval of nodes that wait for an answer, as fewer than may take part can be there.
-const LEASE_POLL_INTERVAL_MAX: Duration = Duration::from_secs(34);
-
-/// How often the members with the lowest ranks poll the lease, at least.
-const LEASE_POLL_INTERVAL: Duration = Duration::from_secs(1);
-
-/// How many members poll the lease that often.
-const DEPUTIES: usize = 4;
-
-/// A lease that is not renewed for this time, as a node has seen it, is free. Longer by the second for each node that
-/// may take part: thousands that the holder wakes delay its renewals, and each of them answers to a new holder.
-const LEASE_TIMEOUT: Duration = Duration::from_secs(2);
-const LEASE_TIMEOUT_PER_NODE: Duration = Duration::from_micros(100);
-const LEASE_TIMEOUT_MAX: Duration = Duration::from_secs(6);
-
-/// So long after this time a node polls a second time.
-const SECOND_POLL: Duration = Duration::from_millis(100);
+use crate::values::state::{RendezvousState, Token, Written};
+use crate::values::timestamp::Now;
 
 #[derive(Debug)]
 pub(crate) struct Station {
@@ -151,19 +129,6 @@ enum Role {
     Holder(Box<Tenure>),
 }
 
-/// The lease as a node that does not hold it knows it.
-#[derive(Debug)]
-enum LeaseView {
-    /// To be read at once.
-    Unknown,
-    Known {
-        lease: Vec<u8>,
-        /// When this lease was read first and last.
-        since: Duration,
-        polled: Duration,
-    },
-}
-
 #[derive(Debug)]
 struct Tenure {
     holder: Holder,
@@ -208,6 +173,19 @@ enum Timer {
     Renewal,
     /// Set the mark of this node.
     Mark,
+}
+
+/// The lease in the view of a node that does not hold it.
+#[derive(Debug)]
+enum LeaseView {
+    /// To be read at once.
+    Unknown,
+    Known {
+        lease: Vec<u8>,
+        /// When this lease was read first and last.
+        since: Duration,
+        polled: Duration,
+    },
 }
 
 impl LeaseView {
@@ -362,36 +340,6 @@ impl Station {
         self.timers.set(Timer::SecondPoll, now.monotonic);
     }
 
-    /// Gives the lease back before the node ends; `None` if it does not hold it.
-    pub(crate) fn release(&mut self) -> Option<Ask> {
-        let follower = Role::Follower(LeaseView::Unknown);
-        match std::mem::replace(&mut self.role, follower) {
-            Role::Holder(tenure) => {
-                self.timers.cancel(Timer::Renewal);
-                let generation = self.leases.generation.unwrap_or_default();
-                let lease = self.lease(tenure.holder.epoch(), None, generation);
-                Some(Ask::Claim {
-                    expected: tenure.lease,
-                    lease,
-                })
-            }
-            role @ Role::Follower(_) => {
-                self.role = role;
-                None
-            }
-        }
-    }
-
-    fn lease(&self, epoch: u64, renewal: Option<u64>, generation: u64) -> Vec<u8> {
-        let lease = Lease {
-            epoch,
-            index: self.index,
-            renewal,
-            generation,
-        };
-        lease.to_text()
-    }
-
     /// A request has failed: whatever this node held or posted may be lost.
     pub(crate) fn on_failure(&mut self, now: Now) {
         self.leases.has_lost_state |= self.leases.generation.is_none();
@@ -471,28 +419,7 @@ impl Station {
     fn next_as_follower(&mut self, now: Now) -> Ask {
         let at = now.monotonic;
         if self.timers.is_due(Timer::Heartbeat, at) {
-            let interval = self.settings.keep_alive_interval;
-            // From then on not all at the same time.
-            let to_next = if self.heartbeats == 0 {
-                self.staggered(interval / 2, interval)
-            } else {
-                interval
-            };
-            self.heartbeats += 1;
-            self.timers
-                .set(Timer::Heartbeat, at.saturating_add(to_next));
-            // The heartbeat has ended the wait: to end and begin it again for a poll costs twice what the poll does.
-            let soon = if self.polls_with_heartbeats() {
-                interval.saturating_mul(2)
-            } else {
-                interval / 2
-            };
-            for poll in [Timer::LeasePoll, Timer::SecondPoll] {
-                if self.timers.is_due(poll, at.saturating_add(soon)) {
-                    self.timers.set(poll, at);
-                }
-            }
-            return Ask::WriteHeartbeat(self.heartbeats);
+            return self.next_heartbeat(at);
         }
         if self.timers.is_due(Timer::Mark, at) {
             return Ask::SetMark;
@@ -555,6 +482,31 @@ impl Station {
         }
     }
 
+    fn next_heartbeat(&mut self, at: Duration) -> Ask {
+        let interval = self.settings.keep_alive_interval;
+        // From then on not all at the same time.
+        let to_next = if self.heartbeats == 0 {
+            self.staggered(interval / 2, interval)
+        } else {
+            interval
+        };
+        self.heartbeats += 1;
+        self.timers
+            .set(Timer::Heartbeat, at.saturating_add(to_next));
+        // The heartbeat has ended the wait: to end and begin it again for a poll costs twice what the poll does.
+        let soon = if self.polls_with_heartbeats() {
+            interval.saturating_mul(2)
+        } else {
+            interval / 2
+        };
+        for poll in [Timer::LeasePoll, Timer::SecondPoll] {
+            if self.timers.is_due(poll, at.saturating_add(soon)) {
+                self.timers.set(poll, at);
+            }
+        }
+        Ask::WriteHeartbeat(self.heartbeats)
+    }
+
     fn on_deadline(&mut self) {
         let deadline = self.timers.at(Timer::Deadline);
         self.timers.cancel(Timer::Deadline);
@@ -582,44 +534,9 @@ impl Station {
         }
     }
 
-    fn poll_lease(&mut self, at: Duration) -> Ask {
-        if !self.timers.take_due(Timer::SecondPoll, at) && !self.polls_with_heartbeats() {
-            let pause = self.lease_timeout().saturating_add(SECOND_POLL);
-            self.timers.set_in(Timer::SecondPoll, at, pause);
-        }
-        let pause = self.lease_poll_interval();
-        self.timers.set_in(Timer::LeasePoll, at, pause);
-        Ask::ReadLease
-    }
-
-    fn lease_timeout(&self) -> Duration {
-        let more = self.per_node(LEASE_TIMEOUT_PER_NODE);
-        LEASE_TIMEOUT.saturating_add(more).min(LEASE_TIMEOUT_MAX)
-    }
-
     /// This time for each node that may take part.
     fn per_node(&self, time: Duration) -> Duration {
         time.saturating_mul(u32::try_from(self.settings.max_nodes).unwrap_or(u32::MAX))
-    }
-
-    fn lease_poll_interval(&self) -> Duration {
-        let least = LEASE_POLL_INTERVAL;
-        if self.is_requesting() {
-            let more = self.per_node(LEASE_POLL_INTERVAL_PER_NODE);
-            let most = least.saturating_add(more).min(LEASE_POLL_INTERVAL_MAX);
-            return self.staggered(least, most);
-        }
-        if self.polls_with_heartbeats() {
-            return self.settings.keep_alive_interval.saturating_mul(2);
-        }
-        self.staggered(least, least.saturating_add(least / 4))
-    }
-
-    /// Whether this node is a member that polls the lease only when a heartbeat ends its wait: in case the deputies die
-    /// with the holder. Nodes that write alone may then form another world.
-    fn polls_with_heartbeats(&self) -> bool {
-        let membership = self.membership.as_ref();
-        !self.is_requesting() && membership.is_some_and(|it| it.rank >= DEPUTIES)
     }
 
     /// A time between these, such that not all nodes do the same at the same time.
@@ -699,63 +616,6 @@ impl Station {
             (Ask::Push(_), Reply::Done) => self.leases.has_polled = false,
             (Ask::TakeRequests { .. }, Reply::Requests(texts)) => self.on_requests(&texts, now),
             (asked, reply) => self.on_reply_to_holder(asked, reply, now),
-        }
-    }
-
-    fn on_lease(&mut self, current: Vec<u8>, now: Now) {
-        let at = now.monotonic;
-        let generation = Lease::from_text(&current).map(|lease| lease.generation);
-        self.leases.has_lost_state |=
-            self.leases.generation.is_some() && generation != self.leases.generation;
-        self.leases.generation = self.leases.generation.or(generation);
-        let timeout = self.lease_timeout();
-        let Role::Follower(view) = &mut self.role else {
-            return;
-        };
-        match view {
-            LeaseView::Known {
-                lease,
-                since,
-                polled,
-            } if *lease == current => {
-                *polled = at;
-                let free_at = since.saturating_add(timeout);
-                if free_at > at {
-                    self.timers.set(Timer::SecondPoll, free_at);
-                }
-            }
-            LeaseView::Known { .. } | LeaseView::Unknown => *view = LeaseView::new(current, at),
-        }
-    }
-
-    fn on_claimed(&mut self, lease: &[u8], current: Vec<u8>, now: Now) {
-        let at = now.monotonic;
-        let is_mine = current == lease;
-        let timeout = self.lease_timeout();
-        match &mut self.role {
-            Role::Holder(tenure) if is_mine => {
-                tenure.lease = current;
-                tenure.takes_first |= at.saturating_sub(tenure.renewed_at) >= timeout;
-                tenure.renewed_at = self.exchange.asked_at;
-                // No other node can have asked for these requests.
-                self.misdirected.clear();
-            }
-            Role::Holder(_) => self.follow(LeaseView::new(current, at), now),
-            Role::Follower(_) => {
-                self.on_lease(current, now);
-                match Lease::from_text(lease) {
-                    Some(Lease {
-                        epoch,
-                        renewal: Some(_),
-                        ..
-                    }) if is_mine => self.hold(lease.to_vec(), epoch, now),
-                    _ => {
-                        let pause = self.lease_poll_interval();
-                        self.timers.set_in(Timer::LeasePoll, at, pause);
-                        self.timers.cancel(Timer::SecondPoll);
-                    }
-                }
-            }
         }
     }
 

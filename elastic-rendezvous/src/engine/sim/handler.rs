@@ -13,7 +13,7 @@ use crate::engine::{Ask, Reply, decide};
 use crate::values::error::RendezvousError;
 use crate::values::goal::{Answer, Entry, Operation, OperationError};
 use crate::values::node::NodeId;
-use crate::values::stored::Part;
+use crate::values::state::Part;
 
 /// How often a node polls that does not watch the state.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);

@@ -6,13 +6,11 @@ use super::node::{Command, Kind, SimNode, Watching};
 use super::random::for_seeds;
 use super::{Network, World};
 use crate::engine::executor::{Executor, Need};
-use crate::values::clock::Now;
 use crate::values::goal::Operation;
 use crate::values::node::NodeId;
 use crate::values::settings::RendezvousSettings;
-use crate::values::state::RendezvousState;
-use crate::values::stored::{Token, Written};
-use crate::values::timestamp::Timestamp;
+use crate::values::state::{RendezvousState, Token, Written};
+use crate::values::timestamp::{Now, Timestamp};
 
 const SECOND: Duration = Duration::from_secs(1);
 

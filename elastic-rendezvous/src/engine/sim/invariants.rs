@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::store::Version;
-use crate::engine::group_ranks::{Ranks, assign};
+use crate::engine::apply::{Ranks, assign};
 use crate::engine::last_round::REJOIN_GRACE;
 use crate::values::node::NodeId;
 use crate::values::settings::RendezvousSettings;

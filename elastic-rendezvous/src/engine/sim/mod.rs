@@ -32,8 +32,7 @@ use crate::engine::group::Ask as GroupAsk;
 use crate::values::goal::{Answer, Entry};
 use crate::values::node::NodeId;
 use crate::values::settings::RendezvousSettings;
-use crate::values::state::RendezvousState;
-use crate::values::stored::Token;
+use crate::values::state::{RendezvousState, Token};
 
 /// How long a node waits for an answer that is lost, and for that of a write in a [rough](Network::ROUGH) network: so
 /// short there that a live node is never overdue for the others, which the invariants need.

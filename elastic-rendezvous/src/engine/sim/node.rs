@@ -7,12 +7,11 @@ use super::torch::TorchNode;
 use crate::engine::group::GroupEngine;
 use crate::engine::solo::Solo;
 use crate::engine::{Engine, Reply};
-use crate::values::clock::Now;
 use crate::values::goal::{Answer, Operation, OperationError};
 use crate::values::node::NodeId;
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;
-use crate::values::timestamp::Timestamp;
+use crate::values::timestamp::{Now, Timestamp};
 
 /// The correct wall clock at the start of the simulation.
 pub(super) const WALL: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);

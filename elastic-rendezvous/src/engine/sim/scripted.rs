@@ -5,14 +5,11 @@ use std::time::Duration;
 use crate::engine::decide::Rule;
 use crate::engine::executor::{Executor, Need};
 use crate::engine::links::{Mark, Marks};
-use crate::values::clock::Now;
 use crate::values::goal::{Operation, OperationError};
 use crate::values::node::NodeId;
 use crate::values::settings::RendezvousSettings;
-use crate::values::state::RendezvousState;
-use crate::values::stored::Token;
-use crate::values::stored::Written;
-use crate::values::timestamp::Timestamp;
+use crate::values::state::{RendezvousState, Token, Written};
+use crate::values::timestamp::{Now, Timestamp};
 
 const SECOND: Duration = Duration::from_secs(1);
 const NANOSECOND: Duration = Duration::from_nanos(1);

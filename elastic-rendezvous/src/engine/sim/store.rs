@@ -13,8 +13,7 @@ use crate::engine::group::Ask as GroupAsk;
 use crate::engine::links::{Mark, Marks};
 use crate::values::codec::{self, CodecLimits, WatchRanges};
 use crate::values::node::NodeId;
-use crate::values::state::RendezvousState;
-use crate::values::stored::{Part, Token, Written};
+use crate::values::state::{Part, RendezvousState, Token, Written};
 
 /// One stored state.
 #[derive(Debug)]

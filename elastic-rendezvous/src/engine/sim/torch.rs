@@ -5,20 +5,17 @@
 
 use std::time::Duration;
 
-use crate::engine::apply::{apply, remove_dead};
+use crate::engine::apply::{Ranks, apply, remove_dead};
 use crate::engine::decide::{self, Action, Context};
-use crate::engine::group_ranks::Ranks;
 use crate::engine::{Ask, Engine, Reply};
-use crate::values::clock::Now;
 use crate::values::error::RendezvousError;
 use crate::values::goal::{Answer, Joined, Operation, OperationError};
-use crate::values::membership::Membership;
 use crate::values::node::NodeId;
-use crate::values::report::{LostNode, WaitReport};
+use crate::values::recorded_event::Step;
+use crate::values::report::{LostNode, Membership, WaitReport};
 use crate::values::settings::RendezvousSettings;
-use crate::values::state::RendezvousState;
-use crate::values::step::Step;
-use crate::values::stored::{Token, Written};
+use crate::values::state::{RendezvousState, Token, Written};
+use crate::values::timestamp::Now;
 
 /// How long a node uses a state that it has read, and how long it sleeps between reads. A member's agent asks as often
 /// whether nodes wait.

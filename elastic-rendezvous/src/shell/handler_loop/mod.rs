@@ -9,31 +9,28 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::RecvTimeoutError;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 use c10d_store::{Store, in_brief};
 
 use crate::engine::{Ask, Engine, Reply};
 use crate::shell::access::Access;
 use crate::shell::backend::{RendezvousBackend, StateWatch};
-use crate::shell::clock::Clock;
 use crate::shell::group_store::GroupStore;
 use crate::shell::handler::RendezvousEvent;
+use crate::shell::handler_state::{LOG_INTERVAL, Shared, error_of, log_wait};
 use crate::shell::mailbox::{Inbox, Job, Message};
 use crate::shell::marks::MarkBoard;
 use crate::shell::notices::NoticeBoard;
-use crate::shell::shared::{LOG_INTERVAL, Shared, error_of, log_wait};
 use crate::shell::stored_state::StoredState;
 use crate::shell::write_lease::WriteLease;
-use crate::values::clock::Now;
 use crate::values::error::RendezvousError;
 use crate::values::goal::{Answer, Goal, Operation, OperationError};
-use crate::values::membership::Membership;
-use crate::values::recorded_event::step_of_result;
-use crate::values::report::WaitReport;
+use crate::values::recorded_event::{Step, step_of_result};
+use crate::values::report::{Membership, WaitReport};
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;
-use crate::values::step::Step;
+use crate::values::timestamp::{Now, Timestamp};
 
 /// A join that ends earlier does not read the notices for its report.
 const NOTICES_AFTER: Duration = Duration::from_millis(500);
@@ -482,6 +479,32 @@ impl HandlerLoop {
     fn record_steps(&mut self) {
         for (node, step) in self.engine.take_steps() {
             self.shared.record(&self.settings.run_id, &node, [step]);
+        }
+    }
+}
+
+/// Both clocks of this machine.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Clock {
+    start: Instant,
+}
+
+impl Clock {
+    pub(crate) fn start() -> Self {
+        Self {
+            start: Instant::now(),
+        }
+    }
+
+    /// The moment at this time of the monotonic clock.
+    pub(crate) fn moment(self, monotonic: Duration) -> Instant {
+        self.start + monotonic
+    }
+
+    pub(crate) fn now(self) -> Now {
+        Now {
+            monotonic: self.start.elapsed(),
+            wall: Timestamp::from_system_time(SystemTime::now()),
         }
     }
 }

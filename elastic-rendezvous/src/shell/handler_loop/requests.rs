@@ -14,7 +14,7 @@ use crate::shell::round_entry::read_entry;
 use crate::values::error::{RendezvousError, is_outage};
 use crate::values::goal::Operation;
 use crate::values::node::NodeId;
-use crate::values::stored::{Part, Watched, Written};
+use crate::values::state::{Part, Watched, Written};
 
 /// How often a store that cannot be watched is polled, as in PyTorch.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);

@@ -4,9 +4,8 @@ use std::collections::BTreeSet;
 
 use indexmap::IndexMap;
 
-use super::error::{CorruptState, CorruptStateKind as Fault};
-use super::limits::CodecLimits;
-use super::names;
+use super::error::{CodecLimits, CorruptState, CorruptStateKind as Fault};
+use super::pickle;
 use super::unpickler::{Unpickler, int, set_once, wrong_type};
 use super::value::{Time, Value};
 use super::watch::Layout;
@@ -77,14 +76,14 @@ fn state_with(
     machine: &Unpickler<'_>,
     attributes: u32,
 ) -> Result<(RendezvousState, Vec<usize>), Fault> {
-    let mut values = [None; names::ATTRIBUTES.len()];
+    let mut values = [None; pickle::ATTRIBUTES.len()];
     let mut name_places = Vec::new();
     for (key, value) in machine.entries(attributes) {
         let Value::Text(text) = key else {
             return Err(wrong_type("the name of an attribute", "a string", key));
         };
         let name = machine.utf8(text);
-        let known = names::ATTRIBUTES
+        let known = pickle::ATTRIBUTES
             .iter()
             .zip(&mut values)
             .find(|(known, _)| known.as_bytes() == name);
@@ -108,26 +107,29 @@ fn state_with(
         style: DatetimeStyle::Aware,
     };
     let state = RendezvousState {
-        round: int(present(round, names::ROUND)?, "attribute round")?,
-        complete: bool(present(complete, names::COMPLETE)?, "attribute complete")?,
-        deadline: match present(deadline, names::DEADLINE)? {
+        round: int(present(round, pickle::ROUND)?, "attribute round")?,
+        complete: bool(present(complete, pickle::COMPLETE)?, "attribute complete")?,
+        deadline: match present(deadline, pickle::DEADLINE)? {
             Value::None => None,
             value => Some(reader.moment(value, "attribute deadline")?),
         },
-        closed: bool(present(closed, names::CLOSED)?, "attribute closed")?,
+        closed: bool(present(closed, pickle::CLOSED)?, "attribute closed")?,
         participants: reader.map(
-            present(participants, names::PARTICIPANTS)?,
+            present(participants, pickle::PARTICIPANTS)?,
             "attribute participants",
             |_, value| int(value, "a rank"),
         )?,
-        wait_list: reader.set(present(wait_list, names::WAIT_LIST)?, "attribute wait_list")?,
+        wait_list: reader.set(
+            present(wait_list, pickle::WAIT_LIST)?,
+            "attribute wait_list",
+        )?,
         redundancy_list: match redundancy_list {
             // Old PyTorch has none.
             None => BTreeSet::new(),
             Some(value) => reader.set(value, "attribute redundancy_list")?,
         },
         last_heartbeats: reader.map(
-            present(last_heartbeats, names::LAST_HEARTBEATS)?,
+            present(last_heartbeats, pickle::LAST_HEARTBEATS)?,
             "attribute last_heartbeats",
             |reader, value| reader.moment(value, "a heartbeat"),
         )?,

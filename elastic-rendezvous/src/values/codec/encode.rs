@@ -4,8 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::calendar;
-use super::names;
-use super::opcode as op;
+use super::pickle;
 use super::pickler::{BATCH, Pickler, Slot};
 use crate::values::node::NodeId;
 use crate::values::state::{DatetimeStyle, RendezvousState};
@@ -37,7 +36,7 @@ pub fn encode(state: &RendezvousState) -> Vec<u8> {
         + state.wait_list.len()
         + state.redundancy_list.len().max(state.last_heartbeats.len());
     let mut pickler = Pickler::new(FIXED_BYTES + nodes * NODE_BYTES);
-    let module = pickler.str(names::RENDEZVOUS_MODULE);
+    let module = pickler.str(pickle::RENDEZVOUS_MODULE);
     let mut encoder = Encoder {
         pickler,
         style: state.datetime_style,
@@ -47,7 +46,7 @@ pub fn encode(state: &RendezvousState) -> Vec<u8> {
         nodes: HashMap::new(),
         addresses: HashMap::new(),
     };
-    encoder.class_in(names::STATE);
+    encoder.class_in(pickle::STATE);
     begin_instance(&mut encoder.pickler);
     encoder.attributes(state);
     end_instance(&mut encoder.pickler);
@@ -56,18 +55,18 @@ pub fn encode(state: &RendezvousState) -> Vec<u8> {
 
 /// Writes the opcodes between the class and the first attribute.
 fn begin_instance(pickler: &mut Pickler) -> Slot {
-    pickler.object(op::EMPTY_TUPLE);
-    pickler.opcode(op::NEWOBJ);
+    pickler.object(pickle::EMPTY_TUPLE);
+    pickler.opcode(pickle::NEWOBJ);
     let instance = pickler.memoize();
-    pickler.object(op::EMPTY_DICT);
+    pickler.object(pickle::EMPTY_DICT);
     pickler.memoize();
-    pickler.opcode(op::MARK);
+    pickler.opcode(pickle::MARK);
     instance
 }
 
 fn end_instance(pickler: &mut Pickler) {
-    pickler.opcode(op::SETITEMS);
-    pickler.opcode(op::BUILD);
+    pickler.opcode(pickle::SETITEMS);
+    pickler.opcode(pickle::BUILD);
 }
 
 /// The encoder, with the memo slots of what it has written.
@@ -99,26 +98,26 @@ struct NodeSlots {
 
 impl<'a> Encoder<'a> {
     fn attributes(&mut self, state: &'a RendezvousState) {
-        self.pickler.str(names::ROUND);
+        self.pickler.str(pickle::ROUND);
         self.pickler.int(state.round);
-        self.pickler.str(names::COMPLETE);
+        self.pickler.str(pickle::COMPLETE);
         self.pickler.bool(state.complete);
-        self.pickler.str(names::DEADLINE);
+        self.pickler.str(pickle::DEADLINE);
         match state.deadline {
-            None => self.pickler.object(op::NONE),
+            None => self.pickler.object(pickle::NONE),
             Some(deadline) => self.datetime(deadline),
         }
-        self.pickler.str(names::CLOSED);
+        self.pickler.str(pickle::CLOSED);
         self.pickler.bool(state.closed);
-        self.pickler.str(names::PARTICIPANTS);
+        self.pickler.str(pickle::PARTICIPANTS);
         self.map(state.participants.iter(), |encoder, rank| {
             encoder.pickler.int(*rank);
         });
-        self.pickler.str(names::WAIT_LIST);
+        self.pickler.str(pickle::WAIT_LIST);
         self.set(state.wait_list.iter());
-        self.pickler.str(names::REDUNDANCY_LIST);
+        self.pickler.str(pickle::REDUNDANCY_LIST);
         self.set(state.redundancy_list.iter());
-        self.pickler.str(names::LAST_HEARTBEATS);
+        self.pickler.str(pickle::LAST_HEARTBEATS);
         self.map(state.last_heartbeats.iter(), |encoder, time| {
             encoder.datetime(*time);
         });
@@ -129,7 +128,7 @@ impl<'a> Encoder<'a> {
         entries: impl ExactSizeIterator<Item = (&'a NodeId, &'a V)>,
         mut write_value: impl FnMut(&mut Self, &V),
     ) {
-        self.pickler.object(op::EMPTY_DICT);
+        self.pickler.object(pickle::EMPTY_DICT);
         self.pickler.memoize();
         let mut write_entry = |encoder: &mut Self, (node, value): (&'a NodeId, &'a V)| {
             encoder.node(node);
@@ -137,16 +136,16 @@ impl<'a> Encoder<'a> {
         };
         if entries.len() == 1 {
             entries.for_each(|entry| write_entry(self, entry));
-            self.pickler.opcode(op::SETITEM);
+            self.pickler.opcode(pickle::SETITEM);
         } else {
-            self.batches(entries, op::SETITEMS, write_entry);
+            self.batches(entries, pickle::SETITEMS, write_entry);
         }
     }
 
     fn set(&mut self, nodes: impl ExactSizeIterator<Item = &'a NodeId>) {
-        self.pickler.object(op::EMPTY_SET);
+        self.pickler.object(pickle::EMPTY_SET);
         self.pickler.memoize();
-        self.batches(nodes, op::ADDITEMS, Self::node);
+        self.batches(nodes, pickle::ADDITEMS, Self::node);
     }
 
     /// The items of a container, with `end` after each batch.
@@ -162,7 +161,7 @@ impl<'a> Encoder<'a> {
         loop {
             // Python writes an empty last batch when the count is a multiple of BATCH.
             let batch = items.len().min(BATCH);
-            self.pickler.opcode(op::MARK);
+            self.pickler.opcode(pickle::MARK);
             items
                 .by_ref()
                 .take(batch)
@@ -199,13 +198,13 @@ impl<'a> Encoder<'a> {
 
     fn first_node(&mut self, node: &'a NodeId) -> Slot {
         self.pickler.get(self.module);
-        let class = self.class_in(names::NODE);
+        let class = self.class_in(pickle::NODE);
         let instance = begin_instance(&mut self.pickler);
-        let addr = self.pickler.str(names::ADDR);
+        let addr = self.pickler.str(pickle::ADDR);
         self.addr(&node.addr);
-        let pid = self.pickler.str(names::PID);
+        let pid = self.pickler.str(pickle::PID);
         self.pickler.int(node.pid);
-        let local_id = self.pickler.str(names::LOCAL_ID);
+        let local_id = self.pickler.str(pickle::LOCAL_ID);
         self.pickler.int(node.local_id);
         self.node = Some(NodeSlots {
             class,
@@ -241,30 +240,30 @@ impl<'a> Encoder<'a> {
             None => self.first_datetime(&bytes),
         };
         let arguments = if utc.is_some() {
-            op::TUPLE2
+            pickle::TUPLE2
         } else {
-            op::TUPLE1
+            pickle::TUPLE1
         };
         self.call_with(arguments);
     }
 
     /// The class, the bytes and, in aware style, the time zone, which gets a slot.
     fn first_datetime(&mut self, bytes: &[u8; 10]) -> Option<Slot> {
-        let module = self.pickler.str(names::DATETIME);
-        let class = self.class_in(names::DATETIME);
+        let module = self.pickler.str(pickle::DATETIME);
+        let class = self.class_in(pickle::DATETIME);
         self.pickler.short_bytes(bytes);
         let utc = match self.style {
             DatetimeStyle::Naive => None,
             DatetimeStyle::Aware => {
                 self.pickler.get(module);
-                self.class_in(names::TIMEZONE);
+                self.class_in(pickle::TIMEZONE);
                 self.pickler.get(module);
-                self.class_in(names::TIMEDELTA);
+                self.class_in(pickle::TIMEDELTA);
                 for _days_seconds_micros in 0..3 {
                     self.pickler.int(0);
                 }
-                self.call_with(op::TUPLE3);
-                Some(self.call_with(op::TUPLE1))
+                self.call_with(pickle::TUPLE3);
+                Some(self.call_with(pickle::TUPLE1))
             }
         };
         self.datetime = Some(DatetimeSlots { class, utc });
@@ -274,7 +273,7 @@ impl<'a> Encoder<'a> {
     /// The class of this name in the module that was just written.
     fn class_in(&mut self, name: &str) -> Slot {
         self.pickler.str(name);
-        self.pickler.opcode(op::STACK_GLOBAL);
+        self.pickler.opcode(pickle::STACK_GLOBAL);
         self.pickler.memoize()
     }
 
@@ -282,7 +281,7 @@ impl<'a> Encoder<'a> {
     fn call_with(&mut self, tuple: u8) -> Slot {
         self.pickler.opcode(tuple);
         self.pickler.memoize();
-        self.pickler.opcode(op::REDUCE);
+        self.pickler.opcode(pickle::REDUCE);
         self.pickler.memoize()
     }
 }

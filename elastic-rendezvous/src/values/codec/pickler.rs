@@ -2,7 +2,7 @@
 
 use byteorder::{ByteOrder, LittleEndian};
 
-use super::opcode as op;
+use super::pickle;
 
 /// A frame ends before the first object at or beyond this length (`_pickle.c`).
 const FRAME_BYTES_TARGET: usize = 64 * 1024;
@@ -37,14 +37,16 @@ impl Pickler {
             frame: 0,
             slots: 0,
         };
-        pickler.bytes.extend_from_slice(&[op::PROTO, op::PROTOCOL]);
+        pickler
+            .bytes
+            .extend_from_slice(&[pickle::PROTO, pickle::PROTOCOL]);
         pickler.begin_frame();
         pickler
     }
 
     /// Ends the pickle and returns it.
     pub(super) fn finish(mut self) -> Vec<u8> {
-        self.opcode(op::STOP);
+        self.opcode(pickle::STOP);
         self.end_frame();
         self.bytes
     }
@@ -64,7 +66,7 @@ impl Pickler {
 
     /// Assigns the next memo slot to the object that was just written.
     pub(super) fn memoize(&mut self) -> Slot {
-        self.opcode(op::MEMOIZE);
+        self.opcode(pickle::MEMOIZE);
         let slot = Slot(self.slots);
         self.slots += 1;
         slot
@@ -80,32 +82,36 @@ impl Pickler {
     pub(super) fn get(&mut self, slot: Slot) {
         self.begin_object();
         match u8::try_from(slot.0) {
-            Ok(short) => self.bytes.extend_from_slice(&[op::BINGET, short]),
+            Ok(short) => self.bytes.extend_from_slice(&[pickle::BINGET, short]),
             Err(_) => {
-                self.opcode(op::LONG_BINGET);
+                self.opcode(pickle::LONG_BINGET);
                 self.u32(slot.0);
             }
         }
     }
 
     pub(super) fn bool(&mut self, value: bool) {
-        self.object(if value { op::NEWTRUE } else { op::NEWFALSE });
+        self.object(if value {
+            pickle::NEWTRUE
+        } else {
+            pickle::NEWFALSE
+        });
     }
 
     /// An integer in the shortest form.
     pub(super) fn int(&mut self, value: i64) {
         self.begin_object();
         if let Ok(byte) = u8::try_from(value) {
-            self.bytes.extend_from_slice(&[op::BININT1, byte]);
+            self.bytes.extend_from_slice(&[pickle::BININT1, byte]);
         } else if let Ok(short) = u16::try_from(value) {
             let mut operand = [0; 2];
             LittleEndian::write_u16(&mut operand, short);
-            self.opcode(op::BININT2);
+            self.opcode(pickle::BININT2);
             self.bytes.extend_from_slice(&operand);
         } else if let Ok(word) = i32::try_from(value) {
             let mut operand = [0; 4];
             LittleEndian::write_i32(&mut operand, word);
-            self.opcode(op::BININT);
+            self.opcode(pickle::BININT);
             self.bytes.extend_from_slice(&operand);
         } else {
             let magnitude = if value < 0 { !value } else { value };
@@ -114,7 +120,7 @@ impl Pickler {
             let len = bits.div_ceil(8) as usize;
             let mut operand = [0; 8];
             LittleEndian::write_i64(&mut operand, value);
-            self.bytes.extend_from_slice(&[op::LONG1, len as u8]);
+            self.bytes.extend_from_slice(&[pickle::LONG1, len as u8]);
             self.bytes.extend_from_slice(&operand[..len]);
         }
     }
@@ -123,11 +129,12 @@ impl Pickler {
     pub(super) fn str(&mut self, text: &str) -> Slot {
         self.begin_object();
         if let Ok(len) = u8::try_from(text.len()) {
-            self.bytes.extend_from_slice(&[op::SHORT_BINUNICODE, len]);
+            self.bytes
+                .extend_from_slice(&[pickle::SHORT_BINUNICODE, len]);
         } else {
             // Beyond 4 GiB the length is wrong, and every reader refuses the state.
             let len = u32::try_from(text.len()).unwrap_or(u32::MAX);
-            self.opcode(op::BINUNICODE);
+            self.opcode(pickle::BINUNICODE);
             self.u32(len);
         }
         self.bytes.extend_from_slice(text.as_bytes());
@@ -138,7 +145,7 @@ impl Pickler {
     pub(super) fn short_bytes(&mut self, bytes: &[u8; 10]) {
         self.begin_object();
         self.bytes
-            .extend_from_slice(&[op::SHORT_BINBYTES, bytes.len() as u8]);
+            .extend_from_slice(&[pickle::SHORT_BINBYTES, bytes.len() as u8]);
         self.bytes.extend_from_slice(bytes);
         self.memoize();
     }
@@ -151,7 +158,7 @@ impl Pickler {
 
     fn begin_frame(&mut self) {
         self.frame = self.bytes.len();
-        self.bytes.push(op::FRAME);
+        self.bytes.push(pickle::FRAME);
         self.bytes.extend_from_slice(&[0; FRAME_HEADER_BYTES - 1]);
     }
 
@@ -224,7 +231,7 @@ mod tests {
         let filler = "x".repeat(FRAME_BYTES_TARGET - 6);
         // The opcode, four bytes of length, the text, MEMOIZE: the target exactly.
         pickler.str(&filler);
-        pickler.opcode(op::MARK);
+        pickler.opcode(pickle::MARK);
         pickler.bool(true);
         let bytes = pickler.finish();
         let second = 11 + FRAME_BYTES_TARGET + 1;

@@ -5,8 +5,7 @@ use base64::{DecodeError, Engine as _};
 
 use super::decode::{decode, decode_with_layout};
 use super::encode::encode;
-use super::error::{CorruptState, CorruptStateKind};
-use super::limits::CodecLimits;
+use super::error::{CodecLimits, CorruptState, CorruptStateKind};
 use super::watch::WatchRanges;
 use crate::values::state::RendezvousState;
 

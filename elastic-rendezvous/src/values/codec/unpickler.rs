@@ -8,13 +8,9 @@ use std::sync::Arc;
 
 use byteorder::{ByteOrder, LittleEndian};
 
-use super::calendar;
-use super::error::CorruptStateKind as Fault;
-use super::error::quoted;
-use super::limits::CodecLimits;
-use super::names;
-use super::opcode as op;
+use super::error::{CodecLimits, CorruptStateKind as Fault, quoted};
 use super::value::{Class, Text, Time, Value};
+use super::{calendar, pickle};
 use crate::values::node::NodeId;
 
 const MICROS_PER_SECOND: i64 = 1_000_000;
@@ -106,36 +102,31 @@ impl<'a> Unpickler<'a> {
     /// Executes one opcode. Returns the map of the state's attributes at the end.
     pub(super) fn step(&mut self) -> Result<Option<u32>, Fault> {
         match self.byte()? {
-            op::PROTO => {
-                let protocol = self.byte()?;
-                if !(op::PROTOCOL..=op::PROTOCOL_MAX).contains(&protocol) {
-                    return Err(Fault::ForeignProtocol(protocol));
-                }
-            }
+            pickle::PROTO => self.protocol()?,
             // Frames only matter to readers of files.
-            op::FRAME => _ = self.bytes(8)?,
-            op::STOP => return self.stop().map(Some),
-            op::MARK => {
+            pickle::FRAME => _ = self.bytes(8)?,
+            pickle::STOP => return self.stop().map(Some),
+            pickle::MARK => {
                 self.check_room()?;
                 self.marks.push(self.stack.len());
             }
-            op::NONE => self.push(Value::None)?,
-            op::NEWTRUE => self.push(Value::Bool(true))?,
-            op::NEWFALSE => self.push(Value::Bool(false))?,
-            op::BININT1 => {
+            pickle::NONE => self.push(Value::None)?,
+            pickle::NEWTRUE => self.push(Value::Bool(true))?,
+            pickle::NEWFALSE => self.push(Value::Bool(false))?,
+            pickle::BININT1 => {
                 let value = self.byte()?;
                 self.push(Value::Int(value.into()))?;
             }
-            op::BININT2 => {
+            pickle::BININT2 => {
                 let value = LittleEndian::read_u16(self.bytes(2)?);
                 self.push(Value::Int(value.into()))?;
             }
-            op::BININT => {
+            pickle::BININT => {
                 let value = LittleEndian::read_i32(self.bytes(4)?);
                 self.push(Value::Int(value.into()))?;
             }
-            op::LONG1 => self.long()?,
-            op::SHORT_BINBYTES => {
+            pickle::LONG1 => self.long()?,
+            pickle::SHORT_BINBYTES => {
                 let len = self.byte()?;
                 let bytes = self.bytes(len.into())?;
                 let value = bytes
@@ -143,54 +134,67 @@ impl<'a> Unpickler<'a> {
                     .map_or(Value::OtherBytes, Value::DatetimeBytes);
                 self.push(value)?;
             }
-            op::SHORT_BINUNICODE => {
+            pickle::SHORT_BINUNICODE => {
                 let len = self.byte()?;
                 self.text(len.into())?;
             }
-            op::BINUNICODE => {
+            pickle::BINUNICODE => {
                 let len = LittleEndian::read_u32(self.bytes(4)?);
                 self.text(len)?;
             }
-            op::EMPTY_TUPLE => self.push(Value::EmptyTuple)?,
-            op::TUPLE1 => self.tuple1()?,
-            op::TUPLE2 => self.tuple2()?,
-            op::TUPLE3 => self.tuple3()?,
-            op::EMPTY_DICT => {
+            pickle::EMPTY_TUPLE => self.push(Value::EmptyTuple)?,
+            pickle::TUPLE1 => self.tuple1()?,
+            pickle::TUPLE2 => self.tuple2()?,
+            pickle::TUPLE3 => self.tuple3()?,
+            pickle::EMPTY_DICT => {
                 let container = self.new_container()?;
                 self.push(Value::Map(container))?;
             }
-            op::EMPTY_SET => {
+            pickle::EMPTY_SET => {
                 let container = self.new_container()?;
                 self.push(Value::Set(container))?;
             }
-            op::SETITEM => {
-                let value = self.pop()?;
-                let key = self.pop()?;
-                let map = self.top_map()?;
-                self.insert(map, key, value)?;
-            }
-            op::SETITEMS => self.set_items()?,
-            op::ADDITEMS => self.add_items()?,
-            op::STACK_GLOBAL => self.stack_global()?,
-            op::NEWOBJ => self.new_object()?,
-            op::BUILD => self.build()?,
-            op::REDUCE => self.reduce()?,
-            op::MEMOIZE => {
-                let top = self.top()?;
-                check_count(self.memo.len(), self.limits.objects_max, "memo slots")?;
-                self.memo.push(top);
-            }
-            op::BINGET => {
+            pickle::SETITEM => self.set_item()?,
+            pickle::SETITEMS => self.set_items()?,
+            pickle::ADDITEMS => self.add_items()?,
+            pickle::STACK_GLOBAL => self.stack_global()?,
+            pickle::NEWOBJ => self.new_object()?,
+            pickle::BUILD => self.build()?,
+            pickle::REDUCE => self.reduce()?,
+            pickle::MEMOIZE => self.memoize()?,
+            pickle::BINGET => {
                 let slot = self.byte()?;
                 self.get(slot.into())?;
             }
-            op::LONG_BINGET => {
+            pickle::LONG_BINGET => {
                 let slot = LittleEndian::read_u32(self.bytes(4)?);
                 self.get(slot)?;
             }
             other => return Err(Fault::ForeignOpcode(other)),
         }
         Ok(None)
+    }
+
+    fn protocol(&mut self) -> Result<(), Fault> {
+        let protocol = self.byte()?;
+        if !(pickle::PROTOCOL..=pickle::PROTOCOL_MAX).contains(&protocol) {
+            return Err(Fault::ForeignProtocol(protocol));
+        }
+        Ok(())
+    }
+
+    fn set_item(&mut self) -> Result<(), Fault> {
+        let value = self.pop()?;
+        let key = self.pop()?;
+        let map = self.top_map()?;
+        self.insert(map, key, value)
+    }
+
+    fn memoize(&mut self) -> Result<(), Fault> {
+        let top = self.top()?;
+        check_count(self.memo.len(), self.limits.objects_max, "memo slots")?;
+        self.memo.push(top);
+        Ok(())
     }
 
     /// How many entries a map or set has.
@@ -372,23 +376,23 @@ impl<'a> Unpickler<'a> {
                 return Err(wrong_type("the name of an attribute", "a string", key));
             };
             let name = self.utf8(name);
-            if name == names::ADDR.as_bytes() {
+            if name == pickle::ADDR.as_bytes() {
                 let Value::Text(text) = value else {
                     return Err(wrong_type("attribute addr", "a string", value));
                 };
-                set_once(&mut addr, text, names::ADDR)?;
-            } else if name == names::PID.as_bytes() {
-                set_once(&mut pid, int(value, "attribute pid")?, names::PID)?;
-            } else if name == names::LOCAL_ID.as_bytes() {
+                set_once(&mut addr, text, pickle::ADDR)?;
+            } else if name == pickle::PID.as_bytes() {
+                set_once(&mut pid, int(value, "attribute pid")?, pickle::PID)?;
+            } else if name == pickle::LOCAL_ID.as_bytes() {
                 let value = int(value, "attribute local_id")?;
-                set_once(&mut local_id, value, names::LOCAL_ID)?;
+                set_once(&mut local_id, value, pickle::LOCAL_ID)?;
             }
         }
-        let addr = addr.ok_or(Fault::MissingAttribute(names::ADDR))?;
+        let addr = addr.ok_or(Fault::MissingAttribute(pickle::ADDR))?;
         Ok(NodeId {
             addr: self.address(addr)?,
-            pid: pid.ok_or(Fault::MissingAttribute(names::PID))?,
-            local_id: local_id.ok_or(Fault::MissingAttribute(names::LOCAL_ID))?,
+            pid: pid.ok_or(Fault::MissingAttribute(pickle::PID))?,
+            local_id: local_id.ok_or(Fault::MissingAttribute(pickle::LOCAL_ID))?,
         })
     }
 
@@ -532,7 +536,7 @@ impl<'a> Unpickler<'a> {
     fn stop(&mut self) -> Result<u32, Fault> {
         match (self.pop()?, self.state) {
             (Value::State, StateObject::Built(attributes)) => Ok(attributes),
-            (Value::State, _) => Err(Fault::MissingAttribute(names::ATTRIBUTES[0])),
+            (Value::State, _) => Err(Fault::MissingAttribute(pickle::ATTRIBUTES[0])),
             (other, _) => Err(wrong_type("the whole", "a state", other)),
         }
     }
@@ -695,27 +699,30 @@ mod tests {
     /// All opcodes, with plausible operands.
     fn opcodes() -> impl Strategy<Value = Vec<u8>> {
         let plain = [
-            op::MARK,
-            op::NONE,
-            op::NEWTRUE,
-            op::EMPTY_TUPLE,
-            op::TUPLE1,
-            op::TUPLE2,
-            op::TUPLE3,
-            op::EMPTY_DICT,
-            op::SETITEM,
-            op::SETITEMS,
-            op::EMPTY_SET,
-            op::ADDITEMS,
-            op::STACK_GLOBAL,
-            op::NEWOBJ,
-            op::BUILD,
-            op::REDUCE,
-            op::MEMOIZE,
+            pickle::MARK,
+            pickle::NONE,
+            pickle::NEWTRUE,
+            pickle::EMPTY_TUPLE,
+            pickle::TUPLE1,
+            pickle::TUPLE2,
+            pickle::TUPLE3,
+            pickle::EMPTY_DICT,
+            pickle::SETITEM,
+            pickle::SETITEMS,
+            pickle::EMPTY_SET,
+            pickle::ADDITEMS,
+            pickle::STACK_GLOBAL,
+            pickle::NEWOBJ,
+            pickle::BUILD,
+            pickle::REDUCE,
+            pickle::MEMOIZE,
         ];
         let node = [
-            &[op::SHORT_BINUNICODE, names::RENDEZVOUS_MODULE.len() as u8],
-            names::RENDEZVOUS_MODULE.as_bytes(),
+            &[
+                pickle::SHORT_BINUNICODE,
+                pickle::RENDEZVOUS_MODULE.len() as u8,
+            ],
+            pickle::RENDEZVOUS_MODULE.as_bytes(),
             b"\x8c\x09_NodeDesc\x93)\x81",
         ];
         let pieces = [

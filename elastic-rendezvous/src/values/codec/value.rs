@@ -3,7 +3,7 @@
 //! A value keeps only what a state can need of it, so it is small and cheap to copy.
 
 use super::calendar::DATETIME_BYTES;
-use super::names;
+use super::pickle;
 use crate::values::timestamp::Timestamp;
 
 /// A class that a state may name.
@@ -64,11 +64,11 @@ impl Class {
     /// The class of this name, if a state may contain it.
     pub(super) fn named(module: &[u8], name: &[u8]) -> Option<Self> {
         const CLASSES: [(&str, &str, Class); 5] = [
-            (names::RENDEZVOUS_MODULE, names::STATE, Class::State),
-            (names::RENDEZVOUS_MODULE, names::NODE, Class::Node),
-            (names::DATETIME, names::DATETIME, Class::Datetime),
-            (names::DATETIME, names::TIMEZONE, Class::Timezone),
-            (names::DATETIME, names::TIMEDELTA, Class::Timedelta),
+            (pickle::RENDEZVOUS_MODULE, pickle::STATE, Class::State),
+            (pickle::RENDEZVOUS_MODULE, pickle::NODE, Class::Node),
+            (pickle::DATETIME, pickle::DATETIME, Class::Datetime),
+            (pickle::DATETIME, pickle::TIMEZONE, Class::Timezone),
+            (pickle::DATETIME, pickle::TIMEDELTA, Class::Timedelta),
         ];
         CLASSES
             .into_iter()

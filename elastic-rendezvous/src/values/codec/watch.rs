@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-use super::names;
-use super::opcode as op;
+use super::pickle;
 
 /// The bytes and the characters of one base64 group.
 const GROUP_BYTES: usize = 3;
@@ -50,13 +49,13 @@ impl Layout {
     /// PyTorch's.
     pub(super) fn of(pickle: &[u8], name_places: &[usize]) -> Option<Self> {
         let start = attributes_start(pickle)?;
-        let mut begins = [0; names::ATTRIBUTES.len()];
+        let mut begins = [0; pickle::ATTRIBUTES.len()];
         let mut position = start;
-        for (index, name) in names::ATTRIBUTES.iter().enumerate() {
+        for (index, name) in pickle::ATTRIBUTES.iter().enumerate() {
             let place = *name_places.get(index)?;
             let begin = place.checked_sub(NAME_HEAD_BYTES)?;
             // Neither a name from the memo nor another one.
-            let head = [op::SHORT_BINUNICODE, name.len() as u8];
+            let head = [pickle::SHORT_BINUNICODE, name.len() as u8];
             let rest = pickle.get(begin..)?.strip_prefix(&head)?;
             if begin < position || !rest.starts_with(name.as_bytes()) {
                 return None;
@@ -94,24 +93,31 @@ const fn end_in_text(end: usize) -> usize {
 /// map.
 fn attributes_start(pickle: &[u8]) -> Option<usize> {
     const PARTS: [&[u8]; 5] = [
-        &[op::SHORT_BINUNICODE, names::RENDEZVOUS_MODULE.len() as u8],
-        names::RENDEZVOUS_MODULE.as_bytes(),
-        &[op::MEMOIZE, op::SHORT_BINUNICODE, names::STATE.len() as u8],
-        names::STATE.as_bytes(),
         &[
-            op::MEMOIZE,
-            op::STACK_GLOBAL,
-            op::MEMOIZE,
-            op::EMPTY_TUPLE,
-            op::NEWOBJ,
-            op::MEMOIZE,
-            op::EMPTY_DICT,
-            op::MEMOIZE,
-            op::MARK,
+            pickle::SHORT_BINUNICODE,
+            pickle::RENDEZVOUS_MODULE.len() as u8,
+        ],
+        pickle::RENDEZVOUS_MODULE.as_bytes(),
+        &[
+            pickle::MEMOIZE,
+            pickle::SHORT_BINUNICODE,
+            pickle::STATE.len() as u8,
+        ],
+        pickle::STATE.as_bytes(),
+        &[
+            pickle::MEMOIZE,
+            pickle::STACK_GLOBAL,
+            pickle::MEMOIZE,
+            pickle::EMPTY_TUPLE,
+            pickle::NEWOBJ,
+            pickle::MEMOIZE,
+            pickle::EMPTY_DICT,
+            pickle::MEMOIZE,
+            pickle::MARK,
         ],
     ];
     let (head, class_and_more) = pickle.split_at_checked(HEAD_BYTES)?;
-    if head[0] != op::PROTO || head[2] != op::FRAME {
+    if head[0] != pickle::PROTO || head[2] != pickle::FRAME {
         return None;
     }
     let attributes = PARTS

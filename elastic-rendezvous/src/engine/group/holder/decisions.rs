@@ -8,10 +8,9 @@ use super::{Holder, Timer};
 use crate::engine::decide::{self, Action, Context, Decision};
 use crate::engine::group::message::{Answer, AnswerKind, Place, Request, RequestKind};
 use crate::engine::links::RETURN_GRACE;
-use crate::values::clock::Now;
 use crate::values::node::NodeId;
 use crate::values::report::LostNode;
-use crate::values::timestamp::Timestamp;
+use crate::values::timestamp::{Now, Timestamp};
 
 /// How many passes over the requests follow a batch at most: in each, the state can change for others.
 const PASSES_MAX: usize = 8;

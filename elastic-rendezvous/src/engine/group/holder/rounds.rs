@@ -6,10 +6,10 @@ use std::time::Duration;
 use crate::engine::decider::Decider;
 use crate::engine::group::message::Summary;
 use crate::engine::last_round::Loss;
-use crate::values::clock::Now;
 use crate::values::node::NodeId;
 use crate::values::report::LostNode;
 use crate::values::state::RendezvousState;
+use crate::values::timestamp::Now;
 
 #[derive(Debug, Default)]
 pub(super) struct Rounds {

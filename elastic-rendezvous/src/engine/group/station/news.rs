@@ -7,7 +7,7 @@ use super::{
 };
 use crate::engine::group::ask::Ending;
 use crate::engine::group::message::{Answer, AnswerKind, RequestKind, Summary};
-use crate::values::clock::Now;
+use crate::values::timestamp::Now;
 
 /// For each node that may take part, the nodes that have joined set their marks within a time that is longer by this:
 /// each opens a connection for it.

@@ -1,4 +1,4 @@
-//! What a node does while it holds the lease.
+//! The operations of a node while it holds the lease.
 
 use std::time::Duration;
 
@@ -6,13 +6,13 @@ use super::{Phase, Role, Standing, Station, Tenure, TenurePhase, Timer};
 use crate::engine::group::ask::{Ask, Reply};
 use crate::engine::group::holder::{Holder, Task};
 use crate::engine::group::message::Request;
-use crate::values::clock::Now;
+use crate::values::timestamp::Now;
 
 /// How often the holder renews the lease.
 const RENEWAL: Duration = Duration::from_millis(500);
 
-/// A holder that leaves its round waits for the others that do the same, as when a signal ends the job: until none has
-/// asked for this time, which is twenty exchanges with the store. Each would otherwise wait for the next holder.
+/// A holder that leaves its round first waits for other nodes that leave too, for example because a signal stops the job: until
+/// no node has asked for this time, which is twenty exchanges with the store. Each node would otherwise wait for the next holder.
 const LEAVING_QUIET: Duration = Duration::from_millis(200);
 
 /// How long it does so in all.
@@ -30,7 +30,7 @@ impl Station {
             }
             TenurePhase::Evicted => {}
             TenurePhase::Leaving => {
-                // Others may have left by the same write.
+                // Other nodes may have left by the same write.
                 let answers = tenure.holder.take_answers();
                 if let Some(ask) = self.answer(answers, now) {
                     return Some(ask);
@@ -143,7 +143,7 @@ impl Station {
         }
     }
 
-    /// Takes its own answer, and returns what writes those of the others.
+    /// Takes its own answer, and returns the operation that writes the answers of the other nodes.
     fn answer(&mut self, mut answers: Vec<(u32, Vec<u8>)>, now: Now) -> Option<Ask> {
         let own = answers.iter().position(|(index, _)| *index == self.index);
         if let Some(own) = own {
@@ -168,7 +168,7 @@ impl Station {
             (Ask::ReadMarks(_), Reply::Marks(marks)) => holder.on_marks(marks.as_ref(), now),
             _ => {}
         }
-        // A holder that is on no list cannot stop what an earlier one writes.
+        // A holder that is on no list cannot prevent the writes of an earlier holder.
         let has_lost = self.holder().is_some_and(|it| it.has_lost(&self.me));
         if has_lost && !self.is_joining() {
             if let Some(membership) = &mut self.membership {
@@ -220,14 +220,14 @@ impl Station {
             },
             leaves: None,
         }));
-        // From then on the others see this lease.
+        // Since that time the other nodes see this lease.
         self.timers
             .set_in(Timer::Renewal, self.exchange.asked_at, RENEWAL);
     }
 }
 
 impl Tenure {
-    /// When the holder leaves its round, which it wants to since the first call, and must have done by `deadline`.
+    /// When the holder leaves its round. It wants to leave since the first call of this function, and must have left by `deadline`.
     fn leaves_at(&mut self, at: Duration, deadline: Duration) -> Duration {
         let (quiet, latest) = self.leaves.get_or_insert((
             at.saturating_add(LEAVING_QUIET),
