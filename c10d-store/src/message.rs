@@ -137,8 +137,6 @@ pub(crate) enum Request<'a> {
         key: &'a [u8],
         expected: &'a [u8],
         desired: Payload<'a>,
-        /// Whether the reply says if `desired` was written. Extension (COMPARE_EXCHANGE).
-        reports_outcome: bool,
     },
     Get {
         key: &'a [u8],
@@ -187,16 +185,24 @@ pub(crate) enum Request<'a> {
         key: &'a [u8],
         world_size: i64,
     },
-    /// Extension: docs/spec/wire-extensions.md, section 9.2.
-    WaitGet {
-        keys: Keys<'a>,
-    },
-    /// Extension: docs/spec/wire-extensions.md, section 9.4.
-    TryAdd {
+    /// A command of docs/spec/wire-extensions.md.
+    Extension(Extension<'a>),
+}
+
+/// A request that PyTorch's servers do not have.
+#[cfg_attr(test, derive(Debug))]
+pub(crate) enum Extension<'a> {
+    /// Section 9.5.
+    CompareExchange {
         key: &'a [u8],
-        delta: i64,
+        expected: &'a [u8],
+        desired: Payload<'a>,
     },
-    /// Extension: docs/spec/wire-extensions.md, section 9.3.
+    /// Section 9.2.
+    WaitGet { keys: Keys<'a> },
+    /// Section 9.4.
+    TryAdd { key: &'a [u8], delta: i64 },
+    /// Section 9.3.
     WaitChange {
         key: &'a [u8],
         /// The offset of the known bytes in the value.
@@ -205,19 +211,17 @@ pub(crate) enum Request<'a> {
         length: Option<usize>,
         known: Payload<'a>,
     },
-    /// Extension: docs/spec/wire-extensions.md, section 9.7.
-    Announce {
-        bytes: Payload<'a>,
-    },
-    /// Extension: docs/spec/wire-extensions.md, section 9.8.
+    /// Section 9.7.
+    Announce { bytes: Payload<'a> },
+    /// Section 9.8.
     QueueTake {
         key: &'a [u8],
         /// The most elements, at least 1.
         max: usize,
     },
-    /// Extension: docs/spec/wire-extensions.md, section 9.9. For the event loop.
+    /// Section 9.9. For the event loop.
     Session(Hello),
-    /// Extension: docs/spec/wire-extensions.md, section 9.10.
+    /// Section 9.10.
     SetEphemeral {
         key: &'a [u8],
         value: &'a [u8],
@@ -225,18 +229,16 @@ pub(crate) enum Request<'a> {
         will_key: &'a [u8],
         will_value: &'a [u8],
     },
-    /// Extension: docs/spec/wire-extensions.md, section 9.12.
+    /// Section 9.12.
     DeletePrefix {
         /// Not empty.
         prefix: &'a [u8],
         /// 0 for at once.
         delay_millis: u32,
     },
-    /// Extension: docs/spec/wire-extensions.md, section 9.11.
-    EndWaits {
-        prefix: &'a [u8],
-    },
-    /// Extension: docs/spec/wire-extensions.md, section 9.13.
+    /// Section 9.11.
+    EndWaits { prefix: &'a [u8] },
+    /// Section 9.13.
     Membership {
         /// The name of the group.
         name: &'a [u8],
@@ -244,7 +246,7 @@ pub(crate) enum Request<'a> {
         /// Whether it is MEMBERSHIP_POLL.
         waits: bool,
     },
-    /// Extension: docs/spec/wire-extensions.md, section 9.10.
+    /// Section 9.10.
     KeepAlive {
         /// The longest silence; 0 for any.
         millis: u32,
@@ -315,13 +317,13 @@ impl<'a> Request<'a> {
     pub(crate) const fn can_report(&self) -> bool {
         matches!(
             self,
-            Self::CompareSet {
-                reports_outcome: true,
-                ..
-            } | Self::TryAdd { .. }
-                | Self::WaitGet { .. }
-                | Self::WaitChange { .. }
-                | Self::SetEphemeral { .. }
+            Self::Extension(
+                Extension::CompareExchange { .. }
+                    | Extension::TryAdd { .. }
+                    | Extension::WaitGet { .. }
+                    | Extension::WaitChange { .. }
+                    | Extension::SetEphemeral { .. }
+            )
         )
     }
 
@@ -335,12 +337,7 @@ impl<'a> Request<'a> {
         match self {
             Self::Validate { .. } => of_none(Opcode::Validate),
             Self::Set { key, .. } => of_key(Opcode::Set, key),
-            Self::CompareSet {
-                key,
-                reports_outcome: false,
-                ..
-            } => of_key(Opcode::CompareSet, key),
-            Self::CompareSet { key, .. } => of_key(Opcode::CompareExchange, key),
+            Self::CompareSet { key, .. } => of_key(Opcode::CompareSet, key),
             Self::Get { key } => of_key(Opcode::Get, key),
             Self::Add { key, delta } => of_number(Opcode::Add, key, *delta),
             Self::Check { keys } => of_keys(Opcode::Check, keys, keys.len()),
@@ -360,8 +357,19 @@ impl<'a> Request<'a> {
             Self::QueueLen { key } => of_key(Opcode::QueueLen, key),
             Self::ListKeys => of_none(Opcode::ListKeys),
             Self::Barrier { key, world_size } => of_number(Opcode::Barrier, key, *world_size),
-            Self::WaitGet { keys } => of_keys(Opcode::WaitGet, keys, keys.len()),
-            Self::TryAdd { key, delta } => of_number(Opcode::TryAdd, key, *delta),
+            Self::Extension(extension) => extension.outline(),
+        }
+    }
+}
+
+impl<'a> Extension<'a> {
+    fn outline(&self) -> Outline<'a> {
+        let of_none = Outline::of;
+        let of_key = |command, key| Outline::of(command).with_key(key);
+        match self {
+            Self::CompareExchange { key, .. } => of_key(Opcode::CompareExchange, key),
+            Self::WaitGet { keys } => of_none(Opcode::WaitGet).with_keys(keys, keys.len()),
+            Self::TryAdd { key, delta } => of_key(Opcode::TryAdd, key).with_number(*delta),
             Self::WaitChange { key, .. } => of_key(Opcode::WaitChange, key),
             Self::Announce { .. } => of_none(Opcode::Announce),
             Self::QueueTake { key, .. } => of_key(Opcode::QueueTake, key),

@@ -8,10 +8,10 @@ use super::connection::{Connections, conn_id_of};
 use super::numbers::Numbers;
 use super::sessions::Sessions;
 use crate::journal::batch::Effect;
-use crate::message::Request;
+use crate::message::{Extension, Request};
 use crate::moment::Moment;
 use crate::session::{ResentWait, SessionId};
-use crate::state::{KeptClient, StoreState};
+use crate::state::{KeptClient, Refusal, StoreState};
 use crate::wire::{Opcode, WAIT_CANCELED};
 
 /// A client of such a session.
@@ -80,8 +80,24 @@ impl Parts<'_> {
         })
     }
 
+    /// Checks a request of a connection, which is `carried` if the journal keeps its session.
+    ///
+    /// # Errors
+    /// The refusal of the write before, after which the connection had to ask (docs/spec/wire-extensions.md, REFUSAL 2).
+    pub(super) fn check(
+        &mut self,
+        token: Token,
+        carried: Option<CarriedClient>,
+        request: &Request<'_>,
+    ) -> Result<Option<Begun>, Refusal> {
+        match self.connections.unasked_refusal(token, request) {
+            Some(refusal) => Err(refusal),
+            None => Ok(carried.map(|client| self.begin(client, request))),
+        }
+    }
+
     /// A client of a session that the journal keeps sends a request, which may be one that was carried out.
-    pub(super) fn begin(&mut self, client: CarriedClient, request: &Request<'_>) -> Begun {
+    fn begin(&mut self, client: CarriedClient, request: &Request<'_>) -> Begun {
         let conn = conn_id_of(client.token);
         let command = request.outline().command;
         // Its reply comes later, too.
@@ -101,7 +117,7 @@ impl Parts<'_> {
             is_fresh,
             is_always_recorded: matches!(
                 request,
-                Request::Barrier { .. } | Request::EndWaits { .. }
+                Request::Barrier { .. } | Request::Extension(Extension::EndWaits { .. })
             ),
             changes: self.state.changes(),
         };
@@ -127,8 +143,11 @@ impl Parts<'_> {
             }
             (Some(Again::Waits) | None, _) => {
                 let is_owner = match request {
-                    Request::SetEphemeral { .. } | Request::KeepAlive { .. } => true,
-                    Request::Membership { bytes, .. } => self.state.keeps_alive(bytes),
+                    Request::Extension(Extension::SetEphemeral { .. })
+                    | Request::Extension(Extension::KeepAlive { .. }) => true,
+                    Request::Extension(Extension::Membership { bytes, .. }) => {
+                        self.state.keeps_alive(bytes)
+                    }
                     _ => false,
                 };
                 if is_owner {

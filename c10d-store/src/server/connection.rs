@@ -591,14 +591,18 @@ impl Connections {
         !self.refused.is_empty() && self.refused.contains_key(&token)
     }
 
+    /// Whether some write was refused whose connection may still ask why.
+    pub(super) fn has_refused(&self) -> bool {
+        !self.refused.is_empty()
+    }
+
     /// Why the connection has to be closed that sends a request, if it should have asked why its last write was refused.
-    #[inline]
     pub(super) fn unasked_refusal(
         &mut self,
         token: Token,
         request: &Request<'_>,
     ) -> Option<Refusal> {
-        if self.refused.is_empty() || request.asks_for_refusal() {
+        if request.asks_for_refusal() {
             return None;
         }
         let (used, limit) = self.refused.remove(&token)?;

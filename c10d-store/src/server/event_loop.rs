@@ -33,7 +33,7 @@ use super::standby::Standby;
 use super::timers::Timers;
 use super::turn::TurnClock;
 use crate::journal::JournalSource;
-use crate::message::Request;
+use crate::message::{Extension, Request};
 use crate::moment::Moment;
 use crate::request_parser::{Flow, NextRead, ParseError};
 use crate::session::{Hello, StoreId, random_seed};
@@ -572,17 +572,20 @@ impl EventLoop {
         let turn = &mut self.turn;
         let mut must_wait = false;
         let handle = |request: Request<'_>| {
-            if let Request::Session(begun) = &request {
-                hello = Some(*begun);
-            }
             let before = parts.state.work();
-            let may_sweep = matches!(request, Request::DeletePrefix { .. });
-            // docs/spec/wire-extensions.md, REFUSAL 2.
-            if let Some(refusal) = parts.connections.unasked_refusal(token, &request) {
-                return Err(refusal);
+            let mut may_sweep = false;
+            if let Request::Extension(extension) = &request {
+                match extension {
+                    Extension::Session(begun) => hello = Some(*begun),
+                    Extension::DeletePrefix { .. } => may_sweep = true,
+                    _ => {}
+                }
             }
             let is_silent_write = request.is_silent_write();
-            let begun = carried.map(|client| parts.begin(client, &request));
+            let begun = match carried.is_some() || parts.connections.has_refused() {
+                true => parts.check(token, carried, &request)?,
+                false => None,
+            };
             // The only call, so that the compiler sees the path of a request as a whole.
             let result = match &begun {
                 None | Some(Begun::New(_)) => parts.state.handle(conn, request, parts.connections),

@@ -11,7 +11,7 @@ use super::StoreState;
 use super::tests::{OwnedReply, Recorder};
 use crate::journal::batch::{Effect, effects};
 use crate::journal::format::FORMAT_VERSION;
-use crate::message::{ConnId, Keys, Payload, Replies, Reply, Request};
+use crate::message::{ConnId, Extension, Keys, Payload, Replies, Reply, Request};
 use crate::snapshot::CloseReason;
 
 const CLIENTS: u64 = 4;
@@ -372,20 +372,19 @@ impl World {
                 key,
                 value: Payload::Borrowed(value),
             },
-            Op::CompareSet(expected, desired) => Request::CompareSet {
+            Op::CompareSet(expected, desired) => Request::Extension(Extension::CompareExchange {
                 key,
                 expected,
                 desired: Payload::Borrowed(desired),
-                reports_outcome: true,
-            },
+            }),
             Op::Claim(_, value, has_will) => {
                 will = [&b"will of "[..], value].concat();
-                Request::SetEphemeral {
+                Request::Extension(Extension::SetEphemeral {
                     key,
                     value,
                     will_key: if *has_will { key } else { b"" },
                     will_value: &will,
-                }
+                })
             }
             Op::End(_) => unreachable!("no request"),
             Op::Get => Request::Get { key },
@@ -395,7 +394,7 @@ impl World {
                 value: Payload::Borrowed(value),
             },
             Op::Pop => Request::QueuePop { key },
-            Op::Take => Request::QueueTake { key, max: 1 },
+            Op::Take => Request::Extension(Extension::QueueTake { key, max: 1 }),
             Op::Len => Request::QueueLen { key },
             Op::Wait => Request::Wait {
                 keys: Keys::from(&keys[..]),

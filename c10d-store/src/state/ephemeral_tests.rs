@@ -7,7 +7,7 @@ use super::owners::{KeptClient, OWNED_KEYS_MAX};
 use super::tests::{OwnedReply, Recorder};
 use crate::journal::batch::effects;
 use crate::journal::format::FORMAT_VERSION;
-use crate::message::{ConnId, Keys, Payload, Request};
+use crate::message::{ConnId, Extension, Keys, Payload, Request};
 use crate::moment::Moment;
 use crate::session::SessionId;
 use crate::snapshot::CloseReason;
@@ -59,7 +59,7 @@ impl Store {
     fn wait(&mut self, conn: u64, key: &str) -> Replies {
         let keys = [key.as_bytes()];
         let keys = Keys::from(&keys[..]);
-        self.on(conn, Request::WaitGet { keys })
+        self.on(conn, Request::Extension(Extension::WaitGet { keys }))
     }
 
     fn end(&mut self, conn: u64) -> Replies {
@@ -76,7 +76,7 @@ impl Store {
     }
 
     fn keep_alive(&mut self, conn: u64, millis: u32) -> bool {
-        match self.on(conn, Request::KeepAlive { millis })[..] {
+        match self.on(conn, Request::Extension(Extension::KeepAlive { millis }))[..] {
             [(_, OwnedReply::KeptAlive(kept))] => kept,
             ref other => panic!("{other:?}"),
         }
@@ -99,12 +99,12 @@ impl Store {
 }
 
 fn claim<'a>(key: &'a str, value: &'a str, will: (&'a str, &'a str)) -> Request<'a> {
-    Request::SetEphemeral {
+    Request::Extension(Extension::SetEphemeral {
         key: key.as_bytes(),
         value: value.as_bytes(),
         will_key: will.0.as_bytes(),
         will_value: will.1.as_bytes(),
-    }
+    })
 }
 
 fn set<'a>(key: &'a str, value: &'a str) -> Request<'a> {
@@ -173,15 +173,18 @@ fn keys_end_with_their_owner_in_one_step_and_wills_wake() {
     );
     let keys: [&[u8]; 2] = [b"gone", b"b"];
     let keys = Keys::from(&keys[..]);
-    assert_eq!(store.on(W, Request::WaitGet { keys }), []);
+    assert_eq!(
+        store.on(W, Request::Extension(Extension::WaitGet { keys })),
+        []
+    );
     store.on(
         7,
-        Request::WaitChange {
+        Request::Extension(Extension::WaitChange {
             key: b"b",
             offset: 0,
             length: None,
             known: Payload::Borrowed(b"x"),
-        },
+        }),
     );
     // The owner's own wait is not answered.
     assert_eq!(store.wait(A, "gone"), []);

@@ -61,8 +61,12 @@ impl StoreState {
             let slot = self.slots.get(name).expect("a list's name has a slot");
             assert_eq!(slot.waiters, Some(list), "a slot knows its list");
             let elements = slot.queue.as_ref().map_or(0, |queue| queue.len());
-            let pledged = self.pledges.values().filter(|key| ***key == *name).count();
-            if elements > pledged {
+            let reserved = self
+                .reserved_wakeups
+                .values()
+                .filter(|key| ***key == *name)
+                .count();
+            if elements > reserved {
                 let wants_one =
                     |wants: &&Wants| matches!(wants, Wants::ValueOrElement | Wants::Element);
                 assert!(
@@ -72,7 +76,7 @@ impl StoreState {
             }
         });
         assert_eq!(lists, 0, "every slot's list exists");
-        for conn in self.pledges.keys() {
+        for conn in self.reserved_wakeups.keys() {
             assert!(
                 !self.waiters.is_waiting(*conn),
                 "a woken connection does not wait"

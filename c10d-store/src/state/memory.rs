@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::slots::{ELEMENT_BYTES, OWNERSHIP_BYTES, Slot};
 use super::sweeps::SCHEDULED_BYTES;
 use super::{Refusal, StoreState};
-use crate::message::{ConnId, Keys, Request};
+use crate::message::{ConnId, Extension, Keys, Request};
 use crate::stored_value::Value;
 
 /// The memory of a name besides its bytes and those of its value: a slot of the map, of which a third may be unused, and
@@ -94,29 +94,31 @@ impl StoreState {
     ) -> Result<(), Refusal> {
         let used = self.memory();
         let (growth, room) = match request {
-            Request::Wait { keys } | Request::WaitGet { keys } => {
+            Request::Wait { keys } | Request::Extension(Extension::WaitGet { keys }) => {
                 (self.growth_of_wait(*keys), limit + limit / 8)
             }
-            Request::WaitChange { key, known, .. } => {
+            Request::Extension(Extension::WaitChange { key, known, .. }) => {
                 let keys: &[&[u8]] = &[*key];
                 let of_wait = self.growth_of_wait(Keys::from(keys));
                 (of_wait + known.as_bytes().len(), limit + limit / 8)
             }
-            Request::SetEphemeral {
+            Request::Extension(Extension::SetEphemeral {
                 key,
                 value,
                 will_key,
                 will_value,
-            } => {
+            }) => {
                 let growth = self.growth_of_claim(conn, key, value);
                 let will = will_key.len() + will_value.len();
                 (growth.map_or(0, |growth| growth + will), limit)
             }
-            Request::DeletePrefix {
+            Request::Extension(Extension::DeletePrefix {
                 prefix,
                 delay_millis: 1..,
-            } => (SCHEDULED_BYTES + prefix.len(), limit),
-            Request::Membership { bytes, .. } => (self.groups.growth_of(bytes), limit),
+            }) => (SCHEDULED_BYTES + prefix.len(), limit),
+            Request::Extension(Extension::Membership { bytes, .. }) => {
+                (self.groups.growth_of(bytes), limit)
+            }
             Request::MultiSet { .. } => {
                 // The store copies its values while the request is still in memory, besides the requests and replies of other peers.
                 let reserve = peer_reserve(limit);
@@ -147,8 +149,12 @@ impl StoreState {
                 key,
                 expected,
                 desired,
-                ..
-            } if self.compares_equal(key, expected) => self.growth_of_set(key, desired.as_bytes()),
+            }
+            | Request::Extension(Extension::CompareExchange {
+                key,
+                expected,
+                desired,
+            }) if self.compares_equal(key, expected) => self.growth_of_set(key, desired.as_bytes()),
             Request::Append { key, value } => self.growth_of_name(key) + value.as_bytes().len(),
             Request::MultiSet { pairs } => {
                 let mut blobs = pairs.iter();
@@ -162,7 +168,7 @@ impl StoreState {
                 self.growth_of_name(key) + ELEMENT_BYTES + value.as_bytes().len()
             }
             Request::Add { key, .. }
-            | Request::TryAdd { key, .. }
+            | Request::Extension(Extension::TryAdd { key, .. })
             | Request::Barrier { key, .. } => self.growth_of_name(key),
             _ => 0,
         }
@@ -210,17 +216,22 @@ fn most_growth(request: &Request<'_>) -> usize {
             key,
             desired: value,
             ..
-        } => of_bytes(key, value.as_bytes().len()),
-        Request::Add { key, .. } | Request::TryAdd { key, .. } | Request::Barrier { key, .. } => {
-            of_bytes(key, 0)
         }
+        | Request::Extension(Extension::CompareExchange {
+            key,
+            desired: value,
+            ..
+        }) => of_bytes(key, value.as_bytes().len()),
+        Request::Add { key, .. }
+        | Request::Extension(Extension::TryAdd { key, .. })
+        | Request::Barrier { key, .. } => of_bytes(key, 0),
         Request::Wait { .. }
-        | Request::WaitGet { .. }
-        | Request::WaitChange { .. }
+        | Request::Extension(Extension::WaitGet { .. })
+        | Request::Extension(Extension::WaitChange { .. })
         | Request::MultiSet { .. }
-        | Request::SetEphemeral { .. }
-        | Request::DeletePrefix { .. }
-        | Request::Membership { .. } => usize::MAX / 2,
+        | Request::Extension(Extension::SetEphemeral { .. })
+        | Request::Extension(Extension::DeletePrefix { .. })
+        | Request::Extension(Extension::Membership { .. }) => usize::MAX / 2,
         _ => 0,
     }
 }
@@ -307,23 +318,21 @@ mod tests {
                 key: b"new",
                 expected: b"",
                 desired: Payload::Borrowed(&long),
-                reports_outcome: false,
             },
         ] {
             assert_eq!(handle(&mut store, request), full);
             assert_eq!(store.memory(), used, "nothing has changed");
         }
         for request in [
-            Request::CompareSet {
+            Request::Extension(Extension::CompareExchange {
                 key: b"new",
                 expected: b"",
                 desired: Payload::Borrowed(&long),
-                reports_outcome: true,
-            },
-            Request::TryAdd {
+            }),
+            Request::Extension(Extension::TryAdd {
                 key: &long[..500],
                 delta: 1,
-            },
+            }),
         ] {
             let full = OwnedReply::Full(used, 10_000);
             assert_eq!(reply(&mut store, 1, request), full);
@@ -381,11 +390,13 @@ mod tests {
             result
         };
         let known = [7; 5000];
-        let wait = |known| Request::WaitChange {
-            key: b"k",
-            offset: 0,
-            length: None,
-            known: Payload::Borrowed(known),
+        let wait = |known| {
+            Request::Extension(Extension::WaitChange {
+                key: b"k",
+                offset: 0,
+                length: None,
+                known: Payload::Borrowed(known),
+            })
         };
         // They share the known value of the one before.
         for conn in 0..10 {
@@ -398,7 +409,12 @@ mod tests {
         let keys: [&[u8]; 2] = [b"missing", &long];
         for conn in 11..13 {
             let keys = Keys::from(&keys[..]);
-            on(&mut store, conn, Request::WaitGet { keys }).expect("no limit");
+            on(
+                &mut store,
+                conn,
+                Request::Extension(Extension::WaitGet { keys }),
+            )
+            .expect("no limit");
         }
         let grown = store.memory() - memory;
         assert!((4 * 5000..4 * 5000 + 2000).contains(&grown), "{grown}");
@@ -421,11 +437,21 @@ mod tests {
         for conn in 20..22 {
             store.connect(ConnId(conn), peer);
         }
-        on(&mut store, 20, Request::Announce { bytes }).expect("an eighth");
+        on(
+            &mut store,
+            20,
+            Request::Extension(Extension::Announce { bytes }),
+        )
+        .expect("an eighth");
         let announced = store.memory();
         assert!((5000..6100).contains(&announced), "{announced}");
         let bytes = Payload::Borrowed(&long);
-        on(&mut store, 21, Request::Announce { bytes }).expect("it is ignored");
+        on(
+            &mut store,
+            21,
+            Request::Extension(Extension::Announce { bytes }),
+        )
+        .expect("it is ignored");
         assert_eq!(store.memory(), announced);
     }
 
@@ -440,7 +466,10 @@ mod tests {
         let refused = handle(&mut store, Request::Wait { keys });
         assert!(matches!(refused, Err(Refusal::MemoryFull { .. })));
         let keys = Keys::from(&names[..100]);
-        assert_eq!(handle(&mut store, Request::WaitGet { keys }), Ok(()));
+        assert_eq!(
+            handle(&mut store, Request::Extension(Extension::WaitGet { keys })),
+            Ok(())
+        );
         let memory = store.memory();
         assert_eq!(handle(&mut store, Request::CancelWait), Ok(()));
         assert!(memory > 100 * WAIT_BYTES && store.memory() == 0);

@@ -8,7 +8,7 @@ use super::StoreState;
 use super::missed_ends::MissedEnds;
 use crate::journal::batch::{Effect, effects};
 use crate::journal::format::FORMAT_VERSION;
-use crate::message::{ConnId, Keys, Payload, Replies, Reply, Request};
+use crate::message::{ConnId, Extension, Keys, Payload, Replies, Reply, Request};
 use crate::moment::Moment;
 use crate::session::{Outstanding, ResentWait, Restart, SessionId};
 use crate::wire::Opcode;
@@ -270,20 +270,20 @@ impl World {
             Opcode::Wait => Request::Wait {
                 keys: Keys::from(&keys[..]),
             },
-            Opcode::WaitGet => Request::WaitGet {
+            Opcode::WaitGet => Request::Extension(Extension::WaitGet {
                 keys: Keys::from(&keys[..]),
-            },
-            Opcode::WaitChange => Request::WaitChange {
+            }),
+            Opcode::WaitChange => Request::Extension(Extension::WaitChange {
                 key,
                 offset: 0,
                 length: Some(1000),
                 known: Payload::Borrowed(b""),
-            },
+            }),
             Opcode::Barrier => {
                 let world_size = i64::MAX;
                 Request::Barrier { key, world_size }
             }
-            _ => Request::QueueTake { key, max: 1 },
+            _ => Request::Extension(Extension::QueueTake { key, max: 1 }),
         };
         let mut sink = Sink::default();
         let handled = self.state.handle(conn, request, &mut sink);
@@ -313,9 +313,11 @@ impl World {
     fn end_waits(&mut self) {
         let prefix = PREFIXES[self.random.usize(..PREFIXES.len())];
         let mut sink = Sink::default();
-        let handled = self
-            .state
-            .handle(ENDER, Request::EndWaits { prefix }, &mut sink);
+        let handled = self.state.handle(
+            ENDER,
+            Request::Extension(Extension::EndWaits { prefix }),
+            &mut sink,
+        );
         handled.expect("no refusal");
         self.ends.push(End {
             prefix,
@@ -690,7 +692,11 @@ fn a_name_is_missed_if_it_has_one_of_the_prefixes() {
         let prefix = format!("other{end}/");
         let prefix = prefix.as_bytes();
         store
-            .handle(ENDER, Request::EndWaits { prefix }, replies)
+            .handle(
+                ENDER,
+                Request::Extension(Extension::EndWaits { prefix }),
+                replies,
+            )
             .expect("no refusal");
     }
     let wait = ResentWait {

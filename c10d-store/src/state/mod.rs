@@ -14,15 +14,16 @@ mod conn_hash;
 mod crash_tests;
 mod delete_prefix;
 mod directory;
+mod end_waits;
 mod ephemeral;
 #[cfg(test)]
 mod ephemeral_tests;
+mod extension;
 mod groups;
 mod image;
 #[cfg(any(test, debug_assertions))]
 mod invariants;
 mod key_hash;
-mod known_value;
 mod lent;
 mod memory;
 mod missed_ends;
@@ -31,8 +32,12 @@ mod missed_ends_tests;
 #[cfg(test)]
 mod model_tests;
 mod name_map;
+mod outcomes;
 mod owners;
 mod peak;
+mod pending_wait;
+mod pytorch;
+mod queue_take;
 mod recorder;
 mod recovery;
 mod slots;
@@ -44,38 +49,35 @@ mod sweep_tests;
 mod sweeps;
 #[cfg(test)]
 mod tests;
+mod wait_change;
+mod wait_get;
 mod waiters;
-mod wanted;
 #[cfg(test)]
 mod work_tests;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use crate::groups::{GroupRequest, Groups};
-use crate::known::Known;
-use crate::message::{ConnId, Keys, Payload, Replies, Reply, Request};
+use crate::groups::Groups;
+use crate::message::{ConnId, Replies, Reply};
 use crate::moment::Moment;
 use crate::snapshot::{CloseReason, Closed, ConnectionId, Counters};
-use crate::stored_value::Value;
-use crate::wire::{Opcode, reply_to_ping};
+use crate::wire::Opcode;
 use announcements::Announcements;
 use conn_hash::ConnHash;
 use directory::Directory;
 use groups::ServedGroups;
 pub(crate) use image::Image;
 use image::{ConnectionsImage, KeysImage};
-use known_value::KnownValue;
 pub(crate) use memory::peer_reserve;
 use missed_ends::MissedEnds;
 pub(crate) use owners::KeptClient;
-use owners::{Owners, silence_max};
-use slots::{NotANumber, Slot, Slots};
+use owners::Owners;
+use slots::{NotANumber, Slots};
 use stored::Writer;
 use sweeps::Sweeps;
-use waiters::{Answer, ListId, Origin, Waiters, Wants, Woken};
-use wanted::WantedKeys;
+use waiters::{Origin, Waiters, Woken};
 
 /// Why a request is refused. The protocol has no error replies, so the connection is closed after the
 /// earlier replies. A refused request changes nothing.
@@ -104,13 +106,6 @@ pub(crate) enum Refusal {
     #[error("unexpected VALIDATE")]
     UnexpectedValidate,
 }
-
-/// How much of a value a refused TRY_ADD returns: enough to recognize it.
-const NOT_A_NUMBER_HEAD_BYTES: usize = 64;
-
-/// The most bytes of the elements of one QUEUE_TAKE, with 8 bytes more for each: one reply must not fill the
-/// memory for the unsent replies of a peer.
-const TAKEN_BYTES_MAX: usize = 4 << 20;
 
 /// Copying or comparing this many bytes counts as much work as visiting a key.
 const BYTES_PER_WORK: usize = 1024;
@@ -151,7 +146,7 @@ pub(crate) struct StoreState {
     /// Connections that were woken by a push and have not sent their next request, each with the queue's
     /// name. If that request is not a pop or take, the wakeup passes to the next waiter, so that no wait continues
     /// while the queue has an element.
-    pledges: HashMap<ConnId, Box<[u8]>>,
+    reserved_wakeups: HashMap<ConnId, Box<[u8]>>,
     /// Connections whose wait END_WAITS has ended, and that have not sent their next request.
     ended_waits: HashSet<ConnId, ConnHash>,
     missed_ends: MissedEnds,
@@ -184,202 +179,6 @@ impl StoreState {
         }
     }
 
-    /// Handles one request of `conn`.
-    ///
-    /// # Errors
-    /// [`Refusal`] if the connection must be closed.
-    #[inline]
-    pub(crate) fn handle(
-        &mut self,
-        conn: ConnId,
-        request: Request<'_>,
-        replies: &mut impl Replies,
-    ) -> Result<(), Refusal> {
-        let outline = request.outline();
-        let (now, waiters) = (self.now, &self.waiters);
-        let requester = self.directory.note_request(conn, &outline, now, waiters);
-        self.requester = requester.unwrap_or_default();
-        self.work += 1 + outline.key_count as u64;
-        if let Some(recorder) = &mut self.slots.recorder {
-            recorder.begin(conn);
-            if matches!(request, Request::GetNumKeys | Request::ListKeys) {
-                recorder.look_at_all();
-            }
-        }
-        match self.check_memory(conn, &request) {
-            Err(Refusal::MemoryFull { used, limit }) if request.can_report() => {
-                self.report_full(conn, &request, (used, limit), replies);
-                return Ok(());
-            }
-            Err(refusal) => {
-                self.end_turn(conn, &request, replies);
-                return Err(refusal);
-            }
-            Ok(()) => {}
-        }
-        if !self.pledges.is_empty() {
-            self.settle_pledge(conn, Some(&request), replies);
-        }
-        let was_ended = !self.ended_waits.is_empty() && self.ended_waits.remove(&conn);
-        match request {
-            Request::Validate { .. } => return Err(Refusal::UnexpectedValidate),
-            Request::Ping { nonce } => {
-                let nonce = reply_to_ping(nonce, self.has_groups());
-                self.reply(replies, conn, Reply::Nonce(nonce));
-            }
-            Request::Set { key, value } => self.set(key, value, replies),
-            Request::Get { key } => self.reply_value(conn, key, replies),
-            Request::Add { key, delta } => {
-                let writer = self.writer();
-                let (sum, waiters) = self.slots.add(key, delta, writer)?;
-                self.wake_for_value(waiters, replies);
-                self.reply(replies, conn, Reply::Integer(sum));
-            }
-            Request::TryAdd { key, delta } => self.try_add(conn, key, delta, replies),
-            Request::CompareSet {
-                key,
-                expected,
-                desired,
-                reports_outcome,
-            } => {
-                let writes = self.compares_equal(key, expected);
-                if writes {
-                    self.set(key, desired, replies);
-                }
-                if reports_outcome {
-                    self.reply(replies, conn, Reply::Exchanged(writes));
-                }
-                // docs/spec/wire-extensions.md, COMPARE_EXCHANGE 1.
-                if !(reports_outcome && writes) {
-                    let current = self.slots.get(key).and_then(Slot::value);
-                    let reply = match current {
-                        Some(_) => Reply::Value(current),
-                        // docs/spec/wire.md, COMPARE_SET 4.
-                        None => Reply::Bytes(expected),
-                    };
-                    self.reply(replies, conn, reply);
-                }
-            }
-            Request::Check { keys } => {
-                let ready = keys.iter().all(|key| self.key_exists(key));
-                self.reply(replies, conn, Reply::Ready(ready));
-            }
-            Request::Wait { keys } => self.wait(conn, keys, replies),
-            Request::WaitGet { keys } => self.wait_get(conn, keys, replies),
-            Request::WaitChange {
-                key,
-                offset,
-                length,
-                known,
-            } => {
-                self.cancel(conn);
-                self.wait_change(conn, key, offset, length, known, replies);
-            }
-            // docs/spec/wire-extensions.md, END_WAITS 2.
-            Request::CancelWait if was_ended => {}
-            Request::CancelWait => {
-                self.waits_cancelled += u64::from(self.cancel(conn));
-                self.reply(replies, conn, Reply::WaitCanceled);
-            }
-            Request::Barrier { key, world_size } => {
-                self.barrier(conn, key, world_size, replies)?;
-            }
-            Request::GetNumKeys => {
-                self.reply(
-                    replies,
-                    conn,
-                    Reply::Integer(count(self.slots.value_count())),
-                );
-            }
-            Request::DeleteKey { key } => {
-                let deleted = self.delete(key);
-                self.reply(replies, conn, Reply::Integer(i64::from(deleted)));
-            }
-            Request::Append { key, value } => {
-                self.work += work_of(value.as_bytes());
-                let waiters = self.slots.append(key, value, self.writer());
-                self.wake_for_value(waiters, replies);
-            }
-            Request::MultiGet { keys } => self.reply_values(conn, keys.iter(), replies),
-            Request::MultiSet { pairs } => self.multi_set(pairs, replies),
-            Request::QueuePush { key, value } => self.queue_push(key, value.into_value(), replies),
-            Request::QueuePop { key } => self.queue_pop(conn, key, replies),
-            Request::QueueTake { key, max } => self.queue_take(conn, key, max, replies),
-            Request::QueueLen { key } => {
-                let length = self.queue(key).map_or(0, VecDeque::len);
-                self.reply(replies, conn, Reply::Integer(count(length)));
-            }
-            Request::ListKeys => {
-                self.reply(
-                    replies,
-                    conn,
-                    Reply::Integer(count(self.slots.value_count())),
-                );
-                let (listing, is_new) = self.slots.listing();
-                if is_new {
-                    self.work += self.slots.value_count() as u64;
-                }
-                self.reply(replies, conn, Reply::Encoded(&listing));
-            }
-            Request::SetEphemeral {
-                key,
-                value,
-                will_key,
-                will_value,
-            } => self.set_ephemeral(conn, key, value, (will_key, will_value), replies),
-            Request::DeletePrefix {
-                prefix,
-                delay_millis,
-            } => self.delete_prefix(conn, prefix, delay_millis, replies),
-            Request::EndWaits { prefix } => self.end_waits(conn, prefix, replies),
-            Request::KeepAlive { millis } => self.keep_alive(conn, silence_max(millis), replies),
-            Request::Membership { name, bytes, waits } => {
-                let request = GroupRequest {
-                    conn,
-                    name,
-                    bytes,
-                    waits,
-                };
-                self.ask_group(request, replies)?;
-            }
-            // The event loop does it: nothing in the store changes.
-            Request::Session(_) => {}
-            Request::Announce { bytes } => {
-                if let Some(connection) = requester {
-                    let most = self.announced_bytes_max();
-                    self.announcements
-                        .put(connection, self.now, bytes.as_bytes(), most);
-                }
-            }
-        }
-        #[cfg(debug_assertions)]
-        self.check_invariants_sometimes();
-        Ok(())
-    }
-
-    /// docs/spec/wire-extensions.md, REFUSAL 3: the request changes nothing, but is one.
-    fn report_full(
-        &mut self,
-        conn: ConnId,
-        request: &Request<'_>,
-        (used, limit): (usize, usize),
-        replies: &mut impl Replies,
-    ) {
-        self.end_turn(conn, request, replies);
-        if request.outline().command.is_wait() {
-            self.cancel(conn);
-        }
-        self.reply(replies, conn, Reply::Full { used, limit });
-    }
-
-    /// A refused request is one nevertheless: the wakeup before it passes to the next waiter.
-    fn end_turn(&mut self, conn: ConnId, request: &Request<'_>, replies: &mut impl Replies) {
-        if !self.pledges.is_empty() {
-            self.settle_pledge(conn, Some(request), replies);
-        }
-        self.ended_waits.remove(&conn);
-    }
-
     /// Adds an accepted connection.
     pub(crate) fn connect(&mut self, conn: ConnId, peer: SocketAddr) {
         self.directory.connect(conn, peer, self.now);
@@ -407,22 +206,13 @@ impl StoreState {
         self.requester = closed.unwrap_or_default();
         self.cancel(conn);
         self.waiters.set_away(conn, None);
-        if !self.pledges.is_empty() {
-            self.settle_pledge(conn, None, replies);
+        if !self.reserved_wakeups.is_empty() {
+            self.return_wakeup(conn, None, replies);
         }
         self.ended_waits.remove(&conn);
         self.sweeps.forget(conn);
         self.end_owner(conn, replies);
         self.end_speaker(conn, replies);
-    }
-
-    /// Whether the last request of a connection was a wait that END_WAITS has ended, as a journal has kept it.
-    pub(crate) fn set_wait_ended(&mut self, conn: ConnId, was_ended: bool) {
-        if was_ended {
-            self.ended_waits.insert(conn);
-        } else if !self.ended_waits.is_empty() {
-            self.ended_waits.remove(&conn);
-        }
     }
 
     /// The session of a connection has lost its link, or has another one (docs/spec/wire-extensions.md, SESSION 11). A connection
@@ -435,8 +225,8 @@ impl StoreState {
         self.look_at_all();
         if !is_away {
             self.give_elements(conn, replies);
-        } else if !self.pledges.is_empty() {
-            self.settle_pledge(conn, None, replies);
+        } else if !self.reserved_wakeups.is_empty() {
+            self.return_wakeup(conn, None, replies);
         }
     }
 
@@ -554,20 +344,6 @@ impl StoreState {
         self.directory.peer(conn)
     }
 
-    /// docs/spec/wire.md, CHECK: a value, or a queue that is not empty.
-    fn key_exists(&self, key: &[u8]) -> bool {
-        self.slots.get(key).is_some_and(Slot::exists)
-    }
-
-    fn has_value(&self, key: &[u8]) -> bool {
-        let slot = self.slots.get(key);
-        slot.is_some_and(|slot| slot.stored.is_some())
-    }
-
-    fn queue(&self, key: &[u8]) -> Option<&VecDeque<Value>> {
-        self.slots.get(key)?.queue.as_deref()
-    }
-
     /// Sends a piece of a reply, which waits for what the request depends on.
     #[inline]
     fn reply(&self, replies: &mut impl Replies, conn: ConnId, reply: Reply<'_>) {
@@ -589,447 +365,6 @@ impl StoreState {
             command,
             since: self.now,
         }
-    }
-
-    /// Removes a value, and ends its ownership; `false` if there is none.
-    fn delete(&mut self, key: &[u8]) -> bool {
-        let Some(deleted) = self.slots.delete(key) else {
-            return false;
-        };
-        if let Some(ownership) = deleted.ownership {
-            self.owners.remove_key(ownership.owner, key);
-        }
-        true
-    }
-
-    #[inline(always)] // Most requests.
-    fn set(&mut self, key: &[u8], new: Payload<'_>, replies: &mut impl Replies) {
-        self.work += work_of(new.as_bytes());
-        let waiters = self.slots.write(key, new, self.writer());
-        self.wake_for_value(waiters, replies);
-    }
-
-    /// docs/spec/wire.md, MULTI_SET: all pairs are written before any wait is woken.
-    fn multi_set(&mut self, pairs: Keys<'_>, replies: &mut impl Replies) {
-        let mut blobs = pairs.iter();
-        let mut has_waiters = false;
-        let writer = self.writer();
-        while let (Some(key), Some(value)) = (blobs.next(), blobs.next()) {
-            self.work += work_of(value);
-            let waiters = self.slots.write(key, Payload::Borrowed(value), writer);
-            has_waiters |= waiters.is_some();
-        }
-        if has_waiters {
-            for key in pairs.iter().step_by(2) {
-                let waiters = self.slots.get(key).and_then(|slot| slot.waiters);
-                self.wake_for_value(waiters, replies);
-            }
-        }
-    }
-
-    /// docs/spec/wire-extensions.md, TRY_ADD: an ADD that reports a value that is not a number.
-    fn try_add(&mut self, conn: ConnId, key: &[u8], delta: i64, replies: &mut impl Replies) {
-        if let Ok((sum, waiters)) = self.slots.add(key, delta, self.writer()) {
-            self.wake_for_value(waiters, replies);
-            self.reply(replies, conn, Reply::Added(sum));
-            return;
-        }
-        let value = self.slots.get(key).and_then(Slot::value);
-        let bytes = value.map_or(&[][..], Value::as_bytes);
-        let reply = Reply::NotANumber {
-            head: &bytes[..bytes.len().min(NOT_A_NUMBER_HEAD_BYTES)],
-            length: bytes.len(),
-        };
-        self.reply(replies, conn, reply);
-    }
-
-    /// docs/spec/wire.md, COMPARE_SET: whether it writes. An empty `expected` also matches a missing key.
-    fn compares_equal(&self, key: &[u8], expected: &[u8]) -> bool {
-        let current = self.slots.get(key).and_then(Slot::value);
-        current.map_or(&[][..], Value::as_bytes) == expected
-    }
-
-    fn wait(&mut self, conn: ConnId, keys: Keys<'_>, replies: &mut impl Replies) {
-        self.cancel(conn);
-        if keys.iter().all(|key| self.key_exists(key)) {
-            self.reply(replies, conn, Reply::StopWaiting);
-            return;
-        }
-        if self.is_released(conn, keys, replies) {
-            return;
-        }
-        let origin = self.origin(Opcode::Wait);
-        self.waiters.open(conn, Answer::Stop, origin);
-        for key in keys.iter() {
-            if !self.key_exists(key) {
-                self.miss(conn, key, Wants::ValueOrElement);
-            }
-        }
-    }
-
-    /// docs/spec/wire-extensions.md, WAIT_GET: answered as soon as all values exist at the same moment.
-    fn wait_get(&mut self, conn: ConnId, keys: Keys<'_>, replies: &mut impl Replies) {
-        self.cancel(conn);
-        if keys.iter().all(|key| self.has_value(key)) {
-            self.reply(replies, conn, Reply::StopWaiting);
-            self.reply_values(conn, keys.iter(), replies);
-            return;
-        }
-        if self.is_released(conn, keys, replies) {
-            return;
-        }
-        let origin = self.origin(Opcode::WaitGet);
-        let answer = Answer::Values(WantedKeys::new(keys));
-        self.waiters.open(conn, answer, origin);
-        for key in keys.iter() {
-            if !self.has_value(key) {
-                self.miss(conn, key, Wants::Value);
-            }
-        }
-    }
-
-    /// The last missing key of a WAIT_GET or WAIT_CHANGE was written. An earlier one may have been deleted again: then
-    /// the wait continues.
-    fn check_again(
-        &mut self,
-        conn: ConnId,
-        mut wanted: WantedKeys,
-        origin: Origin,
-        replies: &mut impl Replies,
-    ) {
-        self.work += wanted.distinct_len() as u64;
-        if wanted.distinct().all(|key| self.has_value(key)) {
-            self.reply(replies, conn, Reply::StopWaiting);
-            self.reply_values(conn, wanted.all(), replies);
-            return;
-        }
-        wanted.find_distinct();
-        let mut missing = Vec::new();
-        for key in wanted.distinct() {
-            if !self.has_value(key) {
-                let waiters = &mut self.waiters;
-                missing.push(self.slots.waiters_of(key, |name| waiters.new_list(name)));
-            }
-        }
-        self.waiters.open(conn, Answer::Values(wanted), origin);
-        for list in missing {
-            self.waiters.miss(conn, list, Wants::Value);
-        }
-    }
-
-    /// docs/spec/wire-extensions.md, WAIT_CHANGE: answered as soon as a value exists that differs from the known one.
-    fn wait_change(
-        &mut self,
-        conn: ConnId,
-        key: &[u8],
-        offset: usize,
-        length: Option<usize>,
-        bytes: Payload<'_>,
-        replies: &mut impl Replies,
-    ) {
-        let known = Known::new(offset, bytes.as_bytes(), length);
-        let slot = self.slots.get(key);
-        if let Some(value) = slot.and_then(Slot::value)
-            && known.is_outdated_by(value.as_bytes())
-        {
-            self.reply(replies, conn, Reply::StopWaiting);
-            self.reply_value(conn, key, replies);
-            return;
-        }
-        // Waits that have seen the current value usually have the same known value.
-        let last_known = slot
-            .and_then(|slot| slot.waiters)
-            .and_then(|list| self.waiters.last_known(list));
-        let known = match last_known {
-            Some(shared) if shared.as_known() == known => Arc::clone(shared),
-            _ => self.waiters.know(KnownValue::new(offset, bytes, length)),
-        };
-        let origin = self.origin(Opcode::WaitChange);
-        self.waiters.open(
-            conn,
-            Answer::Values(WantedKeys::new(Keys::from(&[key][..]))),
-            origin,
-        );
-        self.miss(conn, key, Wants::Change(known));
-    }
-
-    /// docs/spec/wire.md, BARRIER: an ordinary counter, which an unfinished arrival creates without waking
-    /// the waits for its key.
-    fn barrier(
-        &mut self,
-        conn: ConnId,
-        key: &[u8],
-        world_size: i64,
-        replies: &mut impl Replies,
-    ) -> Result<(), Refusal> {
-        let (arrived, waiters) = self.slots.add(key, 1, self.writer())?;
-        if arrived >= world_size {
-            // An earlier arrival of the same connection is answered too; this request replaces any other
-            // wait of it.
-            self.wake_for_value(waiters, replies);
-            self.cancel(conn);
-            self.reply(replies, conn, Reply::StopWaiting);
-        } else {
-            self.cancel(conn);
-            self.wait_for_others(conn, key);
-        }
-        Ok(())
-    }
-
-    /// Waits at a barrier.
-    fn wait_for_others(&mut self, conn: ConnId, key: &[u8]) {
-        let origin = self.origin(Opcode::Barrier);
-        self.waiters.open(conn, Answer::Stop, origin);
-        self.miss(conn, key, Wants::Barrier);
-    }
-
-    fn queue_push(&mut self, key: &[u8], element: Value, replies: &mut impl Replies) {
-        if self.slots.push(key, element).is_some() {
-            self.offer_element(key, replies);
-        }
-    }
-
-    fn queue_pop(&mut self, conn: ConnId, key: &[u8], replies: &mut impl Replies) {
-        let length = self.queue(key).map_or(0, VecDeque::len);
-        let element = self.slots.pop(key);
-        self.reply(replies, conn, Reply::Integer(count(length)));
-        if let Some(element) = element {
-            self.reply(replies, conn, Reply::Value(Some(&element)));
-            self.slots.lent.add(&element);
-        }
-    }
-
-    /// docs/spec/wire-extensions.md, QUEUE_TAKE: answered as soon as the queue has an element.
-    fn queue_take(&mut self, conn: ConnId, key: &[u8], max: usize, replies: &mut impl Replies) {
-        self.cancel(conn);
-        if self.queue(key).is_some() {
-            self.reply_elements(conn, key, max, replies);
-            return;
-        }
-        let origin = self.origin(Opcode::QueueTake);
-        self.waiters.open(conn, Answer::Elements(max), origin);
-        self.miss(conn, key, Wants::Element);
-    }
-
-    /// Takes elements from a queue, which has some, and sends them.
-    fn reply_elements(&mut self, conn: ConnId, key: &[u8], max: usize, replies: &mut impl Replies) {
-        let elements = self.slots.take(key, max, TAKEN_BYTES_MAX);
-        self.reply(replies, conn, Reply::StopWaiting);
-        self.reply(replies, conn, Reply::Integer(count(elements.len())));
-        self.work += elements.len() as u64;
-        for element in &elements {
-            self.reply(replies, conn, Reply::Value(Some(element)));
-            self.slots.lent.add(element);
-        }
-    }
-
-    /// Sends a value, and records that the connection has read it.
-    #[inline(always)] // Most requests.
-    fn reply_value(&mut self, conn: ConnId, key: &[u8], replies: &mut impl Replies) {
-        let stored = self.slots.get(key).and_then(|slot| slot.stored.as_ref());
-        if let Some(stored) = stored {
-            self.directory.note_read(conn, stored.written.version.get());
-        }
-        self.reply(
-            replies,
-            conn,
-            Reply::Value(stored.map(|stored| &stored.value)),
-        );
-    }
-
-    fn reply_values<'k>(
-        &mut self,
-        conn: ConnId,
-        keys: impl Iterator<Item = &'k [u8]>,
-        replies: &mut impl Replies,
-    ) {
-        for key in keys {
-            self.reply_value(conn, key, replies);
-        }
-    }
-
-    fn miss(&mut self, conn: ConnId, key: &[u8], wants: Wants) {
-        let waiters = &mut self.waiters;
-        let list = self.slots.waiters_of(key, |name| waiters.new_list(name));
-        self.waiters.miss(conn, list, wants);
-    }
-
-    /// Copies the records of the connections whose waits are about to change, if a snapshot needs them.
-    fn keep_waiting_connections(&mut self, list: ListId) {
-        if self.directory.is_copying() {
-            for conn in self.waiters.connections_of(list) {
-                self.directory.keep(conn, &self.waiters);
-            }
-        }
-    }
-
-    /// Wakes waits after a write of their key.
-    fn wake_for_value(&mut self, waiters: Option<ListId>, replies: &mut impl Replies) {
-        let Some(list) = waiters else {
-            return;
-        };
-        self.keep_waiting_connections(list);
-        let slot = self.slots.get(self.waiters.name(list));
-        let value = slot.and_then(Slot::value);
-        // Waits with the same known value are adjacent, so one comparison serves all of them.
-        let mut compared = None;
-        let differs = |known: &Arc<KnownValue>| match compared {
-            // Known values are not made in between, so an equal address means the same value.
-            Some((last, differs)) if last == Arc::as_ptr(known) => differs,
-            _ => {
-                #[cfg(test)]
-                {
-                    self.comparisons += 1;
-                }
-                self.work += work_of(known.as_known().bytes());
-                let differs =
-                    value.is_some_and(|value| known.as_known().is_outdated_by(value.as_bytes()));
-                compared = Some((Arc::as_ptr(known), differs));
-                differs
-            }
-        };
-        let mut woken = std::mem::take(&mut self.woken);
-        let emptied = self.waiters.value_written(list, differs, &mut woken);
-        if let Some(name) = emptied {
-            self.slots.remove_waiters(&name);
-        }
-        for woken in woken.drain(..) {
-            let conn = woken.conn;
-            match woken.answer {
-                Answer::Stop => self.reply(replies, conn, Reply::StopWaiting),
-                Answer::Values(wanted) => self.check_again(conn, wanted, woken.origin, replies),
-                Answer::Elements(_) | Answer::Event => {
-                    unreachable!("a value does not end a wait for an element or for news")
-                }
-            }
-        }
-        woken.shrink_to(WOKEN_KEPT);
-        self.woken = woken;
-    }
-
-    /// Wakes the first waiter of a queue that has an element.
-    fn offer_element(&mut self, key: &[u8], replies: &mut impl Replies) {
-        let Some(Slot {
-            queue: Some(_),
-            waiters: Some(list),
-            ..
-        }) = self.slots.get(key)
-        else {
-            return;
-        };
-        let list = *list;
-        self.keep_waiting_connections(list);
-        let mut woken = std::mem::take(&mut self.woken);
-        if let Some(name) = self.waiters.element_pushed(list, &mut woken) {
-            self.slots.remove_waiters(&name);
-        }
-        self.woken = woken;
-        self.reply_to_woken(key, replies);
-    }
-
-    /// Ends the wait of a connection for queues that have elements.
-    fn give_elements(&mut self, conn: ConnId, replies: &mut impl Replies) {
-        let entries = self.waiters.element_entries(conn);
-        let given: Vec<(u32, Arc<[u8]>)> = entries
-            .filter(|(_, name)| self.queue(name).is_some())
-            .map(|(at, name)| (at, Arc::clone(name)))
-            .collect();
-        for (at, key) in given {
-            let mut woken = std::mem::take(&mut self.woken);
-            if let Some(name) = self.waiters.element_given(at, &mut woken) {
-                self.slots.remove_waiters(&name);
-            }
-            self.woken = woken;
-            self.reply_to_woken(&key, replies);
-        }
-    }
-
-    /// Replies to the connections whose waits an element of this queue has ended.
-    fn reply_to_woken(&mut self, key: &[u8], replies: &mut impl Replies) {
-        let mut woken = std::mem::take(&mut self.woken);
-        for Woken { conn, answer, .. } in woken.drain(..) {
-            match answer {
-                Answer::Stop => {
-                    self.pledges.insert(conn, key.into());
-                    self.reply(replies, conn, Reply::StopWaiting);
-                }
-                Answer::Elements(max) => self.reply_elements(conn, key, max, replies),
-                Answer::Values(_) | Answer::Event => {
-                    unreachable!("an element does not end a wait for values or for news")
-                }
-            }
-        }
-        woken.shrink_to(WOKEN_KEPT);
-        self.woken = woken;
-    }
-
-    /// Handles the next request of a connection that was woken by a push (`None`: it disconnected). A pop
-    /// uses the wakeup, a PING keeps it, and anything else passes it to the next waiter.
-    fn settle_pledge(
-        &mut self,
-        conn: ConnId,
-        next: Option<&Request<'_>>,
-        replies: &mut impl Replies,
-    ) {
-        if matches!(next, Some(Request::Ping { .. })) {
-            return;
-        }
-        let Some(queue) = self.pledges.remove(&conn) else {
-            return;
-        };
-        // Whether the queue has an element decides who is woken.
-        let _ = self.queue(&queue);
-        match next {
-            Some(Request::QueuePop { key } | Request::QueueTake { key, .. }) if **key == *queue => {
-            }
-            _ => self.offer_element(&queue, replies),
-        }
-    }
-
-    /// docs/spec/wire-extensions.md, END_WAITS 1.
-    fn end_waits(&mut self, conn: ConnId, prefix: &[u8], replies: &mut impl Replies) {
-        if self.missed_ends.has_sessions() {
-            // A wait that has ended late counts as ended for this request, too, once its end is durable.
-            self.depend_on_batch();
-        }
-        let ended = self.end_waits_of(prefix, replies);
-        self.remember_end(prefix);
-        self.reply(replies, conn, Reply::Integer(count(ended)));
-    }
-
-    /// Ends the waits for names with a prefix. Returns how many.
-    fn end_waits_of(&mut self, prefix: &[u8], replies: &mut impl Replies) -> usize {
-        let waiting = self.waiters.waiting_for_prefix(prefix);
-        self.work += waiting.len() as u64;
-        if !waiting.is_empty() {
-            self.depend_on_batch();
-        }
-        for waiting in &waiting {
-            self.end_wait_of(*waiting, replies);
-        }
-        waiting.len()
-    }
-
-    fn end_wait_of(&mut self, waiting: ConnId, replies: &mut impl Replies) {
-        self.directory.keep(waiting, &self.waiters);
-        self.cancel(waiting);
-        self.ended_waits.insert(waiting);
-        self.reply(replies, waiting, Reply::WaitCanceled);
-        self.waits_cancelled += 1;
-    }
-
-    /// Removes the wait of a connection; `false` if it has none.
-    fn cancel(&mut self, conn: ConnId) -> bool {
-        let mut emptied = std::mem::take(&mut self.emptied);
-        let answer = self.waiters.cancel(conn, &mut emptied);
-        if let Some(Answer::Event) = &answer {
-            self.groups.wait_ended(conn);
-        }
-        for name in emptied.drain(..) {
-            self.slots.remove_waiters(&name);
-        }
-        self.emptied = emptied;
-        answer.is_some()
     }
 }
 

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::StoreState;
 use super::tests::{OwnedReply, Recorder};
 use crate::decimal::parse_decimal;
-use crate::message::{ConnId, Keys, Payload, Request};
+use crate::message::{ConnId, Extension, Keys, Payload, Request};
 use crate::sim::cases;
 use crate::snapshot::CloseReason;
 
@@ -608,31 +608,41 @@ fn step(state: &mut StoreState, conn: u64, operation: &Operation, out: &mut Reco
             value: Payload::Borrowed(value)
         }),
         Operation::CompareSet(key, expected, desired, reports_outcome) => {
-            handle!(Request::CompareSet {
-                key: &one(key),
-                expected,
-                desired: Payload::Borrowed(desired),
-                reports_outcome: *reports_outcome
-            })
+            let desired = Payload::Borrowed(desired);
+            let key = &one(key);
+            match reports_outcome {
+                true => handle!(Request::Extension(Extension::CompareExchange {
+                    key,
+                    expected,
+                    desired
+                })),
+                false => handle!(Request::CompareSet {
+                    key,
+                    expected,
+                    desired
+                }),
+            }
         }
         Operation::Get(key) => handle!(Request::Get { key: &one(key) }),
         Operation::Add(key, delta) => handle!(Request::Add {
             key: &one(key),
             delta: *delta
         }),
-        Operation::TryAdd(key, delta) => handle!(Request::TryAdd {
+        Operation::TryAdd(key, delta) => handle!(Request::Extension(Extension::TryAdd {
             key: &one(key),
             delta: *delta
-        }),
+        })),
         Operation::Check(keys) => with_keys!(keys, |keys| Request::Check { keys }),
         Operation::Wait(keys) => with_keys!(keys, |keys| Request::Wait { keys }),
-        Operation::WaitGet(keys) => with_keys!(keys, |keys| Request::WaitGet { keys }),
-        Operation::WaitChange(key, known) => handle!(Request::WaitChange {
+        Operation::WaitGet(keys) => {
+            with_keys!(keys, |keys| Request::Extension(Extension::WaitGet { keys }))
+        }
+        Operation::WaitChange(key, known) => handle!(Request::Extension(Extension::WaitChange {
             key: &one(key),
             offset: known.offset,
             length: known.length,
             known: Payload::Borrowed(&known.bytes)
-        }),
+        })),
         Operation::Cancel => handle!(Request::CancelWait),
         Operation::NumKeys => handle!(Request::GetNumKeys),
         Operation::Delete(key) => handle!(Request::DeleteKey { key: &one(key) }),
@@ -657,10 +667,10 @@ fn step(state: &mut StoreState, conn: u64, operation: &Operation, out: &mut Reco
             value: Payload::Borrowed(value)
         }),
         Operation::Pop(key) => handle!(Request::QueuePop { key: &one(key) }),
-        Operation::Take(key, max) => handle!(Request::QueueTake {
+        Operation::Take(key, max) => handle!(Request::Extension(Extension::QueueTake {
             key: &one(key),
             max: *max
-        }),
+        })),
         Operation::Len(key) => handle!(Request::QueueLen { key: &one(key) }),
         Operation::Barrier(key, world_size) => handle!(Request::Barrier {
             key: &one(key),
@@ -672,18 +682,18 @@ fn step(state: &mut StoreState, conn: u64, operation: &Operation, out: &mut Reco
                 Some((key, value)) => (&key[..], *value),
                 None => (&[][..], &[][..]),
             };
-            handle!(Request::SetEphemeral {
+            handle!(Request::Extension(Extension::SetEphemeral {
                 key: &one(key),
                 value,
                 will_key,
                 will_value,
-            })
+            }))
         }
         Operation::DeletePrefix(key) => {
-            let accepted = handle!(Request::DeletePrefix {
+            let accepted = handle!(Request::Extension(Extension::DeletePrefix {
                 prefix: &one(key),
                 delay_millis: 0,
-            });
+            }));
             while state.can_sweep() {
                 state.continue_sweep(out);
             }
@@ -691,9 +701,9 @@ fn step(state: &mut StoreState, conn: u64, operation: &Operation, out: &mut Reco
         }
         Operation::EndWaits(prefix) => {
             let prefix = prefix.as_ref().map(one);
-            handle!(Request::EndWaits {
+            handle!(Request::Extension(Extension::EndWaits {
                 prefix: prefix.as_ref().map_or(&[], |prefix| prefix),
-            })
+            }))
         }
         Operation::Ping => handle!(Request::Ping { nonce: 3 }),
         Operation::Disconnect => {

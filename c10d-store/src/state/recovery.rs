@@ -9,7 +9,7 @@ use crate::decimal::parse_decimal;
 use crate::journal::batch::{BatchWriter, Effect};
 use crate::message::{ConnId, Payload, Replies, Reply};
 use crate::moment::Moment;
-use crate::session::{ResentWait, SessionId};
+use crate::session::SessionId;
 use crate::snapshot::ConnectionId;
 use crate::stored_value::Value;
 
@@ -140,65 +140,6 @@ impl StoreState {
         } else {
             self.wait_for_others(conn, key);
         }
-    }
-
-    /// This server of the journal has this number, and sessions of earlier servers may come back with waits
-    /// (docs/spec/wire-extensions.md, END_WAITS 4), until [`forget_ends`](Self::forget_ends).
-    pub(crate) const fn expect_sessions(&mut self, server: u32) {
-        self.missed_ends.expect_sessions(server);
-    }
-
-    /// There are sessions, which may lose their links and send waits meanwhile (docs/spec/wire-extensions.md, END_WAITS 4).
-    pub(crate) const fn remember_ends(&mut self) {
-        self.missed_ends.remember();
-    }
-
-    /// No session of an earlier server can come back any more.
-    pub(crate) fn forget_ends(&mut self) {
-        self.missed_ends.forget();
-    }
-
-    /// Remembers an END_WAITS of this server for sessions that come back later.
-    pub(super) fn remember_end(&mut self, prefix: &[u8]) {
-        if let Some(server) = self.missed_ends.add(prefix, self.now)
-            && let Some(recorder) = &mut self.slots.recorder
-        {
-            recorder.record_unnamed(Effect::EndWaits { prefix, server });
-        }
-    }
-
-    /// A wait of this connection was sent again, and was carried out. Ends it if its session, which was accepted at this
-    /// time, has missed an END_WAITS (docs/spec/wire-extensions.md, END_WAITS 4).
-    pub(crate) fn end_if_missed(
-        &mut self,
-        conn: ConnId,
-        wait: ResentWait,
-        accepted: Moment,
-        replies: &mut impl Replies,
-    ) {
-        let Some(waiting) = self.waiters.waiting_of(conn) else {
-            return;
-        };
-        self.work += u64::from(waiting.missing) + self.missed_ends.len() as u64;
-        let missed = self.missed_ends.missed_by(wait, accepted);
-        let names = || self.waiters.missing_of(waiting);
-        let is_ended = !missed.is_empty() && names().any(|name| missed.has(name));
-        if is_ended {
-            self.depend_on_batch();
-            self.end_wait_of(conn, replies);
-        }
-    }
-
-    /// The same, of a wait that was carried out before. Does nothing if the connection does not wait.
-    pub(crate) fn end_missed_wait(
-        &mut self,
-        conn: ConnId,
-        wait: ResentWait,
-        accepted: Moment,
-        replies: &mut impl Replies,
-    ) {
-        self.look_at_all();
-        self.end_if_missed(conn, wait, accepted, replies);
     }
 
     /// What the last request depends on, and so does all that is said about it.

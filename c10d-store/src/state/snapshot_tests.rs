@@ -9,7 +9,7 @@ use super::slots::Slots;
 use super::stored::Writer;
 use super::tests::Recorder;
 use super::{SNAPSHOT_SLICE, StoreState};
-use crate::message::{ConnId, Keys, Payload, Request};
+use crate::message::{ConnId, Extension, Keys, Payload, Request};
 use crate::moment::Moment;
 use crate::snapshot::{
     CloseReason, ConnectionId, ConnectionRecord, Counters, KeyRecord, QueueRecord, Snapshot,
@@ -187,7 +187,7 @@ impl World {
             },
             3..5 => Request::Get { key },
             5 => Request::Add { key, delta: number },
-            6 => Request::TryAdd { key, delta: number },
+            6 => Request::Extension(Extension::TryAdd { key, delta: number }),
             7 => Request::Append {
                 key,
                 value: payload,
@@ -196,13 +196,13 @@ impl World {
             10 => Request::MultiSet { pairs },
             11 => Request::MultiGet { keys },
             12..15 => Request::Wait { keys },
-            15 => Request::WaitGet { keys },
-            16 => Request::WaitChange {
+            15 => Request::Extension(Extension::WaitGet { keys }),
+            16 => Request::Extension(Extension::WaitChange {
                 key,
                 offset: 0,
                 length: None,
                 known: payload,
-            },
+            }),
             17 => Request::Barrier {
                 key,
                 world_size: number,
@@ -213,14 +213,13 @@ impl World {
                 value: payload,
             },
             20 => Request::QueuePop { key },
-            21 => Request::Announce { bytes: payload },
+            21 => Request::Extension(Extension::Announce { bytes: payload }),
             22 => Request::Ping { nonce: 4711 },
-            _ => Request::CompareSet {
+            _ => Request::Extension(Extension::CompareExchange {
                 key,
                 expected: other,
                 desired: payload,
-                reports_outcome: true,
-            },
+            }),
         };
         let refused = self.state.handle(conn, request, &mut Recorder::default());
         if refused.is_err() {
@@ -235,7 +234,7 @@ impl World {
             self.state.connect(conn, PEER);
             if number % 1_000 == 0 {
                 let bytes = Payload::Borrowed(b"announcement");
-                let announce = Request::Announce { bytes };
+                let announce = Request::Extension(Extension::Announce { bytes });
                 let mut replies = Recorder::default();
                 let handled = self.state.handle(conn, announce, &mut replies);
                 handled.expect("never refused");

@@ -8,7 +8,7 @@ use super::sweeps::SCHEDULED_MAX;
 use super::tests::{OwnedReply, Recorder};
 use crate::journal::batch::effects;
 use crate::journal::format::FORMAT_VERSION;
-use crate::message::{ConnId, Keys, Payload, Request};
+use crate::message::{ConnId, Extension, Keys, Payload, Request};
 use crate::moment::Moment;
 use crate::snapshot::CloseReason;
 
@@ -40,10 +40,10 @@ fn push(key: &str) -> Request<'_> {
 }
 
 fn delete_prefix(prefix: &str, delay_millis: u32) -> Request<'_> {
-    Request::DeletePrefix {
+    Request::Extension(Extension::DeletePrefix {
         prefix: prefix.as_bytes(),
         delay_millis,
-    }
+    })
 }
 
 /// Deletes until nothing is left to do. Returns the replies.
@@ -77,16 +77,23 @@ fn values_and_queues_with_the_prefix_are_deleted_and_waits_go_on() {
     for key in ["p/b", "p/q", "q"] {
         on(&mut state, B, push(key));
     }
-    let owned = Request::SetEphemeral {
+    let owned = Request::Extension(Extension::SetEphemeral {
         key: b"p/owned",
         value: b"",
         will_key: b"p/will",
         will_value: b"",
-    };
+    });
     on(&mut state, B, owned);
     let keys: [&[u8]; 1] = [b"p/new"];
     let keys = Keys::from(&keys[..]);
-    assert_eq!(on(&mut state, B, Request::WaitGet { keys }), []);
+    assert_eq!(
+        on(
+            &mut state,
+            B,
+            Request::Extension(Extension::WaitGet { keys })
+        ),
+        []
+    );
     assert_eq!(on(&mut state, A, delete_prefix("p/", 0)), []);
     assert!(state.is_sweeping_for(ConnId(A)) && state.is_waiting(ConnId(A)));
     // Nothing more of what is written now.
@@ -170,9 +177,9 @@ fn what_is_written_meanwhile_stays_and_all_else_goes() {
                         entry.1 = true;
                         push(name)
                     }
-                    3 => Request::WaitGet {
+                    3 => Request::Extension(Extension::WaitGet {
                         keys: Keys::from(&keys[..]),
-                    },
+                    }),
                     4 => Request::CancelWait,
                     _ => Request::Get { key },
                 };

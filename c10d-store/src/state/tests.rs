@@ -4,7 +4,7 @@ use byteorder::{ByteOrder, LittleEndian};
 
 use super::{Refusal, StoreState};
 use crate::known::Known;
-use crate::message::{ConnId, Keys, Payload, Replies, Reply, Request};
+use crate::message::{ConnId, Extension, Keys, Payload, Replies, Reply, Request};
 use crate::snapshot::CloseReason;
 
 mod away;
@@ -129,7 +129,7 @@ impl Store {
     fn wait_get(&mut self, conn: u64, keys: &[&str]) -> Vec<(u64, OwnedReply)> {
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();
         let keys = Keys::from(&keys[..]);
-        self.on(conn, Request::WaitGet { keys })
+        self.on(conn, Request::Extension(Extension::WaitGet { keys }))
     }
 
     fn wait_change(&mut self, conn: u64, key: &str, known: Known<'_>) -> Vec<(u64, OwnedReply)> {
@@ -145,12 +145,12 @@ fn set<'a>(key: &'a str, value: &'a str) -> Request<'a> {
 }
 
 fn wait_change<'a>(key: &'a str, known: Known<'a>) -> Request<'a> {
-    Request::WaitChange {
+    Request::Extension(Extension::WaitChange {
         key: key.as_bytes(),
         offset: known.offset(),
         length: known.len(),
         known: Payload::Borrowed(known.bytes()),
-    }
+    })
 }
 
 fn append<'a>(key: &'a str, more: &'a str) -> Request<'a> {
@@ -168,10 +168,10 @@ fn add(key: &str, delta: i64) -> Request<'_> {
 }
 
 fn try_add(key: &str, delta: i64) -> Request<'_> {
-    Request::TryAdd {
+    Request::Extension(Extension::TryAdd {
         key: key.as_bytes(),
         delta,
-    }
+    })
 }
 
 fn compare_set<'a>(key: &'a str, expected: &'a str, desired: &'a str) -> Request<'a> {
@@ -179,17 +179,15 @@ fn compare_set<'a>(key: &'a str, expected: &'a str, desired: &'a str) -> Request
         key: key.as_bytes(),
         expected: expected.as_bytes(),
         desired: Payload::Borrowed(desired.as_bytes()),
-        reports_outcome: false,
     }
 }
 
 fn compare_exchange<'a>(key: &'a str, expected: &'a str, desired: &'a str) -> Request<'a> {
-    Request::CompareSet {
+    Request::Extension(Extension::CompareExchange {
         key: key.as_bytes(),
         expected: expected.as_bytes(),
         desired: Payload::Borrowed(desired.as_bytes()),
-        reports_outcome: true,
-    }
+    })
 }
 
 fn barrier(key: &str, world_size: i64) -> Request<'_> {
@@ -715,7 +713,7 @@ fn a_woken_waiter_is_removed_from_the_queue() {
 
 fn take<'a>(key: &'a str, max: usize) -> Request<'a> {
     let key = key.as_bytes();
-    Request::QueueTake { key, max }
+    Request::Extension(Extension::QueueTake { key, max })
 }
 
 fn taken(conn: u64, elements: &[&[u8]]) -> Vec<(u64, OwnedReply)> {
@@ -885,11 +883,11 @@ fn a_ping_returns_capabilities_for_their_nonce_and_echoes_others() {
 fn a_store_without_groups_refuses_requests_to_them_as_unknown_commands() {
     let mut store = StoreState::default();
     for (waits, byte) in [(false, "0x8b"), (true, "0x8c")] {
-        let request = Request::Membership {
+        let request = Request::Extension(Extension::Membership {
             name: b"/g",
             bytes: &[5],
             waits,
-        };
+        });
         let refusal = store.handle(ConnId(1), request, &mut Recorder::default());
         let refusal = refusal.expect_err("no groups").to_string();
         assert_eq!(refusal, format!("unknown command {byte}"));

@@ -16,8 +16,7 @@ use std::sync::Arc;
 use slab::Slab;
 
 use super::conn_hash::ConnHash;
-use super::known_value::KnownValue;
-use super::wanted::WantedKeys;
+use super::pending_wait::{KnownValue, WantedKeys};
 use crate::message::ConnId;
 use crate::moment::Moment;
 use crate::wire::Opcode;

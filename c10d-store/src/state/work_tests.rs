@@ -2,7 +2,7 @@
 
 use super::StoreState;
 use super::tests::Recorder;
-use crate::message::{ConnId, Keys, Payload, Request};
+use crate::message::{ConnId, Extension, Keys, Payload, Request};
 
 const WAITER: u64 = 1;
 const OTHER: u64 = 2;
@@ -26,7 +26,11 @@ fn set(store: &mut StoreState, key: &[u8]) -> u64 {
 
 fn wait_get(store: &mut StoreState, keys: &[&[u8]]) {
     let keys = Keys::from(keys);
-    let work = work_of(store, WAITER, Request::WaitGet { keys });
+    let work = work_of(
+        store,
+        WAITER,
+        Request::Extension(Extension::WaitGet { keys }),
+    );
     assert!(work >= keys.len() as u64);
 }
 
@@ -85,7 +89,11 @@ fn a_push_does_not_visit_waits_for_a_value() {
     for conn in 0..1000 {
         let keys: &[&[u8]] = &[b"q"];
         let keys = Keys::from(keys);
-        work_of(&mut store, 10 + conn, Request::WaitGet { keys });
+        work_of(
+            &mut store,
+            10 + conn,
+            Request::Extension(Extension::WaitGet { keys }),
+        );
     }
     let value = || Payload::Borrowed(b"e");
     for _ in 0..3 {
@@ -106,7 +114,7 @@ fn a_push_does_not_visit_waits_for_a_value() {
 fn a_write_does_not_visit_waits_for_an_element() {
     let mut store = StoreState::default();
     for conn in 0..1000 {
-        let take = Request::QueueTake { key: b"q", max: 1 };
+        let take = Request::Extension(Extension::QueueTake { key: b"q", max: 1 });
         work_of(&mut store, 10 + conn, take);
     }
     assert_eq!(set(&mut store, b"q"), 2, "the request and its key");

@@ -9,7 +9,7 @@ use super::blob::{Blobs, LENGTH_BYTES};
 use super::error::{WireError, WireErrorKind};
 use super::opcode::{ANY_LENGTH, Field, Opcode};
 use crate::limits::WireLimits;
-use crate::message::{Keys, Payload, Request};
+use crate::message::{Extension, Keys, Payload, Request};
 use crate::session::Hello;
 use crate::stored_value::{SHARED_VALUE_BYTES_MIN, Value};
 
@@ -156,18 +156,22 @@ impl FrameScan {
             Opcode::Set => Request::Set { key: arg(0), value },
             Opcode::Append => Request::Append { key: arg(0), value },
             Opcode::QueuePush => Request::QueuePush { key: arg(0), value },
-            Opcode::CompareSet | Opcode::CompareExchange => Request::CompareSet {
+            Opcode::CompareSet => Request::CompareSet {
                 key: arg(0),
                 expected: arg(1),
                 desired: value,
-                reports_outcome: self.opcode == Some(Opcode::CompareExchange),
             },
-            Opcode::WaitChange => Request::WaitChange {
+            Opcode::CompareExchange => Request::Extension(Extension::CompareExchange {
+                key: arg(0),
+                expected: arg(1),
+                desired: value,
+            }),
+            Opcode::WaitChange => Request::Extension(Extension::WaitChange {
                 key: arg(0),
                 offset: read_position(arg(1)),
                 length: read_known_length(arg(2)),
                 known: value,
-            },
+            }),
             _ => return None,
         })
     }
@@ -315,11 +319,10 @@ impl<'a> Frame<'a> {
                 key: self.arg(0),
                 value: Payload::Borrowed(self.arg(1)),
             },
-            Opcode::CompareSet | Opcode::CompareExchange => Request::CompareSet {
+            Opcode::CompareSet => Request::CompareSet {
                 key: self.arg(0),
                 expected: self.arg(1),
                 desired: Payload::Borrowed(self.arg(2)),
-                reports_outcome: self.opcode == Opcode::CompareExchange,
             },
             Opcode::Get => Request::Get { key: self.arg(0) },
             Opcode::Add => Request::Add {
@@ -351,49 +354,61 @@ impl<'a> Frame<'a> {
                 key: self.arg(0),
                 world_size: LittleEndian::read_i64(self.arg(1)),
             },
-            Opcode::TryAdd => Request::TryAdd {
+            _ => Request::Extension(self.extension()),
+        }
+    }
+
+    fn extension(&self) -> Extension<'a> {
+        match self.opcode {
+            Opcode::CompareExchange => Extension::CompareExchange {
+                key: self.arg(0),
+                expected: self.arg(1),
+                desired: Payload::Borrowed(self.arg(2)),
+            },
+            Opcode::TryAdd => Extension::TryAdd {
                 key: self.arg(0),
                 delta: LittleEndian::read_i64(self.arg(1)),
             },
-            Opcode::WaitGet => Request::WaitGet { keys: self.list() },
-            Opcode::WaitChange => Request::WaitChange {
+            Opcode::WaitGet => Extension::WaitGet { keys: self.list() },
+            Opcode::WaitChange => Extension::WaitChange {
                 key: self.arg(0),
                 offset: read_position(self.arg(1)),
                 length: read_known_length(self.arg(2)),
                 known: Payload::Borrowed(self.arg(3)),
             },
-            Opcode::Announce => Request::Announce {
+            Opcode::Announce => Extension::Announce {
                 bytes: Payload::Borrowed(self.arg(0)),
             },
-            Opcode::QueueTake => Request::QueueTake {
+            Opcode::QueueTake => Extension::QueueTake {
                 key: self.arg(0),
                 max: read_position(self.arg(1)),
             },
-            Opcode::SetEphemeral => Request::SetEphemeral {
+            Opcode::SetEphemeral => Extension::SetEphemeral {
                 key: self.arg(0),
                 value: self.arg(1),
                 will_key: self.arg(2),
                 will_value: self.arg(3),
             },
-            Opcode::KeepAlive => Request::KeepAlive {
+            Opcode::KeepAlive => Extension::KeepAlive {
                 millis: LittleEndian::read_u32(self.arg(0)),
             },
-            Opcode::DeletePrefix => Request::DeletePrefix {
+            Opcode::DeletePrefix => Extension::DeletePrefix {
                 prefix: self.arg(0),
                 delay_millis: LittleEndian::read_u32(self.arg(1)),
             },
-            Opcode::EndWaits => Request::EndWaits {
+            Opcode::EndWaits => Extension::EndWaits {
                 prefix: self.arg(0),
             },
-            Opcode::Membership | Opcode::MembershipPoll => Request::Membership {
+            Opcode::Membership | Opcode::MembershipPoll => Extension::Membership {
                 name: self.arg(0),
                 bytes: self.arg(1),
                 waits: self.opcode == Opcode::MembershipPoll,
             },
-            Opcode::Session => {
+            _ => {
+                debug_assert_eq!(self.opcode, Opcode::Session);
                 let mut hello = [0; Hello::BYTES];
                 hello.copy_from_slice(self.arg(0));
-                Request::Session(Hello::decode(&hello))
+                Extension::Session(Hello::decode(&hello))
             }
         }
     }

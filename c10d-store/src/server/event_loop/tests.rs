@@ -8,7 +8,7 @@ use c10d_socket::SendBuf;
 use mio::Token;
 
 use super::{EventLoop, ServedJournal};
-use crate::message::{Keys, Replies, Reply, Request};
+use crate::message::{Extension, Keys, Replies, Reply, Request};
 use crate::server::ServerOptions;
 use crate::server::connection::conn_id_of;
 use crate::server::http::InstalledHandler;
@@ -163,7 +163,10 @@ fn waits_that_are_sent_again_take_several_turns() {
     for end in 0..1024 {
         let prefix = format!("ended {end:04}");
         let prefix = prefix.as_bytes();
-        handle(tokens[0], Request::EndWaits { prefix });
+        handle(
+            tokens[0],
+            Request::Extension(Extension::EndWaits { prefix }),
+        );
     }
     let names: Vec<String> = (0..4096).map(|name| format!("missing {name}")).collect();
     let names: Vec<&[u8]> = names.iter().map(|name| name.as_bytes()).collect();

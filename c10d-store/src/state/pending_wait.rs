@@ -1,8 +1,10 @@
-//! The keys of a pending WAIT_GET or WAIT_CHANGE.
+//! The keys and the known value of a pending WAIT_GET or WAIT_CHANGE.
 
 use std::collections::HashSet;
 
-use crate::message::Keys;
+use crate::known::Known;
+use crate::message::{Keys, Payload};
+use crate::stored_value::Value;
 
 /// Keys whose values are wanted at the same moment, in the order of the request. They may repeat.
 #[derive(Debug)]
@@ -68,5 +70,28 @@ impl WantedKeys {
         self.distinct
             .as_ref()
             .map_or(self.keys.len(), |it| it.len())
+    }
+}
+
+/// An owned [`Known`]. Waits with the same known value share one, so that a thousand of them cost one
+/// copy of the bytes and one comparison for each write.
+#[derive(Debug)]
+pub(super) struct KnownValue {
+    offset: usize,
+    bytes: Value,
+    length: Option<usize>,
+}
+
+impl KnownValue {
+    pub(super) fn new(offset: usize, bytes: Payload<'_>, length: Option<usize>) -> Self {
+        Self {
+            offset,
+            bytes: bytes.into_value(),
+            length,
+        }
+    }
+
+    pub(super) fn as_known(&self) -> Known<'_> {
+        Known::new(self.offset, self.bytes.as_bytes(), self.length)
     }
 }

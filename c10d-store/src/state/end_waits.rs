@@ -1,0 +1,110 @@
+//! END_WAITS (docs/spec/wire-extensions.md, section 9.11), and what sessions have missed of it.
+
+use super::StoreState;
+use super::count;
+use crate::journal::batch::Effect;
+use crate::message::{ConnId, Replies, Reply};
+use crate::moment::Moment;
+use crate::session::ResentWait;
+
+impl StoreState {
+    /// docs/spec/wire-extensions.md, END_WAITS 1.
+    pub(super) fn end_waits(&mut self, conn: ConnId, prefix: &[u8], replies: &mut impl Replies) {
+        if self.missed_ends.has_sessions() {
+            // A wait that has ended late counts as ended for this request, too, once its end is durable.
+            self.depend_on_batch();
+        }
+        let ended = self.end_waits_of(prefix, replies);
+        self.remember_end(prefix);
+        self.reply(replies, conn, Reply::Integer(count(ended)));
+    }
+
+    /// Ends the waits for names with a prefix. Returns how many.
+    pub(super) fn end_waits_of(&mut self, prefix: &[u8], replies: &mut impl Replies) -> usize {
+        let waiting = self.waiters.waiting_for_prefix(prefix);
+        self.work += waiting.len() as u64;
+        if !waiting.is_empty() {
+            self.depend_on_batch();
+        }
+        for waiting in &waiting {
+            self.end_wait_of(*waiting, replies);
+        }
+        waiting.len()
+    }
+
+    pub(super) fn end_wait_of(&mut self, waiting: ConnId, replies: &mut impl Replies) {
+        self.directory.keep(waiting, &self.waiters);
+        self.cancel(waiting);
+        self.ended_waits.insert(waiting);
+        self.reply(replies, waiting, Reply::WaitCanceled);
+        self.waits_cancelled += 1;
+    }
+
+    /// Whether the last request of a connection was a wait that END_WAITS has ended, as a journal has kept it.
+    pub(crate) fn set_wait_ended(&mut self, conn: ConnId, was_ended: bool) {
+        if was_ended {
+            self.ended_waits.insert(conn);
+        } else if !self.ended_waits.is_empty() {
+            self.ended_waits.remove(&conn);
+        }
+    }
+
+    /// This server of the journal has this number, and sessions of earlier servers may come back with waits
+    /// (docs/spec/wire-extensions.md, END_WAITS 4), until [`forget_ends`](Self::forget_ends).
+    pub(crate) const fn expect_sessions(&mut self, server: u32) {
+        self.missed_ends.expect_sessions(server);
+    }
+
+    /// There are sessions, which may lose their links and send waits meanwhile (docs/spec/wire-extensions.md, END_WAITS 4).
+    pub(crate) const fn remember_ends(&mut self) {
+        self.missed_ends.remember();
+    }
+
+    /// No session of an earlier server can come back any more.
+    pub(crate) fn forget_ends(&mut self) {
+        self.missed_ends.forget();
+    }
+
+    /// Remembers an END_WAITS of this server for sessions that come back later.
+    pub(super) fn remember_end(&mut self, prefix: &[u8]) {
+        if let Some(server) = self.missed_ends.add(prefix, self.now)
+            && let Some(recorder) = &mut self.slots.recorder
+        {
+            recorder.record_unnamed(Effect::EndWaits { prefix, server });
+        }
+    }
+
+    /// A wait of this connection was sent again, and was carried out. Ends it if its session, which was accepted at this
+    /// time, has missed an END_WAITS (docs/spec/wire-extensions.md, END_WAITS 4).
+    pub(crate) fn end_if_missed(
+        &mut self,
+        conn: ConnId,
+        wait: ResentWait,
+        accepted: Moment,
+        replies: &mut impl Replies,
+    ) {
+        let Some(waiting) = self.waiters.waiting_of(conn) else {
+            return;
+        };
+        self.work += u64::from(waiting.missing) + self.missed_ends.len() as u64;
+        let missed = self.missed_ends.missed_by(wait, accepted);
+        let names = || self.waiters.missing_of(waiting);
+        let is_ended = !missed.is_empty() && names().any(|name| missed.has(name));
+        if is_ended {
+            self.depend_on_batch();
+            self.end_wait_of(conn, replies);
+        }
+    }
+
+    /// The same, of a wait that was carried out before. Does nothing if the connection does not wait.
+    pub(crate) fn end_missed_wait(
+        &mut self,
+        conn: ConnId,
+        wait: ResentWait,
+        accepted: Moment,
+        replies: &mut impl Replies,
+    ) {
+        self.look_at_all();
+        self.end_if_missed(conn, wait, accepted, replies);
+    }
+}
