@@ -51,7 +51,7 @@ fn a_store_with_a_secret_serves_only_those_who_have_it() {
     assert!(why.stderr.contains(cure), "{why:?}");
 }
 
-/// docs/how-to/security.md, SEC 8.
+/// docs/spec/handshake.md, SEC 8.
 #[test]
 fn the_pages_of_a_store_with_a_secret_ask_for_a_password() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
 //! Connections that are authenticated and encrypted, as a layer of bytes without I/O of its own.
 //!
 //! Both sides prove that they hold the same [`Secret`], or a key with a certificate of the same authority
-//! ([`Credentials`]). The connection is TLS 1.3 with forward secrecy; docs/how-to/security.md has the scheme. Without the
+//! ([`Credentials`]). The connection is TLS 1.3 with forward secrecy; docs/spec/handshake.md has the scheme. Without the
 //! feature `tls` the types exist but have no values, so a program that could use them needs no second version of its
 //! code, and the compiler removes what it does with them.
 

@@ -110,7 +110,7 @@ fn those_with_the_same_secret_meet_however_the_bytes_are_split() {
     }
 }
 
-/// docs/how-to/security.md, SEC 3.
+/// docs/spec/handshake.md, SEC 3.
 #[test]
 fn another_secret_is_refused_before_anything_is_computed() {
     let (mut client, mut server) = pair(&secret().into(), &secret().into());
@@ -188,7 +188,7 @@ fn server_of(secret: &Secret) -> TlsLayer {
     server.start().expect("a server")
 }
 
-/// docs/how-to/security.md, SEC 4.
+/// docs/spec/handshake.md, SEC 4.
 #[test]
 fn a_client_without_the_right_key_is_refused_though_it_knows_its_name() {
     let (right, wrong) = (secret(), secret());
@@ -231,7 +231,7 @@ fn a_client_without_the_right_key_is_refused_though_it_knows_its_name() {
     }
 }
 
-/// docs/how-to/security.md, SEC 4.
+/// docs/spec/handshake.md, SEC 4.
 #[test]
 fn a_server_without_the_right_key_is_refused_though_it_knows_its_name() {
     let (right, wrong) = (secret(), secret());
@@ -308,7 +308,7 @@ impl ClientCertVerifier for Credulous {
 }
 
 /// Shows that the forged key of the tests above is one that only the check of the signature refuses.
-/// docs/how-to/security.md, SEC 4.
+/// docs/spec/handshake.md, SEC 4.
 #[test]
 fn a_verifier_that_asserts_signatures_unseen_lets_a_forger_in() {
     let (right, wrong) = (secret(), secret());
@@ -347,7 +347,7 @@ fn a_connection_of_another_protocol_is_refused() {
     assert!(!server.has_computed());
 }
 
-/// docs/how-to/security.md, SEC 4.
+/// docs/spec/handshake.md, SEC 4.
 #[test]
 fn a_server_with_a_new_and_an_old_secret_serves_clients_of_both() {
     let (new, old) = (secret(), secret());
@@ -403,7 +403,7 @@ fn extensions(wire: &[u8]) -> Vec<(u8, &[u8])> {
     found
 }
 
-/// docs/how-to/security.md, SEC 5.
+/// docs/spec/handshake.md, SEC 5.
 #[test]
 fn nothing_in_a_handshake_allows_to_skip_one() {
     const SERVER_NAME: u8 = 0;
@@ -596,7 +596,7 @@ fn an_older_version_of_tls_is_refused() {
     assert_eq!(error.to_string(), "the peer does not speak TLS 1.3");
 }
 
-/// docs/how-to/security.md, SEC 1.
+/// docs/spec/handshake.md, SEC 1.
 #[test]
 fn only_a_secret_is_taken_for_one() {
     let secret = secret();
@@ -699,8 +699,8 @@ fn a_file_of_secrets_is_read_only_if_no_other_user_can() {
     fs::remove_dir_all(&folder).expect("removed");
 }
 
-/// Another implementation gets the same keys (docs/how-to/security.md has this secret as an example).
-/// docs/how-to/security.md, SEC 2, 3 and 8.
+/// Another implementation gets the same keys (docs/spec/handshake.md has this secret as an example).
+/// docs/spec/handshake.md, SEC 2, 3 and 8.
 #[test]
 fn the_keys_of_a_secret_do_not_change() {
     let secret = Secret::from_text(SECRET_OF_THE_DOCUMENT).expect("a secret");

@@ -118,7 +118,7 @@ fn another_secret_fails_at_once() {
     wait_until("it is closed", || server.connection_count() == 0);
 }
 
-/// docs/how-to/security.md, SEC 6.
+/// docs/spec/handshake.md, SEC 6.
 #[test]
 fn a_client_without_the_secret_is_refused() {
     log_lines::record();
@@ -161,7 +161,7 @@ fn a_client_with_a_secret_does_not_talk_to_a_server_without() {
     assert!(matches!(error, StoreError::Protocol { .. }), "{error}");
 }
 
-/// docs/how-to/security.md, SEC 7.
+/// docs/spec/handshake.md, SEC 7.
 #[cfg(target_os = "linux")]
 #[test]
 fn plain_connections_of_the_same_user_are_served_where_told_so() {
@@ -189,7 +189,7 @@ fn a_server_accepts_an_old_secret_beside_the_new_one() {
     assert_eq!(client(&server, &new).get("k").expect("a value"), b"v");
 }
 
-/// docs/how-to/security.md, SEC 6.
+/// docs/spec/handshake.md, SEC 6.
 #[test]
 fn other_protocols_and_trickled_handshakes_get_nothing() {
     let secret = secret();
@@ -232,7 +232,7 @@ fn a_handshake_that_is_not_completed_has_a_deadline() {
 }
 
 /// In a user namespace the overflow user stands for all users without an id there.
-/// docs/how-to/security.md, SEC 7.
+/// docs/spec/handshake.md, SEC 7.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_user_that_stands_for_others_is_refused_at_start() {
@@ -350,7 +350,7 @@ fn an_address_whose_handshakes_fail_is_refused_for_a_while() {
 }
 
 /// Needs root, which is another user than any: else the test says so and ends.
-/// docs/how-to/security.md, SEC 7.
+/// docs/spec/handshake.md, SEC 7.
 #[cfg(target_os = "linux")]
 #[test]
 fn another_user_of_the_machine_is_a_stranger() {
