@@ -1,7 +1,7 @@
 """Where the nodes of a torchrun command meet, if PET_RDZV_BACKEND has chosen this rendezvous.
 
 Without the variable, torchrun meets by the backend ``static``, or for one node at a free port. No command that works so
-may fail or wait with the variable: docs/how-to/keep-torchrun.md has the table.
+may fail or wait with the variable: docs/reference/torchrun-variable.md has the table.
 """
 
 import argparse
