@@ -108,7 +108,7 @@ fn a_server_that_was_stopped_answers_nothing_and_stands_by_again() {
     assert_eq!(first.store().add("sum", 1).unwrap(), 7);
 }
 
-/// docs/how-to/durable.md, operation: as with a full disk.
+/// docs/how-to/etcd-operate.md, operation: as with a full disk.
 #[test]
 #[ignore = "needs etcd (C10D_ETCD)"]
 fn a_server_whose_etcd_is_full_ends() {
@@ -169,7 +169,7 @@ fn clients_of_a_relay_do_not_notice_that_another_server_takes_over() {
     nobody.assert_fails(3, "no process serves the store");
 }
 
-/// docs/how-to/durable.md: the position of a standby in etcd is up to 45 s old. The command reads the newer position of the standby itself.
+/// docs/how-to/etcd-operate.md: the position of a standby in etcd is up to 45 s old. The command reads the newer position of the standby itself.
 #[test]
 #[ignore = "needs etcd (C10D_ETCD)"]
 fn a_status_shows_what_a_standby_has_read_just_now() {

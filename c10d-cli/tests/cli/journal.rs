@@ -63,7 +63,7 @@ fn a_store_in_a_directory_survives_kill_and_sigterm() {
     assert_eq!(report["queue_elements"], 1);
 }
 
-/// docs/how-to/durable.md: a number that ADD has returned is never returned again.
+/// docs/explanation/durability.md: a number that ADD has returned is never returned again.
 #[test]
 fn a_counter_never_repeats_over_kills() {
     const CLIENTS: usize = 4;

@@ -187,7 +187,7 @@ mod tests {
     /// The position of a candidate whose life port cannot be reached is as old as its last renewal.
     #[test]
     fn the_documents_name_the_age_of_a_position() {
-        let page = include_str!("../../../docs/how-to/durable.md");
+        let page = include_str!("../../../docs/how-to/etcd-operate.md");
         let seconds = RENEWAL_INTERVAL.as_secs();
         let sentence = format!("as of at most {seconds} s ago");
         assert!(page.contains(&sentence), "{sentence}");

@@ -149,7 +149,7 @@ fn a_server_continues_with_what_was_durable() {
     drop(server);
 }
 
-/// docs/how-to/durable.md, "What is promised": of our client and of PyTorch's, which sends these bytes.
+/// docs/explanation/durability.md: of our client and of PyTorch's, which sends these bytes.
 #[test]
 fn a_large_multi_set_is_kept_whole_while_other_writes_wait() {
     const PAIRS: usize = 16;

@@ -62,7 +62,7 @@ def join(
     ``step`` is the number of steps that this process has done already.
 
     The waits: ``form_timeout``, ``ready_timeout``, ``below_min_timeout``, ``replace_wait``, ``boundary_timeout``
-    (docs/how-to/survivors.md). Raises Unrecoverable if torch or the server cannot do it.
+    (docs/reference/survivors.md). Raises Unrecoverable if torch or the server cannot do it.
     """
     check_torch()
     if dist.is_initialized():

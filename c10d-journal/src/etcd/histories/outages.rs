@@ -60,7 +60,7 @@ fn a_standby_notices_that_its_member_of_etcd_is_silent() {
     recorder.check(&job).expect("an order");
 }
 
-/// docs/how-to/durable.md, what follows when etcd's majority is lost.
+/// docs/spec/etcd.md, what follows when etcd's majority is lost.
 #[test]
 #[ignore = "needs etcd (C10D_ETCD)"]
 fn answers_end_with_the_majority_of_etcd_and_go_on_with_it() {
