@@ -59,6 +59,8 @@ mod store_status;
 mod takeover_openers;
 #[cfg(feature = "journal")]
 mod tour;
+#[cfg(feature = "journal")]
+mod tutorials;
 #[cfg(feature = "etcd")]
 mod upgrade;
 #[cfg(feature = "etcd")]

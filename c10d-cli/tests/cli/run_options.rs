@@ -123,7 +123,7 @@ fn the_manual_has_every_option_of_the_help_and_no_other() {
     let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/run.md");
     let manual = fs::read_to_string(manual).unwrap();
     let (_, options) = manual.split_once("\n## Options\n").unwrap();
-    let (options, _) = options.split_once("\n### ").unwrap();
+    let (options, _) = options.split_once("\n## ").unwrap();
     let help = run(["run", "--help"]);
     let (help, _) = help.stdout_text().split_once("\nEach worker runs").unwrap();
     let of_help = names(help);
