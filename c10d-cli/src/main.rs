@@ -43,12 +43,28 @@ Exit codes:
   5    the directory of a store is in use, damaged, or cannot be read or written
   141  the reader of standard output closed it, as `head` does; no message";
 
-/// PyTorch's TCPStore and torchrun, without Python.
+const EXAMPLES: &str = "\
+Examples:
+  c10d tour
+  c10d run --nproc-per-node gpu train.py
+  c10d why --connect node0:29400";
+
+/// The commands as `c10d --help` lists them.
+const GROUPS: [(&str, &[&str]); 5] = [
+    ("Run jobs", &["run", "doctor", "progress", "tour"]),
+    ("Debug jobs", &["why", "stacks", "flight"]),
+    ("Stores", &["store", "relay", "secret"]),
+    ("Setup", &["completions", "man"]),
+    ("Help", &["help"]),
+];
+
+/// Launch PyTorch jobs, serve their store, and find out why they hang.
 #[derive(Debug, Parser)]
 #[command(
     name = "c10d",
     bin_name = "c10d",
     version = env!("C10D_VERSION"),
+    after_help = EXAMPLES,
     mut_subcommands = with_underscores
 )]
 struct Cli {
@@ -58,48 +74,48 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Shows in 20 s what this command does when a worker is killed, a worker hangs, and the store is killed.
+    /// Show in 20 s what happens when a worker is killed, a worker hangs, and the store is killed.
     ///
     /// Starts three jobs of four workers, which are shell scripts, on this machine. Prints each command before it runs it. Needs
     /// neither Python nor a GPU.
     #[cfg(feature = "journal")]
     Tour,
-    /// Serves a store, or sends a command to one.
+    /// Serve a store, or send a command to a store.
     #[command(subcommand, after_help = EXIT_CODES)]
     Store(StoreCommand),
-    /// Launches the workers of this node, as torchrun does.
+    /// Launch the workers of this node, like torchrun.
     Run(Box<run::options::RunOptions>),
-    /// Checks the machines of a job before it occupies them: run it on all of them at the same time.
+    /// Check the machines before a job: run it on all of them at the same time.
     ///
     /// The node that the endpoint names serves a store for the check. Each node reports its limits, clock, version and names,
     /// and tries to reach the other nodes. Every problem is one sentence, with what to do about it.
     Doctor(Box<doctor::DoctorOptions>),
-    /// Connects the ranks of this machine to a store over one connection, which has the secret and survives failures.
+    /// Run a local proxy of a store, so that the ranks of this machine share one authenticated, reconnecting connection.
     Relay(relay::RelayArgs),
-    /// Says who the job waits for: the missing ranks, where they are, and what they do instead.
+    /// Show which ranks a job waits for, where they run, and which line they are at.
     ///
     /// Asks the store's server, on the store's own port: that of the rendezvous, which names the workers' store, or the
     /// workers' own. Needs a store that `c10d run` or `c10d store serve` serves; the ranks can be PyTorch's.
     #[command(after_help = why::EXIT_CODES)]
     Why(why::WhyArgs),
-    /// Shows where ranks are in their Python code.
+    /// Show the Python stacks of ranks.
     #[command(after_help = stacks::EXIT_CODES)]
     Stacks(stacks::StacksArgs),
-    /// Shows which collective each rank is in, and the first one at which ranks differ.
+    /// Compare the collectives of all ranks, and find the first difference.
     #[command(after_help = flight::EXIT_CODES)]
     Flight(flight::FlightArgs),
-    /// Reports the step that this worker has reached to its launcher, for --progress-timeout and the like.
+    /// Report this worker's current step to its launcher, for example for --progress-timeout.
     #[command(after_help = progress::EXIT_CODES)]
     Progress(progress::ProgressArgs),
-    /// Makes the secret that keeps strangers out of a job's store.
+    /// Create and inspect the shared secret of a job.
     #[command(subcommand)]
     Secret(secret::SecretCommand),
-    /// Prints the script with which a shell completes commands and options.
+    /// Print a shell completion script.
     ///
     /// For bash: `c10d completions bash > ~/.local/share/bash-completion/completions/c10d`. docs/how-to/install.md has the
     /// directories of the other shells.
     Completions(reference::CompletionsArgs),
-    /// Prints a manual page, or writes all of them to a directory.
+    /// Print a manual page, or write all of them to a directory.
     ///
     /// To read one: `c10d reference run | reference -l -`. For packages: `c10d reference --out-dir DIR`.
     Man(reference::ManArgs),
@@ -107,7 +123,7 @@ enum Command {
 
 #[derive(Debug, Subcommand)]
 enum StoreCommand {
-    /// Serves a store until SIGINT or SIGTERM.
+    /// Serve a store until SIGINT or SIGTERM.
     Serve(serve::ServeArgs),
     #[command(flatten)]
     Client(client::ClientCommand),
@@ -164,12 +180,39 @@ fn main() -> ExitCode {
 }
 
 fn parse() -> Result<Cli, clap::Error> {
-    let mut command = Cli::command().mut_subcommands(|command| match command.get_name() {
-        "run" | "doctor" => run::options::with_variables(command, &|name| std::env::var(name).ok()),
-        _ => command,
-    });
+    let mut command =
+        with_groups(Cli::command()).mut_subcommands(|command| match command.get_name() {
+            "run" | "doctor" => {
+                run::options::with_variables(command, &|name| std::env::var(name).ok())
+            }
+            _ => command,
+        });
     let matches = command.try_get_matches_from_mut(std::env::args_os())?;
     Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+}
+
+/// Lists the commands in groups.
+fn with_groups(command: clap::Command) -> clap::Command {
+    let mut built = command.clone();
+    // Adds the command `help`.
+    built.build();
+    let mut list = String::new();
+    for (heading, names) in GROUPS {
+        let found = names.iter().filter_map(|name| built.find_subcommand(name));
+        list.push_str(&format!("{heading}:\n"));
+        for found in found {
+            let about = found.get_about().map(ToString::to_string);
+            list.push_str(&format!(
+                "  {:12} {}\n",
+                found.get_name(),
+                about.unwrap_or_default()
+            ));
+        }
+        list.push('\n');
+    }
+    command.help_template(format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{list}Options:\n{{options}}{{after-help}}"
+    ))
 }
 
 /// Lets the options of a command be written with underscores too, as torchrun's can.
@@ -194,6 +237,22 @@ mod tests {
     #[test]
     fn the_argument_definitions_are_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_is_in_a_group() {
+        let grouped: Vec<&str> = GROUPS
+            .iter()
+            .flat_map(|(_, names)| *names)
+            .copied()
+            .collect();
+        for command in Cli::command().get_subcommands() {
+            assert!(
+                grouped.contains(&command.get_name()),
+                "{}",
+                command.get_name()
+            );
+        }
     }
 
     #[test]
