@@ -231,22 +231,7 @@ pub(crate) fn run(command: &ClientCommand) -> Result<(), Failure> {
                 format!("delete {:?}: the key does not exist", args.key)
             })
         }
-        ClientCommand::Keys(target) => {
-            let keys = target.connect()?.store().list_keys()?;
-            let keys = keys.iter().map(|key| key_to_bytes(key));
-            let mut keys: Vec<String> = keys
-                .map(|key| String::from_utf8_lossy(&key).into_owned())
-                .collect();
-            keys.sort_unstable();
-            let json = json!({ "keys": keys });
-            if is_for_terminal() {
-                // A line break in a key must not look like two keys.
-                let shown = keys.iter().map(|key| printable(key, usize::MAX));
-                keys = shown.map(|key| key.to_string()).collect();
-            }
-            let lines: String = keys.iter().flat_map(|key| [key, "\n"]).collect();
-            target.answer(json, lines.as_bytes())
-        }
+        ClientCommand::Keys(target) => list_keys(target),
         ClientCommand::Count(target) => {
             let count = target.connect()?.store().num_keys()?;
             target.answer_line(json!({ "count": count }), count)
@@ -290,6 +275,23 @@ pub(crate) fn run(command: &ClientCommand) -> Result<(), Failure> {
         #[cfg(feature = "etcd")]
         ClientCommand::Status(args) => status::run(args),
     }
+}
+
+fn list_keys(target: &TargetArgs) -> Result<(), Failure> {
+    let keys = target.connect()?.store().list_keys()?;
+    let keys = keys.iter().map(|key| key_to_bytes(key));
+    let mut keys: Vec<String> = keys
+        .map(|key| String::from_utf8_lossy(&key).into_owned())
+        .collect();
+    keys.sort_unstable();
+    let json = json!({ "keys": keys });
+    if is_for_terminal() {
+        // A line break in a key must not look like two keys.
+        let shown = keys.iter().map(|key| printable(key, usize::MAX));
+        keys = shown.map(|key| key.to_string()).collect();
+    }
+    let lines: String = keys.iter().flat_map(|key| [key, "\n"]).collect();
+    target.answer(json, lines.as_bytes())
 }
 
 /// Writes one value to one key. Such a write has no answer.

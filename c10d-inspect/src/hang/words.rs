@@ -244,11 +244,10 @@ pub(super) fn clause(
     still_ms: u64,
     is_plural: bool,
 ) -> String {
-    let is = if is_plural { "are" } else { "is" };
-    let was = if is_plural { "were" } else { "was" };
-    let has = if is_plural { "have" } else { "has" };
-    let its = if is_plural { "their" } else { "its" };
-    let wait = if is_plural { "wait" } else { "waits" };
+    let [is, was, has, its, wait] = match is_plural {
+        true => ["are", "were", "have", "their", "wait"],
+        false => ["is", "was", "has", "its", "waits"],
+    };
     let frame = place.and_then(Place::position);
     let at = frame.map_or_else(String::new, |frame| {
         format!(" at {}", place::line_and_function(frame))
@@ -256,10 +255,6 @@ pub(super) fn clause(
     let time = match still_ms {
         0 => String::new(),
         still => format!(" for {}", age(still)),
-    };
-    let within = |call: &Option<String>| {
-        let call = call.as_ref().filter(|call| !call.is_empty());
-        call.map_or_else(String::new, |call| format!(" in {call}"))
     };
     match kind {
         Kind::InCall(call) => format!("{wait} in {}", call_words(call.name, place)),
@@ -285,7 +280,7 @@ pub(super) fn clause(
             });
             format!(
                 "{has} been blocked{}{time} in state D{at}{reason}",
-                within(call)
+                within(call.as_ref())
             )
         }
         Kind::Blocked(Cause::DataLoader { dead }) => match dead {
@@ -299,7 +294,10 @@ pub(super) fn clause(
         }
         Kind::Blocked(Cause::SystemCall(call)) => format!("{has} been blocked in {call}{time}{at}"),
         Kind::Opaque { system_call, .. } => {
-            format!("{has} been blocked{}{time}{at}", within(system_call))
+            format!(
+                "{has} been blocked{}{time}{at}",
+                within(system_call.as_ref())
+            )
         }
         Kind::NoStack(reason) => {
             format!("{has} made no progress{time}, and {its} stack cannot be read: {reason}")
@@ -310,7 +308,7 @@ pub(super) fn clause(
         } => {
             format!(
                 "{has} been blocked{}{time} in a program that is not Python ({command})",
-                within(system_call)
+                within(system_call.as_ref())
             )
         }
         Kind::Left(ago_ms) => format!("exited with code 0 {} ago", age(*ago_ms)),
@@ -319,6 +317,11 @@ pub(super) fn clause(
             format!("{is} not observed")
         }
     }
+}
+
+fn within(call: Option<&String>) -> String {
+    let call = call.filter(|call| !call.is_empty());
+    call.map_or_else(String::new, |call| format!(" in {call}"))
 }
 
 /// The activity of a rank without the time, to follow a sentence about the same rank: "is at train.py:12 (main),

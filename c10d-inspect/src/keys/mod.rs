@@ -112,6 +112,17 @@ fn outside_groups(path: &[u8]) -> Option<Family<'_>> {
             _ => Family::Reconfigure,
         });
     }
+    if let Some(found) = symmetric_memory(path) {
+        return found;
+    }
+    if path.starts_with(b"transport/") || contains(path, b"/transport/") {
+        return Some(Family::Transport);
+    }
+    rpc(path).or_else(|| libraries::of_library(path))
+}
+
+/// A key of PyTorch's symmetric memory: `Some(None)` for one of an unknown form.
+fn symmetric_memory(path: &[u8]) -> Option<Option<Family<'_>>> {
     for memory in [
         &b"CUDASymmetricMemory/"[..],
         b"NCCLSymmetricMemory/",
@@ -120,20 +131,17 @@ fn outside_groups(path: &[u8]) -> Option<Family<'_>> {
         if let Some(position) = find(path, memory) {
             let rest = &path[position + memory.len()..];
             return Some(match rest.iter().position(|&byte| byte == b'/') {
-                Some(slash) => Family::SymmetricMemory {
-                    rank: decimal(&rest[slash + 1..])?,
-                },
-                None => Family::Barrier {
+                Some(slash) => {
+                    decimal(&rest[slash + 1..]).map(|rank| Family::SymmetricMemory { rank })
+                }
+                None => Some(Family::Barrier {
                     name: path,
                     is_last: false,
-                },
+                }),
             });
         }
     }
-    if path.starts_with(b"transport/") || contains(path, b"/transport/") {
-        return Some(Family::Transport);
-    }
-    rpc(path).or_else(|| libraries::of_library(path))
+    None
 }
 
 fn rpc(path: &[u8]) -> Option<Family<'_>> {

@@ -92,14 +92,7 @@ fn shared_ranks(
     let now = job.who.process(job.index, first.now);
     let is_spawned = is_child(job, rank, first.before, first.now);
     let (kind, text) = if state.size.is_some_and(|size| processes.len() > size) && !is_spawned {
-        let more = match ranks.len() {
-            1 => String::new(),
-            count => format!(
-                " The same holds for {} ranks: {}.",
-                count,
-                text::numbers(&ranks)
-            ),
-        };
+        let more = of_several(&ranks, |count| format!("The same holds for {count} ranks"));
         let both = match (
             job.index.is_open(first.before),
             job.index.is_open(first.now),
@@ -128,13 +121,7 @@ fn shared_ranks(
         } else {
             format!("; nobody is {}", text::ranks(&state.missing))
         };
-        let several = match ranks.len() {
-            1 => String::new(),
-            count => format!(
-                " {count} ranks have two processes: {}.",
-                text::numbers(&ranks)
-            ),
-        };
+        let several = of_several(&ranks, |count| format!("{count} ranks have two processes"));
         (
             FindingKind::SameRank,
             format!(
@@ -151,6 +138,14 @@ fn shared_ranks(
     Draft::new(kind, text, since.unwrap_or_default())
         .caused_by(ranks)
         .waited_by(others.0)
+}
+
+/// A sentence with the numbers of the ranks, if there are several.
+fn of_several(ranks: &BTreeSet<usize>, words: impl Fn(usize) -> String) -> String {
+    match ranks.len() {
+        1 => String::new(),
+        count => format!(" {}: {}.", words(count), text::numbers(ranks)),
+    }
 }
 
 /// Whether the launcher lists both processes under the worker of this rank.

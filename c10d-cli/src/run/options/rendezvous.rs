@@ -2,11 +2,13 @@
 //!
 //! Values that a scheduler's environment names are used where none is given.
 
+use std::collections::BTreeMap;
+
 use c10d_socket::is_loopback_name;
 use elastic_agent::scheduler::{Found, Sourced};
 use elastic_rendezvous::{
-    C10D_BACKEND, DEFAULT_PORT, Endpoint, EndpointError, RendezvousParameters, StartWarning,
-    WarningKind,
+    C10D_BACKEND, DEFAULT_PORT, Endpoint, EndpointError, RendezvousParameters, STATIC_BACKEND,
+    StartWarning, WarningKind,
 };
 
 use super::arguments::{Origin, Parsed, Surroundings, value_of};
@@ -63,6 +65,23 @@ impl Place {
     }
 }
 
+/// The id of the run.
+enum RunId {
+    /// By an option or the scheduler.
+    Given(Given),
+    /// For a job of one node.
+    Random,
+    /// torchrun's.
+    Default,
+}
+
+/// The rank of this node before the nodes meet.
+#[derive(Default)]
+struct Rank {
+    number: Option<usize>,
+    given: Option<Given>,
+}
+
 impl NodeArgs {
     /// Chooses, and warns of options without effect.
     pub(super) fn choose(
@@ -81,113 +100,41 @@ impl NodeArgs {
         };
         let meeting = self.meeting(found, max_nodes, warnings)?;
         let mut config = self.rdzv_conf.value()?;
-        let run_id = self.rdzv_id.as_ref().map(|id| id.given.clone());
-        let node_rank = self.node_rank.clone();
         let is_together = !matches!(meeting, Meeting::Alone { .. });
         let found_here = found.filter(|_| is_together);
-        let run_id = match (&meeting, run_id) {
-            (Meeting::Alone { asked_for }, given) => {
-                if let Some(given) = given.filter(|_| !asked_for) {
-                    warnings.push(given.has_no_effect("a job of one node gets a random id"));
-                }
-                random_id(surroundings.seed)
+        let run_id = match self.run_id(&meeting, found_here, warnings) {
+            RunId::Given(given) => {
+                origins.push(origin("run id", given.clone()));
+                given.value
             }
-            (_, given) => {
-                let of_scheduler = || found_here?.run_id.as_ref().ok().map(as_given);
-                match given.or_else(of_scheduler) {
-                    Some(given) => {
-                        origins.push(origin("run id", given.clone()));
-                        given.value
-                    }
-                    None => "none".to_owned(),
-                }
-            }
+            RunId::Random => random_id(surroundings.seed),
+            RunId::Default => "none".to_owned(),
         };
-        let node_rank = match &meeting {
-            Meeting::Static(_) => {
-                let rank = match (node_rank, found_here) {
-                    (None, Some(found)) if max_nodes > 1 => {
-                        Some(known(found, &found.node_rank, "--node-rank")?.read(whole_number))
-                    }
-                    (given, _) => given,
-                };
-                let number = match rank {
-                    Some(rank) => {
-                        let number = rank_among(&rank, max_nodes)?;
-                        origins.push(origin("node rank", rank.given));
-                        number
-                    }
-                    None => 0,
-                };
-                config.insert("rank".to_owned(), number.to_string());
-                Some(number)
-            }
-            // The endpoint is on the node with rank 0, which may have other names too.
-            Meeting::C10d(Some(Place { is_found: true, .. })) => {
-                if let Some(found) = found
-                    && node_rank.is_none()
-                    && found.contradiction.is_some()
-                {
-                    known(found, &found.node_rank, "--node-rank")?;
+        let rank = self.rank(&meeting, found_here, max_nodes, warnings)?;
+        if let Some(number) = rank.number {
+            match meeting {
+                Meeting::Static(_) => {
+                    config.insert("rank".to_owned(), number.to_string());
                 }
-                let of_scheduler = || found?.node_rank.as_ref().ok().map(as_given);
-                match node_rank.or_else(|| Some(of_scheduler()?.read(whole_number))) {
-                    Some(rank) => {
-                        let number = rank.value()?;
-                        let is_host = u8::from(number == 0).to_string();
-                        config.entry("is_host".to_owned()).or_insert(is_host);
-                        origins.push(origin("node rank", rank.given));
-                        Some(number)
-                    }
-                    None => None,
+                _ => {
+                    let is_host = u8::from(number == 0).to_string();
+                    config.entry("is_host".to_owned()).or_insert(is_host);
                 }
-            }
-            _ => {
-                if let Some(rank) = node_rank
-                    && rank.value()? != 0
-                {
-                    let why = "only the static backend uses node ranks";
-                    warnings.push(rank.given.has_no_effect(why));
-                }
-                None
-            }
-        };
-        if let Some(wait) = &self.spare_wait {
-            if matches!(meeting, Meeting::Static(_)) {
-                warnings.push(wait.given.has_no_effect("the static backend has no spares"));
-            } else {
-                let seconds = wait.value()?.as_secs_f64();
-                config.insert("spare_wait".to_owned(), seconds.to_string());
             }
         }
-        let is_file = config
-            .get("store_type")
-            .is_some_and(|store| store.eq_ignore_ascii_case("file"));
+        origins.extend(rank.given.map(|given| origin("node rank", given)));
+        self.add_spare_wait(&meeting, &mut config, warnings)?;
         let (backend, place) = match meeting {
-            Meeting::Alone { .. } => ("c10d", None),
-            Meeting::C10d(place) => ("c10d", place),
-            Meeting::Static(place) => ("static", Some(place)),
+            Meeting::Alone { .. } => (C10D_BACKEND, None),
+            Meeting::C10d(place) => (C10D_BACKEND, place),
+            Meeting::Static(place) => (STATIC_BACKEND, Some(place)),
         };
+        let store_type = config.get("store_type");
+        let is_file = store_type.is_some_and(|store| store.eq_ignore_ascii_case("file"));
         if let Some(place) = &place
-            && (!is_file || backend == "static")
+            && (!is_file || backend == STATIC_BACKEND)
         {
-            let endpoint = match read_place(&place.endpoint)? {
-                StorePlace::At(endpoint) => Some(endpoint),
-                #[cfg(feature = "etcd")]
-                StorePlace::Etcd(_) if backend == "static" => {
-                    let why = "the store of a static rendezvous has a fixed place; use --rdzv-backend c10d";
-                    return Err(place.endpoint.refused(Refusal::But(why.to_owned())));
-                }
-                #[cfg(feature = "etcd")]
-                StorePlace::Etcd(_) => None,
-            };
-            if let Some(endpoint) = endpoint {
-                if backend == "static" && endpoint.port().is_none() {
-                    let expected = Refusal::IsNot("a host and a port, as in node0:29500");
-                    return Err(place.endpoint.refused(expected));
-                }
-                refuse_loopback(&endpoint, &place.endpoint, found_here, max_nodes)?;
-            }
+            check_endpoint(backend, &place.endpoint, found_here, max_nodes)?;
         }
         let endpoint = match place {
             Some(place) => {
@@ -210,7 +157,7 @@ impl NodeArgs {
                 parameters: parameters
                     .with_local_addr(self.local_addr.value()?)
                     .with_config(config),
-                node_rank,
+                node_rank: rank.number,
                 origins,
             }),
             Err(error) => Err(Given {
@@ -219,6 +166,95 @@ impl NodeArgs {
             }
             .refused(Refusal::because(error))),
         }
+    }
+
+    fn run_id(
+        &self,
+        meeting: &Meeting,
+        found: Option<&Found>,
+        warnings: &mut Vec<StartWarning>,
+    ) -> RunId {
+        let given = self.rdzv_id.as_ref().map(|id| id.given.clone());
+        if let Meeting::Alone { asked_for } = meeting {
+            if let Some(given) = given.filter(|_| !asked_for) {
+                warnings.push(given.has_no_effect("a job of one node gets a random id"));
+            }
+            return RunId::Random;
+        }
+        let of_scheduler = || found?.run_id.as_ref().ok().map(as_given);
+        given
+            .or_else(of_scheduler)
+            .map_or(RunId::Default, RunId::Given)
+    }
+
+    /// The rank of this node, if the meeting needs one or the scheduler names one.
+    fn rank(
+        &self,
+        meeting: &Meeting,
+        found: Option<&Found>,
+        max_nodes: usize,
+        warnings: &mut Vec<StartWarning>,
+    ) -> Result<Rank, UsageError> {
+        let given = self.node_rank.clone();
+        match meeting {
+            Meeting::Static(_) => {
+                let rank = match (given, found) {
+                    (None, Some(found)) if max_nodes > 1 => {
+                        Some(known(found, &found.node_rank, "--node-rank")?.read(whole_number))
+                    }
+                    (given, _) => given,
+                };
+                let number = rank
+                    .as_ref()
+                    .map_or(Ok(0), |it| rank_among(it, max_nodes))?;
+                Ok(Rank {
+                    number: Some(number),
+                    given: rank.map(|rank| rank.given),
+                })
+            }
+            // The endpoint is on the node with rank 0, which may have other names too.
+            Meeting::C10d(Some(Place { is_found: true, .. })) => {
+                if let Some(found) = found
+                    && given.is_none()
+                    && found.contradiction.is_some()
+                {
+                    known(found, &found.node_rank, "--node-rank")?;
+                }
+                let of_scheduler = || found?.node_rank.as_ref().ok().map(as_given);
+                let rank = given.or_else(|| Some(of_scheduler()?.read(whole_number)));
+                Ok(Rank {
+                    number: rank.as_ref().map(Parsed::value).transpose()?,
+                    given: rank.map(|rank| rank.given),
+                })
+            }
+            _ => {
+                if let Some(rank) = given
+                    && rank.value()? != 0
+                {
+                    let why = "only the static backend uses node ranks";
+                    warnings.push(rank.given.has_no_effect(why));
+                }
+                Ok(Rank::default())
+            }
+        }
+    }
+
+    fn add_spare_wait(
+        &self,
+        meeting: &Meeting,
+        config: &mut BTreeMap<String, String>,
+        warnings: &mut Vec<StartWarning>,
+    ) -> Result<(), UsageError> {
+        let Some(wait) = &self.spare_wait else {
+            return Ok(());
+        };
+        if matches!(meeting, Meeting::Static(_)) {
+            warnings.push(wait.given.has_no_effect("the static backend has no spares"));
+        } else {
+            let seconds = wait.value()?.as_secs_f64();
+            config.insert("spare_wait".to_owned(), seconds.to_string());
+        }
+        Ok(())
     }
 
     /// The number of nodes; `None` for one node by default.
@@ -317,6 +353,29 @@ fn default_is_local(host: &str, port: u16, nodes: usize) -> StartWarning {
         "the {nodes} nodes meet at {host}:{port}, so all of them must run on this machine; otherwise give --rdzv-endpoint"
     );
     StartWarning::new(WarningKind::Address, text)
+}
+
+/// Refuses an endpoint of another form than the backend needs, or one that only leads to this host.
+fn check_endpoint(
+    backend: &str,
+    given: &Given,
+    found: Option<&Found>,
+    nodes: usize,
+) -> Result<(), UsageError> {
+    let endpoint = match read_place(given)? {
+        StorePlace::At(endpoint) => endpoint,
+        #[cfg(feature = "etcd")]
+        StorePlace::Etcd(_) if backend == STATIC_BACKEND => {
+            let why = "the store of a static rendezvous has a fixed place; use --rdzv-backend c10d";
+            return Err(given.refused(Refusal::But(why.to_owned())));
+        }
+        #[cfg(feature = "etcd")]
+        StorePlace::Etcd(_) => return Ok(()),
+    };
+    if backend == STATIC_BACKEND && endpoint.port().is_none() {
+        return Err(given.refused(Refusal::IsNot("a host and a port, as in node0:29500")));
+    }
+    refuse_loopback(&endpoint, given, found, nodes)
 }
 
 /// Refuses a loopback address only where it certainly is wrong: tests on one machine use it.
