@@ -119,7 +119,7 @@ fn printable_lines(bytes: &[u8]) -> String {
     lines.join("\n")
 }
 
-/// A value in quotes. Shows the first `shown_max` bytes of it, and then how many are left out.
+/// A value in quotes. Shows the first `shown_max` bytes of it, and then the number of further bytes.
 pub(crate) fn printable_value(value: &[u8], shown_max: usize) -> String {
     let mut end = value.len().min(shown_max);
     if let Ok(text) = str::from_utf8(value) {
@@ -134,8 +134,7 @@ pub(crate) fn printable_value(value: &[u8], shown_max: usize) -> String {
     }
 }
 
-/// A text in JSON with each character that is not printable replaced by its escape, as in `\u202e`, which means
-/// the same. Keeps line breaks between the parts of the text.
+/// A text in JSON with each character that is not printable replaced by its escape, for example `\u202e`. Keeps line breaks between the parts of the text.
 pub(crate) fn printable_json(json: &str) -> String {
     let mut safe = String::with_capacity(json.len());
     for char in json.chars() {

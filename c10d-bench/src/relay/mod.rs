@@ -71,7 +71,7 @@ pub(crate) struct RelayBenchArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Workload {
-    /// GET and ADD of one rank, through a relay in a process of its own on the rank's core.
+    /// GET and ADD of one rank, through a relay in a separate process on the rank's core.
     Latency,
     /// Ranks of many nodes that connect, meet in barriers and wait for one key; and the server's memory.
     Ranks,
@@ -146,7 +146,7 @@ pub(crate) fn latency(setting: &Setting, has_secret: bool) -> Result<[Row; 2], F
     let server = StoreServer::start(setting.cores, has_secret)?;
     let upstream = server.address().to_string();
     let command = RelayServerArgs::command_line(&upstream, server.secret_file_option());
-    // Without cores: on that of this thread.
+    // Without cores: on the core of this thread.
     let relay = ServerChild::start(&command, None)?;
     let relayed = open_store(relay.address(), None)?;
     let direct = open_store(server.address(), server.credentials())?;

@@ -22,7 +22,7 @@ pub(crate) fn ping(setting: &Setting) -> Result<[Row; 2], Failure> {
 const VALUE_BYTES: usize = 4 << 20;
 const KEY: &str = "bench/large";
 
-/// Measures a SET until the answer to a PING behind it, as the protocol does not answer SET, and a GET until
+/// Measures a SET until the answer to a PING behind it, because the protocol does not answer SET, and a GET until
 /// its last byte; each as often as fits in a round.
 pub(crate) fn large_values(setting: &Setting) -> Result<[Row; 2], Failure> {
     let store = open_store(setting.server, None)?;

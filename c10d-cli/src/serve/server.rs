@@ -32,7 +32,7 @@ impl Served {
     /// Waits for a signal for at most `timeout`; returns whether one arrived.
     ///
     /// # Errors
-    /// The server has stopped by itself.
+    /// The server has failed.
     pub(super) fn ends(&self, signals: &EndSignals, timeout: Duration) -> Result<bool, Failure> {
         let ends = signals.wait(timeout)?;
         if !ends && let Some(error) = self.server.journal_failure() {

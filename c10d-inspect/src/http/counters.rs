@@ -66,7 +66,7 @@ impl StoreCounters {
     }
 }
 
-/// The name of a command as in the protocol's document: `COMPARE_SET`.
+/// The name of a command in the protocol's document: `COMPARE_SET`.
 pub(super) fn command_name(command: Opcode) -> String {
     let mut name = String::new();
     for (index, character) in format!("{command:?}").chars().enumerate() {

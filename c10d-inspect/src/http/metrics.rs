@@ -255,7 +255,7 @@ fn process_values(text: &mut Text, process: &ProcessUse) {
     }
 }
 
-/// What the system knows about this process; `None` where it does not say.
+/// The figures of the system about this process; `None` for a figure that it does not have.
 #[derive(Debug, Default)]
 struct ProcessUse {
     start_unix_seconds: Option<f64>,

@@ -211,7 +211,7 @@ pub struct NcclWatch {
     known: Vec<(Problem, Duration)>,
 }
 
-/// What makes a problem the same one. Members that launch further operations do not stand still.
+/// The identity of a problem. Members that launch further operations make progress, so they have another problem.
 #[derive(Debug, PartialEq, Eq)]
 struct Problem {
     kind: ProblemKind,
@@ -222,7 +222,7 @@ struct Problem {
 }
 
 impl NcclWatch {
-    /// Takes an answer that came at `now`, and returns what to announce of it.
+    /// Takes an answer that arrived at `now`, and returns the announcement of its problems.
     pub fn note(&mut self, report: &NcclReport, now: Duration) -> AnnouncedNccl {
         let mut problems = report.problems();
         let mut known = Vec::new();

@@ -275,7 +275,7 @@ fn short_path(path: &str) -> (&str, bool) {
     }
 }
 
-/// The answers as lines for a terminal or a log: first the ranks that show no stacks, which are the ones to look at, then
+/// The answers as lines for a terminal or a log: first the ranks that show no stacks, then
 /// the stacks, with ranks at the same lines shown once. Starts with an empty line.
 #[must_use]
 pub fn answers_text(answers: &[RankAnswer]) -> String {

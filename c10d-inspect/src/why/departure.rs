@@ -84,7 +84,7 @@ fn left_first(job: &Job<'_>, state: &GroupState<'_>) -> Option<Draft> {
     departures.sort_by_key(|departure| departure.at);
     let lost = lost_unpublished(job, state);
     let first = departures.first()?;
-    // Who leaves after a victim is one too: a launcher ends a rank's neighbours with it.
+    // Who leaves after a victim is also a victim: a launcher stops a rank's neighbours with it.
     let is_victim = match first.progress {
         Progress::GaveUp { .. } => true,
         Progress::Waiting { member, .. } if state.missing.contains(&member) => {

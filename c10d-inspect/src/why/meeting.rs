@@ -1,4 +1,4 @@
-//! Launchers that wait for other nodes, of which the store alone knows nothing.
+//! Launchers that wait for other nodes. The keys of the store do not show this wait.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
     }
 }
 
-/// A launcher that waits renews its announcement within 10 s, so an older one tells nothing about the present.
+/// A launcher that waits renews its announcement within 10 s, so an older announcement is not about the present.
 const RENEWAL_MAX: Duration = Duration::from_secs(30);
 
 /// The most meetings that are told: one store can serve many runs.
@@ -36,7 +36,7 @@ const MEETINGS_MAX: usize = 8;
 /// The most characters of a launcher's text: 16 names of nodes in each of some lists.
 const TEXT_CHARS_MAX: usize = 1200;
 
-/// A meeting, as the launcher tells it that knows most.
+/// A meeting, by the announcement of the launcher with the most information.
 #[derive(Debug)]
 pub(crate) struct Meeting<'l> {
     node: &'l Node,
@@ -83,12 +83,12 @@ pub(crate) fn meetings<'l>(job: &Job<'l>) -> Vec<Meeting<'l>> {
 }
 
 impl Meeting<'_> {
-    /// Which nodes have joined and which are missing.
+    /// The names of the nodes that have joined, and of the missing nodes.
     pub(crate) fn text(&self) -> String {
         text::shown_up_to(self.announced.text.as_bytes(), TEXT_CHARS_MAX)
     }
 
-    /// Greater for those that know more: of a later round; node rank 0, which knows the names of all; newer.
+    /// Greater for an announcement with more information: of a later round; of node rank 0, which has all names; newer.
     fn knowledge(&self) -> (i64, bool, Duration) {
         let is_first = self.node.announced.node_rank == Some(0);
         (self.announced.round, is_first, self.node.at)

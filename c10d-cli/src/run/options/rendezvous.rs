@@ -44,7 +44,7 @@ enum Meeting {
     },
     /// At a store that any node may serve; `None` for the default endpoint.
     C10d(Option<Place>),
-    /// At a store that node 0 serves; each node knows its rank.
+    /// At a store that node 0 serves; each node has its rank.
     Static(Place),
 }
 
@@ -111,19 +111,8 @@ impl NodeArgs {
             RunId::Default => "none".to_owned(),
         };
         let rank = self.rank(&meeting, found_here, max_nodes, warnings)?;
-        if let Some(number) = rank.number {
-            match meeting {
-                Meeting::Static(_) => {
-                    config.insert("rank".to_owned(), number.to_string());
-                }
-                _ => {
-                    let is_host = u8::from(number == 0).to_string();
-                    config.entry("is_host".to_owned()).or_insert(is_host);
-                }
-            }
-        }
         origins.extend(rank.given.map(|given| origin("node rank", given)));
-        self.add_spare_wait(&meeting, &mut config, warnings)?;
+        self.add_settings(&meeting, rank.number, &mut config, warnings)?;
         let (backend, place) = match meeting {
             Meeting::Alone { .. } => (C10D_BACKEND, None),
             Meeting::C10d(place) => (C10D_BACKEND, place),
@@ -239,12 +228,24 @@ impl NodeArgs {
         }
     }
 
-    fn add_spare_wait(
+    /// Adds the settings that follow from the rank of this node and the wait of a spare.
+    fn add_settings(
         &self,
         meeting: &Meeting,
+        rank: Option<usize>,
         config: &mut BTreeMap<String, String>,
         warnings: &mut Vec<StartWarning>,
     ) -> Result<(), UsageError> {
+        match (meeting, rank) {
+            (Meeting::Static(_), Some(rank)) => {
+                config.insert("rank".to_owned(), rank.to_string());
+            }
+            (_, Some(rank)) => {
+                let is_host = u8::from(rank == 0).to_string();
+                config.entry("is_host".to_owned()).or_insert(is_host);
+            }
+            (_, None) => {}
+        }
         let Some(wait) = &self.spare_wait else {
             return Ok(());
         };
@@ -355,7 +356,7 @@ fn default_is_local(host: &str, port: u16, nodes: usize) -> StartWarning {
     StartWarning::new(WarningKind::Address, text)
 }
 
-/// Refuses an endpoint of another form than the backend needs, or one that only leads to this host.
+/// Refuses an endpoint of another form than the backend needs, or an address that only leads to this host.
 fn check_endpoint(
     backend: &str,
     given: &Given,
