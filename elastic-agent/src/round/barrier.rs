@@ -67,12 +67,7 @@ impl Round {
                 signal: Some(signal),
                 ..
             } => {
-                let had_workers = true;
-                let outcome = AgentOutcome::Signalled {
-                    signal,
-                    had_workers,
-                };
-                return finish(Ok(outcome), out);
+                return finish(Ok(AgentOutcome::signalled(signal)), out);
             }
             // The node that closed the rendezvous has written the reason before.
             Input::BarrierClosed {

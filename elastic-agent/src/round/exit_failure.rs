@@ -127,12 +127,7 @@ impl Round {
                 ..
             } => {
                 self.report_round(RoundEnding::Signalled, None, now, out);
-                let had_workers = true;
-                let outcome = AgentOutcome::Signalled {
-                    signal,
-                    had_workers,
-                };
-                return finish(Ok(outcome), out);
+                return finish(Ok(AgentOutcome::signalled(signal)), out);
             }
             Input::BarrierClosed {
                 membership: Some(membership),

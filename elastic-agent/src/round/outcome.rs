@@ -139,6 +139,14 @@ pub enum AgentOutcome {
 }
 
 impl AgentOutcome {
+    /// A signal stopped running workers, or a wait after they had exited.
+    pub(super) const fn signalled(signal: i32) -> Self {
+        Self::Signalled {
+            signal,
+            had_workers: true,
+        }
+    }
+
     /// A rule of this node ended the job.
     pub(super) const fn ended(reason: String, failures: Option<Failures>) -> Self {
         Self::Ended {

@@ -98,7 +98,7 @@ impl Round {
     }
 
     fn worker_exited(
-        &mut self,
+        &self,
         running: &mut Running,
         exit: WorkerExit,
         out: &mut Effects,

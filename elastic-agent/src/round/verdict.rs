@@ -61,12 +61,7 @@ impl Round {
             }
             End::Signalled(signal) => {
                 self.report_round(RoundEnding::Signalled, None, now, out);
-                let had_workers = true;
-                let outcome = AgentOutcome::Signalled {
-                    signal,
-                    had_workers,
-                };
-                return finish(Ok(outcome), out);
+                return finish(Ok(AgentOutcome::signalled(signal)), out);
             }
             End::MembersChanged(why) => {
                 return self.after_change(why, Joins::Next, stopped, now, out);
