@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 pub(crate) fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     let file = open(path)?;
     let mut bytes = Vec::new();
-    // One more than allowed distinguishes a file that is too long from one that just fits.
+    // One more than allowed distinguishes a file that is too long from a file that just fits.
     file.take(bytes_max.saturating_add(1))
         .read_to_end(&mut bytes)?;
     if bytes.len() as u64 > bytes_max {

@@ -21,7 +21,7 @@ use crate::sys;
 use crate::threads::Cancelled;
 use crate::worker::{ExitKind, Guardian, Remains, process_group, wait_for_exit};
 
-/// The pauses after failed checks in a row. Many faults, such as a file system that is not mounted yet, are gone after
+/// The pauses after failed checks in a row. Many faults, such as a file system that is not mounted yet, disappear after
 /// seconds; a broken device should not be asked all the time. With jitter, nodes with a common fault do not check at the
 /// same moment.
 pub(crate) fn pauses() -> BackoffOptions {
@@ -84,7 +84,7 @@ impl HealthCheck {
 const WAITER: &str = "health-check";
 const READER: &str = "health-check-output";
 
-/// How long the system may take to end a killed process, before this one goes on without it.
+/// How long the system may take to remove a killed process, before this process continues without it.
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The longest last line that messages show.
@@ -177,7 +177,7 @@ struct Running {
     exit: Receiver<ExitKind>,
     waiter: JoinHandle<()>,
     reader: JoinHandle<Vec<u8>>,
-    /// Closing it ends the reader, though a process may keep the output open.
+    /// Closing it stops the reader, although a process may keep the output open.
     finish: io::PipeWriter,
     _guardian: Option<Guardian>,
 }

@@ -1,4 +1,4 @@
-//! Writes to a stream that may accept nothing, on a thread of its own, so that nothing else waits for the stream.
+//! Writes to a stream that may accept nothing, on a separate thread, so that nothing else waits for the stream.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -80,7 +80,7 @@ impl<T: Send + 'static> QueuedWriter<T> {
 }
 
 impl<T> QueuedWriter<T> {
-    /// Queues an item of about this length. Drops it if the stream is too far behind; the next that is written says so.
+    /// Queues an item of about this length. Drops it if the stream is too far behind; the next written item reports it.
     pub fn push(&self, bytes: usize, item: T) {
         lock(&self.shared.state).backlog.push(bytes, item);
         self.shared.changed.notify_all();
@@ -183,7 +183,7 @@ enum Entry<T> {
     Gap(u64),
 }
 
-/// What the stream gets next.
+/// The bytes that the stream gets next.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next<T> {
     /// The oldest that was not written yet.
@@ -193,7 +193,7 @@ pub enum Next<T> {
 }
 
 impl<T> Backlog<T> {
-    /// An empty queue for items of `bytes_max` bytes in all, of which none has 0. An empty queue takes a longer item too.
+    /// An empty queue for items of `bytes_max` bytes in all, each of at least one byte. An empty queue also takes a longer item.
     const fn new(bytes_max: usize) -> Self {
         Self {
             entries: VecDeque::new(),

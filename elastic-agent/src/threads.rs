@@ -70,7 +70,7 @@ pub(crate) struct Cancelled<'c> {
 }
 
 impl<'c> Cancelled<'c> {
-    /// For a cancel without a check, which nothing but its end wakes.
+    /// For a cancel without a check, which only its end wakes.
     pub(crate) fn of(cancel: &'c Cancel) -> Self {
         let (bell, receiver) = bounded(1);
         let bell = Arc::new(Bell(bell));

@@ -67,12 +67,12 @@ pub(crate) fn name_of(number: i32) -> Cow<'static, str> {
     signal_name(number).map_or_else(|| format!("signal {number}").into(), Cow::Borrowed)
 }
 
-/// What is added for a process that SIGKILL has ended by surprise: no process can say so itself.
+/// The addition for a process that was killed by SIGKILL unexpectedly: the process itself cannot report it.
 pub(crate) const OUT_OF_MEMORY: &str =
     "; the kernel sends it when memory runs out: see dmesg, memory.events";
 
-/// Seconds since the epoch as local time, as in `2025-01-31_23:59:59`; the number itself beyond the year
-/// 9999. The time zone is that of `TZ`, or else the system's.
+/// Seconds since the epoch as local time, for example `2025-01-31_23:59:59`; the number itself beyond the year
+/// 9999. The time zone is `TZ`, or otherwise the system's time zone.
 #[must_use]
 pub fn local_time_text(epoch_s: i64) -> String {
     text(epoch_s, TimeZone::system())

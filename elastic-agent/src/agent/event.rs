@@ -25,9 +25,9 @@ pub enum AgentEvent<'e> {
     /// A worker has failed, and the others are still running. The agent stops them when the listeners
     /// return, so a listener can still observe the job as it is; it should take a second at most.
     WorkerFailed(&'e WorkerExit),
-    /// A worker has failed, and the others run on. Must not block.
+    /// A worker has failed, and the other workers keep running. Must not block.
     WorkerLost(&'e WorkerExit),
-    /// A worker that died was replaced while the others ran on. These are the workers that run now, and the new one.
+    /// A dead worker was replaced while the other workers kept running. These are the running workers, and the new worker.
     WorkerReplaced(&'e StartedWorkers, &'e StartedWorker),
     /// The workers report no progress, and are still running. As with [`WorkerFailed`](Self::WorkerFailed), the agent
     /// stops them when the listeners return.
@@ -111,7 +111,7 @@ pub struct RoundRecord {
     pub outcomes: Vec<WorkerOutcome>,
     /// How many restarts after failures this node had used when the round began.
     pub restarts: usize,
-    /// How many it has left, without the one that follows.
+    /// How many restarts it has left, without the restart that follows.
     pub restarts_left: usize,
 }
 
@@ -127,11 +127,11 @@ pub struct StartedWorkers {
     pub nodes: usize,
     /// The number of workers of the round.
     pub world_size: usize,
-    /// The role rank of the worker with local rank 0; those of the others follow.
+    /// The role rank of the worker with local rank 0; the role ranks of the other workers follow.
     pub first_role_rank: usize,
     /// The number of workers of this role in the round.
     pub role_world_size: usize,
-    /// The address of the workers' store; of one that moves, where it was when the round began.
+    /// The address of the workers' store at the beginning of the round, because a store can move.
     pub master: HostPort,
     /// Where to connect to it: [`BootstrapInfo::address`](elastic_rendezvous::BootstrapInfo::address).
     pub address: StoreAddress,
@@ -140,7 +140,7 @@ pub struct StartedWorkers {
     /// The network interface with this node's address between the nodes; `None` if there is one node, or the nodes meet
     /// at loopback.
     pub interface: Option<String>,
-    /// What clients of the store must have, as in [`BootstrapInfo`](elastic_rendezvous::BootstrapInfo).
+    /// The credentials that clients of the store must have: see [`BootstrapInfo`](elastic_rendezvous::BootstrapInfo).
     pub credentials: Option<Credentials>,
     /// Whether an agent serves the workers' store; otherwise the worker with rank 0 will.
     pub is_agent_store: bool,

@@ -1,4 +1,4 @@
-//! The handle by which other threads reach a running agent, and the probes that ask whether its loop answers
+//! The handle that other threads use to reach a running agent, and the probes that ask whether its loop answers
 //! (`TORCHELASTIC_HEALTH_CHECK_PORT` in PyTorch).
 //!
 //! Only an agent that supervises workers is asked: a join and other steps have their own deadlines, and may take longer than

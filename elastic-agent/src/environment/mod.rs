@@ -349,7 +349,7 @@ const HIP_VISIBLE_DEVICES: &str = "HIP_VISIBLE_DEVICES";
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnvironmentError {
-    /// Each worker needs a device of its own, and fewer devices than workers are visible.
+    /// Each worker needs its own device, and fewer devices than workers are visible.
     #[error("local rank {local_rank} has no device in {variable}={devices}")]
     TooFewDevices {
         /// The first worker without a device.

@@ -21,13 +21,13 @@ use crate::job_end::{EndNotice, exit_text};
 use crate::round::{AgentError, AgentOutcome};
 use crate::wording::{epoch_seconds, local_time_text, name_of};
 
-/// How a job ended on this node.
+/// The end of a job on this node.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct LauncherReport {
     /// The agent's outcome, or why there is none.
     pub result: Result<AgentOutcome, LauncherError>,
-    /// What the workers waited for when the first of them failed, if that tells the cause.
+    /// The report on the job when the first worker failed, if it explains the failure.
     pub why: Option<Report>,
     /// The first failure of the job, on any node, if workers were restarted after it and the job has failed.
     pub first_failure: Option<ExitRecord>,
@@ -71,7 +71,7 @@ impl LauncherReport {
 
     /// An exit code for this process: 0 if the workers succeeded or were not needed, 128 and the number of the signal if
     /// one came before workers were started, 2 for options that cannot be used, 3 for a refusal of the system, 5 for a
-    /// failure of the store's journal, and else 1.
+    /// failure of the store's journal, and otherwise 1.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match &self.result {
@@ -87,7 +87,7 @@ impl LauncherReport {
         }
     }
 
-    /// What handles signals until the report is dropped; `None` if it could not start.
+    /// The handler of signals until the report is dropped; `None` if it could not start.
     #[must_use]
     pub const fn stop_control(&self) -> Option<&StopControl> {
         self.stop.as_ref()
@@ -197,7 +197,7 @@ fn conclude_error(
         show_failures(options, agent, failures, why);
     }
     leave_error_file(options, |path| match failures.map(Failures::first) {
-        // The worker's own error file says more than the error that followed.
+        // The worker's own error file explains more than the error that followed.
         Some(first) if first.has_error_file() => first.write_error_file(path),
         _ => {
             let text = error.to_string();
@@ -260,7 +260,7 @@ pub(super) fn leave(handler: &Arc<dyn RendezvousHandler>, limit: Option<Duration
     }
 }
 
-/// A call to a store that does not answer has the store's timeout. Its thread is left behind then.
+/// A call to a store that does not answer has the store's timeout. In that case its thread is left behind.
 fn leave_within(handler: &Arc<dyn RendezvousHandler>, limit: Duration) -> Result<(), String> {
     let (sender, answer) = channel();
     let leaving = Arc::clone(handler);

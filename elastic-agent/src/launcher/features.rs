@@ -392,7 +392,7 @@ fn make_events(
 /// The most addresses that are announced.
 const ADDRESSES_MAX: usize = 64;
 
-/// The addresses of this machine's interfaces, without loopback and those of a single link, at most 64. None if the system does
+/// The addresses of this machine's interfaces, without loopback and link-local addresses, at most 64. None if the system does
 /// not list them.
 fn own_addresses() -> Vec<IpAddr> {
     let is_of_link = |address: &IpAddr| match address {

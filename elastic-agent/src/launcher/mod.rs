@@ -163,7 +163,7 @@ fn run_agent(
     })
 }
 
-/// Opens the store of the rendezvous, which can take as long as a join; `None` if a signal arrived meanwhile.
+/// Opens the store of the rendezvous, which can take as long as a join; `None` if a signal arrived in the meantime.
 fn open_rendezvous(
     features: &mut Features,
     stop: &StopControl,

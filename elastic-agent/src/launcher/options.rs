@@ -1,4 +1,4 @@
-//! What a launcher runs, and what accompanies it.
+//! The options of a launcher: the agent, the rendezvous and the features, and the screen that it writes to.
 
 use std::fmt::Debug;
 use std::io::{self, Write as _};
@@ -99,7 +99,7 @@ impl LauncherOptions {
         self
     }
 
-    /// Signals that stop the workers and then the launcher, by their names, as `SIGTERM`; SIGUSR1 and SIGUSR2 are passed on
+    /// Signals that stop the workers and then the launcher, by their names, for example `SIGTERM`; SIGUSR1 and SIGUSR2 are passed on
     /// to the workers then. From the start of [`run`](crate::Launcher::run) until its report is dropped none of them ends
     /// this process. By default no signal is handled.
     pub fn with_signals<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
@@ -221,9 +221,9 @@ impl LauncherOptions {
     }
 }
 
-/// What a launcher says to people. Its methods are called from several threads.
+/// The output of a launcher for people. Its methods are called from several threads.
 pub trait Screen: Debug + Send + Sync {
-    /// Writes a message of whole lines that starts in the launcher's name. Must not fail: nobody may read it.
+    /// Writes a message of whole lines that starts in the launcher's name. Must not fail: it may have no reader.
     fn message(&self, text: &str);
 
     /// Writes whole lines as they are, for example a report on failures.

@@ -1,5 +1,5 @@
 //! The log lines of a run in which all goes well: the workers that have started, where to look at them, and the nodes
-//! that are waited for, which the live line on a terminal names. Pure, but for the listeners.
+//! that are waited for, which the live line on a terminal names. Pure, except for the listeners.
 
 use std::ffi::OsString;
 use std::sync::{Arc, Mutex};
@@ -38,7 +38,7 @@ const PIDS_CHARS_MIN: usize = 34;
 /// The most nodes of each kind on the live line.
 const NODES_MAX: usize = 16;
 
-/// Logs what a run says in which all goes well.
+/// Logs the lines of a run without failures.
 #[derive(Debug)]
 pub(super) struct ProgressLog {
     /// A screen that can show a live line.
@@ -80,7 +80,7 @@ impl ProgressLog {
 }
 
 impl Feature for ProgressLog {
-    /// What a join waits for, unless it is over soon. The handler itself logs the progress every 30 s. A completed join
+    /// Shows the missing nodes of a join, unless it is over soon. The handler itself logs the progress every 30 s. A completed join
     /// hides the live line before workers start.
     fn rendezvous_listener(&self) -> Option<Listener> {
         let at = format!(" at {}", self.meeting_point);
@@ -166,7 +166,7 @@ fn meeting_point(parameters: &RendezvousParameters) -> String {
     }
 }
 
-/// What a join has been said to wait for.
+/// The nodes that the log has named as missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Said {
     /// For enough nodes.

@@ -92,7 +92,7 @@ pub(in crate::launcher) struct Hosted {
     journal: Journal,
 }
 
-/// What follows when a server's journal fails.
+/// The action after a failure of a server's journal.
 #[derive(Debug)]
 struct Journal {
     /// Why it failed.
@@ -208,7 +208,7 @@ impl Hosted {
         }
     }
 
-    /// From now on the failure of a server's journal stops this agent, also one that has happened.
+    /// From now on the failure of a server's journal stops this agent, even a failure that has happened already.
     pub(in crate::launcher) fn end_with_journal(&self, agent: AgentHandle) {
         // There is one agent.
         let _ = self.journal.agent.set(agent);
@@ -303,7 +303,7 @@ impl HostedServer {
         self.status.is_some()
     }
 
-    /// What the store knows about the job, at most about a second old. Blocks for at most `timeout`; `None`
+    /// The store's report about the job, at most about a second old. Blocks for at most `timeout`; `None`
     /// if the server has ended or does not answer in time.
     pub(in crate::launcher) fn report(&self, timeout: Duration) -> Option<Report> {
         if let Some(status) = &self.status {

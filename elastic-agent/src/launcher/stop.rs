@@ -29,7 +29,7 @@ const STUCK_MAX: Duration = Duration::from_secs(10);
 const NEVER: Duration = Duration::from_secs(100 * 365 * 86400);
 
 /// Handles a launcher's signals until it is dropped: from before the first connect until the last output is written, as
-/// process 1 of a container gets none that it does not handle.
+/// process 1 of a container does not receive signals that it does not handle.
 #[derive(Debug)]
 pub struct StopControl {
     // Dropped first: it starts the other's time.
@@ -119,7 +119,7 @@ struct State {
 }
 
 impl Signals {
-    /// From now on these signals do not end the process: those of these names stop the launcher, SIGUSR1 and SIGUSR2 go
+    /// From now on these signals do not end the process: signals with these names stop the launcher, SIGUSR1 and SIGUSR2 go
     /// to its workers. Without names none is handled. A signal that this process ignores stays ignored, by
     /// this process and by its workers, because nohup(1) or a shell has started it so. A signal that
     /// stops the launcher first starts the timer.
@@ -157,7 +157,7 @@ impl Signals {
         })
     }
 
-    /// Passes signals on to this agent, also those that have arrived.
+    /// Passes signals on to this agent, including signals that have arrived already.
     fn pass_to(&self, agent: AgentHandle) {
         let mut state = lock(&self.state);
         let stops = state.stops.clone();
@@ -314,7 +314,7 @@ impl ExitTimer {
 }
 
 impl ExitDeadline {
-    /// Starts the thread. It kills the workers `kill` after the first signal, and ends the process `exit` after it, if
+    /// Starts the thread. It kills the workers `kill` after the first signal, and exits the process `exit` after it, if
     /// there is such a limit.
     ///
     /// # Errors
@@ -330,7 +330,7 @@ impl ExitDeadline {
             if is_done_within(&inbox, at, kill) {
                 return;
             }
-            // An agent that comes later is stopped before it starts workers.
+            // An agent that is set later is stopped before it starts workers.
             if let Some(switch) = of_thread.get() {
                 switch.trigger();
             }
@@ -356,7 +356,7 @@ impl ExitDeadline {
         ExitTimer(self.events.clone())
     }
 
-    /// Which workers to kill: those of this switch.
+    /// Sets the switch that kills the workers.
     fn watch(&self, workers: KillSwitch) {
         // There is one agent.
         let _ = self.workers.set(workers);
@@ -370,7 +370,7 @@ impl Drop for ExitDeadline {
     }
 }
 
-/// Waits until the launcher is done, for at most `time` after `start`; tells whether it is.
+/// Waits until the launcher is done, for at most `time` after `start`; returns whether it is done.
 fn is_done_within(inbox: &Receiver<Event>, start: Instant, time: Duration) -> bool {
     loop {
         match inbox.recv_timeout(time.saturating_sub(start.elapsed())) {

@@ -1,4 +1,4 @@
-//! Decides what a log file gets of its stream while it can be written, cannot, and can again. Pure.
+//! The gaps of a log file: which bytes it receives of its stream, although it cannot be written at times. Pure.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 /// How long a file that could not be written is left alone.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// What one log file has, and lacks. Where output is missing, it gets a line that says how much.
+/// The missing output of one log file. Where output is missing, the file gets a line with the number of bytes.
 #[derive(Debug, Default)]
 pub(super) struct Gaps {
-    /// How many bytes of output the file lacks, that no line tells of.
+    /// The number of missing bytes that no line has reported.
     missing: u64,
     why_missing: String,
     notice: Option<Notice>,
@@ -26,7 +26,7 @@ struct Notice {
     missing: u64,
 }
 
-/// What the file gets next.
+/// The bytes that the file gets next.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// These bytes of a notice.
@@ -36,7 +36,7 @@ pub(super) enum Next {
 }
 
 impl Gaps {
-    /// What to write before or of `output`. `None` if that is nothing: `output` is empty or [missing](Self::missed).
+    /// Returns the bytes to write before or of `output`. `None` if there are none: `output` is empty or [missing](Self::missed).
     pub(super) fn next(&mut self, now: Instant, output: &[u8]) -> Option<Next> {
         if self.retry_at.is_some_and(|at| now < at) {
             return None;
@@ -85,7 +85,7 @@ impl Gaps {
     pub(super) fn failed(&mut self, now: Instant, error: &io::Error) {
         self.retry_at = Some(now + RETRY_AFTER);
         self.why_missing = error.to_string();
-        // What was to be told is told together with what is missing from now on.
+        // One line reports these bytes together with the bytes that are missing from now on.
         if let Some(notice) = self.notice.take_if(|notice| !notice.is_begun) {
             self.missing += notice.missing;
         }
@@ -96,7 +96,7 @@ impl Gaps {
         self.missing += count as u64;
     }
 
-    /// When to try again, also without more output; `None` if nothing is missing.
+    /// Returns when to try again, even without more output; `None` if nothing is missing.
     pub(super) fn retry_at(&self) -> Option<Instant> {
         self.retry_at
             .filter(|_| self.missing > 0 || self.notice.is_some())

@@ -68,7 +68,7 @@ impl OutputThreads {
         Ok(threads)
     }
 
-    /// Writes and shows all output so far, and ends the threads. Blocks while files and console accept bytes, and for up
+    /// Writes and shows all output so far, and stops the threads. Blocks while files and console accept bytes, and for up
     /// to 10 s while one of them does not, which count from before this call; for 1 s once `is_killed` returns true.
     pub(crate) fn finish(&mut self, is_killed: impl Fn() -> bool) {
         if let Some(logs) = self.logs.take() {

@@ -16,13 +16,13 @@ use super::options::WorkerStart;
 use super::packet::parse_started;
 use super::packet::{self, Received};
 
-/// How long workers may take from their gate to a session of their own: a few milliseconds on a quiet machine.
+/// How long workers may take from their gate to their own session: a few milliseconds on a quiet machine.
 const START_MAX: Duration = Duration::from_secs(10);
 
 /// How often the start checks that the workers still live.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long killed workers may take to end. They have little memory of their own.
+/// How long killed workers may take to exit. They have little private memory.
 const KILL_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Workers that wait at their gate. They are children of this process. Dropping them kills them.
@@ -77,7 +77,7 @@ impl ForkedWorkers {
         Ok(indices.filter_map(|index| started.remove(&index)).collect())
     }
 
-    /// Takes the answer of one of `count` starts. Also returns without one now and then.
+    /// Takes the answer of one of `count` starts. Sometimes returns without an answer.
     fn wait_for_answer(
         &self,
         started: &mut HashMap<usize, Pid>,

@@ -59,7 +59,7 @@ pub(super) fn send(
 /// Sends a packet to a socket that has room for it.
 ///
 /// # Errors
-/// The peer has ended, or there is no room, as in a template that does not read.
+/// The peer has ended, or there is no room, for example because a template does not read.
 pub(super) fn send_at_once(
     socket: BorrowedFd<'_>,
     packet: &[u8],
@@ -71,7 +71,7 @@ pub(super) fn send_at_once(
     }
 }
 
-/// What a socket has.
+/// The content of a socket.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Received<'b> {
     Packet(&'b [u8]),
@@ -99,20 +99,20 @@ pub(super) const REPLY_BYTES_MAX: usize = 64 * 1024;
 /// The longest text of a template that is kept, in characters.
 const TEXT_CHARS_MAX: usize = 1000;
 
-/// What a template says.
+/// The reply of a template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Reply {
-    /// All modules are imported: their names and seconds, as in `torch=2.310`.
+    /// All modules are imported: their names and seconds, for example `torch=2.310`.
     Ready(Vec<String>),
     /// Workers cannot be forked from this template, now or later.
     Refused(String),
-    /// The workers of this fork, which have no parent yet that knows them.
+    /// The workers of this fork, which this process does not supervise yet.
     Forked(Vec<i32>),
     /// The process between the template and these workers has ended, so this process is their parent.
     Adopted,
     /// The fork failed; some workers may exist.
     ForkFailed,
-    /// No source file has changed since its import.
+    /// All source files are unchanged since their import.
     Fresh,
     /// This source file has changed since its import; nothing was forked.
     Changed(String),

@@ -31,13 +31,13 @@ pub struct ProgressOptions {
     /// the default, for never.
     pub timeout: Option<Duration>,
     /// The same for the time from their start to the first report. `None`, the default, for never, because the workers
-    /// of a node may leave all reports to those of another one.
+    /// of a node may leave all reports to the workers of another node.
     pub first_timeout: Option<Duration>,
 }
 
 impl ProgressOptions {
     /// The path of one worker's file in the agent's directory. `starts` is how often the agent has started workers before: no two workers share
-    /// a file, as a process that an earlier one left behind may still write.
+    /// a file, because a process that an earlier worker left behind may still write.
     pub(crate) fn worker_file(directory: &Path, starts: usize, local_rank: usize) -> PathBuf {
         directory.join(format!("{starts}-{local_rank}"))
     }
@@ -52,7 +52,7 @@ const READER: &str = "progress-read";
 /// How often the files are read: steps take longer on most jobs, and a read of some files costs microseconds.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// With a shorter timeout the files are read this often in its time, but not more often than each 10 ms.
+/// With a shorter timeout the files are read this often in its time, but not more often than every 10 ms.
 const READS_PER_TIMEOUT: u32 = 4;
 const INTERVAL_MIN: Duration = Duration::from_millis(10);
 
@@ -64,7 +64,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Poller {
     watch: Arc<Mutex<ProgressWatch>>,
-    /// Dropping it ends the threads, so it comes before what waits for them.
+    /// Dropping it stops the threads, so it precedes the handle that waits for them.
     _stop: Sender<Infallible>,
     _thread: JoinedThread,
 }
@@ -80,7 +80,7 @@ impl ProgressView {
     }
 }
 
-/// What files say.
+/// The values of files at one moment.
 struct Reading {
     /// The number of the first file.
     first: usize,
@@ -96,7 +96,7 @@ impl Poller {
     /// Starts the threads, before the workers start: what the files say now is no progress. `on_stuck` is called once,
     /// with the time since the last progress. Blocks until the files are read, for 2 s at most.
     ///
-    /// The files of a directory have a thread of their own. So a file system that does not answer delays neither the
+    /// Each directory of files has a separate thread. Therefore a file system that does not answer delays neither the
     /// steps in other directories nor the verdict.
     ///
     /// # Errors
@@ -165,7 +165,7 @@ impl Poller {
         lock(&self.watch).seen().clone()
     }
 
-    /// Reads the files a last time, and ends the threads. Blocks for 2 s at most.
+    /// Reads the files a last time, and stops the threads. Blocks for 2 s at most.
     pub(crate) fn finish(self) -> ProgressSeen {
         let watch = Arc::clone(&self.watch);
         drop(self);
@@ -192,7 +192,7 @@ fn read_files(
             marks,
             is_earlier,
         };
-        // Without a receiver nobody waits for this directory any more.
+        // Without a receiver no thread waits for this directory any more.
         if readings.send(reading).is_err() || is_last {
             return;
         }
@@ -218,7 +218,7 @@ fn decide(
         }
     }
     let started = Instant::now();
-    // Nothing else is sent.
+    // This is the only message.
     let _ = ready.send(());
     let mut on_stuck = Some(on_stuck);
     loop {
@@ -268,7 +268,7 @@ fn observe(watch: &Mutex<ProgressWatch>, now: Duration, reading: Reading) {
 /// The longest file that is read for a number: 64 bits have 20 digits.
 const BYTES_MAX: u64 = 64;
 
-/// What the file says; `None` if it is missing or cannot be read.
+/// Returns the step or the time of change of the file; `None` if it is missing or cannot be read.
 fn read(path: &Path) -> Option<Mark> {
     let modified = fs::metadata(path).and_then(|it| it.modified()).ok()?;
     match files::read(path, BYTES_MAX) {
@@ -278,7 +278,7 @@ fn read(path: &Path) -> Option<Mark> {
     }
 }
 
-/// A decimal number with blanks around it, or else the time of the last change.
+/// Returns the decimal number, with blanks around it, or otherwise the time of the last change.
 fn mark(bytes: &[u8], modified: SystemTime) -> Mark {
     let text = std::str::from_utf8(bytes).ok();
     let step = text.and_then(|text| text.trim().parse().ok());

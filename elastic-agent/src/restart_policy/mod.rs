@@ -36,12 +36,12 @@ pub struct RestartBudget {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct RestartRules {
-    /// How many restarts are allowed in all. Without any limit it is 0, as in PyTorch; with another one, `None` does
+    /// How many restarts are allowed in all. Without any limit it is 0, as in PyTorch; with another limit, `None` does
     /// not limit their number.
     pub max_restarts: Option<usize>,
     /// How many restarts are allowed in any window of time.
     pub budget: Option<RestartBudget>,
-    /// How many restarts in a row may bring no progress. The job ends on all nodes at the next failure.
+    /// How many restarts in a row may bring no progress. The job stops on all nodes at the next failure.
     pub max_without_progress: Option<usize>,
     /// The exit codes of workers, negative for signals, that end the job on all nodes at once.
     pub final_exit_codes: BTreeSet<i32>,

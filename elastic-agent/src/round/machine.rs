@@ -16,21 +16,21 @@ use crate::restart_policy::{RestartPolicy, RestartRules};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeepOptions {
-    /// With fewer workers than this no work is done: those that are left wait for others.
+    /// With fewer workers than this no work is done: the remaining workers wait for more.
     pub members_min: usize,
-    /// What takes the place of a worker that died, if a restart is left.
+    /// The replacement of a dead worker, if a restart is left.
     pub replacement: Replacement,
     /// How long after the death.
     pub replace_after: Duration,
-    /// How long after their start the service is asked for the workers. If none is a member, a warning says so; one that
-    /// takes longer to join than the default, a minute, only has that warning.
+    /// How long after their start the service is asked for the workers. If none is a member, the
+    /// launcher logs a warning; a worker that joins later than the default, a minute, has no other consequence.
     pub members_expected_after: Duration,
     /// How long a worker that its group has evicted may still run, for example to save its state; then it is killed, and
     /// replaced like any dead worker. 30 s.
     pub evicted_grace: Duration,
 }
 
-/// What takes the place of a worker that died while others run.
+/// The replacement of a dead worker while other workers run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Replacement {
     /// Another process on its node.
@@ -130,8 +130,8 @@ impl Round {
         (round, vec![Effect::Join(joins)])
     }
 
-    /// Takes an input, and returns what to do. Ignores what comes too late for the phase, as the end of a worker that is
-    /// being stopped.
+    /// Takes an input, and returns what to do. Ignores an input that is too late for the phase, for example the exit of a
+    /// worker that is being stopped.
     pub(crate) fn step(&mut self, now: Duration, input: Input) -> Effects {
         let mut effects = Effects::new();
         let phase = std::mem::replace(&mut self.phase, Phase::Over);

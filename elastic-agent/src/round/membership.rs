@@ -126,7 +126,7 @@ fn is_any_lost(membership: &Membership, is_late: bool) -> bool {
 /// How many changes one log line names.
 const REASONS_SHOWN_MAX: usize = 8;
 
-/// What a membership means for the workers of this node, if the rendezvous is not closed.
+/// The consequence of a membership for the workers of this node, if the rendezvous is not closed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum MembersChange {
     None,
@@ -156,7 +156,7 @@ impl MembersChange {
     }
 }
 
-/// What changed about the members of a round: nodes that were lost, that left, or that wait to join.
+/// Returns the changes of the members of a round: lost nodes, nodes that have left, and nodes that wait to join.
 pub(super) fn why_members_changed(membership: &Membership) -> Option<String> {
     let mut reasons = Vec::new();
     for lost in &membership.lost {

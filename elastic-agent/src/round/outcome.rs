@@ -21,7 +21,7 @@ pub enum RoundCause {
     Start,
     /// Workers of this node had failed, or could not be started.
     Failure,
-    /// Workers of this node, or of another one that reported it, made no progress.
+    /// Workers of this node, or of another node that reported it, made no progress.
     Stuck,
     /// Nodes joined, left or were lost, with a text about them.
     MembersChanged(String),
@@ -71,7 +71,7 @@ impl RoundPhases {
     }
 }
 
-/// Takes the time of a round that goes on.
+/// Measures the time of a running round.
 #[derive(Debug)]
 pub(super) struct RoundClock {
     /// When the current phase began.
@@ -186,7 +186,7 @@ pub enum AgentError {
     /// An option has a value that no agent can use.
     #[error("invalid option: {option} {reason}")]
     InvalidOption {
-        /// The option's name, as in [`AgentOptions`](crate::AgentOptions).
+        /// The option's name in [`AgentOptions`](crate::AgentOptions).
         option: &'static str,
         /// Why the value cannot be used.
         reason: &'static str,

@@ -238,7 +238,7 @@ impl Round {
         if let End::Failed(Known::Nothing) | End::Stuck(_, Known::Nothing) = &end
             && self.ends_job_at_once(nodes, now)
         {
-            // Also ends the job at once, unless the store shows that a failure of another node has caused this one.
+            // Also stops the job at once, unless the store shows that a failure of another node has caused this one.
             out.push(Effect::BeginStop(how_to_stop(&end)));
             out.push(Effect::ReadFacts);
             let first = running.failed;
@@ -321,7 +321,7 @@ impl Running {
         }
     }
 
-    /// Handles the number of finished nodes, of which one may have closed the rendezvous: a finished node closes it if other
+    /// Handles the number of finished nodes, because one of them may have closed the rendezvous: a finished node closes it if other
     /// nodes take longer than the timeout of the exit barrier.
     fn closing_judged(&mut self, finished: Option<usize>, out: &mut Effects) -> Option<End> {
         if finished == Some(0) {

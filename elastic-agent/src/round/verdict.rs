@@ -309,7 +309,7 @@ pub(super) const fn failed_worker(exit: &WorkerExit) -> FailedWorker {
     }
 }
 
-/// Makes the worker with the lowest step the root cause: the agent stopped all of them, and the others most often wait
+/// Makes the worker with the lowest step the root cause: the agent stopped all of them, and the other workers most often wait
 /// for that one.
 fn blame_for_stall(failures: &mut Failures, seen: &ProgressSeen, silent_for: Duration) {
     let step_of = |local_rank: usize| seen.steps.get(local_rank).copied().flatten();

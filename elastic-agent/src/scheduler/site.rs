@@ -22,7 +22,7 @@ pub type Finding<T> = Result<Sourced<T>, String>;
 pub struct Found {
     /// The name of the scheduler, or of the program that started this process.
     pub scheduler: &'static str,
-    /// The number of nodes. An error also if launchers would disturb each other.
+    /// The number of nodes. An error even if launchers would disturb each other.
     pub nodes: Finding<usize>,
     /// The rank of this node, from 0.
     pub node_rank: Finding<usize>,
@@ -53,7 +53,7 @@ impl<T> Sourced<T> {
 }
 
 impl Found {
-    /// A job of which nothing is known yet, with one launcher on each node.
+    /// A job without known facts, with one launcher on each node.
     pub fn by(scheduler: &'static str) -> Self {
         let unknown = || "the environment does not name it".to_owned();
         Self {

@@ -238,7 +238,7 @@ impl fmt::Display for HostlistError {
     }
 }
 
-/// Splits a list at the commas outside of brackets. Empty entries are dropped, as by Slurm.
+/// Splits a list at the commas outside of brackets. Empty entries are dropped, which Slurm does too.
 fn patterns(list: &str) -> Result<Vec<&str>, HostlistError> {
     let mut patterns = Vec::new();
     let mut is_inside = false;

@@ -308,7 +308,7 @@ fn new_path(place: &Path) -> PathBuf {
 }
 
 impl TimerPipe {
-    /// Makes the pipe, in place of one that an earlier launcher has left. Another kind of file stays, and is an error.
+    /// Makes the pipe, and replaces a pipe that an earlier launcher has left. Another kind of file stays, and is an error.
     ///
     /// # Errors
     /// Those of the system.

@@ -20,8 +20,8 @@ pub enum ExitKind {
         /// Whether the system wrote a core file.
         has_dumped_core: bool,
     },
-    /// The exit status is lost: other code in this process reaped the child. Counts as a failure, as it
-    /// may have been one.
+    /// The exit status is lost: other code in this process reaped the child. Counts as a failure, because it
+    /// may have been a failure.
     Unknown,
 }
 

@@ -1,4 +1,4 @@
-//! Process groups: signals all processes of a worker, finds those that are left, and kills all groups at once.
+//! Process groups: signals all processes of a worker, finds the remaining processes, and kills all groups at once.
 //!
 //! A group's id is the process id of its leader, the worker. It is safe to use until the worker is reaped.
 
@@ -17,7 +17,7 @@ use rustix::process::{
 use crate::threads::lock;
 use crate::wording::name_of;
 
-/// Lets another thread cut a [`WorkerGroup::stop`] short and kill the workers at once, as after a second
+/// Lets another thread cut a [`WorkerGroup::stop`] short and kill the workers at once, for example after a second
 /// Ctrl-C. Once triggered, it stays so. Clones are the same switch.
 ///
 /// [`WorkerGroup::stop`]: crate::WorkerGroup::stop
@@ -49,7 +49,7 @@ impl KillSwitch {
     }
 
     /// Kills the workers of the [`WorkerGroup::stop`] that uses the switch, on this thread, and ends all grace periods,
-    /// now and later. An agent's switch kills its workers also before it stops them. Does not block. Not for use inside
+    /// now and later. An agent's switch kills its workers even before it stops them. Does not block. Not for use inside
     /// a signal handler, as it takes a lock.
     ///
     /// [`WorkerGroup::stop`]: crate::WorkerGroup::stop
@@ -57,7 +57,7 @@ impl KillSwitch {
         // First: a group that is covered after the lock was held is killed there.
         self.cancel.cancel();
         let groups = lock(&self.groups);
-        // Killing under the lock: no group is reaped meanwhile.
+        // Killing under the lock: in the meantime no group is reaped.
         let failed = kill(&groups);
         drop(groups);
         log_failed(failed);

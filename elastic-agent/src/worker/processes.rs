@@ -55,7 +55,7 @@ impl Processes {
     /// Also returns those that run if one could not be started, with the error.
     ///
     /// # Errors
-    /// What serves the processes could not be started, so there are none.
+    /// A thread or pipe for the processes could not be created, so no process was started.
     pub(super) fn start(
         forked: Option<ForkedWorkers>,
         is_forked_only: bool,
@@ -303,7 +303,7 @@ impl Foreground {
 /// The thread `worker-spawn`. Dropping ends it, and on Linux the workers that it started.
 #[derive(Debug)]
 pub(super) struct Spawner {
-    /// Dropping it ends the thread, so it comes first.
+    /// Dropping it stops the thread, so it is the first field.
     commands: Sender<Command>,
     children: Receiver<io::Result<Child>>,
     _thread: JoinedThread,

@@ -14,7 +14,7 @@ use crate::failure::{Failures, ProcessFailure};
 #[derive(Debug)]
 pub(crate) struct WorkerSlots {
     slots: Vec<Slot>,
-    /// Those in whose place others have started.
+    /// The replaced workers.
     replaced: Vec<WorkerOutcome>,
 }
 

@@ -202,7 +202,7 @@ impl EventFile {
         };
         let mut has_failed = false;
         let lines = QueuedWriter::start(THREAD, file, Box::new(render), move |error| {
-            // The job goes on without its events.
+            // The job continues without its events.
             if !std::mem::replace(&mut has_failed, true) {
                 log::warn!("cannot write events to {name}: {error}");
             }

@@ -208,7 +208,7 @@ fn led_by(report: &Report, cause: &Finding) -> Report {
     led
 }
 
-/// What was known when a worker failed, before the launcher stopped the others.
+/// The reports at the time when a worker failed, before the launcher stopped the other workers.
 #[derive(Debug, Clone, Default)]
 pub(in crate::launcher) struct FailureReports {
     /// At that moment.

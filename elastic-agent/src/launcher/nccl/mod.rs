@@ -45,7 +45,7 @@ pub(super) fn service(environment: &[(OsString, OsString)]) -> Option<HostPort> 
 }
 
 impl NcclAsker {
-    /// Starts the thread. `node` tells what the launcher knows about its workers, `note` takes what their NCCL says; `None`
+    /// Starts the thread. `node` returns the announced workers of this launcher, `note` takes the answer of their NCCL; `None`
     /// if it says nothing.
     ///
     /// # Errors
@@ -148,10 +148,10 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// How many nodes ask.
 const ASKERS: usize = 8;
 
-/// A problem that is younger may be one of a moment: the next answer comes soon.
+/// A problem that is younger may be one of a moment: the next answer follows soon.
 const YOUNG_MS: u64 = 10_000;
 
-/// What the last question led to.
+/// The outcome of the last question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     NoAnswer,
@@ -195,13 +195,13 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a worker may take to accept a connection.
 const PATIENCE: Duration = Duration::from_millis(125);
 
-/// How often it is looked meanwhile whether it has: the system tells nobody.
+/// The interval of checks whether it has: the socket gives no event.
 const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How often a connection is made anew that another program has taken: several can listen at the port.
+/// How often a connection is retried that another program has taken: several can listen at the port.
 const ATTEMPTS: u32 = 4;
 
-/// The bytes of the answer; `None` if no worker listens there. Nothing is sent to other programs. `is_ours` tells whether
+/// The bytes of the answer; `None` if no worker listens there. Other programs receive no bytes. `is_ours` returns whether
 /// a worker holds the end of a connection with these addresses, its own first.
 fn ask(
     service: &HostPort,

@@ -474,7 +474,7 @@ mod tree_tests {
         let processes = HashMap::from([
             (1, process(0, 1)),
             (100, process(1, 50)),
-            // A shell, its Python, that one's loader, which leads a session of its own.
+            // A shell, its Python, that one's loader, which leads its own session.
             (200, process(100, 200)),
             (90, process(200, 200)),
             (91, process(90, 91)),
