@@ -6,14 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::engine::apply::{apply, make_spares, remove_dead};
-use crate::engine::decide::{Action, Context, Entering};
+use crate::engine::decide::{Context, Entering};
 use crate::engine::last_round::{LastRound, Loss, REJOIN_GRACE};
 use crate::engine::links::RETURN_GRACE;
 use crate::engine::observations::Observations;
 use crate::values::node::NodeId;
-use crate::values::recorded_event::Step;
-use crate::values::report::LostNode;
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;
 use crate::values::timestamp::{Now, Timestamp};
@@ -76,22 +73,9 @@ impl Decider {
         }
     }
 
-    /// Applies an action of `node` to the state. Returns the step that is recorded for it.
-    pub(crate) fn apply(&mut self, action: Action, node: &NodeId, time: Timestamp) -> Option<Step> {
-        let (state, settings) = (&mut self.state, &self.settings);
-        let (was_complete, round) = (state.complete, state.round);
-        let before = self.last_round.ranks_for(state);
-        apply(state, action, node, settings, time, before);
-        if !was_complete {
-            make_spares(state, settings);
-        }
-        step_of_action(action, round, !was_complete && state.complete)
-    }
-
-    /// Removes dead nodes from the state.
-    pub(crate) fn remove_dead(&mut self, dead: &[LostNode]) {
-        let dead = dead.iter().map(|dead| &dead.node);
-        remove_dead(&mut self.state, dead, &self.settings);
+    /// Observes which members of the last round are there. `loss` returns whether an unlisted member counts as lost.
+    pub(crate) fn observe_last_round(&mut self, now: Now, loss: impl Fn(&NodeId) -> Option<Loss>) {
+        self.last_round.observe(&self.state, now.monotonic, loss);
     }
 
     /// Whether `node` leaves the free places of the open round to members of the last one. `claimants` returns the number of
@@ -134,25 +118,19 @@ impl Decider {
     /// slowly: in a restart of running nodes it can end early, and later nodes join through the wait list. PyTorch waits for all of it.
     pub(crate) fn are_back<'n>(
         &self,
-        mut nodes: impl Iterator<Item = &'n NodeId>,
+        nodes: impl IntoIterator<Item = &'n NodeId>,
         is_dropped: impl Fn(&NodeId) -> bool,
         now: Now,
     ) -> bool {
         let state = &self.state;
         let all_had_time = self.all_had_time_at().is_some_and(|at| at < now.monotonic);
-        nodes.all(|node| {
+        nodes.into_iter().all(|node| {
             let is_elsewhere =
                 state.wait_list.contains(node) || state.redundancy_list.contains(node);
             state.participants.contains_key(node)
                 || is_dropped(node)
                 || ((all_had_time || self.gone.contains(node)) && !is_elsewhere)
         })
-    }
-
-    /// The silence after which an unlisted node counts as dropped and not as departed: a live node writes once
-    /// in an interval, a dropped node was silent for almost [`RendezvousSettings::dead_after`].
-    pub(crate) fn overdue_after(&self) -> Duration {
-        self.settings.dead_after() / 2
     }
 
     /// The members of the last round that another node seems to have dropped in `state`. Must run before the observations
@@ -171,7 +149,7 @@ impl Decider {
         };
         let loss_of = |node: &NodeId| {
             let is_overdue = |silence: Option<Duration>| {
-                silence.is_some_and(|silence| silence > self.overdue_after())
+                silence.is_some_and(|silence| silence > self.settings.overdue_after())
             };
             if is_overdue(self.observations.silence_of(node, known_as_of)) {
                 return loss(now.monotonic, false);
@@ -193,14 +171,5 @@ impl Decider {
             .filter(|node| !state.last_heartbeats.contains_key(*node))
             .filter_map(|node| Some((node.clone(), loss_of(node)?)))
             .collect()
-    }
-}
-
-/// The step of `action`. `round` is the round before the action, `completes` whether the action completes it.
-fn step_of_action(action: Action, round: i64, completes: bool) -> Option<Step> {
-    match action {
-        _ if completes => Some(Step::MarksComplete { round }),
-        Action::MarkClosed => Some(Step::MarksClosed),
-        _ => None,
     }
 }

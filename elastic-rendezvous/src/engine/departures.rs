@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::engine::decider::Decider;
+use crate::engine::observations::Observations;
 use crate::values::node::NodeId;
 use crate::values::report::{DroppedNode, LeftNode, LostNode};
+use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;
 use crate::values::timestamp::Now;
 
@@ -70,18 +71,19 @@ impl Departures {
         self.dropped.contains_key(node)
     }
 
-    /// Notes which members are missing in `state`, and why. `decider` must not have adopted `state` yet, because its
-    /// observations then forget those members. `requested_at` is when `state` was requested.
+    /// Notes which members are missing in `state`, and why. The `observations` must not have adopted `state` yet, because
+    /// they then forget those members. `requested_at` is when `state` was requested.
     pub(crate) fn observe(
         &mut self,
         state: &RendezvousState,
         me: &NodeId,
-        decider: &Decider,
+        observations: &Observations,
+        settings: &RendezvousSettings,
         requested_at: Duration,
         now: Now,
     ) {
         // This process may have been stopped before it saw the state.
-        let latest = requested_at.saturating_add(decider.settings.keep_alive_interval);
+        let latest = requested_at.saturating_add(settings.keep_alive_interval);
         let moment = now.monotonic.min(latest);
         let is_same_round = state.complete && state.round == self.round;
         for node in self.world.iter().filter(|node| *node != me) {
@@ -94,17 +96,17 @@ impl Departures {
                 self.departed.insert(node.clone(), joining);
                 continue;
             }
-            let Some(silence) = decider.observations.silence_of(node, moment) else {
+            let Some(silence) = observations.silence_of(node, moment) else {
                 // It was already unlisted.
                 continue;
             };
             if matches!(self.departed.get(node), Some(Departure::Lost(_))) {
                 continue;
             }
-            let links = &decider.observations.links;
+            let links = &observations.links;
             let closed_since = links.closed_since(node);
             let is_disconnected = closed_since.is_some() || links.was_found_closed(node);
-            let departure = if silence > decider.overdue_after() || is_disconnected {
+            let departure = if silence > settings.overdue_after() || is_disconnected {
                 let dropped = Dropped {
                     at: now.monotonic,
                     silence: closed_since.map_or(silence, |at| moment.saturating_sub(at)),

@@ -14,9 +14,8 @@ use crate::engine::departures::Departures;
 use crate::engine::identity::OwnHeartbeats;
 use crate::engine::last_round::Loss;
 use crate::engine::links::{Links, Marks};
-use crate::values::goal::{Entry, Operation, OperationError};
+use crate::values::goal::{Entry, Operation, OperationError, Step};
 use crate::values::node::NodeId;
-use crate::values::recorded_event::Step;
 use crate::values::report::{LeftNode, LostNode, WaitReport};
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::{RendezvousState, Token, Written};
@@ -414,7 +413,8 @@ impl Executor {
         let others = listed.filter(|node| **node != self.me);
         let silent = others.filter_map(|node| {
             let silence = self.decider.observations.silence_of(node, now.monotonic)?;
-            (silence > self.decider.overdue_after()).then(|| LostNode::new(node.clone(), silence))
+            (silence > self.decider.settings.overdue_after())
+                .then(|| LostNode::new(node.clone(), silence))
         });
         silent.collect()
     }
@@ -491,8 +491,9 @@ impl Executor {
             known_as_of,
             write_requested_at,
         } = &mut self.requests;
+        let (observations, settings) = (&decider.observations, &decider.settings);
         self.departures
-            .observe(&state, me, decider, *requested_at, now);
+            .observe(&state, me, observations, settings, *requested_at, now);
         let mut lost = decider.dropped_by_others(&state, *known_as_of, now);
         *known_as_of = *requested_at;
         decider.observations.observe(&state, &decider.settings, now);
@@ -513,8 +514,7 @@ impl Executor {
             is_of_connection: false,
         };
         lost.extend(silent.iter().map(|silent| (silent.node.clone(), at_once)));
-        let (last, state) = (&mut decider.last_round, &decider.state);
-        last.observe(state, now.monotonic, |node| lost.get(node).copied());
-        self.departures.on_dropped(silent, state, now);
+        decider.observe_last_round(now, |node| lost.get(node).copied());
+        self.departures.on_dropped(silent, &decider.state, now);
     }
 }

@@ -9,7 +9,7 @@ use c10d_socket::{Cancel, ConnectOptions, DialStage, HostPort, printable, sleep}
 use c10d_store::{Credentials, Store, StoreError, StoreHandle, TcpStore, TcpStoreOptions};
 
 use crate::engine::reach::{Reach, ReachStep};
-use crate::shell::workers_claim::OWNER_KEY;
+use crate::shell::board::OWNER_KEY;
 use crate::values::diagnosis::Unreachable;
 
 const THREAD: &str = "reach";

@@ -15,10 +15,9 @@ use c10d_store::{
 };
 
 use crate::engine::own_address::Advertised;
-use crate::shell::board::{BoardError, RoundBoard, Wait};
+use crate::shell::board::{BoardError, OWNER_KEY, RoundBoard, Wait, is_kept, state_key};
 use crate::shell::handler::{BootstrapInfo, RendezvousInfo};
 use crate::shell::own_host::OwnHost;
-use crate::shell::workers_claim::{OWNER_KEY, is_kept, state_key};
 use crate::values::error::RendezvousError;
 use crate::values::node::NodeId;
 use crate::values::port_range::PortRange;

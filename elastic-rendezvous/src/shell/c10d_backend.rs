@@ -10,9 +10,10 @@ use c10d_socket::Cancel;
 use c10d_store::{Known, Store, StoreError, StoreExt};
 
 use crate::shell::backend::{RendezvousBackend, StateWatch};
+use crate::shell::board::state_key;
 use crate::shell::group_store::GroupStore;
 use crate::shell::marks::MarkBoard;
-use crate::shell::workers_claim::{claim, state_key};
+use crate::shell::workers_claim::claim;
 use crate::shell::write_lease::WriteLease;
 use crate::values::codec::{self, CodecLimits, CorruptState, SENTINEL};
 use crate::values::error::RendezvousError;

@@ -11,9 +11,9 @@ use crate::shell::handler::{Listener, RendezvousEvent};
 use crate::shell::notices::Notices;
 use crate::shell::this_host;
 use crate::values::error::RendezvousError;
-use crate::values::goal::{Operation, OperationError};
+use crate::values::goal::{Method, Operation, OperationError, Step};
 use crate::values::node::NodeId;
-use crate::values::recorded_event::{Method, RecordedEvent, Step};
+use crate::values::recorded_event::RecordedEvent;
 use crate::values::report::{Membership, WaitReport};
 
 /// How often a waiting join writes a line to the log.

@@ -9,6 +9,7 @@ use c10d_store::{Store, StoreExt};
 use indexmap::IndexMap;
 
 use crate::shell::backend::RendezvousBackend;
+use crate::shell::board::state_key;
 use crate::shell::stored_state::StoredState;
 use crate::values::error::RendezvousError;
 use crate::values::node::NodeId;
@@ -113,7 +114,7 @@ impl Applicant<'_> {
 
     /// Returns the claim after the write.
     fn write(&self, expected: &[u8], claim: &str) -> Result<Vec<u8>, RendezvousError> {
-        let key = format!("torch.rendezvous.{}/keep", self.run_id);
+        let key = format!("{}/keep", state_key(self.run_id));
         let written = self.store.compare_set(&key, expected, claim.as_bytes());
         let written = written.map_err(|error| RendezvousError::connection(self.run_id, error))?;
         Ok(written.into_value())

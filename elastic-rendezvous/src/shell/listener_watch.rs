@@ -8,7 +8,7 @@ use c10d_store::{
     ListenerKind, Store as _, StoreError, StoreHandle as _, TcpStore, TcpStoreOptions,
 };
 
-use crate::shell::workers_claim::{OWNER_KEY, run_of};
+use crate::shell::board::{OWNER_KEY, run_of};
 use crate::values::diagnosis::FoundListener;
 use crate::values::error::RendezvousError;
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use c10d_store::StoreError;
 
 use crate::shell::backend::RendezvousBackend;
+use crate::shell::board::state_key;
 use crate::values::codec::{self, CodecLimits};
 use crate::values::error::RendezvousError;
 use crate::values::state::{RendezvousState, Stored, Token, Written};
@@ -65,7 +66,7 @@ impl StoredState {
         let state = codec::decode(&stored.state, &self.limits);
         let state = state.map_err(|source| RendezvousError::CorruptState {
             store: self.backend.label(),
-            key: format!("torch.rendezvous.{}", self.run_id),
+            key: state_key(&self.run_id),
             source,
         })?;
         Ok((state, stored.token))

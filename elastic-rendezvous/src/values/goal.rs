@@ -1,4 +1,4 @@
-//! The operations that a handler requests from its loop, and their results.
+//! The operations that a handler requests from its loop, their results, and the steps in between that are recorded.
 
 use crate::values::node::NodeId;
 
@@ -90,4 +90,41 @@ pub(crate) enum OperationError {
     Closed,
     Timeout,
     GracefulExit,
+}
+
+/// A step to record. Its texts are only created for a listener.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Step {
+    HostsStore,
+    MarksComplete {
+        round: i64,
+    },
+    MarksClosed,
+    Joined {
+        round: i64,
+        rank: usize,
+        world_size: usize,
+    },
+    Closed,
+    Failed(Method, Failure),
+}
+
+/// The methods whose failures are recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Method {
+    CreateBackend,
+    NextRendezvous,
+    IsClosed,
+    SetClosed,
+    Shutdown,
+    KeepAlive,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// The closest error class of PyTorch.
+    pub(crate) class: &'static str,
+    pub(crate) message: String,
+    /// The error and its causes, one per line.
+    pub(crate) trace: String,
 }

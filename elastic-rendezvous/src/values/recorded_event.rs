@@ -7,7 +7,7 @@ use std::error::Error;
 use std::fmt;
 
 use crate::values::error::RendezvousError;
-use crate::values::goal::{Answer, Goal};
+use crate::values::goal::{Answer, Failure, Goal, Method, Step};
 use crate::values::node::NodeId;
 
 /// The state of a node when it records an event. In PyTorch: `NodeState`
@@ -227,43 +227,6 @@ fn class_of(error: &RendezvousError) -> &'static str {
         }
         _ => "RendezvousError",
     }
-}
-
-/// A step to record. Its texts are only created for a listener.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Step {
-    HostsStore,
-    MarksComplete {
-        round: i64,
-    },
-    MarksClosed,
-    Joined {
-        round: i64,
-        rank: usize,
-        world_size: usize,
-    },
-    Closed,
-    Failed(Method, Failure),
-}
-
-/// The methods whose failures are recorded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Method {
-    CreateBackend,
-    NextRendezvous,
-    IsClosed,
-    SetClosed,
-    Shutdown,
-    KeepAlive,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Failure {
-    /// The closest error class of PyTorch.
-    pub(crate) class: &'static str,
-    pub(crate) message: String,
-    /// The error and its causes, one per line.
-    pub(crate) trace: String,
 }
 
 #[cfg(test)]

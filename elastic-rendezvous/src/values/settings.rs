@@ -178,6 +178,12 @@ impl RendezvousSettings {
             .saturating_mul(self.keep_alive_max_attempt)
     }
 
+    /// The silence after which an unlisted node counts as dropped and not as departed: a live node writes once
+    /// in an interval, a dropped node was silent for almost [`dead_after`](Self::dead_after).
+    pub(crate) fn overdue_after(&self) -> Duration {
+        self.dead_after() / 2
+    }
+
     pub(crate) fn check(&self) -> Result<(), ParametersError> {
         for (setting, is_zero) in [
             ("join timeout", self.join_timeout.is_zero()),

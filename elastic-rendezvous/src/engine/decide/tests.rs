@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::{Action, Context, Decision, Entering, amend, close, exit, join, keep_alive, leave};
-use crate::engine::apply::{Ranks, apply, make_spares, remove_dead};
+use crate::engine::apply::{apply, make_spares, remove_dead};
+use crate::engine::last_round::Ranks;
 use crate::values::node::NodeId;
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;

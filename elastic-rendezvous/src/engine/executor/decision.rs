@@ -109,7 +109,7 @@ impl Executor {
     fn all_are_back(&self, now: Now) -> bool {
         let is_dropped = |node: &NodeId| self.departures.has_dropped(node);
         let expected = self.expected.as_ref();
-        expected.is_some_and(|nodes| self.decider.are_back(nodes.iter(), is_dropped, now))
+        expected.is_some_and(|nodes| self.decider.are_back(nodes, is_dropped, now))
     }
 
     /// The next time at which a decision may change without a change of the state.

@@ -17,8 +17,8 @@ use super::message::{Answer, AnswerKind, NAMED_MAX, Request, RequestKind, Summar
 use super::timers::Timers;
 use crate::engine::decider::Decider;
 use crate::engine::links::Marks;
+use crate::values::goal::Step;
 use crate::values::node::NodeId;
-use crate::values::recorded_event::Step;
 use crate::values::report::LostNode;
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::{RendezvousState, Token, Written};
@@ -568,7 +568,21 @@ impl Holder {
     /// Adopts a state that was read or written.
     fn observe(&mut self, now: Now) {
         self.decider.observe(now);
-        self.rounds.observe(&mut self.decider, now);
+        self.observe_last_round(now);
+        let Decider {
+            state,
+            observations,
+            settings,
+            ..
+        } = &self.decider;
+        self.rounds.observe(state, observations, settings, now);
+    }
+
+    /// Notes the members of the last round, for their ranks and places in the next one.
+    fn observe_last_round(&mut self, now: Now) {
+        let rounds = &self.rounds;
+        self.decider
+            .observe_last_round(now, |node| rounds.loss_of(node, now));
     }
 
     /// Notes who is listed in the stored state, and warns of those that no longer are.
@@ -617,7 +631,8 @@ impl Holder {
     }
 
     fn summarize(&mut self) {
-        let mut summary = self.rounds.summary(&self.decider, self.epoch);
+        let (state, settings) = (&self.decider.state, &self.decider.settings);
+        let mut summary = self.rounds.summary(state, settings, self.epoch);
         (summary.calls, summary.called) = self.summaries.calls.clone();
         self.summaries.current = summary.to_text();
     }

@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::store::Version;
-use crate::engine::apply::{Ranks, assign};
-use crate::engine::last_round::REJOIN_GRACE;
+use crate::engine::last_round::{REJOIN_GRACE, Ranks, assign};
 use crate::values::node::NodeId;
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;

@@ -5,13 +5,13 @@
 
 use std::time::Duration;
 
-use crate::engine::apply::{Ranks, apply, remove_dead};
+use crate::engine::apply::{apply, remove_dead};
 use crate::engine::decide::{self, Action, Context};
+use crate::engine::last_round::Ranks;
 use crate::engine::{Ask, Engine, Reply};
 use crate::values::error::RendezvousError;
-use crate::values::goal::{Answer, Joined, Operation, OperationError};
+use crate::values::goal::{Answer, Joined, Operation, OperationError, Step};
 use crate::values::node::NodeId;
-use crate::values::recorded_event::Step;
 use crate::values::report::{LostNode, Membership, WaitReport};
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::{RendezvousState, Token, Written};

@@ -11,12 +11,12 @@ use c10d_store::{
     StoreExt, StoreHandle as _, TcpStore, TcpStoreOptions,
 };
 
+use crate::shell::board::STATIC_NAMES;
 use crate::shell::bootstrap::protected;
 use crate::shell::listener_watch::{ListenerWatch, has_many_keys, runs_at};
 use crate::shell::own_host::given_addresses;
 use crate::shell::reconnection::{ReconnectingStore, connect_to};
 use crate::shell::this_host;
-use crate::shell::workers_claim::STATIC_NAMES;
 use crate::values::error::{RendezvousError, is_outage};
 use crate::values::node::NodeId;
 use crate::values::store_access::{ServerHook, StoreRoute};

@@ -192,7 +192,7 @@ impl Holder {
         let step = self.decider.apply(action, node, pass.time);
         self.steps.extend(step.map(|step| (node.clone(), step)));
         if was_complete != self.decider.state.complete {
-            self.rounds.observe_last(&mut self.decider, pass.now);
+            self.observe_last_round(pass.now);
             pass.claims = None;
         }
         if self.decider.last_round.has(node) {
@@ -211,6 +211,16 @@ impl Holder {
                 .claims
                 .get_or_insert_with(|| self.decider.claimants(now).count())
         })
+    }
+
+    /// Whether all nodes that left the last round to rejoin are back.
+    fn all_are_back(&self, now: Now) -> bool {
+        let state = &self.decider.state;
+        let members = self.rounds.members_before(state);
+        let is_dropped = |node: &NodeId| self.rounds.has_dropped(node);
+        self.decider.all_had_time_at().is_some()
+            && state.wait_list.is_empty()
+            && members.is_some_and(|it| self.decider.are_back(it, is_dropped, now))
     }
 
     fn place(&self, node: &NodeId, pass: &mut Pass) -> Option<Place> {
@@ -252,8 +262,7 @@ impl Pass {
         Self {
             now,
             time: decider.time_to_write(now),
-            is_last_call_over: decider.has_last_call_timed_out(now)
-                || holder.rounds.all_are_back(decider, now),
+            is_last_call_over: decider.has_last_call_timed_out(now) || holder.all_are_back(now),
             has_suspects: decider.has_suspects(&holder.me),
             complete: None,
             claims: None,

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::engine::decider::Decider;
 use crate::engine::group::message::Summary;
 use crate::engine::last_round::Loss;
+use crate::engine::observations::Observations;
 use crate::values::node::NodeId;
 use crate::values::report::LostNode;
+use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;
 use crate::values::timestamp::Now;
 
@@ -51,22 +52,26 @@ impl Rounds {
         self.dropped.extend(silent);
     }
 
-    /// Notes the members of the last round, for their ranks and places in the next one.
-    pub(super) fn observe_last(&self, decider: &mut Decider, now: Now) {
-        let loss = |node: &NodeId| {
-            self.dropped.get(node).map(|_| Loss {
-                from: now.monotonic,
-                is_of_connection: false,
-            })
-        };
-        let last = &mut decider.last_round;
-        last.observe(&decider.state, now.monotonic, loss);
+    /// Whether a member of the last round, which is not listed, counts as lost.
+    pub(super) fn loss_of(&self, node: &NodeId, now: Now) -> Option<Loss> {
+        self.has_dropped(node).then_some(Loss {
+            from: now.monotonic,
+            is_of_connection: false,
+        })
+    }
+
+    pub(super) fn has_dropped(&self, node: &NodeId) -> bool {
+        self.dropped.contains_key(node)
     }
 
     /// Notes the members of a complete round, and which have departed since. The state is the stored one.
-    pub(super) fn observe(&mut self, decider: &mut Decider, now: Now) {
-        self.observe_last(decider, now);
-        let state = &decider.state;
+    pub(super) fn observe(
+        &mut self,
+        state: &RendezvousState,
+        observations: &Observations,
+        settings: &RendezvousSettings,
+        now: Now,
+    ) {
         let is_new = state.complete && self.world.as_ref().is_none_or(|it| it.round != state.round);
         if is_new {
             let world = World {
@@ -87,8 +92,8 @@ impl Rounds {
                 continue;
             }
             let silence = self.dropped.get(node).copied().or_else(|| {
-                let silence = decider.observations.silence_of(node, now.monotonic)?;
-                (silence > decider.overdue_after()).then_some(silence)
+                let silence = observations.silence_of(node, now.monotonic)?;
+                (silence > settings.overdue_after()).then_some(silence)
             });
             let departure = silence.map_or(Departure::Left, Departure::Lost);
             self.departures.insert(node.clone(), departure);
@@ -111,15 +116,10 @@ impl Rounds {
         self.departures.extend(lost.chain(left).filter(is_gone));
     }
 
-    /// Whether all nodes that left the last round to rejoin are back (*CLOCK 5*).
-    pub(super) fn all_are_back(&self, decider: &Decider, now: Now) -> bool {
-        let state = &decider.state;
-        let is_last_call = decider.all_had_time_at().is_some();
+    /// The members of the round before the open one of `state`; `None` if none is known.
+    pub(super) fn members_before(&self, state: &RendezvousState) -> Option<&BTreeSet<NodeId>> {
         let before = self.world.as_ref().filter(|it| it.round < state.round);
-        let is_dropped = |node: &NodeId| self.dropped.contains_key(node);
-        is_last_call
-            && before.is_some_and(|world| decider.are_back(world.nodes.iter(), is_dropped, now))
-            && state.wait_list.is_empty()
+        before.map(|world| &world.nodes)
     }
 
     /// An earlier round with the same nodes as the complete one of `state`; -1 if none is known.
@@ -133,8 +133,12 @@ impl Rounds {
         before.map_or(-1, |world| world.round)
     }
 
-    pub(super) fn summary(&self, decider: &Decider, epoch: u64) -> Summary {
-        let state = &decider.state;
+    pub(super) fn summary(
+        &self,
+        state: &RendezvousState,
+        settings: &RendezvousSettings,
+        epoch: u64,
+    ) -> Summary {
         let departed = self.departures.iter();
         let lost = departed
             .clone()
@@ -146,7 +150,7 @@ impl Rounds {
             Departure::Left => Some((node.clone(), state.last_heartbeats.contains_key(node))),
             Departure::Lost(_) => None,
         });
-        let is_full = state.complete && state.participants.len() >= decider.settings.max_nodes;
+        let is_full = state.complete && state.participants.len() >= settings.max_nodes;
         let waiting = state.wait_list.iter().filter(|_| !is_full);
         Summary {
             epoch,
