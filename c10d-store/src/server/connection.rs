@@ -13,8 +13,8 @@ use mio::{Interest, Token};
 use slab::Slab;
 
 use super::budget::Budget;
+use super::delayed_replies::DelayedReplies;
 use super::gate::Gate;
-use super::held::Held;
 use super::numbers::Numbers;
 use super::session_memory::SessionMemory;
 use crate::journal::Authority;
@@ -187,37 +187,85 @@ impl Client {
     }
 }
 
+/// What a connection does about the requests that have arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RequestFlow {
+    /// It carries them out.
+    Reading,
+    /// They wait until the peer reads its replies, or until there is room for more.
+    Paused,
+    /// They wait until the deletion of a prefix is complete.
+    Deleting,
+    /// They have waited, and can be carried out now.
+    Resumed,
+    /// The replies exceed the limit: the connection is to be closed.
+    Overflowed,
+}
+
+impl RequestFlow {
+    /// Whether nothing more is read.
+    pub(super) const fn is_paused(self) -> bool {
+        matches!(self, Self::Paused | Self::Deleting | Self::Overflowed)
+    }
+
+    /// Whether there may be requests that were not carried out.
+    pub(super) const fn has_waiting(self) -> bool {
+        matches!(self, Self::Paused | Self::Deleting | Self::Resumed)
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) carrier: Carrier,
     pub(super) parser: RequestParser,
     pub(super) phase: Phase,
-    /// Requests wait until the peer reads its replies.
-    pub(super) paused: bool,
-    /// Waiting requests can be carried out now.
-    pub(super) resume: bool,
-    /// Requests wait until the deletion of a prefix is complete.
-    pub(super) is_sweeping: bool,
+    pub(super) flow: RequestFlow,
     /// In the event loop's list of connections that are read without an event.
     pub(super) is_ready: bool,
     /// Whether the rest of a long request may arrive, if memory is scarce.
     pub(super) input_turn: InputTurn,
-    /// The replies exceed the limit: the connection is to be closed.
-    pub(super) overflowed: bool,
     /// In the list of connections that have new replies.
     touched: bool,
     generation: u32,
     /// Its part of [`Connections::budget`].
     counted_bytes: usize,
     /// Replies that a crash would take back; `None` if there was never one.
-    held: Option<Box<Held>>,
+    held: Option<Box<DelayedReplies>>,
 }
 
 impl Connection {
+    /// Changes the flow, unless the connection is to be closed.
+    pub(super) fn set_flow(&mut self, flow: RequestFlow) {
+        if !self.has_overflowed() {
+            self.flow = flow;
+        }
+    }
+
+    /// Has requests that were resumed carried out. Returns whether there are some.
+    pub(super) fn take_resumed(&mut self) -> bool {
+        let is_resumed = self.flow == RequestFlow::Resumed;
+        if is_resumed {
+            self.flow = RequestFlow::Reading;
+        }
+        is_resumed
+    }
+
+    /// Whether the replies exceed the limit.
+    pub(super) fn has_overflowed(&self) -> bool {
+        self.flow == RequestFlow::Overflowed
+    }
+
+    #[inline]
+    fn overflow_if(&mut self, is_too_much: bool) {
+        if is_too_much {
+            self.flow = RequestFlow::Overflowed;
+        }
+    }
+
     /// The interest to register, from the state; `None` for none.
     pub(super) fn interest(&self) -> Option<Interest> {
         let readable = match self.phase {
-            Phase::Open => !self.paused,
+            Phase::Open => !self.flow.is_paused(),
             Phase::Finishing => false,
             Phase::Refusing => true,
         };
@@ -339,12 +387,13 @@ impl Connection {
         if position == 0 && !self.is_held() {
             let out = self.out_mut();
             write(out);
-            self.overflowed |= out.copied_bytes() > unsent_bytes_max;
+            let is_too_much = out.copied_bytes() > unsent_bytes_max;
+            self.overflow_if(is_too_much);
             return false;
         }
         let (out, is_new) = self.hold(position);
         write(out);
-        self.overflowed |= self.copied_bytes() > unsent_bytes_max;
+        self.overflow_if(self.copied_bytes() > unsent_bytes_max);
         is_new
     }
 
@@ -533,12 +582,9 @@ impl Connections {
             carrier,
             parser,
             phase: Phase::Open,
-            paused: false,
-            resume: false,
-            is_sweeping: false,
+            flow: RequestFlow::Reading,
             is_ready: false,
             input_turn: InputTurn::Any,
-            overflowed: false,
             touched: false,
             generation,
             counted_bytes: 0,
@@ -640,7 +686,7 @@ impl Connections {
         total.reply_bytes = total.reply_bytes - before.reply_bytes + now.reply_bytes;
         total.request_bytes = total.request_bytes - before.request_bytes + now.request_bytes;
         let grows = now.all() > before.all();
-        connection.overflowed |= grows && total.all() > unsent_bytes_max;
+        connection.overflow_if(grows && total.all() > unsent_bytes_max);
     }
 
     /// Whether some client of this session may have a request carried out.
@@ -693,8 +739,11 @@ impl Connections {
         let Some(connection) = self.get(token) else {
             return false;
         };
-        // A later reply would take the place of a dropped one.
-        if connection.is_sweeping || connection.overflowed {
+        // After an overflow, a later reply would take the place of a dropped one.
+        if matches!(
+            connection.flow,
+            RequestFlow::Deleting | RequestFlow::Overflowed
+        ) {
             return false;
         }
         let usual = match self.budget.is_scarce() {
@@ -716,9 +765,10 @@ impl Connections {
     fn drop_if_too_much(&mut self, token: Token) {
         let is_exceeded = self.budget.is_exceeded_unshared();
         if let Some(connection) = find(&mut self.slots, token)
-            && (connection.overflowed || is_exceeded && connection.counted_bytes >= SMALL_BYTES)
+            && (connection.has_overflowed()
+                || is_exceeded && connection.counted_bytes >= SMALL_BYTES)
         {
-            connection.overflowed = true;
+            connection.flow = RequestFlow::Overflowed;
             connection.drop_replies();
             self.recount(token);
         }
@@ -854,7 +904,7 @@ impl Replies for Connections {
         let Some(connection) = find(&mut self.slots, token) else {
             return;
         };
-        if connection.overflowed {
+        if connection.has_overflowed() {
             return;
         }
         let (is_client, is_carried) = match &connection.carrier {

@@ -18,16 +18,17 @@ use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 
 use self::paused_inputs::PausedInputs;
-use super::carrying::{Begun, Parts};
 use super::connection::{
-    Accepted, Carrier, Connection, Connections, PAUSE_UNSENT_BYTES, Phase, conn_id_of, token_of,
+    Accepted, Carrier, Connection, Connections, PAUSE_UNSENT_BYTES, Phase, RequestFlow, conn_id_of,
+    token_of,
 };
 use super::counts::Counts;
 use super::http::InstalledHandler;
-use super::keeping::{GATHERED_BYTES_MAX, Keeping};
+use super::journal_queue::{GATHERED_BYTES_MAX, JournalQueue};
 use super::observer::{Observed, StoreObserver};
 use super::options::ServerOptions;
 use super::recover::OpenJournal;
+use super::session_requests::{Begun, Parts};
 use super::sessions::Sessions;
 use super::standby::Standby;
 use super::timers::Timers;
@@ -40,18 +41,17 @@ use crate::session::{Hello, StoreId, random_seed};
 use crate::snapshot::{CloseReason, Counters};
 use crate::state::{Refusal, StoreState};
 
-mod accepting;
-mod beating;
-mod carrying;
+mod acceptance;
 mod clients;
-mod ending;
-mod keeping;
+mod ends;
+mod journal;
+mod memory_relief;
+mod observers;
+mod output;
 mod paused_inputs;
-mod relieving;
-mod sending;
+mod sessions;
 #[cfg(test)]
 mod tests;
-mod watching;
 
 const WAKER: Token = Token(usize::MAX);
 
@@ -107,7 +107,7 @@ pub(super) struct EventLoop {
     turn: TurnClock,
     timers: Timers,
     /// Of a store with a journal.
-    keeping: Option<Keeping>,
+    keeping: Option<JournalQueue>,
     /// Until this process leads: nothing is served.
     standby: Option<Standby>,
     /// When the next heartbeats are due, if any session wants some.
@@ -155,7 +155,9 @@ impl EventLoop {
         let empty = || StoreState::new(options.groups.map(|groups| groups(random_seed())));
         let (state, sessions, keeping) = match journal {
             ServedJournal::None => (empty(), sessions, None),
-            ServedJournal::Open(journal) => Keeping::start(*journal, sessions, Arc::clone(&waker))?,
+            ServedJournal::Open(journal) => {
+                JournalQueue::start(*journal, sessions, Arc::clone(&waker))?
+            }
             ServedJournal::StandBy(source) => {
                 standby = Some(Standby::start(source, options.groups, Arc::clone(&waker))?);
                 (empty(), sessions, None)
@@ -356,7 +358,7 @@ impl EventLoop {
         if let Some(conn) = complete {
             let token = token_of(conn);
             if let Some(connection) = self.connections.get_mut(token) {
-                connection.is_sweeping = false;
+                connection.set_flow(RequestFlow::Paused);
                 self.resume(token);
             }
         }
@@ -365,9 +367,9 @@ impl EventLoop {
     /// Has a connection whose requests have waited carry them out after the others.
     fn resume(&mut self, token: Token) {
         if let Some(connection) = self.connections.get_mut(token)
-            && std::mem::take(&mut connection.paused)
+            && connection.flow == RequestFlow::Paused
         {
-            connection.resume = true;
+            connection.flow = RequestFlow::Resumed;
             self.serve_later(token);
         }
     }
@@ -409,7 +411,7 @@ impl EventLoop {
                 return;
             };
             match connection.phase {
-                Phase::Open if connection.paused => return,
+                Phase::Open if connection.flow.is_paused() => return,
                 Phase::Open => {}
                 Phase::Finishing => return,
                 Phase::Refusing => return self.discard(token),
@@ -418,11 +420,11 @@ impl EventLoop {
                 return self.resume_client(token);
             }
             if is_full && connection.link().is_none() {
-                connection.paused = true;
+                connection.set_flow(RequestFlow::Paused);
                 self.pause_if_full(token);
                 return;
             }
-            if std::mem::take(&mut connection.resume) {
+            if connection.take_resumed() {
                 self.process(token, Input::InParser);
                 budget = budget.saturating_sub(PAUSE_UNSENT_BYTES);
                 if budget == 0 || self.turn.is_turn_over() {
@@ -432,7 +434,7 @@ impl EventLoop {
             }
             if connection.needs_input_turn() && self.must_pause_input(token) {
                 if let Some(connection) = self.connections.get_mut(token) {
-                    connection.paused = true;
+                    connection.set_flow(RequestFlow::Paused);
                 }
                 return;
             }
@@ -611,7 +613,7 @@ impl EventLoop {
                 && parts.state.is_sweeping_for(conn)
                 && let Some(connection) = parts.connections.get_mut(token)
             {
-                connection.is_sweeping = true;
+                connection.set_flow(RequestFlow::Deleting);
             }
             must_wait = hello.is_some() || !parts.connections.may_continue(token);
             Ok::<_, Refusal>(if must_wait || turn.is_turn_over() {
@@ -636,9 +638,12 @@ impl EventLoop {
             }
             connection.parser = parser;
             let has_stopped = outcome == Ok(Flow::Pause);
-            connection.paused = has_stopped && must_wait;
-            if has_stopped && !must_wait {
-                connection.resume = true;
+            if has_stopped && must_wait {
+                if connection.flow != RequestFlow::Deleting {
+                    connection.set_flow(RequestFlow::Paused);
+                }
+            } else if has_stopped {
+                connection.set_flow(RequestFlow::Resumed);
                 self.serve_later(token);
             }
             self.pause_if_full(token);

@@ -1,24 +1,24 @@
 //! The TCPStore server: one thread with an event loop and a store.
 
 mod backlog;
+mod batch_delay;
 mod budget;
-mod carried;
-mod carrying;
 mod connection;
 mod counts;
+mod delayed_replies;
 mod event_loop;
 mod gate;
-mod held;
-mod hold;
 mod http;
+mod journal_queue;
 mod journal_thread;
-mod keeping;
 mod memory_limit;
 mod numbers;
 mod observer;
 mod options;
 mod recover;
 mod session_memory;
+mod session_replies;
+mod session_requests;
 mod sessions;
 mod standby;
 mod timers;

@@ -2,7 +2,7 @@
 
 use c10d_socket::Cancel;
 
-use super::carried::Carried;
+use super::session_replies::SessionReplies;
 use crate::groups::NewGroups;
 use crate::journal::batch::{Effect, effects_with_format};
 use crate::journal::{Journal, JournalError, JournalSource, Recovered};
@@ -16,7 +16,7 @@ pub(super) struct OpenJournal {
     /// Ends the calls of the journal.
     pub(super) cancel: Cancel,
     pub(super) state: StoreState,
-    pub(super) carried: Carried,
+    pub(super) carried: SessionReplies,
     /// The position of the last batch.
     pub(super) durable: u64,
     /// The bytes of the batches after the snapshot.
@@ -36,7 +36,7 @@ impl OpenJournal {
         let mut journal = (source.open)(cancel)?;
         let empty = || StoreState::new(groups.map(|groups| groups(random_seed())));
         let mut state = empty();
-        let mut carried = Carried::default();
+        let mut carried = SessionReplies::default();
         let mut batch_bytes = 0;
         let (place, formats) = (journal.place(), journal.formats());
         let damaged = |what: String| JournalError::Damaged {
@@ -52,7 +52,7 @@ impl OpenJournal {
                 }
                 Recovered::Restart => {
                     state = empty();
-                    carried = Carried::default();
+                    carried = SessionReplies::default();
                     batch_bytes = 0;
                     return Ok(());
                 }

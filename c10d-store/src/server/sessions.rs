@@ -10,7 +10,7 @@ use mio::Token;
 use slab::Slab;
 
 use super::backlog::Backlog;
-use super::carried::Carried;
+use super::session_replies::SessionReplies;
 use super::timers::Timers;
 use crate::moment::Moment;
 use crate::session::{
@@ -34,7 +34,7 @@ pub(super) struct Sessions {
     slots: Slab<Session>,
     expiries: Timers,
     /// What survives the server. Empty without a journal.
-    pub(super) carried: Carried,
+    pub(super) carried: SessionReplies,
     /// The slots of sessions with clients that wait for their budget.
     pub(super) short_of_budget: BTreeSet<usize>,
     /// Sessions of the journal that have ended since it was last told.
@@ -130,7 +130,7 @@ impl Sessions {
             by_id: HashMap::new(),
             slots: Slab::new(),
             expiries: Timers::default(),
-            carried: Carried::default(),
+            carried: SessionReplies::default(),
             short_of_budget: BTreeSet::new(),
             ended: Vec::new(),
             forgotten_bytes: 0,
@@ -143,7 +143,7 @@ impl Sessions {
         &mut self,
         store: StoreId,
         begins: u64,
-        carried: Carried,
+        carried: SessionReplies,
         now: Instant,
     ) -> Option<Instant> {
         (self.store, self.begins) = (store, begins);

@@ -17,12 +17,12 @@
 //! the client's side uses it. It knows where requests and replies end, but not what they do.
 
 mod credit;
+mod fingerprint;
 mod frame;
 mod hello;
 mod id;
 mod link_frame;
 mod outstanding;
-mod passed;
 mod pieces;
 mod resent_wait;
 mod stream;

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Instant;
 
-use super::passed::Passed;
+use super::fingerprint::Fingerprint;
 use super::resent_wait::{ResentWait, Restart, WaitOrigin};
 use super::stream::SessionStream;
 use crate::wire::{NotAReply, Opcode, ReplyScan};
@@ -68,9 +68,9 @@ pub struct Outstanding {
     /// The start of the first reply that is owed, if that is short.
     withheld: Vec<u8>,
     /// What has been passed on of the first reply that is owed.
-    passed: Passed,
+    passed: Fingerprint,
     /// What of that has arrived again.
-    repeated: Passed,
+    repeated: Fingerprint,
     cancels: u64,
     /// Of the last request that was a wait.
     wait: Option<WaitOrigin>,
@@ -143,7 +143,7 @@ impl Outstanding {
         let first = u32::try_from(self.acknowledged + 1).map_err(|_| NotCarried::TooMany)?;
         self.sent = 0;
         self.withheld = Vec::new();
-        self.repeated = Passed::default();
+        self.repeated = Fingerprint::default();
         if let Some(owed) = self.owed.front_mut() {
             owed.scan = owed.scan.begun_anew();
         }
@@ -265,8 +265,8 @@ impl Outstanding {
             }
             self.owed.pop_front();
             self.ended_wait = Some(last).filter(|last| was_ended && *last == self.last());
-            self.passed = Passed::default();
-            self.repeated = Passed::default();
+            self.passed = Fingerprint::default();
+            self.repeated = Fingerprint::default();
             self.acknowledge(self.done.max(last));
         }
         // No reply is due. The client may know better.

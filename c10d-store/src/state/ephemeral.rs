@@ -7,7 +7,7 @@ use std::time::Duration;
 use indexmap::IndexSet;
 
 use super::StoreState;
-use super::key_hash::KeyHash;
+use super::hashing::KeyHash;
 use super::owners::{KeptClient, OWNED_KEYS_MAX, OwnerId, Ownership, silence_max};
 use crate::journal::batch::BatchWriter;
 use crate::message::{ConnId, Payload, Replies, Reply};

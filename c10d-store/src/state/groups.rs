@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::key_hash::KeyHash;
+use super::hashing::KeyHash;
 use super::owners::silence_max;
 use super::recorder::Mark;
 use super::waiters::{Answer, Wants};

@@ -9,7 +9,6 @@
 mod activity;
 mod announcements;
 mod closed;
-mod conn_hash;
 #[cfg(test)]
 mod crash_tests;
 mod delete_prefix;
@@ -20,10 +19,10 @@ mod ephemeral;
 mod ephemeral_tests;
 mod extension;
 mod groups;
+mod hashing;
 mod image;
 #[cfg(any(test, debug_assertions))]
 mod invariants;
-mod key_hash;
 mod lent;
 mod memory;
 mod missed_ends;
@@ -65,9 +64,9 @@ use crate::moment::Moment;
 use crate::snapshot::{CloseReason, Closed, ConnectionId, Counters};
 use crate::wire::Opcode;
 use announcements::Announcements;
-use conn_hash::ConnHash;
 use directory::Directory;
 use groups::ServedGroups;
+use hashing::ConnHash;
 pub(crate) use image::Image;
 use image::{ConnectionsImage, KeysImage};
 pub(crate) use memory::peer_reserve;

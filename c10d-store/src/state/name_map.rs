@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use hashbrown::HashTable;
 
-use super::key_hash::KeyHash;
+use super::hashing::KeyHash;
 
 /// The entries of a piece: tens of kilobytes, so that one is freed in microseconds.
 const PIECE: usize = 256;

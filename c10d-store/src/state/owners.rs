@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use indexmap::IndexSet;
 
-use super::conn_hash::ConnHash;
-use super::key_hash::KeyHash;
+use super::hashing::ConnHash;
+use super::hashing::KeyHash;
 use crate::journal::batch::Effect;
 use crate::message::ConnId;
 use crate::moment::Moment;

@@ -9,7 +9,7 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 
-use super::key_hash::KeyHash;
+use super::hashing::KeyHash;
 use crate::journal::batch::{BatchWriter, Effect};
 use crate::message::ConnId;
 

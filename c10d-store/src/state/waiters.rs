@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use slab::Slab;
 
-use super::conn_hash::ConnHash;
+use super::hashing::ConnHash;
 use super::pending_wait::{KnownValue, WantedKeys};
 use crate::message::ConnId;
 use crate::moment::Moment;

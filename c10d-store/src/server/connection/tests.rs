@@ -12,7 +12,7 @@ fn overflowed(position: u64) -> (Connections, Token) {
     connections.depend_on(position);
     connections.reply(conn_id_of(token), Reply::Bytes(&[7; UNSENT_BYTES_MAX + 1]));
     let connection = connections.get(token).expect("it is open");
-    assert!(connection.overflowed);
+    assert!(connection.has_overflowed());
     assert_eq!(connection.unsent_bytes(), 0, "they are dropped");
     (connections, token)
 }
@@ -32,7 +32,7 @@ fn a_short_output_does_not_undo_an_overflow() {
         let (mut connections, token) = overflowed(position);
         connections.send_after(token, position, b"short");
         let connection = connections.get(token).expect("it is open");
-        assert!(connection.overflowed, "position {position}");
+        assert!(connection.has_overflowed(), "position {position}");
         assert!(!connections.may_continue(token), "position {position}");
     }
 }

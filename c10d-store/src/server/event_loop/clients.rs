@@ -9,7 +9,7 @@ use mio::Token;
 
 use super::{EventLoop, Input, Ready};
 use crate::request_parser::{ParseError, RequestParser};
-use crate::server::connection::{Carrier, Client, Connection, Phase, conn_id_of};
+use crate::server::connection::{Carrier, Client, Connection, Phase, RequestFlow, conn_id_of};
 use crate::server::sessions::{Attached, Candidate};
 use crate::session::{Frame, Group, Hello, Piece, ResentWait, SessionStream, Violation};
 use crate::snapshot::CloseReason;
@@ -35,7 +35,7 @@ impl EventLoop {
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
-        connection.paused = false;
+        connection.set_flow(RequestFlow::Reading);
         let is_alone = connection.parser.is_between_requests();
         let Some(peer) = connection.accepted().map(|accepted| accepted.peer) else {
             return;
@@ -331,7 +331,7 @@ impl EventLoop {
             return Ok(());
         };
         let is_open = connection.phase == Phase::Open;
-        let must_wait = connection.paused || connection.resume;
+        let must_wait = connection.flow.has_waiting();
         let Some(client) = connection.client() else {
             return Ok(());
         };
@@ -352,7 +352,7 @@ impl EventLoop {
             self.feed_client(token, Some(bytes));
         } else if let Some(connection) = self.connections.get_mut(token) {
             connection.parser.keep(bytes);
-            connection.paused = true;
+            connection.set_flow(RequestFlow::Paused);
             self.count_client(token);
             self.connections.touch(token);
         }
@@ -368,13 +368,13 @@ impl EventLoop {
             return;
         };
         let slot = client.slot();
-        if !std::mem::take(&mut connection.resume) {
+        if !connection.take_resumed() {
             return;
         }
         if self.connections.may_continue(token) {
             self.feed_client(token, None);
         } else if let Some(connection) = self.connections.get_mut(token) {
-            connection.paused = true;
+            connection.set_flow(RequestFlow::Paused);
             self.connections.touch(token);
         }
         self.flush_touched();
@@ -406,11 +406,11 @@ impl EventLoop {
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
-        if connection.paused {
+        if connection.flow.is_paused() {
             // Perhaps without a reply, which would have it flushed.
             return self.connections.touch(token);
         }
-        if !connection.resume && !self.must_pause_input(token) {
+        if connection.flow != RequestFlow::Resumed && !self.must_pause_input(token) {
             self.return_credit(token);
         }
     }
@@ -440,7 +440,7 @@ impl EventLoop {
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
-        let is_done = !connection.paused && connection.parser.is_between_requests();
+        let is_done = !connection.flow.is_paused() && connection.parser.is_between_requests();
         if let Some(client) = connection.client() {
             client.waiting_bytes = u32::try_from(waiting_bytes).unwrap_or(u32::MAX);
             if is_done {
@@ -449,7 +449,7 @@ impl EventLoop {
             self.connections.recount(token);
         }
         let connection = self.connections.get(token);
-        if connection.is_some_and(|connection| connection.overflowed) {
+        if connection.is_some_and(Connection::has_overflowed) {
             self.connections.touch(token);
         }
     }
@@ -464,8 +464,7 @@ impl EventLoop {
     fn refuse_client(&mut self, token: Token) {
         if let Some(connection) = self.connections.get_mut(token) {
             connection.phase = Phase::Refusing;
-            connection.paused = false;
-            connection.resume = false;
+            connection.set_flow(RequestFlow::Reading);
             connection.parser = RequestParser::default();
             self.forget(token, CloseReason::Refused);
             self.connections.touch(token);
@@ -479,7 +478,7 @@ impl EventLoop {
             return;
         };
         self.turn.moved(connection.unsent_bytes(), Instant::now);
-        if connection.overflowed {
+        if connection.has_overflowed() {
             self.log_refusal_of(token, &"the unread replies of its session exceed the limit");
             self.say_closed(token);
             return self.remove_client(token, CloseReason::Refused);
@@ -559,7 +558,7 @@ impl EventLoop {
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
-        if !connection.paused || connection.is_sweeping {
+        if connection.flow != RequestFlow::Paused {
             return;
         }
         if is_full {
@@ -602,7 +601,7 @@ impl EventLoop {
             if let Some(client) = connection.client() {
                 client.waits_for_budget = false;
             }
-            if connection.paused {
+            if connection.flow == RequestFlow::Paused {
                 return self.resume(token);
             }
         }

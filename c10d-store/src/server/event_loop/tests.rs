@@ -10,7 +10,7 @@ use mio::Token;
 use super::{EventLoop, ServedJournal};
 use crate::message::{Extension, Keys, Replies, Reply, Request};
 use crate::server::ServerOptions;
-use crate::server::connection::conn_id_of;
+use crate::server::connection::{RequestFlow, conn_id_of};
 use crate::server::http::InstalledHandler;
 use crate::server::sessions::{Attached, Candidate};
 use crate::session::{Hello, ResentWait, SESSION_WINDOW_BYTES, SessionId, SessionStream, StoreId};
@@ -130,7 +130,7 @@ fn groups_to_many_paused_clients_take_several_turns() {
     let tokens = session.tokens();
     for token in &tokens {
         let connection = session.event_loop.connections.get_mut(*token);
-        connection.expect("it is open").paused = true;
+        connection.expect("it is open").flow = RequestFlow::Paused;
     }
     let mut peer = SessionStream::default();
     let clients: Vec<u32> = (0..CLIENTS).collect();

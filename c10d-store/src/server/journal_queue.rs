@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::Moment;
 use mio::{Token, Waker};
 
-use super::hold::Hold;
+use super::batch_delay::BatchDelay;
 use super::journal_thread::JournalThread;
 use super::recover::OpenJournal;
 use super::sessions::Sessions;
@@ -27,13 +27,13 @@ const CHUNK_BYTES_MAX: usize = 4 << 20;
 const RESENT_WITHIN: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
-pub(super) struct Keeping {
+pub(super) struct JournalQueue {
     pub(super) thread: JournalThread,
     /// What the loop knows to be durable.
     pub(super) durable: u64,
     /// Memory for a batch.
     pub(super) memory: Vec<u8>,
-    pub(super) hold: Hold,
+    pub(super) hold: BatchDelay,
     /// The bytes of the batches since the last snapshot.
     pub(super) bytes_since_snapshot: usize,
     /// Of the journal.
@@ -56,7 +56,7 @@ pub(super) struct Keeping {
     pub(super) ends_until: Option<Instant>,
 }
 
-impl Keeping {
+impl JournalQueue {
     /// Goes on with a journal. Returns the state and the sessions that it has kept.
     pub(super) fn start(
         open: OpenJournal,
@@ -86,7 +86,7 @@ impl Keeping {
             thread: JournalThread::start(open.journal, open.cancel, open.durable, waker)?,
             durable: open.durable,
             memory: Vec::new(),
-            hold: Hold::default(),
+            hold: BatchDelay::default(),
             bytes_since_snapshot: open.batch_bytes,
             is_copying: false,
             format,

@@ -9,10 +9,10 @@ use mio::Token;
 use super::{EventLoop, new_sessions};
 use crate::journal::batch::BatchWriter;
 use crate::journal::{Authority, JournalError};
+use crate::server::batch_delay::Gathered;
 use crate::server::connection::{Connections, conn_id_of};
-use crate::server::hold::Gathered;
+use crate::server::journal_queue::JournalQueue;
 use crate::server::journal_thread::SnapshotStep;
-use crate::server::keeping::Keeping;
 use crate::server::standby::Standby;
 use crate::state::SNAPSHOT_SLICE;
 
@@ -68,7 +68,7 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Hands over what has gathered, unless a batch is on its way or this one [waits](super::super::hold), and a part of a
+    /// Hands over what has gathered, unless a batch is on its way or this one [waits](super::super::batch_delay), and a part of a
     /// snapshot.
     pub(super) fn keep_gathered(&mut self, is_busy: bool, now: Instant) {
         let Some(keeping) = &mut self.keeping else {
@@ -104,10 +104,7 @@ impl EventLoop {
             }
             self.connections.set_full(false);
             for token in std::mem::take(&mut keeping.paused) {
-                let connection = self.connections.get(token);
-                if connection.is_some_and(|it| !it.is_sweeping) {
-                    self.resume(token);
-                }
+                self.resume(token);
             }
         }
         self.copy_for_journal();
@@ -118,8 +115,11 @@ impl EventLoop {
         let Some(keeping) = &mut self.keeping else {
             return false;
         };
-        let is_paused =
-            self.connections.is_full() && self.connections.get(token).is_some_and(|it| it.paused);
+        let is_paused = self.connections.is_full()
+            && self
+                .connections
+                .get(token)
+                .is_some_and(|it| it.flow.is_paused());
         if is_paused {
             keeping.paused.insert(token);
         }
@@ -128,7 +128,7 @@ impl EventLoop {
 
     /// Whether a snapshot of observers can start.
     pub(super) fn is_snapshot_due(&self) -> bool {
-        let is_copying = self.keeping.as_ref().is_some_and(Keeping::is_copying);
+        let is_copying = self.keeping.as_ref().is_some_and(JournalQueue::is_copying);
         self.observed.is_snapshot_wanted() && !is_copying
     }
 
@@ -162,7 +162,7 @@ impl EventLoop {
         let open = *outcome?;
         let place = open.journal.place();
         let sessions = new_sessions(&self.options);
-        let started = Keeping::start(open, sessions, Arc::clone(&self.waker));
+        let started = JournalQueue::start(open, sessions, Arc::clone(&self.waker));
         let (state, sessions, keeping) = started.map_err(|source| JournalError::Engine {
             operation: "start a thread for",
             place,

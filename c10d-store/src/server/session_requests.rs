@@ -3,9 +3,9 @@
 
 use mio::Token;
 
-use super::carried::Again;
 use super::connection::{Connections, conn_id_of};
 use super::numbers::Numbers;
+use super::session_replies::Again;
 use super::sessions::Sessions;
 use crate::journal::batch::Effect;
 use crate::message::{Extension, Request};

@@ -1,4 +1,4 @@
-//! What was passed on, without a copy of it.
+//! The length and a hash of bytes, in place of a copy.
 
 use byteorder::{ByteOrder, LittleEndian};
 
@@ -10,14 +10,14 @@ const WORD_BYTES: u64 = 8;
 /// The length and a hash of some bytes; the same for any split of them. The hash finds values that were overwritten, not
 /// those that somebody has made to be the same.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Passed {
+pub(super) struct Fingerprint {
     bytes: u64,
     hash: u64,
     /// The bytes after the last whole word.
     word: u64,
 }
 
-impl Passed {
+impl Fingerprint {
     pub(super) const fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -62,7 +62,7 @@ mod tests {
     fn any_split_of_the_same_bytes_is_the_same_and_others_are_not() {
         let bytes: Vec<u8> = (0..100).collect();
         let of = |pieces: &[&[u8]]| {
-            let mut passed = Passed::default();
+            let mut passed = Fingerprint::default();
             pieces.iter().for_each(|piece| passed.add(piece));
             passed
         };

@@ -6,7 +6,7 @@ use c10d_socket::SendBuf;
 
 /// Replies in their order, each with the position that it waits for. A reply holds those behind it.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct DelayedReplies {
     /// In the order of their positions. At most two: batches gather and are appended one at a time.
     segments: VecDeque<Segment>,
 }
@@ -17,7 +17,7 @@ struct Segment {
     out: SendBuf,
 }
 
-impl Held {
+impl DelayedReplies {
     /// Where a reply goes that waits for this position, and whether nothing has waited for so late a one.
     pub(super) fn out(&mut self, position: u64) -> (&mut SendBuf, bool) {
         let is_new = self
@@ -71,13 +71,13 @@ impl Held {
 mod tests {
     use super::*;
 
-    fn hold(held: &mut Held, position: u64, reply: &[u8]) -> bool {
+    fn hold(held: &mut DelayedReplies, position: u64, reply: &[u8]) -> bool {
         let (out, is_new) = held.out(position);
         out.push(reply);
         is_new
     }
 
-    fn released(held: &mut Held, durable: u64) -> Vec<u8> {
+    fn released(held: &mut DelayedReplies, durable: u64) -> Vec<u8> {
         let mut out = SendBuf::new();
         held.release(durable, &mut out);
         let mut sent = Vec::new();
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_reply_waits_for_its_position_and_holds_those_behind_it() {
-        let mut held = Held::default();
+        let mut held = DelayedReplies::default();
         assert!(hold(&mut held, 5, b"a"));
         assert!(
             !hold(&mut held, 4, b"b"),

@@ -8,7 +8,7 @@ use mio::Token;
 
 use super::EventLoop;
 use crate::server::connection::{Carrier, Phase};
-use crate::server::keeping::Keeping;
+use crate::server::journal_queue::JournalQueue;
 use crate::snapshot::CloseReason;
 
 impl EventLoop {
@@ -47,7 +47,7 @@ impl EventLoop {
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
-        let overflowed = connection.overflowed;
+        let overflowed = connection.has_overflowed();
         let Some(accepted) = connection.accepted_mut() else {
             return;
         };
@@ -62,7 +62,7 @@ impl EventLoop {
         }
         let unsent_bytes = accepted.out.unsent_bytes();
         let flushed = match &mut self.keeping {
-            Some(Keeping {
+            Some(JournalQueue {
                 authority: Some(authority),
                 withheld,
                 ..
@@ -133,7 +133,7 @@ impl EventLoop {
     /// Goes on with the requests of a connection that has read enough of its replies.
     pub(super) fn resume_if_read(&mut self, token: Token) {
         let connection = self.connections.get(token);
-        if connection.is_some_and(|connection| connection.paused)
+        if connection.is_some_and(|connection| connection.flow.is_paused())
             && self.connections.may_continue(token)
         {
             self.resume(token);

@@ -16,7 +16,7 @@ const REPLY_BYTES: usize = 64;
 
 /// All sessions that the journal keeps.
 #[derive(Debug, Default)]
-pub(super) struct Carried {
+pub(super) struct SessionReplies {
     sessions: HashMap<SessionId, CarriedSession>,
     memory_bytes: usize,
 }
@@ -60,7 +60,7 @@ pub(super) enum Again<'a> {
     Waits,
 }
 
-impl Carried {
+impl SessionReplies {
     /// Carries out an effect of a session. `false` if it cannot follow those before.
     pub(super) fn apply(&mut self, effect: Effect<'_>) -> bool {
         match effect {
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn a_reply_is_kept_until_it_has_arrived() {
         let id = SessionId::random();
-        let mut carried = Carried::default();
+        let mut carried = SessionReplies::default();
         assert!(!carried.apply(executed(&id, 1, 1, 0)), "no session");
         assert_eq!(carried.memory_bytes(), 0);
         let session = id.as_bytes();
@@ -226,7 +226,7 @@ mod tests {
         for (request, answered) in [(3, 0), (9, 0), (5, 0)] {
             assert!(carried.apply(executed(&id, 1, request, answered)));
         }
-        let again = |carried: &Carried, request| carried.again(id, 1, request).is_some();
+        let again = |carried: &SessionReplies, request| carried.again(id, 1, request).is_some();
         assert_eq!(
             [3, 4, 5, 9].map(|it| again(&carried, it)),
             [true, false, true, true]
@@ -244,7 +244,7 @@ mod tests {
         let mut writer = BatchWriter::default();
         carried.write(&mut writer);
         let chunk = writer.finish(1, Vec::new());
-        let mut copy = Carried::default();
+        let mut copy = SessionReplies::default();
         for effect in effects(1, &chunk).expect("intact") {
             assert!(copy.apply(effect.expect("intact")));
         }

@@ -1,15 +1,19 @@
-//! The event loop's part for sessions that survive the server (docs/spec/wire-extensions.md, SESSION 12 to 14).
+//! The event loop's part for sessions that survive the server, and for heartbeats (docs/spec/wire-extensions.md, SESSION 12 to 14
+//! and 18).
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mio::Token;
 
 use super::EventLoop;
 use crate::journal::batch::Effect;
-use crate::server::carrying::Parts;
 use crate::server::connection::{Connection, conn_id_of};
+use crate::server::session_requests::Parts;
 use crate::session::{Hello, ResentWait, Violation};
 use crate::state::KeptClient;
+
+/// The interval of heartbeats. A client takes four missing heartbeats for the loss of the link.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
 
 impl EventLoop {
     pub(super) const fn parts(&mut self) -> Parts<'_> {
@@ -91,7 +95,7 @@ impl EventLoop {
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
-        let has_more = connection.paused || connection.resume;
+        let has_more = connection.flow.has_waiting();
         let Some(client) = connection.client().filter(|it| it.resent.is_some()) else {
             return;
         };
@@ -197,6 +201,30 @@ impl EventLoop {
             session.stream.push_done(number, request);
             numbers.hand(request, session.stream.end());
             self.touch_link(slot);
+        }
+    }
+
+    /// A session asks for heartbeats.
+    pub(super) fn start_beating(&mut self) {
+        self.beat_at.get_or_insert_with(Instant::now);
+    }
+
+    /// Sends a heartbeat over each link that gets them and on which nothing waits to be sent, as that is one itself.
+    pub(super) fn beat(&mut self, now: Instant) {
+        if self.beat_at.is_none_or(|at| at > now) {
+            return;
+        }
+        let beating = self.sessions.beating();
+        self.beat_at = (!beating.is_empty()).then(|| now + HEARTBEAT_INTERVAL);
+        for (slot, link) in beating {
+            if let Some(connection) = self.connections.get_mut(link)
+                && !connection.has_unsent()
+                && !connection.is_held()
+                && let Some(session) = self.sessions.get_mut(slot)
+            {
+                session.stream.beat(connection.out_mut());
+                self.connections.touch(link);
+            }
         }
     }
 }

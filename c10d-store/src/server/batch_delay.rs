@@ -33,7 +33,7 @@ const AWAITING_MAX: Duration = Duration::from_millis(10);
 const COMMITS_UNAWAITED: u32 = 16;
 
 #[derive(Debug, Default)]
-pub(super) struct Hold {
+pub(super) struct BatchDelay {
     /// The first iteration that has seen something of the batch that gathers.
     since: Option<Instant>,
     /// When the batch before has gone to the journal.
@@ -59,7 +59,7 @@ pub(super) struct Gathered {
     pub(super) clients: usize,
 }
 
-impl Hold {
+impl BatchDelay {
     /// Whether what has gathered can go to the journal. `is_busy`: the iteration that began `now` had requests, so that
     /// there may be more.
     pub(super) fn may_go(&mut self, gathered: Gathered, is_busy: bool, now: Instant) -> bool {
@@ -126,7 +126,7 @@ mod tests {
     }
 
     /// A commit that takes as long and lets as many clients go on, while others wait for the next one.
-    fn commit(hold: &mut Hold, took: Duration, released: usize, waiting: usize) -> Instant {
+    fn commit(hold: &mut BatchDelay, took: Duration, released: usize, waiting: usize) -> Instant {
         let sent = Instant::now();
         hold.start_next(sent);
         hold.committed(released, waiting, sent + took);
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_small_batch_waits_only_while_there_are_requests() {
-        let mut hold = Hold::default();
+        let mut hold = BatchDelay::default();
         let now = Instant::now();
         assert!(!hold.may_go(NONE, false, now), "there is nothing");
         assert!(!hold.may_go(gathered(40, 1), true, now));
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn the_wait_of_each_batch_is_bounded() {
-        let mut hold = Hold::default();
+        let mut hold = BatchDelay::default();
         let mut now = Instant::now();
         for batch in 0..3 {
             let start = now;
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn a_batch_waits_for_the_clients_of_a_slow_commit() {
-        let mut hold = Hold::default();
+        let mut hold = BatchDelay::default();
         let now = commit(&mut hold, SLOW_COMMIT, 128, 100);
         assert_eq!(hold.until(), Some(now + SLOW_COMMIT));
         assert!(!hold.may_go(NONE, false, now), "there is nothing");
@@ -183,7 +183,7 @@ mod tests {
             (SLOW_COMMIT * 9, AWAITED_MIN - 1),
             (SLOW_COMMIT * 9, 0),
         ] {
-            let mut hold = Hold::default();
+            let mut hold = BatchDelay::default();
             let now = commit(&mut hold, took, released, 200);
             assert!(hold.may_go(gathered(40, 200), false, now));
         }
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn clients_that_do_not_come_are_waited_for_once_in_a_while() {
-        let mut hold = Hold::default();
+        let mut hold = BatchDelay::default();
         for _ in 0..3 {
             let now = commit(&mut hold, 2 * SLOW_COMMIT, 64, 0);
             assert!(!hold.may_go(gathered(40, 1), false, now));

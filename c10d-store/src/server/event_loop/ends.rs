@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::Stage;
 use mio::Token;
 
-use super::accepting::stage_of;
+use super::acceptance::stage_of;
 use super::{BYTES_PER_ITERATION, EventLoop};
 use crate::request_parser::{ParseError, RequestParser};
 use crate::server::connection::{Accepted, Connection, Phase, conn_id_of};
