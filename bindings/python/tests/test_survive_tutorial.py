@@ -1,0 +1,79 @@
+"""The tutorial on killed ranks, typed as it stands: its commands print the lines that it shows. Needs PyTorch 2.14 or later."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import unittest
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+
+from c10d_rs.__main__ import command
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs/tutorials/survive-a-killed-rank.md"
+# Seconds of a step. In the second run another process has to import torch before the work is done.
+PAUSES = ("0.2", "2", "0.2")
+LIMIT_SECONDS = 240
+HAS_RECONFIGURE = "import torch.distributed as dist, sys; sys.exit(not hasattr(dist, '_reconfigure'))"
+
+
+def runs() -> list[tuple[list[str], str]]:
+    """Return the words of each command that starts a job, and the output that the page shows for it."""
+    blocks = re.findall(r"^```(sh|text)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    found = []
+    for (language, text), (_, output) in zip(blocks, blocks[1:]):
+        if language == "sh" and text.startswith("c10d run"):
+            found.append((shlex.split(text), output))
+    return found
+
+
+def shape(output: str) -> Counter[str]:
+    """Count the lines of an output without times, process ids and totals."""
+    # Ranks share the stream: a line may begin behind another one.
+    lines = re.sub(r"(?=process \d+(?::| is rank))", "\n", output).splitlines()
+    return Counter(re.sub(r"\d{2,}(?:[-T:.]\d+)*Z?", "N", line.rstrip()) for line in lines if line.strip())
+
+
+@unittest.skipUnless(find_spec("torch"), "needs torch in this environment")
+class Tutorial(unittest.TestCase):
+    def type(self, words: list[str], pause: str) -> str:
+        """Run a command of the page, kill rank 2 in its third step, and return the output."""
+        launcher = subprocess.Popen(
+            [command(), *words[1:], pause],
+            cwd=ROOT,
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.addCleanup(launcher.communicate)
+        self.addCleanup(launcher.terminate)
+        assert launcher.stdout
+        output = ""
+        while not (rank := re.search(r"process (\d+) is rank 2 of 4", output)):
+            line = launcher.stdout.readline()
+            self.assertTrue(line, output)
+            output += line
+        time.sleep(2.5 * float(pause))
+        os.kill(int(rank[1]), signal.SIGKILL)
+        return output + launcher.communicate(timeout=LIMIT_SECONDS)[0]
+
+    def test_commands_print_the_lines_of_the_page(self) -> None:
+        if subprocess.run([sys.executable, "-c", HAS_RECONFIGURE]).returncode:
+            raise unittest.SkipTest("survivors need PyTorch 2.14 or later")
+        found = runs()
+        self.assertEqual(len(found), len(PAUSES))
+        for (words, shown), pause in zip(found, PAUSES):
+            with self.subTest(command=shlex.join(words)):
+                output = self.type(words, pause)
+                missing = shape(shown) - shape(output)
+                self.assertFalse(missing, output)
+
+
+if __name__ == "__main__":
+    unittest.main()
