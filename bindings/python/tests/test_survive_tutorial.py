@@ -1,4 +1,4 @@
-"""The tutorial on killed ranks, typed as it stands: its commands print the lines that it shows. Needs PyTorch 2.14 or later."""
+"""The tutorial on killed ranks, typed as it stands. Needs PyTorch 2.14 or later."""
 
 import os
 import re

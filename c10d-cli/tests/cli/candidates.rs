@@ -108,7 +108,7 @@ fn a_server_that_was_stopped_answers_nothing_and_stands_by_again() {
     assert_eq!(first.store().add("sum", 1).unwrap(), 7);
 }
 
-/// docs/how-to/etcd-operate.md, operation: as with a full disk.
+/// docs/how-to/etcd-operate.md, "Free space in etcd": as with a full disk.
 #[test]
 #[ignore = "needs etcd (C10D_ETCD)"]
 fn a_server_whose_etcd_is_full_ends() {

@@ -174,7 +174,7 @@ fn a_server_that_was_deposed_stops() {
     assert!((1..=2).contains(&sum), "{sum}");
 }
 
-/// docs/how-to/etcd-operate.md, operation: other keys have filled etcd.
+/// docs/how-to/etcd-operate.md, "Free space in etcd": other keys have filled it.
 #[test]
 #[ignore = "needs etcd (C10D_ETCD)"]
 fn a_server_whose_etcd_is_full_stops_and_a_later_one_has_everything() {
