@@ -193,7 +193,7 @@ impl<'a> WorkerEnvironment<'a> {
         self
     }
 
-    /// What the worker is in the membership group, as `C10D_MEMBER_ID`, its rank, and other variables: docs/reference/restarts.md.
+    /// What the worker is in the membership group, as `C10D_MEMBER_ID`, its rank, and other variables: docs/reference/keep-workers.md.
     /// None by default.
     pub(crate) const fn with_membership(mut self, membership: Option<GroupMember<'a>>) -> Self {
         self.membership = membership;

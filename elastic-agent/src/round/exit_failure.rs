@@ -1,4 +1,4 @@
-//! Workers that fail when they have reached the end of their program: docs/reference/restarts.md, "Failures at exit".
+//! Workers that fail when they have reached the end of their program: docs/reference/job-failure.md, "Failures at exit".
 //!
 //! The results of such a job are complete, or other workers are still writing them. Therefore no node stops its workers
 //! because of such a failure, and no node restarts them if all programs have reached their end.

@@ -1,4 +1,4 @@
-//! A job that has failed ends on every node: docs/reference/restarts.md, "When the job fails". The workers are shells.
+//! A job that has failed ends on every node: docs/reference/job-failure.md. The workers are shells.
 
 use std::fs;
 use std::path::Path;
@@ -464,7 +464,7 @@ fn the_store_stays_open_until_all_nodes_have_read_the_reason() {
     }
 }
 
-/// docs/reference/restarts.md, "A lost node".
+/// docs/reference/lost-nodes.md.
 #[test]
 fn while_all_nodes_are_connected_no_loss_is_waited_for() {
     let job = Job::new("1:2", &["--max-restarts", "0"]);

@@ -1,4 +1,4 @@
-//! Kills each process of a node in each phase of its life: the exit codes are those of docs/reference/run.md, and nothing is left.
+//! Kills each process of a node in each phase of its life: the exit codes are those of docs/reference/exit-codes.md, and nothing is left.
 //!
 //! Workers are plain Python scripts, forked from a template, and each has a child process.
 

@@ -1,4 +1,4 @@
-//! The table of docs/reference/restarts.md, "Keep workers", row by row, and the order of effects.
+//! The table of docs/reference/keep-workers.md, row by row, and the order of effects.
 
 use std::time::{Duration, SystemTime};
 
