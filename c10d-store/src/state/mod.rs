@@ -39,6 +39,7 @@ mod pytorch;
 mod queue_take;
 mod recorder;
 mod recovery;
+mod served_groups;
 mod slots;
 #[cfg(test)]
 mod snapshot_tests;
@@ -65,7 +66,6 @@ use crate::snapshot::{CloseReason, Closed, ConnectionId, Counters};
 use crate::wire::Opcode;
 use announcements::Announcements;
 use directory::Directory;
-use groups::ServedGroups;
 use hashing::ConnHash;
 pub(crate) use image::Image;
 use image::{ConnectionsImage, KeysImage};
@@ -73,10 +73,11 @@ pub(crate) use memory::peer_reserve;
 use missed_ends::MissedEnds;
 pub(crate) use owners::KeptClient;
 use owners::Owners;
+use served_groups::ServedGroups;
 use slots::{NotANumber, Slots};
 use stored::Writer;
 use sweeps::Sweeps;
-use waiters::{Origin, Waiters, Woken};
+use waiters::{ListId, Origin, Waiters, Woken};
 
 /// Why a request is refused. The protocol has no error replies, so the connection is closed after the
 /// earlier replies. A refused request changes nothing.
@@ -323,6 +324,15 @@ impl StoreState {
             unfinished => {
                 self.snapshot = Some(Box::new(unfinished));
                 None
+            }
+        }
+    }
+
+    /// Copies the records of the connections whose waits are about to change, if a snapshot needs them.
+    fn keep_waiting_connections(&mut self, list: ListId) {
+        if self.directory.is_copying() {
+            for conn in self.waiters.connections_of(list) {
+                self.directory.keep(conn, &self.waiters);
             }
         }
     }

@@ -128,11 +128,6 @@ impl StoreState {
         self.slots.get(key).is_some_and(Slot::exists)
     }
 
-    pub(super) fn has_value(&self, key: &[u8]) -> bool {
-        let slot = self.slots.get(key);
-        slot.is_some_and(|slot| slot.stored.is_some())
-    }
-
     pub(super) fn queue(&self, key: &[u8]) -> Option<&VecDeque<Value>> {
         self.slots.get(key)?.queue.as_deref()
     }
@@ -272,15 +267,6 @@ impl StoreState {
         let waiters = &mut self.waiters;
         let list = self.slots.waiters_of(key, |name| waiters.new_list(name));
         self.waiters.miss(conn, list, wants);
-    }
-
-    /// Copies the records of the connections whose waits are about to change, if a snapshot needs them.
-    pub(super) fn keep_waiting_connections(&mut self, list: ListId) {
-        if self.directory.is_copying() {
-            for conn in self.waiters.connections_of(list) {
-                self.directory.keep(conn, &self.waiters);
-            }
-        }
     }
 
     /// Wakes waits after a write of their key.
