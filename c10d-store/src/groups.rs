@@ -141,7 +141,7 @@ pub enum GroupEffect {
     EndWaits(Vec<u8>),
     /// Deletes the keys with a prefix, except those with a longer one.
     DeleteKeys {
-        /// The prefix.
+        /// Keys that begin with these bytes.
         prefix: Box<[u8]>,
         /// The longer prefix.
         except: Vec<u8>,

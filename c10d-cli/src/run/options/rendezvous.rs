@@ -65,7 +65,7 @@ impl Place {
     }
 }
 
-/// The id of the run.
+/// The source of the id of the run.
 enum RunId {
     /// By an option or the scheduler.
     Given(Given),
