@@ -84,6 +84,12 @@ pub(crate) fn epoch_seconds(time: SystemTime) -> i64 {
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
+/// Milliseconds since 1970.
+pub(crate) fn epoch_ms(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// A time in nanoseconds since 1970 as local time, and how long before `now` that was: "18:04:11 (41 s ago)", with the date
 /// before it after 12 hours. The clock of another host can be ahead of this one.
 #[must_use]

@@ -1,7 +1,7 @@
 //! Sends the exits of the workers of this node to the other nodes of the round, and receives the exits of their workers.
 
 use std::net::IpAddr;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use c10d_socket::{Deadline, interface_addresses, sleep};
 use elastic_rendezvous::RoundBoard;
@@ -12,6 +12,7 @@ use super::runtime::Runtime;
 use super::site::{Running, Site};
 use crate::exit_exchange::{self, NodeExits, Reader};
 use crate::failure::{Decision, ExitRecord};
+use crate::wording::epoch_ms;
 use crate::worker::WorkerExit;
 
 /// How long workers continue after one of them has lost another rank. The rank that has left may take this long to exit after it
@@ -142,7 +143,7 @@ impl Runtime<'_> {
 
     fn own_exits(&self, exits: Vec<ExitRecord>, is_complete: bool) -> NodeExits {
         NodeExits {
-            met_unix_ms: self.met_at.map(unix_ms),
+            met_unix_ms: self.met_at.map(epoch_ms),
             exits,
             is_complete,
         }
@@ -151,8 +152,8 @@ impl Runtime<'_> {
     fn reader(&self) -> Reader {
         Reader {
             world_size: self.world_size,
-            started_unix_ms: unix_ms(self.began_at),
-            met_unix_ms: self.met_at.map(unix_ms),
+            started_unix_ms: epoch_ms(self.began_at),
+            met_unix_ms: self.met_at.map(epoch_ms),
             is_board_shared: !self.has_store_per_round,
         }
     }
@@ -171,9 +172,4 @@ impl Running {
 fn is_of_this_host(ip: IpAddr) -> bool {
     let interfaces = || interface_addresses().unwrap_or_default();
     ip.is_loopback() || interfaces().iter().any(|(_, own)| own.to_canonical() == ip)
-}
-
-fn unix_ms(time: SystemTime) -> u64 {
-    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

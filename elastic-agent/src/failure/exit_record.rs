@@ -9,6 +9,7 @@ use c10d_socket::printable;
 use serde_json::{Value, json};
 
 use crate::restart_policy::without_rank;
+use crate::wording::epoch_ms;
 use crate::worker::{ExitKind, WorkerOutcome};
 
 /// The most records that one node writes or reads. The first exits contain the cause, and a value stays far below 64
@@ -49,13 +50,12 @@ impl ExitRecord {
     #[must_use]
     pub fn of(outcome: &WorkerOutcome, host: &str) -> Self {
         let words = LastWords::of(&outcome.stderr_tail);
-        let since = outcome.ended_at.duration_since(UNIX_EPOCH);
         Self {
             rank: outcome.rank,
             host: printable(host, HOST_CHARS_MAX).to_string(),
             pid: outcome.pid,
             exit: outcome.exit,
-            ended_unix_ms: u64::try_from(since.unwrap_or_default().as_millis()).unwrap_or(u64::MAX),
+            ended_unix_ms: epoch_ms(outcome.ended_at),
             last_line: words.line.map(|line| short(&line)),
             has_traceback: words.has_traceback,
             was_stopped: outcome.was_stopped,

@@ -7,13 +7,14 @@
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
 use std::sync::{Arc, OnceLock};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use crate::agent::AgentHandle;
 use c10d_inspect::http::{HttpResponse, RequestServer};
 use serde_json::json;
 
 use super::feature::Feature;
+use crate::wording::epoch_ms;
 
 const THREAD: &str = "health-port";
 
@@ -54,10 +55,7 @@ impl Feature for HealthPort {
 fn answer(agent: Option<&AgentHandle>) -> HttpResponse {
     let (is_alive, last_progress) = match agent.map(AgentHandle::pulse) {
         Some(pulse) => (pulse.is_alive, pulse.last_progress),
-        None => {
-            let since = SystemTime::now().duration_since(UNIX_EPOCH);
-            (true, since.map_or(0, |since| since.as_secs()))
-        }
+        None => (true, epoch_ms(SystemTime::now()) / 1000),
     };
     let text = json!({ "alive": is_alive, "last_progress": last_progress });
     HttpResponse::new(if is_alive { 200 } else { 503 }, format!("{text}\n"))

@@ -3,9 +3,11 @@
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use crate::threads::lock;
 
 /// The pause before another write to a non-blocking console that is full.
 const FULL_PAUSE: Duration = Duration::from_millis(10);
@@ -162,9 +164,7 @@ impl Progress {
     }
 
     fn writing_since(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.writing_since
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.writing_since)
     }
 
     fn repeat<T>(&self, mut write: impl FnMut() -> io::Result<T>) -> io::Result<T> {

@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io::{self, PipeReader, Seek, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::{Arc, Mutex, Once};
 use std::time::{Duration, Instant};
 
 use signal_hook::consts::SIGXFSZ;
@@ -16,6 +16,7 @@ use super::gaps::{Gaps, Next};
 use super::pipe::{LastBytes, PipeState, WorkerPipe};
 use super::thread::{READ_BYTES_MAX, wait};
 use super::trail::Trail;
+use crate::threads::lock;
 
 /// One stream of a worker: its pipe and its log file.
 #[derive(Debug)]
@@ -107,11 +108,6 @@ impl LoggedStream {
         let end = self.file.stream_position().unwrap_or(count);
         lock(&self.trail).push_file(end.saturating_sub(count), end);
     }
-}
-
-pub(super) fn lock(trail: &Mutex<Trail>) -> std::sync::MutexGuard<'_, Trail> {
-    // Each change leaves it valid, even if a thread panics.
-    trail.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Moves the output of all streams until `finish_seen` is closed, and then what their pipes hold.

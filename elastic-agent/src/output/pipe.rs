@@ -2,11 +2,12 @@
 
 use std::io::{self, PipeReader, Read};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::io::{ioctl_fionbio, ioctl_fionread};
 
 use super::console::Sink;
+use crate::threads::lock;
 
 /// The end that is read, and where the last bytes are kept.
 #[derive(Debug)]
@@ -63,9 +64,7 @@ impl WorkerPipe {
         }
         if let Some(last) = &self.last {
             // A panic in `push` leaves the bytes valid.
-            last.lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(&buffer[..count]);
+            lock(last).push(&buffer[..count]);
         }
         PipeState::Read(count)
     }

@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex};
 
 use super::console::Sink;
 use super::lines::LineSplitter;
-use super::log_writer::{LoggedStream, lock};
+use super::log_writer::LoggedStream;
 use super::trail::{Part, Trail};
+use crate::threads::lock;
 
 /// A file that also gets the lines that contain one of some texts.
 #[derive(Debug)]

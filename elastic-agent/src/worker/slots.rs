@@ -1,6 +1,6 @@
 //! The workers of one round in groups: one group, whose workers end together, or one for each worker that may be replaced.
 
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
 use rustix::process::Signal;
@@ -9,6 +9,7 @@ use super::group::WorkerGroup;
 use super::outcome::WorkerOutcome;
 use super::process_group::KillSwitch;
 use crate::failure::{Failures, ProcessFailure};
+use crate::wording::epoch_ms;
 
 /// The groups of a round. Dropping it kills their processes.
 #[derive(Debug)]
@@ -195,9 +196,8 @@ impl StopReport {
     /// cause agree on the first failure.
     pub(super) fn sort(&mut self) {
         self.outcomes.sort_by_key(|outcome| {
-            let since = outcome.ended_at.duration_since(UNIX_EPOCH);
-            let unix_ms = since.unwrap_or_default().as_millis();
-            (outcome.was_stopped, unix_ms, outcome.rank)
+            let ended_ms = epoch_ms(outcome.ended_at);
+            (outcome.was_stopped, ended_ms, outcome.rank)
         });
     }
 
@@ -248,7 +248,7 @@ mod tests {
             rank,
             pid: 17,
             exit: ExitKind::Code(3),
-            ended_at: UNIX_EPOCH + Duration::from_micros(at_us),
+            ended_at: SystemTime::UNIX_EPOCH + Duration::from_micros(at_us),
             was_stopped,
             error_file: None,
             stderr_tail: Vec::new(),

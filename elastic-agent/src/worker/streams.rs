@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
@@ -19,6 +19,7 @@ use crate::output::{
 };
 
 use super::plan::{GroupPlan, StartError, WorkerInput, WorkerPlan};
+use crate::threads::lock;
 
 /// Where to find the last bytes of a worker's standard error.
 #[derive(Debug)]
@@ -55,7 +56,7 @@ impl StderrEnd {
             }
             Self::Kept(last) => {
                 // A panic in `push` leaves the bytes valid.
-                last.lock().unwrap_or_else(PoisonError::into_inner).to_vec()
+                lock(last).to_vec()
             }
         }
     }

@@ -22,6 +22,7 @@ use crate::failure::ProcessFailure;
 use crate::queued_writer::{Next, QueuedWriter};
 use crate::round::{AgentError, AgentOutcome, RoundCause, RoundEnding};
 use crate::threads::lock;
+use crate::wording::epoch_ms;
 
 /// Records the rounds of one run. Its listeners write a line at a time and do not wait for readers.
 #[derive(Debug, Clone)]
@@ -166,9 +167,8 @@ impl Shared {
     }
 
     fn moment(&self, restarts: usize) -> Moment {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Moment {
-            epoch_ms: now.map_or(0, |it| it.as_millis()),
+            epoch_ms: epoch_ms(SystemTime::now()),
             run_seconds: self.started.elapsed().as_secs(),
             restarts,
         }

@@ -29,7 +29,7 @@ pub(in crate::launcher) struct JobNames {
 /// When an event happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Moment {
-    pub(super) epoch_ms: u128,
+    pub(super) epoch_ms: u64,
     /// For how long the launcher has run.
     pub(super) run_seconds: u64,
     /// How many restarts after failures there were.
@@ -132,7 +132,7 @@ fn event(
     json!({
         "name": format!("torchelastic.worker.status.{state}"),
         "source": source,
-        "timestamp": u64::try_from(moment.epoch_ms).unwrap_or(u64::MAX),
+        "timestamp": moment.epoch_ms,
         "metadata": {
             "run_id": names.run_id,
             "global_rank": null,
