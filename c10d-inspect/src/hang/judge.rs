@@ -28,6 +28,8 @@ pub(crate) struct Verdict {
     /// The activity of each rank, to follow a sentence about the same rank: "is at train.py:12 (main), blocked in
     /// read".
     pub(crate) brief: BTreeMap<usize, String>,
+    /// The ranks that wait for other ranks or for the store.
+    pub(crate) waiting: BTreeSet<usize>,
     /// The ranks that are at work and do not wait for other ranks.
     pub(crate) active: BTreeSet<usize>,
     /// The active ranks without those whose main thread has stayed at one place: in a job with NCCL, such a thread may
@@ -70,6 +72,7 @@ pub(crate) fn judge(evidence: &Evidence<'_>) -> Option<Verdict> {
             },
         ),
         brief: case.clauses(|_| true, brief_clause),
+        waiting: case.ranks(Doing::waits),
         active: case.ranks(Doing::may_be_active),
         moving: case.ranks(Doing::may_be_moving),
         is_at_work: matches!(rule, Rule::AtWork | Rule::Transfers),

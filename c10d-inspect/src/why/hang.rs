@@ -66,23 +66,17 @@ pub(crate) fn combine(
 }
 
 /// The store shows which ranks wait for a missing key, but not which rank should write it. Returns the positions of the
-/// ranks that are the reason by the observations and do not wait for the key; without such ranks, those of the waiting
-/// ranks.
+/// ranks that wait neither for the key nor for other ranks, because one of them should write it. If there are none or many,
+/// returns the positions of the waiting ranks.
 fn beside_key(finding: &Finding, verdict: &Verdict) -> String {
-    let waiting = &finding.waiting.0;
-    let culprits = verdict.finding.iter().flat_map(|it| &it.culprits.0);
-    let mut text = String::new();
-    for rank in culprits
-        .filter(|rank| !waiting.contains(rank))
-        .take(POSITIONS_MAX)
-    {
-        if let Some(clause) = verdict.brief.get(rank) {
-            text.push_str(&format!(" Rank {rank} does not wait for it: it {clause}."));
-        }
-    }
-    match text.is_empty() {
-        true => positions(&finding.waiting, verdict),
-        false => text,
+    let waits = |rank| finding.waiting.0.contains(rank) || verdict.waiting.contains(rank);
+    let others = verdict.brief.iter().filter(|(rank, _)| !waits(rank));
+    let others: Vec<String> = others
+        .map(|(rank, clause)| format!(" Rank {rank} does not wait for it: it {clause}."))
+        .collect();
+    match others.len() {
+        1..=POSITIONS_MAX => others.concat(),
+        _ => positions(&finding.waiting, verdict),
     }
 }
 
