@@ -11,11 +11,12 @@ use super::outcome::{ExitKind, WorkerExit, WorkerOutcome};
 use super::plan::{GroupPlan, StartError};
 use super::process_group::{self, KillSwitch};
 use super::processes::{Ended, OnExit, Processes, Worker};
-use super::slots::{AbandonedWorker, StopReport};
+use crate::failure::{Failures, ProcessFailure};
 use crate::output::Console;
 use crate::preload::ForkedWorkers;
 use crate::sys;
 use crate::threads::Cancelled;
+use crate::wording::epoch_ms;
 
 /// How long to wait for the last bytes of a worker that has exited: its pipe is read within a moment.
 const STDERR_PATIENCE: Duration = Duration::from_millis(50);
@@ -378,5 +379,49 @@ fn abandoned(worker: &Worker) -> AbandonedWorker {
         local_rank: worker.plan.local_rank,
         rank: worker.plan.rank,
         pid: worker.pid(),
+    }
+}
+
+/// How the workers of a group ended.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct StopReport {
+    /// The workers that exited: first those that were not stopped, then by time, and within a millisecond by rank.
+    pub outcomes: Vec<WorkerOutcome>,
+    /// The local ranks of workers that were killed because they did not exit in time.
+    pub killed: Vec<usize>,
+    /// The workers that still run although they were killed.
+    pub abandoned: Vec<AbandonedWorker>,
+    /// When the first output passed through this process; `None` if none did, as when it goes to files only.
+    pub first_output: Option<Instant>,
+}
+
+/// A worker that still runs although it was killed: the kernel blocks it, most often in a device driver.
+/// The machine may need a reboot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AbandonedWorker {
+    /// The worker's rank on this node.
+    pub local_rank: usize,
+    /// The worker's global rank.
+    pub rank: usize,
+    /// The process id.
+    pub pid: u32,
+}
+
+impl StopReport {
+    /// Sorts the outcomes like the records that nodes exchange, which have milliseconds. Therefore a report and its root
+    /// cause agree on the first failure.
+    pub(super) fn sort(&mut self) {
+        self.outcomes.sort_by_key(|outcome| {
+            let ended_ms = epoch_ms(outcome.ended_at);
+            (outcome.was_stopped, ended_ms, outcome.rank)
+        });
+    }
+
+    /// The workers that failed; `None` if all that exited succeeded. Reads their error files.
+    #[must_use]
+    pub fn failures(&self) -> Option<Failures> {
+        let failed = self.outcomes.iter().filter(|end| !end.exit.is_success());
+        Failures::new(failed.map(ProcessFailure::of).collect())
     }
 }

@@ -12,7 +12,7 @@ mod processes;
 mod slots;
 mod streams;
 
-pub use group::WorkerGroup;
+pub use group::{AbandonedWorker, StopReport, WorkerGroup};
 pub(crate) use guardian::{Guardian, Remains};
 pub use outcome::{ExitKind, WorkerExit, WorkerOutcome};
 pub(crate) use plan::WorkerInput;
@@ -20,4 +20,3 @@ pub use plan::{GroupPlan, SignalTarget, StartError, WorkerPlan};
 pub use process_group::KillSwitch;
 pub(crate) use processes::wait_for_exit;
 pub(crate) use slots::WorkerSlots;
-pub use slots::{AbandonedWorker, StopReport};
