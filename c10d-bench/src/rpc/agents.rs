@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use c10d_store::StoreExt;
-use clap::{Args, ValueEnum};
 use rpc_agent::{Agent, FutureMessage, Registry, Secret, WorkerInfo};
 
-use super::echo::EchoClient;
+use super::peer::{EchoClient, PeerKind};
 use crate::affinity::Cores;
 use crate::failure::Failure;
 use crate::pair::check_length;
@@ -106,28 +105,4 @@ fn echo() -> Result<Registry, Failure> {
     let mut registry = Registry::new();
     registry.register_bytes(FUNCTION, |_, payload| Ok(payload))?;
     Ok(registry)
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct RpcPeerArgs {
-    pub(super) kind: PeerKind,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum PeerKind {
-    /// A store, and a worker that joins through it. Announces the store's address.
-    Agent,
-    /// The same, with the secret that it finds in the store.
-    AgentWithSecret,
-    /// A bare echo for one connection.
-    Echo,
-}
-
-impl PeerKind {
-    /// The arguments by which [`ServerChild`](super::super::child::ServerChild) starts it.
-    pub(super) fn command_line(self) -> Vec<String> {
-        let kind = self.to_possible_value();
-        let kind = kind.map(|kind| kind.get_name().to_owned());
-        ["rpc-peer".to_owned()].into_iter().chain(kind).collect()
-    }
 }

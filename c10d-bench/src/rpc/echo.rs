@@ -11,7 +11,7 @@ use std::time::Duration;
 use byteorder::{ByteOrder, LittleEndian};
 use bytes::Bytes;
 
-use super::agents::PeerKind;
+use super::peer::{EchoClient, PeerKind};
 use crate::affinity::Cores;
 use crate::child::{ServerChild, announce, end_with_measurement};
 use crate::failure::{Context as _, Failure};
@@ -134,16 +134,6 @@ fn receive(stream: &mut impl Read, buffer: &mut Vec<u8>) -> io::Result<usize> {
 
 /// An agent's default limits allow a few of these in flight.
 const PAYLOAD_BYTES_MAX: usize = PayloadBytes::MAX.0;
-
-/// A client of an echo server.
-pub(super) trait EchoClient {
-    /// One round trip.
-    fn echo(&mut self, payload: &Bytes) -> Result<Bytes, Failure>;
-
-    /// Makes round trips one after the other for `time`, at least one; returns their times. Checks only the
-    /// length of answers.
-    fn one_at_a_time(&mut self, payload: &Bytes, time: Duration) -> Result<Vec<Duration>, Failure>;
-}
 
 #[cfg(test)]
 mod tests {

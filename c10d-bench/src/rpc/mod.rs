@@ -5,6 +5,7 @@
 
 mod agents;
 mod echo;
+mod peer;
 
 use std::time::Instant;
 
@@ -12,9 +13,10 @@ use bytes::Bytes;
 use clap::Args;
 use rpc_agent::Secret;
 
-pub(super) use self::agents::RpcPeerArgs;
-use self::agents::{AgentPair, PeerKind};
-use self::echo::{EchoClient, EchoPair};
+use self::agents::AgentPair;
+use self::echo::EchoPair;
+pub(super) use self::peer::RpcPeerArgs;
+use self::peer::{EchoClient, PeerKind};
 use crate::affinity::Cores;
 use crate::failure::{Context as _, Failure};
 use crate::numbers::{PayloadBytes, at_most};

@@ -2,11 +2,10 @@
 //! shown once.
 
 use std::collections::BTreeMap;
-use std::fmt::{self, Write as _};
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::answer::RankAnswer;
 use crate::report::RankSet;
 use crate::text::{capitalized, ranks_named, shown_up_to};
 
@@ -272,33 +271,6 @@ fn short_path(path: &str) -> (&str, bool) {
     match library.max() {
         Some(start) => (&path[start..], true),
         None => (path, false),
-    }
-}
-
-/// The answers as lines for a terminal or a log: first the ranks that show no stacks, then
-/// the stacks, with ranks at the same lines shown once. Starts with an empty line.
-#[must_use]
-pub fn answers_text(answers: &[RankAnswer]) -> String {
-    let mut text = String::new();
-    // Writing to a string cannot fail.
-    for answer in answers.iter().filter(|answer| answer.error.is_some()) {
-        let _ = writeln!(text, "\n{}", answer.explanation());
-    }
-    for group in StackGroup::of_answers(answers) {
-        let _ = writeln!(text, "\n{group}");
-    }
-    text
-}
-
-impl StackGroup {
-    /// As [`of`](Self::of), of the ranks that show their stacks.
-    #[must_use]
-    pub fn of_answers(answers: &[RankAnswer]) -> Vec<Self> {
-        Self::of(
-            answers
-                .iter()
-                .filter_map(|answer| Some((answer.rank, answer.stacks.clone()?))),
-        )
     }
 }
 

@@ -6,5 +6,5 @@
 mod answer;
 mod dump;
 
-pub use answer::{ProcessState, RankAnswer};
-pub use dump::{Frame, StackGroup, Stacks, ThreadStack, answers_text};
+pub use answer::{ProcessState, RankAnswer, answers_text};
+pub use dump::{Frame, StackGroup, Stacks, ThreadStack};

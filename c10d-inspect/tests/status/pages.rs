@@ -230,7 +230,7 @@ fn the_pages_of_a_store_that_moves_are_followed() {
     meeting.is_stuck = false;
     let next = Front::start(Canned::new(meeting));
     thread::scope(|scope| {
-        let asking = scope.spawn(|| ask());
+        let asking = scope.spawn(ask);
         let (_asked, _) = silent.accept().expect("it is asked");
         turn_to(None);
         turn_to(leader(next.address, 3));

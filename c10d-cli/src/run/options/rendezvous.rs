@@ -363,20 +363,26 @@ fn check_endpoint(
     found: Option<&Found>,
     nodes: usize,
 ) -> Result<(), UsageError> {
-    let endpoint = match read_place(given)? {
-        StorePlace::At(endpoint) => endpoint,
-        #[cfg(feature = "etcd")]
-        StorePlace::Etcd(_) if backend == STATIC_BACKEND => {
+    let Some(endpoint) = endpoint_of(read_place(given)?) else {
+        if backend == STATIC_BACKEND {
             let why = "the store of a static rendezvous has a fixed place; use --rdzv-backend c10d";
             return Err(given.refused(Refusal::But(why.to_owned())));
         }
-        #[cfg(feature = "etcd")]
-        StorePlace::Etcd(_) => return Ok(()),
+        return Ok(());
     };
     if backend == STATIC_BACKEND && endpoint.port().is_none() {
         return Err(given.refused(Refusal::IsNot("a host and a port, as in node0:29500")));
     }
     refuse_loopback(&endpoint, given, found, nodes)
+}
+
+/// Returns the endpoint of a store at a fixed place; `None` for a store in etcd.
+fn endpoint_of(place: StorePlace<Endpoint>) -> Option<Endpoint> {
+    match place {
+        StorePlace::At(endpoint) => Some(endpoint),
+        #[cfg(feature = "etcd")]
+        StorePlace::Etcd(_) => None,
+    }
 }
 
 /// Refuses a loopback address only where it certainly is wrong: tests on one machine use it.

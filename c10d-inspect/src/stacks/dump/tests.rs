@@ -82,22 +82,3 @@ fn a_hostile_answer_is_cut_and_cannot_control_the_terminal() {
     assert!(is_clean && !shown.contains('\u{202e}'));
     assert!(shown.contains("\\u{1b}[31m.py:0 in \\u{9b}2J\\u{202e}f"));
 }
-
-#[test]
-fn silent_ranks_come_first_and_equal_stacks_are_shown_once() {
-    let dump = "Thread 0x01 (most recent call first):\n  File \"train.py\", line 12 in load\n";
-    let at_load = |rank| RankAnswer {
-        stacks: Stacks::parse_faulthandler(dump),
-        ..RankAnswer::new(rank)
-    };
-    let silent = RankAnswer::failed(2, "it has no debug server");
-    let text = answers_text(&[at_load(0), at_load(1), silent, at_load(3)]);
-    let expected = "
-Rank 2: it has no debug server.
-
-Ranks 0, 1 and 3: train.py:12 in load
-  main thread, most recent call last:
-    train.py:12 in load
-";
-    assert_eq!(text, expected);
-}
