@@ -12,7 +12,7 @@ use crate::output::print;
 
 #[derive(Debug, Args)]
 pub(crate) struct ManArgs {
-    /// The command whose page is printed, as in `c10d man store get`. [default: the page of c10d itself]
+    /// The command whose page is printed, for example `c10d man store get`. [default: the page of c10d itself]
     #[arg(value_name = "COMMAND")]
     command: Vec<String>,
 
@@ -21,7 +21,7 @@ pub(crate) struct ManArgs {
     out_dir: Option<PathBuf>,
 }
 
-/// Prints the page of one command of `root`, or writes those of all. The same build writes the same bytes.
+/// Prints the page of one command of `root`, or writes the pages of all commands. The same build writes the same bytes.
 pub(crate) fn print_pages(args: &ManArgs, mut root: Command) -> Result<(), Failure> {
     root.build();
     if let Some(directory) = &args.out_dir {

@@ -9,10 +9,10 @@ use crate::list_change::{decode_list, encode_list};
 use crate::record::Record;
 use crate::request::{GroupReply, GroupRequest};
 
-/// Reads `bytes` as all that is said between groups and their members, and what is kept of them.
+/// Reads `bytes` as every kind of message between groups and their members, and as the state that a group keeps.
 ///
 /// # Panics
-/// When what can be read is written as other bytes.
+/// If a value that was read is written as other bytes.
 pub fn membership(bytes: &[u8]) {
     if let Ok(request) = GroupRequest::decode(bytes) {
         assert_eq!(request.encode(), bytes);
@@ -30,7 +30,7 @@ pub fn membership(bytes: &[u8]) {
     again::<Kept>(bytes);
 }
 
-/// A list, and what follows it as a change of it, and the other way round.
+/// Reads a list and a change of that list, and checks that the changed list can be written as a change and read again.
 fn changes(mut bytes: &[u8]) {
     let Ok(base) = Record::decode(&mut bytes) else {
         return;

@@ -37,7 +37,7 @@ struct Shared<T> {
 #[derive(Debug)]
 struct State<T> {
     backlog: Backlog<T>,
-    /// Since when the stream has accepted nothing of what is being written; `None` while nothing is.
+    /// When the stream last accepted bytes of the current item, or when writing began; `None` while idle.
     stuck_since: Option<Instant>,
     is_closed: bool,
 }
@@ -267,7 +267,7 @@ mod tests {
         for _ in 0..lines {
             writer.push(LINE.len(), LINE.to_vec());
         }
-        // The thread writes what the pipe takes, and is stuck then.
+        // The thread writes as much as the pipe takes, and is then stuck.
         while lock(&writer.shared.state).stuck_since.is_none() {
             std::thread::yield_now();
         }

@@ -67,7 +67,7 @@ pub(crate) fn name_of(number: i32) -> Cow<'static, str> {
     signal_name(number).map_or_else(|| format!("signal {number}").into(), Cow::Borrowed)
 }
 
-/// The addition for a process that was killed by SIGKILL unexpectedly: the process itself cannot report it.
+/// The addition for a process that SIGKILL killed unexpectedly: the process itself cannot report the cause.
 pub(crate) const OUT_OF_MEMORY: &str =
     "; the kernel sends it when memory runs out: see dmesg, memory.events";
 

@@ -26,7 +26,7 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
     }
 }
 
-/// Who waits for the absent ranks, and since when.
+/// The ranks that wait or waited for the absent ranks, and when the first wait began.
 struct Waiters {
     waiting: BTreeSet<usize>,
     gave_up: BTreeSet<usize>,
@@ -75,7 +75,7 @@ fn find_in(job: &Job<'_>, state: &GroupState<'_>, drafts: &mut Vec<Draft>) {
     let mut absent = Absent::default();
     for &rank in &state.missing {
         match absence(job, rank) {
-            // What has ended will not arrive late.
+            // A worker that has exited or left will not arrive late, so its absence is reported at once.
             Absence::Ended { .. } | Absence::NodeLost(_) | Absence::Left { .. } => {}
             _ if !is_due => continue,
             _ => {}
@@ -86,7 +86,7 @@ fn find_in(job: &Job<'_>, state: &GroupState<'_>, drafts: &mut Vec<Draft>) {
     absent.drafts(job, &waiters, drafts);
 }
 
-/// The absent ranks by what is known of them.
+/// The absent ranks, grouped by their known state.
 #[derive(Default)]
 struct Absent<'a> {
     never: BTreeMap<usize, Absence<'a>>,
@@ -131,7 +131,7 @@ impl<'a> Absent<'a> {
                         || job.ago(job.index.last_active(slot)) >= SILENCE_GRACE)
             })
             .collect();
-        // Those that are still there come before those that left.
+        // Processes that are still connected precede processes that left.
         self.candidates
             .sort_by_key(|&slot| !job.index.is_open(slot));
         let is_open = |slot: &&Slot| job.index.is_open(**slot);
@@ -289,7 +289,8 @@ impl<'a> Absent<'a> {
 
     /// One rank is absent and one process has joined without publishing: probably, not certainly, the same.
     ///
-    /// A process that is gone is not that of a worker that runs, and may be that of one that has ended.
+    /// A process whose connection is closed is not the process of a running worker, and it may be the process of a worker
+    /// that is known to have exited. It is returned only if neither kind of worker is a candidate.
     fn probable_slot(&self, job: &Job<'_>) -> Option<Slot> {
         let [slot] = self.candidates[..] else {
             return None;
@@ -338,7 +339,7 @@ impl<'a> Absent<'a> {
         waiters.draft(kind, text, since, ranks)
     }
 
-    /// What the launchers know of the ranks that never connected.
+    /// Describes the ranks that never connected, as far as the launchers have reported them.
     fn known_outside(&self, job: &Job<'_>) -> String {
         let mut described: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
         let mut hosts: BTreeSet<String> = BTreeSet::new();

@@ -106,7 +106,8 @@ fn is_stale(
     if write.owner.published.rank == reader.published.rank || write.written >= opened {
         return false;
     }
-    // Its process was gone before the reader connected. In a first run that is a rank that was killed.
+    // The writer disconnected before the reader connected. In a first run, this alone indicates a killed rank, not a
+    // stale address.
     let was_closed = write.writer.is_some_and(|writer| {
         job.index.connections[writer]
             .closed

@@ -11,8 +11,8 @@ use crate::record::Record;
 /// About the memory of a seat in a list besides its handle.
 const SEAT_BYTES: usize = 96;
 
-/// The newest list of a group, and those that most members have: that of the generation, and the last one that was
-/// sent, whose attempt may have failed.
+/// The newest list of a group, and the lists that most members have: the list of the generation, and the last list that
+/// was sent, whose attempt may have failed.
 #[derive(Debug, Default)]
 pub(super) struct SentLists {
     list: Option<Arc<Record>>,

@@ -66,7 +66,7 @@ pub(super) enum InputTurn {
     Has,
 }
 
-/// What carries a connection's bytes.
+/// The socket or the session that carries a connection's bytes.
 #[derive(Debug)]
 pub(super) enum Carrier {
     /// Boxed, since a client of a session needs little of it: a relay costs less than the connections of its ranks.
@@ -187,7 +187,7 @@ impl Client {
     }
 }
 
-/// What a connection does about the requests that have arrived.
+/// How a connection treats the requests that have arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestFlow {
     /// It carries them out.

@@ -1,4 +1,4 @@
-//! What the event loop of a store with a journal knows of it.
+//! The event loop's view of the journal of its store.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
@@ -29,7 +29,7 @@ const RESENT_WITHIN: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(super) struct JournalQueue {
     pub(super) thread: JournalThread,
-    /// What the loop knows to be durable.
+    /// The last position that the event loop has recorded as durable.
     pub(super) durable: u64,
     /// Memory for a batch.
     pub(super) memory: Vec<u8>,
@@ -42,7 +42,7 @@ pub(super) struct JournalQueue {
     pub(super) is_copying: bool,
     /// The version of the format that batches have, and the newest that this process writes.
     format: (u8, u8),
-    /// Whether others are asked for a newer one.
+    /// Whether the other servers are being asked whether they read a newer version.
     is_agreeing: bool,
     /// Connections whose requests wait, as too much is gathered.
     pub(super) paused: BTreeSet<Token>,
@@ -98,8 +98,8 @@ impl JournalQueue {
         Ok((state, sessions, Some(keeping)))
     }
 
-    /// Takes the connections to be flushed if something may be sent now. Else the next extension of the authority wakes the
-    /// event loop.
+    /// Takes the connections to be flushed if something may be sent now. Otherwise, returns no connections, and the next extension
+    /// of the authority wakes the event loop.
     pub(super) fn take_withheld(&mut self) -> BTreeSet<Token> {
         if self.is_authorized_or_woken() {
             std::mem::take(&mut self.withheld)
@@ -119,8 +119,8 @@ impl JournalQueue {
         authority.is_none_or(|it| it.await_extension(Moment::now))
     }
 
-    /// The version of the format for a snapshot that is due, and for what follows it. `None` until others are asked whether
-    /// they read a newer one by now.
+    /// The version of the format for a due snapshot and for the batches after it. `None` until the other servers have
+    /// been asked whether they read a newer version by now.
     pub(super) fn agreed_format(&mut self) -> Option<u8> {
         let (format, newest) = &mut self.format;
         if self.is_agreeing {
@@ -134,7 +134,7 @@ impl JournalQueue {
         Some(*format)
     }
 
-    /// Has the peer of a client told that this request is done, once the position is durable.
+    /// Queues the message to a client's peer that this request is done. It is sent once the position is durable.
     pub(super) fn tell_later(&mut self, position: u64, token: Token, request: u32) {
         self.done.push_back((position, token, request));
     }

@@ -1,4 +1,4 @@
-//! The length and a hash of bytes, in place of a copy.
+//! The length and a hash of bytes, instead of a copy.
 
 use byteorder::{ByteOrder, LittleEndian};
 
@@ -7,8 +7,8 @@ const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
 const WORD_BYTES: u64 = 8;
 
-/// The length and a hash of some bytes; the same for any split of them. The hash finds values that were overwritten, not
-/// those that somebody has made to be the same.
+/// The length and a hash of some bytes; the same for any split of them. The hash detects overwritten values. It
+/// does not detect values that were crafted to have the same hash.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Fingerprint {
     bytes: u64,

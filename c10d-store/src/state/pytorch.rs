@@ -132,7 +132,7 @@ impl StoreState {
         self.slots.get(key)?.queue.as_deref()
     }
 
-    /// Removes a value, and ends its ownership; `false` if there is none.
+    /// Removes a value and its ownership. Returns `false` if the key has no value.
     pub(super) fn delete(&mut self, key: &[u8]) -> bool {
         let Some(deleted) = self.slots.delete(key) else {
             return false;
@@ -203,8 +203,8 @@ impl StoreState {
     ) -> Result<(), Refusal> {
         let (arrived, waiters) = self.slots.add(key, 1, self.writer())?;
         if arrived >= world_size {
-            // An earlier arrival of the same connection is answered too; this request replaces any other
-            // wait of it.
+            // An earlier arrival of the same connection is also answered; this request replaces any other wait of the
+            // connection.
             self.wake_for_value(waiters, replies);
             self.cancel(conn);
             self.reply(replies, conn, Reply::StopWaiting);

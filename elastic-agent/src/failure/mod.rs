@@ -121,7 +121,7 @@ enum Traceback {
 }
 
 /// Workers often fail for the same reason. Each text is shown once: with the root cause if it has the
-/// text, else with the first worker that has it.
+/// text, otherwise with the first worker that has it.
 fn place_of_traceback(failures: &Failures, index: usize) -> Traceback {
     let all = failures.all();
     let failure = &all[index];

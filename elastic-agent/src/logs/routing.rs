@@ -65,7 +65,7 @@ impl fmt::Display for Streams {
 pub enum StreamMap {
     /// The same for every worker.
     All(Streams),
-    /// By local rank; none for a local rank that is missing.
+    /// By local rank. A local rank without an entry has no streams.
     ByLocalRank(BTreeMap<usize, Streams>),
 }
 
@@ -337,7 +337,7 @@ pub struct LinePrefix<'a> {
 
 impl LinePrefix<'_> {
     /// The prefix: `template` with `${role_name}`, `${local_rank}`, `${rank}` and `${hostname}` replaced;
-    /// without a template PyTorch's, as in `[default0]:`.
+    /// without a template, it is PyTorch's prefix, for example `[default0]:`.
     ///
     /// ```
     /// use elastic_agent::LinePrefix;

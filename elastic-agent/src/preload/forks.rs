@@ -52,7 +52,8 @@ impl ForkedWorkers {
     /// session and its streams: milliseconds, or 10 s on a machine that is stuck.
     ///
     /// # Errors
-    /// Why they could not be started. They are killed then; some may have begun to run their scripts.
+    /// The reason why the workers could not be started. All of them are then killed, although some may have begun to run
+    /// their scripts.
     pub(crate) fn start(mut self, starts: &[WorkerStart<'_>]) -> io::Result<Vec<Pid>> {
         if starts.len() != self.workers.len() {
             return Err(io::Error::other("another number of workers was forked"));
@@ -100,7 +101,7 @@ impl ForkedWorkers {
                 Ok(())
             }
             Received::End => Err(io::Error::other("the workers ended")),
-            // Looked before: what it has sent before its end has arrived.
+            // Its end was checked before the read, so an answer that it sent before its end would have been received.
             Received::Nothing if has_ended => {
                 Err(io::Error::other("a worker ended before its start"))
             }

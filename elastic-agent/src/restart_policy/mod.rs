@@ -36,8 +36,8 @@ pub struct RestartBudget {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct RestartRules {
-    /// How many restarts are allowed in all. Without any limit it is 0, as in PyTorch; with another limit, `None` does
-    /// not limit their number.
+    /// The number of restarts that are allowed in all. `None` means 0 if there is no other limit, which is PyTorch's
+    /// default. With another limit, `None` does not limit the number of restarts.
     pub max_restarts: Option<usize>,
     /// How many restarts are allowed in any window of time.
     pub budget: Option<RestartBudget>,
@@ -46,7 +46,7 @@ pub struct RestartRules {
     /// The exit codes of workers, negative for signals, that end the job on all nodes at once.
     pub final_exit_codes: BTreeSet<i32>,
     /// Whether workers are also started again after errors of the Python program that the next start would meet too,
-    /// such as a module that is missing. Otherwise they end the job on all nodes.
+    /// such as a missing module. Otherwise they end the job on all nodes.
     pub restarts_on_fatal_errors: bool,
 }
 
@@ -81,7 +81,7 @@ pub(crate) struct RoundProgress {
     pub(crate) has_unnumbered: bool,
 }
 
-/// What follows from a failure.
+/// The consequence of a failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Decision {
     /// The workers are started again. The restart is counted.

@@ -1,4 +1,4 @@
-//! A round whose workers run, until a failure, a success or a signal ends the round.
+//! The part of a round in which its workers run, until a failure, a success or a signal.
 
 use std::time::Duration;
 

@@ -48,9 +48,9 @@ impl KillSwitch {
         }
     }
 
-    /// Kills the workers of the [`WorkerGroup::stop`] that uses the switch, on this thread, and ends all grace periods,
-    /// now and later. An agent's switch kills its workers even before it stops them. Does not block. Not for use inside
-    /// a signal handler, as it takes a lock.
+    /// Kills the workers of the [`WorkerGroup::stop`] that uses the switch, on this thread, and cuts short every grace
+    /// period, now and later. An agent's switch kills its workers even before it stops them. Does not block. Not for use inside
+    /// a signal handler, because it takes a lock.
     ///
     /// [`WorkerGroup::stop`]: crate::WorkerGroup::stop
     pub fn trigger(&self) {
@@ -181,7 +181,7 @@ pub(super) fn live_members(groups: &[Pid]) -> Option<Vec<i32>> {
         else {
             continue;
         };
-        // The process ended meanwhile.
+        // The process has ended in the meantime.
         let Ok(stat) = fs::read(entry.path().join("stat")) else {
             continue;
         };
@@ -234,7 +234,7 @@ mod tests {
         switch.release(released.1);
         switch.trigger();
         assert_eq!(signal_that_ended(early.0), Some(9));
-        // A worker that starts meanwhile.
+        // A worker that starts after the trigger.
         switch.cover(late.1);
         assert_eq!(signal_that_ended(late.0), Some(9));
         kill_process(released.1, Signal::USR1).unwrap();

@@ -21,7 +21,7 @@ pub(super) struct RestartArgs {
     /// Without a limit if --restart-budget or --max-restarts-without-progress is given instead.
     #[arg(
         long,
-        // torchrun's abbreviations, some of which also begin --max-restarts-without-progress.
+        // torchrun's abbreviations. Some of them are also abbreviations of --max-restarts-without-progress.
         aliases = ["max", "max-", "max-r", "max-re", "max-res", "max-rest", "max-resta", "max-restar", "max-restart"],
         value_name = "N",
         allow_negative_numbers = true,
@@ -141,10 +141,10 @@ fn time_or_never(text: &str) -> Result<Option<Duration>, Refusal> {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = PRELOADING)]
 pub(super) struct PreloadArgs {
-    /// Imports these Python modules once, in a process from which workers are forked.
+    /// Imports these Python modules once, in a process that forks the workers.
     ///
-    /// A restart takes milliseconds then. `torch,torch._dynamo` for training scripts. Workers that cannot be forked start as without it,
-    /// with a warning (Linux).
+    /// A restart then takes milliseconds. Use `torch,torch._dynamo` for training scripts. Workers that cannot be forked
+    /// start as they do without this option, with a warning (Linux).
     #[arg(long, value_name = "MODULE,...", default_value = "", value_parser = Read(list))]
     preload: Parsed<Vec<String>>,
 

@@ -1,4 +1,5 @@
-//! The event loop's part for a store with a journal: batches go to its thread, and what waits for them goes on.
+//! The event loop's part for a store with a journal: it hands batches to the journal's thread, and releases everything that
+//! waits for them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,10 +18,10 @@ use crate::server::standby::Standby;
 use crate::state::SNAPSHOT_SLICE;
 
 impl EventLoop {
-    /// Takes note of what has become durable, and releases what waits for it.
+    /// Records the position that has become durable, and releases everything that waits for it.
     ///
     /// # Errors
-    /// The failure of the journal: nothing may be said any more.
+    /// The failure of the journal: nothing may be sent any more.
     pub(super) fn release_durable(&mut self, is_busy: bool) -> Result<(), JournalError> {
         let Some(keeping) = &mut self.keeping else {
             return Ok(());
@@ -54,7 +55,7 @@ impl EventLoop {
         let released = self.connections.count_held(..=durable);
         let waiting = self.connections.count_held(durable + 1..);
         keeping.hold.committed(released, waiting, now);
-        // What waited for this batch is at the disk while the replies go out.
+        // First, so that the next batch is written while the replies are sent.
         self.keep_gathered(is_busy, now);
         self.connections.release(durable);
         self.observed.release(durable);
@@ -110,7 +111,8 @@ impl EventLoop {
         self.copy_for_journal();
     }
 
-    /// Has a connection whose requests must wait go on when less is gathered. Returns whether it must wait for that.
+    /// Records a connection whose requests must wait, so that it resumes when fewer effects are gathered. Returns whether the
+    /// connection must wait.
     pub(super) fn pause_if_full(&mut self, token: Token) -> bool {
         let Some(keeping) = &mut self.keeping else {
             return false;
@@ -149,10 +151,10 @@ impl EventLoop {
         }
     }
 
-    /// Leads once the journal of a server that stands by is open.
+    /// Makes a standby server lead once its journal is open.
     ///
     /// # Errors
-    /// Why it never will.
+    /// The reason why the server cannot lead.
     pub(super) fn take_over(&mut self) -> Result<(), JournalError> {
         let outcome = self.standby.as_mut().and_then(Standby::take_outcome);
         let Some(outcome) = outcome else {
@@ -169,7 +171,7 @@ impl EventLoop {
             source: Box::new(source),
         })?;
         (self.state, self.sessions, self.keeping) = (state, sessions, keeping);
-        // The times of what was recovered count from here.
+        // The recovered times count from this moment.
         self.started = Instant::now();
         for (token, peer) in self.connections.accepted() {
             self.state.connect(conn_id_of(token), peer);
@@ -207,7 +209,7 @@ impl EventLoop {
         }
     }
 
-    /// What all that is known now depends on; 0 if everything is durable.
+    /// The position on which the current state depends, or 0 if everything is durable.
     pub(super) fn newest_undurable(&self) -> u64 {
         let newest = self.state.newest_position();
         let durable = self.keeping.as_ref().map_or(0, |keeping| keeping.durable);

@@ -180,7 +180,8 @@ impl<P, S: Clone> Peer<P, S> {
         self.fail_calls(false, &cause);
     }
 
-    /// Decides on a connection that the peer has made. It replaces one that the peer no longer has.
+    /// Decides on a connection that the peer has made. If it is accepted, it replaces a connection that the peer
+    /// no longer has.
     ///
     /// # Errors
     /// What to answer instead of a Welcome.
