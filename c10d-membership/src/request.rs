@@ -34,10 +34,10 @@ mod kind {
     pub(super) const WAS_SILENT: u8 = 7;
 }
 
-/// What is asked of a group.
+/// A request to a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum GroupRequest {
-    /// It begins, unless it is there.
+    /// Opens the group, unless it is open already.
     Open(Opening),
     /// A member's message.
     Say {
@@ -46,17 +46,17 @@ pub(crate) enum GroupRequest {
         known: Option<Attempt>,
         message: Message,
     },
-    /// This process has ended.
+    /// The process of this member has exited.
     Dead(MemberKey),
-    /// The group ends.
+    /// Ends the group for all its members.
     End,
-    /// Where the group is.
+    /// Requests the status of the group.
     Status,
     /// The longest silence of the connection, in milliseconds; 0 for any.
     KeepAlive(u32),
 }
 
-/// What a group is opened with.
+/// The arguments of a request that opens a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Opening {
     pub(crate) options: GroupOptions,
@@ -69,7 +69,7 @@ pub(crate) struct Opening {
 pub(crate) enum GroupReply {
     /// There is no such group.
     NotOpen,
-    /// To all but `Say` and `Status`.
+    /// To all requests except `Say` and `Status`.
     Done,
     /// To `KeepAlive`: members have ended by the silence of the connection.
     WasSilent,
@@ -177,7 +177,7 @@ impl Opening {
 }
 
 impl GroupReply {
-    /// `now` is that of the group. The list of a reply is sent separately.
+    /// `now` is the current time of the group. The list of a reply is sent separately.
     pub(crate) fn encode(&self, now: Duration) -> Vec<u8> {
         let mut out = Vec::with_capacity(48);
         match self {

@@ -108,7 +108,7 @@ pub enum GroupEffect {
     Reply {
         /// The connection.
         conn: ConnId,
-        /// Whether the reply answers a request that waits, and so ends the wait.
+        /// Whether the reply answers a request that waits, and so completes the wait.
         waits: bool,
         /// The reply.
         bytes: Vec<u8>,

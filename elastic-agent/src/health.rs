@@ -272,7 +272,7 @@ fn read(mut output: PipeReader, finish: &PipeReader) -> Vec<u8> {
                 if bytes_after_finish == 0 {
                     break;
                 }
-                // A command whose output never pauses has an end too.
+                // Before `finish`, poll after each read, so that it is noticed even if the output never pauses.
                 if is_finishing {
                     continue;
                 }
@@ -326,7 +326,7 @@ mod tests {
             .expect_err("unhealthy")
     }
 
-    /// Waits until the process of this number in a file is gone.
+    /// Waits until the process whose number is in a file has exited.
     fn assert_ends(file: &Path) {
         let pid: i32 = fs::read_to_string(file).unwrap().trim().parse().unwrap();
         let pid = Pid::from_raw(pid).unwrap();

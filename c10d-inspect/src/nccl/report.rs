@@ -1,4 +1,4 @@
-//! What the RAS service says, in one form for all releases.
+//! The answer of NCCL's RAS service, in one form for all releases.
 
 use std::net::IpAddr;
 
@@ -20,11 +20,11 @@ pub struct NcclReport {
     pub silent: Counted<NcclProcess>,
     /// The same of processes that have been silent for a minute.
     pub dead: Counted<NcclProcess>,
-    /// The communicators of which something is to be said; with JSON, all.
+    /// The communicators with errors or warnings. An answer in JSON contains all communicators.
     pub communicators: Vec<Communicator>,
 }
 
-/// Some things, of which not all may be named.
+/// A number of things, and the names of some or all of them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Counted<T> {
     /// How many there are.
@@ -41,7 +41,7 @@ pub type Members = Counted<NcclMember>;
 pub struct NcclProcess {
     /// The address of its host in NCCL's bootstrap network.
     pub host: IpAddr,
-    /// Its id, as it knows it.
+    /// The process id that the process itself reports.
     pub pid: u32,
 }
 
@@ -70,7 +70,7 @@ pub struct Communicator {
     pub failed: Vec<Failed>,
     /// Members by status, if they differ.
     pub statuses: Vec<InStatus>,
-    /// The operations of which members have launched different numbers.
+    /// The operations that some members have launched more often than other members.
     pub counts: Vec<DifferentCounts>,
 }
 
@@ -92,10 +92,10 @@ pub struct InStatus {
     pub members: Members,
 }
 
-/// What a member says about its communicator.
+/// The status of a communicator, as a member reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CommunicatorStatus {
-    /// Its process answers, and is no member (any more).
+    /// Its process answers, but is not a member, or not any more.
     None,
     /// It is being made.
     Init,
@@ -140,7 +140,7 @@ impl<T> Default for Counted<T> {
 }
 
 impl<T> Counted<T> {
-    /// None that is named.
+    /// Returns a count without names.
     pub(super) const fn of(count: usize) -> Self {
         Self {
             count,
@@ -161,11 +161,11 @@ impl<T> Counted<T> {
     }
 }
 
-/// Why an answer says nothing.
+/// The reason why an answer cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NcclAnswerError {
-    /// The answer has another form than that of any known release.
+    /// The answer does not have the form of any known release.
     #[error("this is no answer of NCCL's RAS service: {start}")]
     NotRas {
         /// The first bytes, escaped.

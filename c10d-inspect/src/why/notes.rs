@@ -88,7 +88,8 @@ fn nccl_readers(job: &Job<'_>) -> Option<String> {
     ))
 }
 
-/// Names the ranks with connections that no other server can continue; `None` if the store ends with its process, too.
+/// Names the ranks with connections that no other server can continue. Returns `None` if there are no such ranks, or if the
+/// store itself does not survive its process.
 pub(crate) fn connected_directly(job: &Job<'_>) -> Option<Finding> {
     if !job.index.snapshot.is_kept {
         return None;

@@ -67,7 +67,7 @@ impl Job {
         }
     }
 
-    /// What is known about the job.
+    /// Returns the report on the job.
     #[must_use]
     pub const fn report(&self) -> &Report {
         &self.report
@@ -113,7 +113,7 @@ impl Job {
     /// Asks these ranks for their flight recorders, 64 at a time, and compares them. `clock` makes a text of a time in
     /// nanoseconds since 1970.
     ///
-    /// Blocks for up to 3 s for looking up host names, and 2 s or more for each 64 ranks of which one does not answer.
+    /// Blocks for up to 3 s for looking up host names, and 2 s or more for every 64 ranks if one of them does not answer.
     #[must_use]
     pub fn compare_flights(
         &self,
@@ -170,7 +170,7 @@ pub enum JobError {
     #[error(transparent)]
     Store(#[from] StoreError),
 
-    /// The store knows no rank yet.
+    /// The store has not seen any rank yet.
     #[error("the store knows no rank yet")]
     NoRank,
 

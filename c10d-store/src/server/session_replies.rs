@@ -1,7 +1,7 @@
-//! What of sessions survives the server: which requests of their clients were carried out, with the replies that may not
-//! have arrived (docs/spec/wire-extensions.md, SESSION 12 to 14). Pure.
+//! The part of the sessions that survives a restart of the server: the executed requests of their clients, with the replies
+//! that may not have arrived (docs/spec/wire-extensions.md, SESSION 12 to 14). Pure.
 //!
-//! The table changes by effects alone, the same that the journal keeps, so that it is after a restart what it was before.
+//! Only effects change the table, and the journal keeps the same effects, so the table is the same after a restart.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::journal::batch::{BatchWriter, Effect};
 use crate::session::SessionId;
 
-/// About the memory of a session, a client and a kept reply without its bytes, with what the allocator adds.
+/// About the memory of a session, a client and a kept reply without its bytes, including the overhead of the allocator.
 const SESSION_BYTES: usize = 128;
 const CLIENT_BYTES: usize = 128;
 const REPLY_BYTES: usize = 64;
@@ -51,7 +51,7 @@ fn memory_of_client(executed: &VecDeque<Executed>) -> usize {
     CLIENT_BYTES + executed.iter().map(Executed::memory_bytes).sum::<usize>()
 }
 
-/// What follows when a request is sent again.
+/// The first outcome of a request that a client sends again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Again<'a> {
     /// It was carried out, with this reply.
@@ -142,7 +142,7 @@ impl SessionReplies {
         session.is_some_and(|session| !session.clients.is_empty())
     }
 
-    /// What was kept of this request of a client.
+    /// Returns the outcome of this request of a client, if it is kept.
     pub(super) fn again(&self, session: SessionId, client: u32, request: u32) -> Option<Again<'_>> {
         let executed = self.sessions.get(&session)?.clients.get(&client)?;
         let found = executed.iter().find(|it| it.request == request)?;
@@ -159,7 +159,7 @@ impl SessionReplies {
         session.is_some_and(|session| session.clients.contains_key(&client))
     }
 
-    /// The clients with numbers from `from` up to before `to` of which something is kept.
+    /// Returns the numbers of the clients that have kept requests, from `from` up to, but not including, `to`.
     pub(super) fn clients(&self, session: SessionId, from: u32, to: u32) -> Vec<u32> {
         let session = self.sessions.get(&session);
         let clients = session.map(|session| session.clients.range(from..to));

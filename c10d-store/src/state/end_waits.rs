@@ -40,7 +40,7 @@ impl StoreState {
         self.waits_cancelled += 1;
     }
 
-    /// Whether the last request of a connection was a wait that END_WAITS has ended, as a journal has kept it.
+    /// Sets whether the last request of a connection was a wait that END_WAITS has ended. A kept reply of a session shows it.
     pub(crate) fn set_wait_ended(&mut self, conn: ConnId, was_ended: bool) {
         if was_ended {
             self.ended_waits.insert(conn);

@@ -1,4 +1,4 @@
-//! The groups of a server, if it has some, with what the journal has of them.
+//! The groups of a server, if it has some, and the marks of their last effects in the journal.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use crate::message::ConnId;
 use crate::moment::Moment;
 use crate::snapshot::GroupRecord;
 
-/// The groups of a server that has some, with what the journal has of them.
+/// The groups of a server, if it has some, and the marks of their last effects in the journal.
 #[derive(Debug, Default)]
 pub(super) struct ServedGroups {
     pub(super) groups: Option<Box<dyn Groups>>,
-    /// By name, the last effect in the journal.
+    /// By the name of a group, the mark of its last effect in the journal.
     pub(super) recorded: HashMap<Arc<[u8]>, Mark, KeyHash>,
 }
 

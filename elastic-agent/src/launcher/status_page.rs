@@ -110,7 +110,8 @@ pub(in crate::launcher) struct HostedServer {
     status: Option<Arc<StatusServer>>,
 }
 
-/// A store whose snapshots have what this node's launcher sees when they are taken, not what it saw last.
+/// A store whose snapshots have an observation of this node's workers from the time of the snapshot, not an earlier
+/// observation.
 #[derive(Debug)]
 struct FreshSource {
     observer: StoreObserver,
@@ -227,7 +228,7 @@ impl Hosted {
         }
     }
 
-    /// The password of the pages of this job's servers, on other nodes too.
+    /// The password of the pages of this job's servers, including the servers on other nodes.
     pub(in crate::launcher) fn token(&self) -> Option<&str> {
         self.token.as_deref()
     }

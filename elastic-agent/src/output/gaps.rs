@@ -85,7 +85,7 @@ impl Gaps {
     pub(super) fn failed(&mut self, now: Instant, error: &io::Error) {
         self.retry_at = Some(now + RETRY_AFTER);
         self.why_missing = error.to_string();
-        // One line reports these bytes together with the bytes that are missing from now on.
+        // One line reports these bytes together with the bytes that the file misses from now on.
         if let Some(notice) = self.notice.take_if(|notice| !notice.is_begun) {
             self.missing += notice.missing;
         }

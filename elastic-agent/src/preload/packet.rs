@@ -80,7 +80,7 @@ pub(super) enum Received<'b> {
     End,
 }
 
-/// Receives a packet if there is one. One that is longer than the buffer is cut.
+/// Receives a packet if there is one. A packet that is longer than the buffer is cut.
 pub(super) fn receive<'b>(socket: BorrowedFd<'_>, buffer: &'b mut [u8]) -> Received<'b> {
     loop {
         match recv(socket, &mut *buffer, RecvFlags::DONTWAIT) {
@@ -146,7 +146,7 @@ pub(super) fn parse_started(packet: &[u8]) -> Option<(usize, i32)> {
     Some((index, pid(fields.next()?)?))
 }
 
-/// The packet from which a template learns what to import.
+/// Returns the packet that configures a template, including the modules to import.
 pub(super) fn config(plan: &TemplatePlan, launcher: i32) -> Vec<u8> {
     let mut fields = vec![
         launcher.to_string().into_bytes(),

@@ -226,7 +226,7 @@ fn parse_role_info(value: &[u8]) -> Option<RoleInfo> {
     let local_world_size = json.get("local_world_size")?.as_u64()?;
     Some(RoleInfo {
         role: json.get("role")?.as_str()?.to_owned(),
-        // No machine has more.
+        // A machine cannot have more workers than this.
         local_world_size: RankBlock::number(local_world_size).filter(|size| *size <= 1 << 24)?,
     })
 }

@@ -61,7 +61,7 @@ const NUMBERS: [&str; 16] = [
     "JOB_COMPLETION_INDEX",
 ];
 
-/// One text for each value that is no number, and for a rank that the number of nodes excludes.
+/// Returns a text for each value that is not a number, and for a rank that is too high for the number of nodes.
 fn doubts(variables: Variables<'_>, found: Option<&Found>) -> Vec<String> {
     let numbers = NUMBERS.iter().filter(|name| variables.has(name));
     let mut doubts: Vec<String> = numbers

@@ -388,7 +388,7 @@ fn abandoned(worker: &Worker) -> AbandonedWorker {
 pub struct StopReport {
     /// The workers that exited: first those that were not stopped, then by time, and within a millisecond by rank.
     pub outcomes: Vec<WorkerOutcome>,
-    /// The local ranks of workers that were killed because they did not exit in time.
+    /// The local ranks of the killed workers, which did not exit in time.
     pub killed: Vec<usize>,
     /// The workers that still run although they were killed.
     pub abandoned: Vec<AbandonedWorker>,
@@ -418,7 +418,7 @@ impl StopReport {
         });
     }
 
-    /// The workers that failed; `None` if all that exited succeeded. Reads their error files.
+    /// Returns the failed workers, or `None` if every exited worker succeeded. Reads the error files of the failed workers.
     #[must_use]
     pub fn failures(&self) -> Option<Failures> {
         let failed = self.outcomes.iter().filter(|end| !end.exit.is_success());

@@ -112,8 +112,8 @@ impl Processes {
         Ok((processes, failure))
     }
 
-    /// Starts the workers that are not forked. Returns the error if one cannot be started; the workers after it are not
-    /// started then.
+    /// Starts the workers that are not forked. If a worker cannot be started, returns the error and does not start the
+    /// workers after it.
     fn start_workers(
         &mut self,
         workers: impl Iterator<Item = ((WorkerPlan, (WorkerStreams, StderrEnd)), Waiter)>,
@@ -393,7 +393,7 @@ impl Waiter {
         let _ = self.assign.try_send(process);
     }
 
-    /// Joins the thread. Blocks until its process ends; not at all without a process.
+    /// Joins the thread. Blocks until its process has exited, or returns at once if it has no process.
     pub(super) fn join(self) {
         drop(self.assign);
         if self.thread.join().is_err() {

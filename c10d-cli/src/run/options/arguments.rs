@@ -20,7 +20,7 @@ use super::error::{Given, Refusal, UsageError};
 use crate::ephemeral_ports::EphemeralPorts;
 use crate::run::interpreter::Interpreter;
 
-/// What the plan depends on besides the options.
+/// The facts outside of the options that the plan depends on: variables, processors, devices and ports.
 pub(crate) struct Surroundings<'a> {
     /// Reads an environment variable.
     pub(crate) variable: Variables<'a>,
@@ -28,7 +28,7 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) environment: Vec<(OsString, OsString)>,
     /// The Python interpreter of scripts and modules.
     pub(crate) interpreter: Interpreter,
-    /// What the stores of the job ask for.
+    /// The credentials that the stores of the job require.
     pub(crate) credentials: Option<Credentials>,
     /// Counts devices, at least one.
     pub(crate) count_devices: &'a dyn Fn(DeviceKind) -> Result<usize, DevicesError>,
@@ -38,23 +38,23 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) ephemeral_ports: EphemeralPorts,
     /// A random number, for the id of a standalone run.
     pub(crate) seed: u64,
-    /// Facts besides variables by which a scheduler is recognized.
+    /// Facts that identify the scheduler, in addition to variables.
     pub(crate) site: &'a Site<'a>,
 }
 
 /// Reads an environment variable.
 type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// A value that was [given](Given), as its parser has read it.
+/// A [given](Given) value, with the result of its parser.
 #[derive(Debug, Clone)]
 pub(super) struct Parsed<T> {
     pub(super) given: Given,
     parsed: Result<T, Refusal>,
 }
 
-/// The parser in the declaration of an option, as in `value_parser = Read(port)`.
+/// The parser in the declaration of an option, for example `value_parser = Read(port)`.
 ///
-/// It never fails: [`Parsed::value`] does, in one line that names the option or the variable.
+/// It never fails. Instead, [`Parsed::value`] returns the error, in one line that names the option or the variable.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Read<T>(pub(super) fn(&str) -> Result<T, Refusal>);
 

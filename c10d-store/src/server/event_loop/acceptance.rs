@@ -60,7 +60,7 @@ impl EventLoop {
         log::debug!("accepted {peer} as {:?}", conn_id_of(token));
     }
 
-    /// Tells by the first bytes what a new connection speaks. `None` if it is closed or handed over.
+    /// Detects the protocol of a new connection from its first bytes. Returns `None` if it is closed or handed over.
     pub(super) fn classify(&mut self, token: Token, count: usize) -> Option<Input> {
         let first = self.read_buffer[0];
         if is_http(first)
@@ -146,7 +146,7 @@ impl EventLoop {
         }
     }
 
-    /// Closes a connection that may not be served. What it was sent before goes out first, as far as possible.
+    /// Closes a connection that may not be served. Bytes that were written to it earlier are still sent, as far as possible.
     pub(super) fn refuse_stranger(&mut self, token: Token, reason: &dyn fmt::Display) {
         let connection = self.connections.get(token);
         let Some(accepted) = connection.and_then(Connection::accepted) else {
@@ -172,7 +172,7 @@ impl EventLoop {
         }
     }
 
-    /// Removes a connection that speaks HTTP. Its first bytes are in the shared read buffer.
+    /// Removes an HTTP connection, so that it can be handed over. Its first bytes are in the shared read buffer.
     fn hand_over(&mut self, token: Token, received: usize) -> Option<HttpConnection> {
         let connection = self.connections.remove(token)?;
         self.publish_count();

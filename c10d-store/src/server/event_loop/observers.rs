@@ -7,7 +7,7 @@ use crate::server::observer::SnapshotError;
 use crate::state::SNAPSHOT_SLICE;
 
 impl EventLoop {
-    /// Copies a slice of a snapshot. What happens between two slices does not change it.
+    /// Copies a slice of a snapshot. Changes of the store between two slices do not affect the snapshot.
     pub(super) fn answer_observers(&mut self) {
         let position = self.newest_undurable();
         let is_due = self.is_snapshot_due();

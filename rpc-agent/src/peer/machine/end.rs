@@ -12,7 +12,7 @@ use crate::wire::Frame;
 pub(super) const REPLACED: &str = "another worker has taken its place";
 
 impl<P, S: Clone> Peer<P, S> {
-    /// Another worker has this one's id: ends the connection, and fails all calls, now and later.
+    /// Another worker has taken the id of this worker: closes the connection, and fails all present and later calls.
     pub(crate) fn replaced(&mut self) {
         if self.is_connected() {
             let error = io::Error::new(io::ErrorKind::ConnectionReset, REPLACED);
