@@ -30,7 +30,7 @@ const KEY_CHARS_SHOWN_MAX: usize = 80;
 /// A member lives as long as one of the handles that have [spoken](Self::ask) for it is connected. So keep the handle as
 /// long as the member: when it is dropped, or its process dies, the group continues without the member at once.
 ///
-/// **Errors** of all methods are those of [`Store`]. After a lost connection all calls fail.
+/// **Errors**: all methods return the errors of [`Store`]. After a lost connection all calls fail.
 pub struct Membership {
     store: Arc<dyn Store>,
     group: String,
@@ -57,9 +57,9 @@ impl Membership {
 
     /// Opens the group, or finds that it is open with the same options: each member and the launcher may call it.
     ///
-    /// `key_prefix` says which keys are torch's: those of an attempt begin with it, then the uuid and a `/`. For the default
-    /// group of `env://`, it is `default_pg/0//cpu//reconfigure/`. The server ends waits for them when an attempt is given up,
-    /// and deletes those of older attempts.
+    /// `key_prefix` identifies the keys of torch: the keys of an attempt begin with this prefix, followed by the uuid and a
+    /// `/`. For the default group of `env://`, the prefix is `default_pg/0//cpu//reconfigure/`. When an attempt is abandoned,
+    /// the waits for its keys end. The server also deletes the keys of older attempts.
     ///
     /// # Errors
     /// [`StoreError::InvalidArgument`] if the group is open with other options, [`StoreError::LimitExceeded`] if the server
@@ -95,9 +95,10 @@ impl Membership {
         }
     }
 
-    /// Sends a message of a member, and returns the answer. [`Message::Poll`] waits for news, for at most `timeout`; then the
-    /// answer is [`Reply::NotYet`], also if the server does not answer: [`keep_alive`](Self::keep_alive) finds that out. All
-    /// others are answered at once. Deadlines of events are the time that was left when the server sent them.
+    /// Sends a message of a member, and returns the answer. [`Message::Poll`] waits for news, for at most `timeout`. Without
+    /// news in this time, the answer is [`Reply::NotYet`], even if the server does not respond. Use
+    /// [`keep_alive`](Self::keep_alive) to detect a server that does not respond. All other messages are answered at once. The
+    /// deadline in an event is the time that remained when the server sent the event.
     ///
     /// # Errors
     /// [`StoreError::WaitEnded`] if a newer poll of the same member, over another connection, has replaced this one,
@@ -140,8 +141,8 @@ impl Membership {
         }
     }
 
-    /// Says that the process of a member has ended, as its launcher knows. It need not be a member yet: its hello is refused
-    /// then. No effect on a group that is not open.
+    /// Reports that the process of a member has exited. Its launcher calls this. The process need not be a member yet: in that
+    /// case, its hello is refused. This has no effect on a group that is not open.
     ///
     /// # Errors
     /// As [`Membership`].
@@ -149,7 +150,7 @@ impl Membership {
         self.tell(&GroupRequest::Dead(member))
     }
 
-    /// Ends the group for all its members. No effect if it is not open.
+    /// Ends the group for all its members. This has no effect if the group is not open.
     ///
     /// # Errors
     /// As [`Membership`].
@@ -234,7 +235,7 @@ struct Call<'m> {
 }
 
 impl Call<'_> {
-    /// What the server answers at once, without a list.
+    /// Sends a request that the server answers at once, without a list.
     fn request(&self, request: &GroupRequest) -> Result<GroupReply, StoreError> {
         let timeout = self.membership.store.timeout();
         let reply = self.exchange(request, false, timeout, None)?;

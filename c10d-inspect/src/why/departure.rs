@@ -166,7 +166,7 @@ fn in_init(
     Draft::new(FindingKind::LostInInit, text, first.at)
 }
 
-/// A rank that left a complete group some time before the others. A small difference is the normal end of a job.
+/// A rank that left a complete group some time before the other ranks. A small difference is the normal end of a job.
 fn later(
     job: &Job<'_>,
     first: &Departure,

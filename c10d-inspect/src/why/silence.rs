@@ -101,7 +101,8 @@ fn stopped_pid(job: &Job<'_>, rank: usize) -> Option<(u32, Duration)> {
 /// Shorter losses are what relays are for.
 const AWAY_MIN: Duration = Duration::from_secs(2);
 
-/// Finds the ranks that are away, together those that are of one host and since the same moment: those of one relay.
+/// Finds the ranks that are away. Ranks of one host that have been away since the same moment are reported together, because
+/// they use the same relay.
 pub(super) fn find_away(job: &Job<'_>, drafts: &mut Vec<Draft>) {
     let mut relays: BTreeMap<(Duration, String), BTreeSet<usize>> = BTreeMap::new();
     for rank in job.who.seen().filter(|&rank| !job.is_left_out(rank)) {

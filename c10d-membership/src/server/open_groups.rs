@@ -162,7 +162,7 @@ impl OpenGroups {
         }
     }
 
-    /// The oldest group that serves nobody: it has ended, or no member has come.
+    /// The oldest unused group: it has ended, or none of its members has arrived.
     pub(super) fn oldest_unused(&self) -> Option<Arc<[u8]>> {
         let is_unused = |open: &OpenGroup| {
             open.polls.is_empty()
@@ -207,7 +207,7 @@ impl OpenGroups {
         }
     }
 
-    /// A process is no member any more. Returns the connection whose poll waits.
+    /// Forgets a process that is not a member anymore. Returns the connection whose poll waits.
     pub(super) fn forget_member(&mut self, name: &Arc<[u8]>, member: MemberKey) -> Option<ConnId> {
         let open = self.by_name.get_mut(name)?;
         let speakers = open.speakers.remove(&member).unwrap_or_default();

@@ -3,10 +3,10 @@
 //! A commit costs as much processor time as dozens of requests, however small its batch is. So a batch waits while the
 //! event loop has other requests to carry out, and goes as soon as it has none.
 //!
-//! A slow commit, as that of an engine behind a network, leaves clients in two halves: one gathers while the other one
-//! is kept, and each commit has half of the requests that it could have. So after a slow commit that has let many
-//! clients go on, the next batch waits for most of them, too, at most as long as that commit took. If they do not come,
-//! the batches after that do not wait.
+//! A slow commit, for example by an engine behind a network, divides the clients into two halves: the requests of one
+//! half gather while the requests of the other half are committed, so each commit has half of the requests that it could
+//! have. Therefore, after a slow commit that has let many clients continue, the next batch also waits for most of these
+//! clients, at most as long as that commit took. If they send no requests in this time, the batches after that do not wait.
 
 use std::time::{Duration, Instant};
 
@@ -23,13 +23,13 @@ const SLOW_COMMIT: Duration = Duration::from_millis(1);
 /// The fewest clients that are waited for: a few are served sooner in two halves.
 const AWAITED_MIN: usize = 16;
 
-/// A batch of as many bytes waits for nobody: it takes the engine more time than a commit does.
+/// A batch of this many bytes does not wait for clients, because it takes the engine more time than a commit does.
 const AWAITING_BYTES_MAX: usize = 256 << 10;
 
 /// The longest wait for clients: a commit can take seconds, as during an election of etcd.
 const AWAITING_MAX: Duration = Duration::from_millis(10);
 
-/// How many commits do not wait, after one whose clients did not come.
+/// How many commits do not wait, after a commit whose clients did not arrive.
 const COMMITS_UNAWAITED: u32 = 16;
 
 #[derive(Debug, Default)]
@@ -51,7 +51,7 @@ struct Awaited {
     until: Instant,
 }
 
-/// What a batch has so far.
+/// The size of a batch so far.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Gathered {
     pub(super) bytes: usize,
@@ -90,7 +90,8 @@ impl BatchDelay {
         };
     }
 
-    /// The batch before is kept, which lets as many clients go on. Others wait for the one that gathers.
+    /// The previous batch is kept, which lets `released` clients continue. In the meantime, `waiting` clients wait for the batch
+    /// that gathers.
     pub(super) fn committed(&mut self, released: usize, waiting: usize, now: Instant) {
         let Some(sent) = self.sent.take() else {
             return;
@@ -125,7 +126,7 @@ mod tests {
         Gathered { bytes, clients }
     }
 
-    /// A commit that takes as long and lets as many clients go on, while others wait for the next one.
+    /// A commit that takes this long and lets `released` clients continue, while `waiting` clients wait for the next commit.
     fn commit(hold: &mut BatchDelay, took: Duration, released: usize, waiting: usize) -> Instant {
         let sent = Instant::now();
         hold.start_next(sent);

@@ -1,5 +1,5 @@
-//! The requests of sessions that survive the server: what they do is recorded, and one that was carried out before a
-//! restart is answered from the record (docs/spec/wire-extensions.md, SESSION 13 and 14).
+//! The requests of sessions that survive the server. Their effects are recorded, and a request that was carried out before
+//! a restart is answered from the record (docs/spec/wire-extensions.md, SESSION 13 and 14).
 
 use mio::Token;
 
@@ -47,7 +47,7 @@ pub(super) struct CarriedRequest {
     changes: u64,
 }
 
-/// What is to be done with such a request.
+/// How a request of such a client is handled.
 #[derive(Debug)]
 pub(super) enum Begun {
     /// The state handles it.
@@ -96,11 +96,11 @@ impl Parts<'_> {
         }
     }
 
-    /// A client of a session that the journal keeps sends a request, which may be one that was carried out.
+    /// Begins a request of a client whose session the journal keeps. The request may have been carried out before.
     fn begin(&mut self, client: CarriedClient, request: &Request<'_>) -> Begun {
         let conn = conn_id_of(client.token);
         let command = request.outline().command;
-        // Its reply comes later, too.
+        // The reply to `DeletePrefix` is also sent later.
         let can_wait = command.is_wait() || command == Opcode::DeletePrefix;
         // It follows from the state of its group, and has the list of thousands.
         let is_fresh = command == Opcode::MembershipPoll;
@@ -171,10 +171,10 @@ impl Parts<'_> {
             self.replies(client, number);
         }
         let must_record = if begun.is_fresh || begun.can_read {
-            // A wait that goes on is recorded when it ends.
+            // A wait that continues is recorded when it ends.
             has_ended(reply.as_deref())
         } else if begun.can_wait {
-            // Others may change what it saw before the reply arrives.
+            // Before the reply arrives, other requests may change the data that this request saw.
             reply.is_some()
         } else {
             self.state.changes() != begun.changes
@@ -185,7 +185,7 @@ impl Parts<'_> {
         }
     }
 
-    /// Records the replies with which the waits of other clients have ended.
+    /// Records the replies that have ended the waits of other clients.
     #[inline]
     pub(super) fn record_woken(&mut self) {
         if self.connections.has_captured() {

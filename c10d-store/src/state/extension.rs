@@ -1,4 +1,5 @@
-//! Our extensions of PyTorch's store (docs/spec/wire-extensions.md): what they check before a request, and which file carries out which.
+//! Our extensions of PyTorch's store (docs/spec/wire-extensions.md): the checks before a request, and the dispatch of each
+//! extension to the file that carries it out.
 
 use super::owners::silence_max;
 use super::{Refusal, StoreState};
@@ -33,7 +34,7 @@ impl StoreState {
             }
         }
         let checked = self.check_memory(conn, request);
-        // A refused request is a request too: a wakeup passes to the next waiter.
+        // A refused request also counts as a request: a wakeup passes to the next waiter.
         if !self.reserved_wakeups.is_empty() {
             self.return_wakeup(conn, Some(request), replies);
         }

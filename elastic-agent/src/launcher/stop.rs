@@ -66,8 +66,9 @@ impl StopControl {
         Some(limits?.exit.saturating_sub(since.elapsed()))
     }
 
-    /// Does `work` on a thread of its own. Returns its result, or `None` if it takes more than `patience` after a
-    /// signal that stops the launcher. Its thread is left behind then: neither a connect nor a write can be cancelled.
+    /// Does `work` on a separate thread. Returns its result, or `None` if it takes more than `patience` after a signal
+    /// that stops the launcher. In that case, the thread is left behind, because neither a connect nor a write can be
+    /// cancelled.
     ///
     /// # Errors
     /// The system has no thread left.
@@ -108,7 +109,7 @@ struct Signals {
 
 #[derive(Default)]
 struct State {
-    /// The first two signals that stop the launcher: all later ones are like the second.
+    /// The first two signals that stop the launcher. All later signals act like the second signal.
     stops: Vec<i32>,
     /// When the first of them arrived.
     stopped_at: Option<Instant>,
@@ -176,8 +177,9 @@ impl Signals {
         lock(&self.state).stopped_at
     }
 
-    /// Does `work` on a thread of its own. Returns its result, or `None` if it takes more than `patience` after a
-    /// signal that stops the launcher. Its thread is left behind then: neither a connect nor a write can be cancelled.
+    /// Does `work` on a separate thread. Returns its result, or `None` if it takes more than `patience` after a signal
+    /// that stops the launcher. In that case, the thread is left behind, because neither a connect nor a write can be
+    /// cancelled.
     ///
     /// # Errors
     /// The system has no thread left.

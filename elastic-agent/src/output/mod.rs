@@ -28,7 +28,7 @@ use self::thread::{OutputThread, READ_BYTES_MAX, wait};
 /// The threads of a group. Dropping it waits for at most 1 s of each that is stalled.
 #[derive(Debug, Default)]
 pub(crate) struct OutputThreads {
-    /// Ends first, as it gives output to the others.
+    /// The thread of the logs. It stops first, because it passes output to the console threads.
     logs: Option<OutputThread>,
     consoles: Vec<OutputThread>,
 }
@@ -87,7 +87,7 @@ const FOLLOW_INTERVAL: Duration = Duration::from_millis(50);
 /// The same for output in memory, which has little room: a busy worker fills it in some milliseconds.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(2);
 
-/// What one stream shows.
+/// The sources of the output that one stream shows.
 #[derive(Debug, Default)]
 pub(crate) struct Sources {
     /// When the first output was read.

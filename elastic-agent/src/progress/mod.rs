@@ -19,9 +19,9 @@ use crate::threads::{JoinedThread, lock};
 
 /// Where the workers of a node report their progress, and when they count as stuck.
 ///
-/// Each worker finds the path of its own file in `C10D_PROGRESS_FILE`, in a temporary directory that only this user can
-/// enter, and that is removed with the agent. It writes
-/// its step there as decimal text. In a file that holds no number, each change of its time counts as progress.
+/// Each worker has a separate file. `C10D_PROGRESS_FILE` contains its path, in a temporary directory that only this user can
+/// enter, and that is removed with the agent. The worker writes its step there as decimal text. In a file that
+/// holds no number, each change of its time counts as progress.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ProgressOptions {
@@ -93,8 +93,9 @@ struct Reading {
 type Read = fn(&Path) -> Option<Mark>;
 
 impl Poller {
-    /// Starts the threads, before the workers start: what the files say now is no progress. `on_stuck` is called once,
-    /// with the time since the last progress. Blocks until the files are read, for 2 s at most.
+    /// Starts the threads. Call this before the workers start, because the present contents of the files do not count as
+    /// progress. `on_stuck` is called once, with the time since the last progress. Blocks until the files are read, for 2 s
+    /// at most.
     ///
     /// Each directory of files has a separate thread. Therefore a file system that does not answer delays neither the
     /// steps in other directories nor the verdict.
@@ -317,7 +318,7 @@ mod tests {
     fn a_file_system_that_does_not_answer_delays_neither_other_steps_nor_the_verdict() {
         fn read_or_hang(path: &Path) -> Option<Mark> {
             if path.ends_with("hanging") {
-                // The thread ends with the process, as one that reads from such a file system.
+                // Like a thread that reads from such a file system, this thread lasts until the process exits.
                 loop {
                     thread::park();
                 }

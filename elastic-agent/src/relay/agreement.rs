@@ -45,7 +45,7 @@ pub enum NodeRelayError {
     #[error("the node with group rank 0 found no port for its relay: its own error says why")]
     NoneProposed,
 
-    /// No proposed port was free on all nodes.
+    /// At least one node refused each proposed port.
     #[error(
         "no port was free for the relays of all nodes: {refusals} of {group_world_size} nodes refused port {port}, the \
          last of {attempts}; their logs say why; choose a port that is free on every node with --relay-port"

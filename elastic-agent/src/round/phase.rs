@@ -180,7 +180,7 @@ pub struct StuckWorkers {
     pub shared_step: Option<u64>,
 }
 
-/// What is known about the steps, in one line.
+/// Writes the last known steps of the workers in one line.
 impl fmt::Display for StuckWorkers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         /// How many ranks one line names.

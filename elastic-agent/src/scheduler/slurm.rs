@@ -196,8 +196,8 @@ const HOSTS_MAX: usize = 65_536;
 /// The longest host name (RFC 1123).
 const NAME_BYTES_MAX: usize = 255;
 
-/// The hosts of a list, in its order. Brackets of one name are expanded with the last one changing fastest, as by
-/// `scontrol show hostnames`.
+/// The hosts of a list, in its order. Brackets of one name are expanded with the last bracket changing fastest, the same way
+/// as `scontrol show hostnames` expands them.
 ///
 /// # Errors
 /// [`HostlistError`] for a malformed list and for one of more than 65,536 hosts.
@@ -238,7 +238,7 @@ impl fmt::Display for HostlistError {
     }
 }
 
-/// Splits a list at the commas outside of brackets. Empty entries are dropped, which Slurm does too.
+/// Splits a list at the commas outside of brackets. Like Slurm, this drops empty entries.
 fn patterns(list: &str) -> Result<Vec<&str>, HostlistError> {
     let mut patterns = Vec::new();
     let mut is_inside = false;

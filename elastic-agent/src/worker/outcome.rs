@@ -1,4 +1,4 @@
-//! The exit code of a worker: from what the system reports to PyTorch's number.
+//! The exit code of a worker: translates the status that the system reports to PyTorch's number.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -6,7 +6,7 @@ use crate::graph::Imports;
 
 const PACKAGE: &str = "c10d_rs";
 
-/// What each of these files imports from another one, by file name and source. Imports within functions and for types count.
+/// Finds the imports between these files, each given as its name and source. Imports within functions and for types count.
 pub(crate) fn imports(files: &[(String, String)]) -> Imports {
     let mut imports = Imports::default();
     let file_of = |module: &str| {

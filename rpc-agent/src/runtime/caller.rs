@@ -49,7 +49,7 @@ impl Driver {
         }
     }
 
-    /// Makes a call to a worker that was found. The promise and the future are those of its answer.
+    /// Makes a call to a worker that was found. The answer completes the promise, and so the returned future.
     pub(super) fn call_as(
         self: &Arc<Self>,
         (promise, future): (Promise<Bytes>, FutureMessage),

@@ -120,7 +120,7 @@ pub(super) struct HangArgs {
     #[arg(hide_short_help = true, long)]
     no_status: bool,
 
-    /// Further names under which browsers reach the status page, separated by commas. It always answers for IP
+    /// Further names that browsers may use to reach the status page, separated by commas. It always answers for IP
     /// addresses, `localhost` and this machine's name.
     #[arg(hide_short_help = true, long, value_name = "NAMES", default_value = "", value_parser = Read(list))]
     status_host: Parsed<Vec<String>>,

@@ -27,7 +27,7 @@ impl EventLoop {
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
-        // What a session has to send goes over its next link.
+        // The unsent bytes of a session go over its next link.
         if !connection.has_unsent() || connection.link().is_some() {
             return self.close_quietly(token, CloseReason::Peer);
         }
@@ -145,7 +145,7 @@ impl EventLoop {
         self.close_quietly(token, reason);
     }
 
-    /// Closes a connection. `reason` counts unless the store has been told another one before.
+    /// Closes a connection. `reason` counts unless the store was given another reason before.
     pub(super) fn close_quietly(&mut self, token: Token, reason: CloseReason) {
         if let Some(connection) = self.connections.remove(token) {
             if let Some(Accepted { peer, tls, .. }) = connection.accepted() {

@@ -44,7 +44,7 @@ impl EventLoop {
         });
     }
 
-    /// A client is opened: those with lower numbers that were not opened after a restart are gone.
+    /// A client is opened. The clients with lower numbers that were not opened after a restart are therefore removed.
     pub(super) fn forget_unopened(&mut self, slot: usize, before: u32) {
         let Some(session) = self.sessions.get_mut(slot) else {
             return;
@@ -64,7 +64,7 @@ impl EventLoop {
         }
     }
 
-    /// A client that was open before a restart goes on with this request.
+    /// A client that was open before a restart continues with this request.
     pub(super) fn resume_numbers(&mut self, token: Token, request: u32) -> Result<(), Violation> {
         let connection = self.connections.get_mut(token);
         let numbers = connection.and_then(|it| it.client()?.numbers.as_mut());

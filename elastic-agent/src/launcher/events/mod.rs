@@ -238,7 +238,7 @@ fn open(path: &Path) -> io::Result<File> {
             )),
             false => error,
         })?;
-    // The thread that writes waits. A terminal may be shared with programs that expect that, too.
+    // The thread that writes may block. Other programs that share the terminal may also expect blocking writes.
     ioctl_fionbio(&file, false)?;
     Ok(file)
 }
