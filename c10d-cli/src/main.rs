@@ -45,7 +45,6 @@ Exit codes:
 
 const EXAMPLES: &str = "\
 Examples:
-  c10d tour
   c10d run --nproc-per-node gpu train.py
   c10d why --connect node0:29400";
 
@@ -74,7 +73,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show in 20 s what happens when a worker is killed, a worker hangs, and the store is killed.
+    /// Show what happens when a worker is killed, a worker hangs, and the store is killed.
     ///
     /// Starts three jobs of four workers, which are shell scripts, on this machine. Prints each command before it runs it. Needs
     /// neither Python nor a GPU.

@@ -34,7 +34,6 @@ pub use future::RRefFuture;
 pub use handle::RRef;
 pub use id::{ForkId, GloballyUniqueId, RRefId};
 pub use options::RRefOptions;
-
 pub use rrefs::RRefs;
 
 /// The wire protocol, for this crate's tests and fuzz targets. Not part of the API: it may change at any time.

@@ -25,7 +25,7 @@ pub(crate) fn combine(
     if is_stuck {
         if let Some(first) = findings.first_mut() {
             let text = match first.kind {
-                FindingKind::Key => beside_key(first, verdict),
+                FindingKind::Key if first.culprits.0.is_empty() => beside_key(first, verdict),
                 _ => positions(&first.culprits, verdict),
             };
             first.text.push_str(&text);
@@ -67,11 +67,16 @@ pub(crate) fn combine(
 
 /// The store shows which ranks wait for a missing key, but not which rank should write it. Returns the positions of the
 /// ranks that wait neither for the key nor for other ranks, because one of them should write it. If there are none or many,
-/// returns the positions of the waiting ranks.
+/// returns the positions of the waiting ranks. Returns nothing for waiting clients without a rank, which may not belong to the
+/// job.
 fn beside_key(finding: &Finding, verdict: &Verdict) -> String {
+    if finding.waiting.0.is_empty() {
+        return String::new();
+    }
     let waits = |rank| finding.waiting.0.contains(rank) || verdict.waiting.contains(rank);
     let others = verdict.brief.iter().filter(|(rank, _)| !waits(rank));
     let others: Vec<String> = others
+        .take(POSITIONS_MAX + 1)
         .map(|(rank, clause)| format!(" Rank {rank} does not wait for it: it {clause}."))
         .collect();
     match others.len() {
@@ -426,6 +431,22 @@ mod tests {
             "{}",
             report.headline
         );
+    }
+
+    /// Such as an operator's `c10d store get`.
+    #[test]
+    fn a_client_of_no_rank_that_waits_for_a_key_blames_no_rank() {
+        let mut script = Script::new();
+        let processes = script.run_all(2);
+        let client = script
+            .store
+            .connect(std::net::SocketAddr::from(([127, 0, 0, 1], 9)), 9);
+        script.store.wait(client, &["missing".to_owned()]);
+        script.pass(40.0);
+        let ranks = [Observed::blocked(), Observed::waits("barrier", 41)];
+        observe(&mut script, &processes, &ranks);
+        let text = format!("{:?}", script.report().findings);
+        assert!(!text.contains("does not wait for it"), "{text}");
     }
 
     #[test]

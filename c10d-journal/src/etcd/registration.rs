@@ -189,7 +189,7 @@ mod tests {
     fn the_documents_name_the_age_of_a_position() {
         let page = include_str!("../../../docs/how-to/etcd-operate.md");
         let seconds = RENEWAL_INTERVAL.as_secs();
-        let sentence = format!("as of at most {seconds} s ago");
+        let sentence = format!("positions that are up to {seconds} s old");
         assert!(page.contains(&sentence), "{sentence}");
         assert!(seconds < LEASE_TTL_SECONDS);
     }

@@ -260,7 +260,7 @@ mod tests {
     }
 
     const ACQUIRE: &[u8] = br#"{"version": 1, "pid": 42, "scope_id": "a.py#7", "expiration_time": 1800000000.5, "signal": 9}
-    "#;
+"#;
 
     fn requests(pieces: &[&[u8]]) -> (Vec<TimerRequest>, u64) {
         let mut lines = Lines::default();
@@ -277,7 +277,7 @@ mod tests {
     fn requests_of_pytorch_are_read_in_any_pieces() {
         let release =
             br#"{"version": 1, "pid": 42, "scope_id": "a.py#7", "expiration_time": -1, "signal": 0}
-    "#;
+"#;
         let all = [ACQUIRE, release].concat();
         let expected = |expires_at, signal| TimerRequest {
             pid: 42,
@@ -302,15 +302,15 @@ mod tests {
             b"no json\n",
             b"{}\n",
             br#"{"pid": 0, "scope_id": "a", "expiration_time": 1, "signal": 9}
-    "#,
+"#,
             br#"{"pid": -1, "scope_id": "a", "expiration_time": 1, "signal": 9}
-    "#,
+"#,
             br#"{"pid": 99999999999, "scope_id": "a", "expiration_time": 1, "signal": 9}
-    "#,
+"#,
             br#"{"pid": 1, "scope_id": 2, "expiration_time": 1, "signal": 9}
-    "#,
+"#,
             br#"{"pid": 1, "scope_id": "a", "expiration_time": NaN, "signal": 9}
-    "#,
+"#,
             &deep,
             &[&long[..], b"\n"].concat(),
         ] {

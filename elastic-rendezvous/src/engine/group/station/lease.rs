@@ -20,12 +20,14 @@ const LEASE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How many members poll the lease that often.
 const DEPUTIES: usize = 4;
 
-/// A lease whose renewal a node has not seen for this time is free. Longer by the second for each node that
-/// may take part: thousands that the holder wakes delay its renewals, and each of them answers to a new holder.
+/// A lease is free if a node has not seen its renewal for this time.
 const LEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Added to [`LEASE_TIMEOUT`] for each node that may take part, because thousands of nodes that the holder wakes delay its
+/// renewals, and each of them answers to a new holder.
 const LEASE_TIMEOUT_PER_NODE: Duration = Duration::from_micros(100);
 
+/// The longest timeout, however many nodes may take part.
 const LEASE_TIMEOUT_MAX: Duration = Duration::from_secs(6);
 
 /// So long after this time a node polls a second time.
