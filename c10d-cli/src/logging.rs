@@ -21,6 +21,8 @@ pub(crate) fn start(default_level: &str) {
         .format_target(std::env::var_os(env_logger::DEFAULT_FILTER_ENV).is_some())
         // py-spy logs texts from the memory of workers without escaping them.
         .filter_module("py_spy", log::LevelFilter::Off)
+        // It logs the bytes of etcd's requests and answers, with tokens and the values of the store.
+        .filter_module("ureq_proto", log::LevelFilter::Off)
         .target(env_logger::Target::Pipe(Box::new(terminal::StandardError)))
         .build();
     let level = logger.filter();

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use c10d_store::{Credentials, PrefixStore, RendezvousOptions, Store, UrlError};
+use c10d_store::{Credentials, PrefixStore, RendezvousOptions, ServerOptions, Store, UrlError};
 use rpc_agent::Registry;
 // The types of other crates that this one's API takes and gives.
 pub use rpc_agent::{Agent, AgentOptions, HandlerError, StartError, TerminationError};
@@ -118,6 +118,9 @@ impl RpcOptions {
                     .with_rank(method.rank)
                     .with_world_size(method.world_size)
                     .with_timeout(self.timeout)
+                    .with_server_options(
+                        ServerOptions::default().with_groups(c10d_membership::groups),
+                    )
                     .open(&method.url)
                     .map_err(Box::new)?;
                 let membership = Membership {

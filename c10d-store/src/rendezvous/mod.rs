@@ -14,6 +14,7 @@ use self::plan::{Plan, Target};
 use crate::client::{TcpStore, TcpStoreOptions};
 use crate::error::StoreError;
 use crate::file_store::{FileStore, FileStoreOptions};
+use crate::server::ServerOptions;
 use crate::store::Store;
 pub use error::UrlError;
 
@@ -66,6 +67,7 @@ pub struct RendezvousOptions {
     rank: Option<usize>,
     world_size: Option<usize>,
     timeout: Option<Duration>,
+    server_options: ServerOptions,
 }
 
 impl Default for RendezvousOptions {
@@ -74,6 +76,7 @@ impl Default for RendezvousOptions {
             rank: None,
             world_size: None,
             timeout: Some(DEFAULT_RENDEZVOUS_TIMEOUT),
+            server_options: ServerOptions::default(),
         }
     }
 }
@@ -95,6 +98,12 @@ impl RendezvousOptions {
     /// PyTorch's for process groups.
     pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.timeout = timeout.into();
+        self
+    }
+
+    /// The options of the server, for the process that hosts the store. Default [`ServerOptions::default`].
+    pub fn with_server_options(mut self, options: ServerOptions) -> Self {
+        self.server_options = options;
         self
     }
 
@@ -167,6 +176,7 @@ impl RendezvousOptions {
                 let mut options = TcpStoreOptions::default()
                     .with_master(is_master)
                     .with_multi_tenant(multi_tenant)
+                    .with_server_options(self.server_options.clone())
                     .with_timeout(self.timeout);
                 if let Some(world_size) = plan.world_size {
                     options = options.with_world_size(world_size);

@@ -143,6 +143,8 @@ impl StoreState {
                 self.waiters.open(conn, Answer::Event, origin);
                 self.miss(conn, &name, Wants::Event);
             }
+            // The connection may have ended in the meantime.
+            GroupEffect::EndWait(conn) if self.waiters.waiting_of(conn).is_none() => {}
             GroupEffect::EndWait(conn) => {
                 self.depend_on_batch();
                 self.end_wait_of(conn, replies);
