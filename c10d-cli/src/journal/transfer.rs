@@ -55,7 +55,7 @@ fn read(input: impl BufRead) -> Result<Contents, Failure> {
             assert!(contents.apply(effect), "it takes nothing away");
         }
         if contents.len() == before {
-            return Err(wrong("its key is in an earlier line too".to_owned()));
+            return Err(wrong("its key is also in an earlier line".to_owned()));
         }
     }
     Ok(contents)

@@ -182,7 +182,7 @@ fn an_import_is_all_or_nothing() {
         ("{\"key\":\"k\"}\n", "line 1: neither a value nor a queue"),
         (
             "{\"key\":\"k\",\"value\":\"1\"}\n\n{\"key\":\"k\",\"value\":\"2\"}\n",
-            "line 3: its key is in an earlier line too",
+            "line 3: its key is also in an earlier line",
         ),
     ] {
         let ended = run_with_input(["store", "import", path], input.as_bytes());

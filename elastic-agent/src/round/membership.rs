@@ -168,8 +168,8 @@ pub(super) fn why_members_changed(membership: &Membership) -> Option<String> {
         reasons.extend(membership.left.iter().map(ToString::to_string));
         match membership.unnamed {
             0 => {}
-            1 => reasons.push("one more member is gone".to_owned()),
-            more => reasons.push(format!("{more} more members are gone")),
+            1 => reasons.push("one more member was lost".to_owned()),
+            more => reasons.push(format!("{more} more members were lost")),
         }
         let others = membership.waiting.iter();
         let newcomers = others.filter(|node| membership.left.iter().all(|it| it.node != **node));
