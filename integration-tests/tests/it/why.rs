@@ -921,6 +921,6 @@ cases! {
     c10d_run_with_addresses_of_an_earlier_group: stale_addresses_under(C10D_RUN);
     torchrun_with_addresses_of_an_earlier_group: stale_addresses_under(WITH_TORCHRUN);
     c10d_run_with_a_rank_stopped_in_training: stopped_in_training(C10D_RUN, &[], FindingKind::WorkerStopped, &[2]);
-    torchrun_with_a_rank_stopped_in_training: stopped_in_training(WITH_TORCHRUN, &[], FindingKind::NotInTheStore, &[]);
+    torchrun_with_a_rank_stopped_in_training: stopped_in_training(WITH_TORCHRUN, &[], FindingKind::PartlyObserved, &[]);
     relays_with_a_rank_stopped_in_training: stopped_in_training(TWO_NODES, RELAY, FindingKind::WorkerStopped, &[2]);
 }
