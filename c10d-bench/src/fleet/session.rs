@@ -7,8 +7,8 @@ use byteorder::{ByteOrder, LittleEndian};
 use c10d_socket::SendBuf;
 use c10d_store::Opcode;
 use c10d_store::unstable::{
-    CAPABILITY_MASK, CAPABILITY_NONCE, CAPABILITY_SESSION, Credit, Frame, FrameReader,
-    GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, RequestBuf, SessionStream, Violation,
+    CAPABILITY_MASK, CAPABILITY_NONCE, Credit, Frame, FrameReader, GROUP_BYTES_MAX,
+    GROUP_CLIENTS_MAX, RequestBuf, SessionStream, Violation, capability,
 };
 
 /// Time for which the store is to remember a session, in milliseconds.
@@ -206,7 +206,7 @@ impl Session {
         let (hello, session) = answer.split_at(HELLO_REPLY_BYTES);
         let capabilities = LittleEndian::read_u32(hello);
         let is_store = capabilities & !CAPABILITY_MASK == CAPABILITY_NONCE;
-        if !is_store || capabilities & CAPABILITY_SESSION == 0 {
+        if !is_store || capabilities & capability::SESSION == 0 {
             return Err(SessionError::Unexpected("it has no sessions"));
         }
         if session[0] != ACCEPTED {

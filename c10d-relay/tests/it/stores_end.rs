@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use c10d_relay::{RelayError, RelayOptions};
-use c10d_store::unstable::{CAPABILITIES, CAPABILITY_NONCE};
+use c10d_store::unstable::{CAPABILITY_NONCE, capability};
 use c10d_store::{SessionError, StoreError, StoreExt};
 
 use crate::basics::{rank_of, relay_to, server, soon, wait_until};
@@ -23,7 +23,7 @@ fn a_relay_says_that_the_store_has_no_room_for_its_session() {
         socket.read_exact(&mut asked).expect("the relay asks");
         let mut answer = vec![0, 0, 0, 0, 2];
         for (index, byte) in answer[..4].iter_mut().enumerate() {
-            *byte = ((CAPABILITY_NONCE | CAPABILITIES) >> (8 * index)) as u8;
+            *byte = ((CAPABILITY_NONCE | capability::ALL) >> (8 * index)) as u8;
         }
         answer.resize(4 + 25, 7);
         socket.write_all(&answer).expect("the relay reads");

@@ -8,7 +8,7 @@ use super::connection::{Connection, Failure};
 use super::pool::Lease;
 use crate::error::StoreError;
 use crate::value_rules::shorten_head;
-use crate::wire::{ADDED, FULL, NOT_A_NUMBER, Opcode, RequestBuf};
+use crate::wire::{ADDED, FULL, NOT_A_NUMBER, Opcode, RequestBuf, capability};
 
 /// The reply of TRY_ADD.
 enum Answer {
@@ -21,7 +21,7 @@ impl Call<'_> {
     /// Adds to the number at `key`.
     pub(super) fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
         let mut lease = self.lease(self.store_timeout())?;
-        if !lease.has_try_add() {
+        if !lease.has(capability::TRY_ADD) {
             return self.plain_add(lease, key, delta);
         }
         let answer = self.ask_on(

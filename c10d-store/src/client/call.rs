@@ -15,7 +15,7 @@ use crate::error::{ErrorContext, Operation, StoreError};
 use crate::key::key_to_bytes;
 use crate::wire::{
     CHECK_NOT_READY, CHECK_READY, FULL, Opcode, REFUSAL_NONCE, RequestBuf, STOP_WAITING,
-    WAIT_CANCELED,
+    WAIT_CANCELED, capability,
 };
 
 /// After a timeout, the most time spent on finding the missing keys, and the most keys checked.
@@ -118,7 +118,7 @@ impl<'c> Call<'c> {
         write: impl FnOnce(&mut RequestBuf<'v>),
     ) -> Result<(), StoreError> {
         let mut lease = self.lease(self.transport.timeout.get())?;
-        if lease.has_refusal() {
+        if lease.has(capability::REFUSAL) {
             // Then it was certainly not carried out.
             let alive = lease.exchange(Connection::check_alive);
             alive.map_err(|error| self.explain(error, self.answer_timeout()))?;
@@ -286,7 +286,7 @@ impl<'c> Call<'c> {
     ) -> Result<Vec<Vec<u8>>, StoreError> {
         let keys = self.keys;
         let mut lease = self.lease(timeout)?;
-        if lease.has_wait_get() {
+        if lease.has(capability::WAIT_GET) {
             let follows = Follows::Values(keys.len());
             let waited = self.wait_on(&mut lease, timeout, Repeat::Free, follows, |request| {
                 request.opcode(Opcode::WaitGet).user_keys(keys);

@@ -12,7 +12,7 @@ use super::pool::Lease;
 use super::waiting::{Repeat, Wait};
 use crate::error::StoreError;
 use crate::known::Known;
-use crate::wire::Opcode;
+use crate::wire::{Opcode, capability};
 
 /// The polling interval on servers without WAIT_CHANGE: that of PyTorch's rendezvous
 /// (`dynamic_rendezvous.py`), so that a node causes no more load than a PyTorch node.
@@ -27,7 +27,7 @@ impl<'c> Call<'c> {
         timeout: Option<Duration>,
     ) -> Result<Vec<u8>, StoreError> {
         let lease = self.lease(timeout)?;
-        if lease.has_wait_change() {
+        if lease.has(capability::WAIT_CHANGE) {
             self.wait_change_on(lease, key, known, timeout)
         } else {
             self.poll_until_changed(lease, key, known, timeout)

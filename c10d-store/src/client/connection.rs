@@ -14,11 +14,8 @@ use super::ends::ConnectionEnds;
 use super::listener_kind::ListenerKind;
 use super::stream::is_closed_by_peer;
 use crate::wire::{
-    CAPABILITY_ANNOUNCE, CAPABILITY_COMPARE_EXCHANGE, CAPABILITY_DELETE_PREFIX,
-    CAPABILITY_END_WAITS, CAPABILITY_EPHEMERAL, CAPABILITY_MASK, CAPABILITY_MEMBERSHIP,
-    CAPABILITY_NONCE, CAPABILITY_QUEUE_TAKE, CAPABILITY_REFUSAL, CAPABILITY_TRY_ADD,
-    CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET, CHECK_READY, FULL, Opcode, REFUSAL_NONCE,
-    REFUSED_NONCE, RequestBuf, STOP_WAITING, WAIT_CANCELED, read_i64, read_u32, read_u64,
+    CAPABILITY_MASK, CAPABILITY_NONCE, CHECK_READY, FULL, Opcode, REFUSAL_NONCE, REFUSED_NONCE,
+    RequestBuf, STOP_WAITING, WAIT_CANCELED, capability, read_i64, read_u32, read_u64,
 };
 
 /// The size of the read buffer. Short replies then cost one receive; long ones bypass the buffer.
@@ -188,59 +185,9 @@ impl Connection {
         self.stream.ends()
     }
 
-    /// Whether the server has WAIT_GET.
-    pub(super) const fn has_wait_get(&self) -> bool {
-        self.capabilities & CAPABILITY_WAIT_GET != 0
-    }
-
-    /// Whether the server has WAIT_CHANGE.
-    pub(super) const fn has_wait_change(&self) -> bool {
-        self.capabilities & CAPABILITY_WAIT_CHANGE != 0
-    }
-
-    /// Whether the server has TRY_ADD.
-    pub(super) const fn has_try_add(&self) -> bool {
-        self.capabilities & CAPABILITY_TRY_ADD != 0
-    }
-
-    /// Whether the server replies that it has refused a write.
-    pub(super) const fn has_refusal(&self) -> bool {
-        self.capabilities & CAPABILITY_REFUSAL != 0
-    }
-
-    /// Whether the server has COMPARE_EXCHANGE.
-    pub(super) const fn has_compare_exchange(&self) -> bool {
-        self.capabilities & CAPABILITY_COMPARE_EXCHANGE != 0
-    }
-
-    /// Whether the server has ANNOUNCE.
-    pub(super) const fn has_announce(&self) -> bool {
-        self.capabilities & CAPABILITY_ANNOUNCE != 0
-    }
-
-    /// Whether the server has QUEUE_TAKE.
-    pub(super) const fn has_queue_take(&self) -> bool {
-        self.capabilities & CAPABILITY_QUEUE_TAKE != 0
-    }
-
-    /// Whether the server has SET_EPHEMERAL and KEEP_ALIVE.
-    pub(super) const fn has_ephemeral(&self) -> bool {
-        self.capabilities & CAPABILITY_EPHEMERAL != 0
-    }
-
-    /// Whether the server has DELETE_PREFIX.
-    pub(super) const fn has_delete_prefix(&self) -> bool {
-        self.capabilities & CAPABILITY_DELETE_PREFIX != 0
-    }
-
-    /// Whether the server has END_WAITS.
-    pub(super) const fn has_end_waits(&self) -> bool {
-        self.capabilities & CAPABILITY_END_WAITS != 0
-    }
-
-    /// Whether the server has MEMBERSHIP and MEMBERSHIP_POLL.
-    pub(super) const fn has_membership(&self) -> bool {
-        self.capabilities & CAPABILITY_MEMBERSHIP != 0
+    /// Whether the server has this capability.
+    pub(super) const fn has(&self, capability: u32) -> bool {
+        self.capabilities & capability != 0
     }
 
     /// Whether END_WAITS has ended the last wait. True once.
@@ -435,7 +382,7 @@ impl Connection {
                 return Err(refused);
             }
             // docs/spec/wire-extensions.md, END_WAITS 1.
-            WAIT_CANCELED if self.has_end_waits() => {
+            WAIT_CANCELED if self.has(capability::END_WAITS) => {
                 self.wait_ended = true;
                 Waited::TimedOut
             }

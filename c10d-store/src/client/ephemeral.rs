@@ -12,6 +12,7 @@ use crate::error::{Operation, StoreError};
 use crate::store::StoreHandle;
 use crate::wire::{
     ENDED_BY_SILENCE, FULL, KEPT_ALIVE, NOT_OWNED, OWNED, Opcode, RequestBuf, TOO_MANY_OWNED,
+    capability,
 };
 
 /// The most keys of an owner (docs/spec/wire-extensions.md, EPHEMERAL 6).
@@ -108,7 +109,7 @@ impl TcpStore {
         let known = self.known_owner();
         if known.is_none() || shows_writes {
             let mut lease = call.lease(timeout)?;
-            if !lease.has_ephemeral() {
+            if !lease.has(capability::EPHEMERAL) {
                 return Err(call.unsupported());
             }
             call.acknowledge_on(&mut lease)?;

@@ -35,7 +35,7 @@ use crate::address::{Lookup, StoreAddress};
 use crate::error::{ErrorContext, Operation, Outcome, StoreError};
 use crate::server::TcpStoreServer;
 use crate::store::StoreHandle;
-use crate::wire::{ANNOUNCEMENT_BYTES_MAX, Opcode, WORKER_COUNT_KEY};
+use crate::wire::{ANNOUNCEMENT_BYTES_MAX, Opcode, WORKER_COUNT_KEY, capability};
 use call::Call;
 pub use closer::Closer;
 use connection::Connection;
@@ -267,7 +267,7 @@ impl TcpStore {
             return Err(call.limit_exceeded("announcement bytes", bytes.len(), limit));
         }
         let mut lease = call.lease(self.timeout())?;
-        if !lease.has_announce() {
+        if !lease.has(capability::ANNOUNCE) {
             return Ok(false);
         }
         call.tell_on(&mut lease, |request| {

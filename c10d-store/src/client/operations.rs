@@ -20,7 +20,7 @@ use crate::key::key_from_bytes;
 use crate::known::Known;
 use crate::store::{Store, StoreHandle};
 use crate::value_rules::check_take_max;
-use crate::wire::{EXCHANGED, FULL, NOT_EXCHANGED, Opcode};
+use crate::wire::{EXCHANGED, FULL, NOT_EXCHANGED, Opcode, capability};
 
 /// The most prefixes that a server deletes later (docs/spec/wire-extensions.md, DELETE_PREFIX 4).
 const SCHEDULED_PREFIXES_MAX: usize = 4096;
@@ -71,7 +71,7 @@ impl Store for TcpStore {
         call.repeated(self.timeout(), || {
             let mut lease = call.lease(self.timeout())?;
             let is_repeated = is_repeated.replace(true);
-            let reports_outcome = lease.has_compare_exchange();
+            let reports_outcome = lease.has(capability::COMPARE_EXCHANGE);
             let opcode = if reports_outcome {
                 Opcode::CompareExchange
             } else {
@@ -140,7 +140,7 @@ impl Store for TcpStore {
         let call = self.call(Operation::Get, &keys, &[])?;
         call.repeated(self.timeout(), || {
             let mut lease = call.lease(self.timeout())?;
-            if lease.has_wait_get() {
+            if lease.has(capability::WAIT_GET) {
                 return call.try_get_on(&mut lease, key);
             }
             if !call.check_on(&mut lease)? {
@@ -295,7 +295,7 @@ impl Store for TcpStore {
         let call = self.call(Operation::QueueTake, &keys, &[])?;
         check_take_max(max, || call.context())?;
         let mut lease = call.lease(timeout)?;
-        if !lease.has_queue_take() {
+        if !lease.has(capability::QUEUE_TAKE) {
             drop(lease);
             return take_one_by_one(self, key, max, timeout);
         }
@@ -352,7 +352,7 @@ impl Store for TcpStore {
             return Err(StoreError::InvalidArgument { context, detail });
         }
         let mut lease = call.lease(self.timeout())?;
-        if !lease.has_delete_prefix() {
+        if !lease.has(capability::DELETE_PREFIX) {
             return Err(call.unsupported());
         }
         // At least 1 ms: 0 is at once.
@@ -377,7 +377,7 @@ impl Store for TcpStore {
         let keys = [prefix];
         let call = self.call(Operation::EndWaits, &keys, &[])?;
         let mut lease = call.lease(self.timeout())?;
-        if !lease.has_end_waits() {
+        if !lease.has(capability::END_WAITS) {
             return Err(call.unsupported());
         }
         let count = call.ask_on(
@@ -413,7 +413,7 @@ impl Store for TcpStore {
         let keys = [group];
         let call = self.call(Operation::Membership, &keys, &[request])?;
         let mut lease = call.lease(timeout)?;
-        if !lease.has_membership() {
+        if !lease.has(capability::MEMBERSHIP) {
             return Err(call.unsupported());
         }
         if !waits {

@@ -24,6 +24,7 @@ use super::resumed::Resumed;
 use super::session_dialer::{SessionDialer, SessionError};
 use super::stream::{Stream, is_closed_by_peer};
 use crate::address::{Lookup, StoreAddress};
+use crate::wire::capability;
 
 #[derive(Debug)]
 pub(super) struct Pool {
@@ -219,7 +220,7 @@ impl Pool {
                 let server = shared.ends.and_then(|ends| server_of(&ends));
                 shared.server = server.or_else(|| Some(self.target.clone()));
             }
-            shared.has_wait_change = connection.has_wait_change();
+            shared.has_wait_change = connection.has(capability::WAIT_CHANGE);
             if is_new {
                 lease.losses = shared.losses;
             }
@@ -706,81 +707,10 @@ impl Lease<'_> {
         self.lane == 0
     }
 
-    /// Whether the server has WAIT_GET.
-    pub(super) fn has_wait_get(&self) -> bool {
-        self.connection
-            .as_ref()
-            .is_some_and(Connection::has_wait_get)
-    }
-
-    /// Whether the server has WAIT_CHANGE.
-    pub(super) fn has_wait_change(&self) -> bool {
-        self.connection
-            .as_ref()
-            .is_some_and(Connection::has_wait_change)
-    }
-
-    /// Whether the server has TRY_ADD.
-    pub(super) fn has_try_add(&self) -> bool {
-        self.connection
-            .as_ref()
-            .is_some_and(Connection::has_try_add)
-    }
-
-    /// Whether the server replies that it has refused a write.
-    pub(super) fn has_refusal(&self) -> bool {
-        self.connection
-            .as_ref()
-            .is_some_and(Connection::has_refusal)
-    }
-
-    /// Whether the server has COMPARE_EXCHANGE.
-    pub(super) fn has_compare_exchange(&self) -> bool {
-        self.connection
-            .as_ref()
-            .is_some_and(Connection::has_compare_exchange)
-    }
-
-    /// Whether the server has ANNOUNCE.
-    pub(super) fn has_announce(&self) -> bool {
-        self.connection
-            .as_ref()
-            .is_some_and(Connection::has_announce)
-    }
-
-    /// Whether the server has QUEUE_TAKE.
-    pub(super) fn has_queue_take(&self) -> bool {
-        self.connection
-            .as_ref()
-            .is_some_and(Connection::has_queue_take)
-    }
-
-    /// Whether the server has SET_EPHEMERAL and KEEP_ALIVE.
-    pub(super) fn has_ephemeral(&self) -> bool {
-        self.connection
-            .as_ref()
-            .is_some_and(Connection::has_ephemeral)
-    }
-
-    /// Whether the server has DELETE_PREFIX.
-    pub(super) fn has_delete_prefix(&self) -> bool {
-        self.connection
-            .as_ref()
-            .is_some_and(Connection::has_delete_prefix)
-    }
-
-    /// Whether the server has END_WAITS.
-    pub(super) fn has_end_waits(&self) -> bool {
-        self.connection
-            .as_ref()
-            .is_some_and(Connection::has_end_waits)
-    }
-
-    /// Whether the server has MEMBERSHIP and MEMBERSHIP_POLL.
-    pub(super) fn has_membership(&self) -> bool {
-        self.connection
-            .as_ref()
-            .is_some_and(Connection::has_membership)
+    /// Whether the server has this capability.
+    pub(super) fn has(&self, capability: u32) -> bool {
+        let connection = self.connection.as_ref();
+        connection.is_some_and(|it| it.has(capability))
     }
 
     /// Whether END_WAITS has ended the last wait. True once.

@@ -17,10 +17,7 @@ use crate::address::{DataLost, Leader, Lookup, StoreAddress};
 use crate::at_leader::{NotReached, at_leader};
 use crate::leader_search::LeaderSearch;
 use crate::session::{Hello, Restart, SessionId, StoreId, Welcome};
-use crate::wire::{
-    CAPABILITY_HEARTBEAT, CAPABILITY_MASK, CAPABILITY_NONCE, CAPABILITY_SESSION, Opcode,
-    RequestBuf, read_u32,
-};
+use crate::wire::{CAPABILITY_MASK, CAPABILITY_NONCE, Opcode, RequestBuf, capability, read_u32};
 
 /// Without a heartbeat for so long, a link is lost (docs/spec/wire-extensions.md, SESSION 18): the server does not run, or another
 /// one has taken over.
@@ -407,12 +404,12 @@ impl SessionDialer {
         if answer & !CAPABILITY_MASK != CAPABILITY_NONCE {
             return Err(self.refused("the peer does not speak the TCPStore protocol".to_owned()));
         }
-        if answer & CAPABILITY_SESSION == 0 {
+        if answer & capability::SESSION == 0 {
             return Err(SessionError::Unsupported {
                 server: self.target.clone(),
             });
         }
-        let has_heartbeats = self.is_following() && answer & CAPABILITY_HEARTBEAT != 0;
+        let has_heartbeats = self.is_following() && answer & capability::HEARTBEAT != 0;
         if !self.expects_sessions {
             let mut request = RequestBuf::new();
             request.opcode(Opcode::Session).hello_of_session(&hello);

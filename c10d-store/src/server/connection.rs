@@ -24,8 +24,7 @@ use crate::request_parser::RequestParser;
 use crate::session::{Credit, ResentWait};
 use crate::state::Refusal;
 use crate::wire::{
-    CAPABILITY_REFUSAL, CAPABILITY_SESSION, REFUSAL_NONCE, are_capabilities, encode_reply,
-    without_capabilities,
+    REFUSAL_NONCE, are_capabilities, capability, encode_reply, without_capabilities,
 };
 
 #[cfg(test)]
@@ -917,7 +916,7 @@ impl Replies for Connections {
                 None => reply,
             },
             Reply::Nonce(nonce) => {
-                let mut hidden = if is_client { CAPABILITY_SESSION } else { 0 };
+                let mut hidden = if is_client { capability::SESSION } else { 0 };
                 let is_shown = match &mut connection.carrier {
                     Carrier::Socket(accepted) => {
                         // PyTorch's clients do not ask for capabilities.
@@ -928,7 +927,7 @@ impl Replies for Connections {
                     Carrier::Session(client) => self.reports_refusals && client.knows_refusal,
                 };
                 if !is_shown {
-                    hidden |= CAPABILITY_REFUSAL;
+                    hidden |= capability::REFUSAL;
                 }
                 Reply::Nonce(without_capabilities(nonce, hidden))
             }

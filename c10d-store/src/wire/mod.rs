@@ -1,6 +1,7 @@
 //! The wire format, specified in docs/spec/wire.md. Pure; the only place that knows the byte order.
 
 mod blob;
+pub mod capability;
 mod error;
 mod frame;
 mod handshake;
@@ -13,13 +14,7 @@ pub(crate) use blob::Blobs;
 pub use error::{WireError, WireErrorKind};
 pub use frame::ANNOUNCEMENT_BYTES_MAX;
 pub(crate) use frame::{Frame, FrameScan, Progress};
-pub use handshake::{
-    CAPABILITIES, CAPABILITY_ANNOUNCE, CAPABILITY_COMPARE_EXCHANGE, CAPABILITY_COUNTED_LISTS,
-    CAPABILITY_DELETE_PREFIX, CAPABILITY_END_WAITS, CAPABILITY_EPHEMERAL, CAPABILITY_HEARTBEAT,
-    CAPABILITY_LIST_CHANGES, CAPABILITY_MASK, CAPABILITY_MEMBERSHIP, CAPABILITY_NONCE,
-    CAPABILITY_QUEUE_TAKE, CAPABILITY_REFUSAL, CAPABILITY_SESSION, CAPABILITY_TRY_ADD,
-    CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET, REFUSAL_NONCE, VALIDATION_MAGIC,
-};
+pub use handshake::{CAPABILITY_MASK, CAPABILITY_NONCE, REFUSAL_NONCE, VALIDATION_MAGIC};
 pub(crate) use handshake::{REFUSED_NONCE, are_capabilities, reply_to_ping, without_capabilities};
 pub use opcode::Opcode;
 pub(crate) use reply::{
