@@ -102,7 +102,7 @@ class Job:
     never: tuple[str, ...] = RESTARTS
     variables: dict[str, str] = VARIABLES
     can_relay = True
-    rdzv_conf = "keep_alive_interval=3"
+    rdzv_conf = "keep_alive_interval=3,last_call_timeout=2"
     limit_seconds = LIMIT_SECONDS
 
     def __init__(
