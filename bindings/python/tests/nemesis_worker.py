@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from members import GROUP_TIMEOUT, batch, model
 
 # Longer than a pause of the machine, shorter than the stops of the nemesis.
-SILENCE_MAX = timedelta(seconds=4)
+SILENCE_MAX = timedelta(seconds=float(os.environ.get("NEMESIS_SILENCE_MAX", "4")))
 
 # A busy machine must not look like a member that hangs.
 PATIENCE = timedelta(minutes=2)

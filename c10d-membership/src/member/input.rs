@@ -12,14 +12,19 @@ use crate::record::Record;
 #[non_exhaustive]
 pub struct MemberOptions {
     /// How long after an exception in a step the service may take to say that the generation is broken; later it is the
-    /// program's own. 5 s: longer than a launcher takes to notice the end of a process, or a lease to expire.
+    /// program's own. 5 s: longer than a launcher takes to notice the end of a process. If a member of another host can be
+    /// noticed only by its silence, as behind a relay, this must be longer than that silence.
     pub verdict_timeout: Duration,
+    /// The same, once the service answers again after it was away. 32 s: longer than the
+    /// [`return_timeout`](crate::GroupOptions::return_timeout) for which another server waits for the members.
+    pub return_verdict_timeout: Duration,
 }
 
 impl Default for MemberOptions {
     fn default() -> Self {
         Self {
             verdict_timeout: Duration::from_secs(5),
+            return_verdict_timeout: Duration::from_secs(32),
         }
     }
 }
@@ -60,6 +65,8 @@ pub enum MemberInput {
     /// The process has done its last step of this generation. The group finishes when all members have done theirs. A
     /// loss before that makes the process leave its mesh.
     Finish,
+    /// The service answers again, after a request had no answer for longer than usual: its server was lost, or the way to it.
+    ServiceReturned,
     /// Time has passed: due at [`Member::wake_at`](crate::Member::wake_at).
     Tick,
 }

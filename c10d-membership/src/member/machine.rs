@@ -77,6 +77,11 @@ impl Member {
             MemberInput::StepFailed => {
                 self.set_doing(Doing::Asking(now + self.options.verdict_timeout));
             }
+            MemberInput::ServiceReturned => {
+                if self.wake_at().is_some() {
+                    self.set_doing(Doing::Asking(now + self.options.return_verdict_timeout));
+                }
+            }
             MemberInput::Leave => {
                 self.leave.get_or_insert(Noted::No);
             }

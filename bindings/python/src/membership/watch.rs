@@ -25,6 +25,15 @@ const SWEEP_MAX: Duration = Duration::from_millis(200);
 /// those that it has begun to send or to receive. It may also leave a connection open, and never see its end.
 const LOST_AFTER: Duration = Duration::from_millis(250);
 
+/// How much later than due an answer is if the service was away: its server or the way to it was lost.
+const AWAY_MIN: Duration = Duration::from_secs(1);
+
+/// How often a member looks whether the service is still away.
+const AWAY_PAUSE: Duration = Duration::from_millis(100);
+
+/// How much later than `silence_max` a silent member is known to be lost: the server looks every 250 ms.
+const SILENCE_MARGIN: Duration = Duration::from_secs(2);
+
 /// The service answers at once; a server that is stopped for longer than this is lost.
 const ANSWER_MAX: Duration = Duration::from_secs(300);
 
@@ -90,6 +99,8 @@ struct State {
     member: Member,
     /// One thread at a time sends what is owed.
     is_sending: bool,
+    /// When the thread of the watch has to have the answer that it waits for.
+    answer_due: Option<Instant>,
     /// Ends the wait of the calling thread, to look again.
     caller: Cancel,
     /// The same for the thread of the watch.
@@ -132,7 +143,10 @@ struct Leaving {
 impl Watch {
     pub(super) fn start(service: Membership, settings: Settings) -> io::Result<Self> {
         let closed = Cancel::new();
-        let member = Member::new(settings.key, MemberOptions::default());
+        let mut options = MemberOptions::default();
+        let silence = settings.silence_max.saturating_add(SILENCE_MARGIN);
+        options.verdict_timeout = options.verdict_timeout.max(silence);
+        let member = Member::new(settings.key, options);
         let of_thread = service.with_cancel(&closed);
         let shared = Arc::new(Shared {
             service,
@@ -142,6 +156,7 @@ impl Watch {
             state: Mutex::new(State {
                 member,
                 is_sending: false,
+                answer_due: None,
                 caller: Cancel::NEVER,
                 watcher: Cancel::NEVER,
                 news: None,
@@ -346,15 +361,20 @@ impl Shared {
         let signals = cancel();
         loop {
             let news = Cancel::new();
-            let wake_at = {
+            let (mut wake_at, is_away) = {
                 let mut state = self.lock();
                 if let Some(taken) = take(&mut state) {
                     return Ok(taken);
                 }
                 state.caller = news.clone();
-                state.member.wake_at()
+                let is_away = state.answer_due.is_some_and(|due| Instant::now() >= due);
+                (state.member.wake_at(), is_away)
             };
             let now = self.started.elapsed();
+            if is_away {
+                // It cannot know what a service would say that is away.
+                wake_at = wake_at.map(|wake_at| wake_at.max(now + AWAY_PAUSE));
+            }
             if wake_at.is_some_and(|wake_at| now >= wake_at) {
                 self.step(MemberInput::Tick);
                 continue;
@@ -382,7 +402,9 @@ impl Shared {
             if Instant::now() >= alive_at {
                 alive_at = Instant::now() + silence_max / 4;
                 // Whether it was silent for too long, it learns by the poll.
-                if let Err(error) = service.keep_alive(silence_max) {
+                if let Err(error) =
+                    self.answered(Duration::ZERO, || service.keep_alive(silence_max))
+                {
                     return self.stop(error);
                 }
             }
@@ -407,13 +429,28 @@ impl Shared {
                     // Either wakes it.
                     let _ = sleep(pause, [&self.closed, &changed]);
                 }
-                Some(message) => match service.ask(self.settings.key, &message, pause) {
-                    Ok(Reply::NotYet) => {}
-                    Ok(reply) => self.step(MemberInput::Reply(message, reply)),
-                    Err(error) => return self.stop(error),
-                },
+                Some(message) => {
+                    let asks = || service.ask(self.settings.key, &message, pause);
+                    match self.answered(pause, asks) {
+                        Ok(Reply::NotYet) => {}
+                        Ok(reply) => self.step(MemberInput::Reply(message, reply)),
+                        Err(error) => return self.stop(error),
+                    }
+                }
             }
         }
+    }
+
+    /// Calls the service, which answers within `pause` unless it is away. On the thread of the watch.
+    fn answered<T>(&self, pause: Duration, call: impl FnOnce() -> T) -> T {
+        let due = Instant::now() + pause + AWAY_MIN;
+        self.lock().answer_due = Some(due);
+        let answer = call();
+        if Instant::now() >= due {
+            self.step(MemberInput::ServiceReturned);
+        }
+        self.lock().answer_due = None;
+        answer
     }
 
     fn stop(&self, error: StoreError) {
