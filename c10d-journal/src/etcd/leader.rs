@@ -49,11 +49,10 @@ pub(crate) struct Candidate {
 enum Phase {
     /// Reads who leads, and the head.
     Look,
-    /// Reads the log as it was at this revision, and whether another process led then.
+    /// Reads the log.
     Read {
         reader: Reader,
-        revision: u64,
-        is_led: bool,
+        purpose: Purpose,
     },
     Follow {
         revision: u64,
@@ -74,13 +73,16 @@ enum Phase {
     ReadHead {
         led_since: u64,
     },
-    /// Leads, and reads the rest of the log.
-    ReadRest {
-        reader: Reader,
-        led_since: u64,
-        head_revision: u64,
-    },
     Open(Writer),
+}
+
+/// Why a candidate reads the log.
+#[derive(Debug, Clone, Copy)]
+enum Purpose {
+    /// It reads the log of this revision, and another process leads or none does.
+    Follow { revision: u64, is_led: bool },
+    /// It leads since the first revision, and reads the rest of the log. The head is of the second revision.
+    Lead { led_since: u64, head_revision: u64 },
 }
 
 /// What the caller does next.
@@ -171,7 +173,7 @@ impl Candidate {
                 success: sight(&self.layout, self.known.as_ref()),
                 failure: Vec::new(),
             }),
-            Phase::Read { reader, .. } | Phase::ReadRest { reader, .. } => {
+            Phase::Read { reader, .. } => {
                 Request::Range(reader.next().expect("a reader at its end is replaced"))
             }
             Phase::Follow { revision } => {
@@ -255,17 +257,8 @@ impl Candidate {
         pieces: &mut Vec<Piece>,
     ) -> Result<(), JournalError> {
         if let Phase::Open(writer) = &mut self.phase {
-            return match writer.answered(answer) {
-                Ok(()) => Ok(()),
-                Err(Stopped::Deposed(leader)) => {
-                    // When it began is not known.
-                    self.leader = leader.map(|leader| (leader, 0));
-                    self.phase = Phase::Look;
-                    Ok(())
-                }
-                Err(Stopped::Overwritten) => Err(self.has_lost(OVERWRITTEN)),
-                Err(stopped) => Err(stopped.into_error(&self.layout, "open")),
-            };
+            let result = writer.answered(answer);
+            return result.or_else(|stopped| self.on_stopped(stopped));
         }
         let answer = match answer {
             Ok(answer) => answer,
@@ -275,80 +268,76 @@ impl Candidate {
             }
             Err(Failure::Refused { code, message }) => return self.refused(code, message),
         };
-        match (std::mem::replace(&mut self.phase, Phase::Look), answer) {
-            (
-                Phase::Look,
-                Answer::Txn {
-                    revision, ranges, ..
-                },
-            ) => {
-                self.on_look(revision, &ranges, pieces)?;
-            }
-            (
-                Phase::Read {
-                    mut reader,
-                    revision,
-                    is_led,
-                },
-                Answer::Range { keys, .. },
-            ) => {
-                if self.read(&mut reader, keys, pieces)? {
-                    self.phase = Phase::Read {
-                        reader,
-                        revision,
-                        is_led,
-                    };
+        let phase = std::mem::replace(&mut self.phase, Phase::Look);
+        match answer {
+            Answer::Range { keys, .. } => self.on_range(phase, keys, pieces)?,
+            Answer::Txn {
+                revision,
+                succeeded,
+                ranges,
+            } => match phase {
+                Phase::Look => self.on_look(revision, &ranges, pieces)?,
+                Phase::Succeed { .. } if succeeded => self.phase = Phase::Grant,
+                Phase::Succeed { .. } => self.phase = Phase::Look,
+                Phase::Campaign { lease } => {
+                    self.on_campaign(lease, revision, succeeded, &ranges)?;
                 }
-            }
-            (Phase::Succeed { .. }, Answer::Txn { succeeded, .. }) => {
-                self.phase = match succeeded {
-                    true => Phase::Grant,
-                    false => Phase::Look,
-                };
-            }
-            (Phase::Grant, Answer::Lease { id, .. }) => {
+                _ => return Err(self.broken()),
+            },
+            Answer::Lease { id, .. } if matches!(phase, Phase::Grant) => {
                 // What an earlier campaign of this process writes late is not of this lease.
                 self.me.writer = self.me.writer.wrapping_add(1);
                 self.phase = Phase::Campaign { lease: id };
             }
-            (
-                Phase::Campaign { lease },
-                Answer::Txn {
-                    revision,
-                    succeeded,
-                    ranges,
-                },
-            ) => {
-                self.on_campaign(lease, revision, succeeded, &ranges)?;
+            Answer::Done if matches!(phase, Phase::GiveBack { .. }) => self.phase = Phase::Look,
+            _ => return Err(self.broken()),
+        }
+        self.leave_finished_reader();
+        Ok(())
+    }
+
+    /// The writer has stopped before it could take over the log.
+    fn on_stopped(&mut self, stopped: Stopped) -> Result<(), JournalError> {
+        match stopped {
+            Stopped::Deposed(leader) => {
+                // When it began is not known.
+                self.leader = leader.map(|leader| (leader, 0));
+                self.phase = Phase::Look;
+                Ok(())
             }
-            (Phase::GiveBack { .. }, Answer::Done) => self.phase = Phase::Look,
-            (Phase::ReadHead { led_since }, Answer::Range { keys, .. }) => {
+            Stopped::Overwritten => Err(self.has_lost(OVERWRITTEN)),
+            stopped => Err(stopped.into_error(&self.layout, "open")),
+        }
+    }
+
+    /// etcd has returned the head, or a part of the log.
+    fn on_range(
+        &mut self,
+        phase: Phase,
+        keys: Keys,
+        pieces: &mut Vec<Piece>,
+    ) -> Result<(), JournalError> {
+        match phase {
+            Phase::ReadHead { led_since } => {
                 let (head, head_revision) = self.head_of_leader(&keys)?;
-                self.phase = Phase::ReadRest {
+                self.phase = Phase::Read {
                     reader: self.reader(head, 0, pieces),
-                    led_since,
-                    head_revision,
-                };
-            }
-            (
-                Phase::ReadRest {
-                    mut reader,
-                    led_since,
-                    head_revision,
-                },
-                Answer::Range { keys, .. },
-            ) => {
-                if self.read(&mut reader, keys, pieces)? {
-                    self.phase = Phase::ReadRest {
-                        reader,
+                    purpose: Purpose::Lead {
                         led_since,
                         head_revision,
-                    };
+                    },
+                };
+            }
+            Phase::Read {
+                mut reader,
+                purpose,
+            } => {
+                if self.read(&mut reader, keys, pieces)? {
+                    self.phase = Phase::Read { reader, purpose };
                 }
             }
             _ => return Err(self.broken()),
         }
-        self.leave_finished_reader();
         Ok(())
     }
 
@@ -373,8 +362,7 @@ impl Candidate {
         self.phase = match sight.head {
             Some(head) => Phase::Read {
                 reader: self.reader(head, revision, pieces),
-                revision,
-                is_led,
+                purpose: Purpose::Follow { revision, is_led },
             },
             None if is_led => Phase::Follow { revision },
             None => Phase::Grant,
@@ -479,13 +467,14 @@ impl Candidate {
     fn refused(&mut self, code: u64, message: String) -> Result<(), JournalError> {
         match &mut self.phase {
             // What it reads was compacted. What it has passed on is as it was, but for an incomplete snapshot.
-            Phase::Read { .. } if code == code::OUT_OF_RANGE => {
+            Phase::Read {
+                purpose: Purpose::Follow { .. },
+                ..
+            } if code == code::OUT_OF_RANGE => {
                 self.phase = Phase::Look;
                 Ok(())
             }
-            Phase::Read { reader, .. } | Phase::ReadRest { reader, .. }
-                if code == code::EXHAUSTED && reader.can_be_shorter() =>
-            {
+            Phase::Read { reader, .. } if code == code::EXHAUSTED && reader.can_be_shorter() => {
                 reader.shorten();
                 Ok(())
             }
@@ -588,49 +577,41 @@ impl Candidate {
     }
 
     fn leave_finished_reader(&mut self) {
-        match &self.phase {
-            Phase::Read {
-                reader,
-                revision,
-                is_led,
-            } if reader.next().is_none() => {
-                let (head, record) = (reader.head().clone(), reader.record());
-                self.phase = match is_led {
-                    true => Phase::Follow {
-                        revision: *revision,
-                    },
-                    false => Phase::Grant,
-                };
-                self.sees(&head, record);
-                self.passed_on = Some((head.store, head.position));
-            }
-            Phase::ReadRest {
-                reader,
+        let Phase::Read { reader, purpose } = &self.phase else {
+            return;
+        };
+        if reader.next().is_some() {
+            return;
+        }
+        let (head, record, purpose) = (reader.head().clone(), reader.record(), *purpose);
+        self.sees(&head, record);
+        self.passed_on = Some((head.store, head.position));
+        self.phase = match purpose {
+            Purpose::Follow { is_led: false, .. } => Phase::Grant,
+            Purpose::Follow { revision, .. } => Phase::Follow { revision },
+            Purpose::Lead {
                 led_since,
                 head_revision,
-            } if reader.next().is_none() => {
-                let (head, record) = (reader.head().clone(), reader.record());
-                self.passed_on = Some((head.store, head.position));
-                let takeover = self.leader.as_ref().map(|(before, _)| Takeover {
-                    address: before.address.clone(),
-                    process: before.process,
-                    host: before.host.clone(),
-                    at: self.me.since,
-                    millis: self.tried_millis,
-                });
-                let (led_since, head_revision) = (*led_since, *head_revision);
-                self.sees(&head, record);
-                self.phase = Phase::Open(Writer::open(
-                    self.layout.clone(),
-                    &self.me,
-                    led_since,
-                    head,
-                    head_revision,
-                    takeover,
-                ));
-            }
-            _ => {}
-        }
+            } => Phase::Open(Writer::open(
+                self.layout.clone(),
+                &self.me,
+                led_since,
+                head,
+                head_revision,
+                self.takeover(),
+            )),
+        };
+    }
+
+    /// The takeover from the leader that this process followed.
+    fn takeover(&self) -> Option<Takeover> {
+        self.leader().map(|before| Takeover {
+            address: before.address.clone(),
+            process: before.process,
+            host: before.host.clone(),
+            at: self.me.since,
+            millis: self.tried_millis,
+        })
     }
 
     fn broken(&self) -> JournalError {
