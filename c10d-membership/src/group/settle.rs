@@ -1,4 +1,4 @@
-//! When a group goes from one state to the next.
+//! Decides when a group changes from one state to the next.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ impl Group {
         while self.advance(now, effects) {}
     }
 
-    /// Takes one transition; says whether there was one.
+    /// Takes one transition. Returns false if none is due.
     fn advance(&mut self, now: Duration, effects: &mut Vec<Effect>) -> bool {
         let size_min = self.options.size_min;
         let is_enough = self.roster.len() >= size_min;
@@ -79,24 +79,36 @@ impl Group {
                     return false;
                 }
             }
-            GroupState::Committed { working: 0, .. } => self.end(EndReason::Finished, effects),
-            GroupState::Committed {
-                change, return_by, ..
-            } => {
-                if return_by.is_some_and(|return_by| now >= return_by) {
-                    *return_by = None;
-                    self.lose_all(now, Reason::Silent, effects, |it| {
-                        it.rank.is_some() && !it.is_seen
-                    });
-                } else if let Some(change) = *change {
-                    return self.advance_change(now, change, effects);
-                } else if self.roster.newcomers() > 0 || self.roster.leaving() > 0 {
-                    self.propose_change(now, effects);
-                } else {
-                    return false;
-                }
-            }
+            GroupState::Committed { .. } => return self.advance_committed(now, effects),
             GroupState::Ended(_) => return false,
+        }
+        true
+    }
+
+    /// Takes one transition of a generation that works.
+    fn advance_committed(&mut self, now: Duration, effects: &mut Vec<Effect>) -> bool {
+        let GroupState::Committed {
+            working,
+            change,
+            return_by,
+            ..
+        } = &mut self.state
+        else {
+            return false;
+        };
+        if *working == 0 {
+            self.end(EndReason::Finished, effects);
+        } else if return_by.is_some_and(|return_by| now >= return_by) {
+            *return_by = None;
+            self.lose_all(now, Reason::Silent, effects, |it| {
+                it.rank.is_some() && !it.is_seen
+            });
+        } else if let Some(change) = *change {
+            return self.advance_change(now, change, effects);
+        } else if self.roster.newcomers() > 0 || self.roster.leaving() > 0 {
+            self.propose_change(now, effects);
+        } else {
+            return false;
         }
         true
     }

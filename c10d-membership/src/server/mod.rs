@@ -87,7 +87,7 @@ impl Groups for OpenGroups {
             now,
             effects,
         };
-        let Some((name, open)) = step.groups.by_name.get_key_value(name) else {
+        let Some((name, _)) = step.groups.by_name.get_key_value(name) else {
             let reply = match request {
                 GroupRequest::Open(opening) if !waits => step.open(name, opening),
                 _ => GroupReply::NotOpen,
@@ -96,7 +96,7 @@ impl Groups for OpenGroups {
             return Ok(());
         };
         let name = Arc::clone(name);
-        let reply = match request {
+        match request {
             GroupRequest::Say {
                 member,
                 known,
@@ -123,29 +123,13 @@ impl Groups for OpenGroups {
                         step.reply(conn, waits, &GroupReply::Reply(reply), list);
                     }
                 }
-                return Ok(());
             }
             _ if waits => return Err(NotAGroupRequest),
-            GroupRequest::Open(opening) if opening != open.opening => {
-                GroupReply::OpenOtherwise(open.opening.clone())
+            request => {
+                let reply = step.answer(&name, request);
+                step.reply(conn, false, &reply, None);
             }
-            GroupRequest::Open(_) | GroupRequest::KeepAlive(_) => GroupReply::Done,
-            GroupRequest::Dead(member) => {
-                step.step(&name, Input::Dead(member));
-                GroupReply::Done
-            }
-            GroupRequest::End => {
-                step.step(&name, Input::Close);
-                GroupReply::Done
-            }
-            GroupRequest::Status => {
-                let status = open.group.status(now);
-                let members = status.members.len() as u64;
-                step.effects.push(GroupEffect::Work(members));
-                GroupReply::Status(status)
-            }
-        };
-        step.reply(conn, false, &reply, None);
+        }
         Ok(())
     }
 
@@ -285,6 +269,28 @@ impl Step<'_> {
         let group = Group::new(opening.options.clone(), self.groups.new_nonce());
         self.groups.insert(Arc::clone(&name), opening, group);
         self.effects.push(GroupEffect::Keep(name));
+        GroupReply::Done
+    }
+
+    /// Carries out a request to an open group that is not of a member.
+    fn answer(&mut self, name: &Arc<[u8]>, request: GroupRequest) -> GroupReply {
+        let Some(open) = self.groups.by_name.get(name) else {
+            return GroupReply::NotOpen;
+        };
+        match request {
+            GroupRequest::Open(opening) if opening != open.opening => {
+                return GroupReply::OpenOtherwise(open.opening.clone());
+            }
+            GroupRequest::Status => {
+                let status = open.group.status(self.now);
+                let members = status.members.len() as u64;
+                self.effects.push(GroupEffect::Work(members));
+                return GroupReply::Status(status);
+            }
+            GroupRequest::Dead(member) => drop(self.step(name, Input::Dead(member))),
+            GroupRequest::End => drop(self.step(name, Input::Close)),
+            GroupRequest::Open(_) | GroupRequest::KeepAlive(_) | GroupRequest::Say { .. } => {}
+        }
         GroupReply::Done
     }
 
