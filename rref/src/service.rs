@@ -315,53 +315,76 @@ impl Server {
                 return response.send(self.replies(reply_to));
             }
         };
-        let function = Arc::clone(function);
-        let caller = from.clone();
-        let server = Arc::clone(self);
-        let answer = move |runtime: &Arc<Runtime>, made: Result<Value, Failure>| {
-            let response = match made {
-                Ok(result) => Response::value(runtime, caller.id, &result),
-                Err(failure) => Response::failure(&failure),
-            };
-            response.send(server.replies(reply_to));
-        };
-        let (server, caller) = (Arc::clone(self), from.clone());
-        let finish = move |runtime: &Arc<Runtime>, on: Result<Option<Value>, Failure>| {
-            let on = match on {
-                Ok(_) if deadline.has_passed(Instant::now()) => {
-                    let why = "the caller's deadline passed before the function could start";
-                    return answer(runtime, Err(Failure::Function(why.to_owned())));
-                }
-                Ok(on) => on,
-                Err(failure) => return answer(runtime, Err(failure)),
-            };
-            let finish: Finish = Box::new(move |runtime, made| {
-                answer(runtime, made.map_err(Failure::Function));
-            });
-            let call = (&*function, prepared, on.as_ref());
-            server.run_prepared(runtime, call, &caller, deadline, finish);
+        let id = from.id;
+        let call = PreparedCall {
+            server: Arc::clone(self),
+            function: Arc::clone(function),
+            prepared,
+            caller: from,
+            deadline,
+            reply_to,
         };
         when_confirmed(
             runtime,
             &received.pending,
             Box::new(move |runtime, confirmed| {
                 if let Err(why) = confirmed {
-                    return finish(runtime, Err(Failure::Function(why)));
+                    return call.run(runtime, Err(Failure::Function(why)));
                 }
                 let Some((rref, incarnation)) = on else {
-                    return finish(runtime, Ok(None));
+                    return call.run(runtime, Ok(None));
                 };
                 request_value(
                     runtime,
-                    (from.id, incarnation),
+                    (id, incarnation),
                     deadline,
                     rref,
                     Box::new(move |runtime, value| {
-                        finish(runtime, value.map(Some).map_err(Failure::of_fetch));
+                        call.run(runtime, value.map(Some).map_err(Failure::of_fetch));
                     }),
                 );
             }),
         );
+    }
+}
+
+/// A call that waits until its references are confirmed and the value of its method is ready.
+struct PreparedCall {
+    server: Arc<Server>,
+    function: Arc<Function>,
+    prepared: Prepared,
+    caller: WorkerInfo,
+    deadline: Deadline,
+    reply_to: ReplyTo,
+}
+
+impl PreparedCall {
+    /// Runs the function on the value of its method, if it is one, and answers with the result; with the failure if there
+    /// is no such value.
+    fn run(self, runtime: &Arc<Runtime>, on: Result<Option<Value>, Failure>) {
+        let (caller, deadline) = (self.caller, self.deadline);
+        let (id, server, reply_to) = (caller.id, Arc::clone(&self.server), self.reply_to);
+        let answer = move |runtime: &Arc<Runtime>, made: Result<Value, Failure>| {
+            let response = match made {
+                Ok(result) => Response::value(runtime, id, &result),
+                Err(failure) => Response::failure(&failure),
+            };
+            response.send(server.replies(reply_to));
+        };
+        let on = match on {
+            Ok(_) if deadline.has_passed(Instant::now()) => {
+                let why = "the caller's deadline passed before the function could start";
+                return answer(runtime, Err(Failure::Function(why.to_owned())));
+            }
+            Ok(on) => on,
+            Err(failure) => return answer(runtime, Err(failure)),
+        };
+        let finish: Finish = Box::new(move |runtime, made| {
+            answer(runtime, made.map_err(Failure::Function));
+        });
+        let call = (&*self.function, self.prepared, on.as_ref());
+        self.server
+            .run_prepared(runtime, call, &caller, deadline, finish);
     }
 }
 
