@@ -22,11 +22,6 @@ impl Job {
         let now_ms = self.now_ms();
         let end_ms = now_ms + fault.length_ms;
         let node = fault.node();
-        let of_node = |node| {
-            (0..RANKS_PER_NODE)
-                .map(|local| Seat { node, local })
-                .collect()
-        };
         let mut record = FaultRecord {
             kind: fault.kind,
             at_ms: now_ms,
@@ -36,19 +31,7 @@ impl Job {
             is_void: false,
         };
         match fault.kind {
-            Kind::KillRank | Kind::KillRanks => {
-                let ranks: Vec<_> = fault
-                    .seats
-                    .iter()
-                    .filter_map(|seat| self.rank(*seat))
-                    .collect();
-                record.hit.clone_from(&fault.seats);
-                record.is_void = ranks.is_empty();
-                record.what = names(&ranks);
-                for rank in ranks {
-                    let _ = rank.signal(Signal::KILL);
-                }
-            }
+            Kind::KillRank | Kind::KillRanks => self.kill_ranks(&fault.seats, &mut record),
             Kind::StopRank => {
                 record.hit.clone_from(&fault.seats);
                 let rank = self.rank(fault.seats[0]);
@@ -64,31 +47,8 @@ impl Job {
                 let relay = self.process(Role::Relay(node));
                 record.is_void = relay.is_none_or(|it| it.signal(Signal::KILL).is_err());
             }
-            Kind::KillStore => match self.serving() {
-                None if self.side.keeps_ranks() => record.is_void = true,
-                None => {
-                    record.hit = of_node(0);
-                    record.what = "node 0".to_owned();
-                    record.is_void = !self.kill_node(0);
-                }
-                Some(number) => {
-                    record.hit = Vec::new();
-                    record.what = format!("candidate {number}");
-                    let candidate = self.process(Role::Candidate(number));
-                    record.is_void = candidate.is_none_or(|it| it.signal(Signal::KILL).is_err());
-                }
-            },
-            Kind::LoseStoreHost => {
-                let serving = self.serving();
-                let host = serving.map_or(0, |number| Role::Candidate(number).host());
-                record.is_void = serving.is_none() && self.side.keeps_ranks();
-                record.hit = if host == 0 { of_node(0) } else { Vec::new() };
-                record.what = format!("host {host}");
-                if !record.is_void {
-                    self.cut(host, end_ms)?;
-                    self.hosts.kill(host);
-                }
-            }
+            Kind::KillStore => self.kill_store(&mut record),
+            Kind::LoseStoreHost => self.lose_store_host(end_ms, &mut record)?,
             Kind::Cut => self.cut(node, end_ms)?,
             Kind::Slow => {
                 record.hit = Vec::new();
@@ -103,6 +63,48 @@ impl Job {
             }
         }
         Ok(record)
+    }
+
+    fn kill_ranks(&self, seats: &[Seat], record: &mut FaultRecord) {
+        let ranks: Vec<_> = seats.iter().filter_map(|seat| self.rank(*seat)).collect();
+        record.hit = seats.to_vec();
+        record.is_void = ranks.is_empty();
+        record.what = names(&ranks);
+        for rank in ranks {
+            let _ = rank.signal(Signal::KILL);
+        }
+    }
+
+    /// Kills the candidate that serves the store; node 0 if a launcher serves it.
+    fn kill_store(&self, record: &mut FaultRecord) {
+        match self.serving() {
+            None if self.side.keeps_ranks() => record.is_void = true,
+            None => {
+                record.hit = of_node(0);
+                record.what = "node 0".to_owned();
+                record.is_void = !self.kill_node(0);
+            }
+            Some(number) => {
+                record.hit = Vec::new();
+                record.what = format!("candidate {number}");
+                let candidate = self.process(Role::Candidate(number));
+                record.is_void = candidate.is_none_or(|it| it.signal(Signal::KILL).is_err());
+            }
+        }
+    }
+
+    /// Kills the processes of the host that serves the store, and cuts its link.
+    fn lose_store_host(&mut self, end_ms: u64, record: &mut FaultRecord) -> Result<(), Failure> {
+        let serving = self.serving();
+        let host = serving.map_or(0, |number| Role::Candidate(number).host());
+        record.is_void = serving.is_none() && self.side.keeps_ranks();
+        record.hit = if host == 0 { of_node(0) } else { Vec::new() };
+        record.what = format!("host {host}");
+        if !record.is_void {
+            self.cut(host, end_ms)?;
+            self.hosts.kill(host);
+        }
+        Ok(())
     }
 
     pub(super) fn restore(&self, what: Lasting) -> Result<(), Failure> {
@@ -160,6 +162,12 @@ impl Job {
         let mut candidates = self.candidate_ports.iter().enumerate();
         candidates.position(|(number, port)| address_of(number, *port) == address)
     }
+}
+
+fn of_node(node: usize) -> Vec<Seat> {
+    (0..RANKS_PER_NODE)
+        .map(|local| Seat { node, local })
+        .collect()
 }
 
 fn names(processes: &[Process]) -> String {
