@@ -8,6 +8,7 @@ use c10d_socket::Cancel;
 use crate::barrier::meet_by_keys;
 use crate::compare_set::CompareSet;
 use crate::error::{ErrorContext, Operation, StoreError};
+use crate::forward_store;
 use crate::known::Known;
 use crate::store::{Store, StoreHandle};
 
@@ -94,8 +95,13 @@ impl PrefixStore {
         format!("{}/{key}", self.prefix)
     }
 
-    /// Calls the wrapped store with the keys that it knows.
-    fn with_joined<T>(&self, keys: &[&str], call: impl FnOnce(&dyn Store, &[&str]) -> T) -> T {
+    /// Calls the wrapped store with its name of a key.
+    fn with_key<T>(&self, key: &str, call: impl FnOnce(&dyn Store, &str) -> T) -> T {
+        call(&*self.underlying, &self.join(key))
+    }
+
+    /// Calls the wrapped store with its names of keys.
+    fn with_keys<T>(&self, keys: &[&str], call: impl FnOnce(&dyn Store, &[&str]) -> T) -> T {
         let keys: Vec<String> = keys.iter().map(|key| self.join(key)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         call(&*self.underlying, &keys)
@@ -108,55 +114,38 @@ fn nested_in(store: &dyn Store) -> usize {
 }
 
 impl Store for PrefixStore {
+    forward_store! {
+        with_key(key) append_bytes(key: &str, value: &[u8]) -> ();
+        with_key(key) add(key: &str, delta: i64) -> i64;
+        with_key(key) compare_set_bytes(key: &str, expected: &[u8], desired: &[u8]) -> CompareSet;
+        with_key(key) delete_key(key: &str) -> bool;
+        with_keys(keys) get_all(keys: &[&str], timeout: Option<Duration>) -> Vec<Vec<u8>>;
+        with_key(key) try_get(key: &str) -> Option<Vec<u8>>;
+        with_keys(keys) wait_all(keys: &[&str], timeout: Option<Duration>) -> ();
+        with_keys(keys) check(keys: &[&str]) -> bool;
+        with_key(key) queue_push_bytes(key: &str, value: &[u8]) -> ();
+        with_key(key) queue_pop(key: &str) -> Vec<u8>;
+        with_key(key) try_queue_pop(key: &str) -> Option<Vec<u8>>;
+        with_key(key) queue_take_all(key: &str, max: usize, timeout: Option<Duration>) -> Vec<Vec<u8>>;
+        with_key(key) queue_len(key: &str) -> u64;
+        with_key(key) wait_changed(key: &str, known: Known<'_>, timeout: Option<Duration>) -> Vec<u8>;
+        with_key(prefix) delete_prefix(prefix: &str, delay: Duration) -> u64;
+        with_key(prefix) end_waits(prefix: &str) -> u64;
+        with_key(group) ask_group(
+            group: &str,
+            request: &[u8],
+            waits: bool,
+            timeout: Option<Duration>
+        ) -> Option<Vec<Vec<u8>>>;
+    }
+
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
         let keys: Vec<&str> = pairs.iter().map(|(key, _)| *key).collect();
-        self.with_joined(&keys, |store, keys| {
+        self.with_keys(&keys, |store, keys| {
             let values = pairs.iter().map(|(_, value)| *value);
             let pairs: Vec<_> = keys.iter().copied().zip(values).collect();
             store.multi_set(&pairs)
         })
-    }
-
-    fn append_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.underlying.append_bytes(&self.join(key), value)
-    }
-
-    fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
-        self.underlying.add(&self.join(key), delta)
-    }
-
-    fn compare_set_bytes(
-        &self,
-        key: &str,
-        expected: &[u8],
-        desired: &[u8],
-    ) -> Result<CompareSet, StoreError> {
-        let key = self.join(key);
-        self.underlying.compare_set_bytes(&key, expected, desired)
-    }
-
-    fn delete_key(&self, key: &str) -> Result<bool, StoreError> {
-        self.underlying.delete_key(&self.join(key))
-    }
-
-    fn get_all(
-        &self,
-        keys: &[&str],
-        timeout: Option<Duration>,
-    ) -> Result<Vec<Vec<u8>>, StoreError> {
-        self.with_joined(keys, |store, keys| store.get_all(keys, timeout))
-    }
-
-    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        self.underlying.try_get(&self.join(key))
-    }
-
-    fn wait_all(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError> {
-        self.with_joined(keys, |store, keys| store.wait_all(keys, timeout))
-    }
-
-    fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
-        self.with_joined(keys, |store, keys| store.check(keys))
     }
 
     /// The keys below the prefix, without it.
@@ -178,7 +167,7 @@ impl Store for PrefixStore {
         self.underlying.num_keys()
     }
 
-    /// By keys, as in PyTorch: workers on either library must write the same keys to meet.
+    /// Meets by keys, as PyTorch does: workers on either library must write the same keys to meet.
     fn meet(
         &self,
         key: &str,
@@ -188,52 +177,8 @@ impl Store for PrefixStore {
         meet_by_keys(self, key, world_size, timeout)
     }
 
-    fn queue_push_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.underlying.queue_push_bytes(&self.join(key), value)
-    }
-
-    fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
-        self.underlying.queue_pop(&self.join(key))
-    }
-
-    fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        self.underlying.try_queue_pop(&self.join(key))
-    }
-
-    fn queue_take_all(
-        &self,
-        key: &str,
-        max: usize,
-        timeout: Option<Duration>,
-    ) -> Result<Vec<Vec<u8>>, StoreError> {
-        self.underlying
-            .queue_take_all(&self.join(key), max, timeout)
-    }
-
-    fn queue_len(&self, key: &str) -> Result<u64, StoreError> {
-        self.underlying.queue_len(&self.join(key))
-    }
-
-    fn wait_changed(
-        &self,
-        key: &str,
-        known: Known<'_>,
-        timeout: Option<Duration>,
-    ) -> Result<Vec<u8>, StoreError> {
-        let key = self.join(key);
-        self.underlying.wait_changed(&key, known, timeout)
-    }
-
     fn has_prompt_watch(&self) -> bool {
         self.underlying.has_prompt_watch()
-    }
-
-    fn delete_prefix(&self, prefix: &str, delay: Duration) -> Result<u64, StoreError> {
-        self.underlying.delete_prefix(&self.join(prefix), delay)
-    }
-
-    fn end_waits(&self, prefix: &str) -> Result<u64, StoreError> {
-        self.underlying.end_waits(&self.join(prefix))
     }
 
     fn set_ephemeral_bytes(
@@ -250,17 +195,6 @@ impl Store for PrefixStore {
 
     fn keep_alive(&self, silence_max: Option<Duration>) -> Result<bool, StoreError> {
         self.underlying.keep_alive(silence_max)
-    }
-
-    fn ask_group(
-        &self,
-        group: &str,
-        request: &[u8],
-        waits: bool,
-        timeout: Option<Duration>,
-    ) -> Result<Option<Vec<Vec<u8>>>, StoreError> {
-        let group = self.join(group);
-        self.underlying.ask_group(&group, request, waits, timeout)
     }
 }
 

@@ -244,3 +244,23 @@ pub(crate) fn context<S: Store + ?Sized>(
     let key = store.full_key(key);
     ErrorContext::new(operation, [key.as_str()], store.label(), elapsed)
 }
+
+/// Implements operations of [`Store`] for a store that wraps another one. `METHOD(ARGUMENT) OPERATION(..) -> T` calls
+/// `self.METHOD(ARGUMENT, request)`, where `request` carries out the operation on the store and with the argument that the
+/// method passes to it. A value in brackets, as in `METHOD[VALUE](ARGUMENT)`, is passed before the argument.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! forward_store {
+    ($(
+        $(#[$attribute:meta])*
+        $method:ident $([$value:expr])? ($($replaced:ident)?)
+        $operation:ident($($argument:ident: $type:ty),*) -> $result:ty;
+    )*) => {$(
+        $(#[$attribute])*
+        fn $operation(&self, $($argument: $type),*) -> Result<$result, $crate::StoreError> {
+            self.$method($($value,)? $($replaced,)? |store $(, $replaced)?| {
+                store.$operation($($argument),*)
+            })
+        }
+    )*};
+}

@@ -8,6 +8,7 @@
 
 pub use crate::at_leader::{NotReached, at_leader};
 pub use crate::client::{Closer, SILENCE_MAX, SessionDialer, SessionLink};
+pub use crate::forward_store;
 pub use crate::journal::Authority;
 pub use crate::journal::batch::{BatchWriter, Effect, Effects, effects};
 pub use crate::journal::contents::{Contents, Entry};

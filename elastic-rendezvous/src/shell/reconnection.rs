@@ -9,11 +9,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Backoff, BackoffOptions, Cancel, Deadline, HostPort, sleep};
+use c10d_store::unstable::forward_store;
 use c10d_store::{
     CompareSet, ConnectOptions, Credentials, ErrorContext, Known, Operation, Store, StoreAddress,
     StoreError, StoreExt, StoreHandle, TcpStore, TcpStoreOptions,
 };
 
+use self::Repeat::{Harmless, Never};
 use crate::values::error::is_outage;
 
 /// After a wait of this length without a result, or this time after the last answer, a request checks whether the store is still
@@ -163,7 +165,7 @@ impl ReconnectingStore {
         request: impl Fn(&dyn Store) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let is_idle = self.link.idle_for() >= CHECKED_AFTER;
-        if repeat == Repeat::Never && is_idle && !self.patience.is_zero() {
+        if repeat == Never && is_idle && !self.patience.is_zero() {
             // A lost connection then costs this request nothing.
             self.check(&[])?;
         }
@@ -173,7 +175,7 @@ impl ReconnectingStore {
                 Err(error) if is_outage(&error) => error,
                 result => return result,
             };
-            let may_repeat = repeat == Repeat::Harmless || !error.has_unknown_outcome();
+            let may_repeat = repeat == Harmless || !error.has_unknown_outcome();
             if !may_repeat || self.link.lost_for() >= self.patience {
                 return Err(error);
             }
@@ -200,9 +202,9 @@ impl ReconnectingStore {
     /// Makes a request that the server answers later, in pieces of an attempt's length.
     fn wait<T>(
         &self,
-        timeout: Option<Duration>,
         repeat: Repeat,
-        request: impl Fn(&dyn Store, Duration) -> Result<T, StoreError>,
+        timeout: Option<Duration>,
+        request: impl Fn(&dyn Store, Option<Duration>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let started = Instant::now();
         let deadline = Deadline::after(started, timeout);
@@ -210,7 +212,7 @@ impl ReconnectingStore {
             let result = self.ask(repeat, |store| {
                 let left = deadline.remaining(Instant::now());
                 let piece = left.map_or(self.link.attempt, |left| left.min(self.link.attempt));
-                let result = request(store, piece);
+                let result = request(store, Some(piece));
                 if matches!(&result, Err(error) if error.is_timeout()) && piece >= CHECKED_AFTER {
                     // A server that is no longer there does not answer either.
                     store.check(&[])?;
@@ -324,79 +326,52 @@ impl Link {
     }
 }
 
-/// Implements operations that the server answers at once, by [`ReconnectingStore::ask`].
-macro_rules! asks {
-    ($($(#[$doc:meta])* $repeat:ident $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {$(
-        $(#[$doc])*
-        fn $name(&self, $($argument: $type),*) -> Result<$result, StoreError> {
-            self.ask(Repeat::$repeat, |store| store.$name($($argument),*))
-        }
-    )*};
-}
-
-/// Implements operations that wait for a timeout, their last argument, by [`ReconnectingStore::wait`].
-macro_rules! waits {
-    ($($repeat:ident $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {$(
-        fn $name(
-            &self,
-            $($argument: $type,)*
-            timeout: Option<Duration>,
-        ) -> Result<$result, StoreError> {
-            self.wait(timeout, Repeat::$repeat, |store, piece| store.$name($($argument,)* Some(piece)))
-        }
-    )*};
-}
-
 impl Store for ReconnectingStore {
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
-        self.tell(Repeat::Harmless, |store| store.multi_set(pairs))
+        self.tell(Harmless, |store| store.multi_set(pairs))
     }
 
     fn append_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.tell(Repeat::Never, |store| store.append_bytes(key, value))
+        self.tell(Never, |store| store.append_bytes(key, value))
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
-        let repeat = if delta == 0 {
-            Repeat::Harmless
-        } else {
-            Repeat::Never
-        };
+        let repeat = if delta == 0 { Harmless } else { Never };
         self.ask(repeat, |store| store.add(key, delta))
     }
 
-    asks! {
+    forward_store! {
         /// A second request finds the value of the first, if that has taken effect, and returns it.
-        Harmless compare_set_bytes(key: &str, expected: &[u8], desired: &[u8]) -> CompareSet;
+        ask[Harmless]() compare_set_bytes(key: &str, expected: &[u8], desired: &[u8]) -> CompareSet;
         /// Also returns false if an earlier request, whose answer was lost, has removed the key.
-        Harmless delete_key(key: &str) -> bool;
-        Harmless try_get(key: &str) -> Option<Vec<u8>>;
-        Harmless check(keys: &[&str]) -> bool;
-        Harmless list_keys() -> Vec<String>;
-        Harmless num_keys() -> u64;
+        ask[Harmless]() delete_key(key: &str) -> bool;
+        wait[Harmless](timeout) get_all(keys: &[&str], timeout: Option<Duration>) -> Vec<Vec<u8>>;
+        ask[Harmless]() try_get(key: &str) -> Option<Vec<u8>>;
+        wait[Harmless](timeout) wait_all(keys: &[&str], timeout: Option<Duration>) -> ();
+        ask[Harmless]() check(keys: &[&str]) -> bool;
+        ask[Harmless]() list_keys() -> Vec<String>;
+        ask[Harmless]() num_keys() -> u64;
         /// In one piece: an arrival counts once.
-        Never meet(key: &str, world_size: usize, timeout: Option<Duration>) -> ();
-        Never queue_push_bytes(key: &str, value: &[u8]) -> ();
-        Never try_queue_pop(key: &str) -> Option<Vec<u8>>;
-        Harmless queue_len(key: &str) -> u64;
+        ask[Never]() meet(key: &str, world_size: usize, timeout: Option<Duration>) -> ();
+        ask[Never]() queue_push_bytes(key: &str, value: &[u8]) -> ();
+        ask[Never]() try_queue_pop(key: &str) -> Option<Vec<u8>>;
+        wait[Never](timeout) queue_take_all(key: &str, max: usize, timeout: Option<Duration>) -> Vec<Vec<u8>>;
+        ask[Harmless]() queue_len(key: &str) -> u64;
+        wait[Harmless](timeout) wait_changed(key: &str, known: Known<'_>, timeout: Option<Duration>) -> Vec<u8>;
         /// The key expires when the connection closes. A second request finds the key of the first one, if its answer was
         /// lost.
-        Harmless set_ephemeral_bytes(key: &str, value: &[u8], will: Option<(&str, &[u8])>) -> Option<Vec<u8>>;
-        Harmless delete_prefix(prefix: &str, delay: Duration) -> u64;
-        Harmless end_waits(prefix: &str) -> u64;
-    }
-
-    waits! {
-        Harmless get_all(keys: &[&str]) -> Vec<Vec<u8>>;
-        Harmless wait_all(keys: &[&str]) -> ();
-        Never queue_take_all(key: &str, max: usize) -> Vec<Vec<u8>>;
-        Harmless wait_changed(key: &str, known: Known<'_>) -> Vec<u8>;
+        ask[Harmless]() set_ephemeral_bytes(
+            key: &str,
+            value: &[u8],
+            will: Option<(&str, &[u8])>
+        ) -> Option<Vec<u8>>;
+        ask[Harmless]() delete_prefix(prefix: &str, delay: Duration) -> u64;
+        ask[Harmless]() end_waits(prefix: &str) -> u64;
     }
 
     fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
-        let timeout = self.timeout();
-        self.wait(timeout, Repeat::Never, |store, piece| {
-            StoreExt::queue_pop_timeout(store, key, piece)
+        self.wait(Never, self.timeout(), |store, timeout| {
+            store.queue_pop_timeout(key, timeout)
         })
     }
 
