@@ -1,0 +1,58 @@
+//! Delta debugging: a failing sequence loses pieces, while it still fails.
+
+/// How often a sequence is tried at most. A history takes milliseconds, and its reader waits.
+const TRIES_MAX: usize = 1_000;
+
+/// Removes pieces, first long ones, for which the rest still fails.
+pub(crate) fn shortened<S: Copy>(mut steps: Vec<S>, fails: impl Fn(&[S]) -> bool) -> Vec<S> {
+    let mut tries = 0;
+    let mut piece = steps.len();
+    while piece > 0 {
+        let mut at = 0;
+        let before = steps.len();
+        while at < steps.len() && tries < TRIES_MAX {
+            let end = steps.len().min(at + piece);
+            let rest = [&steps[..at], &steps[end..]].concat();
+            tries += 1;
+            if fails(&rest) {
+                steps = rest;
+            } else {
+                at = end;
+            }
+        }
+        // Without a piece behind it, an earlier one may have become needless.
+        let is_last = piece == 1 && steps.len() == before;
+        if is_last || tries == TRIES_MAX {
+            break;
+        }
+        piece = (piece / 2).max(1);
+    }
+    steps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shortened;
+
+    #[test]
+    fn only_the_steps_that_are_needed_remain() {
+        let all: Vec<u32> = (0..200).collect();
+        let needed = |steps: &[u32]| [3, 77, 150].iter().all(|it| steps.contains(it));
+        assert_eq!(shortened(all, needed), [3, 77, 150]);
+    }
+
+    /// Each step can be removed only after the one behind it.
+    #[test]
+    fn steps_that_become_needless_are_removed_too() {
+        let all: Vec<u32> = (0..20).collect();
+        let is_prefix = |steps: &[u32]| (0..steps.len() as u32).eq(steps.iter().copied());
+        assert_eq!(shortened(all, is_prefix), []);
+    }
+
+    #[test]
+    fn the_tries_are_limited() {
+        let all: Vec<u32> = (0..10_000).collect();
+        let count = |steps: &[u32]| steps.iter().filter(|it| **it % 2 == 0).count() >= 5_000;
+        assert!(shortened(all, count).len() >= 5_000);
+    }
+}
