@@ -11,7 +11,9 @@ use super::group_link::GroupStart;
 use super::handle::Event;
 use super::node::Node;
 use super::options::AgentOptions;
-use crate::environment::{GroupMember, WorkerEnvironment};
+use crate::environment::{
+    DEBUG_SOCKET, GLOO_SOCKET_IFNAME, GroupMember, PROGRESS_FILE, TIMER_FILE, WorkerEnvironment,
+};
 use crate::logs::{LinePrefix, WorkerLogs};
 use crate::progress::{Poller, ProgressOptions};
 use crate::ranks::{Assignment, RankBlock};
@@ -107,20 +109,33 @@ impl Node {
             .map(|directory| AgentOptions::debug_socket(directory, starts, local_rank));
         let is_debugged = options.debug_rank.map(|rank| rank == assignment.rank);
         let run_id = self.shared.handler.run_id();
-        let environment = WorkerEnvironment::new(assignment, run_id, &round.bootstrap.master)
+        let inherited = options.environment.iter().cloned();
+        let master = &round.bootstrap.master;
+        let mut environment = WorkerEnvironment::new(inherited, &assignment, run_id, master)
             .with_role(&options.role)
             .with_restarts(restart_count, restarts_max)
             .with_agent_store(round.bootstrap.is_agent_store)
-            .with_virtual_local_rank(options.virtual_local_rank)
-            .with_membership(member)
-            .with_relay(relay)
-            .with_error_file(logs.error_file.as_deref())
-            .with_progress_file(progress_file.as_deref())
-            .with_debug_socket(debug_socket.as_deref())
-            .with_timer_file(timer_file)
-            .with_gloo_interface(self.network.for_gloo())
-            .with_breakpoints(is_debugged != Some(false))
-            .variables(options.environment.iter().cloned())?;
+            .with_some(PROGRESS_FILE, progress_file)
+            .with_some(DEBUG_SOCKET, debug_socket)
+            .with_some(TIMER_FILE, timer_file);
+        if options.virtual_local_rank {
+            environment = environment.with_one_device(local_rank)?;
+        }
+        if let Some(member) = member {
+            environment = environment.with_membership(&assignment, member);
+        }
+        if let Some(relay) = relay {
+            environment = environment.with_relay(relay);
+        }
+        if let Some(path) = &logs.error_file {
+            environment = environment.with_error_file(path);
+        }
+        if let Some(interface) = self.network.for_gloo() {
+            environment = environment.with_default(GLOO_SOCKET_IFNAME, interface);
+        }
+        if is_debugged == Some(false) {
+            environment = environment.with_default("PYTHONBREAKPOINT", "0");
+        }
         let prefix = LinePrefix {
             role: &options.role,
             local_rank,
@@ -137,7 +152,7 @@ impl Node {
             Some(false) => (WorkerInput::Empty, logs),
         };
         Ok(WorkerPlan::new(assignment.rank, local_rank, command)
-            .with_environment(environment)
+            .with_environment(environment.into_variables())
             .with_input(input)
             .with_logs(logs)
             .with_line_prefix(prefix.text(options.line_prefix_template.as_deref())))

@@ -27,17 +27,22 @@ fn value<'a>(environment: &'a [(OsString, OsString)], name: &str) -> Option<&'a 
         .and_then(|(_, value)| value.to_str())
 }
 
+/// The environment of a worker with these inherited variables.
+fn plain(inherited: &[(&str, &str)]) -> WorkerEnvironment {
+    let master = HostPort::new("node0", 29500);
+    WorkerEnvironment::new(pairs(inherited), &RANKS, "job", &master)
+}
+
 #[test]
 fn every_variable_of_pytorch_is_set_and_others_are_passed_on() {
     let inherited = pairs(&[("PATH", "/bin"), ("RANK", "77"), ("OMP_NUM_THREADS", "2")]);
     let master = HostPort::new("node0", 29500);
-    let environment = WorkerEnvironment::new(RANKS, "job", &master)
+    let environment = WorkerEnvironment::new(inherited, &RANKS, "job", &master)
         .with_role("trainer")
         .with_restarts(1, 9)
         .with_agent_store(true)
         .with_error_file(Path::new("/logs/error.json"))
-        .variables(inherited)
-        .unwrap();
+        .into_variables();
     let expected = pairs(&[
         ("GROUP_RANK", "2"),
         ("GROUP_WORLD_SIZE", "6"),
@@ -64,13 +69,11 @@ fn every_variable_of_pytorch_is_set_and_others_are_passed_on() {
 
 #[test]
 fn without_a_file_and_a_store_the_variables_are_empty_and_false() {
-    let master = HostPort::new("node0", 29500);
-    let plain = WorkerEnvironment::new(RANKS, "job", &master);
-    let inherited = pairs(&[
+    let environment = plain(&[
         ("TORCHELASTIC_ERROR_FILE", "/the/agent's/own"),
         ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"),
     ]);
-    let environment = plain.variables(inherited).unwrap();
+    let environment = environment.into_variables();
     assert_eq!(value(&environment, "TORCHELASTIC_ERROR_FILE"), Some(""));
     assert_eq!(
         value(&environment, "TORCHELASTIC_USE_AGENT_STORE"),
@@ -82,12 +85,8 @@ fn without_a_file_and_a_store_the_variables_are_empty_and_false() {
 
 #[test]
 fn a_worker_with_a_relay_learns_the_address_of_the_store_too() {
-    let (master, relay) = (
-        HostPort::new("node0", 29500),
-        HostPort::new("127.0.0.2", 31000),
-    );
-    let plain = WorkerEnvironment::new(RANKS, "job", &master);
-    let relayed = plain.clone().with_relay(&relay);
+    let relay = HostPort::new("127.0.0.2", 31000);
+    let relayed = |inherited: &[_]| plain(inherited).with_relay(&relay);
     let names = [
         "MASTER_ADDR",
         "MASTER_PORT",
@@ -101,53 +100,36 @@ fn a_worker_with_a_relay_learns_the_address_of_the_store_too() {
         ("DCP_USE_PREFIX_STORE", "0"),
     ];
     let (store, port) = (Some("node0"), Some("29500"));
-    for (environment, inherited, expected) in [
-        (&plain, &[][..], [store, port, None, None, None]),
-        (&plain, &outer, [store, port, None, None, Some("0")]),
+    for (environment, expected) in [
+        (plain(&[]), [store, port, None, None, None]),
+        (plain(&outer), [store, port, None, None, Some("0")]),
         (
-            &relayed,
-            &[],
+            relayed(&[]),
             [Some("127.0.0.2"), Some("31000"), store, port, Some("1")],
         ),
         (
-            &relayed,
-            &outer,
+            relayed(&outer),
             [Some("127.0.0.2"), Some("31000"), store, port, Some("0")],
         ),
     ] {
-        let variables = environment.variables(pairs(inherited)).unwrap();
+        let variables = environment.into_variables();
         assert_eq!(names.map(|name| value(&variables, name)), expected);
     }
 }
 
 #[test]
-fn a_debug_socket_replaces_that_of_an_outer_launcher() {
-    let master = HostPort::new("node0", 29500);
-    let environment = WorkerEnvironment::new(RANKS, "job", &master);
-    let outer = pairs(&[("C10D_DEBUG_SOCKET", "/outer")]);
-    let variables = environment.clone().variables(outer.clone()).unwrap();
-    assert_eq!(value(&variables, "C10D_DEBUG_SOCKET"), Some("/outer"));
-    let own = environment.with_debug_socket(Path::new("/own"));
-    let variables = own.variables(outer).unwrap();
-    assert_eq!(value(&variables, "C10D_DEBUG_SOCKET"), Some("/own"));
-}
-
-#[test]
-fn the_watchdogs_pipe_replaces_that_of_an_outer_launcher() {
-    let master = HostPort::new("node0", 29500);
-    let environment = WorkerEnvironment::new(RANKS, "job", &master);
-    let outer = pairs(&[("TORCHELASTIC_TIMER_FILE", "/outer")]);
-    let variables = environment.clone().variables(outer.clone()).unwrap();
-    assert_eq!(value(&variables, "TORCHELASTIC_TIMER_FILE"), Some("/outer"));
-    let own = environment.with_timer_file(Path::new("/own"));
-    let variables = own.variables(outer).unwrap();
-    assert_eq!(value(&variables, "TORCHELASTIC_TIMER_FILE"), Some("/own"));
+fn the_paths_of_this_launcher_replace_those_of_an_outer_one() {
+    for name in [DEBUG_SOCKET, PROGRESS_FILE, TIMER_FILE] {
+        let outer = plain(&[(name, "/outer")]);
+        let without = outer.clone().with_some(name, None::<&Path>);
+        assert_eq!(value(&without.into_variables(), name), Some("/outer"));
+        let with_own = outer.with_some(name, Some(Path::new("/own")));
+        assert_eq!(value(&with_own.into_variables(), name), Some("/own"));
+    }
 }
 
 #[test]
 fn a_virtual_local_rank_sees_one_of_the_agents_devices() {
-    let master = HostPort::new("node0", 29500);
-    let alone = WorkerEnvironment::new(RANKS, "job", &master).with_virtual_local_rank(true);
     let table = [
         (vec![], Some("1"), None),
         (vec![("CUDA_VISIBLE_DEVICES", "4, 5 ,6")], Some("5"), None),
@@ -162,13 +144,14 @@ fn a_virtual_local_rank_sees_one_of_the_agents_devices() {
         ),
     ];
     for (inherited, cuda, hip) in table {
-        let environment = alone.variables(pairs(&inherited)).unwrap();
+        let environment = plain(&inherited).with_one_device(1).unwrap();
+        let environment = environment.into_variables();
         assert_eq!(value(&environment, "LOCAL_RANK"), Some("0"));
         assert_eq!(value(&environment, CUDA_VISIBLE_DEVICES), cuda);
         assert_eq!(value(&environment, HIP_VISIBLE_DEVICES), hip);
     }
     for variable in [CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES] {
-        let error = alone.variables(pairs(&[(variable, "7")])).unwrap_err();
+        let error = plain(&[(variable, "7")]).with_one_device(1).unwrap_err();
         let expected = format!("local rank 1 has no device in {variable}=7");
         assert_eq!(error.to_string(), expected);
     }
@@ -176,20 +159,17 @@ fn a_virtual_local_rank_sees_one_of_the_agents_devices() {
 
 #[test]
 fn a_worker_knows_what_it_is_in_the_group() {
-    let master = HostPort::new("node0", 29500);
-    let inherited = pairs(&[("C10D_KEEP_WORKERS", "1"), ("C10D_MEMBER_ID", "77")]);
-    let variables = |ranks, serial: Option<u64>| {
-        let member = serial.map(|serial| GroupMember {
-            group: "job/0",
-            serial,
-            members_first: 7,
-            members_min: 2,
-        });
-        let environment = WorkerEnvironment::new(ranks, "job", &master).with_membership(member);
-        environment.variables(inherited.clone()).unwrap()
+    let outer = plain(&[("C10D_KEEP_WORKERS", "1"), ("C10D_MEMBER_ID", "77")]);
+    let member = GroupMember {
+        group: "job/0",
+        serial: 21,
+        members_first: 7,
+        members_min: 2,
     };
-    let second = variables(RANKS, Some(21));
-    let mut own = second.clone();
+    let mut own = outer
+        .clone()
+        .with_membership(&RANKS, member)
+        .into_variables();
     own.retain(|(name, _)| {
         name.as_encoded_bytes().starts_with(b"C10D_MEMBER") || name == "C10D_KEEP_WORKERS"
     });
@@ -203,7 +183,7 @@ fn a_worker_knows_what_it_is_in_the_group() {
         ("C10D_MEMBER_SERIAL", "21"),
     ]);
     assert_eq!(own, expected);
-    // Those of an outer launcher.
-    assert_eq!(value(&variables(RANKS, None), "C10D_MEMBER_ID"), None);
-    assert_eq!(value(&variables(RANKS, None), "C10D_KEEP_WORKERS"), None);
+    let outer = outer.into_variables();
+    assert_eq!(value(&outer, "C10D_MEMBER_ID"), None);
+    assert_eq!(value(&outer, "C10D_KEEP_WORKERS"), None);
 }

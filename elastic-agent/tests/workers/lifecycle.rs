@@ -42,7 +42,7 @@ fn each_worker_has_its_ranks_and_a_session_of_its_own() {
     for local_rank in 0..3 {
         let assignment = RankBlock::identical(1, 2, 3).assignment(1, 2, 3, local_rank);
         let master = HostPort::new("127.0.0.1", 29500);
-        let environment = WorkerEnvironment::new(assignment, "job", &master);
+        let environment = WorkerEnvironment::new(own_environment(), &assignment, "job", &master);
         let script = "read pid name state parent group session rest < /proc/$$/stat
             echo $RANK $LOCAL_RANK $WORLD_SIZE $((group - $$)) $((session - $$)) $#";
         let stdout = Destination::File {
@@ -50,7 +50,7 @@ fn each_worker_has_its_ranks_and_a_session_of_its_own() {
             is_shown: false,
         };
         let worker = shell(local_rank, script)
-            .with_environment(environment.variables(own_environment()).unwrap())
+            .with_environment(environment.into_variables())
             .with_logs(WorkerLogs {
                 stdout,
                 ..WorkerLogs::CONSOLE
