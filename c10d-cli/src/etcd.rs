@@ -20,34 +20,49 @@ const ETCD_PORT: u16 = 2379;
 /// How to prove to etcd that this process may use it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 pub(crate) struct EtcdAccessArgs {
-    /// The user of etcd. It needs to read and write below the prefix.
-    #[arg(long, value_name = "NAME", requires = "etcd_password_file")]
+    /// Log in to etcd as this user, who needs to read and write below the prefix.
+    #[arg(
+        hide_short_help = true,
+        long,
+        value_name = "NAME",
+        requires = "etcd_password_file"
+    )]
     etcd_user: Option<String>,
 
-    /// The file of the user's password.
-    #[arg(long, value_name = "FILE", requires = "etcd_user")]
+    /// Read the password of --etcd-user from this file.
+    #[arg(
+        hide_short_help = true,
+        long,
+        value_name = "FILE",
+        requires = "etcd_user"
+    )]
     etcd_password_file: Option<PathBuf>,
 
-    /// The PEM file of this process' certificate for etcd. With users, it must have no common name: etcd's gateway refuses
-    /// one that has.
-    #[arg(long, value_name = "FILE", requires_all = ["etcd_key", "etcd_ca"])]
+    /// Identify this process to etcd with this certificate, a PEM file.
+    ///
+    /// If etcd has users, the certificate must have no common name, because etcd's gateway refuses a certificate that has
+    /// one.
+    #[arg(hide_short_help = true, long, value_name = "FILE", requires_all = ["etcd_key", "etcd_ca"])]
     etcd_cert: Option<PathBuf>,
 
-    /// The PEM file of its private key.
-    #[arg(long, value_name = "FILE", requires_all = ["etcd_cert", "etcd_ca"])]
+    /// Read the private key of --etcd-cert from this PEM file.
+    #[arg(hide_short_help = true, long, value_name = "FILE", requires_all = ["etcd_cert", "etcd_ca"])]
     etcd_key: Option<PathBuf>,
 
-    /// The PEM file of the authorities that etcd's certificate must be of: without it, no TLS. Enough for an etcd that asks
-    /// for no certificate.
-    #[arg(long, value_name = "FILE")]
+    /// Use TLS for etcd, and accept only certificates of the authorities in this PEM file. [default: no TLS]
+    ///
+    /// This is enough for an etcd that asks for no certificate of its clients.
+    #[arg(hide_short_help = true, long, value_name = "FILE")]
     etcd_ca: Option<PathBuf>,
 }
 
 /// Which store of which etcd.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 pub(crate) struct EtcdArgs {
-    /// The store is in etcd, whose members these are, separated by commas. Of all servers with the same prefix, one serves;
-    /// the others follow it, and one of them takes over when it ends. [default port: 2379]
+    /// Use a store in etcd, whose members have these addresses, separated by commas. [default port: 2379]
+    ///
+    /// Of all servers with the same prefix, one serves the store and the others are standbys. One of them takes over when
+    /// the serving one exits.
     #[arg(
         long,
         value_name = "HOST:PORT,..",
@@ -56,7 +71,7 @@ pub(crate) struct EtcdArgs {
     )]
     etcd: Vec<Endpoint>,
 
-    /// The prefix of the store's keys in etcd: one for each store.
+    /// Use this prefix for the store's keys in etcd. Each store needs its own prefix.
     #[arg(long, value_name = "PREFIX", requires = "etcd")]
     etcd_prefix: Option<String>,
 
@@ -67,14 +82,16 @@ pub(crate) struct EtcdArgs {
 /// How others learn that a process that can serve a store in etcd lives.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 pub(crate) struct EtcdCandidateArgs {
-    /// With a store in etcd: how long a server that says nothing is waited for before another one takes over, in whole
-    /// seconds. More for machines that are so busy that a healthy server is deposed. etcd grants at least 1.5 times its
-    /// election timeout. [default: 2s]
+    /// With a store in etcd, let another server take over when the serving one has been silent for this long, in whole
+    /// seconds. [default: 2s]
+    ///
+    /// Increase it if the machines are so busy that a healthy server loses the store. etcd grants at least 1.5 times its
+    /// election timeout.
     #[arg(hide_short_help = true, long, value_name = "TIME", value_parser = lease_time)]
     etcd_lease: Option<Duration>,
 
-    /// The port at which the servers that stand by see that this process has ended, for a firewall between them. [default:
-    /// a free one]
+    /// With a store in etcd, let standby servers detect at this port that this process has exited. Set it for a firewall
+    /// between them. [default: a free port]
     #[arg(hide_short_help = true, long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     etcd_life_port: Option<u16>,
 }

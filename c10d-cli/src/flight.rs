@@ -16,17 +16,15 @@ Exit codes:
   2    invalid arguments
   3    no connection to the store
   4    cannot write to standard output
-  141  the reader of standard output closed it, as `head` does; no message";
+  141  the reader of standard output, for example `head`, closed it; no message";
 
-/// Compares the flight recorders of all ranks that run PyTorch's debug server (2.15 or later): with
-/// `c10d run --debug-server`, or torch.distributed.debug.start_debug_server(). They record collectives also without
-/// a GPU. Ranks of a job that runs differ by one or two: times tell a hang.
+/// The options of `c10d flight`.
 #[derive(Debug, Args)]
 pub(crate) struct FlightArgs {
     #[command(flatten)]
     status: StatusArgs,
 
-    /// Prints the comparison as one JSON object.
+    /// Print the comparison as one JSON object.
     #[arg(long)]
     json: bool,
 }

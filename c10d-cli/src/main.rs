@@ -36,12 +36,27 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 const EXIT_CODES: &str = "\
 Exit codes:
   0    success
-  1    negative answer: key missing until the timeout, value not written, queue empty
+  1    negative answer: the key did not exist before the timeout, the value was not written, or the queue was empty
   2    invalid arguments, or a limit of the store exceeded
-  3    no connection, or connection lost, as when the server rejects a request
-  4    cannot write to standard output, as when the disk is full
+  3    no connection, or connection lost, for example because the server rejected a request
+  4    cannot write to standard output, for example because the disk is full
   5    the directory of a store is in use, damaged, or cannot be read or written
-  141  the reader of standard output closed it, as `head` does; no message";
+  141  the reader of standard output, for example `head`, closed it; no message";
+
+const STORE_EXAMPLES: &str = "\
+Examples:
+  c10d store serve --host :: --port 29500
+  c10d store set --connect node0:29500 greeting hello
+  c10d store get --connect node0:29500 greeting
+  c10d store keys --connect node0:29500
+  c10d store barrier --connect node0:29500 --world-size 4 start
+  c10d store lease --connect node0:29500 --timeout 1m migration -- ./migrate.sh";
+
+const SERVE_EXAMPLES: &str = "\
+Examples:
+  c10d store serve
+  c10d store serve --host :: --secret-file secret --dir /var/lib/c10d
+  c10d store serve --host :: --etcd etcd0,etcd1,etcd2 --etcd-prefix job-17";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -75,12 +90,12 @@ struct Cli {
 enum Command {
     /// Show what happens when a worker is killed, a worker hangs, and the store is killed.
     ///
-    /// Starts three jobs of four workers, which are shell scripts, on this machine. Prints each command before it runs it. Needs
-    /// neither Python nor a GPU.
+    /// Starts three jobs of four workers, which are shell scripts, on this machine. Prints each command before it runs it.
+    /// Needs neither Python nor a GPU.
     #[cfg(feature = "journal")]
     Tour,
     /// Serve a store, or send a command to a store.
-    #[command(subcommand, after_help = EXIT_CODES)]
+    #[command(subcommand, after_help = EXIT_CODES, after_long_help = format!("{STORE_EXAMPLES}\n\n{EXIT_CODES}"))]
     Store(StoreCommand),
     /// Launch the workers of this node, like torchrun.
     Run(Box<run::options::RunOptions>),
@@ -90,17 +105,33 @@ enum Command {
     /// and tries to reach the other nodes. Every problem is one sentence, with what to do about it.
     Doctor(Box<doctor::DoctorOptions>),
     /// Run a local proxy of a store, so that the ranks of this machine share one authenticated, reconnecting connection.
+    ///
+    /// Processes on this machine use the relay as a store, without a secret: unmodified PyTorch ranks with
+    /// MASTER_ADDR=127.0.0.1, the relay's MASTER_PORT and TORCHELASTIC_USE_AGENT_STORE=True. The relay serves only
+    /// processes of the user that runs it (Linux).
     Relay(relay::RelayArgs),
     /// Show which ranks a job waits for, where they run, and which line they are at.
     ///
-    /// Asks the store's server, on the store's own port: that of the rendezvous, which names the workers' store, or the
-    /// workers' own. Needs a store that `c10d run` or `c10d store serve` serves; the ranks can be PyTorch's.
-    #[command(after_help = why::EXIT_CODES)]
+    /// Asks the server of the store, at the store's own port. This can be the store of the rendezvous, which names the
+    /// workers' store, or the workers' store itself. Needs a store that `c10d run` or `c10d store serve` serves; the ranks
+    /// can be PyTorch's.
+    #[command(after_help = why::EXIT_CODES, after_long_help = format!("{}\n\n{}", why::EXAMPLES, why::EXIT_CODES))]
     Why(why::WhyArgs),
     /// Show the Python stacks of ranks.
+    ///
+    /// Asks the launchers of `c10d run`, which read the Python stacks of their workers from outside, on Linux, without
+    /// stopping them. Other ranks are asked through PyTorch's debug server, if they run one. For a rank without stacks, the
+    /// reason and the state of its process are shown.
+    ///
+    /// Ranks at the same lines are shown once, and the smallest group first. The most recent call is last, as in a
+    /// traceback.
     #[command(after_help = stacks::EXIT_CODES)]
     Stacks(stacks::StacksArgs),
     /// Compare the collectives of all ranks, and find the first difference.
+    ///
+    /// Compares the flight recorders of all ranks that run PyTorch's debug server (2.15 or later): with `c10d run
+    /// --debug-server`, or torch.distributed.debug.start_debug_server(). They also record collectives without a GPU. The
+    /// ranks of a healthy job differ by one or two collectives, so look at the times to find a hang.
     #[command(after_help = flight::EXIT_CODES)]
     Flight(flight::FlightArgs),
     /// Report this worker's current step to its launcher, for example for --progress-timeout.
@@ -111,18 +142,22 @@ enum Command {
     Secret(secret::SecretCommand),
     /// Print a shell completion script.
     ///
-    /// For bash: `c10d completions bash > ~/.local/share/bash-completion/completions/c10d`. docs/how-to/install.md has the
-    /// directories of the other shells.
+    /// For bash: `c10d completions bash > ~/.local/share/bash-completion/completions/c10d`. For zsh, write `_c10d` in a
+    /// directory of $fpath. For fish: `~/.config/fish/completions/c10d.fish`.
     Completions(reference::CompletionsArgs),
     /// Print a manual page, or write all of them to a directory.
     ///
-    /// To read one: `c10d reference run | reference -l -`. For packages: `c10d reference --out-dir DIR`.
+    /// To read one: `c10d man run | man -l -`. For packages: `c10d man --out-dir DIR`.
     Man(reference::ManArgs),
 }
 
 #[derive(Debug, Subcommand)]
 enum StoreCommand {
     /// Serve a store until SIGINT or SIGTERM.
+    ///
+    /// Without --secret-file the server has no authentication and no encryption: any process that can connect can read and
+    /// write everything. By default it accepts connections from this machine only.
+    #[command(after_long_help = SERVE_EXAMPLES)]
     Serve(serve::ServeArgs),
     #[command(flatten)]
     Client(client::ClientCommand),

@@ -21,7 +21,7 @@ Exit codes:
 /// The step that a worker has reached.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct ProgressArgs {
-    /// The number of the step, epoch or batch: it grows as the job gets on.
+    /// Report this step, epoch or batch number, which must increase over the course of the job.
     #[arg(value_name = "STEP")]
     step: u64,
 }

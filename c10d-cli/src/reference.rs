@@ -12,11 +12,11 @@ use crate::output::print;
 
 #[derive(Debug, Args)]
 pub(crate) struct ManArgs {
-    /// The command whose page is printed, for example `c10d man store get`. [default: the page of c10d itself]
+    /// Print the page of this command, for example of `c10d man store get`. [default: the page of c10d itself]
     #[arg(value_name = "COMMAND")]
     command: Vec<String>,
 
-    /// Writes the pages of all commands to this directory, one file each, and creates it if it is missing.
+    /// Write the pages of all commands to this directory, one file for each, and create it if it is missing.
     #[arg(long, value_name = "DIR", conflicts_with = "command")]
     out_dir: Option<PathBuf>,
 }
@@ -67,7 +67,7 @@ fn man(command: &Command) -> Man {
 
 #[derive(Debug, Args)]
 pub(crate) struct CompletionsArgs {
-    /// The shell that reads the script.
+    /// Print the script for this shell.
     #[arg(value_name = "SHELL")]
     shell: Shell,
 }

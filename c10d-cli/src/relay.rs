@@ -15,7 +15,7 @@ use crate::output::announce;
 use crate::quantity::parse_duration;
 use crate::secret::SecretArgs;
 use crate::serve::DEFAULT_PORT;
-use crate::server_address::StorePlace;
+use crate::server_address::{CONNECTION, StorePlace};
 
 /// How often to check that the relay still runs, so that no idle process remains after a failure.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -24,36 +24,37 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// out all of their requests. Short, since a process that does not close them is about to lose them anyway.
 const LAST_REQUESTS_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Processes on this machine use the relay as a store, without a secret: unmodified PyTorch ranks with
-/// MASTER_ADDR=127.0.0.1, the relay's MASTER_PORT and TORCHELASTIC_USE_AGENT_STORE=True. The relay serves only processes
-/// of the user that runs it (Linux).
+/// The options of `c10d relay`.
 #[derive(Debug, Args)]
 pub(crate) struct RelayArgs {
-    /// The store, which `c10d` serves: HOST, HOST:PORT, or etcd://H1:2379,H2:2379/PREFIX. [default port: 29500]
+    /// Connect to this store, which `c10d` serves: HOST, HOST:PORT, or etcd://H1:2379,H2:2379/PREFIX. [default port: 29500]
     #[arg(long, value_name = "HOST[:PORT]")]
     upstream: StorePlace<Endpoint>,
 
     #[cfg(feature = "etcd")]
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = CONNECTION)]
     etcd: crate::etcd::EtcdAccessArgs,
 
-    /// The loopback address to listen on; port 0 lets the system choose.
+    /// Listen on this loopback address; port 0 lets the system choose.
     #[arg(long, value_name = "HOST[:PORT]", default_value = "127.0.0.1:29500")]
     listen: Endpoint,
 
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = CONNECTION)]
     secret: SecretArgs,
 
-    /// How long the connection to the store may be lost until the relay gives its clients up. [default: 10m]
+    /// Reconnect to the store for up to this time after the connection is lost, and then close the connections of all
+    /// clients. [default: 10m]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     resume_timeout: Option<Duration>,
 
-    /// How long the store's machine may refuse connections, after a loss, until the relay gives its clients up: then the
-    /// store has ended. One that goes on with its journal must be back before. [default: 30s]
+    /// Close the connections of all clients when the store's machine has refused new connections for this time after a
+    /// loss. [default: 30s]
+    ///
+    /// The store has then exited. A store that continues from its journal must be back before that.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     refused_timeout: Option<Duration>,
 
-    /// Ends together with the parent process, so that a killed script leaves no relay behind (Linux).
+    /// Exit when the parent process exits, so that a killed script leaves no relay behind (Linux).
     #[arg(long)]
     end_with_parent: bool,
 }

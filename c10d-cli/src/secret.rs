@@ -15,21 +15,22 @@ const FILE_VARIABLE: &str = "C10D_SECRET_FILE";
 /// How to prove to the store that this process may use it, and the other way round.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 pub(crate) struct SecretArgs {
-    /// The file of the secret that all processes of the job share: `c10d secret new > FILE`. [default:
-    /// $C10D_SECRET_FILE]
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["tls_cert", "tls_key", "tls_ca"])]
+    /// Read the secret that all processes of the job share from this file. [default: $C10D_SECRET_FILE]
+    ///
+    /// Create the file with `(umask 077; c10d secret new > FILE)`.
+    #[arg(hide_short_help = true, long, value_name = "FILE", conflicts_with_all = ["tls_cert", "tls_key", "tls_ca"])]
     secret_file: Option<PathBuf>,
 
-    /// In place of a secret: the PEM file of this process' certificate.
-    #[arg(long, value_name = "FILE", requires_all = ["tls_key", "tls_ca"])]
+    /// Identify this process with this certificate, a PEM file, instead of a secret.
+    #[arg(hide_short_help = true, long, value_name = "FILE", requires_all = ["tls_key", "tls_ca"])]
     tls_cert: Option<PathBuf>,
 
-    /// The PEM file of its private key.
-    #[arg(long, value_name = "FILE", requires_all = ["tls_cert", "tls_ca"])]
+    /// Read the private key of --tls-cert from this PEM file.
+    #[arg(hide_short_help = true, long, value_name = "FILE", requires_all = ["tls_cert", "tls_ca"])]
     tls_key: Option<PathBuf>,
 
-    /// The PEM file of the authorities that certificates of others must be of.
-    #[arg(long, value_name = "FILE", requires_all = ["tls_cert", "tls_key"])]
+    /// Accept only certificates of the authorities in this PEM file from other processes.
+    #[arg(hide_short_help = true, long, value_name = "FILE", requires_all = ["tls_cert", "tls_key"])]
     tls_ca: Option<PathBuf>,
 }
 
@@ -66,9 +67,10 @@ impl SecretArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum SecretCommand {
-    /// Prints a new secret. Keep it in a file that only its user can read: `(umask 077; c10d secret new > FILE)`.
+    /// Print a new secret. Keep it in a file that only its user can read: `(umask 077; c10d secret new > FILE)`.
     New,
-    /// Prints the password of the HTTP pages of servers with this secret, for a browser or a monitor.
+    /// Print the password of the HTTP pages of servers with this secret, for a browser or a monitor.
+    #[command(mut_arg("secret_file", |arg| arg.hide_short_help(false)))]
     Token {
         #[command(flatten)]
         secret: SecretArgs,

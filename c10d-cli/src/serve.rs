@@ -24,96 +24,106 @@ use crate::secret::SecretArgs;
 /// PyTorch's default port.
 pub(crate) const DEFAULT_PORT: u16 = 29500;
 
-/// Without --secret-file the server has no authentication and no encryption: any process that can connect can read and
-/// write everything. By default it accepts connections from this machine only.
+/// The headings of `--help`.
+const LIMITS: &str = "Limits";
+#[cfg(feature = "etcd")]
+const ETCD: &str = "Store in etcd";
+const SECURITY: &str = "Security";
+
+/// The options of `c10d store serve`.
 #[derive(Debug, Args)]
+#[command(mut_arg("secret_file", |arg| arg.hide_short_help(false)))]
 pub(crate) struct ServeArgs {
-    /// The address or host name to listen on; `::` for all interfaces, IPv6 and IPv4.
+    /// Listen on this address or host name; `::` means all interfaces, IPv6 and IPv4.
     #[arg(long, default_value = "127.0.0.1")]
     host: String,
 
-    /// The port; 0 lets the system choose. [default: 29500, or that of --listen-fd]
+    /// Listen on this port; 0 lets the system choose. [default: 29500, or that of --listen-fd]
     #[arg(long)]
     port: Option<u16>,
 
-    /// The descriptor of a listening socket inherited from the parent process. With --port, it must be
-    /// bound to that port.
+    /// Listen on this descriptor, a listening socket inherited from the parent process. With --port, it must be bound to
+    /// that port.
     #[arg(long, value_name = "FD", conflicts_with = "host", value_parser = clap::value_parser!(i32).range(0..))]
     listen_fd: Option<RawFd>,
 
-    /// The expected number of workers; warns at the start if the system cannot serve as many.
+    /// Expect this number of workers, and warn at the start if the system cannot serve as many.
     #[arg(long, value_name = "N")]
     world_size: Option<usize>,
 
-    /// The longest key, including the `/` that clients put before it.
-    #[arg(long, value_name = "BYTES", default_value_t = ByteCount(defaults().limits().key_bytes_max))]
+    /// Limit the length of a key, including the `/` that clients put before it.
+    #[arg(hide_short_help = true, help_heading = LIMITS, long, value_name = "BYTES", default_value_t = ByteCount(defaults().limits().key_bytes_max))]
     key_bytes_max: ByteCount,
 
-    /// The longest value in one request.
-    #[arg(long, value_name = "BYTES", default_value_t = ByteCount(defaults().limits().value_bytes_max))]
+    /// Limit the length of a value in one request.
+    #[arg(hide_short_help = true, help_heading = LIMITS, long, value_name = "BYTES", default_value_t = ByteCount(defaults().limits().value_bytes_max))]
     value_bytes_max: ByteCount,
 
-    /// The most keys in one request.
-    #[arg(long, value_name = "N", default_value_t = defaults().limits().keys_per_request_max)]
+    /// Limit the number of keys in one request.
+    #[arg(hide_short_help = true, help_heading = LIMITS, long, value_name = "N", default_value_t = defaults().limits().keys_per_request_max)]
     keys_per_request_max: usize,
 
-    /// The longest request.
-    #[arg(long, value_name = "BYTES", default_value_t = ByteCount(defaults().limits().request_bytes_max))]
+    /// Limit the length of a request.
+    #[arg(hide_short_help = true, help_heading = LIMITS, long, value_name = "BYTES", default_value_t = ByteCount(defaults().limits().request_bytes_max))]
     request_bytes_max: ByteCount,
 
-    /// The most reply bytes that wait for one peer to read them.
-    #[arg(long, value_name = "BYTES", default_value_t = ByteCount(defaults().unsent_bytes_max()))]
+    /// Limit the reply bytes that wait for one peer to read them.
+    #[arg(hide_short_help = true, help_heading = LIMITS, long, value_name = "BYTES", default_value_t = ByteCount(defaults().unsent_bytes_max()))]
     unsent_bytes_max: ByteCount,
 
-    /// Limit the memory for keys, values, queues and waits: beyond it, writes are refused and their connections closed.
-    /// Reads and deletes continue. Unread replies and unfinished requests may take an eighth more: beyond that, the clients
-    /// that hold most are disconnected. 0 for no limit. [default: 80 % of the memory or of the control group's limit]
-    #[arg(long, value_name = "BYTES")]
+    /// Limit the memory for keys, values, queues and waits; 0 for no limit. [default: 80 % of the memory or of the control
+    /// group's limit]
+    ///
+    /// Beyond the limit, writes are refused and their connections closed. Reads and deletes continue. Unread replies and
+    /// unfinished requests may take an eighth more; beyond that, the clients that hold most of it are disconnected.
+    #[arg(hide_short_help = true, help_heading = LIMITS, long, value_name = "BYTES")]
     memory_max: Option<ByteCount>,
 
-    /// The most simultaneous connections.
-    #[arg(long, value_name = "N", default_value_t = defaults().connections_max())]
+    /// Limit the number of simultaneous connections.
+    #[arg(hide_short_help = true, help_heading = LIMITS, long, value_name = "N", default_value_t = defaults().connections_max())]
     connections_max: usize,
 
-    /// How long a new connection may take to complete its handshake.
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s")]
+    /// Close a new connection that has not completed its handshake after this time.
+    #[arg(hide_short_help = true, help_heading = LIMITS, long, value_name = "TIME", value_parser = parse_duration, default_value = "60s")]
     hello_timeout: Duration,
 
-    /// Keeps the store in this directory, and continues with what it has: see `c10d store verify`. Made if it is missing.
-    /// One server at a time. [default: the data is lost when the server ends]
+    /// Keep the store in this directory, and continue with the data in it. [default: the data is lost when the server
+    /// exits]
+    ///
+    /// The directory is created if it is missing. One server can use it at a time. `c10d store verify` checks it.
     #[cfg(feature = "journal")]
     #[cfg_attr(feature = "etcd", arg(conflicts_with = "etcd"))]
     #[arg(long)]
     dir: Option<std::path::PathBuf>,
 
     #[cfg(feature = "etcd")]
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = ETCD)]
     etcd: crate::etcd::EtcdArgs,
 
     #[cfg(feature = "etcd")]
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = ETCD)]
     candidate: crate::etcd::EtcdCandidateArgs,
 
-    /// With --etcd: the name or address at which relays and clients find this server. [default: that of --host, or this
+    /// With --etcd, let relays and clients find this server at this name or address. [default: that of --host, or this
     /// machine's name if it listens on all interfaces]
     #[cfg(feature = "etcd")]
-    #[arg(long, value_name = "HOST", requires = "etcd")]
+    #[arg(help_heading = ETCD, long, value_name = "HOST", requires = "etcd")]
     advertise: Option<String>,
 
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = SECURITY)]
     secret: SecretArgs,
 
-    /// With a secret: also serves plain connections from this machine of the user that runs the server, as unmodified
-    /// PyTorch ranks make them (Linux).
-    #[arg(long)]
+    /// With a secret, also accept connections without it from processes of the same user on this machine, for example
+    /// unmodified PyTorch ranks (Linux).
+    #[arg(help_heading = SECURITY, long)]
     plain_from_same_user: bool,
 
-    /// Serves no status page on the store's port.
+    /// Serve no status page on the store's port.
     #[arg(long)]
     no_status: bool,
 
-    /// Further names under which browsers reach the status page, separated by commas. It always answers for IP
-    /// addresses, `localhost` and this machine's name.
+    /// Also serve the status page under these names, separated by commas. It is always served for IP addresses, `localhost`
+    /// and this machine's name.
     #[arg(
         long,
         value_name = "NAMES",
@@ -122,7 +132,7 @@ pub(crate) struct ServeArgs {
     )]
     status_host: Vec<String>,
 
-    /// Ends together with the parent process, so that a killed script leaves no server behind (Linux).
+    /// Exit when the parent process exits, so that a killed script leaves no server behind (Linux).
     #[arg(long)]
     end_with_parent: bool,
 }

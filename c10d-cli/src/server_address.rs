@@ -18,18 +18,23 @@ use crate::failure::Failure;
 use crate::secret::SecretArgs;
 use crate::serve::DEFAULT_PORT;
 
+/// The heading of options that many commands have. Only `--help` shows them.
+pub(crate) const CONNECTION: &str = "Connection";
+
 #[derive(Debug, Args)]
 pub(crate) struct ServerArgs {
-    /// The server of the store, or etcd://H1:2379,H2:2379/PREFIX for a store in etcd: the command finds the server that
-    /// leads, and follows the store when another one takes over. [default: $MASTER_ADDR:$MASTER_PORT]
+    /// Connect to this server, or with etcd://H1:2379,H2:2379/PREFIX to a store in etcd. [default:
+    /// $MASTER_ADDR:$MASTER_PORT]
+    ///
+    /// For a store in etcd, the command finds the server that leads, and follows the store when another server takes over.
     #[arg(long, value_name = "HOST:PORT")]
     connect: Option<StorePlace<HostPort>>,
 
     #[cfg(feature = "etcd")]
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = CONNECTION)]
     etcd: crate::etcd::EtcdAccessArgs,
 
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = CONNECTION)]
     secret: SecretArgs,
 }
 

@@ -13,18 +13,25 @@ use crate::status::{StatusArgs, until_observed};
 
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
-  0    no rank waits for another, and no node for another
+  0    no rank waits for another rank, and no node for another node
   2    invalid arguments
   3    no connection, a server that is not c10d's, or standard output cannot be written
-  4    ranks wait for a rank that is missing or stands still, or nodes for a node that is missing
-  141  the reader of standard output closed it, as `head` does; no message";
+  4    ranks wait for a missing or stuck rank, or nodes wait for a missing node
+  141  the reader of standard output, for example `head`, closed it; no message";
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  c10d why --connect node0:29400
+  c10d why --connect node0:29400 --secret-file secret
+  c10d why --connect etcd://etcd0,etcd1,etcd2/job-17
+  c10d why --connect node0:29400 --json | jq .headline";
 
 #[derive(Debug, Args)]
 pub(crate) struct WhyArgs {
     #[command(flatten)]
     status: StatusArgs,
 
-    /// Prints the report as one JSON object, with all ranks.
+    /// Print the report as one JSON object, with all ranks.
     #[arg(long)]
     json: bool,
 }

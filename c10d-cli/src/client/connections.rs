@@ -15,11 +15,11 @@ pub(crate) struct ClientsArgs {
     #[command(flatten)]
     status: StatusArgs,
 
-    /// Lists the connections that closed last, too.
+    /// Also list the connections that closed last.
     #[arg(long)]
     closed: bool,
 
-    /// Prints one JSON object: {"clients": [...]}. Ages are in milliseconds.
+    /// Print one JSON object: {"clients": [...]}. Ages are in milliseconds.
     #[arg(long)]
     json: bool,
 }

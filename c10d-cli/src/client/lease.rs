@@ -37,24 +37,27 @@ pub(crate) struct LeaseArgs {
     /// The key, without the prefix.
     key: String,
 
-    /// The value of the key while it is held. [default: HOST:PID of this process]
+    /// Give the key this value while it is held. [default: HOST:PID of this process]
     #[arg(long, allow_negative_numbers = true)]
     value: Option<OsString>,
 
-    /// A key, without the prefix, and the value that the server gives it when the lease ends, in whatever way. If it is
-    /// KEY itself, KEY stays, and nobody can hold it until it is deleted.
+    /// Let the server set this key, without the prefix, to this value when the lease ends for any reason.
+    ///
+    /// If the key is KEY itself, KEY stays, and no process can hold it until it is deleted.
     #[arg(long, num_args = 2, value_names = ["KEY", "VALUE"], allow_negative_numbers = true)]
     will: Option<Vec<OsString>>,
 
-    /// The server ends the lease after this time without a heartbeat, at least 1s. The end of a connection ends it at
-    /// once, unless the store is in etcd, or is used in a worker that has a relay and the secret.
+    /// End the lease after this time without a heartbeat, at least 1s.
+    ///
+    /// The server also ends it at once when the connection is closed, unless the store is in etcd, or is used in a worker
+    /// that has a relay and the secret.
     #[arg(long, value_name = "TIME", value_parser = ttl, default_value = "15s")]
     ttl: Duration,
 
     #[command(flatten)]
     target: TargetArgs,
 
-    /// The program to run while the key is held, with its arguments.
+    /// Run this program with its arguments while the key is held.
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }

@@ -26,86 +26,89 @@ use crate::quantity::at_least_one;
 /// The subcommands of `c10d store`, except `serve`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ClientCommand {
-    /// Waits until a key exists, and prints its value: exactly its bytes, without a newline.
+    /// Wait until a key exists, and print its value: exactly its bytes, without a newline.
     ///
-    /// A terminal gets escapes such as \u{1b} for characters that are not printable.
+    /// On a terminal, characters that are not printable are shown as escapes, for example \u{1b}.
     Get(KeyArgs),
-    /// Sets a key.
+    /// Set a key.
     #[command(override_usage = "c10d store set [OPTIONS] KEY <VALUE|-|--file FILE>")]
     Set(KeyValueArgs),
-    /// Adds to the number at a key, and prints the sum. A missing key counts as 0.
+    /// Add to the number at a key, and print the sum. A missing key counts as 0.
     Add(AddArgs),
-    /// Sets a key if it has the expected value, or if it is missing and the expected value is empty.
+    /// Set a key if it has the expected value, or if it is missing and the expected value is empty.
     ///
-    /// Prints the server's answer: the value of the key after the command. Exit code 1 if nothing was
-    /// written. (In that case the server answers with the expected value for a missing key.)
+    /// Prints the server's answer: the value of the key after the command. The exit code is 1 if nothing was written. (In
+    /// that case the server answers with the expected value for a missing key.)
     #[command(
         override_usage = "c10d store compare-set [OPTIONS] KEY EXPECTED <DESIRED|-|--file FILE>"
     )]
     CompareSet(CompareSetArgs),
-    /// Checks whether all keys exist: prints `true` or `false`, exit code 0 or 1.
+    /// Check whether all keys exist. Prints `true` or `false`; the exit code is 0 or 1.
     Check(KeysArgs),
-    /// Waits until all keys exist.
+    /// Wait until all keys exist.
     Wait(KeysArgs),
-    /// Deletes a key. Exit code 1 if it does not exist.
+    /// Delete a key. The exit code is 1 if it does not exist.
     Delete(KeyArgs),
-    /// Prints the keys, sorted, one per line. Bytes that are not UTF-8 are shown as replacement characters.
+    /// Print the keys, sorted, one per line. Bytes that are not UTF-8 are shown as replacement characters.
     ///
-    /// A terminal gets escapes such as \u{1b} for characters that are not printable.
+    /// On a terminal, characters that are not printable are shown as escapes, for example \u{1b}.
     Keys(TargetArgs),
-    /// Prints the number of all keys, including those outside --prefix and internal ones.
+    /// Print the number of all keys, including those outside --prefix and internal ones.
     Count(TargetArgs),
-    /// Appends to a key's value. Creates a missing key.
+    /// Append to a key's value. Creates a missing key.
     #[command(override_usage = "c10d store append [OPTIONS] KEY <VALUE|-|--file FILE>")]
     Append(KeyValueArgs),
-    /// Waits until all keys exist, and prints their values without separators; --json separates them.
+    /// Wait until all keys exist, and print their values without separators; --json separates them.
     MultiGet(KeysArgs),
-    /// Sets several keys with one request.
+    /// Set several keys with one request.
     MultiSet(MultiSetArgs),
-    /// Appends a value to a queue.
+    /// Append a value to a queue.
     #[command(override_usage = "c10d store push [OPTIONS] KEY <VALUE|-|--file FILE>")]
     Push(KeyValueArgs),
-    /// Waits for a value in a queue, removes the first, and prints it.
+    /// Wait for a value in a queue, remove the first one, and print it.
     Pop(PopArgs),
-    /// Prints the length of a queue.
+    /// Print the length of a queue.
     Len(KeyArgs),
-    /// Waits until --world-size workers have called this with the same key. A key can be used once, and a
-    /// timeout does not undo the arrival.
+    /// Wait until --world-size workers have called this with the same key.
+    ///
+    /// A key can be used for one barrier only. A worker whose wait timed out still counts as arrived.
     Barrier(BarrierArgs),
-    /// Holds a key, alone, while a command runs or, without one, until SIGINT or SIGTERM: a lock.
+    /// Hold a key as a lock while a command runs, or without a command until SIGINT or SIGTERM.
     ///
-    /// Waits for at most --timeout while the key has a value, and asks for it once a second. The server deletes the key
-    /// when this process ends, however it ends. Without a COMMAND, a line with the key is printed once it is held.
+    /// Waits for at most --timeout while the key has a value, and checks it once a second. The server deletes the key when
+    /// this process exits for any reason. Without a COMMAND, a line with the key is printed once the lock is held.
     ///
-    /// The COMMAND gets this process's input, output, environment and SIGINT and SIGTERM, and its exit code is
-    /// returned; 128 more than the number of a signal that ended it. When it has ended, so do processes that it has left
-    /// behind, and then the key. If the lease is lost, as when the server ends, or somebody deletes or changes the key, the
-    /// COMMAND gets SIGTERM, after a third of --ttl SIGKILL, and the exit code is 3. If this process is killed, so is the
-    /// COMMAND (on Linux). A store in etcd keeps the lease when another server takes over within two thirds of --ttl.
+    /// The COMMAND gets the input, output and environment of this process, and SIGINT and SIGTERM. The exit code is that of
+    /// the COMMAND, or 128 + N if signal N killed it. When the COMMAND has exited, the processes that it has left behind
+    /// are killed, and then the key is deleted. If the lease is lost, for example because the server exits or another
+    /// client changes the key, the COMMAND gets SIGTERM, after a third of --ttl SIGKILL, and the exit code is 3. If this
+    /// process is killed, so is the COMMAND (on Linux). A store in etcd keeps the lease when another server takes over
+    /// within two thirds of --ttl.
     #[command(override_usage = "c10d store lease [OPTIONS] KEY [-- COMMAND...]")]
     Lease(lease::LeaseArgs),
-    /// Prints the time of one round trip in milliseconds.
+    /// Print the time of one round trip in milliseconds.
     Ping(TargetArgs),
-    /// Prints each change of a key as a line: time, key, length, and the start of the value.
+    /// Print each change of a key as a line: time, key, length, and the start of the value.
     ///
-    /// Starts with the present value, and ends when it is interrupted or the connection is lost; --timeout limits the
-    /// time to connect. A store in etcd is followed for up to 10 minutes without a server. A deletion of KEY is not shown. A server that is not c10d's is asked once a second, and so is
-    /// any server without KEY, so values between two questions are not seen.
+    /// The first line is the present value. The command runs until it is interrupted or the connection is lost; --timeout
+    /// limits the time to connect. A store in etcd is followed for up to 10 minutes without a server. A deletion of KEY is
+    /// not shown. The keys of --prefix, and any key of a server that is not c10d's, are checked once a second, so values
+    /// between two checks are not seen.
     #[command(override_usage = "c10d store watch [OPTIONS] <KEY|--prefix PREFIX>")]
     Watch(watch::WatchArgs),
-    /// Lists the connections: who is connected since when, what it asked last, and what it waits for.
+    /// List the connections with their age, last request and current wait.
     ///
     /// PID is what PyTorch's clients report, as seen in their own container. The answer is up to a second old. Needs a
     /// store that `c10d run` or `c10d store serve` serves.
     Clients(connections::ClientsArgs),
-    /// Prints the server's counters, or with --interval their changes.
+    /// Print the server's counters, or with --interval their rates.
     ///
     /// Needs a store that `c10d run` or `c10d store serve` serves.
     Stats(stats::StatsArgs),
-    /// Prints who serves a store in etcd, and which servers may take over.
+    /// Show the server of a store in etcd, and the servers that can take over.
     ///
-    /// Each of those with how many batches of the log it lacks: as of at most 45 s ago if it cannot be asked at its
-    /// `--etcd-life-port`. One that was killed is listed for another minute.
+    /// The lag of a server is the number of batches of the log that it has not read. It can be up to 45 s old if the server
+    /// cannot be asked at its `--etcd-life-port`. A killed server is listed for another minute.
     #[cfg(feature = "etcd")]
     Status(status::EtcdStatusArgs),
 }
@@ -141,7 +144,7 @@ pub(crate) struct KeyValueArgs {
 pub(crate) struct AddArgs {
     /// The key, without the prefix.
     key: String,
-    /// The number to add; may be negative.
+    /// Add this number, which may be negative.
     #[arg(default_value_t = 1, allow_negative_numbers = true)]
     delta: i64,
     #[command(flatten)]
@@ -163,7 +166,7 @@ pub(crate) struct CompareSetArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct MultiSetArgs {
-    /// Pairs of a key and a value. The value `-` is read from standard input.
+    /// Set these pairs of a key and a value. The value `-` is read from standard input.
     #[arg(
         value_name = "KEY VALUE",
         allow_negative_numbers = true,
@@ -181,7 +184,7 @@ pub(crate) struct MultiSetArgs {
 pub(crate) struct PopArgs {
     /// The queue's key, without the prefix.
     key: String,
-    /// Does not wait: exit code 1 if the queue is empty.
+    /// Do not wait: the exit code is 1 if the queue is empty.
     #[arg(long)]
     no_wait: bool,
     #[command(flatten)]
@@ -192,7 +195,7 @@ pub(crate) struct PopArgs {
 pub(crate) struct BarrierArgs {
     /// The key, without the prefix: one that no other barrier has used.
     key: String,
-    /// The number of workers.
+    /// Wait for this number of workers.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     world_size: usize,
     #[command(flatten)]

@@ -23,11 +23,11 @@ pub(crate) struct StatsArgs {
     #[command(flatten)]
     status: StatusArgs,
 
-    /// Prints a line after each interval, until it is interrupted: 1s, 500ms. At least 100ms.
+    /// Print a line after each interval, until it is interrupted: 1s, 500ms. At least 100ms.
     #[arg(long, value_name = "TIME", value_parser = interval)]
     interval: Option<Duration>,
 
-    /// Prints the counters as one JSON object; with --interval one for each line, with "rates" per second.
+    /// Print the counters as one JSON object, or with --interval one for each line, with "rates" per second.
     #[arg(long)]
     json: bool,
 }

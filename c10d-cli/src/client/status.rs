@@ -27,7 +27,7 @@ pub(crate) struct EtcdStatusArgs {
     #[command(flatten)]
     etcd: EtcdArgs,
 
-    /// The same as --etcd and --etcd-prefix, in one address.
+    /// Give --etcd and --etcd-prefix as one address.
     #[arg(
         long,
         value_name = "etcd://HOST:PORT,../PREFIX",
@@ -36,7 +36,7 @@ pub(crate) struct EtcdStatusArgs {
     )]
     connect: Option<EtcdOptions>,
 
-    /// Prints one JSON object.
+    /// Print one JSON object.
     #[arg(long)]
     json: bool,
 }

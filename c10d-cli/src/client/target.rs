@@ -20,18 +20,21 @@ pub(crate) struct TargetArgs {
     #[command(flatten)]
     server: ServerArgs,
 
-    /// The time for connecting and the operation together: 5s, 250ms, 2m. 0 checks once: an operation
-    /// that does not wait gets at least 250ms. A refused connection is retried until then; after a second
-    /// a line on standard error reports it.
+    /// Limit the time for connecting and the operation together: 5s, 250ms, 2m.
+    ///
+    /// With 0, the command checks once, and an operation that does not wait gets at least 250ms. A refused connection is
+    /// retried within the limit, and reported on standard error after a second.
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "5s")]
     timeout: Duration,
 
-    /// Puts PREFIX/ before every key, as PyTorch's PrefixStore does.
+    /// Put PREFIX/ before every key, as PyTorch's PrefixStore does.
     #[arg(long)]
     pub(super) prefix: Option<String>,
 
-    /// Prints the answer as one JSON object: {"key": "k", "value": "text"}, or for a value that is not
-    /// UTF-8 {"key": "k", "base64": "//4="}. Errors are still lines on standard error.
+    /// Print the answer as one JSON object.
+    ///
+    /// A value is text, for example {"key": "k", "value": "text"}, or base64 if it is not UTF-8, for example {"key": "k",
+    /// "base64": "//4="}. Errors are still lines on standard error.
     #[arg(long)]
     pub(super) json: bool,
 }

@@ -16,10 +16,10 @@ use crate::failure::Failure;
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(super) struct ValueArgs {
-    /// The value; `-` reads it from standard input.
+    /// Use this value; `-` reads it from standard input.
     #[arg(allow_negative_numbers = true)]
     value: Option<OsString>,
-    /// The file that holds the value.
+    /// Read the value from this file.
     #[arg(long)]
     file: Option<PathBuf>,
 }

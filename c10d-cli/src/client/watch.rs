@@ -29,7 +29,7 @@ const KEYS_AT_ONCE: usize = 64;
 
 #[derive(Debug, Args)]
 pub(crate) struct WatchArgs {
-    /// The key. Without it, all keys that begin with --prefix are watched, and their values are not shown.
+    /// Watch this key. Without it, all keys that begin with --prefix are watched, and their values are not shown.
     #[arg(required_unless_present = "prefix")]
     key: Option<String>,
     #[command(flatten)]

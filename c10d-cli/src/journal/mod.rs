@@ -14,26 +14,26 @@ use crate::failure::Failure;
 /// The subcommands of `c10d store` that take a directory.
 #[derive(Debug, Subcommand)]
 pub(crate) enum JournalCommand {
-    /// Reads the directory of a store that no server has open: what is in it, and whether it is intact.
+    /// Read the directory of a store that no server has open, and check whether it is intact.
     ///
     /// Changes nothing. Prints the store's id, how often it was served, its snapshot and batches, and the numbers of keys
-    /// and queues. Exit code 5 if it is damaged, with what is intact.
+    /// and queues. If it is damaged, the exit code is 5, and the intact part is printed.
     Verify(verify::VerifyArgs),
-    /// Prints the contents of a directory that no server has open: one JSON object a line for each key.
+    /// Print the contents of a directory that no server has open: one line of JSON for each key.
     ///
     /// {"key": "/k", "value": "text", "queue": [{"value": "first"}]}, with `key_base64` or `base64` for bytes that are not
     /// UTF-8. Keys are those of the server, with the `/` that clients put before them.
     Export(DirectoryArgs),
-    /// Makes a directory for `c10d store serve --dir` of the lines that `c10d store export` has printed, read from standard
+    /// Make a directory for `c10d store serve --dir` of the lines that `c10d store export` has printed, from standard
     /// input.
     ///
-    /// All or nothing. Refuses a directory whose store has contents.
+    /// Imports all lines or none. Refuses a directory whose store has contents.
     Import(DirectoryArgs),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct DirectoryArgs {
-    /// The directory, as given to `c10d store serve --dir`.
+    /// Use this directory, as given to `c10d store serve --dir`.
     dir: PathBuf,
 }
 

@@ -13,9 +13,9 @@ use crate::output::print_line;
 
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArgs {
-    /// The directory, as given to `c10d store serve --dir`.
+    /// Check this directory, as given to `c10d store serve --dir`.
     dir: PathBuf,
-    /// Prints one JSON object.
+    /// Print one JSON object.
     #[arg(long)]
     json: bool,
 }

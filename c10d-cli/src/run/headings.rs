@@ -20,21 +20,32 @@ Each of two machines:
 Under Slurm or MPI, or in Kubernetes:
   c10d run train.py
 
-All options, environment variables and exit codes: c10d run --help";
+All options, environment variables and exit codes: c10d run --help, or man c10d-run";
 
 /// After those of `--help`.
 pub(super) const AFTER_HELP: &str = "\
+One machine:
+  c10d run --standalone --nproc-per-node 4 train.py
+Each of two machines:
+  c10d run --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node0:29400 --rdzv-id 17 train.py
+Restart a failed job up to 3 times, and fork the workers from a process that has imported PyTorch:
+  c10d run --max-restarts 3 --preload torch,torch._dynamo --nproc-per-node 8 train.py
+Survive the loss of any machine, with the store in etcd:
+  c10d run --nnodes 2 --nproc-per-node 8 --rdzv-endpoint etcd://etcd0,etcd1,etcd2/job-17 --rdzv-id 17 train.py
+Under Slurm or MPI, or in Kubernetes:
+  c10d run train.py
+
 Each worker runs SCRIPT with all arguments after it, even those that look like options. A SCRIPT whose name
 ends with .py is run by python3, or by $PYTHON_EXEC; any other is executed as a program.
 
-Options can also be written with underscores, as in --nproc_per_node, and abbreviated as long as they are
+Options can also be written with underscores, for example --nproc_per_node, and abbreviated as long as they are
 unambiguous. The default of each option is an environment variable: PET_NPROC_PER_NODE for --nproc-per-node,
 and so on; a flag is on if its variable is a number other than 0.
 
-Under Slurm, Kubernetes or MPI, the nodes, this node's rank, the endpoint, the id of the job and the workers are found
-in the environment, as far as they are not given: see --dry-run and --no-scheduler.
+Under Slurm, Kubernetes or MPI, the environment gives the nodes, this node's rank, the endpoint, the id of the job and
+the workers. Options replace these values, --dry-run prints them, and --no-scheduler ignores them.
 
-A job of one node without --rdzv-backend, --rdzv-endpoint and --master-port is run as with --standalone.
+A job of one node without --rdzv-backend, --rdzv-endpoint and --master-port runs as if --standalone were given.
 
 Exit codes:
   0    all workers of this node succeeded, or the node was a spare that was not needed

@@ -18,27 +18,23 @@ Exit codes:
   2    invalid arguments
   3    no connection to the store
   4    cannot write to standard output
-  141  the reader of standard output closed it, as `head` does; no message";
+  141  the reader of standard output, for example `head`, closed it; no message";
 
-/// Asks the launchers of `c10d run`, which read the Python stacks of their workers from outside, on Linux, without stopping
-/// them. Other ranks are asked through PyTorch's debug server, if they run one. For a rank that shows no stacks: the
-/// reason, and the state of its process.
-///
-/// Ranks at the same lines are shown once, and the smallest group first. The most recent call is last, as in a traceback.
+/// The options of `c10d stacks`.
 #[derive(Debug, Args)]
 pub(crate) struct StacksArgs {
-    /// Ranks and ranges of ranks, as 2 or 4-7. [default: those that `c10d why` suspects, and one other]
+    /// Show these ranks or ranges of ranks, for example 2 or 4-7. [default: those that `c10d why` suspects, and one other]
     #[arg(value_name = "RANK", conflicts_with = "all")]
     ranks: Vec<RankArg>,
 
-    /// Asks all ranks.
+    /// Show all ranks.
     #[arg(long)]
     all: bool,
 
     #[command(flatten)]
     status: StatusArgs,
 
-    /// Prints one JSON object: groups of ranks with equal stacks, and the ranks without.
+    /// Print one JSON object: groups of ranks with equal stacks, and the ranks without.
     #[arg(long)]
     json: bool,
 }

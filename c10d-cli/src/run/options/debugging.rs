@@ -27,7 +27,7 @@ pub(super) struct DebugArgs {
     /// for a person.
     ///
     /// The rank alone reads standard input, and gets Ctrl-C. Off are: reports of a job without progress, the timeouts of
-    /// progress, file timers, the join and the exit of nodes, and --preload. Give it on all nodes. As in `--debug-rank 0`.
+    /// progress, file timers, the join and the exit of nodes, and --preload. Give it on all nodes. Example: --debug-rank 0
     #[arg(hide_short_help = true, long, value_name = "RANK", allow_negative_numbers = true, value_parser = Read(whole_number))]
     debug_rank: Option<Parsed<usize>>,
 }
@@ -100,15 +100,15 @@ pub(super) fn note(rank: usize) -> StartWarning {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = HANGS)]
 pub(super) struct HangArgs {
-    /// Print why the job makes no progress when its workers have waited for each other for this long; `never`
-    /// for not at all. [default: 30s]
+    /// Print why the job makes no progress when its workers have waited for each other for this long; `never` disables it.
+    /// [default: 30s]
     #[arg(hide_short_help = true, long, value_name = "TIME", value_parser = Read(time_or_never))]
     explain_after: Option<Parsed<Option<Duration>>>,
 
-    /// Has each worker run PyTorch's debug server, for `c10d flight` (PyTorch 2.15).
+    /// Run PyTorch's debug server in each worker, for `c10d flight` (PyTorch 2.15).
     ///
-    /// The script needs no change. Only this user reaches it, on a unix socket; this launcher shows others the collectives
-    /// of its workers, on the network of the workers' store.
+    /// The script needs no change. Only this user can reach the debug server, on a unix socket. This launcher shows the
+    /// collectives of its workers to others, on the network of the workers' store.
     #[arg(long)]
     pub(super) debug_server: bool,
 
@@ -116,12 +116,12 @@ pub(super) struct HangArgs {
     #[arg(hide_short_help = true, long)]
     pub(super) no_stacks: bool,
 
-    /// Serves no status page on the ports of the stores that this node hosts.
+    /// Serve no status page on the ports of the stores that this node hosts.
     #[arg(hide_short_help = true, long)]
     no_status: bool,
 
-    /// Further names that browsers may use to reach the status page, separated by commas. It always answers for IP
-    /// addresses, `localhost` and this machine's name.
+    /// Also serve the status page under these names, separated by commas. It is always served for IP addresses, `localhost`
+    /// and this machine's name.
     #[arg(hide_short_help = true, long, value_name = "NAMES", default_value = "", value_parser = Read(list))]
     status_host: Parsed<Vec<String>>,
 }

@@ -15,22 +15,22 @@ use crate::run::headings::RESTARTS;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = RESTARTS)]
 pub(super) struct KeepArgs {
-    /// Lets the other workers run on when one dies, and starts that one again, if a restart is left. For scripts that use
-    /// the membership service of the workers' store.
+    /// Keep the other workers running when one dies, and replace only that worker, if a restart is left. For scripts that
+    /// use the membership service of the workers' store.
     #[arg(hide_short_help = true, long)]
     keep_workers: bool,
 
-    /// The workers of the whole job that --keep-workers needs: with fewer, those that are left wait for others.
+    /// With --keep-workers, continue only with at least N workers in the whole job; with fewer, the remaining workers wait.
     /// [default: 1]
     #[arg(hide_short_help = true, long, value_name = "N", allow_negative_numbers = true, value_parser = Read(positive))]
     min_workers: Option<Parsed<usize>>,
 
-    /// What --keep-workers does about a dead worker: starts another process on the same node, with --preload a fork
-    /// (fork), or goes on without it (none). [default: fork]
+    /// With --keep-workers, replace a dead worker with a new process on the same node, which --preload forks (fork), or
+    /// continue without it (none). [default: fork]
     #[arg(hide_short_help = true, long, value_name = "fork|none", value_parser = Read(replacement))]
     replace: Option<Parsed<Replacement>>,
 
-    /// How long after a death --keep-workers starts the other process. [default: 0s]
+    /// With --keep-workers, start the new process this long after the death. [default: 0s]
     #[arg(hide_short_help = true, long, value_name = "TIME", value_parser = Read(pause))]
     replace_after: Option<Parsed<Duration>>,
 }

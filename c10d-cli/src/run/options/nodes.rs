@@ -19,48 +19,49 @@ use crate::run::headings::NODES;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = NODES)]
 pub(super) struct NodeArgs {
-    /// The number of nodes: N, or MIN:MAX for an elastic job. [default: 1:1]
+    /// Run the job on N nodes, or on MIN to MAX nodes if it is elastic. [default: 1:1]
     #[arg(long, value_name = "N|MIN:MAX", allow_negative_numbers = true, value_parser = Read(node_counts))]
     pub(super) nnodes: Option<Parsed<(usize, usize)>>,
 
-    /// The number of workers on this node: a number, cpu, gpu, xpu or auto. [default: 1]
+    /// Start this many workers on this node: a number, cpu, gpu, xpu or auto. [default: 1]
     ///
-    /// One per processor (cpu), per GPU of NVIDIA or AMD (gpu), per GPU of Intel (xpu), or per GPU if there is one and
-    /// else per processor (auto).
+    /// `cpu` starts one worker per processor, `gpu` one per NVIDIA or AMD GPU, and `xpu` one per Intel GPU. `auto` starts
+    /// one per GPU if there is one, otherwise one per processor.
     #[arg(long, value_name = "N|cpu|gpu|xpu|auto", allow_negative_numbers = true, value_parser = Read(workers))]
     nproc_per_node: Option<Parsed<Workers>>,
 
-    /// Runs a job of one node, on a free port of this machine; overrides --rdzv-backend, --rdzv-endpoint
-    /// and --rdzv-id.
+    /// Run a job of one node, on a free port of this machine. Overrides --rdzv-backend, --rdzv-endpoint and --rdzv-id.
     #[arg(long)]
     pub(super) standalone: bool,
 
-    /// How nodes find each other: c10d or static. [default: static]
+    /// Choose how nodes find each other: c10d or static. [default: static]
     #[arg(long, value_name = "NAME", value_parser = Read(backend))]
     pub(super) rdzv_backend: Option<Parsed<Backend>>,
 
-    /// Where nodes meet: HOST or HOST:PORT. For a c10d rendezvous on a shared file, its path. With etcd://H1:2379,../PREFIX,
-    /// launchers of the job serve the store, which is kept in etcd: no node is special.
+    /// Let the nodes meet at HOST or HOST:PORT, or for a c10d rendezvous in a shared file, at its path.
+    ///
+    /// With etcd://H1:2379,../PREFIX, launchers of the job serve the store and keep it in etcd, so the job does not depend
+    /// on one node. Example: --rdzv-endpoint node0:29400
     #[arg(long, value_name = "HOST[:PORT]", value_parser = Read(text))]
     pub(super) rdzv_endpoint: Option<Parsed<String>>,
 
-    /// The id of the job: the same on all nodes, different for each run. [default: none]
+    /// Name the job: use the same id on all nodes, and a new one for each run. [default: none]
     #[arg(long, value_name = "ID", value_parser = Read(text))]
     pub(super) rdzv_id: Option<Parsed<String>>,
 
-    /// Settings of the rendezvous, as in join_timeout=60,is_host=1.
+    /// Change settings of the rendezvous. Example: --rdzv-conf join_timeout=60,is_host=1
     #[arg(hide_short_help = true, long, value_name = "KEY=VALUE,...", default_value = "", value_parser = Read(settings))]
     pub(super) rdzv_conf: Parsed<BTreeMap<String, String>>,
 
-    /// The rank of this node, from 0; only for the static backend. [default: 0]
+    /// Give this node its rank, from 0. Only for the static backend. [default: 0]
     #[arg(hide_short_help = true, long, value_name = "N", allow_negative_numbers = true, value_parser = Read(whole_number))]
     pub(super) node_rank: Option<Parsed<usize>>,
 
-    /// The host of node 0; only for the static backend without --rdzv-endpoint. [default: 127.0.0.1]
+    /// Find node 0 at this host. Only for the static backend without --rdzv-endpoint. [default: 127.0.0.1]
     #[arg(hide_short_help = true, long, value_name = "HOST", value_parser = Read(text))]
     pub(super) master_addr: Option<Parsed<String>>,
 
-    /// The port of node 0; only for the static backend without --rdzv-endpoint. [default: 29500]
+    /// Find node 0 at this port. Only for the static backend without --rdzv-endpoint. [default: 29500]
     #[arg(hide_short_help = true, long, value_name = "PORT", allow_negative_numbers = true, value_parser = Read(master_port))]
     pub(super) master_port: Option<Parsed<u16>>,
 
@@ -69,39 +70,43 @@ pub(super) struct NodeArgs {
     #[arg(hide_short_help = true, long, value_name = "HOST", default_value = "", value_parser = Read(text))]
     pub(super) local_addr: Parsed<String>,
 
-    /// How long after a round its members have precedence over spares in the next one; 0 for not at all.
+    /// Let spare nodes wait this long after a round before they take the place of one of its members; 0 for no wait.
     /// [default: 15s]
     #[arg(hide_short_help = true, long, value_name = "TIME", value_parser = Read(spare_wait))]
     pub(super) spare_wait: Option<Parsed<Duration>>,
 
-    /// A command for /bin/sh that must succeed before this node joins a round, the first and every later one. While
-    /// it fails, the node stays away and tries again after 10 s, doubled each time up to 5 min.
+    /// Run this command with /bin/sh each time before this node joins a round, and join only if it succeeds.
+    ///
+    /// If it fails, this node stays away and tries again after 10 s, and then after doubled delays of up to 5 min. Example:
+    /// --health-check 'nvidia-smi -L'
     #[arg(hide_short_help = true, long, value_name = "COMMAND", value_parser = Read(text))]
     health_check: Option<Parsed<String>>,
 
-    /// How long --health-check may take before it is killed and counts as failed. [default: 60s]
+    /// Kill --health-check after this time, and count it as failed. [default: 60s]
     #[arg(hide_short_help = true, long, value_name = "TIME", value_parser = Read(positive_time))]
     health_check_timeout: Option<Parsed<Duration>>,
 
-    /// The most memory for the data of each store that this node hosts: beyond it, writes are refused. 0 for no limit.
-    /// [default: 80 % of the memory or of the control group's limit]
+    /// Limit the memory for the data of each store that this node hosts; 0 for no limit.
+    ///
+    /// Beyond the limit, writes are refused. [default: 80 % of the memory or of the control group's limit] Example:
+    /// --store-memory-max 8GiB
     #[arg(hide_short_help = true, long, value_name = "BYTES", value_parser = Read(bytes))]
     store_memory_max: Option<Parsed<usize>>,
 
-    /// Does not ask the environment of a scheduler (Slurm, Kubernetes, MPI) for the nodes, this node's rank,
-    /// the endpoint, the id of the job, and the workers.
+    /// Ignore the environment of Slurm, Kubernetes and MPI, which otherwise gives the nodes, this node's rank, the
+    /// endpoint, the id of the job, and the workers.
     #[arg(hide_short_help = true, long)]
     pub(super) no_scheduler: bool,
 
-    /// Prints the plan, with the source of each value, and starts nothing; with --json as JSON.
+    /// Print the plan with the source of each value, and start nothing. With --json, the plan is JSON.
     #[arg(long)]
     pub(super) dry_run: bool,
 
-    /// The role of this node's workers; each role has ranks of its own. [default: default]
+    /// Name the role of this node's workers. Each role has its own ranks. [default: default]
     #[arg(hide_short_help = true, long, value_name = "NAME", default_value = "default", value_parser = Read(text))]
     pub(super) role: Parsed<String>,
 
-    /// Makes one GPU visible to each worker, with LOCAL_RANK=0.
+    /// Make one GPU visible to each worker, and set LOCAL_RANK to 0.
     #[arg(hide_short_help = true, long)]
     pub(super) virtual_local_rank: bool,
 }

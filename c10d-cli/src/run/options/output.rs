@@ -14,43 +14,41 @@ use crate::run::headings::OUTPUT;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = OUTPUT)]
 pub(super) struct OutputArgs {
-    /// Appends a line of JSON about each round to this file, and PyTorch's events.
+    /// Append a line of JSON about each round, and PyTorch's events, to this file.
     #[arg(hide_short_help = true, long, value_name = "FILE", default_value = "", value_parser = Read(path))]
     events: Parsed<Option<PathBuf>>,
 
-    /// The directory for log files; each run creates a directory in it. [default: a new temporary one]
+    /// Write log files to a new directory for each run, in this directory. [default: a new temporary one]
     #[arg(long, value_name = "DIR", default_value = "", value_parser = Read(path))]
     log_dir: Parsed<Option<PathBuf>>,
 
-    /// Writes output to files instead of the console: 0 none, 1 stdout, 2 stderr, 3 both; or by local
-    /// rank, as in 0:1,1:2. [default: 0]
+    /// Write output to files instead of the console: 0 none, 1 stdout, 2 stderr, 3 both; or by local rank, for example
+    /// 0:1,1:2. [default: 0]
     #[arg(short, long, value_name = "STREAMS", default_value = "0", value_parser = Read(streams))]
     redirects: Parsed<StreamMap>,
 
-    /// Writes output to files and to the console; values as for --redirects. [default: 0]
+    /// Write output to files and to the console. The values are those of --redirects. [default: 0]
     #[arg(short, long, value_name = "STREAMS", default_value = "0", value_parser = Read(streams))]
     tee: Parsed<StreamMap>,
 
-    /// The prefix of each --tee line on the console: text with ${role_name}, ${local_rank}, ${rank} and
-    /// ${hostname}. [default: $TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, or
-    /// [${role_name}${local_rank}]:]
+    /// Begin each --tee line on the console with this text, in which ${role_name}, ${local_rank}, ${rank} and ${hostname}
+    /// are replaced. [default: $TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, or [${role_name}${local_rank}]:]
     #[arg(hide_short_help = true, long, value_name = "TEMPLATE", allow_hyphen_values = true, default_value = "", value_parser = Read(text))]
     log_line_prefix_template: Parsed<String>,
 
-    /// Shows only the output of these local ranks, as in 0,2.
+    /// Show only the output of these local ranks. Example: --local-ranks-filter 0,2
     #[arg(hide_short_help = true, long, value_name = "RANKS", default_value = "", value_parser = Read(local_ranks))]
     local_ranks_filter: Parsed<BTreeSet<usize>>,
 
-    /// Also writes --tee lines of stdout that contain one of these texts to a file of their own; `,,` is a
-    /// comma within a text.
+    /// Also write --tee lines of stdout that contain one of these texts to a separate file; `,,` is a comma within a text.
     #[arg(hide_short_help = true, long, value_name = "TEXT,...", allow_hyphen_values = true, default_value = "", value_parser = Read(filters))]
     duplicate_stdout_filters: Parsed<Vec<String>>,
 
-    /// The same for stderr.
+    /// Also write --tee lines of stderr that contain one of these texts to a separate file; `,,` is a comma within a text.
     #[arg(hide_short_help = true, long, value_name = "TEXT,...", allow_hyphen_values = true, default_value = "", value_parser = Read(filters))]
     duplicate_stderr_filters: Parsed<Vec<String>>,
 
-    /// Also reports the outcome as one line of JSON, the last one on standard output.
+    /// Also print the outcome as one line of JSON, the last line of standard output.
     #[arg(hide_short_help = true, long)]
     pub(super) json: bool,
 }

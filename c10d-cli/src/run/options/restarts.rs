@@ -16,9 +16,9 @@ use crate::run::headings::{PRELOADING, RESTARTS};
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = RESTARTS)]
 pub(super) struct RestartArgs {
-    /// How often workers are restarted after a failure. [default: 0]
+    /// Restart the workers after a failure, up to N times. [default: 0]
     ///
-    /// Without a limit if --restart-budget or --max-restarts-without-progress is given instead.
+    /// The number is not limited if --restart-budget or --max-restarts-without-progress is given instead.
     #[arg(
         long,
         // torchrun's abbreviations. Some of them are also abbreviations of --max-restarts-without-progress.
@@ -29,40 +29,45 @@ pub(super) struct RestartArgs {
     )]
     max_restarts: Option<Parsed<usize>>,
 
-    /// Exit codes of workers, negative for signals, that end the job on all nodes at once, as in 93,-6.
+    /// Fail the job on all nodes at once if a worker exits with one of these codes, which are negative for signals.
+    /// Example: --no-restart-exit-codes 93,-6
     #[arg(hide_short_help = true, long, value_name = "CODES", allow_hyphen_values = true, default_value = "", value_parser = Read(exit_codes))]
     no_restart_exit_codes: Parsed<BTreeSet<i32>>,
 
-    /// Also restarts workers after Python errors that each start meets again, such as a module that is missing.
-    /// Otherwise they end the job on all nodes.
+    /// Restart workers even after Python errors that will recur, for example a missing module. Otherwise such an error
+    /// fails the job on all nodes.
     #[arg(hide_short_help = true, long)]
     restart_on_fatal_errors: bool,
 
-    /// How many restarts are allowed within any period, as in 10/1h. In place of --max-restarts, or besides it.
+    /// Allow N restarts within any period of this length, instead of --max-restarts or in addition to it. Example:
+    /// --restart-budget 10/1h
     #[arg(hide_short_help = true, long, value_name = "N/TIME", value_parser = Read(budget))]
     restart_budget: Option<Parsed<RestartBudget>>,
 
-    /// How many restarts in a row may bring no progress; then the job ends on all nodes. In place of --max-restarts, or
-    /// besides it.
+    /// Fail the job on all nodes if N restarts in a row have brought no progress. Replaces --max-restarts, or is combined
+    /// with it.
     #[arg(hide_short_help = true, long, value_name = "N", allow_negative_numbers = true, value_parser = Read(whole_number))]
     max_restarts_without_progress: Option<Parsed<usize>>,
 
-    /// A file to which the script writes its step, as a number. Each worker also finds a file of its own in
-    /// $C10D_PROGRESS_FILE; `c10d progress STEP` writes it.
+    /// Read the current step, a number, from this file, which the script writes.
+    ///
+    /// Each worker also has its own file in $C10D_PROGRESS_FILE, which `c10d progress STEP` writes.
     #[arg(hide_short_help = true, long, value_name = "FILE", default_value = "", value_parser = Read(path))]
     progress_file: Parsed<Option<PathBuf>>,
 
     /// Choose what this node does when the workers of another node have failed and no restart is left: stop its workers and
-    /// exit with 1 (stop), or let them run on, for loosely coupled workers (continue). [default: stop]
+    /// exit with 1 (stop), or keep them running, for loosely coupled workers (continue). [default: stop]
     #[arg(hide_short_help = true, long, value_name = "stop|continue", default_value = "stop", value_parser = Read(stops))]
     on_job_failure: Parsed<bool>,
 
-    /// Workers that report no step for this long are stuck: they are stopped and restarted. Counted from the first step
-    /// after each start. [default: never]
+    /// Restart workers that have reported no step for this long, because they are stuck. [default: never]
+    ///
+    /// The time counts from the first step after each start. Example: --progress-timeout 10m
     #[arg(hide_short_help = true, long, value_name = "TIME", default_value = "never", value_parser = Read(time_or_never))]
     progress_timeout: Parsed<Option<Duration>>,
 
-    /// The same until the first step. For nodes whose workers report steps. [default: never]
+    /// Restart workers that have not reported their first step for this long after a start. Only for nodes whose workers
+    /// report steps. [default: never]
     #[arg(hide_short_help = true, long, value_name = "TIME", default_value = "never", value_parser = Read(time_or_never))]
     first_progress_timeout: Parsed<Option<Duration>>,
 }
@@ -141,18 +146,18 @@ fn time_or_never(text: &str) -> Result<Option<Duration>, Refusal> {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = PRELOADING)]
 pub(super) struct PreloadArgs {
-    /// Imports these Python modules once, in a process that forks the workers.
+    /// Import these Python modules once, in a process that forks the workers. Example: --preload torch,torch._dynamo
     ///
-    /// A restart then takes milliseconds. Use `torch,torch._dynamo` for training scripts. Workers that cannot be forked
-    /// start as they do without this option, with a warning (Linux).
+    /// A restart then takes milliseconds. Workers that cannot be forked start as they do without this option, with a
+    /// warning (Linux).
     #[arg(long, value_name = "MODULE,...", default_value = "", value_parser = Read(list))]
     preload: Parsed<Vec<String>>,
 
-    /// Fails instead of starting workers that are not forked.
+    /// Fail instead of starting workers that are not forked.
     #[arg(hide_short_help = true, long)]
     preload_required: bool,
 
-    /// Forks workers ahead, which saves some 10 ms for each at a restart.
+    /// Fork workers in advance, which saves about 10 ms for each worker at a restart.
     #[arg(hide_short_help = true, long)]
     preload_standby: bool,
 }

@@ -12,15 +12,15 @@ use crate::run::headings::SCRIPT;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = SCRIPT)]
 pub(super) struct ScriptArgs {
-    /// SCRIPT is a Python module, as with `python -m`.
+    /// Run SCRIPT as a Python module, as `python -m` does.
     #[arg(short, long)]
     module: bool,
 
-    /// SCRIPT is run by Python's `runpy.run_path` whatever its name: a file, a directory or a ZIP file with a __main__.py.
+    /// Run SCRIPT with Python's `runpy.run_path` whatever its name: a file, a directory, or a ZIP file with a __main__.py.
     #[arg(hide_short_help = true, long)]
     run_path: bool,
 
-    /// SCRIPT is a program, even if its name ends with .py.
+    /// Run SCRIPT as a program, even if its name ends with .py.
     #[arg(hide_short_help = true, long)]
     no_python: bool,
 }

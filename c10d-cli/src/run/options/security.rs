@@ -19,13 +19,14 @@ pub(super) struct SecurityArgs {
     #[command(flatten)]
     pub(super) etcd: crate::etcd::EtcdAccessArgs,
 
-    /// Connects this node's workers to their store through a relay in this launcher, at a loopback address: with a
-    /// secret, the workers' store of several nodes is protected too. All nodes need it, and none can be torchrun's. An
-    /// endpoint etcd://.. implies it.
+    /// Connect this node's workers to their store through a relay in this launcher, at a loopback address.
+    ///
+    /// With a secret, this also protects the workers' store of several nodes. All nodes need this option, and none of them
+    /// can run torchrun. An endpoint etcd://.. implies it.
     #[arg(hide_short_help = true, long)]
     pub(super) relay: bool,
 
-    /// The port of the relays, the same for all nodes. [default: the nodes agree on a free one]
+    /// Serve the relays on this port, the same on all nodes. [default: the nodes agree on a free port]
     #[arg(hide_short_help = true, long, value_name = "PORT", allow_negative_numbers = true, value_parser = Read(port))]
     relay_port: Option<Parsed<u16>>,
 }

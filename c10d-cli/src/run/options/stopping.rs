@@ -22,12 +22,12 @@ const RESERVE_MIN: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = STOPPING)]
 pub(super) struct StoppingArgs {
-    /// The time that the scheduler leaves between SIGTERM and SIGKILL, as in 30s or 2m: the workers are killed, and
-    /// this node leaves the job, before it ends. [default: the scheduler's, if one is found]
+    /// Kill the workers and leave the job before this time after SIGTERM is over, because the scheduler then sends SIGKILL.
+    /// [default: the scheduler's, if one is found] Example: --grace-period 2m
     #[arg(hide_short_help = true, long, value_name = "TIME", value_parser = Read(grace_period))]
     grace_period: Option<Parsed<Duration>>,
 
-    /// The signals that stop the workers before the launcher. [default: SIGTERM,SIGINT,SIGHUP,SIGQUIT]
+    /// Stop the workers, and then the launcher, on these signals. [default: SIGTERM,SIGINT,SIGHUP,SIGQUIT]
     #[arg(
         hide_short_help = true,
         long,
@@ -37,8 +37,8 @@ pub(super) struct StoppingArgs {
     )]
     pub(super) signals_to_handle: Parsed<Vec<String>>,
 
-    /// How long workers have to exit after such a signal, before SIGKILL.
-    /// [default: $TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30]
+    /// Send SIGKILL to workers that have not exited this long after a stop signal. [default:
+    /// $TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30]
     #[arg(hide_short_help = true, long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = Read(seconds))]
     shutdown_timeout: Option<Parsed<Duration>>,
 

@@ -34,19 +34,24 @@ const NOT_IN_ETCD: &str = "the endpoint is not etcd://..";
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = NODES)]
 pub(super) struct StoreArgs {
-    /// Keeps the store of the rendezvous, if this node serves it, in this directory: a launcher that is killed and started
-    /// again continues with it. Made if it is missing. Give it to all nodes: it implies --workers-store rendezvous.
+    /// Keep the store of the rendezvous in this directory, so that a launcher that is killed and started again continues
+    /// with it.
+    ///
+    /// Give it to all nodes, because any of them may serve the store. The directory is created if it is missing. Implies
+    /// --workers-store rendezvous.
     #[cfg(feature = "journal")]
     #[arg(hide_short_help = true, long, value_name = "DIR", default_value = "", value_parser = Read(path))]
     store_dir: Parsed<Option<PathBuf>>,
 
-    /// With an endpoint etcd://..: how many launchers are candidates to serve the store, of which one does. 0 if servers
-    /// that run apart from the job do. [default: 3]
+    /// With an endpoint etcd://.., let N launchers be candidates to serve the store; 0 if separate servers serve it.
+    /// [default: 3]
+    ///
+    /// One of the candidates serves it, and another one takes over when that launcher is lost.
     #[arg(hide_short_help = true, long, value_name = "N", value_parser = Read(whole_number))]
     store_candidates: Option<Parsed<usize>>,
 
-    /// With an endpoint etcd://..: the port at which this launcher serves the store, for a firewall between the nodes.
-    /// [default: a free one]
+    /// With an endpoint etcd://.., serve the store on this port, for example because of a firewall between the nodes.
+    /// [default: a free port]
     #[arg(hide_short_help = true, long, value_name = "PORT", allow_negative_numbers = true, value_parser = Read(port))]
     store_port: Option<Parsed<u16>>,
 
@@ -61,9 +66,11 @@ pub(super) struct StoreArgs {
     #[arg(hide_short_help = true, long, value_name = "N|A-B", allow_negative_numbers = true, value_parser = Read(ports))]
     workers_port: Option<Parsed<PortRange>>,
 
-    /// The store that the workers use: one that the agent with rank 0 serves (agent), or that of the rendezvous, which
-    /// then has no other use than this job. All nodes need the same. [default: agent, or rendezvous with --store-dir and with
-    /// an endpoint etcd://..]
+    /// Choose the store of the workers: the launcher with rank 0 serves one (agent), or they share the store of the
+    /// rendezvous (rendezvous).
+    ///
+    /// Give the same value to all nodes. A shared store must not be used by other jobs. [default: agent, or rendezvous with
+    /// --store-dir and with an endpoint etcd://..]
     #[arg(hide_short_help = true, long, value_name = "agent|rendezvous", value_parser = Read(workers_store))]
     workers_store: Option<Parsed<&'static str>>,
 }

@@ -13,15 +13,15 @@ use crate::run::headings::IGNORED;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = IGNORED)]
 pub(super) struct IgnoredArgs {
-    /// Accepted for compatibility, without effect: exits of workers are noticed at once.
+    /// Accept torchrun's option without effect: exits of workers are noticed at once.
     #[arg(hide_short_help = true, long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = Read(interval))]
     monitor_interval: Option<Parsed<()>>,
 
-    /// spawn, fork or forkserver. Accepted for compatibility, without effect: workers are programs.
+    /// Accept torchrun's values spawn, fork and forkserver without effect: workers are programs.
     #[arg(hide_short_help = true, long, value_name = "METHOD", value_parser = Read(start_method))]
     start_method: Option<Parsed<()>>,
 
-    /// Accepted for compatibility, without effect: --events writes PyTorch's events to a file.
+    /// Accept torchrun's option without effect: --events writes PyTorch's events to a file.
     #[arg(
         hide_short_help = true,
         long,
@@ -31,7 +31,7 @@ pub(super) struct IgnoredArgs {
     )]
     event_log_handler: Option<Parsed<String>>,
 
-    /// Only `none` is supported: workers are not bound to processors.
+    /// Accept only `none`, because workers are not bound to processors.
     #[arg(hide_short_help = true, long, value_name = "MODE")]
     numa_binding: Option<String>,
 
