@@ -1,10 +1,10 @@
-//! A parameter server with three trainers, each a process of its own, started by `c10d::init_rpc`.
+//! A parameter server with three trainers, each in its own process, started by `c10d::init_rpc`.
 //!
-//! The server has the parameters, and sends a reference to them to each trainer, which has its gradients
-//! applied where the parameters are. A trainer keeps its losses in a value of its own, and gives a reference
-//! to that back. When all references have been dropped no value is alive anywhere, which each worker prints.
+//! The server holds the parameters, and sends a reference to them to each trainer. A trainer has its gradients
+//! applied where the parameters are. It keeps its losses in a value, and returns a reference to that value. When all
+//! references have been dropped, no value is alive anywhere. Each worker prints this.
 //!
-//! Run with `cargo run -p c10d --features rpc --example parameter_server`, or each worker by a launcher.
+//! Run it with `cargo run -p c10d --features rpc --example parameter_server`, or let a launcher start each worker.
 #![expect(clippy::print_stdout, reason = "an example talks to its user")]
 
 use std::env;
@@ -18,7 +18,7 @@ use c10d::rpc::{AgentOptions, Functions, HandlerError, RRef, RRefFuture, RRefs};
 use c10d::{Rpc, RpcOptions};
 use serde::Serialize;
 
-/// How long a worker waits for the others, at the start, for a value, and at the end.
+/// How long a worker waits for the other workers: at the start, for a value, and at the end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const TRAINERS: u32 = 3;
@@ -27,16 +27,16 @@ const STEPS: u32 = 20;
 /// Tells a process which trainer it is, and the port of the store.
 const TRAINER: &str = "PARAMETER_SERVER_TRAINER";
 
-/// What the server keeps. Several trainers change it at a time, hence the lock.
+/// The parameters that the server holds. Several trainers change them at a time, hence the lock.
 type Parameters = Mutex<Vec<f64>>;
 
-/// What a trainer keeps.
+/// The losses that a trainer keeps.
 #[derive(Serialize)]
 struct History {
     losses: Vec<f64>,
 }
 
-/// What the parameters should become.
+/// The values that the parameters should reach.
 const TARGET: [f64; 4] = [1.0, -2.0, 3.0, 0.5];
 
 type Failure = Box<dyn Error + Send + Sync>;
@@ -88,7 +88,7 @@ fn functions() -> Result<Functions, Failure> {
     Ok(functions)
 }
 
-/// What a trainer does when it has been given the parameters.
+/// The work of a trainer, once it has received the parameters.
 fn train(
     rrefs: &RRefs,
     parameters: &RRef<Parameters>,
@@ -159,7 +159,7 @@ fn serve_trainer(rank: usize, port: u16) -> Result<(), Failure> {
     end(start(&format!("trainer{rank}"), rank, port)?)
 }
 
-/// Ends a worker together with all others.
+/// Shuts a worker down together with all other workers.
 fn end(rpc: Rpc) -> Result<(), Failure> {
     let rrefs = rpc.rrefs().clone();
     let report = rpc.shutdown()?;

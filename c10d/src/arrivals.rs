@@ -1,6 +1,7 @@
-//! Meeting at a place in the store: each rank says that it has arrived, then waits until all have.
+//! Meeting at a place in the store: each rank reports that it has arrived, then waits until all have.
 //!
-//! With APPEND, ADD, SET and WAIT, which every server has. A barrier of the store alone could not say who is missing.
+//! Uses APPEND, ADD, SET and WAIT, which every server has. A barrier of the store alone could not name the missing
+//! ranks.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use c10d_store::{Store, StoreError, StoreExt};
 
 use crate::keys::{self, in_words};
 
-/// What a call has to do with: the store, the keys of the group, and the time.
+/// The context of a call: the store, the keys of the group, and the time.
 #[derive(Debug)]
 pub(crate) struct Meeting<'a> {
     pub(crate) store: &'a dyn Store,

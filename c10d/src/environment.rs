@@ -1,6 +1,7 @@
-//! What the launcher tells a worker by environment variables, as torchrun and `c10d run` set them. Pure.
+//! The environment variables of a worker, as torchrun and `c10d run` set them. Pure.
 //!
-//! Follows `torch/distributed/rendezvous.py` of PyTorch 2.15 for `env://`. Reads no environment: lookups are an argument.
+//! Follows `torch/distributed/rendezvous.py` of PyTorch 2.15 for `env://`. Reads no environment: lookups are an
+//! argument.
 
 use std::path::PathBuf;
 

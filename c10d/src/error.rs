@@ -7,12 +7,13 @@ use c10d_store::StoreError;
 
 /// Why a group could not form, or an operation of it failed.
 ///
-/// After [`Missing`](Self::Missing), and after a wait that was interrupted, the same call can be made again: it goes on
-/// where it was. After any other error of the store the group is [`Broken`](Self::Broken).
+/// After [`Missing`](Self::Missing), and after an interrupted wait, the same call can be made again: it resumes where
+/// it stopped. After any other error of the store the group is [`Broken`](Self::Broken).
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupError {
-    /// The environment does not say which rank this process has, or where the others are. Nothing was done.
+    /// The environment does not name the rank of this process, or the address of the other ranks. The call had no
+    /// effect.
     #[error(
         "{variable} {problem}; start the workers with `c10d run` or torchrun, or set RANK, WORLD_SIZE, \
              MASTER_ADDR and MASTER_PORT"
@@ -20,18 +21,18 @@ pub enum GroupError {
     Environment {
         /// The name of the variable.
         variable: &'static str,
-        /// What is wrong with it.
+        /// The problem with the variable.
         problem: String,
     },
 
-    /// Some ranks did not come in time.
+    /// Some ranks did not arrive in time.
     #[error("{operation} of group {group:?}: after {:.3}s, {}", elapsed.as_secs_f64(), Absent(self))]
     Missing {
         /// The name of the group.
         group: String,
-        /// What the group was doing: `join`, `broadcast`, `barrier`, `all_gather`, `finish`.
+        /// The operation of the group: `join`, `broadcast`, `barrier`, `all_gather`, `finish`.
         operation: &'static str,
-        /// The ranks that are missing, ascending. Empty if all have come, and one was lost before it said so.
+        /// The missing ranks, ascending. Empty if all ranks have arrived, but one was lost before it reported that.
         ranks: Vec<usize>,
         /// The processes of the first missing ranks, as far as they are known: `rank 3 is pid 17 on node1`.
         processes: Vec<String>,
@@ -41,8 +42,8 @@ pub enum GroupError {
         elapsed: Duration,
     },
 
-    /// Another process has this rank: two workers were started with the same rank, or this process has joined a group of
-    /// this name before. Nothing was done.
+    /// Another process has this rank: two workers were started with the same rank, or this process has joined a group
+    /// of this name before. The call had no effect.
     #[error(
         "rank {rank} of group {group:?} is taken by {holder}: were two workers started with this rank, or was the \
              group joined twice?"
@@ -50,18 +51,18 @@ pub enum GroupError {
     Taken {
         /// The name of the group.
         group: String,
-        /// The rank that another process has too.
+        /// The rank that both processes claim.
         rank: usize,
         /// The process that has it.
         holder: String,
     },
 
-    /// The ranks do not agree about the group: its world size, or the ranks in a sub-group. Nothing was done.
+    /// The ranks do not agree about the group: its world size, or the ranks in a sub-group. The call had no effect.
     #[error("group {group:?}: {detail}")]
     Mismatch {
         /// The name of the group.
         group: String,
-        /// What the ranks do not agree about.
+        /// The property on which the ranks do not agree.
         detail: String,
     },
 
@@ -72,7 +73,7 @@ pub enum GroupError {
     TooLarge {
         /// The name of the group.
         group: String,
-        /// What the group was doing.
+        /// The operation of the group.
         operation: &'static str,
         /// The rank that gave the value.
         rank: usize,
@@ -82,15 +83,15 @@ pub enum GroupError {
         limit: usize,
     },
 
-    /// An argument is invalid. Nothing was done.
+    /// An argument is invalid. The call had no effect.
     #[error("{detail}")]
     InvalidArgument {
-        /// What is wrong with it.
+        /// The problem with the argument.
         detail: String,
     },
 
-    /// Another operation of this group is not complete: another thread is at it, or it was given up after an error that
-    /// allows to repeat it. Nothing was done.
+    /// Another operation of this group is not complete: another thread runs it, or it was abandoned after an error
+    /// that allows to repeat it. The call had no effect.
     #[error(
         "{wanted} of group {group:?}: its {unfinished} is not complete; a group does one thing at a time"
     )]
@@ -103,7 +104,8 @@ pub enum GroupError {
         unfinished: &'static str,
     },
 
-    /// An earlier operation failed, so that this rank may be out of step with the others. Start anew, with another name.
+    /// An earlier operation failed, so this rank may be out of step with the other ranks. Form a new group under
+    /// another name.
     #[error("group {group:?} cannot be used after an earlier failure ({cause})")]
     Broken {
         /// The name of the group.
@@ -112,12 +114,12 @@ pub enum GroupError {
         cause: String,
     },
 
-    /// The store failed.
+    /// A request to the store failed.
     #[error("{operation} of group {group:?}: {source}")]
     Store {
         /// The name of the group.
         group: String,
-        /// What the group was doing.
+        /// The operation of the group.
         operation: &'static str,
         /// The error of the store.
         source: Box<StoreError>,
@@ -125,7 +127,7 @@ pub enum GroupError {
 }
 
 impl GroupError {
-    /// Whether ranks were missing when the time was over.
+    /// Whether the error is [`Missing`](Self::Missing): ranks were missing at the deadline.
     #[must_use]
     pub const fn is_timeout(&self) -> bool {
         matches!(self, Self::Missing { .. })
@@ -140,7 +142,7 @@ impl GroupError {
         matches!(**source, StoreError::Interrupted { .. })
     }
 
-    /// Whether the same call can go on where this one was.
+    /// Whether the same call can resume where this call stopped.
     pub(crate) fn can_go_on(&self) -> bool {
         self.is_timeout() || self.is_interrupted()
     }

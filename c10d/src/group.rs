@@ -1,4 +1,4 @@
-//! A group of ranks, and what it does together.
+//! A group of ranks, and its operations.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,13 +12,14 @@ use crate::join::{self, JoinFailure, Obstacle};
 use crate::keys::{self, Kind};
 use crate::sequence::{Ending, Refusal, Sequence, Turn};
 
-/// How long a rank that hosts the store waits for the others to leave.
+/// How long a rank that hosts the store waits until the other ranks have left.
 const LEAVE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Some or all ranks of a job, each a process. They do the same operations in the same order, one at a time.
 ///
-/// An operation returns on all ranks when all have taken part, so no rank goes on into a collective of a GPU library that
-/// another will not reach. If ranks are missing at the deadline, the error names them, and the same call can be made again.
+/// An operation returns on all ranks when all have taken part, so no rank enters a collective of a GPU library that
+/// another rank will not reach. If ranks are missing at the deadline, the error names them, and the same call can be
+/// made again.
 ///
 /// The store must outlive the group: if a rank hosts it, end with [`finish`](Self::finish).
 #[derive(Debug)]
@@ -83,39 +84,39 @@ impl Group {
         self.membership.world_size
     }
 
-    /// The name of the group; that of a sub-group has its parent's in front: `world/tp-0`.
+    /// The name of the group. The name of a sub-group begins with its parent's name: `world/tp-0`.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the time limit of the calls that are given none; `None` waits indefinitely.
+    /// Returns the time limit of calls without an explicit timeout; `None` waits indefinitely.
     #[must_use]
     pub const fn timeout(&self) -> Option<Duration> {
         self.timeout
     }
 
-    /// The store of the group, for values of the program's own. The group's keys begin with `c10d/`.
+    /// The store of the group, for the program's own values. The group's keys begin with `c10d/`.
     #[must_use]
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store
     }
 
-    /// The value of rank `root` on all ranks: the root gives it, the others give `None`. Blocks for at most the timeout of
-    /// the group.
+    /// Returns the value of rank `root` on all ranks: the root passes it, the other ranks pass `None`. Blocks for at
+    /// most the timeout of the group.
     ///
     /// # Errors
-    /// As [`broadcast_timeout`](Self::broadcast_timeout).
+    /// The errors of [`broadcast_timeout`](Self::broadcast_timeout).
     pub fn broadcast(&self, root: usize, value: Option<&[u8]>) -> Result<Vec<u8>, GroupError> {
         self.broadcast_timeout(root, value, self.timeout)
     }
 
-    /// [`broadcast`](Self::broadcast) with a time limit of its own; `None` waits indefinitely, zero checks once.
+    /// [`broadcast`](Self::broadcast) with an explicit time limit; `None` waits indefinitely, zero checks once.
     ///
     /// # Errors
-    /// [`GroupError::Missing`] if ranks did not come in time, [`GroupError::TooLarge`],
-    /// [`GroupError::InvalidArgument`] for a root that is not in the group, and if the root gives no value or another rank
-    /// gives one; otherwise as [`barrier_timeout`](Self::barrier_timeout).
+    /// [`GroupError::Missing`] if ranks did not arrive in time, [`GroupError::TooLarge`],
+    /// [`GroupError::InvalidArgument`] for a root that is not in the group, and if the root passes no value or
+    /// another rank passes a value; otherwise the errors of [`barrier_timeout`](Self::barrier_timeout).
     pub fn broadcast_timeout(
         &self,
         root: usize,
@@ -171,15 +172,15 @@ impl Group {
     /// Waits until all ranks have called this. Blocks for at most the timeout of the group.
     ///
     /// # Errors
-    /// As [`barrier_timeout`](Self::barrier_timeout).
+    /// The errors of [`barrier_timeout`](Self::barrier_timeout).
     pub fn barrier(&self) -> Result<(), GroupError> {
         self.barrier_timeout(self.timeout)
     }
 
-    /// [`barrier`](Self::barrier) with a time limit of its own; `None` waits indefinitely, zero checks once.
+    /// [`barrier`](Self::barrier) with an explicit time limit; `None` waits indefinitely, zero checks once.
     ///
     /// # Errors
-    /// [`GroupError::Missing`] if ranks did not come in time, [`GroupError::OutOfStep`] if another operation is not
+    /// [`GroupError::Missing`] if ranks did not arrive in time, [`GroupError::OutOfStep`] if another operation is not
     /// complete, [`GroupError::Broken`] after an earlier failure, [`GroupError::Store`] if the store failed.
     pub fn barrier_timeout(&self, timeout: impl Into<Option<Duration>>) -> Result<(), GroupError> {
         self.run(Kind::Barrier, timeout.into(), |turn, meeting, place| {
@@ -188,19 +189,20 @@ impl Group {
         })
     }
 
-    /// The values of all ranks, by rank. They may have different lengths. Blocks for at most the timeout of the group.
+    /// Returns the values of all ranks, by rank. They may have different lengths. Blocks for at most the timeout of
+    /// the group.
     ///
     /// # Errors
-    /// As [`all_gather_bytes_timeout`](Self::all_gather_bytes_timeout).
+    /// The errors of [`all_gather_bytes_timeout`](Self::all_gather_bytes_timeout).
     pub fn all_gather_bytes(&self, value: &[u8]) -> Result<Vec<Vec<u8>>, GroupError> {
         self.all_gather_bytes_timeout(value, self.timeout)
     }
 
-    /// [`all_gather_bytes`](Self::all_gather_bytes) with a time limit of its own; `None` waits indefinitely, zero checks
-    /// once. Each rank receives the values of all: with many ranks, keep them short.
+    /// [`all_gather_bytes`](Self::all_gather_bytes) with an explicit time limit; `None` waits indefinitely, zero
+    /// checks once. Each rank receives the values of all ranks: with many ranks, keep them short.
     ///
     /// # Errors
-    /// As [`barrier_timeout`](Self::barrier_timeout), and [`GroupError::TooLarge`].
+    /// The errors of [`barrier_timeout`](Self::barrier_timeout), and [`GroupError::TooLarge`].
     pub fn all_gather_bytes_timeout(
         &self,
         value: &[u8],
@@ -233,24 +235,25 @@ impl Group {
         })
     }
 
-    /// A group of some ranks of this one, in the order of `ranks`: the first becomes rank 0. Called by these ranks only,
-    /// with the same list; returns when all have called it. Blocks for at most the timeout of the group.
+    /// Forms a group of some ranks of this group, in the order of `ranks`: the first becomes rank 0. Called by these
+    /// ranks only, with the same list; returns when all have called it. Blocks for at most the timeout of the group.
     ///
-    /// The name tells sub-groups apart, whatever the order in which ranks make them. It serves once in a group: after an
-    /// error, make the sub-group with another name.
+    /// The name identifies the sub-group, whatever the order in which ranks make several of them. It can be used once
+    /// in a group: after an error, make the sub-group with another name.
     ///
     /// # Errors
-    /// [`GroupError::InvalidArgument`] for a list without this rank, with a rank twice or with one that is not in this
-    /// group; [`GroupError::Mismatch`] if another rank gives another list under this name, [`GroupError::Taken`] if this
-    /// rank has used the name before, [`GroupError::Missing`] if ranks did not come in time, [`GroupError::Store`].
+    /// [`GroupError::InvalidArgument`] for a list without this rank, with a rank twice, or with a rank outside this
+    /// group; [`GroupError::Mismatch`] if another rank gives another list under this name, [`GroupError::Taken`] if
+    /// this rank has used the name before, [`GroupError::Missing`] if ranks did not arrive in time,
+    /// [`GroupError::Store`].
     pub fn split(&self, name: &str, ranks: &[usize]) -> Result<Self, GroupError> {
         self.split_timeout(name, ranks, self.timeout)
     }
 
-    /// [`split`](Self::split) with a time limit of its own; `None` waits indefinitely, zero checks once.
+    /// [`split`](Self::split) with an explicit time limit; `None` waits indefinitely, zero checks once.
     ///
     /// # Errors
-    /// As [`split`](Self::split).
+    /// The errors of [`split`](Self::split).
     pub fn split_timeout(
         &self,
         name: &str,
@@ -312,12 +315,12 @@ impl Group {
         Ok(group)
     }
 
-    /// Waits until all ranks have called this, the last operation of a group. A rank that hosts the store returns when the
-    /// others have left, or after 10 s, so that it can drop the group and with it the store. Blocks for at most the
-    /// timeout of the group and these 10 s.
+    /// Waits until all ranks have called this, the last operation of a group. A rank that hosts the store returns
+    /// when the other ranks have left, or after 10 s, so that it can drop the group and with it the store. Blocks for
+    /// at most the timeout of the group and these 10 s.
     ///
     /// # Errors
-    /// As [`barrier_timeout`](Self::barrier_timeout).
+    /// The errors of [`barrier_timeout`](Self::barrier_timeout).
     pub fn finish(&self) -> Result<(), GroupError> {
         let kind = Kind::Finish;
         self.run(kind, self.timeout, |turn, meeting, place| {
@@ -343,8 +346,9 @@ impl Group {
         })
     }
 
-    /// The same group, whose calls `cancel` ends with an error for which [`GroupError::is_interrupted`] is true. The same
-    /// call can be made again, with another `Cancel`. See [`StoreHandle::with_cancel`](c10d_store::StoreHandle::with_cancel).
+    /// Returns a handle to the same group whose calls `cancel` interrupts, with an error for which
+    /// [`GroupError::is_interrupted`] is true. The same call can be made again, with another `Cancel`. See
+    /// [`StoreHandle::with_cancel`](c10d_store::StoreHandle::with_cancel).
     #[must_use]
     pub fn with_cancel(&self, cancel: &Cancel) -> Self {
         Self {
@@ -413,7 +417,7 @@ impl Group {
         result
     }
 
-    /// Says that this rank has arrived, and waits for the others.
+    /// Reports that this rank has arrived, and waits for the other ranks.
     fn meet(&self, turn: Turn, meeting: &Meeting<'_>, place: &str) -> Result<(), GroupError> {
         let failed = |error| self.failed(turn.kind, error);
         if !turn.has_arrived {
@@ -483,7 +487,7 @@ impl Group {
     }
 
     fn sequence(&self) -> MutexGuard<'_, Sequence> {
-        // Nothing panics while it is held.
+        // The code that holds the lock does not panic.
         self.sequence.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

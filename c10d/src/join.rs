@@ -1,9 +1,9 @@
 //! How a group forms: each rank claims its place in a generation that rank 0 has begun.
 //!
-//! A store may hold what earlier workers of the job have left: a launcher's store outlives them. So rank 0 draws a new
-//! number, the generation, under which all keys of the group are; the others look for the newest one, and go over to a
-//! newer one until all ranks have claimed theirs. `Joining` decides and knows neither the store nor the clock; `join`
-//! carries it out.
+//! A store may hold keys of earlier workers of the job, because a launcher's store outlives them. So rank 0 draws a
+//! new number, the generation, that is part of all keys of the group. The other ranks look for the newest generation,
+//! and move to a newer one until all ranks have claimed their places. `Joining` decides and has neither store nor
+//! clock; `join` carries it out.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::keys::{self, Generation, in_words, random, shown, this_process};
 /// How often a rank that waits looks for a newer generation, and for one on a store that cannot notify.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What a rank does next.
+/// The next step of a rank.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
     Claim(Generation),
@@ -44,7 +44,7 @@ pub(crate) enum Obstacle {
 struct Joining {
     world_size: usize,
     me: String,
-    /// What rank 0 has begun.
+    /// The generation that rank 0 has begun.
     own: Option<Generation>,
     claimed: Option<Generation>,
     obstacle: Obstacle,

@@ -8,7 +8,7 @@ use std::str;
 
 use c10d_socket::{host_name, printable};
 
-/// A first try of forming a group, or a later one: rank 0 draws the number.
+/// One try of forming a group: rank 0 draws a new number for each try.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Generation {
     pub(crate) id: u64,
@@ -16,7 +16,7 @@ pub(crate) struct Generation {
 }
 
 impl Generation {
-    /// None if these are not the bytes of a generation.
+    /// Returns `None` if these are not the bytes of a generation.
     pub(crate) fn parse(value: &[u8]) -> Option<Self> {
         let (id, world_size) = str::from_utf8(value).ok()?.split_once(' ')?;
         if id.len() != 16 {
@@ -35,7 +35,7 @@ impl fmt::Display for Generation {
     }
 }
 
-/// What the ranks of a group do together, one after the other.
+/// An operation that the ranks of a group do together, one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Broadcast { root: usize },
@@ -105,7 +105,7 @@ pub(crate) fn value(operation: &str) -> String {
     format!("{operation}/value")
 }
 
-/// What a rank gives to an all-gather.
+/// The value of a rank for an all-gather.
 pub(crate) fn value_of(operation: &str, rank: usize) -> String {
     format!("{operation}/value/{rank}")
 }

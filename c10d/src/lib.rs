@@ -23,7 +23,7 @@ pub use rpc::{Rpc, RpcError, RpcMember, RpcOptions, init_rpc};
 /// Joins the group of all workers of this job: [`GroupOptions::init_from_env`] with the default options.
 ///
 /// # Errors
-/// As [`GroupOptions::init_from_env`].
+/// The errors of [`GroupOptions::init_from_env`].
 pub fn init_from_env() -> Result<Group, GroupError> {
     GroupOptions::default().init_from_env()
 }

@@ -1,4 +1,4 @@
-//! How a group is joined.
+//! Options of joining a group.
 
 use std::env;
 use std::path::Path;
@@ -21,7 +21,7 @@ const DEFAULT_NAME: &str = "world";
 /// The shortest limit on the values that a store of the group's own accepts: room for the ranks that have arrived.
 const REPLY_BYTES_MIN: usize = 64 << 20;
 
-/// How a group is joined: its name, the time limits, the longest value.
+/// Options of joining a group: its name, the time limits, the longest value.
 ///
 /// ```
 /// use std::time::Duration;
@@ -72,8 +72,8 @@ impl GroupOptions {
         self
     }
 
-    /// The time limit for joining, and for each later call without a limit of its own; `None` waits indefinitely. It is
-    /// also the timeout of a store that this group opens. Default 300 s, as for stores.
+    /// The time limit for joining, and for each later call without an explicit limit; `None` waits indefinitely. It
+    /// is also the timeout of a store that this group opens. Default 300 s, the default of stores.
     pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.timeout = timeout.into();
         self
@@ -93,7 +93,8 @@ impl GroupOptions {
         self
     }
 
-    /// Ends the call that joins, and the later calls of the group. Default [`Cancel::NEVER`].
+    /// Sets the [`Cancel`] that interrupts the call that joins, and the later calls of the group. Default
+    /// [`Cancel::NEVER`].
     pub fn with_cancel(mut self, cancel: Cancel) -> Self {
         self.cancel = cancel;
         self
@@ -124,11 +125,11 @@ impl GroupOptions {
         self.init_from(&|name| env::var(name).ok())
     }
 
-    /// As [`init_from_env`](Self::init_from_env), with other environment variables: `variable` returns the value of the
-    /// variable with the given name.
+    /// Like [`init_from_env`](Self::init_from_env), with other environment variables: `variable` returns the value of
+    /// the variable with the given name.
     ///
     /// # Errors
-    /// As [`init_from_env`](Self::init_from_env).
+    /// The errors of [`init_from_env`](Self::init_from_env).
     pub fn init_from(self, variable: &dyn Fn(&str) -> Option<String>) -> Result<Group, GroupError> {
         let began = Instant::now();
         self.check()?;
@@ -199,8 +200,8 @@ impl GroupOptions {
     /// ```
     ///
     /// # Errors
-    /// As [`init_from_env`](Self::init_from_env), with [`GroupError::InvalidArgument`] for a rank that is not below the
-    /// world size.
+    /// The errors of [`init_from_env`](Self::init_from_env), and [`GroupError::InvalidArgument`] for a rank that is
+    /// not below the world size.
     pub fn join(
         self,
         store: Arc<dyn Store>,
@@ -253,7 +254,8 @@ impl GroupOptions {
         keys::check_name(&self.name).map_err(|detail| GroupError::InvalidArgument { detail })
     }
 
-    /// The credentials of calls between the ranks: also of those whose store is a launcher's, which are on other machines.
+    /// The credentials of calls between the ranks. Ranks whose store is a launcher's need them as well, because they
+    /// are on other machines.
     #[cfg(feature = "rpc")]
     pub(crate) fn credentials_of_calls(&self) -> Result<Option<Credentials>, GroupError> {
         let file = env::var_os(crate::environment::SECRET_FILE).filter(|it| !it.is_empty());

@@ -1,7 +1,7 @@
-//! Starts the calls and references of a worker in one step, as PyTorch's `init_rpc`.
+//! Starts the calls and references of a worker in one step, like PyTorch's `init_rpc`.
 //!
-//! This module has the types that a worker of [`init_rpc`] needs, so that a program depends on this crate only. More is in the crates
-//! `rpc-agent` and `rref`.
+//! This module has the types that a worker of [`init_rpc`] needs, so that a program depends on this crate only. For
+//! more, see the crates `rpc-agent` and `rref`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,10 +21,10 @@ use crate::keys::random;
 use crate::options::GroupOptions;
 
 /// Joins all workers of this job, and starts the calls and references of this one: [`RpcOptions::init`] with the
-/// default options. `name` is this worker's, `functions` are those that others may run here.
+/// default options. `name` is the name of this worker; other workers may call its `functions`.
 ///
 /// # Errors
-/// As [`RpcOptions::init`].
+/// The errors of [`RpcOptions::init`].
 pub fn init_rpc(name: &str, functions: Functions) -> Result<Rpc, RpcError> {
     RpcOptions::default().init(name, functions)
 }
@@ -60,9 +60,9 @@ impl Default for RpcOptions {
 }
 
 impl RpcOptions {
-    /// The URL of the store over which the workers find each other, such as `tcp://10.0.0.1:29500` or `file:///shared/job`
-    /// ([`c10d_store::rendezvous`]), with this worker's rank and the number of workers. Default: as
-    /// [`init_from_env`](crate::init_from_env), from the environment that `c10d run` and torchrun set.
+    /// The URL of the store with which the workers find each other, such as `tcp://10.0.0.1:29500` or
+    /// `file:///shared/job` ([`c10d_store::rendezvous`]), with this worker's rank and the number of workers. Default:
+    /// the environment that `c10d run` and torchrun set, like [`init_from_env`](crate::init_from_env).
     pub fn with_init_method(
         mut self,
         url: impl Into<String>,
@@ -77,34 +77,35 @@ impl RpcOptions {
         self
     }
 
-    /// How the group is joined. Its credentials, or those of the file that `C10D_SECRET_FILE` names (with the feature
-    /// `tls`), are also those of the calls: all workers need them. Default: the group `rpc`.
+    /// Options of joining the group. Calls use the credentials of the group as well, or the secret in the file that
+    /// `C10D_SECRET_FILE` names (with the feature `tls`): all workers need them. Default: the group `rpc`.
     pub fn with_group(mut self, group: GroupOptions) -> Self {
         self.group = group;
         self
     }
 
-    /// The agent's options. Their name, rank and world size are replaced, and credentials added if they have none. Default:
-    /// [`AgentOptions::new`]'s.
+    /// Options of the agent. Their name, rank and world size are replaced, and credentials are added if they have
+    /// none. Default: the options of [`AgentOptions::new`].
     pub fn with_agent(mut self, agent: AgentOptions) -> Self {
         self.agent = agent;
         self
     }
 
-    /// The options of references.
+    /// Options of remote references.
     pub fn with_references(mut self, rrefs: RRefOptions) -> Self {
         self.rrefs = rrefs;
         self
     }
 
-    /// The time limit of joining the group, and of the shutdown; `None` waits indefinitely. Default 300 s, as for stores.
-    /// The agent's start has [`AgentOptions::with_start_timeout`].
+    /// The time limit of joining the group, and of the shutdown; `None` waits indefinitely. Default 300 s, the
+    /// default of stores. The start of the agent has a separate limit, [`AgentOptions::with_start_timeout`].
     pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.timeout = timeout.into();
         self
     }
 
-    /// Joins all workers, and returns when each can be called by its name.
+    /// Joins all workers, and returns when each can be called by its name. Blocks for at most
+    /// [`with_timeout`](Self::with_timeout), then for at most [`AgentOptions::with_start_timeout`].
     ///
     /// # Errors
     /// [`RpcError`] with the step that failed.
@@ -134,12 +135,14 @@ impl RpcOptions {
         self.start(name, functions, group)
     }
 
-    /// Joins a group whose workers come and go, as PyTorch's `init_rpc` does without a world size. Returns at once: the
-    /// workers of the group are those that have joined by the time of a call, and [`RpcMember::leave`] ends one of them.
+    /// Joins a group whose workers come and go, like PyTorch's `init_rpc` without a world size. Returns at once: the
+    /// workers of the group are those that have joined by the time of a call, and a worker leaves with
+    /// [`RpcMember::leave`].
     ///
-    /// The workers find each other in `store`, which must outlive them, such as a server's that none of them hosts. Name
-    /// and rank are unique among the workers. A process that joins with the name and the rank of another process replaces that process.
-    /// The group's name keeps several groups of one store apart. [`RpcOptions::with_init_method`] has no effect.
+    /// The workers find each other in `store`, which must outlive them, for example the store of a server that none
+    /// of them hosts. Name and rank are unique among the workers. A process that joins with the name and the rank of
+    /// another process replaces that process. The group's name separates several groups of one store.
+    /// [`RpcOptions::with_init_method`] has no effect.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -256,7 +259,7 @@ fn with_credentials(agent: AgentOptions, _: Option<Credentials>) -> AgentOptions
     agent
 }
 
-/// The calls and references of one worker, from [`init_rpc`].
+/// The calls and references of one worker, started by [`init_rpc`].
 #[derive(Debug)]
 pub struct Rpc {
     rrefs: RRefs,
@@ -272,7 +275,7 @@ impl Rpc {
         &self.rrefs
     }
 
-    /// Calls without references, and what is known of the other workers.
+    /// Calls without references, and information about the other workers.
     #[must_use]
     pub const fn agent(&self) -> &Agent {
         &self.agent
@@ -284,11 +287,12 @@ impl Rpc {
         &self.group
     }
 
-    /// Ends together with all other workers: waits until no call is under way, frees all values, and returns what was
-    /// still referenced. Blocks for at most the timeout in each of its three steps, and for functions that run.
+    /// Shuts down together with all other workers: waits until no call is under way, frees all values, and returns
+    /// what was still referenced. Blocks for at most the timeout in each of its three steps, and until running
+    /// functions have returned.
     ///
     /// # Errors
-    /// [`RpcError`] with the step that failed; the steps after it are not done, and dropping this ends the agent at once.
+    /// [`RpcError`] with the step that failed; later steps are not done, and the agent stops at once.
     pub fn shutdown(self) -> Result<LeakReport, RpcError> {
         let report = self
             .rrefs
@@ -300,8 +304,8 @@ impl Rpc {
     }
 }
 
-/// The calls and references of one worker of a group that others join and leave, from [`RpcOptions::join`]. Dropping it
-/// stops the agent at once: calls that are under way fail, and the other workers lose the values of this one.
+/// The calls and references of one worker of a group that workers join and leave, from [`RpcOptions::join`]. Dropping
+/// it stops the agent at once: calls that are under way fail, and the other workers lose the values of this one.
 #[derive(Debug)]
 pub struct RpcMember {
     rrefs: RRefs,
@@ -322,8 +326,9 @@ impl RpcMember {
         &self.agent
     }
 
-    /// Leaves the group, and returns what was still referenced: waits until this worker's own calls have ended and no other
-    /// worker holds its values. Blocks for at most the timeout in each of its two steps, and for functions that run.
+    /// Leaves the group, and returns what was still referenced: waits until this worker's own calls have ended and no
+    /// other worker holds its values. Blocks for at most the timeout in each of its two steps, and until running
+    /// functions have returned.
     ///
     /// # Errors
     /// [`RpcError`] with the step that failed. The next step is not done then, and the agent is stopped at once.
@@ -334,7 +339,7 @@ impl RpcMember {
     }
 }
 
-/// Why a worker could not start its calls, or end them.
+/// Why a worker could not start or shut down its calls.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum RpcError {
@@ -359,7 +364,7 @@ pub enum RpcError {
     /// The shutdown of the references is incomplete.
     #[error(transparent)]
     Shutdown(#[from] Box<ShutdownError>),
-    /// The agent could not end together with the others.
+    /// The agent could not shut down together with the other workers.
     #[error(transparent)]
     Termination(#[from] TerminationError),
 }

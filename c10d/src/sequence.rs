@@ -1,7 +1,7 @@
-//! Which operation a group is at. Pure: it knows no store, clock or thread.
+//! The number of the operation that a group runs. Pure: without a store, a clock or a thread.
 //!
-//! All ranks do the same operations in the same order, so their number, counted by each rank for each group, tells them
-//! apart. An operation that was given up in the middle keeps its number until it is complete.
+//! All ranks do the same operations in the same order, so their number, counted by each rank for each group,
+//! identifies them. An operation that was abandoned in the middle keeps its number until it is complete.
 
 use crate::keys::Kind;
 
@@ -41,13 +41,13 @@ pub(crate) enum Refusal {
 pub(crate) enum Ending {
     /// With the keys that this rank deletes.
     Complete(Vec<String>),
-    /// The same call can go on with it.
+    /// The same call can resume it.
     Unfinished,
     Broken(String),
 }
 
 impl Sequence {
-    /// Begins an operation, or goes on with one that was given up.
+    /// Begins an operation, or resumes an abandoned operation.
     pub(crate) fn begin(&mut self, kind: Kind) -> Result<Turn, Refusal> {
         if let Some(cause) = &self.broken {
             return Err(Refusal::Broken(cause.clone()));
@@ -75,7 +75,8 @@ impl Sequence {
         }
     }
 
-    /// Returns the keys to delete: those of the operation before. As all ranks have arrived in this one, none reads them.
+    /// Returns the keys to delete: the keys of the previous operation. No rank reads them, because all ranks have
+    /// arrived in this one.
     pub(crate) fn end(&mut self, ending: Ending) -> Vec<String> {
         match ending {
             Ending::Complete(keys) => {

@@ -17,7 +17,7 @@ fn options() -> GroupOptions {
     GroupOptions::default().with_timeout(LIMIT)
 }
 
-/// Runs a function in each rank of a group, each with a store of its own.
+/// Runs a function in each rank of a group, each with its own store.
 fn with_ranks<T: Send>(
     world_size: usize,
     store: impl Fn() -> Arc<dyn Store> + Sync,
@@ -47,7 +47,7 @@ fn client(server: &TcpStoreServer) -> Arc<dyn Store> {
     Arc::new(TcpStore::connect("127.0.0.1", server.local_addr().port()).unwrap())
 }
 
-/// What the ranks of a job do.
+/// The work of each rank of a job.
 fn train(group: &Group) {
     let world_size = group.world_size();
     for round in 0..5_u8 {
@@ -106,7 +106,7 @@ fn keys_do_not_pile_up() {
             counts
         },
     );
-    // At most the keys of joining, and of two operations, one of which others may be deleting.
+    // At most the keys of joining, and of two operations. Other ranks may be deleting the keys of one of them.
     for counts in counts {
         assert!(counts.iter().all(|count| *count < 30), "{counts:?}");
     }
@@ -132,7 +132,7 @@ fn the_missing_ranks_are_named_on_joining() {
         };
         assert_eq!((ranks, operation), (vec![1, 3, 4], "join"));
     }
-    // Rank 0 never came at all.
+    // Rank 0 never arrived at all.
     let error = GroupOptions::default()
         .with_timeout(SHORT)
         .join(in_process()(), 1, 2)
@@ -162,7 +162,7 @@ fn a_broadcast_names_its_root_and_its_receivers_and_goes_on_afterwards() {
             let own = format!("rank 2 is pid {} on ", std::process::id());
             assert!(processes.iter().any(|it| it.starts_with(&own)), "{text}");
             sender.send(()).unwrap();
-            // The value is sent, so another one is not.
+            // The value has been sent, so a different value is not sent.
             assert_eq!(group.broadcast(0, Some(b"id")).unwrap(), b"id");
         }
         1 => loop {
@@ -414,7 +414,7 @@ fn a_group_whose_store_is_lost_is_broken_and_says_why() {
 
 #[test]
 fn rank_0_hosts_the_store_of_workers_without_a_launcher() {
-    // A rank 0 cannot tell the others which port the system has chosen, so this process has an address of its own.
+    // A rank 0 cannot announce a port that the system has chosen, so this process has its own address.
     let pid = std::process::id();
     let address = format!("127.77.{}.{}", pid >> 8 & 255, pid & 255);
     let hosted = AtomicUsize::new(0);

@@ -44,7 +44,7 @@ fn workers_meet_at_a_url_call_each_other_and_end_together() {
     let _ = fs::remove_file(&file);
 }
 
-/// What each of the two workers does.
+/// The work of each of the two workers.
 fn work(rpc: Rpc, rank: usize) {
     assert_eq!((rpc.group().rank(), rpc.group().world_size()), (rank, 2));
     let other = format!("worker{}", 1 - rank);
@@ -185,15 +185,15 @@ fn workers_meet_at_the_address_that_their_environment_or_their_url_has() {
     }
 }
 
-/// A port on which nothing listens. Below the range from which the system takes ports for connections, so that it stays
-/// free until rank 0 listens on it.
+/// A port that no process uses. It is below the range of ports for outgoing connections, so it stays free until rank
+/// 0 listens on it.
 fn free_port() -> u16 {
     let first = 10_000 + u16::try_from(process::id() % 10_000).unwrap();
     let is_free = |port: &u16| TcpListener::bind(("0.0.0.0", *port)).is_ok();
     (first..32_000).find(is_free).unwrap()
 }
 
-/// Only a worker with the secret of the group is called, though the store asks for none.
+/// Only a worker with the secret of the group is called, although the store does not require a secret.
 #[cfg(feature = "tls")]
 #[test]
 fn the_secret_of_the_group_is_that_of_its_calls() {
