@@ -37,7 +37,7 @@ pub(crate) struct Case {
     fields: Map<String, Value>,
 }
 
-/// What a column makes of a case.
+/// A column's answer to a case.
 #[derive(Debug, Clone)]
 pub(crate) enum Answer {
     Script(Script),
@@ -110,7 +110,7 @@ enum Split {
     #[default]
     Nowhere,
     At(Vec<usize>),
-    /// At each byte: any text, as in `"bytes"`.
+    /// At each byte: any text, like in `"bytes"`.
     Each(de::IgnoredAny),
 }
 

@@ -1,13 +1,14 @@
 //! The cases, as text: one JSON object a line. The README describes the format.
 
-/// Requests and replies on one connection.
+/// Cases of requests and replies on one connection.
 pub const SINGLE: &str = include_str!("../cases/single.jsonl");
 
-/// Steps on several connections.
+/// Cases with steps on several connections.
 pub const SEVERAL: &str = include_str!("../cases/several.jsonl");
 
-/// Weaknesses of PyTorch's servers. A server passes such a case with PyTorch's answer or with the right one.
+/// Cases of weaknesses of PyTorch's servers. A server passes such a case with PyTorch's answer or with the right
+/// answer.
 pub const QUIRKS: &str = include_str!("../cases/quirks.jsonl");
 
-/// Limits, hostile lengths, races and orders, which `cases/generate.py` writes.
+/// Cases of limits, hostile lengths, races and orders, which `cases/generate.py` writes.
 pub const GENERATED: &str = include_str!("../cases/generated.jsonl");

@@ -1,4 +1,4 @@
-//! The servers that a server can be compared with: PyTorch's releases and back ends, and ours.
+//! The servers with which a server can be compared: PyTorch's releases and back ends, and ours.
 
 use std::fmt;
 use std::str::FromStr;
@@ -34,7 +34,8 @@ const UP_TO_2_4: [Opcode; 6] = [
     QUEUES[2],
 ];
 
-/// All columns, the newest release first. The back end is libuv's, PyTorch's default, unless the name says `poll`.
+/// All columns, the newest release first. A column without `poll` in its name has the libuv back end, PyTorch's
+/// default.
 pub const COLUMNS: [Column; 7] = [
     Column::pytorch("torch-2.15", &["torch-2.15"], &[]),
     Column::pytorch("torch-2.9", &["torch-2.9"], &SINCE_2_10),

@@ -1,4 +1,4 @@
-//! The requests that this suite adds to those of a case: the handshake, and the fence behind a reply.
+//! The requests that this suite adds to the requests of a case: the handshake, and the fence behind a reply.
 
 use crate::column::Column;
 use crate::request::{Opcode, RequestBytes};
@@ -29,7 +29,7 @@ pub(crate) fn fence(column: Column, key: &str) -> Exchange {
             reply: nonce,
         };
     }
-    // A COMPARE_SET of a missing key replies with what it expected there.
+    // A COMPARE_SET of a missing key replies with the expected value.
     let request = RequestBytes::new(Opcode::COMPARE_SET).blob(key.as_bytes());
     Exchange {
         request: request.blob(&nonce).blob(&nonce).0,

@@ -1,4 +1,4 @@
-//! The cases of a column, with those that are made of others: byte by byte, and cut in two at each byte.
+//! The cases of a column, with cases derived from them: byte by byte, and cut in two at each byte.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const CUTS_MAX: usize = 40;
 /// Longer requests are not sent byte by byte.
 const BYTEWISE_MAX: usize = 512;
 
-/// Between pieces, so that most arrive by themselves.
+/// Pause between pieces, so that most arrive separately.
 const BYTE_PAUSE: Duration = Duration::from_micros(200);
 const CUT_PAUSE: Duration = Duration::from_millis(1);
 
@@ -31,10 +31,10 @@ pub(crate) struct Plan {
     pub(crate) attempts: Vec<Answer>,
 }
 
-/// All cases of a column. Their keys are distinct from those of runs with another `run`.
+/// All cases of a column. Runs with different values of `run` have distinct keys.
 ///
 /// # Errors
-/// A case is malformed, which a test rules out for those of this crate.
+/// A case is malformed, which a test rules out for the cases of this crate.
 pub(crate) fn plans(column: Column, run: &str) -> Result<Vec<Plan>, MalformedCase> {
     let mut plans = Vec::new();
     let mut cut: Vec<String> = Vec::new();
@@ -126,7 +126,7 @@ fn bytewise(script: &Script) -> Script {
     script
 }
 
-/// The last request of the script, cut at each byte, each time with other keys and on a connection of its own.
+/// The last request of the script, cut at each byte, each time with other keys and on its own connection.
 fn cut_everywhere(script: &Script) -> Script {
     let mut whole = Script::new();
     let is_send = |step: &Step| matches!(step.act, Act::Send(_));

@@ -1,4 +1,4 @@
-//! What a run has found.
+//! The result of a run.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use c10d_socket::printable;
 
 use crate::verdict::Outcome;
 
-/// The outcomes of a run.
+/// The outcomes of all cases of a run, from [`ServerRun::run`](crate::ServerRun::run).
 #[derive(Debug, Clone)]
 pub struct Report {
     /// The address of the server.
@@ -32,7 +32,7 @@ impl Report {
         }
     }
 
-    /// Whether every case passes.
+    /// Returns whether every case passes.
     #[must_use]
     pub fn is_conforming(&self) -> bool {
         self.failed().next().is_none()

@@ -1,6 +1,7 @@
-//! The format of requests, as this suite knows it: enough to find the keys in a case and to show a request to a reader.
+//! The format of requests, as far as this suite needs it: enough to find the keys in a case and to show a request to
+//! a reader.
 //!
-//! It is written from the protocol's description, and shares nothing with a server that it judges.
+//! It is written from the protocol's description, and shares nothing with the tested servers.
 
 use std::fmt;
 use std::fmt::Write as _;
@@ -176,7 +177,7 @@ impl<'b> Requests<'b> {
     }
 }
 
-/// The requests as a reader writes them; what cannot be read, in hex.
+/// The requests in a readable notation; unreadable bytes are shown in hex.
 impl fmt::Display for Requests<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&printable(&self.text, 6 * SHOWN_CHARS_MAX).to_string())

@@ -3,7 +3,7 @@
 use crate::request::{Requests, length_word};
 use crate::script::{Act, Script, streams};
 
-/// Longer keys are overwritten in place of growing: they are about the limit.
+/// Longer keys are overwritten instead of growing, because their case is about the limit.
 const GROWN_BYTES_MAX: usize = 4096;
 
 /// Whether the keys of a script can have a prefix: they have the `/` of a client's key, after which it goes.

@@ -24,13 +24,13 @@ const THREADS: usize = 6;
 /// For a run. A case that has not ended then has no verdict.
 const RUN_TIME_MAX: Duration = Duration::from_secs(19);
 
-/// Why there is no report.
+/// Why a run has no report.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The server cannot be reached.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// No case has the name that was asked for.
+    /// The requested name is not the name of a case.
     #[error("no case is called {0}: the names are in c10d-conform/cases")]
     NoCase(String),
     /// The cases cannot be read.
@@ -52,7 +52,7 @@ pub struct ServerRun {
 }
 
 impl ServerRun {
-    /// Compares this server with the column's.
+    /// A run that compares the server at `target` with the server of `column`. Connects to nothing yet.
     pub fn new(target: HostPort, column: Column) -> Self {
         Self {
             target,
@@ -68,11 +68,13 @@ impl ServerRun {
         self
     }
 
-    /// Runs the cases, and deletes the keys that they have made. `run` is part of their names: a number that no other run at
-    /// this server has. Blocks for 20 s at most, for some seconds if the server answers.
+    /// Runs the cases, and deletes the keys that they have made. `run` is part of the names of the keys: use a
+    /// different number for each run against the same server. Blocks for some seconds if the server answers, and for
+    /// 20 s at most.
     ///
     /// # Errors
-    /// The first connection cannot be made, or the run cannot start. What the server does wrong is in the report.
+    /// [`RunError`] if the first connection cannot be made, or the run cannot start. Wrong answers of the server are
+    /// in the report instead.
     pub fn run(&self, run: u32) -> Result<Report, RunError> {
         let started = Instant::now();
         let run = format!("{run:x}");
@@ -156,7 +158,7 @@ fn run_beside<'p>(
         .unwrap_or_else(PoisonError::into_inner))
 }
 
-/// The verdict on the column's answer, or on the other one that passes.
+/// The verdict on the column's answer, or on the second answer that passes.
 fn outcome(plan: &Plan, worker: &mut Worker<'_>) -> Verdict {
     let mut first = None;
     for answer in &plan.attempts {
@@ -215,7 +217,7 @@ mod tests {
             let mut served = Vec::new();
             while let Ok((stream, _)) = listener.accept() {
                 let mut first = [0];
-                // A client that sends this ends the server.
+                // This input terminates the server.
                 if stream
                     .peek(&mut first)
                     .is_ok_and(|length| length == 1 && first == *b"!")

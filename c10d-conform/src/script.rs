@@ -1,4 +1,4 @@
-//! What a case does: steps on connections, each a value.
+//! The script of a case: steps on connections, each a value.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub(crate) enum Act {
         has_handshake: bool,
     },
     Send(Send),
-    /// One of these has to arrive next. None is the beginning of another.
+    /// One of these has to arrive next. They are prefix-free.
     Receive(Vec<Vec<u8>>),
     /// A request with a known reply, which has to arrive next: nothing else was sent, and all before has been carried out.
     Fence,

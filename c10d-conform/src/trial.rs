@@ -1,5 +1,5 @@
-//! The run of one script against a server, without sockets and clocks: says what to do next, is told what came of it, and
-//! ends with a verdict.
+//! The run of one script against a server, without sockets and clocks: returns the next order, takes its result, and
+//! finishes with a verdict.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::fence::{Exchange, handshake};
 use crate::script::{Act, Script};
 use crate::verdict::{Bytes, Difference, Expected, Verdict};
 
-/// What the shell has to do. Connections are numbers from 0 on.
+/// An order for the shell. Connections are numbers from 0 on.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Order<'t> {
     /// With the handshake or without. A connection that has had it will do.
@@ -24,7 +24,7 @@ pub(crate) enum Order<'t> {
     End(Verdict),
 }
 
-/// What came of the last order.
+/// The result of the last order.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// It is done, or, for the first call, there was none.
@@ -32,7 +32,7 @@ pub(crate) enum Event {
     /// The connection has had its handshake.
     Reused,
     Bytes(Vec<u8>),
-    /// The stream has ended, or the connection is broken. So is one that could not be written to.
+    /// The stream has ended, or the connection is broken, including after a failed write.
     Ended,
     /// The time has passed.
     Silent,
@@ -59,7 +59,7 @@ enum Operation {
     Pause(Duration),
 }
 
-/// What a reply belongs to.
+/// The step to which a reply belongs.
 type Kind = fn(Bytes) -> Expected;
 
 #[derive(Debug, Default)]
@@ -67,7 +67,7 @@ struct Connection {
     name: String,
     unread: Vec<u8>,
     is_ended: bool,
-    /// What was sent last, except for fences and the handshake.
+    /// The last bytes that were sent, except for fences and the handshake.
     sent: Vec<u8>,
 }
 
@@ -168,7 +168,7 @@ impl Trial {
         while let Some((number, operation)) = self.operations.get(self.next) {
             self.ordered = *number;
             let state = &mut self.connections[*number];
-            // What has to arrive is looked at again after each event; all else is done when it is ordered.
+            // Expected input is checked again after each event; every other operation is done when it is ordered.
             let seen = match operation {
                 Operation::Expect(choices, _) => state.expect(choices),
                 Operation::ExpectEnd => state.expect_end(),

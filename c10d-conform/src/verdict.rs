@@ -1,17 +1,17 @@
-//! What came of a case.
+//! The outcome of a case.
 
 use std::fmt;
 
 use crate::request::{Hex, Requests};
 
-/// What came of one case, and whose it is.
+/// The outcome of one case, with the name of the case.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     /// The case's name, which stays the same between versions of the cases.
     pub name: String,
     /// The command that it is about.
     pub operation: String,
-    /// What the server did.
+    /// How the server's answer compares with the expected answer.
     pub verdict: Verdict,
 }
 
@@ -20,7 +20,7 @@ pub struct Outcome {
 pub enum Verdict {
     /// It answered byte for byte as the column's server.
     Same,
-    /// It does not have a weakness of PyTorch's, and answered right.
+    /// It does not have a weakness of PyTorch's, and answered correctly.
     Fixed,
     /// It answered something else.
     Differs(Difference),
@@ -38,42 +38,42 @@ pub enum Verdict {
     },
 }
 
-/// What was sent, what should have followed, and what did.
+/// The difference between a server and its column: the last bytes sent, the expected answer, and the received answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
     /// The connection, by its name in the case.
     pub connection: String,
-    /// The last that was sent on it, in hex and in words.
+    /// The last bytes that were sent on the connection, in hex and in words.
     pub after: Bytes,
-    /// What the column's server does.
+    /// The answer of the column's server.
     pub expected: Expected,
-    /// What this server sent.
+    /// The answer of this server.
     pub got: Bytes,
-    /// It then closed the connection.
+    /// Whether the server then closed the connection.
     pub is_closed: bool,
 }
 
-/// What should have followed.
+/// The expected answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Expected {
-    /// The reply to VALIDATE and PING (without PING: COMPARE_SET), with which a connection opens.
+    /// The reply to VALIDATE and PING, which open each connection. Without PING, COMPARE_SET takes its place.
     Handshake(Bytes),
-    /// These bytes.
+    /// A reply with these bytes.
     Reply(Bytes),
     /// No byte until the reply to the PING (without PING: COMPARE_SET) that this suite sends next.
     NothingMore(Bytes),
-    /// Nothing, for a while.
+    /// No answer for a while.
     Silence,
     /// The end of the connection.
     Close,
 }
 
-/// Bytes of a connection.
+/// Some bytes of a connection, in a form for people.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Bytes {
-    /// The first 32, in hex.
+    /// The first 32 bytes, in hex.
     pub hex: String,
-    /// Their meaning, if they are requests.
+    /// The meaning of the bytes, if they are requests.
     pub text: String,
 }
 
@@ -94,13 +94,13 @@ impl Bytes {
 }
 
 impl Verdict {
-    /// Whether the server passes.
+    /// Returns whether the server passes the case.
     #[must_use]
     pub fn is_pass(&self) -> bool {
         matches!(self, Self::Same | Self::Fixed | Self::NotAsked { .. })
     }
 
-    /// The name of the kind, for a table.
+    /// The name of the variant, for a table.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -113,7 +113,7 @@ impl Verdict {
         }
     }
 
-    /// A sentence for a case that did not pass. `who` is whose answers are expected.
+    /// A sentence for a case that did not pass. `who` is the name of the server whose answers are expected.
     #[must_use]
     pub fn sentence(&self, who: &str) -> String {
         match self {

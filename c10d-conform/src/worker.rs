@@ -1,4 +1,4 @@
-//! Carries out what trials order: moves bytes and keeps the time. What the bytes mean is in `trial`.
+//! Carries out the orders of trials: moves bytes and keeps the time. The meaning of the bytes is in `trial`.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -18,22 +18,22 @@ use crate::verdict::Verdict;
 /// A server answers at once. More than this, on a busy machine, is a hang.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// A server that answers nobody for this long does not only look up a name: PyTorch's do, for each connection, and wait 5 s for
-/// a name server that has lost the question.
+/// A server that answers no client for this long does not only look up a name: PyTorch's servers do so for each
+/// connection, and wait 5 s for a name server that has lost the query.
 const STALL_TIME_MAX: Duration = Duration::from_secs(6);
 
 const NO_TIME: &str = "no time was left";
 
 const READ_BYTES: usize = 1 << 16;
 
-/// What the workers of a run have in common.
+/// The settings that the workers of a run share.
 #[derive(Debug, Clone)]
 pub(crate) struct Setting {
     pub(crate) target: HostPort,
     pub(crate) column: Column,
     /// A key that no case uses.
     pub(crate) fence_key: String,
-    /// No wait continues after it.
+    /// The deadline of all waits.
     pub(crate) deadline: Deadline,
 }
 
@@ -66,7 +66,7 @@ impl<'r> Worker<'r> {
         self.witness.is_some()
     }
 
-    /// Plays a script to its end. The connections of one that is `tidy` can serve the next.
+    /// Plays a script to its end. If `is_tidy`, the next script can use the same connections.
     pub(crate) fn play(&mut self, script: &Script, is_tidy: bool) -> Verdict {
         if self.setting.deadline.has_passed(Instant::now()) {
             return Verdict::NotRun {
@@ -146,7 +146,7 @@ impl<'r> Worker<'r> {
                 Ok(length) => bytes = &bytes[length..],
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if is_timeout(&error) => return Event::Silent,
-                // A broken connection shows at the next read, behind what the server has sent.
+                // A broken connection shows at the next read, behind the last bytes of the server.
                 Err(_) => break,
             }
         }
@@ -168,7 +168,7 @@ impl<'r> Worker<'r> {
         received(connection, wait_for_input(connection, time, &Cancel::NEVER))
     }
 
-    /// The time in which the server answers nobody does not count.
+    /// The time in which the server answers no client does not count.
     fn wait_for_input(&mut self, connection: &TcpStream) -> io::Result<bool> {
         let deadline = self.setting.deadline;
         let left = |limit: Duration| {
@@ -210,7 +210,7 @@ impl<'r> Worker<'r> {
     }
 }
 
-/// What a wait for input has brought.
+/// The event after a wait for input.
 fn received(connection: &TcpStream, has_input: io::Result<bool>) -> Event {
     match has_input {
         Ok(true) => {}
