@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// 31 random bits that tell the attempts of one service apart from those of every other one on the same store.
+/// 31 random bits that distinguish the attempts of one service from the attempts of all other services on the same
+/// store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Nonce(u32);
 
@@ -15,8 +16,8 @@ impl Nonce {
 
 /// One try to agree on a list of members. The attempt that commits is the *generation* from then on.
 ///
-/// Its 63 bits are a [`Nonce`] and a count from 1, so that messages of another life of the service fit no attempt of
-/// this one.
+/// Its 63 bits are a [`Nonce`] and a count from 1, so that messages to a previous run of the service fit no attempt
+/// of this run.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Attempt(u64);
 
@@ -34,12 +35,12 @@ impl Attempt {
         }
     }
 
-    /// What torch calls `uuid`. It fits into 63 bits.
+    /// The number that torch calls `uuid`. It fits into 63 bits.
     pub const fn uuid(self) -> u64 {
         self.0
     }
 
-    /// How many attempts the service had made with this one.
+    /// The number of attempts that the service had made, including this one.
     pub const fn count(self) -> u32 {
         #[expect(clippy::cast_possible_truncation, reason = "the low half")]
         {
@@ -52,12 +53,12 @@ impl Attempt {
         self.0 >> 32 == other.0 >> 32
     }
 
-    /// Whether all that is of this attempt is over when `other` is: it is not later, and of the same life of a service.
+    /// Whether this attempt is over when `other` is: it is not later than `other`, and of the same run of a service.
     pub const fn is_over_with(self, other: Self) -> bool {
         self.has_nonce_of(other) && self.0 <= other.0
     }
 
-    /// The attempt after this one; `None` after 2^32 - 1 of them, as no uuid may come twice.
+    /// The attempt after this one; `None` after 2^32 - 1 attempts, because a uuid must not repeat.
     pub(crate) fn next(self) -> Option<Self> {
         (self.count() < u32::MAX).then_some(Self(self.0 + 1))
     }

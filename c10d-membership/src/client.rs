@@ -1,4 +1,4 @@
-//! The client of a group: asks the server of a store.
+//! The client of a group: sends requests to the server of a store.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,14 +21,15 @@ use crate::status::GroupStatus;
 /// Characters of a prefix in an error.
 const KEY_CHARS_SHOWN_MAX: usize = 80;
 
-/// A process group whose members agree through the store's server: the service that [`Member`](crate::Member) talks to.
-/// docs/spec/membership.md has its rules.
+/// A process group whose members agree through the store's server: the service to which a [`Member`](crate::Member)
+/// sends its messages. docs/spec/membership.md has its rules.
 ///
 /// It has its own connection. Any number of threads may use it: a message of one thread goes in front of a poll of another
 /// thread.
 ///
-/// A member lives as long as one of the handles that have [spoken](Self::ask) for it is connected. So keep the handle as
-/// long as the member: when it is dropped, or its process dies, the group continues without the member at once.
+/// A member remains in the group as long as one of the handles that have [sent its messages](Self::ask) is connected.
+/// Keep the handle as long as the member: when it is dropped, or its process dies, the group continues without the
+/// member at once.
 ///
 /// **Errors**: all methods return the errors of [`Store`]. After a lost connection all calls fail.
 pub struct Membership {
@@ -145,7 +146,7 @@ impl Membership {
     /// case, its hello is refused. This has no effect on a group that is not open.
     ///
     /// # Errors
-    /// As [`Membership`].
+    /// The errors of [`Store`] requests, see [`Membership`].
     pub fn dead(&self, member: MemberKey) -> Result<(), StoreError> {
         self.tell(&GroupRequest::Dead(member))
     }
@@ -153,15 +154,15 @@ impl Membership {
     /// Ends the group for all its members. This has no effect if the group is not open.
     ///
     /// # Errors
-    /// As [`Membership`].
+    /// The errors of [`Store`] requests, see [`Membership`].
     pub fn end(&self) -> Result<(), StoreError> {
         self.tell(&GroupRequest::End)
     }
 
-    /// Where the group is; `None` if it is not open.
+    /// Returns the state of the group; `None` if it is not open.
     ///
     /// # Errors
-    /// As [`Membership`].
+    /// The errors of [`Store`] requests, see [`Membership`].
     pub fn status(&self) -> Result<Option<GroupStatus>, StoreError> {
         let call = self.call();
         match call.request(&GroupRequest::Status)? {
@@ -171,12 +172,15 @@ impl Membership {
         }
     }
 
-    /// Says that this process is alive. From now on the members that this handle has spoken for are also taken as silent when
-    /// it sends nothing for `silence_max`, which the server notices within 250 ms; `None` for no such end. So call it at least
-    /// three times as often; a poll that waits sends nothing. Returns `false` if members have ended so since it last said so.
+    /// Reports that this process is alive.
+    ///
+    /// From now on, the server also considers the members of this handle silent when it sends nothing for
+    /// `silence_max`, which the server detects within 250 ms; with `None` it does not. Call this at least three times
+    /// in each `silence_max`; a waiting poll sends nothing. Returns `false` if the server has dropped members for
+    /// this reason since the last call.
     ///
     /// # Errors
-    /// As [`Membership`].
+    /// The errors of [`Store`] requests, see [`Membership`].
     pub fn keep_alive(&self, silence_max: impl Into<Option<Duration>>) -> Result<bool, StoreError> {
         let call = self.call();
         // At least 1 ms: 0 is any time.
@@ -189,7 +193,7 @@ impl Membership {
         }
     }
 
-    /// The same handle, whose calls `cancel` ends with [`StoreError::Interrupted`].
+    /// Returns the same handle whose calls `cancel` interrupts with [`StoreError::Interrupted`].
     #[must_use]
     pub fn with_cancel(&self, cancel: &Cancel) -> Self {
         Self {

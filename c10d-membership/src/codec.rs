@@ -1,7 +1,7 @@
-//! The bytes of messages, replies, lists and what a service keeps: docs/spec/wire-extensions.md, section 9.13.
+//! The bytes of messages, replies, lists and the kept state of a service: docs/spec/wire-extensions.md, section 9.13.
 //!
-//! Integers are little-endian; a handle has its length before it, or is the rest. What is read comes from strangers: a
-//! length is compared with the bytes that are there before memory is reserved, and what is left over is an error. Values
+//! Integers are little-endian; a handle has its length before it, or is the rest. The input is untrusted: a length is
+//! compared with the number of remaining bytes before memory is reserved, and left-over bytes are an error. Values
 //! are not checked against the [`GroupOptions`] of a group, which does that itself.
 
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::options::GroupOptions;
 use crate::record::{Record, Seat};
 use crate::status::{GroupStage, GroupStatus, MemberStatus};
 
-/// The bytes are no such value.
+/// The bytes are not an encoded value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Malformed;
 
@@ -28,7 +28,7 @@ pub(crate) const MEMBERS_MAX: u32 = 1 << 16;
 /// The most bytes of a handle.
 pub(crate) const HANDLE_BYTES_MAX: u32 = 1 << 12;
 
-/// No seat has fewer bytes.
+/// The fewest bytes of a seat.
 const SEAT_BYTES_MIN: usize = 2 * 8 + 8 + 4 + 4;
 
 /// The rank of a newcomer, and a time that does not come.
@@ -37,22 +37,22 @@ pub(crate) const NONE: u32 = u32::MAX;
 /// A member in a status.
 const MEMBER_BYTES: usize = 2 * 8 + 4 + 1;
 
-/// A value with a format.
+/// A value that can be written as bytes and read from them.
 pub trait Encode: Sized {
     /// Appends the value.
     fn encode(&self, out: &mut Vec<u8>);
 
-    /// Reads the value from the front of `bytes`, which then has what follows.
+    /// Reads the value from the front of `bytes`, and advances `bytes` past it.
     ///
     /// # Errors
-    /// [`Malformed`].
+    /// [`Malformed`] if the bytes are not such a value.
     fn decode(bytes: &mut &[u8]) -> Result<Self, Malformed>;
 }
 
-/// Reads a value that nothing follows.
+/// Reads a value from all of the bytes.
 ///
 /// # Errors
-/// [`Malformed`].
+/// [`Malformed`] if the bytes are not such a value, or bytes remain after it.
 pub fn decode_all<T: Encode>(mut bytes: &[u8]) -> Result<T, Malformed> {
     let value = T::decode(&mut bytes)?;
     if bytes.is_empty() {
@@ -178,8 +178,7 @@ impl Encode for Message {
     }
 }
 
-/// Appends a reply. Its deadline is sent as the time that is left at `now`. A list is not sent with it: see
-/// [`list_of`].
+/// Appends a reply. Its deadline is sent as the remaining time at `now`. A list is not sent with it: see [`list_of`].
 pub fn encode_reply(reply: &Reply, now: Duration, out: &mut Vec<u8>) {
     match reply {
         Reply::Accepted => out.push(1),
@@ -210,11 +209,11 @@ pub fn encode_reply(reply: &Reply, now: Duration, out: &mut Vec<u8>) {
     }
 }
 
-/// Reads a reply that nothing follows. `list` finds the list of an attempt, which comes with the reply or was there
-/// before. Deadlines are the time that was left when the service sent it.
+/// Reads a reply from all of the bytes. `list` finds the list of an attempt, which arrived with the reply or earlier.
+/// Deadlines are the time that remained when the service sent the reply.
 ///
 /// # Errors
-/// [`Malformed`], also if `list` does not have it.
+/// [`Malformed`] if the bytes are not a reply, or `list` does not find its list.
 pub fn decode_reply(
     mut bytes: &[u8],
     list: impl FnOnce(Attempt) -> Option<Arc<Record>>,
@@ -407,7 +406,7 @@ impl Encode for Kept {
             true => Some(Arc::new(Record::decode(bytes)?)),
             false => None,
         };
-        // No generation is later than the last attempt, or of another service.
+        // A generation is of the same service as the last attempt, and not later.
         let fits = committed
             .as_ref()
             .is_none_or(|record| record.attempt <= last && record.attempt.has_nonce_of(last));
@@ -419,7 +418,7 @@ impl Encode for Kept {
     }
 }
 
-/// Times have whole milliseconds, 2^32 - 1 at most, and limits those of this format: more is as much as it has.
+/// Times have whole milliseconds, 2^32 - 1 at most, and limits are capped at the greatest value of the format.
 impl Encode for GroupOptions {
     fn encode(&self, out: &mut Vec<u8>) {
         let Self {
@@ -650,7 +649,7 @@ pub(crate) fn put_u64(out: &mut Vec<u8>, number: u64) {
     out.extend_from_slice(&word);
 }
 
-/// Rounds up, so that a wait that is left is none of 0.
+/// Rounds up, so that a remaining wait does not become 0.
 fn put_millis(out: &mut Vec<u8>, time: Duration) {
     let millis = time.as_nanos().div_ceil(1_000_000);
     put_u32(out, u32::try_from(millis).unwrap_or(u32::MAX));

@@ -1,4 +1,4 @@
-//! What the service tells its members.
+//! The events that the service sends to its members.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,33 +8,33 @@ use crate::attempt::Attempt;
 use crate::identity::MemberKey;
 use crate::record::Record;
 
-/// What a member has to know now. A newer event replaces the older ones, so that a member that missed some needs only the
-/// last.
+/// An event that a member must react to. A newer event replaces the older events, so that a member that missed some
+/// needs only the last.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Event {
-    /// Leave the old mesh, then say ready.
+    /// Leave the old mesh, then send [`Message::Ready`](crate::Message::Ready).
     Propose {
         /// To say ready for.
         attempt: Attempt,
         /// When to leave.
         leave: Leave,
-        /// When the service goes on without the members that are not ready, by its clock.
+        /// When the service continues without the members that are not ready, by its clock.
         deadline: Duration,
     },
-    /// All are ready: call torch's `_reconfigure` with this list, then acknowledge.
+    /// All members are ready: call torch's `_reconfigure` with this list, then acknowledge.
     Call {
         /// The list, and the uuid.
         record: Arc<Record>,
         /// When the service gives the attempt up, by its clock.
         deadline: Duration,
     },
-    /// All have acknowledged: the attempt is a generation. The first collective may begin.
+    /// All members have acknowledged: the attempt is a generation. The first collective may begin.
     Commit {
         /// The list.
         record: Arc<Record>,
     },
-    /// The mesh is broken, and too few members are left: leave it, and wait.
+    /// The mesh is broken, and too few members remain: leave the mesh, and wait.
     Break {
         /// The generation or attempt that broke.
         attempt: Attempt,
@@ -48,24 +48,25 @@ pub enum Event {
 /// When to leave the old mesh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Leave {
-    /// At once, also out of a blocked call: it is broken.
+    /// Leave at once, even out of a blocked call: the mesh is broken.
     Now(Cause),
-    /// At the first step boundary that the service does not let pass. The mesh is whole until then.
+    /// Leave at the first step boundary that the service does not let pass. Until then the mesh is whole.
     AtBoundary {
-        /// The step, as far as it is known. For people: what counts is the answer at the boundary.
+        /// The step, if it is known. It is for people: the answer at the boundary decides.
         step: Option<u64>,
     },
 }
 
 /// Orders the events of one member: by attempt, and within it.
 ///
-/// It follows from the state of the group alone. So nothing is kept for a member, and a restarted service continues. One
-/// that has lost its state begins anew: 30 bits of its [`Nonce`](crate::Nonce) are part of the number.
+/// It follows from the state of the group alone. So the service keeps nothing for a member, and continues after a
+/// restart. A service that has lost its state starts again: 30 bits of its [`Nonce`](crate::Nonce) are part of the
+/// number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct EventNumber(pub u64);
 
 impl EventNumber {
-    /// Before every event.
+    /// The number before every event.
     pub const NONE: Self = Self(0);
     pub(crate) const LAST: Self = Self(u64::MAX);
 
@@ -73,8 +74,8 @@ impl EventNumber {
         Self((attempt.uuid() << 2) | stage as u64)
     }
 
-    /// Whether an event is news for who has seen the one `after`: a later one, or one of another service, whose numbers
-    /// say nothing about these.
+    /// Whether an event is news for a member whose last event is `after`: it is later, or of another service, whose
+    /// numbers cannot be compared.
     pub(crate) const fn is_news_after(self, after: Self) -> bool {
         self.0 > after.0 || self.0 >> 34 != after.0 >> 34
     }
@@ -95,9 +96,9 @@ pub(crate) enum Stage {
 pub enum Cause {
     /// The first attempt.
     First,
-    /// Members came or left at a step boundary.
+    /// Members joined or left at a step boundary.
     Change,
-    /// A member is no longer one.
+    /// This member has left the group, for this reason.
     Lost(MemberKey, Reason),
     /// Torch's call failed at a member.
     CallFailed(MemberKey),
@@ -107,26 +108,26 @@ pub enum Cause {
     Restarted,
 }
 
-/// Why a process is no member any more.
+/// Why a process is no longer a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
 pub enum Reason {
-    /// Its launcher, or the end of its session, says that it has ended.
+    /// Its launcher reported its exit, or its session ended.
     Dead = 1,
-    /// No heartbeat arrived in time.
+    /// No heartbeat of the process arrived in time.
     Silent,
     /// It was not ready in time.
     NotReady,
     /// It did not acknowledge in time.
     NotAcknowledged,
-    /// A later process has its id.
+    /// A newer process has its id.
     Replaced,
     /// Another member has its handle.
     HandleTaken,
-    /// Calls with it failed, those without newcomers did not.
+    /// Calls with it failed, and calls without newcomers did not.
     CallsFailed,
-    /// It waited for a step boundary that nobody reached in time.
+    /// It waited for a step boundary that no other member reached in time.
     NoBoundary,
     /// It asked to leave.
     Left,
@@ -139,7 +140,7 @@ pub enum Reason {
 pub enum EndReason {
     /// All members of a generation have done their last step, or all have left.
     Finished = 1,
-    /// Too few came to begin, or to go on.
+    /// Too few members arrived to begin, or to continue.
     BelowMinimum,
     /// Torch's call failed too often in a row.
     CallsFailed,

@@ -1,4 +1,4 @@
-//! What `fuzz/` calls. Present in fuzzing builds only.
+//! The functions that `fuzz/` calls. Present in fuzzing builds only.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Who a member is: a stable id, and which process has it.
+//! The identity of a member: a stable id, and the process that has it.
 
 use std::fmt;
 
@@ -6,16 +6,17 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub u64);
 
-/// Which process has an id. A later one has a greater number; a smaller one never comes back.
+/// The number of a process among the processes that have had the same id. A later process has a greater number; a
+/// number is not used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation(pub u64);
 
 /// One process of the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberKey {
-    /// Stays when the process is replaced, if its launcher wants that.
+    /// The id. The process that replaces this one gets the same id if its launcher keeps it.
     pub id: MemberId,
-    /// Ascends with each process that has the id.
+    /// The number of the process; it ascends with each process that has the id.
     pub incarnation: Incarnation,
 }
 

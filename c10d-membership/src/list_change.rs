@@ -1,11 +1,12 @@
 //! A list in few bytes: docs/spec/wire-extensions.md, section 9.13.
 //!
-//! After a death nearly all seats are those of the list before, which its reader has. What changes in them follows from it:
-//! the rank before, and the two numbers in a handle of torch, which are the rank and the uuid of the list before. So the
-//! change has some ten bytes for a row of seats, and one byte for each seat whose step differs.
+//! After a death nearly all seats are the same as in the previous list, which its reader has. The changes in them
+//! follow from that list: the previous rank, and the two numbers in torch's handle, which are the rank and the uuid
+//! of the previous list. So the change has some ten bytes for a row of seats, and one byte for each seat whose step
+//! differs.
 //!
-//! Other seats are written out, for example all seats of a first list. The members of a node mostly differ by their numbers
-//! only, which are one more than those of the member before, so these members are *counted* from the first one.
+//! Other seats are written out, for example all seats of a first list. The members of a node mostly differ by their
+//! numbers only, which are one more than the previous member's, so these members are *counted* from the first one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,14 +25,15 @@ const CHANGE: u64 = 1 << 63;
 /// The base of a change that has none.
 const NO_BASE: u64 = u64::MAX;
 
-/// The most bytes of a handle from which others are counted, as a few bytes make thousands of them. Torch's have 27 to 45.
+/// The most bytes of a handle that other handles are counted from: a few bytes of input make thousands of them.
+/// Torch's have 27 to 45.
 const COUNTED_HANDLE_BYTES_MAX: usize = 256;
 
 /// A piece of seats of the base.
 const OF_BASE: u8 = 1;
 /// Their handles have other numbers.
 const NUMBERED: u8 = 2;
-/// Their previous ranks are those of the base, not those that the base has.
+/// The previous ranks are the positions in the base, not the previous ranks in the base.
 const MOVED: u8 = 4;
 /// Their steps differ.
 const STEPS: u8 = 8;
@@ -45,7 +47,7 @@ struct Piece {
     base_rank: usize,
 }
 
-/// Appends `list`, as what differs from `base` if there is one.
+/// Appends `list`, as its difference from `base` if there is one.
 pub fn encode_list(list: &Record, base: Option<&Record>, out: &mut Vec<u8>) {
     put_u64(out, list.attempt.uuid() | CHANGE);
     put_u64(out, base.map_or(NO_BASE, |base| base.attempt.uuid()));
@@ -67,10 +69,10 @@ pub fn encode_list(list: &Record, base: Option<&Record>, out: &mut Vec<u8>) {
     }
 }
 
-/// Reads a list, which may be what differs from the list `base`.
+/// Reads a list, which may be encoded as its difference from the list `base`.
 ///
 /// # Errors
-/// [`Malformed`], also if it differs from another list.
+/// [`Malformed`] if the bytes are not a list, or are the difference from another list.
 pub fn decode_list(bytes: &[u8], base: Option<&Arc<Record>>) -> Result<Record, Malformed> {
     let mut rest = bytes;
     let number = u64_of(&mut rest)?;
@@ -102,7 +104,8 @@ pub fn decode_list(bytes: &[u8], base: Option<&Arc<Record>>) -> Result<Record, M
     })
 }
 
-/// The longest piece that these seats begin with. `in_base` says how a seat follows from which one of the base.
+/// The longest piece that these seats begin with. `in_base` returns the seat of the base that a seat is derived from,
+/// and how.
 fn first_piece(seats: &[Seat], in_base: impl Fn(&Seat) -> Option<(u8, usize)>) -> Piece {
     let first = &seats[0];
     let (kind, base_rank, count) = match in_base(first) {
@@ -156,7 +159,7 @@ fn kind_of(seat: &Seat, base: &Record, base_rank: usize) -> Option<u8> {
     Some(kind)
 }
 
-/// What torch makes of a member's handle when it takes a rank in an attempt: `gloo:<rank>:<uuid>:..`.
+/// The handle that torch makes of a member's handle when it takes a rank in an attempt: `gloo:<rank>:<uuid>:..`.
 fn numbered(handle: &str, rank: usize, attempt: Attempt) -> Option<String> {
     let mut parts = handle.splitn(4, ':');
     let name = parts.next()?;
@@ -164,8 +167,8 @@ fn numbered(handle: &str, rank: usize, attempt: Attempt) -> Option<String> {
     Some(format!("{name}:{rank}:{}:{rest}", attempt.uuid()))
 }
 
-/// The seat so many after `first`, with the same step, if its numbers are so many more: id, previous rank, and in a handle
-/// `gloo:<rank>:<uuid>:<first rank>:..` the two ranks.
+/// The seat `index` after `first`, with the same step, if each of its numbers is greater by `index`: id, previous
+/// rank, and in a handle `gloo:<rank>:<uuid>:<first rank>:..` the two ranks.
 fn counted(first: &Seat, index: usize) -> Option<Seat> {
     if index == 0 {
         return Some(first.clone());

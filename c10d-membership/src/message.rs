@@ -1,4 +1,4 @@
-//! What a member says to the service, and the answer. Each message may be lost and repeated.
+//! The messages of a member to the service, and the answers. Each message may be lost and repeated.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,20 +6,20 @@ use std::sync::Arc;
 use crate::attempt::Attempt;
 use crate::event::{EndReason, Event, EventNumber, Reason};
 
-/// A request of a member. All but the polls are answered at once.
+/// A request of a member. All requests except polls are answered at once.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Message {
-    /// I want to take part.
+    /// The process wants to take part.
     Hello {
-        /// What torch lists the process under.
+        /// The handle of the process in torch's list.
         handle: Arc<str>,
         /// How many steps it has done.
         step: u64,
     },
-    /// I have left the old mesh.
+    /// The process has left the old mesh.
     Ready {
-        /// The one that was proposed.
+        /// The proposed attempt.
         attempt: Attempt,
         /// The handle after leaving.
         handle: Arc<str>,
@@ -33,15 +33,15 @@ pub enum Message {
         /// Whether it succeeded.
         is_ok: bool,
     },
-    /// I have done this step: may I begin the next one? All members ask at the same steps, or one asks and tells the
-    /// others in a collective.
+    /// The process has done this step, and requests permission for the next one. All members send this at the same
+    /// steps, or one member sends it and distributes the answer to the other members in a collective.
     Boundary {
-        /// The one that it is in.
+        /// The generation of the member.
         generation: Attempt,
         /// How many steps it has done.
         step: u64,
     },
-    /// I want to leave: at the next step boundary if I am in a generation, else at once.
+    /// The process wants to leave: at the next step boundary if it is in a generation, otherwise at once.
     Leave,
     /// A [`Message::Poll`] of a member that has done its last step. It repeats [`Message::finished`], because a restarted
     /// service has forgotten that.
@@ -51,7 +51,7 @@ pub enum Message {
         /// The number of the last event that has arrived.
         after: EventNumber,
     },
-    /// The next event after this number, please.
+    /// Asks for the next event after this number.
     Poll {
         /// The number of the last event that has arrived.
         after: EventNumber,
@@ -61,14 +61,14 @@ pub enum Message {
 }
 
 impl Message {
-    /// A member has done its last step of this generation. The form is a boundary that no step has: release 0.2 answers it with
-    /// [`Reply::Proceed`], and this one with [`Reply::Accepted`].
+    /// The message of a member that has done its last step of this generation. It has the form of a boundary that is
+    /// not used by a step: release 0.2 answers it with [`Reply::Proceed`], and this one with [`Reply::Accepted`].
     pub const fn finished(generation: Attempt) -> Self {
         let step = u64::MAX;
         Self::Boundary { generation, step }
     }
 
-    /// The number of the last event that a poll has; `None` if the message is answered at once.
+    /// The number of the last event that a poll names; `None` if the message is answered at once.
     pub const fn polls_after(&self) -> Option<EventNumber> {
         match self {
             Self::Poll { after, .. } | Self::PollFinished { after, .. } => Some(*after),
@@ -81,22 +81,22 @@ impl Message {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reply {
-    /// Noted, now or before.
+    /// The message was noted, now or before.
     Accepted,
-    /// The message is of an attempt or generation that is over: poll.
+    /// The message is of an attempt or generation that is over: poll for the next event.
     Over,
-    /// To a boundary: begin the next step.
+    /// The answer at a boundary: begin the next step.
     Proceed,
-    /// To a boundary: leave the mesh here, and say ready for this attempt.
+    /// The answer at a boundary: leave the mesh here, and send that the process is ready for this attempt.
     Change(Attempt),
-    /// To a poll.
+    /// The answer to a poll: the next event.
     Event(EventNumber, Event),
-    /// To a poll: there is no such event yet. The answer is due when [`Effect::Announce`](crate::Effect::Announce) says
-    /// so: ask again then.
+    /// The answer to a poll without a new event. Ask again when [`Effect::Announce`](crate::Effect::Announce) is
+    /// carried out.
     NotYet,
-    /// The service does not know the process: leave the mesh, forget the number of the last event, say hello.
+    /// The service does not have the process: leave the mesh, forget the number of the last event, and send a hello.
     Unknown,
-    /// The process is no member any more, and cannot become one.
+    /// The process is no longer a member, and cannot become one again.
     Evicted(Reason),
     /// The group has ended.
     Ended(EndReason),
@@ -108,11 +108,11 @@ pub enum Reply {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Limit {
-    /// `members_max`.
+    /// The limit `members_max`.
     Members(usize),
-    /// `newcomers_max`.
+    /// The limit `newcomers_max`.
     Newcomers(usize),
-    /// `handle_bytes_max`.
+    /// The limit `handle_bytes_max`.
     HandleBytes(usize),
 }
 

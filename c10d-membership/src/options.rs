@@ -1,48 +1,53 @@
-//! How long a group waits for what, and how much it keeps.
+//! The time limits and the size limits of a group.
 
 use std::time::Duration;
 
-/// The waits and limits of a [`Group`](crate::Group). Every wait ends with one of these.
+/// The time limits and size limits of a [`Group`](crate::Group). Every wait ends with one of these.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct GroupOptions {
-    /// A generation has at least this many members.
+    /// The fewest members of a generation.
     pub size_min: usize,
-    /// The first attempt begins as soon as this many members are there. By default `size_min`.
+    /// The first attempt begins as soon as this many members are present. By default `size_min`.
     pub size_first: usize,
-    /// How long the first members wait for `size_first`. Then `size_min` suffices, or the group ends. 10 min, as long as
-    /// torchrun's nodes wait for each other.
+    /// How long the first members wait for `size_first`. After that, `size_min` members suffice; with fewer, the
+    /// group closes. Default 10 min, as long as torchrun's nodes wait for each other.
     pub form_timeout: Duration,
-    /// How long members have to leave the old mesh and say that they are ready; the silent ones are evicted. 10 s:
-    /// freeing a stuck thread takes milliseconds, a process that is swapped in takes seconds.
+    /// How long members have to leave the old mesh and report that they are ready; members that do not are evicted.
+    /// Default 10 s, because freeing a stuck thread takes milliseconds, and a process that is swapped in takes
+    /// seconds.
     pub ready_timeout: Duration,
-    /// How long members have for torch's call. 15 s: it lasts five times its own timeout of 2 s if a member died after it
-    /// published its address.
+    /// How long members have for torch's call. Default 15 s: the call lasts five times its own timeout of 2 s if a
+    /// member died after it published its address.
     pub ack_timeout: Duration,
-    /// How long fewer than `size_min` members wait for others before the group ends. 10 min, for a node to be replaced.
+    /// How long fewer than `size_min` members wait for more members before the group closes. Default 10 min, enough
+    /// to replace a node.
     pub below_min_timeout: Duration,
-    /// How long members of a broken generation wait for replacements, before they go on with fewer. 0: at once.
+    /// How long members of a broken generation wait for replacements, before they continue with fewer members.
+    /// Default 0: they do not wait.
     pub replace_wait: Duration,
-    /// How long a change waits for a step boundary, and after the first member has stopped there for the others. Longer
-    /// than a step or a checkpoint: 10 min.
+    /// How long a change waits for a step boundary, and how long the first member that stops there waits for the
+    /// other members. Default 10 min: longer than a step or a checkpoint.
     pub boundary_timeout: Duration,
-    /// How long a restarted service waits for a message from the members that it has kept. 30 s, as long as clients try
-    /// to reach a server that refuses connections.
+    /// How long a restarted service waits for a message from each member that it has kept. Default 30 s, as long as
+    /// clients try to reach a server that refuses connections.
     pub return_timeout: Duration,
-    /// After this many failed calls without a generation the group ends. 16. After 2, newcomers are left out.
+    /// The number of failed calls without a generation after which the group closes. Default 16. After 2 failed
+    /// calls, the next list is made without newcomers.
     pub failed_calls_max: u32,
-    /// Members at a time, those that wait included. 65,536, as many as a store has connections.
+    /// The most members at a time, including the waiting ones. Default 65,536, the most connections of a store.
     pub members_max: usize,
-    /// Newcomers that wait for a change at a time. 65,536.
+    /// The most newcomers that wait for a change at a time. Default 65,536.
     pub newcomers_max: usize,
-    /// Bytes of a handle. 256: torch's have 27 to 45.
+    /// The most bytes of a handle. Default 256; torch's handles have 27 to 45 bytes.
     pub handle_bytes_max: usize,
-    /// Evicted members that are remembered, with the reason; an older one that asks is unknown. 65,536.
+    /// The most evicted members that are remembered, with the reason; older evicted members are unknown to the
+    /// service. Default 65,536.
     pub evicted_max: usize,
 }
 
 impl GroupOptions {
-    /// The defaults, for generations of at least `size_min` members (at least 1).
+    /// The default options, for generations of at least `size_min` members (at least 1).
     pub fn new(size_min: usize) -> Self {
         let size_min = size_min.max(1);
         Self {

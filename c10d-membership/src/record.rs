@@ -1,43 +1,44 @@
-//! The list of an attempt, and which rank each member has in it.
+//! The list of an attempt, with the rank of each member.
 
 use std::sync::Arc;
 
 use crate::attempt::Attempt;
 use crate::identity::MemberKey;
 
-/// What the members of an attempt agree on. It is made once, never changed, and shared: a list of 10,000 members exists
-/// once, not once for each member.
+/// The list that the members of an attempt agree on. It is made once, never changed, and shared: a list of 10,000
+/// members exists once, not once for each member.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Record {
-    /// Its number, and torch's `uuid`.
+    /// The number of the attempt, which is torch's `uuid`.
     pub attempt: Attempt,
-    /// By rank.
+    /// The seats, by rank.
     pub seats: Vec<Seat>,
-    /// The rank whose state the others take: it has the newest step of those that were in the generation before, or of
-    /// all if there was none.
+    /// The rank whose state the other ranks copy: it has the newest step of the members that were in the previous
+    /// generation, or of all members if there was none.
     pub source: usize,
 }
 
-/// A member of an attempt.
+/// The seat of one member in an attempt.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Seat {
-    /// The process.
+    /// The process that has the seat.
     pub member: MemberKey,
-    /// What torch lists it under.
+    /// The handle of the process in torch's list.
     pub handle: Arc<str>,
-    /// How many steps it had done.
+    /// The number of steps that the process had done.
     pub step: u64,
-    /// Its rank in the generation before; `None` for a newcomer.
+    /// The rank of the process in the previous generation; `None` for a newcomer.
     pub previous: Option<u32>,
 }
 
 impl Record {
-    /// Gives ranks. If the group does not shrink, those that stay keep their ranks, and newcomers take the free ones; else
-    /// those that stay close the gaps in the order of their old ranks. Newcomers are ordered by id.
+    /// Assigns the ranks. If the group does not shrink, remaining members keep their ranks, and newcomers take the
+    /// free ranks. Otherwise remaining members close the gaps in the order of their old ranks. Newcomers are ordered
+    /// by id.
     ///
-    /// `seats` are ordered by id; `size` is that of the generation before.
+    /// `seats` are ordered by id; `size` is the size of the previous generation.
     pub(crate) fn new(attempt: Attempt, seats: Vec<Seat>, size: usize) -> Self {
         let (mut stay, newcomers): (Vec<_>, Vec<_>) =
             seats.into_iter().partition(|seat| seat.previous.is_some());
@@ -62,7 +63,7 @@ impl Record {
         }
     }
 
-    /// The rank of a member: its position. Takes as long as the list is.
+    /// The rank of a member: its position. Takes time in the order of the list's length.
     pub fn rank_of(&self, member: MemberKey) -> Option<usize> {
         self.seats.iter().position(|seat| seat.member == member)
     }

@@ -1,4 +1,4 @@
-//! Where a group is, for its owner and for people.
+//! The state of a group, for its owner and for people.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,37 +7,39 @@ use crate::attempt::Attempt;
 use crate::event::{EndReason, Reason};
 use crate::identity::MemberKey;
 
-/// A group at one moment.
+/// The state of a group at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GroupStatus {
-    /// What the group is doing.
+    /// The activity of the group.
     pub stage: GroupStage,
     /// The newest attempt; its count is 0 before the first.
     pub attempt: Attempt,
     /// The last generation, whole or broken.
     pub generation: Option<Attempt>,
-    /// How many members that has.
+    /// The number of members of that generation.
     pub size: usize,
-    /// The time until the group goes on without those that it waits for; `None` if it waits for no time.
+    /// The remaining time until the group continues without the members that it waits for; `None` without a time
+    /// limit.
     pub time_left: Option<Duration>,
-    /// For how long a member has been waiting at a step boundary, or after its last step. A server's answer to a client
-    /// leaves it out.
+    /// For how long a member has been waiting at a step boundary, or after its last step. A server does not send it
+    /// to a client.
     pub stopped_for: Option<Duration>,
-    /// The processes of the group and those that wait to be, by id.
+    /// The processes of the group and the processes that wait to join it, by id.
     pub members: Vec<MemberStatus>,
-    /// The last processes that ceased to be members, or whose death was reported, and why; the newest first, at most 8. Those
-    /// since the last restart of the service. A server's answer to a client leaves them out.
+    /// The last processes that ceased to be members, or whose death was reported, and why; the newest first, at most
+    /// 8. Only processes since the last restart of the service. A server does not send them to a client.
     pub departures: Vec<(MemberKey, Reason)>,
-    /// The members of the last generation that are no members any more, by rank. A server's answer to a client leaves them out.
+    /// The processes of the last generation that are no longer members, by rank. A server does not send them to a
+    /// client.
     pub lost: Vec<MemberKey>,
 }
 
-/// What a group is doing: a [`GroupState`](crate::GroupState) in a word.
+/// The activity of a group: a [`GroupState`](crate::GroupState) in a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GroupStage {
-    /// It waits for its first members.
+    /// The group waits for its first members.
     Forming,
     /// Members leave their mesh.
     Proposed,
@@ -47,9 +49,9 @@ pub enum GroupStage {
     Committed,
     /// A generation works, and stops at a step boundary.
     Changing,
-    /// Too few members are left, or it waits for replacements.
+    /// The generation is broken: too few members remain, or the group waits for replacements.
     Breaking,
-    /// Nothing happens any more.
+    /// The group has ended; this state is final.
     Ended(EndReason),
 }
 
@@ -73,12 +75,14 @@ impl fmt::Display for GroupStage {
 pub struct MemberStatus {
     /// The process.
     pub member: MemberKey,
-    /// Its rank in the last generation.
+    /// The rank of the process in the last generation.
     pub rank: Option<u32>,
-    /// Whether the group waits for it now: to be ready, to acknowledge, or to come back to a restarted service.
+    /// Whether the group waits for this process now: to be ready, to acknowledge, or to return to a restarted
+    /// service.
     pub is_awaited: bool,
-    /// Whether it has done its last step of the generation. A server's answer to a client leaves this and the next out.
+    /// Whether the process has done its last step of the generation. A server sends neither this nor `boundary` to a
+    /// client.
     pub has_finished: bool,
-    /// The number of the last boundary of the generation at which it was.
+    /// The number of the last boundary of the generation that the process reached.
     pub boundary: Option<u64>,
 }

@@ -14,8 +14,8 @@ use crate::identity::MemberKey;
 use crate::record::{Record, Seat};
 
 impl Group {
-    /// Asks all members to leave their mesh and be ready. It waits for those that are present now; others that are
-    /// ready before them take part too.
+    /// Asks all members to leave their mesh and be ready. The attempt waits for the present members; members that
+    /// arrive later take part if they are ready before the present ones are.
     pub(super) fn propose(&mut self, now: Duration, cause: Cause, effects: &mut Vec<Effect>) {
         let Some(attempt) = self.begin_attempt(effects) else {
             return;
@@ -88,7 +88,8 @@ impl Group {
         };
     }
 
-    /// Members whose handle another one has: torch refuses such a list. The one that is longest in the group keeps it.
+    /// Members whose handle another member has: torch refuses such a list. The longest-standing member keeps its
+    /// handle.
     fn equal_handles(&self, attempt: Attempt) -> Vec<MemberKey> {
         let mut listed: Vec<_> = self
             .roster

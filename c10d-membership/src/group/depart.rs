@@ -1,4 +1,4 @@
-//! What follows when a member is gone.
+//! The consequences of the loss of a member.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::event::{Cause, EndReason, Reason};
 use crate::identity::MemberKey;
 
 impl Group {
-    /// A process has ended. Its hello may still be on its way, and is refused then.
+    /// A process has exited. If its hello is still on its way, the hello will be refused.
     pub(super) fn dead(&mut self, now: Duration, member: MemberKey, effects: &mut Vec<Effect>) {
         match self.roster.incarnation_of(member.id) {
             Some(listed) if listed > member.incarnation => return,

@@ -1,4 +1,4 @@
-//! What a group is told, and what it wants done.
+//! The inputs and effects of a group.
 
 use std::sync::Arc;
 
@@ -8,17 +8,17 @@ use crate::identity::MemberKey;
 use crate::message::{Message, Reply};
 use crate::record::Record;
 
-/// What has happened.
+/// An input of a group.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Input {
     /// A member's request.
     Message(MemberKey, Message),
-    /// The process has ended, says its launcher or the end of its session.
+    /// The process has exited, as reported by its launcher or by the end of its session.
     Dead(MemberKey),
-    /// Its lease has expired: it may still run, but is no member any more.
+    /// Its lease has expired: the process may still run, but is no longer a member.
     Silent(MemberKey),
-    /// The owner of the group ends it.
+    /// The owner of the group closes it.
     Close,
     /// Time has passed: due at [`Group::wake_at`](crate::Group::wake_at).
     Tick,
@@ -34,43 +34,43 @@ pub struct Outcome {
     pub effects: Vec<Effect>,
 }
 
-/// What to do. Their number does not depend on the number of members, but for [`Effect::Dismiss`]: one for each member
-/// that is evicted.
+/// An effect to carry out. The number of effects does not depend on the number of members, with one exception: there
+/// is one [`Effect::Dismiss`] for each evicted member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Effect {
-    /// Make this durable before the effects that follow, in place of what was kept before. For
+    /// Make this state durable before the effects that follow. It replaces the state kept before, and is for
     /// [`Group::recover`](crate::Group::recover).
     Keep(Kept),
-    /// There is a new event: answer the polls that wait, each with a new call of
-    /// [`Group::poll`](crate::Group::poll). The event is what most of them get.
+    /// There is a new event: answer the polls that wait, each with a new call of [`Group::poll`](crate::Group::poll).
+    /// Most of them get this event.
     Announce(EventNumber, Event),
-    /// The process is no member any more: answer its poll, if one waits.
+    /// The process is no longer a member: answer its poll, if one waits.
     Dismiss(MemberKey, Reason),
-    /// Fail all waits of the store on keys of this attempt, which does not commit or is a generation that is broken: its
-    /// members wait in torch's calls for a member that does not come. Waits that begin later fail too.
+    /// Fail all waits of the store on keys of this attempt, including later waits. The attempt does not commit, or is
+    /// a broken generation, and its members wait in torch's calls for a member that will not arrive.
     ReleaseWaits(Attempt),
     /// Delete the keys of all attempts before this one, which has committed.
     DeleteKeysBefore(Attempt),
 }
 
-/// What a service must not lose, so that no attempt repeats and a generation survives a restart.
+/// The state that a service must not lose, so that no attempt repeats and a generation survives a restart.
 ///
-/// It is written twice for each change. With a service that keeps nothing, use a new [`Nonce`](crate::Nonce) at each
-/// start: no uuid repeats, and the members form a new group.
+/// It is written twice for each change. If a service keeps nothing, use a new [`Nonce`](crate::Nonce) at each start:
+/// no uuid repeats, and the members form a new group.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Kept {
-    /// The newest attempt. No attempt up to this one is ever made again.
+    /// The newest attempt. Attempt numbers up to this one are never used again.
     pub last: Attempt,
     /// The last generation. It is whole if its attempt is `last`.
     pub committed: Option<Arc<Record>>,
-    /// Why the group ended, if it has.
+    /// Why the group ended; `None` while it has not.
     pub end: Option<EndReason>,
 }
 
 impl Kept {
-    /// As it was in an [`Effect::Keep`].
+    /// Restores the state of an [`Effect::Keep`] from its parts.
     pub const fn new(
         last: Attempt,
         committed: Option<Arc<Record>>,

@@ -13,11 +13,11 @@ use crate::message::Reply;
 use crate::options::GroupOptions;
 use crate::record::Record;
 
-/// About the memory of a member or a seat, besides its handle, and of one that was evicted.
+/// About the memory of a member or a seat, besides its handle, and of an evicted member.
 const MEMBER_BYTES: usize = 256;
 const EVICTED_BYTES: usize = 128;
 
-/// The members of one process group, and what they agree on.
+/// The members of one process group, and the list that they agree on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Group {
     pub(super) options: GroupOptions,
@@ -27,7 +27,7 @@ pub struct Group {
     pub(super) last: Attempt,
     /// The last generation, whole or broken.
     pub(super) committed: Option<Arc<Record>>,
-    /// Calls that failed since then.
+    /// Failed calls since that generation.
     pub(super) failed_calls: u32,
 }
 
@@ -44,7 +44,8 @@ impl Group {
         }
     }
 
-    /// Takes an input. `now` is the time since any fixed moment, and never goes back.
+    /// Takes an input, and returns the reply and the effects. `now` is the time since any fixed moment, and never
+    /// goes back.
     pub fn step(&mut self, now: Duration, input: Input) -> Outcome {
         let before = self.announcement().map(|(number, _)| number);
         let mut effects = Vec::new();
@@ -138,24 +139,24 @@ impl Group {
         }
     }
 
-    /// As it was made with.
+    /// Returns the options that the group was made with.
     pub const fn options(&self) -> &GroupOptions {
         &self.options
     }
 
-    /// Where the group is.
+    /// Returns the state of the group.
     pub const fn state(&self) -> &GroupState {
         &self.state
     }
 
-    /// The processes of the group and those that wait to be: by id, with their ranks in the last generation.
+    /// The processes of the group and those that wait to join it: by id, with their ranks in the last generation.
     pub fn members(&self) -> impl Iterator<Item = (MemberKey, Option<u32>)> {
         self.roster
             .iter()
             .map(|(member, entry)| (member, entry.rank))
     }
 
-    /// Whether the process is in the group, or waits to be.
+    /// Whether the process is in the group, or waits to join it.
     pub fn has_member(&self, member: MemberKey) -> bool {
         self.roster.get(member).is_some()
     }
@@ -173,7 +174,7 @@ impl Group {
             + self.roster.evicted_len() * EVICTED_BYTES
     }
 
-    /// What the members are to know now. Not all of it concerns newcomers: see `is_for`.
+    /// The event for the members now. Newcomers may need only a part: see `is_for`.
     pub(super) fn announcement(&self) -> Option<(EventNumber, Event)> {
         let (attempt, stage, event) = match &self.state {
             GroupState::Forming { .. } => return None,
@@ -255,7 +256,7 @@ impl Group {
         }
     }
 
-    /// What the last [`Effect::Keep`] had; of a new group, what tells that it exists.
+    /// The state of the last [`Effect::Keep`]; for a new group, the state that records its existence.
     pub fn kept(&self) -> Kept {
         let end = match self.state {
             GroupState::Ended(reason) => Some(reason),

@@ -1,4 +1,4 @@
-//! What a group does with a member's message. Each may come twice, late, or never.
+//! How a group handles a member's message. Each message may arrive twice, late, or never.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -224,7 +224,7 @@ impl Group {
                     return Reply::Change(change.attempt);
                 }
                 Some(_) => {}
-                // Others may have passed this boundary before the service was restarted.
+                // Other members may have passed this boundary before the service was restarted.
                 None => change.step = Some(step.saturating_add(1)),
             }
         }
@@ -235,7 +235,8 @@ impl Group {
         Reply::Proceed
     }
 
-    /// A member of a list goes at the next boundary, as the others count on it; any other at once.
+    /// A member of a list leaves at the next boundary, because the other members count on it; any other member leaves
+    /// at once.
     fn leave(&mut self, now: Duration, member: MemberKey, effects: &mut Vec<Effect>) -> Reply {
         let Some(entry) = self.roster.get(member) else {
             return Reply::Unknown;

@@ -1,7 +1,7 @@
 //! The service's side: one group, from its first member to its end. Pure.
 //!
-//! A [`Group`] takes [`Input`]s and returns a reply and [`Effect`]s. It knows no store, connection, thread or clock; it
-//! does not know how a member is told, nor what a handle means. Its rules are in docs/spec/membership.md.
+//! A [`Group`] takes [`Input`]s and returns a reply and [`Effect`]s. It has no store, connection, thread or clock,
+//! and does not interpret handles. Its rules are in docs/spec/membership.md.
 
 mod attempts;
 mod depart;

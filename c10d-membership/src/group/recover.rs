@@ -11,11 +11,11 @@ use crate::event::Cause;
 use crate::options::GroupOptions;
 
 impl Group {
-    /// Continues with what the service has kept, and returns what to do first.
+    /// Continues with the state that the service has kept, and returns the first effects.
     ///
-    /// A group that had made no attempt forms. A whole generation goes on, and its members have `return_timeout` to send something. If an attempt was under way,
-    /// all its members leave it, and a new one begins. Members that were not in the last generation are unknown, and say
-    /// hello again.
+    /// A group that had made no attempt forms. A whole generation continues, and its members have `return_timeout` to
+    /// send something. If an attempt was under way, all its members leave it, and a new one begins. Members that were
+    /// not in the last generation are unknown, and say hello again.
     pub fn recover(options: GroupOptions, kept: Kept, now: Duration) -> (Self, Vec<Effect>) {
         let Kept {
             last,

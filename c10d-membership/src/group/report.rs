@@ -1,4 +1,4 @@
-//! Where a group is, in values.
+//! The state of a group, as values.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::status::{GroupStage, GroupStatus, MemberStatus};
 const DEPARTURES_MAX: usize = 8;
 
 impl Group {
-    /// Where the group is. Takes time in the order of its members.
+    /// Returns the state of the group. Takes time in the order of its members.
     pub fn status(&self, now: Duration) -> GroupStatus {
         let kept = self.kept();
         let committed = kept.committed.as_deref();

@@ -149,7 +149,7 @@ impl Roster {
         Some(entry)
     }
 
-    /// Remembers that a process is no member any more, and forgets the oldest of more than `max`.
+    /// Remembers that a process is no longer a member, and forgets the oldest of more than `max`.
     pub(super) fn evict(&mut self, member: MemberKey, reason: Reason, max: usize) {
         self.evicted.insert(member.id, (member.incarnation, reason));
         self.evictions.push_back((member, reason));
@@ -169,7 +169,7 @@ impl Roster {
         self.evictions.iter().rev().copied()
     }
 
-    /// Why a process is no member any more, if it was one or a later one has its id.
+    /// Why a process is no longer a member, if it was one or a later process has its id.
     pub(super) fn evicted(&self, member: MemberKey) -> Option<Reason> {
         if self
             .members

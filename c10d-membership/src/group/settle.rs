@@ -134,8 +134,8 @@ impl Group {
         true
     }
 
-    /// Uses up an attempt if none was made since the last generation, so that a restarted service knows that this one is
-    /// not whole.
+    /// Uses up an attempt if none was made since the last generation, so that a restarted service treats this
+    /// generation as broken.
     fn keep_that_it_broke(&mut self, effects: &mut Vec<Effect>) -> bool {
         if self
             .committed

@@ -7,23 +7,23 @@ use crate::attempt::Attempt;
 use crate::event::{Cause, EndReason};
 use crate::record::Record;
 
-/// Where a group is. Times are of the clock that its inputs are given.
+/// The state of a group. Times are of the clock that its inputs are given.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GroupState {
-    /// No attempt was made.
+    /// The group has not made an attempt.
     #[non_exhaustive]
     Forming {
-        /// When `size_min` members suffice, or the group ends; `None` until the first member arrives.
+        /// When `size_min` members suffice, or the group closes; `None` until the first member arrives.
         deadline: Option<Duration>,
     },
-    /// The generation or attempt before is over, and no attempt is under way: members are too few, or wait for
+    /// The previous generation or attempt is over, and no attempt is under way: members are too few, or wait for
     /// replacements.
     #[non_exhaustive]
     Breaking {
-        /// What broke it, first.
+        /// The first cause of the break.
         cause: Cause,
-        /// From when on `size_min` members go on without replacements.
+        /// From this time on, `size_min` members continue without replacements.
         propose_at: Duration,
         /// When fewer than `size_min` members end the group.
         end_at: Duration,
@@ -31,7 +31,7 @@ pub enum GroupState {
     /// The members leave their old mesh.
     #[non_exhaustive]
     Proposed {
-        /// What they say ready for.
+        /// The attempt for which they send that they are ready.
         attempt: Attempt,
         /// Why it is made.
         cause: Cause,
@@ -66,18 +66,18 @@ pub enum GroupState {
         /// When members of a restarted service that have not sent anything are evicted.
         return_by: Option<Duration>,
     },
-    /// Nothing happens any more.
+    /// The group has ended; this state is final.
     Ended(EndReason),
 }
 
-/// The newest step boundary that a member of the generation has passed. Others must pass it too.
+/// The newest step boundary that a member of the generation has passed. The other members must pass it as well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Passed {
     /// The generation has just begun.
     Nothing,
     /// The one after this step.
     Step(u64),
-    /// The service was restarted, and does not know: the next one that is asked for is passed.
+    /// The service was restarted and has lost the step: the next requested boundary is passed.
     Unknown,
 }
 
@@ -96,13 +96,13 @@ impl Passed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Change {
-    /// What members say ready for.
+    /// The attempt for which members send that they are ready.
     pub attempt: Attempt,
-    /// The step at whose boundary all stop; `None` until a restarted service knows it.
+    /// The step at whose boundary all members stop; `None` until a restarted service has learned it.
     pub step: Option<u64>,
-    /// How many of the members that were present when it was proposed are not ready.
+    /// How many of the members that were present when the change was proposed are not ready.
     pub missing: usize,
-    /// Whether a member has stopped: then the others have to.
+    /// Whether a member has stopped, so that the other members must stop as well.
     pub is_binding: bool,
     /// When the change is withdrawn, or the generation broken if it is binding.
     pub deadline: Duration,

@@ -1,4 +1,4 @@
-//! What a member is told, and what it wants done.
+//! The inputs and actions of a member.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +11,12 @@ use crate::record::Record;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct MemberOptions {
-    /// How long after an exception in a step the service may take to say that the generation is broken; later it is the
-    /// program's own. 5 s: longer than a launcher takes to notice the end of a process. If a member of another host can be
-    /// noticed only by its silence, as behind a relay, this must be longer than that silence.
+    /// How long, after an exception in a step, the member waits for the service to report that the generation is
+    /// broken. Without a report, the exception is considered the program's own. 5 s: longer than a launcher takes to
+    /// notice the exit of a process. If the service can notice a loss only by silence, as behind a relay, this must be longer
+    /// than that silence.
     pub verdict_timeout: Duration,
-    /// The same, once the service answers again after it was away. 32 s: longer than the
+    /// The same, after the service was away and answers again. 32 s: longer than the
     /// [`return_timeout`](crate::GroupOptions::return_timeout) for which another server waits for the members.
     pub return_verdict_timeout: Duration,
 }
@@ -29,13 +30,13 @@ impl Default for MemberOptions {
     }
 }
 
-/// What has happened to a member.
+/// An input of a member.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemberInput {
     /// The process wants to take part.
     Join {
-        /// What torch lists it under.
+        /// The handle of the process in torch's list.
         handle: Arc<str>,
         /// How many steps it has done.
         step: u64,
@@ -54,10 +55,10 @@ pub enum MemberInput {
         /// Whether it succeeded.
         is_ok: bool,
     },
-    /// The process has done this many steps, and asks whether to go on. Answered by [`Action::Proceed`] or
+    /// The process has done this many steps, and asks whether to continue. Answered by [`Action::Proceed`] or
     /// [`Action::LeaveMesh`].
     Boundary(u64),
-    /// A step raised an exception. Answered by [`Action::LeaveMesh`] if the generation is broken, else by
+    /// A step raised an exception. Answered by [`Action::LeaveMesh`] if the generation is broken, otherwise by
     /// [`Action::StepError`].
     StepFailed,
     /// The process works on until the next boundary, and leaves there.
@@ -71,16 +72,16 @@ pub enum MemberInput {
     Tick,
 }
 
-/// What to do.
+/// An action for the shell of a member.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Action {
-    /// Send this to the service. Send [`Member::owed`](crate::Member::owed) again when the connection was lost.
+    /// Send this to the service. After a lost connection, send [`Member::owed`](crate::Member::owed) again.
     Send(Message),
-    /// Have the process leave the mesh, then tell [`MemberInput::Left`].
+    /// Have the process leave the mesh, then input [`MemberInput::Left`].
     LeaveMesh {
-        /// Whether it stands at a step boundary and the mesh is whole; else it may be blocked in a call, and has to be
-        /// freed.
+        /// Whether the process is at a step boundary and the mesh is whole; otherwise it may be blocked in a call,
+        /// and has to be freed.
         is_at_boundary: bool,
     },
     /// Call torch's `_reconfigure` with this uuid and list.
@@ -101,11 +102,11 @@ pub enum Action {
     Proceed,
     /// The exception is the program's own.
     StepError,
-    /// The process is no member any more. The last action.
+    /// The process is no longer a member. This is the last action.
     Over(Ending),
 }
 
-/// Why a process is no member any more.
+/// Why a process is no longer a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Ending {

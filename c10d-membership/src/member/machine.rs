@@ -1,4 +1,4 @@
-//! What a member does about its process.
+//! How a member directs its process.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::event::EventNumber;
 use crate::identity::MemberKey;
 use crate::message::Message;
 
-/// One process and its way through the generations.
+/// The member of one process: takes it through the generations.
 ///
 /// The shell sends each [`Action::Send`], keeps one [`Message::Poll`] of [`poll`](Self::poll) under way, and drops
 /// answers of lost connections.
@@ -22,7 +22,7 @@ pub struct Member {
     step: u64,
     /// The number of the last event.
     pub(super) seen: EventNumber,
-    /// Whether the process wants to leave, and the service knows.
+    /// Whether the process wants to leave, and whether the service has been informed.
     pub(super) leave: Option<Noted>,
 }
 
@@ -40,7 +40,7 @@ impl Member {
         }
     }
 
-    /// Takes an input. `now` is the time since any fixed moment, and never goes back.
+    /// Takes an input, and returns the actions to do. `now` is the time since any fixed moment, and never goes back.
     pub fn step(&mut self, now: Duration, input: MemberInput) -> Vec<Action> {
         let before = self.owed();
         let mut actions = Vec::new();
@@ -98,7 +98,7 @@ impl Member {
         actions
     }
 
-    /// The message that the service has not answered, if there is one. It may be sent any number of times.
+    /// Returns the message that the service has not answered, if there is one. It may be sent any number of times.
     pub fn owed(&self) -> Option<Message> {
         let is_member = !matches!(self.state, State::Outside | State::Over(_));
         if is_member && self.is_known() && self.leave == Some(Noted::No) {
@@ -142,8 +142,8 @@ impl Member {
         }
     }
 
-    /// The poll to keep under way; `None` if there is nothing to wait for. When it changes, send it in place of the one
-    /// before.
+    /// Returns the poll to keep under way; `None` if there is nothing to wait for. When it changes, send it instead
+    /// of the previous poll.
     pub fn poll(&self) -> Option<Message> {
         let after = self.seen;
         if let State::Inside {
@@ -172,8 +172,9 @@ impl Member {
         }
     }
 
-    /// Whether the process is in a generation and knows of a change that waits for a step boundary. If a collective of each
-    /// step tells all members whether one of them does, they need to ask only after those steps.
+    /// Whether the process is in a generation with a change that waits for a step boundary. If a collective of each
+    /// step distributes this value to all members, they need to ask only after the steps in which it is true for one
+    /// of them.
     pub const fn has_change(&self) -> bool {
         matches!(
             self.state,
@@ -184,7 +185,7 @@ impl Member {
         )
     }
 
-    /// Why the process is no member any more, if it was one.
+    /// Returns why the process is no longer a member; `None` if it is, or has not been one.
     pub const fn ending(&self) -> Option<Ending> {
         match self.state {
             State::Over(ending) => Some(ending),
@@ -211,7 +212,7 @@ impl Member {
         }
     }
 
-    /// What follows from the state alone.
+    /// The transitions that follow from the state alone.
     fn advance(&mut self, now: Duration, actions: &mut Vec<Action>) {
         let State::Inside { doing, change, .. } = &mut self.state else {
             return;

@@ -1,7 +1,7 @@
-//! A member's side: what a process does, and when. Pure.
+//! A member's side: the actions of a process. Pure.
 //!
-//! A [`Member`] takes [`MemberInput`]s, from the service and from its process, and returns [`Action`]s. It knows no
-//! connection, thread, clock or torch: it does not know how a blocked call is freed, nor how a step is done.
+//! A [`Member`] takes [`MemberInput`]s, from the service and from its process, and returns [`Action`]s. It has no
+//! connection, thread, clock or torch: its shell frees blocked calls and runs the steps.
 
 mod input;
 mod machine;

@@ -1,4 +1,4 @@
-//! What a member does about the service's answers and events.
+//! How a member handles the service's answers and events.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::event::{EndReason, Event, EventNumber, Leave};
 use crate::message::{Message, Reply};
 
 impl Member {
-    /// An answer counts if its message is the one that is under way.
+    /// An answer counts if its message is the message under way.
     pub(super) fn reply(&mut self, message: &Message, reply: Reply, actions: &mut Vec<Action>) {
         let is_poll = self.poll().as_ref() == Some(message);
         if !is_poll && self.owed().as_ref() != Some(message) {
@@ -49,7 +49,7 @@ impl Member {
                     let attempt = Some(*attempt);
                     self.leave_mesh(attempt, true, actions);
                 }
-                // The generation is over, and the event that says why is on its way.
+                // The generation is over, and the event with the reason is on its way.
                 _ => self.leave_mesh(None, false, actions),
             },
             _ => {}
@@ -130,7 +130,7 @@ impl Member {
         }
     }
 
-    /// The service has lost what it knew: the member joins as a newcomer.
+    /// The service has lost its state: the member joins as a newcomer.
     fn start_over(&mut self, actions: &mut Vec<Action>) {
         self.seen = EventNumber::NONE;
         self.leave = self.leave.map(|_| Noted::No);

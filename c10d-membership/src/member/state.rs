@@ -7,13 +7,13 @@ use super::input::Ending;
 use crate::attempt::Attempt;
 use crate::record::Record;
 
-/// What a process does in a generation.
+/// The activity of a process in a generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Doing {
     Working,
-    /// It has asked whether to go on after this step.
+    /// It has asked whether to continue after this step.
     AtBoundary(u64),
-    /// It has an exception, which is its own if the service says nothing until then.
+    /// It has an exception, which is considered its own if the service reports no break until this time.
     Asking(Duration),
     /// It has done its last step. [`Noted::Yes`] once the service has recorded that.
     Finished(Noted),
@@ -26,7 +26,7 @@ pub(super) enum Noted {
     Yes,
 }
 
-/// Whether the member has a mesh and what it waits for.
+/// Whether the member has a mesh, and the event that it waits for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum State {
     /// It has not joined.
@@ -43,7 +43,7 @@ pub(super) enum State {
     },
     /// The process leaves its mesh.
     Leaving {
-        /// What it says ready for then; `None` until it is told.
+        /// The attempt for which it will send that it is ready; `None` until the service has named it.
         attempt: Option<Attempt>,
         /// Whether the service has its hello.
         is_known: bool,

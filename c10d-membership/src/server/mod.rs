@@ -1,4 +1,4 @@
-//! The groups of a server: has them take inputs, and returns what the server does about their effects
+//! The groups of a server: gives them their inputs, and returns their effects for the server
 //! (docs/spec/wire-extensions.md, section 9.13).
 
 mod open_groups;

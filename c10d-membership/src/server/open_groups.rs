@@ -1,4 +1,4 @@
-//! The groups that are open on a server, with the polls that wait, the connections that speak for members, and the timers.
+//! The open groups of a server, with the waiting polls, the connections of members, and the timers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hasher;

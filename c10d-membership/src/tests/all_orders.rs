@@ -118,7 +118,7 @@ const THREE: &[(u64, u64)] = &[(1, 1), (2, 1), (3, 1)];
 const FOUR: &[(u64, u64)] = &[(1, 1), (2, 1), (3, 1), (4, 1)];
 /// A second process of member 1.
 const REPLACED: &[(u64, u64)] = &[(1, 1), (1, 2), (2, 1)];
-/// Members 10 and on come later.
+/// Members 10 and higher join later.
 const TWO_AND_ONE: &[(u64, u64)] = &[(1, 1), (2, 1), (10, 1)];
 const THREE_AND_ONE: &[(u64, u64)] = &[(1, 1), (2, 1), (3, 1), (10, 1)];
 

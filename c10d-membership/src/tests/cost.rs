@@ -1,4 +1,4 @@
-//! What a change costs in a large group: docs/spec/membership.md, COST.
+//! The cost of a change in a large group: docs/spec/membership.md, COST.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::group::{Effect, GroupState};
 use crate::message::Reply;
 use crate::record::Record;
 
-/// The list as each member gets it, without what it has in common with the others.
+/// The list as each member gets it, without the parts that members share.
 fn lists(driven: &Driven) -> (usize, BTreeSet<*const Record>) {
     let mut members = 0;
     let mut lists = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! A group that a test drives by hand.
+//! A group that a test drives step by step.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub(super) struct Driven {
     /// Since they were last taken.
     pub(super) effects: Vec<Effect>,
     pub(super) kept: Option<Kept>,
-    /// The processes that said hello last.
+    /// The processes that sent a hello last.
     keys: BTreeMap<u64, MemberKey>,
 }
 

@@ -112,7 +112,7 @@ fn an_attempt_goes_on_without_those_that_die_and_with_those_that_come() {
     driven.dead(3);
     driven.effects.clear();
     let attempt = driven.attempt();
-    // Present later: they take part if they are ready before the others.
+    // They arrive later, and take part if they are ready before the other members.
     driven.hello(4);
     driven.hello(5);
     driven.ready(4);

@@ -1,4 +1,4 @@
-//! What holds in every history.
+//! The laws that every history obeys.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::member::{Action, Ending};
 use crate::message::Reply;
 use crate::record::Record;
 
-/// What has happened so far, for the laws.
+/// The events of a history so far, for the laws.
 #[derive(Debug, Clone, Default, Hash)]
 pub(super) struct History {
     /// The members that began torch's call, and those at which it succeeded.
@@ -97,7 +97,7 @@ impl World {
                         same_life.is_none_or(|it| *it < record.attempt),
                         "commits ascend"
                     );
-                    // One that has acknowledged may be dead by now.
+                    // A member that has acknowledged may be dead by now.
                     let are_running = record.seats.iter().all(|seat| {
                         let process = &self.processes[self.index[&seat.member]];
                         process.is_active() && !process.wants_to_leave

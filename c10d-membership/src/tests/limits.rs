@@ -1,4 +1,4 @@
-//! Limits, and what they keep bounded: docs/spec/membership.md, HELLO 3.
+//! The limits, and the memory that they bound: docs/spec/membership.md, HELLO 3.
 
 use super::driven::{Driven, key};
 use crate::event::Reason;

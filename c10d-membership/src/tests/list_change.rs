@@ -1,4 +1,5 @@
-//! A list as what differs from an earlier one, or with counted seats: docs/spec/wire-extensions.md, MEMBERSHIP 12 and 13.
+//! A list as its difference from an earlier list, or with counted seats: docs/spec/wire-extensions.md, MEMBERSHIP 12
+//! and 13.
 
 use std::sync::Arc;
 
@@ -207,7 +208,7 @@ fn random_changes_are_read_as_they_were_written() {
     }
 }
 
-/// docs/spec/wire-extensions.md, MEMBERSHIP 12: what no server of ours sends.
+/// docs/spec/wire-extensions.md, MEMBERSHIP 12: changes that our servers do not send.
 #[test]
 fn what_is_no_change_is_refused() {
     let base = Arc::new(first(4));

@@ -1,4 +1,4 @@
-//! What follows from losses in a generation: docs/spec/membership.md, BREAK.
+//! The consequences of losses in a generation: docs/spec/membership.md, BREAK.
 
 use super::driven::{Driven, key, seconds};
 use crate::event::{Cause, EndReason, Event, EventNumber, Leave, Reason};

@@ -1,4 +1,4 @@
-//! A member by hand: docs/spec/membership.md, MEMBER.
+//! A member that a test drives step by step: docs/spec/membership.md, MEMBER.
 
 use std::sync::Arc;
 
@@ -129,16 +129,16 @@ fn a_member_leaves_a_broken_mesh_before_it_is_ready() {
     let mut member = inside();
     assert_eq!(event(&mut member, 8, propose(2)), [LEAVE]);
     assert_eq!(member.owed(), None);
-    // A later attempt takes the place of the one that it was told.
+    // A later attempt replaces the previous attempt.
     assert_eq!(event(&mut member, 12, propose(3)), []);
     assert_eq!(left(&mut member), [ready(3)]);
-    // Events that are late or come twice change nothing.
+    // Late and repeated events change nothing.
     assert_eq!(event(&mut member, 8, propose(2)), []);
     assert_eq!(answer(&mut member, Reply::Accepted), []);
     assert_eq!(event(&mut member, 16, propose(4)), [ready(4)]);
 }
 
-/// docs/spec/membership.md, MEMBER 1: whatever a service says, a member whose call failed uses no mesh.
+/// docs/spec/membership.md, MEMBER 1: a member whose call failed uses no mesh, whatever a service answers.
 #[test]
 fn a_member_whose_call_failed_enters_no_generation() {
     let mut member = joined();
@@ -318,7 +318,7 @@ fn a_member_says_whether_it_knows_of_a_change_at_a_boundary() {
     assert_eq!(answer(&mut member, Reply::Change(attempt(2))), [STOP]);
     assert!(!member.has_change());
 
-    // What tears it out of its generation does not wait for a boundary.
+    // An event that removes the member from its generation does not wait for a boundary.
     let mut member = inside();
     event(&mut member, 8, propose(2));
     assert!(!member.has_change());

@@ -9,7 +9,7 @@ use crate::member::{Action, Ending, Member, MemberInput, MemberOptions};
 use crate::message::{Message, Reply};
 use crate::record::Record;
 
-/// What the process does with its mesh.
+/// The state of the process's mesh.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Mesh {
     None,
@@ -39,7 +39,7 @@ pub(super) struct Process {
     pub(super) key: MemberKey,
     pub(super) member: Member,
     pub(super) life: Life,
-    /// Whether the service knows of its death, or that it is silent.
+    /// Whether the service has noticed its death or its silence.
     pub(super) is_noticed: bool,
     pub(super) mesh: Mesh,
     pub(super) must_leave: bool,

@@ -1,4 +1,4 @@
-//! Random histories of up to 64 members. `SEED=n` repeats a history, `ROUNDS=n` runs n new ones.
+//! Random histories of up to 64 members. `SEED=n` repeats a history, `ROUNDS=n` runs n new histories.
 
 use std::panic::catch_unwind;
 

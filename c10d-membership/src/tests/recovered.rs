@@ -6,7 +6,7 @@ use crate::event::{Cause, Event, EventNumber, Leave, Reason};
 use crate::group::{Effect, Group, GroupState, Input};
 use crate::message::{Message, Reply};
 
-/// The service ends, and continues with what it has kept.
+/// The service exits, and continues with the state that it has kept.
 fn restart(driven: &mut Driven) {
     let kept = driven.kept.clone().expect("something is kept");
     let options = driven.group.options().clone();
@@ -31,7 +31,7 @@ fn a_whole_generation_goes_on_and_its_silent_members_are_evicted() {
     assert_eq!(driven.poll(3), Reply::Evicted(Reason::Silent));
     driven.commit();
     assert_eq!(driven.list(), [1, 2]);
-    // The uuids go on.
+    // The uuids continue.
     assert_eq!(driven.generation().uuid(), generation.uuid() + 1);
 }
 
@@ -106,7 +106,7 @@ fn a_generation_that_broke_below_the_minimum_is_not_whole_after_a_restart() {
     assert!(matches!(driven.group.state(), GroupState::Breaking { .. }));
 }
 
-/// docs/spec/membership.md, UUID 2: what an effect depends on is kept before it.
+/// docs/spec/membership.md, UUID 2: the state on which an effect depends is kept before the effect.
 #[test]
 fn an_attempt_is_kept_before_it_is_told() {
     let mut driven = Driven::formed(3, |_| {});

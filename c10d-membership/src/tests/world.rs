@@ -1,4 +1,4 @@
-//! A service, its processes and what is between them, in virtual time.
+//! A service, its processes and the network between them, in virtual time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -21,7 +21,7 @@ use crate::record::Record;
 pub(super) struct Budget {
     pub(super) kills: usize,
     pub(super) stops: usize,
-    /// Answers that are lost.
+    /// The number of lost answers.
     pub(super) losses: usize,
     /// Messages that arrive a second time, later.
     pub(super) copies: usize,
@@ -64,7 +64,7 @@ pub(super) enum Step {
     Leave(usize),
     Finish(usize),
     Tick,
-    /// The service ends and is started again, with what it has kept or without.
+    /// The service exits and is started again, with or without its kept state.
     Restart(bool),
 }
 
@@ -76,11 +76,11 @@ pub(super) enum Mutant {
     AckForAll,
     /// A process says that it has left its mesh while it uses it.
     LeftTooEarly,
-    /// What the service keeps does not survive it, apart from the first.
+    /// The state that the service keeps does not survive it, apart from the first.
     NotKept,
     /// Of all members, the first never stops at a boundary.
     PassesBoundary,
-    /// Members that ask only for changes do so by what they know themselves.
+    /// Members that ask only for changes decide from their local state alone.
     AsksByItself,
     /// The service does not say that a process is evicted.
     NotTold,
@@ -96,7 +96,7 @@ pub(super) struct World {
     pub(super) copies: Vec<(MemberKey, Message)>,
     /// Attempts whose waits the service has ended.
     pub(super) released: BTreeSet<Attempt>,
-    /// Whether a member knew of a change in the step after so many.
+    /// Whether a member was informed of a change in the step after this number of steps.
     told: BTreeMap<(Attempt, u64), bool>,
     /// Attempts in which torch's own time is over.
     timed_out: BTreeSet<Attempt>,
@@ -130,7 +130,7 @@ impl World {
         }
     }
 
-    /// What the future depends on.
+    /// The part of the state on which the future depends.
     pub(super) fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.group.hash(&mut hasher);
@@ -195,7 +195,7 @@ impl World {
                     seats.map(|seat| &self.processes[self.index[&seat.member]])
                 };
                 let generation = record.attempt;
-                // Nobody is ahead by more than a step, and all take part.
+                // All members take part, and are at most one step ahead.
                 let are_all_there = others().all(|other| {
                     other.is_running()
                         && other.is_inside(generation)
@@ -207,7 +207,7 @@ impl World {
                 let is_asked = self.is_changing()
                     && (!self.budget.asks_for_changes
                         || self.is_told_of_a_change(record, process.step));
-                // One that has completed it may have left since.
+                // A member that has completed it may have left since.
                 let is_complete = self.told.contains_key(&(generation, process.step));
                 if is_complete || are_all_there && (process.step < self.budget.steps || is_asked) {
                     steps.push(Step::Complete(at));
@@ -242,7 +242,7 @@ impl World {
         )
     }
 
-    /// What a collective of this step tells all: the first that completes it decides.
+    /// The value that a collective of this step distributes to all members: the first that completes it decides.
     fn is_told_of_a_change(&self, record: &Record, step: u64) -> bool {
         let told = self.told.get(&(record.attempt, step)).copied();
         told.unwrap_or_else(|| {
@@ -260,7 +260,7 @@ impl World {
         process.must_poll || self.group.poll(process.key, after) != Reply::NotYet
     }
 
-    /// What goes wrong, or is decided, at one process.
+    /// The faults and decisions that are possible at one process.
     pub(super) fn faults_of(&self, at: usize) -> Vec<Step> {
         let process = &self.processes[at];
         let budget = &self.budget;
@@ -383,7 +383,7 @@ impl World {
             Step::Stop(at) => {
                 self.budget.stops -= 1;
                 self.processes[at].life = Life::Stopped;
-                // A silence that the service heard of before is another one.
+                // A silence that the service noticed before does not count.
                 self.processes[at].is_noticed = false;
                 self.history.disturb();
             }
@@ -438,7 +438,7 @@ impl World {
     }
 
     fn tick(&mut self) {
-        // Torch's own time is shorter than that of the service.
+        // Torch's own timeout is shorter than the service's.
         if let GroupState::Calling { record, .. } = self.group.state() {
             let attempt = record.attempt;
             let calling = |it: &Process| matches!(it.mesh, Mesh::Calling(_)) && it.is_active();
@@ -480,7 +480,7 @@ impl World {
                 self.carry_out(effects);
             }
             None => {
-                // Nobody ends the waits of calls that are under way: torch does.
+                // Torch ends the waits of calls that are under way.
                 self.timed_out.extend(self.history.called.keys().copied());
                 self.nonces += 1;
                 self.kept = None;
@@ -602,7 +602,7 @@ impl World {
                     process.step = record.seats[record.source].step;
                     process.mesh = Mesh::Stepping(record);
                 }
-                // The program handles the exception, and goes on.
+                // The program handles the exception, and continues.
                 Action::StepError | Action::Proceed => {
                     if let Mesh::AtBoundary(record) | Mesh::Raised(record) = &process.mesh {
                         process.mesh = Mesh::Stepping(Arc::clone(record));
@@ -613,7 +613,7 @@ impl World {
         }
     }
 
-    /// Nothing else goes wrong: until all is quiet and no timer runs.
+    /// The history runs without further faults until all is quiet and no timer runs.
     pub(super) fn end(&mut self) {
         self.budget = Budget {
             is_split: self.budget.is_split,
