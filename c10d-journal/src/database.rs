@@ -1,4 +1,4 @@
-//! An open database: the settings that its promises rest on, its format, and its errors.
+//! An open database: the settings that its guarantees depend on, its format, and its errors.
 
 use std::fs::File;
 use std::io::{self, BufReader};
@@ -25,11 +25,11 @@ const FORMAT: i64 = 1;
 /// Marks a database as ours: `c10d`.
 const APPLICATION: i64 = 0x6331_3064;
 
-/// The predecessor may be ending, or another process that opens a new journal at the same time gives way. One that
-/// serves holds its lock for longer.
+/// The previous server may be exiting, or another process that opens a new journal at the same time retreats. A
+/// serving process holds its lock for longer.
 const LOCK_WAIT: Duration = Duration::from_millis(500);
 
-/// Name, value, and the value that SQLite reports then. They are set in this order.
+/// Name, value, and the value that SQLite reports after the change. They are set in this order.
 const SETTINGS: [(&str, &str, &str); 10] = [
     // Works without shared memory, and keeps others out from the first access on.
     ("locking_mode", "EXCLUSIVE", "exclusive"),
@@ -39,7 +39,7 @@ const SETTINGS: [(&str, &str, &str); 10] = [
     // The same on macOS, where it has another name.
     ("fullfsync", "1", "1"),
     ("checkpoint_fullfsync", "1", "1"),
-    // SQLite ignores the errors of its own checkpoints.
+    // SQLite ignores the errors of its automatic checkpoints.
     ("wal_autocheckpoint", "0", "0"),
     // The log of one large batch does not stay.
     ("journal_size_limit", "16777216", "16777216"),
@@ -100,7 +100,7 @@ impl Database {
         let opened = copy.as_ref().map_or(&directory, |copy| &copy.directory);
         let connection =
             connect(opened).map_err(|error| engine_error(&directory, "open", error))?;
-        // Another user can have exchanged a file since then.
+        // Another user may have replaced a file since the previous check.
         check_trust()?;
         let may_create = access == Access::Serve && owner.is_none() && newest.is_none();
         let header = Self::prepare(&connection, &directory, may_create)?;
@@ -194,7 +194,8 @@ impl Database {
         pages.map_err(|error| self.error("read", error))
     }
 
-    /// Has SQLite check the structure of its file: what it found, nothing if the structure is intact.
+    /// Has SQLite check the structure of its file. Returns the problems that it found; empty if the structure is
+    /// intact.
     pub(crate) fn check_structure(&self) -> Result<Vec<String>, JournalError> {
         let check = || {
             let mut check = self.connection.prepare("PRAGMA integrity_check")?;
@@ -277,7 +278,7 @@ fn connect(directory: &Directory) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(directory.database(), flags)?;
     connection.busy_timeout(LOCK_WAIT)?;
-    // What is written is written by one thread, when it is told to, and with errors that it sees.
+    // One thread does all writes explicitly, and checks their errors.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     for (name, value, expected) in SETTINGS {
         set(&connection, name, value)?;

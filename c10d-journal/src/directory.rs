@@ -1,4 +1,4 @@
-//! The directory of a journal, its files, and the name of the process that serves it.
+//! The directory of a journal, its files, and the description of the process that serves it.
 
 use std::error::Error;
 use std::fs::{self, DirBuilder, File, OpenOptions};

@@ -1,4 +1,4 @@
-//! The one row that says which store a journal is of, and which rows of the other tables are its contents.
+//! The one row that identifies the store of a journal, and the rows of the other tables that are its contents.
 
 use std::hash::Hasher;
 use std::ops::Range;

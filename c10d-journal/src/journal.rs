@@ -22,15 +22,16 @@ const WAL_BYTES_MAX: i64 = 8 << 20;
 /// A database of up to this many pages, 8 MiB, is checked as a whole when it is opened: that takes at most 15 ms.
 const CHECKED_PAGES_MAX: u64 = 2048;
 
-/// What a commit writes beside its blob: the page that it ends on, and that which names it.
+/// The bytes that a commit writes beside its blob: the page where the blob ends, and the page that names it.
 const COMMIT_BYTES: i64 = 2 * 4096;
 
-/// Rows are let go of in steps of about these bytes: fewer steps cost less, longer ones are longer pauses.
+/// Rows are deleted in steps of about these bytes: fewer steps cost less, longer steps are longer pauses.
 const DELETION_BYTES: i64 = 128 << 10;
 
-/// A journal in a SQLite database: `journal.db` in a directory of its own.
+/// A journal in a SQLite database: `journal.db` in a directory that contains nothing else.
 ///
-/// One process serves it at a time: it holds a lock that ends with it. Dropping it closes the database.
+/// One process serves it at a time: it holds a lock that is released when the process exits. Dropping the journal
+/// closes the database.
 #[derive(Debug)]
 pub struct SqliteJournal {
     database: Database,
@@ -64,7 +65,8 @@ struct SnapshotInProgress {
 }
 
 impl SqliteJournal {
-    /// Opens the journal in this directory to serve it, or makes both. The directory and its files are for this user only.
+    /// Opens the journal in this directory to serve it; creates the directory and the journal if they do not exist.
+    /// Only this user can read the directory and its files.
     ///
     /// # Errors
     /// [`JournalError`]: the directory cannot be written, another user can change it, another process serves the journal, a
@@ -84,7 +86,8 @@ impl SqliteJournal {
         }
         let start = |database: &mut Database| {
             let connection = &database.connection;
-            // What is written next starts the log anew, so that damage is told from what a crash has cut: see `wal`.
+            // The next write starts the log from its beginning, so that damage can be distinguished from the cut of a
+            // crash: see `wal`.
             checkpoint(connection, "PASSIVE")?;
             database.header.epoch += 1;
             database.header.is_open = true;
@@ -176,7 +179,7 @@ impl SqliteJournal {
         };
         let bytes = blob.len() as i64;
         self.wal_bytes += bytes + COMMIT_BYTES;
-        // Twice as fast as new ones arrive, so that the old ones are gone before the next snapshot.
+        // Twice as fast as new rows arrive, so that all old rows are deleted before the next snapshot.
         self.deletion_bytes += 2 * bytes + 512;
         Ok(next)
     }

@@ -1,4 +1,4 @@
-//! How far a journal had got, in a file beside the database: `newest`.
+//! The newest epoch and position of a journal, in a file beside the database: `newest`.
 //!
 //! SQLite's pages have no checksums, so a page with old content looks right. If it has the last rows, or the header, the
 //! whole journal looks like an old one. Epochs and positions only rise, so a database that is behind this file is refused.

@@ -1,4 +1,4 @@
-//! A journal that is looked at, not served.
+//! A journal that is opened for reading, not for serving.
 
 use std::path::Path;
 
@@ -27,22 +27,22 @@ impl SqliteJournalReader {
         Ok(Self { database })
     }
 
-    /// Which store this is, and how often it was opened to serve.
+    /// Returns the identity of the store, and how often it was opened to serve.
     #[must_use]
     pub const fn identity(&self) -> JournalIdentity {
         self.database.identity()
     }
 
-    /// What is read and where, for messages.
+    /// Returns a description of the journal and its place, for messages.
     #[must_use]
     pub fn place(&self) -> String {
         self.database.directory.place()
     }
 
-    /// Reads everything, as [`Journal::recover`](c10d_store::journal::Journal::recover) does.
+    /// Reads everything, like [`Journal::recover`](c10d_store::journal::Journal::recover).
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`Journal::recover`](c10d_store::journal::Journal::recover).
     pub fn recover(
         &self,
         visit: &mut dyn FnMut(Recovered<'_>) -> Result<(), JournalError>,
@@ -50,7 +50,8 @@ impl SqliteJournalReader {
         self.database.recover(visit)
     }
 
-    /// Has SQLite check the structure of its file: what it found, nothing if the structure is intact.
+    /// Has SQLite check the structure of its file. Returns the problems that it found; empty if the structure is
+    /// intact.
     ///
     /// # Errors
     /// [`JournalError`] of the engine.
@@ -58,10 +59,10 @@ impl SqliteJournalReader {
         self.database.check_structure()
     }
 
-    /// The bytes of the database and of its write-ahead log.
+    /// Returns the bytes of the database and of its write-ahead log.
     ///
     /// # Errors
-    /// [`JournalError`] if the system does not say.
+    /// [`JournalError`] if the system does not report the size of a file.
     pub fn file_bytes(&self) -> Result<[u64; 2], JournalError> {
         let directory = &self.database.directory;
         let bytes = |path: &Path| {

@@ -26,7 +26,7 @@ pub(crate) struct Table {
     bounds: &'static str,
 }
 
-/// What a snapshot is made of.
+/// The chunks of a snapshot.
 pub(crate) const CHUNKS: Table = Table {
     insert: "INSERT INTO chunks VALUES(?, ?, ?)",
     select: "SELECT row, number, bytes FROM chunks WHERE row >= ? AND row < ? ORDER BY row",
@@ -35,7 +35,7 @@ pub(crate) const CHUNKS: Table = Table {
     bounds: "SELECT ifnull((SELECT min(row) FROM chunks), 1), ifnull((SELECT max(row) FROM chunks), 0)",
 };
 
-/// What was appended.
+/// The appended batches.
 pub(crate) const BATCHES: Table = Table {
     insert: "INSERT INTO batches VALUES(?, ?, ?)",
     select: "SELECT row, position, bytes FROM batches WHERE row >= ? AND row < ? ORDER BY row",
@@ -73,7 +73,8 @@ impl Table {
         })
     }
 
-    /// Adds a blob in rows from this one on, and returns the row after them. One that [is cut](is_cut) needs a transaction.
+    /// Adds a blob in rows from this one on, and returns the row after them. A blob that [is cut](is_cut) needs a
+    /// transaction.
     pub(crate) fn insert(
         &self,
         connection: &Connection,
@@ -133,7 +134,7 @@ impl Table {
         Ok(number)
     }
 
-    /// Deletes the first of these rows, about `bytes` of them, and returns those that are left.
+    /// Deletes the first of these rows, about `bytes` of them, and returns the remaining rows.
     pub(crate) fn delete_some(
         &self,
         connection: &Connection,

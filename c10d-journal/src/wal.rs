@@ -1,8 +1,9 @@
 //! Whether SQLite's write-ahead log has commits that SQLite cannot see.
 //!
-//! SQLite reads the log up to the first frame that does not match its checksum: after a crash that is the end of what
-//! was committed. If a frame in the middle is damaged, the commits behind it are lost without an error. Each append waits for
-//! the disk, and opening a journal empties the log, so a crash leaves one commit behind a damaged frame at most: its own.
+//! SQLite reads the log up to the first frame that does not match its checksum: after a crash, that frame is where
+//! the committed data ends. If a frame in the middle is damaged, the commits behind it are lost without an error.
+//! Each append waits for the disk, and opening a journal empties the log, so a crash leaves one commit behind a
+//! damaged frame at most: its own.
 //!
 //! The format is <https://www.sqlite.org/fileformat2.html#the_write_ahead_log>.
 
@@ -16,7 +17,7 @@ const MAGIC: u32 = 0x377f_0682;
 const PAGE_BYTES_MIN: usize = 512;
 const PAGE_BYTES_MAX: usize = 65536;
 
-/// What a log has.
+/// The result of scanning a log.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct WalScan {
     /// The frames that SQLite reads.
@@ -28,7 +29,7 @@ pub(crate) struct WalScan {
 }
 
 impl WalScan {
-    /// What was lost, if it was not the commit that a crash interrupted.
+    /// Describes the loss, unless only the commit that a crash interrupted was lost.
     pub(crate) fn damage(&self) -> Option<String> {
         if self.has_damaged_header {
             return Some("the header of its write-ahead log is not as it was written".to_owned());

@@ -2,10 +2,10 @@
 //!
 //! After a death nearly all seats are the same as in the previous list, which its reader has. The changes in them
 //! follow from that list: the previous rank, and the two numbers in torch's handle, which are the rank and the uuid
-//! of the previous list. So the change has some ten bytes for a row of seats, and one byte for each seat whose step
-//! differs.
+//! of the previous list. The change therefore has about ten bytes for a row of seats, and one byte for each seat
+//! whose step differs.
 //!
-//! Other seats are written out, for example all seats of a first list. The members of a node mostly differ by their
+//! Other seats are written out, such as all seats of a first list. The members of a node mostly differ by their
 //! numbers only, which are one more than the previous member's, so these members are *counted* from the first one.
 
 use std::collections::HashMap;

@@ -17,7 +17,7 @@ use super::message::{Answer, Failure, Request, Watched, code, refusal, watch_to_
 /// The most bytes of an answer: a page of 16 values of etcd's largest size, in base64.
 const ANSWER_BYTES_MAX: usize = 40 << 20;
 
-/// The most bytes of a line of a watch: what one transaction has put.
+/// The most bytes of a line of a watch: the puts of one transaction.
 const LINE_BYTES_MAX: usize = 40 << 20;
 
 /// How long an attempt takes at first. A stopped member accepts connections and never answers.
@@ -64,7 +64,7 @@ pub(crate) enum CallError {
         code: u64,
         message: String,
     },
-    /// No member has settled it in time: it may have been carried out, or may be yet.
+    /// The outcome is not known in time: the call may have been carried out, or may be carried out later.
     #[error("{0}")]
     Unknown(String),
     /// This member cannot be used as it is set up.
@@ -180,7 +180,7 @@ impl Gateway {
         self.current = (self.current + 1) % self.site.endpoints.len();
     }
 
-    /// One exchange with the current member, or two if it asks for a user.
+    /// One exchange with the current member, or two if the member requires a user.
     fn attempt(
         &mut self,
         path: &'static str,
@@ -191,7 +191,7 @@ impl Gateway {
         let Err(CallError::Refused { code, message, .. }) = &first else {
             return first;
         };
-        // A member without its token, and one that was given none, say it differently.
+        // The error for an unknown token differs from the error for a missing token.
         let asks_for_user = *code == code::UNAUTHENTICATED
             // With certificates, one without a token is the user of a certificate that names none.
             || (*code == code::DENIED && self.token.is_none())
@@ -296,7 +296,7 @@ impl Gateway {
         })
     }
 
-    /// What an answer means. The status depends on the version; the body does not.
+    /// Interprets an answer. The status depends on the version; the body does not.
     fn judge(&self, path: &'static str, status: u16, body: &[u8]) -> Result<Value, CallError> {
         let member = &self.site.endpoints[self.current];
         let text = printable(body.trim_ascii(), TEXT_CHARS_MAX);
@@ -368,14 +368,14 @@ impl Gateway {
     }
 }
 
-/// A watch that goes on until it fails or is dropped.
+/// A watch that continues until it fails or is dropped.
 #[derive(Debug)]
 pub(crate) struct WatchStream {
     gateway: Gateway,
     connection: Connection,
     response: Response,
     received: Vec<u8>,
-    /// No line ends before this byte.
+    /// The bytes before this one contain no line end.
     searched: usize,
 }
 

@@ -1,7 +1,8 @@
 //! A client for HTTP/1.1 exchanges with etcd's gateway: one connection that is reused, one request at a time.
 //!
-//! `ureq-proto`, the protocol of `ureq` without its sockets, composes requests and parses responses. The sockets are those of
-//! this project because a watch must end when another socket can be read, at its deadline, or when it is cancelled.
+//! `ureq-proto`, the protocol of `ureq` without its sockets, composes requests and parses responses. The sockets are
+//! this project's, because a watch must end when another socket can be read, at its deadline, or when it is
+//! cancelled.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -299,7 +300,7 @@ impl Response {
             Some(RecvResponseResult::Cleanup(call)) => {
                 this.is_reusable = !call.must_close_connection();
             }
-            // etcd redirects nobody, and the caller refuses the status.
+            // etcd sends no redirects, and the caller rejects the status.
             Some(RecvResponseResult::Redirect(_)) | None => {}
         }
         this

@@ -26,11 +26,11 @@ use super::registration::Registration;
 /// How long opening waits for a member of etcd that answers.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// One call, before the log says that etcd does not answer. It goes on.
+/// How long one call takes before the log reports that etcd does not answer. The call continues.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A standby that has heard nothing for this time looks who leads, if it does not hear the leader either: a member that
-/// was stopped keeps silent.
+/// A standby that has received nothing for this time looks up the leader, unless it receives the leader's heartbeats:
+/// a stopped member sends nothing.
 const WATCH_SILENCE_MAX: Duration = Duration::from_secs(45);
 
 /// How long etcd may take to keep what others are to be told.
@@ -41,18 +41,19 @@ const WATCH_PAUSE: Duration = Duration::from_millis(100);
 
 /// A journal in etcd. Any of several processes can serve it, one at a time.
 ///
-/// [`recover`](Journal::recover) follows the log while another process leads, and returns once this one does. It then
-/// has a lease, which a thread keeps; its [authority](Journal::authority) to answer is as long as the lease cannot have
-/// ended. Dropping the journal ends the lease, so that another process can lead at once.
+/// [`recover`](Journal::recover) follows the log while another process leads, and returns once this process leads. It
+/// then has a lease, which a thread renews. Its [authority](Journal::authority) to answer lasts as long as the lease
+/// cannot have expired. Dropping the journal revokes the lease, so that another process can lead at once.
 ///
-/// A call blocks until etcd has settled it: as long as no majority of its members is there, or until the lease has ended.
-/// The `Cancel` of the opening ends every call. A batch whose append it ends may be kept.
+/// A call blocks until etcd has settled it, or until the lease has expired; without a majority of its members, etcd
+/// settles nothing. The `Cancel` of the opening interrupts every call. A batch whose append was interrupted may have
+/// been kept.
 pub struct EtcdJournal {
     options: EtcdOptions,
     me: Leader,
     gateway: Gateway,
     cancel: Cancel,
-    /// Before the writer is dropped, nobody else leads.
+    /// No other process leads before the writer is dropped.
     lease: Option<Lease>,
     writer: Option<Writer>,
     has_failed: bool,
@@ -64,7 +65,7 @@ pub struct EtcdJournal {
 }
 
 impl EtcdJournal {
-    /// The journals of servers at this address, for `TcpStoreServer::stand_by`.
+    /// Returns the source of journals for servers at this address, for `TcpStoreServer::stand_by`.
     #[must_use]
     pub fn source(options: EtcdOptions, address: HostPort) -> JournalSource {
         let open = move |cancel: &Cancel| {
@@ -77,11 +78,12 @@ impl EtcdJournal {
         }
     }
 
-    /// Opens the journal to serve its store at this address, which others are told. Blocks until etcd has answered, for at
-    /// most 30 s. `cancel` ends this, and every later call of the journal.
+    /// Opens the journal to serve its store at this address, which is announced to clients and standbys. Blocks until
+    /// etcd has answered, for at most 30 s. `cancel` interrupts this call, and every later call of the journal.
     ///
     /// # Errors
-    /// [`JournalError`]: etcd cannot be reached, has no JSON gateway or refuses, or what is below the prefix is no journal.
+    /// [`JournalError`]: etcd cannot be reached, has no JSON gateway or refuses, or the keys below the prefix are not
+    /// a journal.
     pub fn open(
         options: &EtcdOptions,
         address: &HostPort,
@@ -100,7 +102,7 @@ impl EtcdJournal {
             place: layout.place(),
             source: reason.into(),
         })?;
-        // Before this process is listed: nobody waits for one that cannot read what is there.
+        // This check precedes the registration, so that no leader waits for a process that cannot read the journal.
         if let (_, Some(head)) = found {
             layout.parse_head(&head)?;
         }
@@ -267,7 +269,7 @@ impl EtcdJournal {
     fn await_heartbeat(&self, candidate: &mut Candidate, watching: &mut Watching) -> bool {
         self.watch_over(candidate.leader(), watching);
         if let Watching::Process(vigil) = watching {
-            // It has read all that earlier ones have told of.
+            // It has read all positions that earlier heartbeats have announced.
             vigil.lacks(candidate.position());
         }
         while let Watching::Process(vigil) = watching
@@ -402,7 +404,7 @@ impl EtcdJournal {
                 }
                 Next::Call(request) => request,
             };
-            // It ends the lease, and may not keep it meanwhile.
+            // The revocation is the end of the lease, which must not be renewed in the meantime.
             if let Request::Revoke { .. } = request {
                 self.lease = None;
             }
@@ -504,7 +506,7 @@ fn pass_on(
 
 impl Drop for EtcdJournal {
     fn drop(&mut self) {
-        // While the leader's lease ends, too: etcd may not answer either.
+        // Revoked in parallel with the leader's lease, because etcd may not answer either request.
         if let Some(registration) = &self.registration {
             registration.end();
         }
@@ -621,7 +623,7 @@ impl Journal for EtcdJournal {
                 );
                 return Ok(agreed);
             }
-            // Another candidate was listed meanwhile.
+            // Another candidate was listed in the meantime.
         }
     }
 

@@ -1,16 +1,16 @@
-//! Where the journal is in etcd, and what its keys hold.
+//! The keys of the journal in etcd, and their values.
 //!
 //! | key, after the prefix and `/` | value |
 //! |---|---|
-//! | `leader` | who leads; ends with the leader's lease |
-//! | `candidates/WRITER` | a process that may lead, and how far it has followed; ends with a lease of its own |
-//! | `head` | how far the log is, written with each batch |
+//! | `leader` | the leader; expires with the lease of the leader |
+//! | `candidates/WRITER` | a process that may lead, and its position in the log; expires with a separate lease |
+//! | `head` | the position of the last batch, written with each batch |
 //! | `log/POSITION` | a batch, or its last part |
 //! | `part/POSITION-WRITER/NUMBER` | a part of a batch that is too large for one transaction |
 //! | `lost` | a loss of data in etcd that a process has found: no process leads while this is there |
 //! | `snapshot/POSITION-WRITER-SERIAL/NUMBER` | a part of a snapshot |
 //!
-//! Numbers in keys are in hexadecimal with leading zeros, so that etcd's order of keys is theirs.
+//! Numbers in keys are in hexadecimal with leading zeros, so that etcd orders keys by number.
 
 use std::fmt;
 
@@ -37,7 +37,7 @@ pub(crate) struct Layout {
 /// How far the log is, and which process has written this.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Head {
-    /// The newest version of what is below the prefix.
+    /// The newest format version of the values below the prefix.
     pub(crate) format: u8,
     pub(crate) store: [u8; 16],
     /// How often the journal was opened to serve.
@@ -46,7 +46,7 @@ pub(crate) struct Head {
     pub(crate) position: u64,
     /// Random, one for each candidate of this epoch.
     pub(crate) writer: u64,
-    /// Which of that writer's commits this is. With the writer, it tells a commit from all others.
+    /// The number of the commit among the writer's commits. Together with the writer, it identifies the commit.
     pub(crate) commit: u64,
     /// Of the batches after the snapshot. `None` if the release before has written it, until the next snapshot.
     pub(crate) log_bytes: Option<u64>,
@@ -92,7 +92,7 @@ pub(crate) struct Leader {
     pub(crate) since: u64,
     /// Random, one for each candidacy.
     pub(crate) writer: u64,
-    /// What shows others the end of its process, if anything does.
+    /// The address where standbys can detect the exit of its process, if there is one.
     pub(crate) life: Option<Life>,
 }
 
@@ -108,7 +108,7 @@ pub(crate) struct Life {
 /// A candidate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Registered {
-    /// As it would lead; the writer is that of its first candidacy.
+    /// Its entry as a leader; the writer is the one of its first candidacy.
     pub(crate) leader: Leader,
     /// The last batch that it has read or written.
     pub(crate) position: u64,
@@ -120,7 +120,7 @@ impl Layout {
     pub(crate) fn new(prefix: &str) -> Self {
         Self {
             prefix: prefix.trim_end_matches('/').to_owned(),
-            // What goes before them is shorter.
+            // The prefix of the parts is shorter.
             part_bytes: VALUE_BYTES_MAX - 64,
             formats: Formats::OWN,
         }
@@ -202,7 +202,7 @@ impl Layout {
         self.key("snapshot0")
     }
 
-    /// What a standby watches: `leader` and the log, from the first to before the second.
+    /// The range that a standby watches: `leader` and the log, from the first key to before the second.
     pub(crate) fn watched(&self) -> (String, String) {
         (self.leader(), self.log_end())
     }
@@ -227,7 +227,8 @@ impl Layout {
         self.parse_head_of_any(value)
     }
 
-    /// The head of a journal of any version: later ones have these fields, too, for those who look up the leader.
+    /// The head of a journal of any version: later versions have these fields as well, for clients that look up the
+    /// leader.
     pub(crate) fn parse_head_of_any(&self, value: &[u8]) -> Result<Head, JournalError> {
         let head: Option<Value> = serde_json::from_slice(value).ok();
         head.as_ref()

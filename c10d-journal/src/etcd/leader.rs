@@ -1,8 +1,9 @@
 //! A candidate: follows the log while another process leads, leads when none does, and then reads the rest of the log.
 //!
-//! Pure: the caller carries out what [`Candidate::next`] says, and passes on the answers. The order is what matters: the
-//! head is read after the leader's key was made, since the leader before can commit until then. It makes the key only if the
-//! head is one that it has read, so that a process that cannot read a newer format never leads.
+//! Pure: the caller carries out the calls that [`Candidate::next`] returns, and passes on the answers. The order
+//! matters: the head is read after the leader's key was made, because the previous leader can commit until that
+//! moment. A candidate makes the key only if it has read the current head, so that a process that cannot read a newer
+//! format never leads.
 
 use c10d_store::journal::JournalError;
 
@@ -36,7 +37,8 @@ pub(crate) struct Candidate {
     deleted: u64,
     /// Who led when it looked last, and since which revision.
     leader: Option<(Leader, u64)>,
-    /// When the head was written that it has read; 0 if there was none. Not that of a later batch: its format may be newer.
+    /// The revision of the head that it has read; 0 if there was none. The revision of a later batch does not count:
+    /// its format may be newer.
     head_revision: u64,
     /// The last batch before the damage that it has found.
     damaged_after: Option<([u8; 16], u64)>,
@@ -85,7 +87,7 @@ enum Purpose {
     Lead { led_since: u64, head_revision: u64 },
 }
 
-/// What the caller does next.
+/// The next step of the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Carry it out, and call [`Candidate::answered`].
@@ -151,7 +153,7 @@ impl Candidate {
         self.tried_millis = millis;
     }
 
-    /// The position of what it has passed on last.
+    /// The position of the batch that was passed on last.
     pub(crate) fn position(&self) -> u64 {
         self.passed_on.map_or(0, |(_, position)| position)
     }
@@ -181,7 +183,7 @@ impl Candidate {
                     from_revision: revision + 1,
                 };
             }
-            // Not of a leader that has followed. The lease ends by itself.
+            // A leader that has followed is excluded. The lease expires automatically.
             Phase::Succeed { led_since } => Request::Txn(Txn {
                 compare: vec![Compare::Created {
                     key: self.layout.leader(),
@@ -247,10 +249,10 @@ impl Candidate {
         }
     }
 
-    /// The answer to a [`Next::Call`]. What it has read is added to `pieces`, in order.
+    /// The answer to a [`Next::Call`]. The batches and snapshots that it contains are added to `pieces`, in order.
     ///
     /// # Errors
-    /// [`JournalError`]: etcd refuses, or what it has is damaged.
+    /// [`JournalError`]: etcd refuses, or its data is damaged.
     pub(crate) fn answered(
         &mut self,
         answer: Result<Answer, Failure>,
@@ -394,13 +396,13 @@ impl Candidate {
                 led_since: leader.created,
             },
             Some(_) => Phase::GiveBack { lease },
-            // It has ended meanwhile, or another one had led and written.
+            // The lease has expired in the meantime, or another process has led and written.
             None => Phase::Campaign { lease },
         };
         Ok(())
     }
 
-    /// What the watch says.
+    /// Takes a result of the watch.
     pub(crate) fn watched(
         &mut self,
         watched: Watched,
@@ -410,7 +412,7 @@ impl Candidate {
             return Ok(());
         };
         if watched.is_canceled {
-            // What it asks for was compacted.
+            // The requested revision was compacted.
             self.phase = Phase::Look;
             return Ok(());
         }
@@ -529,7 +531,7 @@ impl Candidate {
         self.layout.damaged(what)
     }
 
-    /// A reader of what was not passed on; of everything if that does not follow.
+    /// A reader of the batches that were not passed on; of everything if they do not follow the batches that were.
     fn reader(&mut self, head: Head, revision: u64, pieces: &mut Vec<Piece>) -> Reader {
         let follows = self.passed_on.filter(|(store, position)| {
             *store == head.store && (head.snapshot_position()..=head.position).contains(position)
@@ -539,7 +541,7 @@ impl Candidate {
         }
         let from = follows.map(|(_, position)| position);
         self.sees(&head, None);
-        // Incomplete snapshots are void, too.
+        // Incomplete snapshots are void as well.
         self.passed_on = Some((head.store, from.unwrap_or(0)));
         Reader::new(self.layout.clone(), revision, head, from)
     }

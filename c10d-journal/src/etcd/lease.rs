@@ -1,8 +1,9 @@
 //! Keeps the leader's lease, and with it the right to answer.
 //!
-//! A keepalive that succeeds gives the right until its lease could end: counted from before it was sent, less a margin. It says
-//! nothing of the leader's key and the log, which can be deleted or overwritten all the same: so they are read after it.
-//! A commit gives none: that the leader's key was there when it was carried out says nothing about the time after.
+//! A successful keepalive gives the right until its lease could expire: counted from before it was sent, less a
+//! margin. It does not cover the leader's key and the log, which can be deleted or overwritten despite the lease: so
+//! they are read after it. A commit does not give the right: it proves that the leader's key existed when it was
+//! carried out, but not later.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +23,7 @@ use super::options::EtcdOptions;
 /// How long a look at who leads now may take, for a message.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long the end of a lease waits for etcd. Else the lease ends by itself.
+/// How long the revocation of a lease waits for etcd. Without an answer, the lease expires after its time to live.
 const REVOKE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The pause after a keepalive that etcd refuses without an end of the lease.
@@ -54,7 +55,7 @@ impl Guard {
     }
 }
 
-/// A lease, and the thread `c10d-etcd-lease` that keeps it. Dropping it joins the thread and ends the lease.
+/// A lease, and the thread `c10d-etcd-lease` that renews it. Dropping it joins the thread and revokes the lease.
 #[derive(Debug)]
 pub(super) struct Lease {
     id: u64,

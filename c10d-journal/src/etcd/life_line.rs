@@ -1,28 +1,32 @@
-//! How a standby learns that the process of the leader has ended, sooner than its lease does.
+//! How a standby learns that the process of the leader has exited, before its lease expires.
 //!
-//! A candidate listens at a port that its leader's key names. It tells each connection which process it is, and which
-//! address it sees at the other end, and then holds the connection. A standby that was told its own address
-//! has no proxy or address translation in between. It takes the leader for dead if the connection then ends in order (FIN),
-//! **and** the same address refuses new ones. Nothing else is a proof: a silent leader may be stopped and go on, and one whose
-//! connection is reset or cut may still answer others for as long as its lease gives it the right to.
+//! A candidate listens at a port that its leader's key names. It sends each connection its random id and the address
+//! at the other end of the connection, and then holds the connection. A standby that receives its own address has no
+//! proxy or address translation in between. It considers the leader dead if the connection then ends in order (FIN),
+//! **and** the same address refuses new connections. Other events do not prove it: a silent leader may be stopped and
+//! continue later. A leader whose connection is reset or cut may still answer other clients while its lease gives it
+//! the right to.
 //!
-//! Why this is one: the leader never closes a connection in order whose other end is there, nor the listener, before its
-//! journal is dropped, which has first withdrawn the right to answer. Neither does a thread that panics. So it is the system that
-//! closes them, once the last thread of the process has ended. A leader whose places are all taken resets a connection
-//! when a new connection arrives: the oldest of the address that has the most, so that strangers of a few addresses keep out
-//! no standby. A standby that is reset tries again later. A firewall can send resets in the name of the host, too, which do
-//! not count, and refuse new connections, but it sends no FIN. A child process that has inherited the sockets, and a host that
-//! is lost, only mean that the standby waits for the end of the lease.
+//! This is a proof because the leader never closes a connection in order, nor the listener, before its journal is
+//! dropped, and dropping it withdraws the right to answer first. A panicking thread does not close them either. So
+//! the system closes them, once the last thread of the process has exited. A leader without a free place resets a
+//! connection when a new connection arrives: the oldest connection of the address that has the most, so that
+//! strangers of a few addresses keep out no standby. A standby whose connection was reset tries again later. A
+//! firewall can send resets in the name of the host as well, which do not count, and refuse new connections, but it
+//! sends no FIN. If a child process has inherited the sockets, or the host is lost, the standby waits until the lease
+//! expires.
 //!
-//! The connection also carries heartbeats: twice a second, while it may answer, the leader says up to which batch the log is.
-//! A standby that misses them, or does not read that batch in its time, looks who leads, through another member of etcd
-//! perhaps: a member that was stopped, or was lost with the leader's host, says nothing. That costs etcd nothing at rest. A
-//! standby that hears that the log grows fast reads it with each heartbeat, instead of a message of etcd for each batch.
+//! The connection also carries heartbeats: twice a second, while it may answer, the leader sends the position of the
+//! log's last batch. A standby that misses heartbeats, or does not read that batch in its time, looks up the leader,
+//! perhaps through another member of etcd: a stopped member, or a member on the leader's lost host, sends nothing.
+//! This costs etcd nothing at rest. A standby whose heartbeats show a fast-growing log reads the log with each
+//! heartbeat, instead of a message of etcd for each batch.
 //!
-//! A process that stands by holds connections, too, and says to each how far it has read, once: for those that ask how it is.
+//! A standby holds such connections as well, and sends each of them its position once, for clients that ask for its
+//! status.
 //!
-//! The assumption: nothing between the two hosts sends a FIN in the name of the leader's host, and shows it the standby's
-//! address as its own.
+//! The assumption: nothing between the two hosts sends a FIN in the name of the leader's host, and shows it the
+//! standby's address as its own.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -45,10 +49,10 @@ use super::layout::{Leader, Life};
 /// The most connections: each standby has one. A further connection replaces an earlier connection.
 const CONNECTIONS_MAX: usize = 64;
 
-/// How long a standby tries to connect. It does not follow meanwhile.
+/// How long a standby tries to connect. It does not follow the log during this time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a process that stands by may take to say how far it has read. One of a release before does not say it.
+/// How long a standby may take to send its position. Older releases do not send it.
 const POSITION_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// How long the listener of a process that ends may be open after its connections.
@@ -107,8 +111,8 @@ struct Sockets {
 }
 
 impl LifeLine {
-    /// Listens at the address, or at all if it is a name, which may be that of another interface to others.
-    /// `port` is 0 for a free one.
+    /// Listens at `address`, or on all interfaces if it is a name, because the name may have another interface's
+    /// address on other hosts. `port` is 0 for a free port.
     pub(super) fn start(address: &HostPort, port: u16) -> io::Result<Self> {
         let host = address.host();
         let is_own = host.parse::<IpAddr>().is_ok() || is_loopback_name(host);
@@ -186,7 +190,7 @@ impl Sockets {
             let result = self.listener.accept().and_then(|(mut stream, peer)| {
                 stream.set_nonblocking(true)?;
                 let mut said = greeting(id, peer);
-                // A standby's connection is to one that leads: it would take this for a heartbeat.
+                // A standby is connected to a leader: it would interpret this as a heartbeat.
                 if self.authority().is_none() {
                     said.push_str(&self.heartbeat());
                 }
@@ -204,7 +208,7 @@ impl Sockets {
                 }
                 Ok(())
             });
-            // Such as too many open files. A connection that was given up is no failure.
+            // The error is, for example, too many open files. An abandoned connection is not an error.
             if result.is_err() && sleep(ACCEPT_PAUSE, [cancel]).is_err() {
                 return;
             }
@@ -222,7 +226,7 @@ impl Sockets {
         }
         let heartbeat = self.heartbeat();
         for (_, stream) in &mut *self.held() {
-            // One that does not read them waits for the end of the lease.
+            // A standby that does not read its heartbeats waits until the lease expires.
             let _ = stream.write(heartbeat.as_bytes());
         }
     }
@@ -266,7 +270,7 @@ fn greeting(id: u64, seen: SocketAddr) -> String {
     format!("c10d-life {id:016x} {seen}\n")
 }
 
-/// How far a process has read that stands by, if it says so. Blocks for at most 1.3 s.
+/// Returns the position up to which a standby has read, if it sends it. Blocks for at most 1.3 s.
 pub(super) fn position_of(candidate: &Leader, cancel: &Cancel) -> Option<u64> {
     let mut vigil = Vigil::begin(candidate, candidate.life?, cancel).ok()?;
     let deadline = Deadline::after(Instant::now(), POSITION_TIMEOUT);
@@ -289,13 +293,13 @@ pub(super) struct Vigil {
     received: Vec<u8>,
     /// Since when the next heartbeat is missing. `None` before the first.
     silent_since: Option<Instant>,
-    /// Where the log was at that time, of which the standby had not read all.
+    /// The position of the log at that time, beyond the last batch that the standby had read.
     ahead: Option<(u64, Instant)>,
     /// Where the log was at the last heartbeat, and how much it had grown since the one before.
     last: Option<(u64, u64)>,
 }
 
-/// What a vigil has seen.
+/// The observations of a vigil.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Seen {
     Nothing,
@@ -370,8 +374,8 @@ impl Vigil {
         self.id
     }
 
-    /// When to look who leads, as far as is known now: heartbeats are missing, or the log is longer than this position, and
-    /// what is in between does not arrive.
+    /// When to look up the leader, as far as is known now: when heartbeats are missing, or the log is longer than
+    /// this position and the batches in between do not arrive.
     pub(super) fn doubts_at(&mut self, position: u64) -> Option<Instant> {
         self.lacks(position);
         let ahead_since = self.ahead.map(|(_, since)| since);
@@ -437,7 +441,7 @@ impl Vigil {
             self.silent_since = Some(now);
             let before = self.last.map_or(position, |(before, _)| before);
             self.last = Some((position, position.saturating_sub(before)));
-            // Until the standby has read this one, later ones do not count.
+            // Until the standby has read this batch, later batches do not count.
             self.ahead = self.ahead.or(Some((position, now)));
         }
         true

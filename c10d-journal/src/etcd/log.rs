@@ -1,11 +1,11 @@
-//! The writing side of the log: which transactions keep a batch or a snapshot, and what their answers mean.
+//! The writing side of the log: the transactions that keep a batch or a snapshot, and the meaning of their answers.
 //!
 //! Pure: the caller carries out each request and passes on its answer, in order, one at a time.
 //!
-//! Every write compares the leader's key with that of this process, so a later leader ends it. One that changes the head
-//! compares the head with this writer's last commit as well: a request that has timed out may be carried out much
-//! later, after newer ones of the same leader. A commit whose outcome is not known is repeated until it is; if it was
-//! carried out before, the head names it.
+//! Every write compares the leader's key with this process's key, so it fails once there is a later leader. A write
+//! that changes the head compares the head with this writer's last commit as well: a request that has timed out may
+//! be carried out much later, after newer requests of the same leader. A commit whose outcome is not known is
+//! repeated until it is; if it was carried out before, the head names it.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -194,8 +194,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Changes the head to this format, which all candidates read that were listed at this revision, unless another one was
-    /// listed since.
+    /// Changes the head to this format, which all candidates read that were listed at this revision, unless a further
+    /// candidate was listed since.
     pub(crate) fn raise_format(&mut self, format: u8, listed_at: u64) {
         assert!(self.steps.is_empty(), "one commit at a time");
         let head = Head {
@@ -279,7 +279,7 @@ impl Writer {
                 0
             },
         });
-        // What leaders before, and snapshots that were not finished, have left.
+        // Incomplete snapshots, and snapshots of previous leaders.
         let (from, to) = (self.layout.snapshots(), self.layout.snapshots_end());
         let mut ops = Vec::new();
         match &self.head.snapshot {
@@ -364,8 +364,8 @@ impl Writer {
         self.steps.push_back(Step::Commit(request, head));
     }
 
-    /// The comparisons of a commit. An etcd that has gone back gives the same revisions again: to the key of another leader, and to
-    /// a commit of this one that is carried out late. Values are unique.
+    /// The comparisons of a commit. An etcd that has gone back assigns the same revisions again: to the key of
+    /// another leader, and to a late commit of this leader. Values are unique.
     fn fence(&self) -> Vec<Compare> {
         let (key, revision) = (self.layout.head(), self.head_revision);
         let mut fence = self.leads();
@@ -405,11 +405,11 @@ impl Writer {
     }
 }
 
-/// The first byte of a part of a snapshot: whether its chunk goes on.
+/// The first byte of a part of a snapshot whose chunk continues in the next part.
 const PART: u8 = b'+';
 const LAST_PART: u8 = b'.';
 
-/// A part of a chunk, and whether it is the last one of it.
+/// A part of a chunk, and whether it is the chunk's last part.
 pub(crate) fn snapshot_part(value: &[u8]) -> Option<(&[u8], bool)> {
     match value.split_first()? {
         (&PART, bytes) => Some((bytes, false)),
@@ -418,10 +418,10 @@ pub(crate) fn snapshot_part(value: &[u8]) -> Option<(&[u8], bool)> {
     }
 }
 
-/// What stands before the bytes in a key of the log, in a line.
+/// The head of a value in the log, which precedes the bytes, in a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LogRecord {
-    /// How many parts of the batch are in keys of their own, before the bytes here.
+    /// How many parts of the batch are in separate keys, before the bytes here.
     pub(crate) parts: u64,
     pub(crate) writer: u64,
 }

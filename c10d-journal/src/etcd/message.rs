@@ -1,8 +1,8 @@
 //! The calls of etcd's v3 API that the journal needs, and their JSON.
 //!
-//! etcd ignores fields that it does not know, so a misspelt comparison is none: every request is made of these types,
-//! and each field's name is written once, here. Zero, false and empty are left out of answers. See the tests against a
-//! real etcd.
+//! etcd ignores unknown fields, so a misspelt comparison has no effect: every request is made of these types, and
+//! each field's name is written once, here. Answers omit zero, false and empty values. See the tests against a real
+//! etcd.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -55,7 +55,7 @@ pub(crate) struct Txn {
     pub(crate) failure: Vec<Op>,
 }
 
-/// What must be so of a key. Both revisions of a missing key are 0.
+/// A condition for a key. Both revisions of a missing key are 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Compare {
     Created {
@@ -95,7 +95,7 @@ pub(crate) enum Op {
     },
 }
 
-/// What etcd says to a call that it carried out.
+/// The answer of etcd to a call that it carried out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answer {
     Range {
@@ -118,19 +118,19 @@ pub(crate) enum Answer {
     Done,
 }
 
-/// What a member of etcd says of itself.
+/// The status of a member of etcd, as it reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemberStatus {
-    /// etcd's.
+    /// The version of etcd.
     pub version: String,
-    /// Whether it leads the others.
+    /// Whether it is the leader of etcd.
     pub leads: bool,
     /// The size of its database.
     pub database_bytes: u64,
-    /// Without what defragmentation would give back.
+    /// The bytes of the database in use; defragmentation would release the rest.
     pub used_bytes: u64,
-    /// What etcd finds wrong: alarms such as `NOSPACE` with the member's number, or that it has no leader.
+    /// Problems that the member reports: alarms such as `NOSPACE` with the member's number, or a missing leader.
     pub errors: Vec<String>,
 }
 
@@ -425,7 +425,7 @@ pub(crate) fn watch_to_json(key: &str, end: &str, from_revision: u64) -> Value {
     } })
 }
 
-/// What an error says. Its shape depends on the version; these two fields do not.
+/// Interprets an error. Its shape depends on the version; these two fields do not.
 pub(crate) fn refusal(error: &Value) -> Failure {
     let code = error["code"].as_u64();
     let code = code.or_else(|| error["grpc_code"].as_u64());

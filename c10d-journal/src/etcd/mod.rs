@@ -1,8 +1,9 @@
 //! An engine in etcd, for a store that any of several processes may serve, one at a time, on any host.
 //!
-//! The parts: [`log`] writes and [`reader`] reads a log of batches with snapshots, [`leader`] decides when a process may, and
-//! [`loss`] whether etcd still has what was there. All four are pure, and are tried against a simulated etcd in `sim`.
-//! [`journal`] runs them over [`gateway`], [`lease`] keeps the leader's lease, and [`life_line`] shows standbys the end of the leader's process.
+//! The parts: [`log`] writes and [`reader`] reads a log of batches with snapshots, [`leader`] decides when a process
+//! may lead, and [`loss`] detects that etcd has lost data. All four are pure, and are tried against a simulated etcd
+//! in `sim`. [`journal`] runs them over [`gateway`], [`lease`] keeps the leader's lease, and [`life_line`] shows
+//! standbys that the leader's process has exited.
 
 mod gateway;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What is wrong with the code under test, where a test is to show that it would be found.
+//! Defects of the code under test, for tests that show that each would be found.
 
 use std::str::FromStr;
 
@@ -16,7 +16,7 @@ pub(crate) enum Mutant {
     HeadBefore,
     /// A leader answers until it learns that it leads no more.
     NoGuard,
-    /// A commit gives the right to answer, too.
+    /// A commit gives the right to answer as well.
     CommitGuards,
     /// The right to answer counts from the answer, not from the request.
     GuardFromAnswer,
@@ -24,7 +24,7 @@ pub(crate) enum Mutant {
     SilenceIsDeath,
     /// A standby whose leader has ended also ends a later leader.
     EndsAnyLeader,
-    /// A newer format is written although another candidate was listed meanwhile.
+    /// A newer format is written although another candidate was listed in the meantime.
     NoListFence,
     /// A candidate leads whatever the head is.
     NoCampaignFence,
@@ -97,7 +97,7 @@ impl Defect {
         })
     }
 
-    /// What etcd has answered.
+    /// Takes an answer of etcd.
     pub(crate) fn answered(&mut self, request: &Request, answer: &Answer) {
         if let (Request::Txn(txn), Answer::Txn { ranges, .. }) = (request, answer)
             && let ([Op::Range(_), Op::Range(_)], [_, head]) = (&*txn.success, &**ranges)

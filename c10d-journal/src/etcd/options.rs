@@ -1,4 +1,4 @@
-//! Where a journal in etcd is, and who serves it.
+//! Options and status of a journal in etcd.
 
 use std::error::Error;
 use std::str::FromStr;
@@ -31,13 +31,13 @@ pub struct EtcdOptions {
     pub(super) site: Arc<Site>,
     pub(super) layout: Layout,
     pub(super) ttl: Duration,
-    /// 0 for one that the system chooses.
+    /// The port, or 0 if the system chooses it.
     pub(super) life_port: u16,
     /// Of all journals in this process that were opened with clones of these options.
     pub(super) memory: Memory,
 }
 
-/// A text that does not say where etcd is.
+/// A text that is not an address of a journal in etcd.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not etcd://HOST:PORT,.../PREFIX: {reason}")]
 pub struct EtcdAddressError {
@@ -45,22 +45,24 @@ pub struct EtcdAddressError {
     reason: String,
 }
 
-/// How long a leader that says nothing goes on leading: etcd's shortest lease at its default election timeout.
+/// How long a silent leader keeps its leadership: etcd's shortest lease at its default election timeout.
 const LEASE_TTL: Duration = Duration::from_secs(2);
 
 /// The longest prefix.
 const PREFIX_BYTES_MAX: usize = 512;
 
 impl EtcdOptions {
-    /// Sends the certificate of these to etcd, if they have one, and checks that etcd's is of their authority. With users, a
-    /// certificate must have no common name: etcd's gateway refuses one that has.
+    /// Sends the certificate of these credentials to etcd, if they have one, and checks that etcd's certificate is of
+    /// their authority. If etcd has users, the certificate must have no common name: etcd's gateway refuses
+    /// certificates with a common name.
     #[must_use]
     pub fn with_credentials(mut self, credentials: Credentials) -> Self {
         Arc::make_mut(&mut self.site).credentials = Some(credentials);
         self
     }
 
-    /// The user of etcd, who needs to read and write below the prefix.
+    /// Sets the name and the password of a user of etcd. The user needs permission to read and write below the
+    /// prefix.
     #[must_use]
     pub fn with_user(mut self, name: impl Into<String>, password: impl Into<String>) -> Self {
         let user = User {
@@ -77,16 +79,17 @@ impl EtcdOptions {
         &self.site.endpoints
     }
 
-    /// How long a leader that says nothing goes on leading, in whole seconds. etcd grants at least 1.5 times its election
-    /// timeout. Default 2 s.
+    /// Sets how long a silent leader keeps its leadership, in whole seconds. etcd grants at least 1.5 times its
+    /// election timeout. Default 2 s.
     #[must_use]
     pub const fn with_lease_ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// The port at which standbys see that the process of a journal has ended, for a firewall in between. Default: one that
-    /// the system chooses. Where it is in use, standbys see the end of the lease only.
+    /// Sets the port at which standbys detect that the process of a journal has exited, for a firewall in between.
+    /// Default: a port that the system chooses. If the port is in use, standbys only detect that the lease has
+    /// expired.
     #[must_use]
     pub const fn with_life_port(mut self, port: u16) -> Self {
         self.life_port = port;
@@ -153,85 +156,86 @@ impl fmt::Display for EtcdOptions {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EtcdDirectory(EtcdOptions);
 
-/// The process that serves.
+/// The process that serves the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EtcdLeader {
-    /// Where its store can be reached.
+    /// The address of its store.
     pub address: String,
-    /// How often the store was opened to serve, this time included: a later leader has a higher one.
+    /// How often the store was opened to serve, including this time: a later leader has a higher epoch.
     pub epoch: u64,
-    /// Its process and host, for messages.
+    /// The id and the host of the process, for messages.
     pub process: String,
-    /// Seconds since 1970 by its clock, when it began to lead.
+    /// When it began to lead, in seconds since 1970 by its clock.
     pub since: u64,
 }
 
-/// A process that serves, or follows to take over.
+/// A process that serves, or that follows the log to take over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EtcdCandidate {
-    /// Where its store can be reached once it serves.
+    /// The address of its store once it serves.
     pub address: String,
-    /// Its process and host, for messages.
+    /// The id and the host of the process, for messages.
     pub process: String,
-    /// Seconds since 1970 by its clock, when it became a candidate.
+    /// When it became a candidate, in seconds since 1970 by its clock.
     pub since: u64,
-    /// The last batch that it has read or written. Up to 45 s ago if it cannot be asked: a firewall is in between, or it has
-    /// ended.
+    /// The last batch that it has read or written. Up to 45 s old if the candidate does not answer, because a
+    /// firewall is in between or it has exited.
     pub position: u64,
     /// The versions of the journal's format that it reads.
     pub formats: Formats,
 }
 
-/// How the process that serves, or served last, has come to.
+/// How the present or last leader took over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EtcdTakeover {
-    /// Where the store of the process before could be reached.
+    /// The address of the previous leader's store.
     pub address: String,
-    /// The process and host of that one, for messages.
+    /// The id and the host of the previous leader, for messages.
     pub process: String,
-    /// Seconds since 1970, by the clock of the process that took over.
+    /// When it took over, in seconds since 1970 by the new leader's clock.
     pub at: u64,
-    /// How long that took from the moment at which it saw that the one before had ended; if that was stopped or cut off, that
-    /// its lease had.
+    /// The time from the moment at which it noticed the exit of the previous leader until it led. If the previous
+    /// leader was stopped or cut off, the time from the expiry of its lease.
     pub duration: Duration,
 }
 
-/// How a member of etcd is.
+/// One member of etcd, with its status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EtcdMember {
-    /// As the options name it.
+    /// The address of the member, as given in the options.
     pub address: HostPort,
-    /// What it says of itself, or why it does not.
+    /// The status that the member reported, or why there is none.
     pub status: Result<MemberStatus, String>,
 }
 
-/// The journal at one moment.
+/// The state of the journal at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EtcdStatus {
     /// The process that serves, if one does.
     pub leader: Option<EtcdLeader>,
-    /// Of the last batch; 0 without one.
+    /// The position of the last batch; 0 without batches.
     pub position: u64,
-    /// Of the last batch of the snapshot; 0 without one.
+    /// The position of the snapshot's last batch; 0 without a snapshot.
     pub snapshot_position: u64,
     /// The newest version of the journal's format in the log; `None` without a log.
     pub format: Option<u8>,
-    /// Of the batches after the snapshot. `None` if a release has written it that does not count them.
+    /// The bytes of the batches after the snapshot. `None` if the release that wrote them does not count them.
     pub log_bytes: Option<u64>,
-    /// Of the snapshot; `None` without one, or as above.
+    /// The bytes of the snapshot. `None` if there is none, or the release that wrote it does not count them.
     pub snapshot_bytes: Option<u64>,
-    /// The last time that a process took over from another one, unless that served again after a pause without one.
+    /// The last time that a process took over from another process. A process that served again after a pause does
+    /// not count, if no other process served in between.
     pub takeover: Option<EtcdTakeover>,
-    /// All processes that may lead, with the one that does. One that was killed is listed for another minute.
+    /// All processes that may lead, including the leader. A killed process is listed for another minute.
     pub candidates: Vec<EtcdCandidate>,
 }
 
-/// etcd does not say who serves.
+/// The address of the store could not be looked up in etcd.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{} the store in {place}: {reason}", if *is_loss { "no server serves" } else { "cannot look up who serves" })]
 pub struct EtcdLookupError {
@@ -242,13 +246,14 @@ pub struct EtcdLookupError {
 }
 
 impl EtcdDirectory {
-    /// Does not connect yet.
+    /// Creates a directory for the journal of these options. Does not connect yet.
     #[must_use]
     pub const fn new(options: EtcdOptions) -> Self {
         Self(options)
     }
 
-    /// How each member of etcd is. Asks all at once, with a thread each. Blocks for at most 1.5 s.
+    /// Returns the status of each member of etcd. Asks all members at once, with a thread each. Blocks for at most
+    /// 1.5 s.
     #[must_use]
     pub fn members(&self, cancel: &Cancel) -> Vec<EtcdMember> {
         let options = &self.0;
@@ -262,10 +267,11 @@ impl EtcdDirectory {
         members.collect()
     }
 
-    /// The process that serves now; `None` while none does. Makes a connection of its own. Blocks until the deadline at most.
+    /// Returns the process that serves now; `None` while no process does. Uses a new connection. Blocks until the
+    /// deadline at most.
     ///
     /// # Errors
-    /// [`EtcdLookupError`]: no member of etcd answers in time, or it refuses, or what it has is not of a journal.
+    /// [`EtcdLookupError`]: no member of etcd answers in time, or it refuses, or its keys are not of a journal.
     pub fn lookup(
         &self,
         deadline: Deadline,
@@ -275,11 +281,11 @@ impl EtcdDirectory {
         Ok(leader_of(found.leader.as_ref(), head.as_ref()))
     }
 
-    /// Who serves and who may take over, and how far the log is. Asks those that may take over, with a thread each, for at most
-    /// 1.3 s more. Otherwise as [`lookup`](Self::lookup).
+    /// Returns the leader, the candidates, and the position of the log. Blocks until the deadline at most, then for
+    /// at most 1.3 s while each candidate is asked for its position, with a thread each.
     ///
     /// # Errors
-    /// As [`lookup`](Self::lookup).
+    /// The errors of [`lookup`](Self::lookup).
     pub fn status(
         &self,
         deadline: Deadline,

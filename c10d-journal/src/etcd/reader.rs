@@ -1,6 +1,6 @@
 //! The reading side of the log: the snapshot that a head names, and the batches after it.
 //!
-//! Pure, and without an own idea of when to read: its caller knows at which revision the log is as the head says.
+//! Pure: its caller passes the revision at which the log has the state that the head describes.
 
 use c10d_store::journal::JournalError;
 
@@ -20,10 +20,10 @@ const LOG_PAGE_MAX: u64 = 1024;
 const PAGE_BYTES_MIN: usize = 1 << 20;
 const PAGE_BYTES_MAX: usize = 4 << 20;
 
-/// What was read.
+/// A piece of the log that was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Piece {
-    /// What was read before is void.
+    /// The pieces read so far are void.
     Restart,
     Chunk {
         position: u64,
@@ -42,7 +42,7 @@ pub(crate) struct Reader {
     /// At which it reads; 0 for the newest.
     revision: u64,
     head: Head,
-    /// The position of what was read last.
+    /// The position of the last batch that was read.
     position: u64,
     log_page: u64,
     /// Of the batch at `position`; `None` if it was not read.
@@ -57,7 +57,7 @@ enum Phase {
         chunk: Vec<u8>,
     },
     Log,
-    /// The parts of the batch after `position`, which ends with the tail.
+    /// The parts of the batch after `position`; the tail is its last part.
     Parts {
         record: LogRecord,
         next: u64,
@@ -67,7 +67,7 @@ enum Phase {
 }
 
 impl Reader {
-    /// Reads what a reader that has everything up to this position lacks; everything without one.
+    /// A reader of the batches after this position, or of everything without a position.
     pub(crate) fn new(layout: Layout, revision: u64, head: Head, position: Option<u64>) -> Self {
         let (phase, position) = match (&head.snapshot, position) {
             (Some(snapshot), None) if snapshot.parts > 0 => {

@@ -19,16 +19,16 @@ const STARTS_MAX: usize = 5;
 /// Members of one cluster, killed when it is dropped.
 pub(crate) struct RealSite {
     members: Vec<Child>,
-    /// How each one is started.
+    /// The command of each member.
     commands: Vec<Command>,
     client_ports: Vec<u16>,
     folder: tempfile::TempDir,
 }
 
 impl RealSite {
-    /// Starts so many members, which elect within 0.6 s, and waits until they answer.
+    /// Starts this number of members, which elect within 0.6 s, and waits until they answer.
     pub(crate) fn start(members: usize) -> Self {
-        // Another program may have taken a port meanwhile.
+        // Another program may have taken a port in the meantime.
         let mut attempts = (0..STARTS_MAX).map(|_| Self::with_options(members, "http", &[]));
         let started = attempts.find_map(|mut site| site.answers().then_some(site));
         started.expect("etcd starts")
@@ -155,12 +155,12 @@ impl RealSite {
         Gateway::new(Arc::clone(&self.options().site), Cancel::NEVER)
     }
 
-    /// Ends a member by SIGKILL. It keeps what it has written, as the machine goes on.
+    /// Kills a member with SIGKILL. It keeps its written data, because the machine keeps running.
     pub(crate) fn kill(&mut self, member: usize) {
         end(&mut self.members[member]);
     }
 
-    /// Starts a member again that was killed. Does not wait until it answers.
+    /// Starts a killed member again. Does not wait until it answers.
     pub(crate) fn restart(&mut self, member: usize) {
         self.members[member] = started(&mut self.commands[member]);
     }
@@ -212,7 +212,7 @@ impl Drop for RealSite {
     }
 }
 
-/// A port that the system gives to nobody who does not ask for it: a member that is started again must find it free.
+/// A port that the system assigns only on request: a restarted member must find it free.
 fn free_port() -> TcpListener {
     let mut ports = std::iter::repeat_with(|| fastrand::u16(10_000..32_000));
     let bound = ports.find_map(|port| TcpListener::bind(("127.0.0.1", port)).ok());

@@ -112,7 +112,7 @@ fn what_is_appended_is_recovered() {
     assert_eq!(seen.batches, batches);
     assert_eq!(journal.identity().store, first.store);
     assert_eq!(journal.identity().epoch, 2);
-    // A snapshot between batches, one that is dropped before it.
+    // A snapshot between batches, after a dropped snapshot.
     journal.begin_snapshot(2).expect("begun");
     journal.add_to_snapshot(b"dropped").expect("added");
     journal.begin_snapshot(3).expect("begun");
@@ -132,7 +132,7 @@ fn what_is_appended_is_recovered() {
         batches: vec![(4, b"four".to_vec()), (5, b"five".to_vec())],
     };
     assert_eq!(seen, expected);
-    // What the snapshot covers is deleted, with its parts; so is the snapshot that was dropped.
+    // The batches that the snapshot covers are deleted with their parts, and so is the dropped snapshot.
     journal.begin_snapshot(5).expect("begun");
     let all = Request::Range(Range {
         end: Some("c10d/test0".to_owned()),
@@ -180,7 +180,7 @@ fn a_standby_follows_and_takes_over() {
             .authority()
             .is_some_and(|it| it.is_valid(Moment::now()))
     );
-    // A clean stop ends the lease: no waiting for its time.
+    // A clean stop revokes the lease: a standby does not wait until it expires.
     drop(primary);
     let (position, mut next) = standby.leads();
     assert_eq!(position, 4);
@@ -213,12 +213,12 @@ fn a_deposed_leader_can_write_and_answer_nothing() {
     eventually("the authority ends", || authority.end_reason().is_some());
     let reason = authority.end_reason().expect("it has ended");
     assert!(reason.contains("127.0.0.1:2"), "{reason}");
-    // Its end does not end the lease of the other one.
+    // Dropping it does not revoke the other candidate's lease.
     drop(old);
     new.append(3, b"three").expect("kept");
 }
 
-/// The fence, each half of it: the other one alone is not enough.
+/// Both halves of the fence, because one half alone is not enough.
 #[test]
 #[ignore = "needs etcd (C10D_ETCD)"]
 fn each_comparison_is_understood() {
@@ -265,7 +265,7 @@ fn each_comparison_is_understood() {
     assert!(!succeeds(vec![modified(0)]).0);
     let (succeeded, second) = succeeds(vec![created(first), modified(first)]);
     assert!(succeeded && second > first);
-    // Either half that is wrong stops it, also if the other is right.
+    // A wrong half stops it, even if the second half is right.
     assert!(!succeeds(vec![created(first), modified(first)]).0);
     assert!(!succeeds(vec![created(second), modified(second)]).0);
     assert!(succeeds(vec![created(first), modified(second)]).0);
@@ -276,7 +276,7 @@ fn each_comparison_is_understood() {
         end: end.to_owned(),
         revision,
     };
-    // Of no key it is true; what was written later was not made later.
+    // It is true of a missing key; a key that was written later was not made later.
     assert!(succeeds(vec![made("a", "b", 0)]).0);
     assert!(!succeeds(vec![made("a", "z", first - 1)]).0);
     assert!(succeeds(vec![made("a", "z", first)]).0);
@@ -315,7 +315,7 @@ fn a_lease_ends_its_key_and_is_known_to_have_ended() {
     call(&mut gateway, &put).expect_err("a dead lease");
 }
 
-/// etcd's leader is stopped and resumed while batches are appended: what it carries out late changes nothing.
+/// etcd's leader is stopped and resumed while batches are appended: its late requests change nothing.
 #[test]
 #[ignore = "needs etcd (C10D_ETCD)"]
 fn a_member_that_is_stopped_and_resumed_changes_nothing() {
@@ -350,7 +350,7 @@ fn a_member_that_is_stopped_and_resumed_changes_nothing() {
     }
 }
 
-/// A standby learns that what it waits for was compacted, and reads anew.
+/// A standby learns that its revision was compacted, and reads again.
 #[test]
 #[ignore = "needs etcd (C10D_ETCD)"]
 fn a_watch_of_what_was_compacted_ends() {

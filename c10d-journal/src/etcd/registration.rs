@@ -1,5 +1,6 @@
-//! Tells others that a candidate is there, and which versions of the journal it reads: the leader writes no other one while the
-//! candidate is listed. How far it has followed is as of the last renewal: `life_line` says it to those that ask.
+//! Announces a candidate, and the versions of the journal that it reads: the leader writes no other version while the
+//! candidate is listed. Its position is updated at each renewal; for the current position, `life_line` answers
+//! requests.
 
 use std::io;
 use std::sync::Arc;
@@ -13,7 +14,8 @@ use super::gateway::{CallError, Gateway};
 use super::layout::{Layout, Registered};
 use super::message::{Answer, Op, Request, Txn, code};
 
-/// How long a candidate that has ended without a word is taken for one. Long, as each renewal is a request to etcd.
+/// How long a candidate that has exited without a notice is still listed. Long, because each renewal is a request to
+/// etcd.
 const LEASE_TTL_SECONDS: u64 = 60;
 
 /// The time between two renewals. Three candidates at rest make at most 108 requests a minute: 100 are the leader's keepalives, and
@@ -25,7 +27,7 @@ const RETRY_PAUSE: Duration = Duration::from_secs(5);
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long the end of the lease waits for etcd. Else the lease ends by itself.
+/// How long the revocation of the lease waits for etcd. Without an answer, the lease expires after its time to live.
 const REVOKE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A candidate's key, and the thread `c10d-etcd-listed` that keeps it. Dropping it removes the key.
@@ -170,7 +172,7 @@ impl Keeper {
         });
         let put = self.gateway.call(&put, deadline);
         if let Err(error) = put {
-            // It may have ended: another one next time.
+            // The lease may have expired: get a new lease next time.
             self.lease = None;
             return Err(error);
         }

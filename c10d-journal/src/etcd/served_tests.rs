@@ -71,7 +71,7 @@ fn a_server_takes_over_what_another_one_has_answered() {
     assert!(servers.is_empty());
 }
 
-/// Candidates are listed as long as they are there, with what they have read.
+/// Candidates are listed as long as they run, with their positions.
 #[test]
 #[ignore = "needs etcd (C10D_ETCD)"]
 fn candidates_are_listed() {
@@ -204,7 +204,7 @@ fn a_server_whose_etcd_is_full_stops_and_a_later_one_has_everything() {
     assert!(matches!(failure, JournalError::Engine { .. }), "{failure}");
     assert!(failure.to_string().contains("NOSPACE"), "{failure}");
     drop(server);
-    // Nobody can lead, and says so.
+    // All candidates are unable to lead, and report that.
     let other = stand_by(&options);
     eventually("it stops", || !other.is_running());
     let failure = other.journal_failure().expect("why").to_string();

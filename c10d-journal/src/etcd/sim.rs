@@ -1,4 +1,4 @@
-//! A simulated etcd: revisions, transactions, leases, compaction and watches, without time of its own.
+//! A simulated etcd: revisions, transactions, leases, compaction and watches. It has no clock.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -99,7 +99,7 @@ impl SimEtcd {
         }
     }
 
-    /// What a watch from this revision on has to say; `None` if nothing.
+    /// The events of a watch from this revision on; `None` if there are none.
     pub(crate) fn watch(&self, key: &str, end: &str, from_revision: u64) -> Option<Watched> {
         if from_revision <= self.compacted {
             return Some(Watched {

@@ -1,11 +1,12 @@
 //! Candidates over the simulated etcd: every order of a few steps, and long random histories.
 //!
-//! Answers are lost, requests are carried out late, after newer ones, processes end, time passes. After each step: at most
-//! one process may answer, and it knows all that was confirmed; whatever is confirmed stays. Some processes are of the release
-//! before, which does not read the newest format: it is not written while one of them is listed, and none of them leads afterwards.
+//! Answers are lost, requests are carried out late, after newer requests, processes exit, and time passes. After each
+//! step, at most one process may answer, and it has read all confirmed batches; confirmed batches are never lost.
+//! Some processes are of the previous release, which does not read the newest format: it is not written while one of
+//! them is listed, and none of them leads afterwards.
 //!
-//! In some histories etcd's data goes back once. A process that has read more than etcd has left may not lead afterwards, and
-//! after such a process has found the loss, no process may.
+//! In some histories etcd's data goes back once. A process that has read more than etcd has left may not lead
+//! afterwards, and after such a process has found the loss, no process may.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -112,9 +113,9 @@ enum Role {
     Candidate(Box<Candidate>),
     Leader {
         writer: Box<Writer>,
-        /// What is appended, while it is.
+        /// The batch that is being appended.
         appending: Option<(u64, String)>,
-        /// Steps of a snapshot in progress that are left: its chunk and its end.
+        /// The remaining steps of a snapshot in progress: its chunk and its end.
         snapshot: Vec<Option<Vec<u8>>>,
     },
     /// etcd has lost something.
@@ -134,7 +135,7 @@ struct Process {
     lease: Option<(u64, Duration)>,
     /// When the keepalive was sent that is on its way.
     keep_alive: Option<Duration>,
-    /// What etcd was when it began its campaign.
+    /// The state of etcd when the process began its campaign.
     before: Option<Box<SimEtcd>>,
 }
 
@@ -445,7 +446,7 @@ impl World {
         match self.etcd.carry_out(&Request::KeepAlive { lease: *lease }) {
             Ok(Answer::Lease { ttl_seconds, .. }) if ttl_seconds > 0 => {
                 let from = match self.mutant {
-                    // The answer takes a while, too.
+                    // The answer takes a while as well.
                     Mutant::GuardFromAnswer => self.etcd.now() + 2 * TICK,
                     _ => sent,
                 };
@@ -587,7 +588,7 @@ impl World {
         let it = &mut self.processes[process];
         match (request, &answer) {
             (Request::Grant { .. }, Ok(Answer::Lease { id, .. })) => {
-                // Asked for just now: a grant that was lost is another lease.
+                // The time of the request: a new request is for another lease.
                 it.lease = Some((*id, Guard::new(TTL_SECONDS).until(now)));
                 it.keep_alive = None;
                 it.before = Some(Box::new(self.etcd.clone()));
@@ -754,7 +755,7 @@ impl World {
         Ok(())
     }
 
-    /// Everything works again: one leads, and has all that was confirmed.
+    /// All faults are cleared: one process leads, and has all confirmed batches.
     fn heal(&mut self) -> Law {
         while !self.late.is_empty() {
             self.act(Act::Late)?;
@@ -863,7 +864,7 @@ fn described(process: u64) -> Leader {
     }
 }
 
-/// A random history; what it breaks.
+/// Runs a random history. Returns the law that it breaks.
 fn random(seed: u64, mutant: Mutant) -> Law {
     random_with(seed, mutant, false)
 }

@@ -66,7 +66,7 @@ fn the_newest_format_waits_until_every_candidate_reads_it() {
     assert_eq!(status(&options).format, Some(1), "before the next snapshot");
     assert_eq!(write_until_snapshot(&options, &store).format, Some(2));
 
-    // One that comes too late is told so, and nobody waits for it.
+    // A late candidate is informed, and no process waits for it.
     let late = stand_by(&before);
     eventually("it ends", || !late.is_running());
     let failure = late.journal_failure().expect("why");
@@ -90,7 +90,7 @@ fn the_newest_format_waits_until_every_candidate_reads_it() {
     assert_eq!(status(&options).format, Some(2));
 }
 
-/// Nothing is in the log yet: no snapshot is waited for.
+/// The log is still empty, so there is no wait for a snapshot.
 #[test]
 #[ignore = "needs etcd (C10D_ETCD)"]
 fn a_new_store_has_the_newest_format_that_the_first_candidates_read() {

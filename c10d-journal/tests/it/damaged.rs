@@ -52,8 +52,8 @@ fn a_crashed_journal_is_read_without_a_change() {
     assert_eq!(found, expected);
 }
 
-/// One bit at a random place of the database or of the log: what is read is all, an error, or in the log, all but the
-/// last batch or two, which looks like a crash before they were durable.
+/// One bit is flipped at a random place of the database or of the log. The reader returns everything or an error. It
+/// may also lose the last batch or two of the log, which looks like a crash before they were durable.
 #[test]
 fn a_flipped_bit_is_found_or_harmless() {
     let mut random = fastrand::Rng::with_seed(seed());
@@ -145,7 +145,7 @@ fn a_truncated_or_missing_file_is_found() {
     }
 }
 
-/// The place of damage, and what is intact before it.
+/// The error names the place of damage, and the intact data before it.
 #[test]
 fn a_changed_row_is_named() {
     let folder = new_folder();

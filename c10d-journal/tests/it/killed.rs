@@ -1,4 +1,4 @@
-//! Processes that end in the middle: what was acknowledged is kept, and nothing is torn.
+//! Processes are killed in the middle of a write: acknowledged batches are kept, and none is torn.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::PathBuf;
@@ -25,10 +25,10 @@ pub(crate) fn history(seed: u64, positions: u64) -> (fastrand::Rng, Contents) {
     (random, contents)
 }
 
-/// Continues the history of its seed from what it finds, and prints each position that is durable.
+/// Continues the history of its seed from the recovered state, and prints each durable position.
 #[test]
 fn appends_until_it_fails() {
-    // The others start it, in a process of its own.
+    // The other tests start it, in a separate process.
     let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else {
         return;
     };
@@ -81,7 +81,7 @@ fn kill_in_the_middle_of_appends_and_snapshots() {
                 acknowledged = position.parse().expect("a number");
                 left = left.saturating_sub(1);
             }
-            // What it wrote before it noticed is read too.
+            // Its last write before it noticed is read as well.
             if left == 0 {
                 process.kill().expect("killed");
             }
@@ -100,7 +100,7 @@ fn kill_in_the_middle_of_appends_and_snapshots() {
     println!("{acknowledged} batches");
 }
 
-/// A file that may not grow beyond some KiB, as on a full disk: an error each time, and what was durable stays.
+/// A file that may not grow beyond some KiB, like on a full disk: each append fails, and the durable batches remain.
 #[test]
 fn a_full_disk_is_an_error_and_loses_nothing() {
     let seed = seed();

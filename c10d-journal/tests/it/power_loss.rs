@@ -1,7 +1,7 @@
-//! The machine loses power: what was not synced is lost, or there in part.
+//! The machine loses power: unsynced writes are lost, or present in part.
 //!
-//! A child's writes and syncs are recorded in order (record.c). At a random moment the files are what their last sync
-//! covers, and each sector written since then is there or not.
+//! A child's writes and syncs are recorded in order (record.c). At a random moment, each file has the content of its
+//! last sync, and each sector written after it is present or not.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -21,7 +21,7 @@ const BATCHES: u64 = 1500;
 
 const MOMENTS: usize = 100;
 
-/// What the child did to a file.
+/// An operation of the child on a file.
 struct Step<'a> {
     kind: u8,
     file: &'a str,
@@ -29,7 +29,7 @@ struct Step<'a> {
     bytes: &'a [u8],
 }
 
-/// A file with what its last sync covers, and the steps since then.
+/// A file with the content of its last sync, and the steps after it.
 #[derive(Default)]
 struct Disk<'a> {
     synced: Vec<u8>,
@@ -110,7 +110,7 @@ fn steps_of(log: &[u8]) -> Vec<Step<'_>> {
     steps
 }
 
-/// What is lost at one of many random moments.
+/// The loss at one of many random moments.
 fn first_loss(steps: &[Step<'_>], seed: u64, do_syncs_count: bool) -> Option<String> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut moments: Vec<usize> = (0..MOMENTS).map(|_| random.usize(..steps.len())).collect();
@@ -175,7 +175,7 @@ fn apply(file: &mut Vec<u8>, step: &Step<'_>, is_kept: &mut impl FnMut() -> bool
     }
 }
 
-/// Opens what is on the disks. What was acknowledged must be there, and at most the batch after it.
+/// Opens the content of the disks. The acknowledged batches must be there, and at most the batch after them.
 fn recover(
     disks: &BTreeMap<&str, Disk<'_>>,
     acknowledged: u64,

@@ -1,4 +1,4 @@
-//! What is recovered is what was appended.
+//! Recovery returns exactly the appended batches.
 
 use c10d_journal::{SqliteJournal, SqliteJournalReader};
 use c10d_store::journal::Journal;

@@ -1,4 +1,4 @@
-//! Directories that cannot be served, and what the errors say.
+//! Directories that cannot be served, and the messages of the errors.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};

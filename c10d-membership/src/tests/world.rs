@@ -480,7 +480,7 @@ impl World {
                 self.carry_out(effects);
             }
             None => {
-                // Torch ends the waits of calls that are under way.
+                // Torch ends the waits of its calls under way.
                 self.timed_out.extend(self.history.called.keys().copied());
                 self.nonces += 1;
                 self.kept = None;

@@ -1,4 +1,4 @@
-//! Clients that do one operation after another, and write down what they got.
+//! Clients that do one operation after another, and record the results.
 
 use c10d_store::StoreExt;
 
@@ -7,7 +7,7 @@ use super::*;
 /// Of an operation that is to be answered.
 const LONG: Duration = Duration::from_secs(60);
 
-/// What a client has done, one operation after another.
+/// The operations of a client, one after another, with their results.
 #[derive(Default)]
 pub(super) struct Recorder {
     pub(super) clock: Clock,
@@ -40,7 +40,7 @@ impl Recorder {
             .add(1, Op::Set(value.to_vec()), called, returned);
     }
 
-    /// Waits for so long at most, and returns whether there was an answer.
+    /// Waits for at most `timeout`, and returns whether there was an answer.
     pub(super) fn get(&mut self, store: &TcpStore, timeout: Duration) -> bool {
         let called = self.clock.tick();
         let value = store.get_timeout(KEYS[1], timeout);

@@ -1,8 +1,8 @@
-//! Histories of real processes: candidates behind proxies, over members of a real etcd, for ranks behind relays and for
-//! clients that follow the store themselves.
+//! Histories of real processes: candidates behind proxies, over members of a real etcd, for ranks behind relays and
+//! for clients that find the leader without a relay.
 //!
-//! What the ranks got must have an order, in which every operation takes effect once. A process that leads in an epoch is
-//! the only one, and no process answers a request that was made after a later one began to lead.
+//! The results of the ranks must have an order in which every operation takes effect once. An epoch has one leader,
+//! and no process answers a request that was made after a later leader's epoch began.
 
 mod clients;
 mod mutants;
@@ -46,7 +46,7 @@ const POLL_TIMEOUT: Duration = Duration::from_millis(300);
 /// How many histories of four have barriers and waits instead of random operations: one.
 const KINDS: u64 = 4;
 
-/// Where a relay or a client finds the process that leads: behind a proxy of its own.
+/// The address where a relay or a client finds the leading process, behind its own proxy.
 #[derive(Debug)]
 struct Routes {
     directory: EtcdDirectory,
@@ -95,7 +95,7 @@ struct Answered {
     returned: u64,
 }
 
-/// What ends a fault that is in progress.
+/// The step that clears a fault in progress.
 enum Undo {
     Nothing,
     Restart(usize),
@@ -118,7 +118,7 @@ struct Job {
 }
 
 impl Job {
-    /// Starts so many candidates, of which the first one leads.
+    /// Starts this number of candidates. The first one leads.
     fn start(
         site: &RealSite,
         prefix: &str,
@@ -201,7 +201,7 @@ impl Job {
         self.route(slot);
     }
 
-    /// Waits until a process has begun to lead in this epoch, or a later one.
+    /// Waits until a process has begun to lead in this epoch or later.
     fn wait_for_claim(&self, epoch: u64) -> Claim {
         let reports = &self.reports;
         let is_led = || {
@@ -217,7 +217,7 @@ impl Job {
         StoreAddress::LookedUp(Arc::clone(&self.routes[client]) as _)
     }
 
-    /// The slot of this candidate, counted from the one that leads.
+    /// The slot of this candidate, counted from the leading candidate.
     fn slot(&self, offset: Offset) -> usize {
         let claim = self.reports.last_claim();
         let leads = |slot: &Slot| Some(slot.process.number) == claim.as_ref().map(|it| it.process);
@@ -334,7 +334,7 @@ impl Job {
         }
     }
 
-    /// What the reports and the direct answers say against the processes.
+    /// Checks the reports and the direct answers against the processes.
     fn check(&self, answers: &[Answered]) -> Result<(), String> {
         if let Some(failure) = self.reports.failures().first() {
             return Err(failure.clone());
@@ -399,7 +399,7 @@ fn direct(address: SocketAddr, timeout: Duration) -> Option<TcpStore> {
     TcpStore::open(&address.ip().to_string(), address.port(), options).ok()
 }
 
-/// The history of this seed, on a prefix of its own. Returns how many processes have led, one after another, and how
+/// Runs the history of this seed, on its own prefix. Returns how many processes have led, one after another, and how
 /// many snapshots they have kept.
 fn one_history(site: &mut RealSite, seed: u64) -> Result<(u64, usize), String> {
     let prefix = format!("c10d/histories/{seed}-{}", fastrand::u32(..));
@@ -422,7 +422,7 @@ fn one_history(site: &mut RealSite, seed: u64) -> Result<(u64, usize), String> {
             });
             let polls: Vec<_> = polls.collect();
             job.disturb(site, &plan(seed));
-            // All ranks go on.
+            // All ranks continue.
             traffic.advance(100);
             is_over.store(true, Ordering::Release);
             for poll in polls {

@@ -1,4 +1,4 @@
-//! Processes with a defect of each kind that the checks are to find, and the same ones without it.
+//! Processes with a defect of each kind that the checks must find, and the same processes without the defect.
 
 use super::super::layout::Layout;
 use super::super::message::{Answer, Range, Request, Txn};
@@ -16,7 +16,7 @@ fn job(site: &RealSite, mutant: Mutant, ttl_seconds: u64) -> Job {
 
 const ALL_MEMBERS: Link = Link::Etcd(0, [true; MEMBERS]);
 
-/// The one that leads is cut off from etcd, and asked after another one has taken over.
+/// The leader is cut off from etcd, and read from after a standby has taken over.
 fn read_of_one_that_is_cut_off(site: &RealSite, mutant: Mutant) -> Result<(), String> {
     let job = job(site, mutant, 1);
     let mut recorder = Recorder::default();
@@ -34,7 +34,7 @@ fn read_of_one_that_is_cut_off(site: &RealSite, mutant: Mutant) -> Result<(), St
     recorder.check(&job)
 }
 
-/// The key of the one that leads ends, and it writes before it knows that, while the slow other one reads.
+/// The leader's key expires. The leader writes before it has noticed that, while the slow standby reads.
 fn a_write_during_a_takeover(site: &RealSite, mutant: Mutant) -> Result<(), String> {
     // It renews its lease every six seconds.
     let job = job(site, mutant, 10);
@@ -69,7 +69,7 @@ fn a_write_during_a_takeover(site: &RealSite, mutant: Mutant) -> Result<(), Stri
     recorder.check(&job)
 }
 
-/// The network delivers a write after later ones of the same process, which then ends.
+/// The network delivers a write after later writes of the same process, which then exits.
 fn a_write_that_arrives_late(site: &RealSite, mutant: Mutant) -> Result<(), String> {
     let mut job = job(site, mutant, 5);
     let client = following(&job, 0);
@@ -80,9 +80,9 @@ fn a_write_that_arrives_late(site: &RealSite, mutant: Mutant) -> Result<(), Stri
     for _ in 0..5 {
         recorder.try_add(&client, 1)?;
     }
-    // Also the end of its connection, with which etcd would drop it.
+    // The end of its connection is delayed as well, because etcd would drop the write with it.
     eventually("it has arrived", || slow.keeps_nothing());
-    // etcd has carried it out once it has done the same with a later one of the same member.
+    // etcd has carried out the write once it has carried out a later write of the same member.
     for _ in 0..3 {
         let nothing = Request::Txn(Txn {
             compare: Vec::new(),
@@ -97,7 +97,7 @@ fn a_write_that_arrives_late(site: &RealSite, mutant: Mutant) -> Result<(), Stri
     recorder.check(&job)
 }
 
-/// The one that leads writes after the other one has looked, and ends.
+/// The leader writes after the standby has read, and exits.
 fn a_takeover_after_writes(site: &RealSite, mutant: Mutant) -> Result<(), String> {
     let mut job = job(site, mutant, 1);
     let client = following(&job, 0);

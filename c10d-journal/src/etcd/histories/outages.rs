@@ -3,7 +3,7 @@
 use super::clients::{Recorder, client_of, following};
 use super::*;
 
-/// etcd's least lease at its default election timeout, and that of `c10d store serve`.
+/// etcd's shortest lease at its default election timeout, which `c10d store serve` uses.
 const DEFAULT_TTL_SECONDS: u64 = 2;
 
 /// How long an answer may take that nothing delays, on a busy machine. Much less than a watch may be silent.
@@ -21,8 +21,8 @@ fn within(what: &str, limit: Duration, mut is_so: impl FnMut() -> bool) {
     assert!(took < limit, "{what} took {took:?}");
 }
 
-/// The member that a standby watches is lost: it goes on with another one, though nothing tells it, and takes over when the
-/// leader is lost too.
+/// The member that a standby watches is lost. The standby switches to another member, although it gets no event, and
+/// takes over when the leader is lost as well.
 #[test]
 #[ignore = "needs etcd (C10D_ETCD)"]
 fn a_standby_notices_that_its_member_of_etcd_is_silent() {
@@ -60,7 +60,7 @@ fn a_standby_notices_that_its_member_of_etcd_is_silent() {
     recorder.check(&job).expect("an order");
 }
 
-/// docs/spec/etcd.md, what follows when etcd's majority is lost.
+/// docs/spec/etcd.md, the consequences of the loss of etcd's majority.
 #[test]
 #[ignore = "needs etcd (C10D_ETCD)"]
 fn answers_end_with_the_majority_of_etcd_and_go_on_with_it() {
@@ -89,7 +89,7 @@ fn answers_end_with_the_majority_of_etcd_and_go_on_with_it() {
         assert!(answered < Duration::from_millis(1800), "{answered:?}");
         thread::scope(|scope| {
             let waits = scope.spawn(|| recorder.add(&client, 1));
-            // Longer than the lease of the one that led.
+            // Longer than the lease of the previous leader.
             thread::sleep(Duration::from_secs(3));
             assert!(!waits.is_finished(), "it waits for a majority");
             for member in lost {

@@ -1,4 +1,4 @@
-//! What happens to the processes and the network of a history. A seed gives all of it.
+//! The faults of the processes and the network of a history. A seed determines all of them.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ pub(super) const CLIENTS: usize = 4;
 /// When the last fault begins at the latest.
 const FAULTS_END: Duration = Duration::from_millis(3500);
 
-/// How many candidates behind the one that leads when the fault begins: 0 is that one.
+/// The number of a candidate, counted from the leader at the beginning of the fault, which is 0.
 pub(super) type Offset = usize;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub(super) enum Link {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cut {
-    /// Connections end, and new ones are closed.
+    /// Connections end, and further connections are closed.
     Closed,
     /// Nothing arrives, and connections end only when the fault does.
     Silent,
@@ -93,7 +93,7 @@ fn fault(random: &mut fastrand::Rng) -> Fault {
     }
 }
 
-/// Often the one that leads.
+/// Often the leading candidate.
 fn candidate(random: &mut fastrand::Rng) -> Offset {
     random.usize(..2 * CANDIDATES).saturating_sub(CANDIDATES)
 }

@@ -20,10 +20,10 @@ use super::super::journal::EtcdJournal;
 use super::super::mutant::{Defect, Mutant};
 use super::super::options::EtcdOptions;
 
-/// Tells the process what to do: the address of the store in etcd, the seconds of its lease, and what is wrong with it.
+/// The instructions for the process: the address of the store in etcd, the seconds of its lease, and its defect.
 const CANDIDATE: &str = "C10D_HISTORY_CANDIDATE";
 
-/// What goes before a line that is no message of the test program.
+/// The mark of a line that is not a message of the test program.
 const MARK: &str = "@ ";
 
 /// A second of a history's traffic, about.
@@ -41,7 +41,7 @@ pub(super) struct Claim {
     pub(super) lease: u64,
 }
 
-/// What all processes of a history have said.
+/// The reports of all processes of a history.
 #[derive(Debug, Default)]
 pub(super) struct Reports {
     claims: Mutex<Vec<Claim>>,
@@ -67,7 +67,7 @@ impl Reports {
         self.snapshots.load(Ordering::Relaxed)
     }
 
-    /// Processes that ended by themselves.
+    /// Processes that exited unexpectedly.
     pub(super) fn failures(&self) -> MutexGuard<'_, Vec<String>> {
         self.failures.lock().expect("no panic")
     }
@@ -263,7 +263,7 @@ fn say(what: &str) {
     let _ = std::io::stdout().flush();
 }
 
-/// Serves or stands by until its input ends, as `c10d store serve --etcd` does.
+/// Serves or follows as a standby until its input ends, like `c10d store serve --etcd`.
 #[test]
 #[ignore = "a process of the histories"]
 fn candidate() {

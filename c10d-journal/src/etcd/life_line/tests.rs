@@ -55,7 +55,7 @@ fn heartbeats_are_heard_and_missed() {
     let first = hear(&line, 7).expect("it has heard one");
     assert!(first >= start + SILENCE_MAX);
     assert!(hear(&line, 7).expect("it goes on") > first);
-    // It has read 7, not 8: that the leader goes on does not help.
+    // It has read 7, not 8: a continuing leader does not help.
     let mut ahead = hear(&line, 8);
     while ahead != hear(&line, 8) {
         ahead = hear(&line, 8);
@@ -136,7 +136,7 @@ fn a_process_that_stands_by_says_how_far_it_has_read() {
         line.advanced(position);
         assert_eq!(position_of(&candidate, &Cancel::NEVER), Some(position));
     }
-    // It leads, and may not answer: as a release before this one, that says nothing.
+    // It leads, and may not answer: like an older release, it sends no heartbeats.
     line.leads(Authority::none());
     assert_eq!(position_of(&candidate, &Cancel::NEVER), None);
     drop(line);
@@ -149,7 +149,7 @@ fn another_process_and_a_proxy_are_no_proof() {
     let Life { port, id } = line.life();
     let other = vigil(Life { port, id: id ^ 1 });
     assert!(other.expect_err("another id").contains("another process"));
-    // Passes on what it receives: the leader sees the proxy.
+    // The proxy passes on its input: the leader sees the proxy's address.
     let proxy = TcpListener::bind("127.0.0.1:0").expect("a port");
     let at = proxy.local_addr().expect("it is bound").port();
     let passes = thread::spawn(move || {
@@ -179,7 +179,7 @@ fn a_reset_and_an_open_listener_are_no_proof() {
         let mut vigil = vigil(Life { port, id: 7 }).expect("it lives");
         let (listener, stream) = accepts.join().expect("no panic");
         let listener = if resets {
-            // What is not read resets the connection.
+            // Unread input resets the connection.
             (&vigil.stream).write_all(b"x").expect("sent");
             wait_for_input(&stream, None, &Cancel::NEVER).expect("no cancel");
             drop(listener);
