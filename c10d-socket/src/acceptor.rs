@@ -1,4 +1,4 @@
-//! What a server does about the connections that peers make, however many, and when descriptors run out.
+//! How a server handles any number of incoming connections, even if it runs out of descriptors.
 
 use std::fmt;
 use std::io;
@@ -27,7 +27,7 @@ const LISTENER_LAST: usize = usize::MAX - 2;
 /// backlog full is retried by its system only after a second.
 const ACCEPTS_PER_TURN: usize = 4096;
 
-/// What an [`Acceptor`] allows.
+/// The limits of an [`Acceptor`].
 #[derive(Debug, Clone, Copy)]
 pub struct AcceptLimits {
     /// The most open connections.
@@ -36,7 +36,7 @@ pub struct AcceptLimits {
     pub handshakes_max: usize,
 }
 
-/// What is done next about new connections, see [`Acceptor::next`].
+/// The next step with new connections, see [`Acceptor::next`].
 #[derive(Debug)]
 pub(crate) enum Decision<K> {
     /// Accept a connection, and pass the result to [`Acceptor::on_accept`].
@@ -62,14 +62,14 @@ pub(crate) enum Decision<K> {
     Wait,
 }
 
-/// Why a connection is closed that was not served.
+/// Why a connection is closed without being served.
 #[derive(Debug)]
 pub enum Refusal {
-    /// The most connections are open.
+    /// The limit of open connections has been reached.
     Limit(usize),
     /// The process has no file descriptor left.
     NoDescriptor(io::Error),
-    /// Another connection needs its place.
+    /// Another connection needs the place of this one.
     MakesRoom,
 }
 
@@ -94,17 +94,17 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Decides what an event loop does about new connections: from which listener it accepts and when, which ones it
-/// serves, and which make room for others. Limits what peers cost that do not prove that they may be served, counts
-/// refused peers, and limits the log lines about them.
+/// Decides what an event loop does about new connections: the listener to accept from and the time, the connections
+/// to serve, and the connections that make room for others. Limits the cost of peers that do not prove that they may
+/// be served, counts refused peers, and limits the log lines about them.
 ///
 /// Pure: it has no socket and no clock. `K` names a connection. In each turn of its loop the caller calls
-/// [`next_turn`](Self::next_turn), reports events with [`on_event`](Self::on_event), then carries out what
-/// [`Listeners::next`](crate::Listeners::next) returns until that is [`Step::Wait`](crate::Step::Wait).
+/// [`next_turn`](Self::next_turn), reports events with [`on_event`](Self::on_event), then carries out the steps of
+/// [`Listeners::next`](crate::Listeners::next) until it returns [`Step::Wait`](crate::Step::Wait).
 ///
-/// When the process has no descriptor left, the spare one is used to accept a connection, which takes the place of the
-/// oldest that is silent or in its handshake. A connection has two turns to prove itself before it makes room. If there
-/// is none to close, the new connection is closed, which its peer notices at once.
+/// When the process has no descriptor left, the spare one is used to accept a connection, which takes the place of
+/// the oldest connection that is silent or in its handshake. A connection has two turns to prove itself before it
+/// makes room. If there is no such connection, the new connection is closed, which its peer notices at once.
 #[derive(Debug)]
 pub struct Acceptor<K> {
     limits: AcceptLimits,
@@ -138,7 +138,7 @@ struct Current {
 
 #[derive(Debug)]
 enum State<K> {
-    /// No connection is held.
+    /// The spare descriptor is not in use.
     Free,
     /// Accepts with the spare descriptor, after this error.
     UseSpare(io::Error),
@@ -154,7 +154,7 @@ enum State<K> {
     Failed(io::Error),
 }
 
-/// What room is needed for.
+/// The reason why room is needed.
 #[derive(Debug)]
 enum Need {
     /// A descriptor to accept with.
@@ -198,7 +198,7 @@ impl<K: Copy> Acceptor<K> {
         LISTENER_LAST - index
     }
 
-    /// The loop has waited once more, until `now`.
+    /// Begins the next turn: the loop has waited until `now`.
     pub fn next_turn(&mut self, now: Instant) {
         self.now = now;
         self.unproven.next_turn();
@@ -209,7 +209,7 @@ impl<K: Copy> Acceptor<K> {
         }
     }
 
-    /// Takes an event. Returns whether it is one of a listener.
+    /// Takes an event. Returns whether it is the event of a listener.
     pub fn on_event(&mut self, token: usize) -> bool {
         let is_listener =
             token <= LISTENER_LAST && token > LISTENER_LAST.wrapping_sub(self.listener_count);
@@ -219,7 +219,7 @@ impl<K: Copy> Acceptor<K> {
         is_listener
     }
 
-    /// Whether connections may be queued for which no event will arrive.
+    /// Whether connections may be queued for which no further event will arrive.
     #[must_use]
     pub fn has_ready(&self) -> bool {
         !self.ready.is_empty() || !self.ready_later.is_empty()
@@ -306,24 +306,25 @@ impl<K: Copy> Acceptor<K> {
         self.has_spare = is_open;
     }
 
-    /// The connection that was accepted last has this key.
+    /// Assigns this key to the connection that was accepted last.
     pub fn admitted(&mut self, key: K, stage: impl Fn(K) -> Stage) {
         self.unproven.accepted(key, stage);
     }
 
-    /// A connection begins a handshake. Returns the oldest of the others if there are too many: close them.
+    /// A connection begins a handshake. Returns the oldest of the other connections if there are too many: close
+    /// them.
     #[must_use]
     pub fn handshake_begun(&mut self, key: K, stage: impl Fn(K) -> Stage) -> Vec<K> {
         self.unproven.handshake_begun(key, stage)
     }
 
-    /// Whether a handshake with this address may begin: fewer than 64 of it have failed lately.
+    /// Whether a handshake with this address may begin: fewer than 64 handshakes of the address have failed lately.
     #[must_use]
     pub fn is_handshake_allowed(&self, address: IpAddr, now: Instant) -> bool {
         self.strangers.may_try(address, now)
     }
 
-    /// A handshake has failed that cost public-key operations.
+    /// Counts a failed handshake that cost public-key operations.
     pub fn on_failed_handshake(&mut self, address: IpAddr, now: Instant) {
         self.strangers.on_failure(address, now);
     }
@@ -345,7 +346,8 @@ impl<K: Copy> Acceptor<K> {
         self.refused
     }
 
-    /// The line to log about what a peer has caused, or no one in particular, unless there are too many such lines.
+    /// Returns the line to log about an event that a peer, or no particular peer, has caused; `None` if there are too
+    /// many such lines.
     pub fn line(
         &mut self,
         address: impl Into<Option<IpAddr>>,
@@ -355,7 +357,7 @@ impl<K: Copy> Acceptor<K> {
         self.refusals.line(address, text, now)
     }
 
-    /// The line to log about events for which there was none, once it is due.
+    /// Returns the line to log about the events that got no line, once it is due.
     pub fn report(&mut self, now: Instant) -> Option<String> {
         self.refusals.report(now)
     }
@@ -401,7 +403,8 @@ impl<K: Copy> Acceptor<K> {
         Decision::Fail(error)
     }
 
-    /// Looks for the connection to close: the oldest that has not proved itself, also by what has arrived since.
+    /// Searches for the connection to close: the oldest that has not proved itself, considering data that has arrived
+    /// in the meantime.
     fn search(
         &mut self,
         need: Need,

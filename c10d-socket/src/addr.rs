@@ -11,8 +11,8 @@ const HOST_CHARS_MAX: usize = 255;
 
 /// The address of a server: a host (a name or a literal address) and a port.
 ///
-/// Written `host:port`, an IPv6 address in brackets. Does no name lookup. `Display` shows a host that a peer has named
-/// as [`printable`] does.
+/// Written `host:port`, an IPv6 address in brackets. Does no name lookup. `Display` makes a host that a peer has
+/// named [`printable`].
 ///
 /// ```
 /// use c10d_socket::HostPort;
@@ -97,7 +97,7 @@ impl FromStr for HostPort {
             return Err(fail(Reason::NoHost));
         }
         let is_bad = |c: char| c.is_whitespace() || !is_printable(c) || "[]/".contains(c);
-        // What is accepted is shown as it is, so that its text means the same.
+        // Accepted text is shown unchanged, so that it has the same meaning.
         if host.contains(is_bad) || host.chars().nth(HOST_CHARS_MAX).is_some() {
             return Err(fail(Reason::BadHost));
         }

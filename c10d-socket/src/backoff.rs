@@ -85,8 +85,8 @@ impl BackoffOptions {
         self
     }
 
-    /// The factor from one interval to the next. Default 1.5, as in PyTorch: a client then connects
-    /// at most about 50 % later than it could have.
+    /// The factor from one interval to the next. Default 1.5, like PyTorch: a client then connects at most about 50 %
+    /// later than it could have.
     ///
     /// # Panics
     /// If `factor` is below 1 or not finite.
@@ -113,8 +113,8 @@ impl BackoffOptions {
         self
     }
 
-    /// The jitter, as a fraction of the interval: a delay is uniform in `interval * (1 - jitter)` to
-    /// `interval * (1 + jitter)`. Default 0.5, as in PyTorch.
+    /// The jitter, as a fraction of the interval: a delay is uniform in `interval * (1 - jitter)` to `interval * (1 +
+    /// jitter)`. Default 0.5, like PyTorch.
     ///
     /// # Panics
     /// If `jitter` is not within 0 to 1.

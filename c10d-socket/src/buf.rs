@@ -48,7 +48,7 @@ pub struct SendBuf {
     /// empty.
     head: Vec<u8>,
     head_sent: usize,
-    /// The first shared piece and everything after it. `None` on most connections, of which a server has thousands.
+    /// The first shared piece and everything after it. `None` on most connections; a server has thousands of them.
     rest: Option<Box<Rest>>,
 }
 
@@ -98,28 +98,28 @@ impl SendBuf {
         Self::default()
     }
 
-    /// Whether there are no unsent bytes.
+    /// Returns whether all bytes have been sent.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.unsent_bytes() == 0
     }
 
-    /// Unsent bytes, including shared ones.
+    /// Returns the number of unsent bytes, including shared bytes.
     #[must_use]
     pub fn unsent_bytes(&self) -> usize {
         let of_rest = self.rest.as_ref().map_or(0, |rest| rest.unsent);
         self.head.len() - self.head_sent + of_rest
     }
 
-    /// Unsent bytes that this buffer holds in its own memory: all except the shared ones.
+    /// Returns the number of unsent bytes that this buffer holds in its own memory: all except the shared bytes.
     #[must_use]
     pub fn copied_bytes(&self) -> usize {
         let shared = self.rest.as_ref().map_or(0, |rest| rest.shared_unsent);
         self.unsent_bytes() - shared
     }
 
-    /// About how much memory the buffer holds: what was allocated for copied bytes, and the list of shared pieces, but not
-    /// the shared bytes themselves.
+    /// Returns about how much memory the buffer holds, in bytes: the memory allocated for copied bytes, and the list
+    /// of shared pieces, but not the shared bytes themselves.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         let of_rest = self.rest.as_ref().map_or(0, |rest| {
@@ -181,8 +181,8 @@ impl SendBuf {
         })
     }
 
-    /// The first shared piece that is not sent: how many unsent bytes are before it, its bytes, and how many of those are
-    /// sent.
+    /// Returns the first shared piece that is not completely sent: the number of unsent bytes before it, its bytes,
+    /// and how many of its bytes are sent.
     #[must_use]
     pub fn first_shared(&self) -> Option<(usize, &Arc<Vec<u8>>, usize)> {
         let mut before = self.head.len() - self.head_sent;
@@ -195,7 +195,7 @@ impl SendBuf {
         None
     }
 
-    /// Takes the first `count` unsent bytes as sent, or all if there are fewer.
+    /// Considers the first `count` unsent bytes sent, or all if there are fewer.
     pub fn skip(&mut self, count: usize) {
         self.advance(count.min(self.unsent_bytes()));
         if self.is_empty() {
@@ -203,7 +203,7 @@ impl SendBuf {
         }
     }
 
-    /// Moves everything unsent of another buffer behind what is here.
+    /// Moves the unsent bytes of another buffer to the end of this buffer.
     pub fn append(&mut self, other: Self) {
         if self.is_empty() && other.memory_bytes() > CAPACITY_KEPT_MAX {
             *self = other;
@@ -308,8 +308,8 @@ impl Rest {
     }
 }
 
-/// Removes the sent bytes from the front, once they are as many as the others: a buffer that never becomes empty must not
-/// keep everything that was ever sent. Each byte is moved once on average.
+/// Removes the sent bytes from the front, once they are as many as the unsent bytes: a buffer that never becomes
+/// empty must not keep everything that was ever sent. Each byte is moved once on average.
 fn drop_sent(bytes: &mut Vec<u8>, sent: &mut usize) {
     if *sent > 0 && *sent >= bytes.len() - *sent {
         bytes.drain(..*sent);
@@ -371,7 +371,7 @@ pub fn send_vectored(socket: &impl AsFd, pieces: &[IoSlice<'_>]) -> io::Result<u
 mod tests {
     use super::*;
 
-    /// Accepts `step` bytes in every second call, and would block in the others.
+    /// Accepts `step` bytes in every second call, and would block in the remaining calls.
     struct Trickle {
         taken: Vec<u8>,
         step: usize,
@@ -483,7 +483,7 @@ mod tests {
         );
     }
 
-    /// Accepts so many bytes, then blocks.
+    /// Accepts this number of bytes, then blocks.
     struct Room(usize);
 
     impl Write for Room {

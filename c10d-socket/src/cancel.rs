@@ -1,12 +1,13 @@
-//! Ends blocking calls from another thread.
+//! Interrupts blocking calls from another thread.
 //!
-//! A [`Cancel`] stands beside a [`Deadline`]: every call that blocks takes both, as arguments or from the handle that it
-//! is called on. It is a flag and the wakers of the threads that wait. A waiting thread leaves one that suits its wait:
-//! an event for a poller, a condition variable, `unpark`. So waiting costs no CPU, and most waits, which end at once,
-//! leave none.
+//! Like a [`Deadline`], every call that blocks takes a [`Cancel`], as an argument or from the handle that it is
+//! called on. It is a flag and the wakers of the waiting threads. A waiting thread leaves a waker that suits its
+//! wait: an event for a poller, a condition variable, `unpark`. So waiting costs no CPU, and most waits, which end at
+//! once, leave no waker.
 //!
 //! A thread that has work to do while it waits, such as running an interpreter's signal handlers, does it in the
-//! [check](Cancel::with_check), which each thread is asked when its wait begins and after each [`wake`](Cancel::wake).
+//! [check](Cancel::with_check). Each thread calls the check when its wait begins and after each
+//! [`wake`](Cancel::wake).
 
 use std::fmt;
 use std::io;
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use crate::Deadline;
 
-/// Ends the calls that were given it or a clone of it, now and later.
+/// Interrupts calls from another thread: the current and later calls that were given this value or a clone of it.
 ///
 /// ```
 /// use c10d_socket::{Cancel, sleep};
@@ -50,10 +51,10 @@ struct Wakers {
 }
 
 impl Cancel {
-    /// Ends no call: for calls without one.
+    /// A value that never interrupts a call, for calls that need no `Cancel`.
     pub const NEVER: Self = Self(None);
 
-    /// A new one, independent of all others.
+    /// A new value, independent of every other one.
     #[expect(
         clippy::new_without_default,
         reason = "a default would be taken for NEVER"
@@ -63,10 +64,11 @@ impl Cancel {
         Self::of(None)
     }
 
-    /// One that also ends a call when `check` returns true. A thread asks it when it begins to wait, and after each
-    /// [`wake`](Self::wake). It runs on that thread, without a lock, and may use what the thread waits on.
+    /// Creates a value that also interrupts a call when `check` returns true. A thread calls `check` when it begins
+    /// to wait, and after each [`wake`](Self::wake). The check runs on that thread, without a lock, and may use the
+    /// object that the thread waits on.
     ///
-    /// It must return true until the call has ended: a call may ask several times.
+    /// It must return true until the call has ended, because a call may check several times.
     #[must_use]
     pub fn with_check(check: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Self::of(Some(Box::new(check)))
@@ -81,8 +83,8 @@ impl Cancel {
         })))
     }
 
-    /// Ends the calls in progress, and all later ones. Does not block. Not for use inside a signal handler, as it takes
-    /// a lock. Has no effect on [`NEVER`](Self::NEVER).
+    /// Interrupts the calls in progress, and all later calls. Does not block. Must not be called in a signal handler,
+    /// because it takes a lock. Has no effect on [`NEVER`](Self::NEVER).
     pub fn cancel(&self) {
         if let Some(shared) = &self.0 {
             shared.is_cancelled.store(true, Ordering::SeqCst);
@@ -90,18 +92,19 @@ impl Cancel {
         }
     }
 
-    /// Makes the waiting threads ask their [check](Self::with_check). Otherwise as [`cancel`](Self::cancel).
+    /// Makes the waiting threads call their [check](Self::with_check). Does not block. Must not be called in a signal
+    /// handler, because it takes a lock.
     pub fn wake(&self) {
         let Some(shared) = &self.0 else { return };
         shared.wakes.fetch_add(1, Ordering::SeqCst);
         let wakers = shared.lock().by_id.clone();
-        // Without the lock: a waker takes one of its own.
+        // Called without the lock, because a waker takes its own lock.
         for (_, waker) in wakers {
             waker.wake();
         }
     }
 
-    /// Whether calls have to end. Asks the [check](Self::with_check), so no lock may be held.
+    /// Returns whether calls have to end. Calls the [check](Self::with_check), so the caller must not hold a lock.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.0.as_ref().is_some_and(|shared| {
@@ -110,14 +113,14 @@ impl Cancel {
         })
     }
 
-    /// Whether it is [`NEVER`](Self::NEVER), or a clone of that.
+    /// Returns whether this is [`NEVER`](Self::NEVER), or a clone of it.
     #[must_use]
     pub const fn is_never(&self) -> bool {
         self.0.is_none()
     }
 
-    /// For one wait, in a loop: check the condition, [ask](Watch::ask) if that [is due](Watch::is_due), wait. Nothing is
-    /// registered yet.
+    /// Begins one wait, which is a loop: check the condition, [ask](Watch::ask) if that [is due](Watch::is_due),
+    /// wait. This call registers nothing.
     #[must_use]
     pub const fn watch(&self) -> Watch<'_> {
         Watch {
@@ -146,17 +149,17 @@ impl fmt::Debug for Cancel {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Wakers> {
-        // Nothing panics while it is held.
+        // The code that holds the lock does not panic.
         self.wakers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The place of a waiting thread at a [`Cancel`], until it is dropped.
+/// A waiting thread's registration with a [`Cancel`], until it is dropped.
 #[derive(Debug)]
 pub struct Watch<'c> {
     cancel: &'c Cancel,
     id: Option<u64>,
-    /// The number of wakes when it asked last.
+    /// The number of wakes at the last check.
     wakes: u64,
 }
 
@@ -172,7 +175,7 @@ impl Watch<'_> {
         })
     }
 
-    /// Whether the call has to end. The first time, leaves a waker. No lock may be held.
+    /// Returns whether the call has to end. The first call registers a waker. The caller must not hold a lock.
     #[must_use]
     pub fn ask(&mut self, waker: impl FnOnce() -> Waker) -> bool {
         if let Some(shared) = &self.cancel.0 {
@@ -204,10 +207,10 @@ impl Drop for Watch<'_> {
     }
 }
 
-/// Sleeps for `duration`, as [`thread::sleep`] does, or until one of `cancels` ends it.
+/// Sleeps for `duration`, like [`thread::sleep`], or until one of `cancels` interrupts it.
 ///
 /// # Errors
-/// [`io::ErrorKind::Interrupted`] if one has.
+/// [`io::ErrorKind::Interrupted`] if one of `cancels` interrupted the sleep.
 pub fn sleep<const N: usize>(duration: Duration, cancels: [&Cancel; N]) -> io::Result<()> {
     let deadline = Deadline::after(Instant::now(), duration);
     let mut watches = cancels.map(Cancel::watch);

@@ -32,8 +32,8 @@ pub struct ConnectOptions {
 }
 
 impl ConnectOptions {
-    /// The most rounds of attempts, at least 1. Default: no limit but the deadline. One round suits a
-    /// client whose server was reachable a moment ago: a refusal then means that it stopped.
+    /// The most rounds of attempts, at least 1. Default: only the deadline limits them. One round suits a client
+    /// whose server was reachable a moment ago: a refusal then means that the server stopped.
     pub fn with_rounds_max(mut self, rounds: u64) -> Self {
         self.rounds_max = Some(rounds.max(1));
         self
@@ -80,7 +80,7 @@ impl ConnectOptions {
 /// ```
 ///
 /// # Errors
-/// A [`ConnectError`] that lists every failure. Nothing was sent.
+/// A [`ConnectError`] that lists every failure. The call sent nothing.
 pub fn connect(
     target: &HostPort,
     options: &ConnectOptions,
@@ -136,13 +136,13 @@ impl Dialer {
         }
     }
 
-    /// Ends the attempts when `cancel` says so. Default [`Cancel::NEVER`].
+    /// Sets the [`Cancel`] that interrupts the attempts. Default [`Cancel::NEVER`].
     pub fn with_cancel(mut self, cancel: Cancel) -> Self {
         self.cancel = cancel;
         self
     }
 
-    /// Connects as [`connect`](fn@connect) does. Blocks until the deadline at most.
+    /// Connects like [`connect`](fn@connect). Blocks until the deadline at most.
     ///
     /// # Errors
     /// A [`ConnectError`]. It is final: further calls return it again.

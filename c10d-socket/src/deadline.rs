@@ -1,10 +1,10 @@
-//! The point in time by which a blocking call must return.
+//! The point in time when a blocking call must return.
 //!
 //! Pure: the current time is an argument.
 
 use std::time::{Duration, Instant};
 
-/// The instant by which a blocking call returns, or [`NEVER`](Self::NEVER).
+/// The latest instant at which a blocking call returns, or [`NEVER`](Self::NEVER).
 ///
 /// Public functions turn the caller's timeout into a deadline once and pass that down, so that nested
 /// waits cannot add up to more than the caller's timeout.
@@ -26,9 +26,9 @@ impl Deadline {
     /// No deadline: wait indefinitely.
     pub const NEVER: Self = Self(None);
 
-    /// The instant `timeout` after `now`. [`Deadline::NEVER`] for `None`, and for a time beyond what
-    /// the clock can express, such as [`Duration::MAX`]. A zero timeout has passed at `now`: it checks
-    /// once without waiting.
+    /// Returns the deadline `timeout` after `now`. [`Deadline::NEVER`] for `None`, and for a time beyond what the
+    /// clock can express, such as [`Duration::MAX`]. A zero timeout has passed at `now`: it checks once without
+    /// waiting.
     #[must_use]
     pub fn after(now: Instant, timeout: impl Into<Option<Duration>>) -> Self {
         Self(timeout.into().and_then(|timeout| now.checked_add(timeout)))

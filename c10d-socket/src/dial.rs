@@ -287,9 +287,9 @@ impl DialPlan {
 
 /// Whether the error is transient: the server does not listen yet, or its machine does not answer yet.
 ///
-/// The list of PyTorch (`torch/csrc/distributed/c10d/socket.cpp`), and "no route to host", which a
-/// machine on the same network causes while it boots. Other errors (no permission, no network, no such
-/// local address) do not end by waiting for the server.
+/// The list of PyTorch (`torch/csrc/distributed/c10d/socket.cpp`), and "no route to host", which a machine on the
+/// same network causes while it boots. Other errors (no permission, no network, no such local address) do not
+/// disappear by waiting for the server.
 fn is_transient(error: &io::Error) -> bool {
     matches!(
         error.kind(),

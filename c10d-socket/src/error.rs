@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use crate::HostPort;
 
-/// Connecting failed. Nothing was sent, except for handshakes that the caller reported as failed.
+/// Connecting failed. The caller's failed handshakes are the only data that was sent.
 ///
-/// `Display` shows the target, the elapsed time and each failure; [`Error::source`] is the last one.
+/// `Display` shows the target, the elapsed time and each failure; [`Error::source`] is the last failure.
 #[derive(Clone)]
 pub struct ConnectError(Box<ConnectErrorParts>);
 
@@ -42,14 +42,14 @@ impl ConnectError {
         Self(Box::new(parts))
     }
 
-    /// Whether the deadline ended the attempts, so that a longer timeout might help. Otherwise no
-    /// address was usable, and an immediate retry will not help.
+    /// Whether the deadline stopped the attempts, so that a longer timeout might help. Otherwise no address was
+    /// usable, and an immediate retry will not help.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
         self.0.reason == GaveUp::TimedOut
     }
 
-    /// Whether a [`Cancel`](crate::Cancel) ended the attempts.
+    /// Whether a [`Cancel`](crate::Cancel) interrupted the attempts.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.0.reason == GaveUp::Cancelled
@@ -69,7 +69,7 @@ impl ConnectError {
         })
     }
 
-    /// The host and port.
+    /// The host and port of the server.
     #[must_use]
     pub fn target(&self) -> &HostPort {
         &self.0.target
@@ -87,8 +87,8 @@ impl ConnectError {
         self.0.limit
     }
 
-    /// Replaces the time limit, if there was one. For a caller that starts to connect with what
-    /// remains of its own timeout, and reports that timeout.
+    /// Replaces the time limit, if there was one. For a caller that has spent a part of its timeout before it
+    /// connects, and reports the whole timeout.
     #[must_use]
     pub fn with_limit(mut self, limit: Duration) -> Self {
         if self.0.limit.is_some() {
@@ -97,7 +97,8 @@ impl ConnectError {
         self
     }
 
-    /// Replaces the elapsed time and the time limit. For a caller that connects in several attempts, and reports them as one.
+    /// Replaces the elapsed time and the time limit. For a caller that connects in several attempts, and reports them
+    /// as a single attempt.
     #[must_use]
     pub fn with_total(mut self, elapsed: Duration, limit: Duration) -> Self {
         self.0.elapsed = elapsed;
@@ -111,7 +112,7 @@ impl ConnectError {
         self.0.rounds
     }
 
-    /// What failed, the latest last. At most the latest 16 different failures.
+    /// Returns the failures, the latest last: at most the latest 16 different failures.
     #[must_use]
     pub fn failures(&self) -> &[DialFailure] {
         &self.0.failures
@@ -153,7 +154,7 @@ impl Error for ConnectError {
     }
 }
 
-/// A step of connecting that failed: how often, and with which last error.
+/// A failed step of connecting: the step, how often it failed, and its last error.
 #[derive(Debug, Clone)]
 pub struct DialFailure {
     pub(crate) stage: DialStage,
@@ -208,7 +209,7 @@ pub enum DialStage {
     Lookup,
 }
 
-/// Listening failed. Nothing stays bound.
+/// Listening failed. No socket stays bound.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ListenError {
@@ -266,7 +267,7 @@ impl ListenError {
     }
 }
 
-/// What the operator can do about the most common causes.
+/// The operator's remedy for the most common causes.
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => "; another process uses the port",

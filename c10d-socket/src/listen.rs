@@ -11,8 +11,8 @@ use crate::addr::is_localhost;
 use crate::resolve::Resolver;
 use crate::{Cancel, Deadline, HostPort, ListenError, SocketOptions, sys};
 
-/// The time limit for looking up a name: a resolver that needs longer is broken, and a start that hangs is worse than one
-/// that fails.
+/// The time limit for looking up a name: a resolver that needs longer is broken, and a hanging start is worse than a
+/// failing start.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Address and socket options of [`listen`]. By default all interfaces, IPv6 and IPv4, on a
@@ -34,12 +34,11 @@ pub struct ListenOptions {
 }
 
 impl ListenOptions {
-    /// Listens on this host only: a literal address (`::` accepts IPv4 too), or a name, which means all
-    /// of its addresses that this machine has. `localhost` always means `::1` and 127.0.0.1, so that
-    /// clients can use either.
+    /// Listens on this host only: a literal address (`::` accepts IPv4 as well), or a name, which means all of its
+    /// addresses that this machine has. `localhost` always means `::1` and 127.0.0.1, so that clients can use either.
     ///
-    /// Default: all interfaces, as in PyTorch. PyTorch's protocols have no authentication, so a machine
-    /// with untrusted networks should name the address of its cluster's network.
+    /// Default: all interfaces, like PyTorch. PyTorch's protocols have no authentication, so a machine with untrusted
+    /// networks should name the address of its cluster's network.
     pub fn with_host(mut self, host: impl Into<String>) -> Self {
         self.host = Some(host.into());
         self
@@ -51,7 +50,7 @@ impl ListenOptions {
         self
     }
 
-    /// Ends the lookup of the host. Default [`Cancel::NEVER`].
+    /// Sets the [`Cancel`] that interrupts the lookup of the host. Default [`Cancel::NEVER`].
     pub fn with_cancel(mut self, cancel: Cancel) -> Self {
         self.cancel = cancel;
         self
@@ -78,9 +77,9 @@ impl Default for ListenOptions {
 
 /// Opens one listener for each address, at least one, all non-blocking and on the same port.
 ///
-/// For all interfaces this is one listener on `[::]`, which accepts IPv4 too, or on 0.0.0.0 without
-/// IPv6. SO_REUSEADDR is set, so a port is available right after its server has stopped. Blocks only
-/// to look up a name, for at most 10 s.
+/// For all interfaces this is one listener on `[::]`, which accepts IPv4 as well, or on 0.0.0.0 without IPv6.
+/// SO_REUSEADDR is set, so a port is available right after its server has stopped. Blocks only to look up a name, for
+/// at most 10 s.
 ///
 /// ```
 /// use c10d_socket::{ListenOptions, listen};
@@ -91,8 +90,8 @@ impl Default for ListenOptions {
 /// ```
 ///
 /// # Errors
-/// A [`ListenError`]: the port is in use, this machine has none of the addresses, or the name has no
-/// address. Addresses that this machine does not have are skipped as long as it has another one.
+/// A [`ListenError`]: the port is in use, this machine has none of the addresses, or the name has no address.
+/// Addresses that this machine does not have are skipped as long as it has another address of the list.
 pub fn listen(options: &ListenOptions) -> Result<Vec<TcpListener>, ListenError> {
     let Some(host) = &options.host else {
         return Ok(vec![listen_on_all(options)?]);
@@ -112,8 +111,8 @@ pub fn listen(options: &ListenOptions) -> Result<Vec<TcpListener>, ListenError> 
     listen_on_each(&addresses, options)
 }
 
-/// Opens one listener for each of these addresses, all on one port, or as [`listen`] does for all interfaces if there are
-/// none. Does not block.
+/// Opens one listener for each of these addresses, all on one port, or like [`listen`] for all interfaces if there
+/// are no addresses. Does not block.
 ///
 /// ```
 /// let listeners = c10d_socket::listen_at(&["127.0.0.1".parse()?], 0)?;
@@ -122,8 +121,8 @@ pub fn listen(options: &ListenOptions) -> Result<Vec<TcpListener>, ListenError> 
 /// ```
 ///
 /// # Errors
-/// As [`listen`]. Addresses that this machine does not have, such as the address of a gateway in front of it, are skipped
-/// if this machine has another address of the list.
+/// The errors of [`listen`]. Addresses that this machine does not have, such as the address of a gateway in front of
+/// it, are skipped if this machine has another address of the list.
 pub fn listen_at(ips: &[IpAddr], port: u16) -> Result<Vec<TcpListener>, ListenError> {
     let options = ListenOptions::default().with_port(port);
     let mut addresses: Vec<SocketAddr> = Vec::new();
@@ -174,22 +173,21 @@ pub fn adopt_listener(fd: OwnedFd, expected_port: u16) -> Result<TcpListener, Li
     adopt(Socket::from(fd), number, expected_port)
 }
 
-/// [`adopt_listener`] for a descriptor of which only the number is known, as from a command line.
+/// [`adopt_listener`] for a descriptor that is only known by its number, for example from a command line.
 ///
-/// A number does not show who owns the descriptor, so this listens on a duplicate and leaves the
-/// original open and inheritable. The port stays in use until both are closed: for a descriptor
-/// inherited from the parent process, until this process ends. A caller that owns the descriptor uses
-/// [`adopt_listener`] instead. Does not block.
+/// A number does not show who owns the descriptor, so this listens on a duplicate and leaves the original open and
+/// inheritable. The port stays in use until both are closed: for a descriptor inherited from the parent process,
+/// until this process exits. A caller that owns the descriptor uses [`adopt_listener`] instead. Does not block.
 ///
 /// # Errors
-/// As [`adopt_listener`], and [`ListenError::Descriptor`] if the descriptor is not open.
+/// The errors of [`adopt_listener`], and [`ListenError::Descriptor`] if the descriptor is not open.
 pub fn adopt_listener_raw(fd: RawFd, expected_port: u16) -> Result<TcpListener, ListenError> {
     let copy = sys::duplicate(fd).map_err(|source| ListenError::Descriptor { fd, source })?;
     adopt(Socket::from(copy), fd, expected_port)
 }
 
-/// The addresses of a host that this machine has, with the host's port. Empty for another machine:
-/// a server for that host cannot run here.
+/// Returns the addresses of a host that belong to this machine, with the host's port. Empty for the name of another
+/// machine: a server for that host cannot run here.
 ///
 /// An address counts as local if a socket can be bound to it. The unspecified address (0.0.0.0, `::`)
 /// always can, and on a machine configured for non-local binding every address can. Blocks only to

@@ -1,4 +1,5 @@
-//! Accepts connections as an [`Acceptor`] decides, with a spare descriptor for when the process has none left.
+//! Accepts connections as an [`Acceptor`] decides. A spare descriptor is in reserve for the time when the process has
+//! no other left.
 
 use std::fs::File;
 use std::io;
@@ -7,18 +8,19 @@ use std::time::Instant;
 
 use crate::acceptor::{AcceptLimits, Acceptor, Decision, Refusal, Stage};
 
-/// What an event loop does next about new connections, see [`Listeners::next`].
+/// The next step of an event loop with new connections, see [`Listeners::next`].
 #[derive(Debug)]
 pub enum Step<K, S> {
-    /// Handle what has arrived from this connection: it may be what completes its handshake.
+    /// Handle the data that has arrived from this connection: it may complete the handshake.
     Read(K),
-    /// Close this connection: [`Refusal::MakesRoom`].
+    /// Close this connection, for the reason [`Refusal::MakesRoom`].
     Close(K),
     /// Serve this connection, and pass its key to [`Acceptor::admitted`].
     Admit(S, SocketAddr),
-    /// A connection of this peer was closed at once. Of those for which no descriptor was left, only the first.
+    /// A connection of this peer was closed at once. If the process has no descriptor left, only the first such
+    /// connection is reported.
     Refused(SocketAddr, Refusal),
-    /// A listener fails, and is tried again at [`Acceptor::next_deadline`]: log it.
+    /// A listener failed, and is tried again at [`Acceptor::next_deadline`]: log the error.
     Failed(io::Error),
     /// There is nothing to do until the next turn.
     Wait,
@@ -35,12 +37,12 @@ pub struct Listeners<L, S> {
 }
 
 impl<L, S> Listeners<L, S> {
-    /// Makes the listeners non-blocking, and has `register` register each with a poller under the given token, which is
-    /// at most `usize::MAX - 2`. Tokens of other things are below those of listeners, or above. `accept` accepts one
-    /// non-blocking socket.
+    /// Makes the listeners non-blocking, and has `register` register each with a poller under the given token, which
+    /// is at most `usize::MAX - 2`. Other sources of events must use tokens below or above the listeners' tokens.
+    /// `accept` accepts one non-blocking socket.
     ///
     /// # Errors
-    /// The system's error, and those of `register`.
+    /// The system's error, and errors of `register`.
     pub fn new(
         listeners: Vec<net::TcpListener>,
         mut register: impl FnMut(net::TcpListener, usize) -> io::Result<L>,
@@ -59,13 +61,14 @@ impl<L, S> Listeners<L, S> {
         })
     }
 
-    /// What decides about these listeners. `K` names a connection.
+    /// Creates the acceptor for these listeners. `K` names a connection.
     #[must_use]
     pub fn acceptor<K: Copy>(&self, limits: AcceptLimits, now: Instant) -> Acceptor<K> {
         Acceptor::new(self.listeners.len(), limits, self.spare.is_open(), now)
     }
 
-    /// Accepts, and says what to do next. `open` is the number of open connections, `stage` says how far one of them is.
+    /// Accepts connections, and returns the next step. `open` is the number of open connections, `stage` returns the
+    /// stage of a connection.
     pub fn next<K: Copy>(
         &mut self,
         acceptor: &mut Acceptor<K>,

@@ -17,9 +17,9 @@ const LISTEN: &str = "0A";
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ListeningProcess {
-    /// Its process id, in the namespace of this process.
+    /// The process id, in the namespace of this process.
     pub pid: u32,
-    /// Its program without the directory and its arguments, with printable characters only and shortened.
+    /// The program without the directory, and its arguments, with printable characters only and shortened.
     pub command: String,
 }
 

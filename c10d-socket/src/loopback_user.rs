@@ -3,11 +3,11 @@
 use std::io;
 use std::net::SocketAddr;
 
-/// The user id of the process at the other end of a TCP connection within this machine, by its two addresses as seen
-/// from this end: both are loopback, or the same address of this machine. `None` for any other connection, and for one
-/// that is not open any more. Takes about 13 us.
+/// Returns the user id of the process at the other end of a TCP connection within this machine, by its two addresses
+/// as seen from this end: both are loopback, or the same address of this machine. `None` for any other connection,
+/// and for a closed connection. Takes about 13 us.
 ///
-/// Asks the kernel (sock_diag(7)) for the one socket, which works for any user. It tells users apart, not the
+/// Asks the kernel (sock_diag(7)) for the one socket, which works for any user. It distinguishes users, not the
 /// processes of one user.
 ///
 /// ```
@@ -40,8 +40,9 @@ pub fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Checks that [`loopback_user`] can tell the user of this process from others. It cannot in a user namespace whose user
-/// is the kernel's overflow user: the kernel reports that one for each user without an id in the namespace.
+/// Checks that [`loopback_user`] can distinguish the user of this process from other users. It cannot in a user
+/// namespace whose user is the kernel's overflow user: the kernel reports this user for each user without an id in
+/// the namespace.
 ///
 /// # Errors
 /// [`io::ErrorKind::Unsupported`], with the reason.
@@ -70,8 +71,9 @@ pub fn check_own_user() -> io::Result<()> {
 /// The kernel's default, in case /proc is missing.
 const OVERFLOW_USER_DEFAULT: u32 = 65534;
 
-/// Whether this user may be reported for another one: it is the overflow user, and some ids of the machine have no id
-/// in the namespace, as `uid_map` says (user_namespaces(7): first id here, first id outside, count).
+/// Whether the kernel may report this user for another user: it is the overflow user, and some ids of the machine
+/// have no id in the namespace. Each line of `uid_map` is the first id here, the first id outside, and the count
+/// (user_namespaces(7)).
 fn stands_for_others(user: u32, overflow: u32, uid_map: &str) -> bool {
     let counts = uid_map.lines().map(|line| {
         let count = line.split_whitespace().nth(2);

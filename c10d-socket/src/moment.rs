@@ -48,7 +48,8 @@ impl Moment {
         }
     }
 
-    /// The time since the machine has started, and how long of that it was suspended, at least and at most.
+    /// Returns the time since the machine started, and for how long of that time it was suspended, at least and at
+    /// most.
     #[must_use]
     pub const fn parts(self) -> (Duration, (Duration, Duration)) {
         (self.time, self.asleep)

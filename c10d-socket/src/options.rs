@@ -24,18 +24,18 @@ pub struct SocketOptions {
 }
 
 impl SocketOptions {
-    /// TCP keepalive of idle connections; `None` turns it off. Default on: otherwise a peer that
-    /// vanished without closing (power cut, lost network) stays connected forever, with all that the
-    /// server holds for it. PyTorch does not set it.
+    /// TCP keepalive of idle connections; `None` turns it off. Default on: otherwise a peer that vanished without
+    /// closing (power cut, lost network) stays connected forever, and the server keeps its memory for it. PyTorch
+    /// does not set it.
     pub fn with_keep_alive(mut self, keep_alive: Option<KeepAlive>) -> Self {
         self.keep_alive = keep_alive;
         self
     }
 
     /// How long sent data may stay unacknowledged by the peer's system before the connection fails (TCP_USER_TIMEOUT,
-    /// RFC 5482), in whole milliseconds. Without it the system tries for about 15 min on Linux if a network path is lost
-    /// with data on it: keepalive is for idle connections. On Linux and Android; elsewhere it has no effect. Default:
-    /// none.
+    /// RFC 5482), in whole milliseconds. Without it the system tries for about 15 min on Linux if a network path is
+    /// lost with data on it, because keepalive is for idle connections. On Linux and Android; elsewhere it has no
+    /// effect. Default: none.
     pub fn with_user_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.user_timeout = timeout.into();
         self
@@ -152,8 +152,8 @@ pub fn configure_accepted(socket: &impl AsFd, options: &SocketOptions) -> io::Re
 /// Limits how many bytes the system takes that it cannot send yet (TCP_NOTSENT_LOWAT), for a connection, or for a listener and
 /// the connections that it accepts from now on.
 ///
-/// By default the system takes up to 4 MiB for each connection whose peer does not read, and copies them at once: a peer that
-/// reads is not served faster for it. On Linux and Android; elsewhere it has no effect.
+/// By default the system takes up to 4 MiB for each connection whose peer does not read, and copies them at once,
+/// which does not make a reading peer faster. On Linux and Android; elsewhere it has no effect.
 ///
 /// ```
 /// let listeners = c10d_socket::listen_at(&["127.0.0.1".parse()?], 0)?;

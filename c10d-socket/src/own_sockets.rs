@@ -1,8 +1,9 @@
-//! The TCP connections of this process that other libraries have made: a library that blocks in a receive without a way to
-//! end it, such as gloo, can be woken by them.
+//! The TCP connections of this process that other libraries have made. They can wake a library that blocks in a
+//! receive without a way to end it, such as gloo.
 //!
-//! Descriptors are known by their sockets' inodes. A descriptor's number is used again as soon as it is closed, an inode is
-//! not: a set that was made for some connections never fits later ones. Only on Linux, which lists them in `/proc`.
+//! Sockets are identified by their inodes. A descriptor's number is used again as soon as it is closed, an inode is
+//! not: a set that was made for some connections never matches later connections. Only on Linux, which lists them in
+//! `/proc`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,10 +22,10 @@ pub struct OwnConnections {
 }
 
 impl OwnConnections {
-    /// All that this process has now. Does not block.
+    /// Returns all TCP connections that this process has now. Does not block.
     ///
     /// # Errors
-    /// If `/proc/self/fd` cannot be read.
+    /// The system's error if `/proc/self/fd` cannot be read.
     pub fn now() -> io::Result<Self> {
         let mut inodes = BTreeSet::new();
         for (fd, inode) in sockets()? {
@@ -38,7 +39,7 @@ impl OwnConnections {
         Ok(Self { inodes })
     }
 
-    /// Those that are not in `earlier`.
+    /// Returns the connections that are not in `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let inodes = self.inodes.difference(&earlier.inodes).copied().collect();
@@ -50,18 +51,18 @@ impl OwnConnections {
         self.inodes.extend(others.inodes);
     }
 
-    /// How many there are.
+    /// The number of connections in the set.
     pub fn count(&self) -> usize {
         self.inodes.len()
     }
 
-    /// Ends the receiving side of those that are still open: whatever reads from one, finds its end. Returns how many were
-    /// open. Does not block.
+    /// Shuts down the receiving side of the connections that are still open, so that reads return the end of the
+    /// stream. Returns the number of these connections. Does not block.
     ///
-    /// The sending side stays: a library that notices a failed write in place of the end may lose the operation.
+    /// The sending side stays open: a library that notices a failed write instead of the end may lose the operation.
     ///
     /// # Errors
-    /// If `/proc/self/fd` cannot be read.
+    /// The system's error if `/proc/self/fd` cannot be read.
     pub fn end_receiving(&self) -> io::Result<usize> {
         let mut open = 0;
         if self.inodes.is_empty() {
@@ -72,7 +73,7 @@ impl OwnConnections {
                 && let Some(socket) = duplicate(fd, inode)
             {
                 open += 1;
-                // It may have lost its connection, which wakes its readers too.
+                // An error means that the connection is lost, which wakes its readers as well.
                 let _ = SockRef::from(&socket).shutdown(Shutdown::Read);
             }
         }
@@ -80,7 +81,7 @@ impl OwnConnections {
     }
 }
 
-/// The descriptors of sockets, with their inodes. Other threads may close and open some meanwhile.
+/// The descriptors of sockets, with their inodes. In the meantime, other threads may close and open some.
 fn sockets() -> io::Result<Vec<(RawFd, u64)>> {
     let mut sockets = Vec::new();
     for entry in fs::read_dir("/proc/self/fd")? {
@@ -100,7 +101,7 @@ fn inode(fd: RawFd) -> Option<u64> {
     inode.parse().ok()
 }
 
-/// A descriptor of the socket with this inode, which nobody else closes.
+/// A descriptor of the socket with this inode that only the caller closes.
 fn duplicate(fd: RawFd, expected: u64) -> Option<OwnedFd> {
     let copy = sys::duplicate(fd).ok()?;
     (inode(copy.as_raw_fd()) == Some(expected)).then_some(copy)
@@ -121,7 +122,7 @@ mod tests {
         (near, far)
     }
 
-    /// Other tests of this process open connections too: the set is of one thread's.
+    /// Other tests of this process open connections as well: this set is one thread's.
     fn only(streams: [&TcpStream; 2]) -> OwnConnections {
         let inodes = streams.map(|stream| inode(stream.as_raw_fd()).expect("a socket"));
         OwnConnections {

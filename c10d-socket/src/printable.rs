@@ -1,20 +1,20 @@
 //! Text of strangers (peers, workers, files that others write), made safe for terminals, logs and pages.
 //!
 //! A host name, a key or an error message of another process can hold escape sequences that rewrite a terminal, line
-//! breaks that forge a line of a log, and bidirectional marks that reverse what a reader sees. All crates of the
-//! workspace show such text through [`printable`]: a test of the workspace refuses rules of their own. It lives here
-//! because this is the one crate that all of them depend on, and because the bytes of peers arrive through it.
-//! Programs get such text in JSON, whose escapes keep it exact.
+//! breaks that forge a line of a log, and bidirectional marks that reverse the visible text. All crates of the
+//! workspace show such text through [`printable`]: a test of the workspace rejects other rules. It lives here because
+//! this is the one crate that all of them depend on, and because the bytes of peers arrive through it. Programs get
+//! such text in JSON, whose escapes keep it exact.
 
 use std::fmt::{self, Write};
 
-/// The mark in place of what the limit cuts off.
+/// The mark at the place where the limit cuts a text off.
 const CUT: char = '…';
 
 /// Text that others wrote, in at most `chars_max` characters that a terminal shows one after the other.
 ///
-/// - Characters that are not [printable](is_printable) become escapes, as in `\n` and `\u{1b}`; bytes that are not UTF-8
-///   become `\xNN`. All other text stays as it is. Backslashes are not doubled: the result is for people.
+/// - Characters that are not [printable](is_printable) become escapes, such as `\n` and `\u{1b}`; bytes that are not
+///   UTF-8 become `\xNN`. All other text stays as it is. Backslashes are not doubled: the result is for people.
 /// - A longer text is cut before an escape or a character that does not fit, and ends in `…`. [`usize::MAX`] is no limit.
 /// - Printable text within the limit is unchanged, so that applying the function again changes nothing.
 ///
@@ -36,8 +36,8 @@ pub fn printable<T: AsRef<[u8]> + ?Sized>(text: &T, chars_max: usize) -> Printab
     }
 }
 
-/// Whether a character takes a place of its own on the screen and changes no other: no control, bidirectional mark,
-/// invisible, combining or unassigned character, and no separator other than the space.
+/// Returns whether a character takes exactly one place on the screen and changes no other character: no control,
+/// bidirectional mark, invisible, combining or unassigned character, and no separator other than the space.
 #[must_use]
 pub fn is_printable(char: char) -> bool {
     match char {
@@ -49,7 +49,7 @@ pub fn is_printable(char: char) -> bool {
     }
 }
 
-/// The text of [`printable`].
+/// Text made safe by [`printable`]; `Display` shows it.
 #[derive(Clone, Copy)]
 pub struct Printable<'t> {
     text: &'t [u8],
@@ -82,7 +82,7 @@ impl fmt::Debug for Printable<'_> {
     }
 }
 
-/// What is shown whole or not at all.
+/// A piece of text that is shown whole or not at all.
 #[derive(Clone, Copy)]
 enum Piece {
     Char(char),

@@ -16,7 +16,8 @@ use crate::sys::call_in_forked_children;
 /// This process: the number of forks that led to it, and its id in the lower half. 0 before the first use.
 static THIS: AtomicU64 = AtomicU64::new(0);
 
-/// A process, compared with the present one: they differ in a forked child. Costs as much as a number.
+/// The identity of a process, to compare with the calling process: they differ in a forked child. Costs as much as a
+/// number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Process(u64);
 
@@ -94,10 +95,10 @@ impl<T> ProcessBound<T> {
         }
     }
 
-    /// The value.
+    /// Returns the value.
     ///
     /// # Errors
-    /// In a forked child of the process that made it.
+    /// [`OtherProcess`] in a forked child of the process that made the value.
     pub fn get(&self) -> Result<&T, OtherProcess> {
         self.process.check()?;
         Ok(self.get_anywhere())
@@ -110,7 +111,7 @@ impl<T> ProcessBound<T> {
         self.value.take()
     }
 
-    /// The value in any process: for its parts that never change, such as a name, and that need no lock.
+    /// Returns the value in any process: for its parts that never change, such as a name, and that need no lock.
     pub fn get_anywhere(&self) -> &T {
         self.value.as_ref().expect("it is not dropped yet")
     }
@@ -124,7 +125,7 @@ impl<T> Drop for ProcessBound<T> {
     }
 }
 
-/// A forked child used what its parent had opened, and had no effect.
+/// A forked child used a handle that its parent had opened. The call had no effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OtherProcess {
     owner: u32,

@@ -1,16 +1,17 @@
-//! What Linux says about a process in /proc/PID/stat. Here, because it is the lowest crate of those that ask.
+//! The status of a process that Linux shows in /proc/PID/stat. It is in this crate because this is the lowest crate
+//! of those that read it.
 
 use std::fs;
 
-/// `/proc/PID/stat`, as far as it is needed; proc_pid_stat(5).
+/// The fields of `/proc/PID/stat` that this project needs; see proc_pid_stat(5).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ProcessStat {
-    /// R, S, D, T, Z and others.
+    /// The state of the process: R, S, D, T, Z and others.
     pub state: char,
     /// The process id of the parent.
     pub parent: u32,
-    /// The process group.
+    /// The id of the process group.
     pub group: u32,
     /// The process id of the session's leader.
     pub session: u32,
@@ -50,7 +51,7 @@ impl ProcessStat {
         })
     }
 
-    /// Whether the process runs no more: it waits to be reaped, or is gone.
+    /// Whether the process no longer runs: it waits to be reaped, or no longer exists.
     #[must_use]
     pub const fn has_ended(&self) -> bool {
         matches!(self.state, 'Z' | 'X' | 'x')

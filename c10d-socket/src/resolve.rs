@@ -12,11 +12,11 @@ use crate::{Cancel, Deadline, HostPort};
 
 type Answer = io::Result<Vec<SocketAddr>>;
 
-/// The addresses of a host, with its port, in the order to try them (RFC 6724), without duplicates.
-/// IPv4 addresses mapped into IPv6 are returned as IPv4. A literal address needs no lookup.
+/// Returns the addresses of a host, with its port, in the order to try them (RFC 6724), without duplicates. IPv4
+/// addresses mapped into IPv6 are returned as IPv4. A literal address needs no lookup.
 ///
-/// Blocks until `deadline` at most, or until `cancel` ends it. A lookup that does not return in time continues on its own thread,
-/// `c10d-resolve`, which ends when the system's resolver returns.
+/// Blocks until `deadline` at most, or until `cancel` interrupts it. A lookup that does not return in time continues
+/// on its own thread, `c10d-resolve`, which ends when the system's resolver returns.
 ///
 /// ```
 /// use c10d_socket::{Cancel, Deadline, HostPort, resolve};
@@ -105,7 +105,7 @@ struct Bell(Sender<()>);
 
 impl Wake for Bell {
     fn wake(self: Arc<Self>) {
-        // A full channel wakes too.
+        // A full channel wakes as well.
         let _ = self.0.try_send(());
     }
 }

@@ -1,11 +1,11 @@
-//! What peers without the secret may cost: failed handshakes an address.
+//! The cost of peers without the secret: failed handshakes an address.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-/// How many failed handshakes of one address, each of which cost public-key operations, make the server close its next
-/// connections at once.
+/// The number of failed handshakes of one address that cost public-key operations, after which the server closes its
+/// next connections at once.
 const FAILURES_MAX: u32 = 64;
 
 /// How often one of them is forgotten: an address costs at most 8 failed handshakes a second from then on, 2.4 ms.
@@ -25,7 +25,7 @@ pub(crate) struct Strangers {
 #[derive(Debug, Clone, Copy)]
 struct Failures {
     count: u32,
-    /// The count is as of then.
+    /// The time of the count.
     at: Instant,
 }
 
@@ -67,7 +67,7 @@ impl Failures {
     }
 }
 
-/// What one owner of addresses usually has: an IPv4 address, or a /64 of IPv6.
+/// The range of addresses that one owner usually has: an IPv4 address, or a /64 of IPv6.
 pub(crate) fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {

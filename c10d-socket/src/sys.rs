@@ -67,8 +67,9 @@ pub fn recv_into_spare(socket: &impl AsFd, buf: &mut Vec<u8>, max: usize) -> io:
     Ok(received)
 }
 
-/// Returns memory that this process has freed to the system. The allocator keeps small pieces for later, however many they
-/// are. Takes time that grows with them: for after a peak. Does nothing with other allocators than glibc's.
+/// Returns the freed memory of this process to the system. The allocator keeps small pieces for later, however many
+/// they are. Call it after a peak, because its time grows with the number of pieces. Does nothing with other
+/// allocators than glibc's.
 pub fn release_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
@@ -77,7 +78,7 @@ pub fn release_freed_memory() {
     }
 }
 
-/// Returns whether this process ignores the signal with this number, as it ignores SIGHUP when nohup(1) has started it.
+/// Returns whether this process ignores the signal with this number, for example SIGHUP when nohup(1) has started it.
 /// A number that is not a signal is not ignored.
 ///
 /// ```

@@ -45,10 +45,11 @@ pub fn wait_for_input(
     wait([fd.as_fd()], PollFlags::IN, timeout, cancel)
 }
 
-/// Waits until a read from any of these would not block. Otherwise as [`wait_for_input`], also for `timeout`.
+/// Waits until a read from any of these would not block. `timeout` and the result have the meaning of
+/// [`wait_for_input`].
 ///
 /// # Errors
-/// As [`wait_for_input`].
+/// The errors of [`wait_for_input`].
 pub fn wait_for_input_of<const N: usize>(
     fds: [BorrowedFd<'_>; N],
     timeout: impl Into<Option<Duration>>,
@@ -57,11 +58,11 @@ pub fn wait_for_input_of<const N: usize>(
     wait(fds, PollFlags::IN, timeout, cancel)
 }
 
-/// Waits until a write to `fd` would not block: the send buffer has space, or the connection is closed
-/// and a write fails at once. Otherwise as [`wait_for_input`], also for `timeout`.
+/// Waits until a write to `fd` would not block: the send buffer has space, or the connection is closed and a write
+/// fails at once. `timeout` and the result have the meaning of [`wait_for_input`].
 ///
 /// # Errors
-/// As [`wait_for_input`].
+/// The errors of [`wait_for_input`].
 pub fn wait_for_output(
     fd: &impl AsFd,
     timeout: impl Into<Option<Duration>>,
@@ -70,11 +71,11 @@ pub fn wait_for_output(
     wait([fd.as_fd()], PollFlags::OUT, timeout, cancel)
 }
 
-/// Waits until a read from `fd` or a write to it would not block; the caller tries both. Otherwise as
-/// [`wait_for_input`], also for `timeout`.
+/// Waits until a read from `fd` or a write to it would not block; the caller tries both. `timeout` and the result
+/// have the meaning of [`wait_for_input`].
 ///
 /// # Errors
-/// As [`wait_for_input`].
+/// The errors of [`wait_for_input`].
 pub fn wait_for_either(
     fd: &impl AsFd,
     timeout: impl Into<Option<Duration>>,
@@ -138,7 +139,7 @@ struct Bell(UnixStream);
 
 impl Wake for Bell {
     fn wake(self: Arc<Self>) {
-        // A full buffer wakes too.
+        // A full buffer wakes as well.
         let _ = (&self.0).write(&[0]);
     }
 }

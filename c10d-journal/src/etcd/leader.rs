@@ -183,7 +183,7 @@ impl Candidate {
                     from_revision: revision + 1,
                 };
             }
-            // A leader that has followed is excluded. The lease expires automatically.
+            // The comparison excludes the key of a later leader. The lease expires automatically.
             Phase::Succeed { led_since } => Request::Txn(Txn {
                 compare: vec![Compare::Created {
                     key: self.layout.leader(),

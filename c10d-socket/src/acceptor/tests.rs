@@ -31,7 +31,7 @@ struct World {
     /// The descriptors that connections and the spare one may take.
     descriptors: usize,
     has_spare: bool,
-    /// What each accept fails with.
+    /// The error of each accept.
     broken: Option<i32>,
     served: usize,
     refused: Vec<Option<Refusal>>,
@@ -80,7 +80,7 @@ impl World {
         if let Some(errno) = self.broken {
             return Err(io::Error::from_raw_os_error(errno));
         }
-        // As Linux does, also if nothing is queued.
+        // Linux does so even if the queue is empty.
         if self.free_descriptors() == 0 {
             return Err(io::Error::from_raw_os_error(libc::EMFILE));
         }
@@ -239,7 +239,7 @@ fn without_room_a_peer_is_refused_at_once_and_the_spare_descriptor_stays() {
     );
     assert!(world.has_spare);
     assert_eq!((world.failed, world.acceptor.next_deadline()), (0, None));
-    // An event without a connection, as EMFILE comes before a look at the queue.
+    // An event without a connection: EMFILE is checked before the queue.
     assert!(world.acceptor.on_event(Acceptor::<u32>::listener_token(0)));
     world.turn();
     assert_eq!((world.refused.len(), world.settle()), (96, 0));

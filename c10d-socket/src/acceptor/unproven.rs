@@ -1,6 +1,6 @@
-//! Connections that have not proved that they may be served. They make room for others, the oldest first.
+//! Connections that have not proved that they may be served. They make room for other connections, the oldest first.
 //!
-//! Pure: the caller says how far each connection is.
+//! Pure: the caller passes the stage of each connection.
 
 use std::collections::VecDeque;
 
@@ -11,16 +11,16 @@ const SEARCHED_MIN: usize = 1024;
 /// in which its next message is. A turn is the longer the more peers there are to answer.
 const TURNS_MIN: u64 = 2;
 
-/// How far a connection is on its way to be served.
+/// The stage of a connection on its way to be served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// It has sent nothing.
+    /// The connection has sent nothing.
     Silent,
-    /// It has begun a handshake.
+    /// The connection has begun a handshake.
     Handshaking,
-    /// It is served, or refused already.
+    /// The connection is served, or already refused.
     Served,
-    /// It is no longer open.
+    /// The connection is no longer open.
     Closed,
 }
 
@@ -79,7 +79,7 @@ impl<K: Copy> Unproven<K> {
         self.silent.push_back(Entry { key, turn });
     }
 
-    /// A connection begins a handshake. Returns the oldest of the others if there are too many.
+    /// A connection begins a handshake. Returns the oldest of the other connections if there are too many.
     pub(super) fn handshake_begun(&mut self, key: K, stage: impl Fn(K) -> Stage) -> Vec<K> {
         let mut excess = Vec::new();
         if self.handshaking.len() >= self.handshakes_max {
@@ -95,8 +95,8 @@ impl<K: Copy> Unproven<K> {
         excess
     }
 
-    /// Takes out the connection to close when another one needs its descriptor: the oldest silent one, else the oldest
-    /// that has not completed its handshake.
+    /// Takes out the connection to close when another connection needs its descriptor: the oldest silent connection,
+    /// or otherwise the oldest that has not completed its handshake.
     pub(super) fn take_oldest(&mut self, stage: impl Fn(K) -> Stage) -> Oldest<K> {
         let mut result = Oldest::None;
         let lists = [
@@ -150,7 +150,7 @@ mod tests {
         let found = |key, stage| Oldest::Found(key, stage);
         assert_eq!(unproven.take_oldest(stage), found(1, Stage::Silent));
         assert_eq!(unproven.take_oldest(stage), found(2, Stage::Silent));
-        // One that is new does not protect an old one of the other list.
+        // A new connection does not protect an old connection of the other list.
         assert_eq!(unproven.take_oldest(stage), found(11, Stage::Handshaking));
         assert_eq!(unproven.take_oldest(stage), found(12, Stage::Handshaking));
         assert_eq!(unproven.take_oldest(stage), Oldest::TooNew);

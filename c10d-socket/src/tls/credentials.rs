@@ -1,4 +1,4 @@
-//! What a process proves itself with, and the TLS configurations made of it.
+//! The credentials of a process, and the TLS configurations made from them.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ use super::raw_key::{Expected, Role, derive, id_of, key_of};
 use super::secret::{SECRETS_MAX, Secret};
 use super::server_names::Named;
 
-/// What a process proves itself with: a shared secret, or a key with a certificate.
+/// The credentials that prove the identity of a process: a shared secret, or a key with a certificate.
 #[derive(Clone)]
 pub struct Credentials(Kind);
 
@@ -53,11 +53,11 @@ struct Own {
 /// The PEM files of a process that belongs to an existing PKI.
 #[derive(Debug, Clone)]
 pub struct CertificateFiles {
-    /// The certificate of this process, and those between it and the authority.
+    /// The certificate of this process, and the certificates between it and the authority.
     pub certificate: PathBuf,
-    /// Its private key.
+    /// The private key of the certificate.
     pub key: PathBuf,
-    /// The authorities that peers' certificates must be of.
+    /// The authorities that must have signed the peers' certificates.
     pub authorities: PathBuf,
 }
 
@@ -92,8 +92,8 @@ impl From<Secret> for Credentials {
 }
 
 impl Credentials {
-    /// Connects with the first secret, and accepts peers that have any of them: so a new one can be introduced while
-    /// an old one is still in use.
+    /// Connects with the first secret, and accepts peers that have any of them: so a new secret can be introduced
+    /// while the old secret is still in use.
     ///
     /// # Errors
     /// [`CredentialsError::Invalid`] for no secret, or more than eight.
@@ -109,7 +109,7 @@ impl Credentials {
     /// servers accept every certificate of the authorities.
     ///
     /// # Errors
-    /// [`CredentialsError::Invalid`] if a file cannot be read or is not what it must be.
+    /// [`CredentialsError::Invalid`] if a file cannot be read, or its content is not valid.
     pub fn from_files(files: &CertificateFiles) -> Result<Self, CredentialsError> {
         let key = PrivateKeyDer::from_pem_file(&files.key)
             .map_err(|error| invalid(files.key.display(), format!("{error}")))?;
@@ -123,11 +123,12 @@ impl Credentials {
         Ok(credentials)
     }
 
-    /// For clients of other projects' servers that ask for no certificate ([`Protocol::Http`]): only checks that the
-    /// server's is of these authorities, a PEM file, and has the name that they connect to.
+    /// Reads credentials for clients of other projects' servers that require no certificate ([`Protocol::Http`]):
+    /// clients only check that the server's certificate is of these authorities, a PEM file, and has the name that
+    /// they connect to.
     ///
     /// # Errors
-    /// [`CredentialsError::Invalid`] if the file cannot be read or is not what it must be.
+    /// [`CredentialsError::Invalid`] if the file cannot be read, or its content is not valid.
     pub fn from_authorities(authorities: &Path) -> Result<Self, CredentialsError> {
         Self::with_roots(None, authorities)
     }
@@ -149,8 +150,9 @@ impl Credentials {
         }))
     }
 
-    /// Clients also accept a certificate for `name`, besides one for the host that they connect to: for a server that is
-    /// reached by an address, and has a certificate for its name. Text that is no name, and a secret, change nothing.
+    /// Makes clients also accept a certificate for `name`, besides certificates for the host that they connect to.
+    /// This is for a server that is reached by an address, and has a certificate for its name. Has no effect on a
+    /// secret, or if `name` is not a valid name.
     #[must_use]
     pub fn with_server_name(self, name: &str) -> Self {
         match (self.0, ServerName::try_from(name.to_owned())) {
@@ -162,13 +164,13 @@ impl Credentials {
         }
     }
 
-    /// Whether clients check the name of a server: with certificates, not with a secret.
+    /// Returns whether clients check the name of a server: with certificates, not with a secret.
     #[must_use]
     pub const fn has_certificates(&self) -> bool {
         matches!(self.0, Kind::Certificates { .. })
     }
 
-    /// The server's side of connections.
+    /// Returns the configuration of the server's side of connections.
     ///
     /// # Errors
     /// [`CredentialsError::Invalid`] if a key cannot be used.
@@ -219,7 +221,7 @@ impl Credentials {
         Ok(TlsServer(Arc::new(config)))
     }
 
-    /// The client's side of connections to `host`.
+    /// Returns the configuration of the client's side of connections to `host`.
     ///
     /// # Errors
     /// [`CredentialsError::Invalid`] if a key cannot be used, or certificates are to be checked for a host that has
@@ -248,7 +250,7 @@ impl Credentials {
                         own,
                     )));
                 config.alpn_protocols = vec![alpn_of(protocol, &of_server)];
-                // The key is what is checked. A name would only be said in clear.
+                // The key is checked. A name would only be sent in clear text.
                 config.enable_sni = false;
                 (config, ServerName::try_from("c10d").map_err(unusable)?)
             }
@@ -283,8 +285,8 @@ impl Credentials {
         })
     }
 
-    /// What a browser or a monitor says to the HTTP pages of a server with a secret; `None` with certificates. It
-    /// gives access to nothing else.
+    /// Returns the token that a browser or a monitor sends to the HTTP pages of a server with a secret; `None` with
+    /// certificates. It gives access to nothing else.
     #[must_use]
     pub fn http_token(&self) -> Option<String> {
         match &self.0 {
@@ -296,7 +298,7 @@ impl Credentials {
     }
 }
 
-/// Makes the server's side of connections.
+/// The configuration of the server's side of connections. It makes a [`TlsLayer`] for each connection.
 #[derive(Clone)]
 pub struct TlsServer(Arc<ServerConfig>);
 
@@ -307,7 +309,7 @@ impl fmt::Debug for TlsServer {
 }
 
 impl TlsServer {
-    /// The layer of one accepted connection.
+    /// Returns the layer of one accepted connection.
     ///
     /// # Errors
     /// [`CredentialsError::Invalid`] if the configuration cannot be used.
@@ -317,7 +319,7 @@ impl TlsServer {
     }
 }
 
-/// Makes the client's side of connections to one host.
+/// The configuration of the client's side of connections to one host. It makes a [`TlsLayer`] for each connection.
 #[derive(Clone)]
 pub struct TlsClient {
     config: Arc<ClientConfig>,
@@ -332,7 +334,7 @@ impl fmt::Debug for TlsClient {
 }
 
 impl TlsClient {
-    /// The layer of one connection, which begins the handshake.
+    /// Returns the layer of one connection, which begins the handshake.
     ///
     /// # Errors
     /// [`CredentialsError::Invalid`] if the configuration cannot be used.
@@ -343,8 +345,8 @@ impl TlsClient {
     }
 }
 
-/// The server's keys by the name that a client asks for. Without one the client has another secret, and is refused
-/// before anything is computed for it.
+/// The server's keys by the name that a client requests. A client that requests an unknown name has another secret,
+/// and is refused before anything is computed for it.
 #[derive(Debug)]
 struct ByName(Vec<(Vec<u8>, Arc<CertifiedKey>)>);
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CredentialsError {
-    /// A file cannot be read.
+    /// A file of the credentials cannot be read.
     #[error("cannot read {}: {source}", .path.display())]
     #[non_exhaustive]
     File {
@@ -16,7 +16,7 @@ pub enum CredentialsError {
         /// The system's error.
         source: io::Error,
     },
-    /// Other users can read the file.
+    /// Other users can read a file of the credentials.
     #[error("{} can be read by other users (mode {mode:04o}): run `chmod 600 {}`", .path.display(), .path.display())]
     #[non_exhaustive]
     Exposed {
@@ -25,13 +25,13 @@ pub enum CredentialsError {
         /// Its permissions.
         mode: u32,
     },
-    /// The content is not what it must be.
+    /// The content of a file, or a value, is not valid.
     #[error("{origin}: {detail}")]
     #[non_exhaustive]
     Invalid {
         /// The file, or what else the content is from.
         origin: String,
-        /// What is wrong. Contains nothing secret.
+        /// The problem. Contains nothing secret.
         detail: String,
     },
     /// The system has no random numbers.
@@ -39,8 +39,8 @@ pub enum CredentialsError {
     NoRandomness,
 }
 
-/// Why a connection with credentials failed. The peer's bytes are the cause: a peer without the secret, another
-/// protocol, or somebody in between.
+/// Why a connection with credentials failed. The peer's bytes are the cause: the peer does not have the secret, or
+/// uses another protocol, or a third party has changed the bytes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{detail}")]
 pub struct TlsError {

@@ -13,13 +13,13 @@ use super::error::TlsError;
 /// The most bytes that are sealed and not sent.
 const UNSENT_BYTES_MAX: usize = 64 << 10;
 
-/// The TLS of one connection. It does no I/O and knows no time: what the peer sent goes into
-/// [`receive`](Self::receive), and [`send`](Self::send) writes what is to be sent.
+/// The TLS of one connection. It does no I/O and has no clock: bytes from the peer go into
+/// [`receive`](Self::receive), and [`send`](Self::send) writes the bytes for the peer.
 pub struct TlsLayer {
     connection: Box<Connection>,
     /// Public-key operations were made for the peer.
     has_computed: bool,
-    /// The peer must say that it speaks the protocol.
+    /// The peer must offer the protocol.
     needs_protocol: bool,
 }
 
@@ -41,22 +41,21 @@ impl TlsLayer {
         }
     }
 
-    /// Whether the peer has not proved itself yet.
+    /// Returns whether the handshake is in progress: the peer has not proved itself yet.
     #[must_use]
     pub fn is_handshaking(&self) -> bool {
         self.connection.is_handshaking()
     }
 
-    /// Whether public-key operations were made for the peer, also if what it sent failed in the same call of
-    /// [`receive`](Self::receive).
+    /// Whether public-key operations were made for the peer, even if [`receive`](Self::receive) then failed.
     #[must_use]
     pub const fn has_computed(&self) -> bool {
         self.has_computed
     }
 
-    /// Takes bytes that arrived, and appends what they contain for the protocol to `opened`. Nothing is appended
-    /// before the peer has proved itself. Any split of the bytes gives the same result. Afterwards there may be
-    /// something to [`send`](Self::send), even after an error: it tells the peer why.
+    /// Takes received bytes, and appends the bytes of the protocol that they contain to `opened`. Until the peer has
+    /// proved itself, `opened` does not grow. Any split of the bytes gives the same result. Afterwards there may be
+    /// something to [`send`](Self::send), even after an error: it reports the reason to the peer.
     ///
     /// # Errors
     /// [`TlsError`] if the peer does not have the secret, or bytes were changed. The connection cannot be used
@@ -104,13 +103,13 @@ impl TlsLayer {
         Ok(())
     }
 
-    /// Whether there is something to [`send`](Self::send).
+    /// Returns whether there are unsent bytes, for [`send`](Self::send).
     #[must_use]
     pub fn has_unsent(&self) -> bool {
         self.connection.wants_write()
     }
 
-    /// Writes until everything is sent or the writer would block. Returns whether everything is.
+    /// Writes until everything is sent or the writer would block. Returns whether everything is sent.
     ///
     /// # Errors
     /// Errors of the writer, except `WouldBlock` and `Interrupted`; [`io::ErrorKind::WriteZero`] when a write accepts
@@ -128,15 +127,16 @@ impl TlsLayer {
         Ok(true)
     }
 
-    /// Seals bytes to be sent, and returns how many: not all if 64 KiB are unsent already.
+    /// Seals bytes to be sent, and returns their number. It is less than the length of `pieces` if 64 KiB are already
+    /// unsent.
     pub fn seal(&mut self, pieces: &[IoSlice<'_>]) -> usize {
         let sealed = self.connection.writer().write_vectored(pieces);
         // rustls does no I/O here.
         sealed.unwrap_or(0)
     }
 
-    /// A writer that seals what is written and sends it to `writer`. It would block as soon as sealed bytes are
-    /// unsent; when the last write has succeeded, some still may be.
+    /// Returns a writer that seals its input and sends it to `writer`. It would block as soon as sealed bytes are
+    /// unsent; after a successful last write, some may still be unsent.
     pub fn sealing<'l, W: Write>(&'l mut self, writer: &'l mut W) -> impl Write + 'l {
         Sealing {
             layer: self,
@@ -226,7 +226,7 @@ mod tests {
         (client, server)
     }
 
-    /// Passes on what one side has to send. Returns what the other side opens.
+    /// Passes on the bytes of one side. Returns the bytes that the other side opens.
     fn pass(from: &mut TlsLayer, to: &mut TlsLayer) -> Result<Vec<u8>, TlsError> {
         let (mut wire, mut opened) = (Vec::new(), Vec::new());
         from.send(&mut wire).expect("memory");

@@ -1,9 +1,9 @@
-//! Connections that are authenticated and encrypted, as a layer of bytes without I/O of its own.
+//! Authenticated and encrypted connections, as a layer of bytes that does no I/O.
 //!
 //! Both sides prove that they hold the same [`Secret`], or a key with a certificate of the same authority
-//! ([`Credentials`]). The connection is TLS 1.3 with forward secrecy; docs/spec/handshake.md has the scheme. Without the
-//! feature `tls` the types exist but have no values, so a program that could use them needs no second version of its
-//! code, and the compiler removes what it does with them.
+//! ([`Credentials`]). The connection is TLS 1.3 with forward secrecy; docs/spec/handshake.md has the scheme. Without
+//! the feature `tls` the types exist but have no values, so a program that could use them needs no second version of
+//! its code, and the compiler removes the parts that use them.
 
 #[cfg(feature = "tls")]
 mod credentials;
@@ -33,7 +33,7 @@ pub use placeholders::{Credentials, TlsClient, TlsLayer, TlsServer};
 #[cfg(feature = "tls")]
 pub use secret::Secret;
 
-/// What is spoken over a connection. A key of one protocol is of no use for another.
+/// The protocol of a connection. A key of one protocol cannot be used for another protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Protocol {
@@ -57,7 +57,8 @@ impl Protocol {
     }
 }
 
-/// Whether a connection with this first byte speaks TLS: it begins with a handshake record (RFC 8446, section 5.1).
+/// Returns whether a connection with this first byte uses TLS: it begins with a handshake record (RFC 8446, section
+/// 5.1).
 #[must_use]
 pub const fn is_tls(first: u8) -> bool {
     first == 0x16

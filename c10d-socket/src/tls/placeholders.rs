@@ -6,15 +6,15 @@ use std::io::{self, IoSlice, Write};
 use super::Protocol;
 use super::error::{CredentialsError, TlsError};
 
-/// The proof of a process's identity. Needs the feature `tls`.
+/// The credentials that prove the identity of a process. Needs the feature `tls`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credentials(Infallible);
 
-/// Makes the server's side of connections. Needs the feature `tls`.
+/// The configuration of the server's side of connections. Needs the feature `tls`.
 #[derive(Debug, Clone)]
 pub struct TlsServer(Infallible);
 
-/// Makes the client's side of connections. Needs the feature `tls`.
+/// The configuration of the client's side of connections. Needs the feature `tls`.
 #[derive(Debug, Clone)]
 pub struct TlsClient(Infallible);
 

@@ -19,7 +19,7 @@ use super::secret::{SECRET_BYTES, Secret};
 /// The salt of HKDF (RFC 5869). A new version of the scheme has another.
 const SALT: &[u8] = b"c10d secret v1";
 
-/// What stands before the seed in a PKCS#8 file of an Ed25519 key (RFC 8410, section 7).
+/// The bytes before the seed in a PKCS#8 file of an Ed25519 key (RFC 8410, section 7).
 const PKCS8_HEAD: [u8; 16] = [
     0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20,
 ];
@@ -113,7 +113,7 @@ macro_rules! signature_checks {
             Err(Error::General("only TLS 1.3 is spoken".to_owned()))
         }
 
-        /// The one check that must not be left out: anyone can show a public key.
+        /// This is the one indispensable check: any peer can show a public key.
         fn verify_tls13_signature(
             &self,
             message: &[u8],

@@ -19,8 +19,8 @@ const PREFIX: &str = "c10ds1_";
 /// With it the text has no padding, and 56 bits tell a secret from a typing error.
 const CHECK_BYTES: usize = 7;
 
-/// 256 random bits that all processes of a job share. Only [`Secret::random`] makes one: a server shows a key that is
-/// derived from its secret to every client that connects, so a password could be guessed at leisure.
+/// 256 random bits that all processes of a job share. Only [`Secret::random`] makes a secret, because a server shows
+/// a key that is derived from its secret to every client that connects, so a password could be guessed at leisure.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret([u8; SECRET_BYTES]);
 
@@ -43,7 +43,8 @@ impl Secret {
         Ok(Self(bytes))
     }
 
-    /// Its text: `c10ds1_` and 52 letters, digits, `-` and `_`. Keep it out of logs and command lines.
+    /// Returns the secret as text: `c10ds1_` and 52 letters, digits, `-` and `_`. Keep it out of logs and command
+    /// lines.
     ///
     /// ```
     /// use c10d_socket::Secret;
@@ -61,8 +62,8 @@ impl Secret {
         format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes))
     }
 
-    /// Reads the text of a secret, with spaces and line ends around it. Anything else is refused, so that nobody uses
-    /// a password instead.
+    /// Reads the text of a secret, with spaces and line ends around it. Any other text is refused, so that a password
+    /// cannot be used instead.
     ///
     /// # Errors
     /// [`CredentialsError::Invalid`] for any other text.
@@ -73,14 +74,14 @@ impl Secret {
         })
     }
 
-    /// Reads the secrets of a file, one a line, at least one and at most eight. Lines that are empty or start with `#`
-    /// do not count. Processes use the first one to connect, and accept all of them. Blocks for up to 10 s if the file
-    /// is a pipe.
+    /// Reads the secrets of a file, one a line, at least one and at most eight. Lines that are empty or start with
+    /// `#` do not count. Processes use the first secret to connect, and accept all of them. Blocks for up to 10 s if
+    /// the file is a pipe.
     ///
     /// # Errors
     /// [`CredentialsError::File`] if the file cannot be read, [`CredentialsError::Exposed`] if other users can read
     /// it, [`CredentialsError::Invalid`] if it belongs to another user than root or this one, has another mode than
-    /// 0600 or 0400, or for a line that is no secret.
+    /// 0600 or 0400, or for a line that is not a secret.
     pub fn read_file(path: &Path) -> Result<Vec<Self>, CredentialsError> {
         let text = secret_file::read(path)?;
         let invalid = |detail: String| CredentialsError::Invalid {
@@ -121,7 +122,7 @@ impl Secret {
     }
 }
 
-/// How many secrets a process accepts: one in use, one that replaces it, and some that were forgotten.
+/// How many secrets a process accepts: one in use, its replacement, and some forgotten secrets.
 pub(super) const SECRETS_MAX: usize = 8;
 
 fn check(secret: &[u8; SECRET_BYTES]) -> [u8; CHECK_BYTES] {

@@ -1,4 +1,4 @@
-//! Reads a file that only its owner may read, so that nobody else has chosen or seen what is in it.
+//! Reads a file that only its owner may read, so that no other user has chosen or seen its content.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read};
@@ -18,13 +18,13 @@ const FILE_BYTES_MAX: usize = 4096;
 /// How long a pipe may take to deliver all: the program that writes into it may ask another machine.
 const PIPE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Reads the first 4 KiB. Blocks for up to 10 s if it is a pipe, as of a shell's `<(..)`.
+/// Reads the first 4 KiB. Blocks for up to 10 s if it is a pipe, for example of a shell's `<(..)`.
 pub(super) fn read(path: &Path) -> Result<String, CredentialsError> {
     let failed = |source| CredentialsError::File {
         path: path.to_owned(),
         source,
     };
-    // To open a pipe that nobody writes to would block.
+    // Opening a pipe without a writer would block.
     let mut options = OpenOptions::new();
     options.read(true).custom_flags(libc::O_NONBLOCK);
     let mut file = options.open(path).map_err(failed)?;

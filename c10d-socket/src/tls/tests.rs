@@ -35,7 +35,7 @@ fn pair(client: &Credentials, server: &Credentials) -> (TlsLayer, TlsLayer) {
     )
 }
 
-/// What one side has sent.
+/// The bytes that one side has sent.
 fn sent_by(layer: &mut TlsLayer) -> Vec<u8> {
     let mut wire = Vec::new();
     layer.send(&mut wire).expect("memory");
@@ -123,7 +123,7 @@ fn another_secret_is_refused_before_anything_is_computed() {
     assert_eq!(error.to_string(), text);
 }
 
-/// A server of which one thing differs from what it must be.
+/// A server that differs from a correct server in one respect.
 fn odd_server(
     key: Arc<CertifiedKey>,
     alpn: Vec<u8>,
@@ -262,7 +262,7 @@ fn a_server_without_the_right_key_is_refused_though_it_knows_its_name() {
     }
 }
 
-/// The fatal mistake: it compares the key, and takes the signature for granted.
+/// The fatal mistake: it compares the key, and does not check the signature.
 #[derive(Debug)]
 struct Credulous(Expected);
 
@@ -307,8 +307,8 @@ impl ClientCertVerifier for Credulous {
     }
 }
 
-/// Shows that the forged key of the tests above is one that only the check of the signature refuses.
-/// docs/spec/handshake.md, SEC 4.
+/// Shows that only the check of the signature refuses the forged key of the tests above. docs/spec/handshake.md, SEC
+/// 4.
 #[test]
 fn a_verifier_that_asserts_signatures_unseen_lets_a_forger_in() {
     let (right, wrong) = (secret(), secret());
@@ -474,7 +474,7 @@ fn a_handshake_that_fails_has_cost_the_same_in_any_split() {
     let share = hello.windows(4).position(|at| at == [0, 0x1d, 0, 0x20]);
     let share = share.expect("a share of X25519") + 4;
     no_point[share..share + 32].fill(0);
-    // Nothing is computed before a hello.
+    // The server computes nothing before a hello.
     let no_hello: Vec<u8> = bad.collect();
     let cases = [
         (after_hello, true),
@@ -663,7 +663,7 @@ fn a_file_of_secrets_is_read_only_if_no_other_user_can() {
     }
     fs::remove_file(&path).expect("removed");
     assert!(Secret::read_file(&path).is_err());
-    // A pipe, as of a shell's `<(..)`, delivers in its own time.
+    // A pipe, for example of a shell's `<(..)`, delivers its data later.
     let fifo = folder.join("fifo");
     let status = std::process::Command::new("mkfifo").arg(&fifo).status();
     assert!(status.expect("coreutils").success());
@@ -690,7 +690,7 @@ fn a_file_of_secrets_is_read_only_if_no_other_user_can() {
             std::slice::from_ref(&new)
         );
     });
-    // Nobody writes to it.
+    // The pipe has no writer.
     let error = Secret::read_file(&fifo).expect_err("nothing comes");
     assert!(
         error.to_string().contains("nothing has come for 10s"),
