@@ -1,7 +1,7 @@
 //! Two workers that call each other with serde types, retries and timeouts.
 //!
-//! Both run in this process and share a `HashStore`. In a job each worker is a process of its own, and the
-//! store is a `TcpStore`.
+//! Both run in this process and share a `HashStore`. In a job each worker is a separate process, and the store is a
+//! `TcpStore`.
 #![expect(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::error::Error;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use c10d_store::{HashStore, Store};
 use rpc_agent::{Agent, AgentOptions, HandlerError, Registry, RetryOptions};
 
-/// How long a worker waits for the other one at shutdown.
+/// How long a worker waits for the other worker at shutdown.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -44,7 +44,7 @@ fn serve(store: Arc<dyn Store>) -> Result<(), Box<dyn Error>> {
     })?;
 
     let agent = Agent::start(options("server", 0), registry, store)?;
-    // Serves until the other worker shuts down too.
+    // Serves until the other worker shuts down as well.
     agent.shutdown(TIMEOUT)?;
     Ok(())
 }
@@ -67,7 +67,7 @@ fn train(store: Arc<dyn Store>) -> Result<(), Box<dyn Error>> {
         .send::<i64, ()>(before + 1);
     written.wait()?;
 
-    // Concurrent calls, each with a timeout of its own.
+    // Concurrent calls, each with its own timeout.
     let soon = Duration::from_secs(5);
     let reads = [(); 3].map(|()| {
         calls
@@ -87,7 +87,7 @@ fn train(store: Arc<dyn Store>) -> Result<(), Box<dyn Error>> {
     for (name, value) in calls.metrics().debug_info() {
         println!("{name}: {value}");
     }
-    // Coordinated shutdown: no worker leaves while the other one still needs it.
+    // Coordinated shutdown: no worker leaves while another worker still needs it.
     agent.shutdown(TIMEOUT)?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Times of calls in whole milliseconds, as deadlines are kept and sent.
+//! Times of calls in whole milliseconds, the unit in which deadlines are kept and sent.
 
 use std::time::{Duration, Instant};
 

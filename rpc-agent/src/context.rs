@@ -14,37 +14,37 @@ use crate::runtime::ReplyTo;
 use crate::wire::Failure;
 use crate::worker::WorkerInfo;
 
-/// The call that a function serves: who called, until when, and the agent for calls of its own.
+/// The call that a function serves: the caller, the deadline, and the agent for nested calls.
 #[derive(Debug)]
 pub struct Context {
     pub(crate) call: ServedCall,
 }
 
 impl Context {
-    /// The worker that called.
+    /// Returns the worker that made the call.
     #[must_use]
     pub fn caller(&self) -> &WorkerInfo {
         &self.call.reply_to.peer.info
     }
 
-    /// The name by which the function was called.
+    /// Returns the name that the caller used for the function.
     #[must_use]
     pub fn function(&self) -> &str {
         let config = &self.call.agent.runtime().driver.config;
         config.functions.name(self.call.reply_to.function)
     }
 
-    /// When the caller stops waiting; work after that is wasted. [`Deadline::NEVER`] if the call has no
-    /// timeout.
+    /// Returns the time when the caller stops waiting; work after that is wasted. [`Deadline::NEVER`] if the call has
+    /// no timeout.
     ///
-    /// The time starts when the request arrives, so this is later than the caller's own deadline by the
-    /// time that the request was on its way.
+    /// The time starts when the request arrives, so this is later than the caller's own deadline by the time that the
+    /// request was on its way.
     #[must_use]
     pub fn deadline(&self) -> Deadline {
         self.call.deadline
     }
 
-    /// The agent that runs the function, for calls to any worker.
+    /// Returns the agent that runs the function, for calls to any worker.
     #[must_use]
     pub fn agent(&self) -> &AgentHandle {
         &self.call.agent
@@ -68,7 +68,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// Answers the call. Does not block. Does nothing if the caller's connection was lost meanwhile.
+    /// Answers the call. Does not block. Does nothing if the caller's connection was lost in the meantime.
     pub fn send(mut self, answer: Result<impl Into<Bytes>, HandlerError>) {
         if let Some(call) = self.pending.take() {
             call.answer(answer.map(Into::into));

@@ -18,7 +18,7 @@ use crate::worker::{WorkerError, WorkerInfo};
 pub struct CallSite {
     /// The callee.
     pub to: WorkerInfo,
-    /// Name of the function, as the caller gave it.
+    /// The name of the function, as the caller passed it.
     pub function: Arc<str>,
 }
 
@@ -38,7 +38,7 @@ impl fmt::Display for CallSite {
     }
 }
 
-/// Whether the function of a failed call ran. Tells whether it is safe to repeat the call.
+/// Whether the function of a failed call ran, which decides whether it is safe to repeat the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// The function did not run: no byte of the request was sent, or the callee refused it.
@@ -63,9 +63,9 @@ impl Outcome {
 /// The two messages of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CallMessage {
-    /// From the caller to the callee.
+    /// The request, from the caller to the callee.
     Request,
-    /// From the callee back to the caller.
+    /// The answer, from the callee to the caller.
     Answer,
 }
 
@@ -80,8 +80,8 @@ impl fmt::Display for CallMessage {
 
 /// Why a call failed.
 ///
-/// Cheap to clone: each thread that waits for the call receives the error. [`RpcError::outcome`] tells
-/// whether the function may have run, [`RpcError::is_transient`] whether a later attempt may succeed.
+/// Cheap to clone: each thread that waits for the call receives the error. [`RpcError::outcome`] returns whether the
+/// function may have run, [`RpcError::is_transient`] whether a later attempt may succeed.
 ///
 /// ```
 /// use rpc_agent::{Outcome, RpcError};
@@ -93,7 +93,7 @@ impl fmt::Display for CallMessage {
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum RpcError {
-    /// The deadline passed before the answer arrived. The text begins as PyTorch's does.
+    /// The deadline passed before the answer arrived. The text begins like PyTorch's text.
     #[error(
         "RPC ran for more than set timeout ({} ms) and will now be marked with an error: {call}, {}",
         after.as_millis(),
@@ -126,7 +126,7 @@ pub enum RpcError {
         /// The error of the connection.
         cause: Arc<io::Error>,
     },
-    /// The function returned an error, or panicked. The text begins as PyTorch's does.
+    /// The function returned an error, or panicked. The text begins like PyTorch's text.
     #[error("Error on Node {}: {call}: {}: {message}", call.to.id, if *panicked { "the function panicked" } else { "the function failed" })]
     Remote {
         /// The call that failed.
@@ -158,9 +158,9 @@ pub enum RpcError {
         /// The destination as the caller gave it: `name <name>` or `id <id>`.
         wanted: Arc<str>,
     },
-    /// A call with retries failed: no retry or no time is left, or retries to its worker were
-    /// abandoned. Also used when the last attempt failed with an error that is not retried while an
-    /// earlier attempt may have run. The first sentence is PyTorch's.
+    /// A call with retries failed: no retry or no time is left, or retries to its worker were abandoned. It is also
+    /// returned when the last attempt failed with an error that is not retried while an earlier attempt may have run.
+    /// The first sentence is PyTorch's.
     #[error(
         "The RPC has not succeeded after the specified number of max retries ({max_retries}). {}, the \
          last one: {last}",
@@ -209,10 +209,10 @@ pub enum RpcError {
         /// [`Outcome::NotExecuted`] if the arguments could not be encoded.
         outcome: Outcome,
     },
-    /// The options of a call with retries are invalid. Nothing was sent.
+    /// The options of a call with retries are invalid. The call sent nothing.
     #[error(transparent)]
     RetryOptions(#[from] RetryOptionsError),
-    /// A forked child used the agent of its parent, which is unharmed.
+    /// A forked child used the agent of its parent. This has no effect on the parent's agent.
     #[error("cannot use this worker's agent: {0}")]
     OtherProcess(#[from] OtherProcess),
     /// A continuation of a future panicked, or a [`Promise`](crate::Promise) was dropped uncompleted.
@@ -226,7 +226,7 @@ c10d_socket::debug_as_display!(RpcError);
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotSent {
-    /// This worker could not connect to the callee.
+    /// This worker could not connect to the callee; the text is the reason.
     #[error("{0}")]
     Connect(Arc<str>),
     /// The list of the group's members does not have this process, or the callee's copy of the list does not. Shows
@@ -254,7 +254,7 @@ pub enum NotSent {
 c10d_socket::debug_as_display!(NotSent);
 
 impl RpcError {
-    /// Whether the function ran, as far as this worker knows.
+    /// Returns whether the function ran, as far as this worker knows.
     #[must_use]
     pub fn outcome(&self) -> Outcome {
         match self {
@@ -277,7 +277,7 @@ impl RpcError {
         }
     }
 
-    /// Whether the same call may succeed later: the network or the callee's load caused the error.
+    /// Returns whether the same call may succeed later: the network or the callee's load caused the error.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         matches!(
@@ -289,7 +289,7 @@ impl RpcError {
         )
     }
 
-    /// The call that failed; `None` for [`NoSuchWorker`](Self::NoSuchWorker),
+    /// Returns the failed call; `None` for [`NoSuchWorker`](Self::NoSuchWorker),
     /// [`RetryOptions`](Self::RetryOptions), [`OtherProcess`](Self::OtherProcess) and [`Broken`](Self::Broken).
     #[must_use]
     pub fn call(&self) -> Option<&CallSite> {
@@ -408,7 +408,7 @@ impl HandlerError {
         self.is_too_large
     }
 
-    /// The text.
+    /// Returns the text of the error.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.message

@@ -1,4 +1,4 @@
-//! What `fuzz/` calls. Present in fuzzing builds only.
+//! The functions that `fuzz/` calls. Present in fuzzing builds only.
 
 use crate::peer::{Expects, FunctionId, Incoming, IncomingLimits, Message, Recipient};
 use crate::wire::{Frame, Welcome, WireError};
@@ -10,12 +10,12 @@ const LIMITS: IncomingLimits = IncomingLimits {
     assembling_messages_max: 16,
 };
 
-/// Receives `bytes` on a connection that this side accepted, and after a Welcome on one that it dialed:
-/// in one piece, and in pieces of `piece_bytes`.
+/// Receives `bytes` on an accepted connection, and after a Welcome on a dialed connection: in one piece, and in
+/// pieces of `piece_bytes`.
 ///
 /// # Panics
-/// When the receiver panics or breaks one of its invariants, or when the pieces give other messages or
-/// another error than the whole.
+/// When the receiver panics or breaks one of its invariants, or when the pieces give other messages or another error
+/// than the whole.
 pub fn frames(bytes: &[u8], piece_bytes: usize) {
     let mut after_welcome = Vec::new();
     let welcome = Frame::Welcome(Welcome {

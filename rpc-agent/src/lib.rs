@@ -7,9 +7,9 @@
 //! ran, did not run, or may have run. A call with retries runs its function **at least once** if it succeeds,
 //! so that function must be idempotent; see [`RetryOptions`].
 //!
-//! A group of fixed size ([`AgentOptions::with_world_size`]) starts and shuts down together: no worker that
-//! calls [`Agent::shutdown`] leaves while another one still needs it, however calls are nested. In other groups
-//! workers join and leave at any time.
+//! A group of fixed size ([`AgentOptions::with_world_size`]) starts and shuts down together: no worker that calls
+//! [`Agent::shutdown`] leaves while another worker still needs it, however calls are nested. In other groups workers
+//! join and leave at any time.
 //!
 //! # Threads
 //!

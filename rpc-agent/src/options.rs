@@ -105,14 +105,14 @@ impl AgentOptions {
 
     /// The host that other workers connect to. Default: the host of [`AgentOptions::with_host`].
     ///
-    /// Without either, the agent advertises the address from which this machine reaches others. If there
-    /// is none, it advertises 127.0.0.1 and logs a warning.
+    /// Without either, the agent advertises the local address that this machine uses to reach other machines. If
+    /// there is none, it advertises 127.0.0.1 and logs a warning.
     pub fn with_advertised_host(mut self, host: impl Into<String>) -> Self {
         self.advertised_host = Some(host.into());
         self
     }
 
-    /// Timeout of calls without their own; `None` for no limit. Default 60 s, as in PyTorch.
+    /// Sets the timeout of calls without an explicit timeout; `None` for no limit. Default 60 s, like PyTorch.
     ///
     /// In PyTorch zero means no limit; here a call with a timeout of zero expires at once.
     pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
@@ -129,14 +129,14 @@ impl AgentOptions {
 
     /// Time limit for connecting to a worker, all attempts included. Default 10 s.
     ///
-    /// Calls that wait for the connection then fail. If the connection is refused they fail at once: a
-    /// worker listens before it publishes its address, and until it ends.
+    /// After that, calls that wait for the connection fail. If the connection is refused they fail at once, because a
+    /// worker listens before it publishes its address, and until it exits.
     pub fn with_connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
     }
 
-    /// How many functions run concurrently, at least 1. Default 16, as in PyTorch.
+    /// Sets how many functions run concurrently, at least 1. Default 16, like PyTorch.
     ///
     /// Functions that wait for nested calls are not counted.
     pub fn with_handler_threads(mut self, threads: usize) -> Self {
@@ -144,7 +144,7 @@ impl AgentOptions {
         self
     }
 
-    /// Largest number of handler threads, those that wait for nested calls included. Default 256.
+    /// Sets the most handler threads, including threads that wait for nested calls. Default 256.
     ///
     /// Threads start on demand. When all of them wait, the agent refuses further requests to prevent a
     /// deadlock.
@@ -153,13 +153,13 @@ impl AgentOptions {
         self
     }
 
-    /// Largest request or response, sent or received, in bytes. Default 256 MiB.
+    /// Sets the size limit of a request or response, sent or received, in bytes. Default 256 MiB.
     pub fn with_message_bytes_max(mut self, bytes: u64) -> Self {
         self.message_bytes_max = bytes;
         self
     }
 
-    /// Largest send queue per worker, in bytes. Default 512 MiB.
+    /// Sets the size limit of the send queue to a worker, in bytes. Default 512 MiB.
     ///
     /// When it is full, calls to that worker fail at once, and requests from it wait.
     pub fn with_backlog_bytes_max(mut self, bytes: u64) -> Self {
@@ -167,13 +167,13 @@ impl AgentOptions {
         self
     }
 
-    /// How many requests of one worker may be queued; further ones are refused. Default 65,536.
+    /// Sets how many requests of one worker may be queued; the agent refuses further requests. Default 65,536.
     pub fn with_requests_queued_max(mut self, requests: usize) -> Self {
         self.requests_queued_max = requests;
         self
     }
 
-    /// TCP options of all connections.
+    /// Sets the TCP options of all connections. Default [`SocketOptions::default`].
     pub fn with_socket_options(mut self, socket: SocketOptions) -> Self {
         self.socket = socket;
         self
@@ -182,7 +182,7 @@ impl AgentOptions {
     /// Connects only with workers that have the same secret, or a certificate of the same authority: all other
     /// connections are closed at once. All workers of the group need them. Default: none.
     ///
-    /// With certificates, a worker's must have the name or address that it advertises: see
+    /// With certificates, a worker's certificate must have the name or address that it advertises: see
     /// [`AgentOptions::with_advertised_host`].
     #[cfg(feature = "tls")]
     pub fn with_credentials(mut self, credentials: Credentials) -> Self {
@@ -190,22 +190,22 @@ impl AgentOptions {
         self
     }
 
-    /// Whether the agent connects only with workers that have its credentials.
+    /// Returns whether the agent connects only with workers that have its credentials.
     #[must_use]
     pub const fn has_credentials(&self) -> bool {
         self.credentials.is_some()
     }
 
-    /// [`AgentOptions::with_credentials`] of a shared secret.
+    /// Sets the credentials to a shared secret: see [`AgentOptions::with_credentials`].
     #[cfg(feature = "tls")]
     pub fn with_secret(self, secret: c10d_socket::Secret) -> Self {
         self.with_credentials(secret.into())
     }
 
-    /// Ends the start, and the waits of [`Agent::join`](crate::Agent::join) and
+    /// Sets the [`Cancel`] that interrupts the start, and the waits of [`Agent::join`](crate::Agent::join) and
     /// [`Agent::shutdown`](crate::Agent::shutdown). Default [`Cancel::NEVER`].
     ///
-    /// A wait for a call ends by [`RpcFuture::wait_until`](crate::RpcFuture::wait_until).
+    /// To interrupt a wait for a call, use [`RpcFuture::wait_until`](crate::RpcFuture::wait_until).
     pub fn with_cancel(mut self, cancel: Cancel) -> Self {
         self.cancel = cancel;
         self
@@ -217,20 +217,20 @@ impl AgentOptions {
         self
     }
 
-    /// Injects faults into what this agent sends, for tests. Default: none.
+    /// Injects faults into the messages that this agent sends, for tests. Default: none.
     pub fn with_faults(mut self, faults: impl FaultInjector + 'static) -> Self {
         self.faults = Some(Arc::new(faults));
         self
     }
 }
 
-/// The fault of a message, which is otherwise sent once and at once.
+/// A fault to inject into one message, for tests. Without a fault, a message is sent once and at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The request is not sent, and its call fails with [`NotSent::Injected`](crate::NotSent::Injected). An answer is
     /// lost.
     Fail,
-    /// The message is sent otherwise.
+    /// The message is sent in another way: late, several times or never, or its connection is closed.
     Send {
         /// The number of copies that are sent. A lost request (0) counts as sent.
         copies: u32,
@@ -241,11 +241,11 @@ pub enum Fault {
     },
 }
 
-/// Decides which messages of an agent meet a fault, for tests: see
+/// Decides which messages of an agent have a fault, for tests: see
 /// [`AgentOptions::with_faults`](crate::AgentOptions::with_faults).
 pub trait FaultInjector: fmt::Debug + Send + Sync {
-    /// The fault of a message that is about to be sent, if it is to have one. Called for each
-    /// send, so for each attempt. `function` is the name of the called function. Must not block.
+    /// Returns the fault of a message that is about to be sent, or `None`. It is called for each send, and thus for
+    /// each attempt of a call with retries. `function` is the name of the called function. Must not block.
     fn decide(
         &self,
         message: CallMessage,

@@ -1,4 +1,4 @@
-//! The functions that other workers may call, by name.
+//! The functions that other workers may call, each under its name.
 //!
 //! A peer can run only the functions that are registered here.
 
@@ -49,8 +49,8 @@ impl Registry {
         Self::default()
     }
 
-    /// Identity of this registry. [`AgentHandle::registry_id`](crate::AgentHandle::registry_id) of an agent
-    /// that was started with it is equal.
+    /// Returns the identity of this registry. [`AgentHandle::registry_id`](crate::AgentHandle::registry_id) of an
+    /// agent that was started with this registry is equal.
     #[must_use]
     pub fn id(&self) -> RegistryId {
         self.id.clone()
@@ -80,7 +80,7 @@ impl Registry {
     /// while the slice is kept.
     ///
     /// # Errors
-    /// As [`Registry::register`].
+    /// The errors of [`Registry::register`].
     pub fn register_bytes<F>(&mut self, name: &str, function: F) -> Result<(), RegistryError>
     where
         F: Fn(&Context, Bytes) -> Result<Bytes, HandlerError> + Send + Sync + 'static,
@@ -90,11 +90,11 @@ impl Registry {
 
     /// Registers a function that answers later through its [`Reply`], from any thread.
     ///
-    /// Use it for functions that wait for something: they occupy no thread of the agent meanwhile. If
-    /// the reply is dropped without an answer, the caller receives an error.
+    /// Use it for functions that wait for something: they occupy no thread of the agent while they wait. If the reply
+    /// is dropped without an answer, the caller receives an error.
     ///
     /// # Errors
-    /// As [`Registry::register`].
+    /// The errors of [`Registry::register`].
     pub fn register_deferred<F>(&mut self, name: &str, function: F) -> Result<(), RegistryError>
     where
         F: Fn(&Context, Bytes, Reply) + Send + Sync + 'static,
@@ -102,12 +102,12 @@ impl Registry {
         self.insert(name, Body::Deferred(Box::new(function)))
     }
 
-    /// The names of the functions, in no particular order.
+    /// Returns the names of the functions, in no particular order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.functions().names()
     }
 
-    /// The names with the ids by which [`Registry::function`] finds the functions.
+    /// The names with the ids for [`Registry::function`].
     pub(crate) fn functions(&self) -> &Functions {
         &self.names
     }
@@ -170,7 +170,7 @@ pub(crate) enum Body {
 /// A registered function, and its average run time.
 pub(crate) struct Function {
     pub(crate) body: Body,
-    /// A moving average over about 8 runs. An update that is lost to another thread does no harm.
+    /// A moving average over about 8 runs. The loss of an update to another thread does no harm.
     mean_run_ns: AtomicU64,
 }
 

@@ -1,4 +1,4 @@
-//! What tells a registry apart from every other one.
+//! The identity of a registry.
 
 use std::sync::Arc;
 

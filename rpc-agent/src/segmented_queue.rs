@@ -7,13 +7,13 @@ use std::mem;
 /// blocks are that are freed, from that size on.
 const SEGMENT_BYTES: usize = 16 << 10;
 
-/// A first-in-first-out queue in segments. A segment is freed when it has been emptied, but for the last one: after a
-/// burst no queue keeps the room for all of it.
+/// A first-in-first-out queue in segments. An emptied segment is freed, except the last one, so that after a burst
+/// the queue does not keep the memory for the whole burst.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct SegmentedQueue<T> {
     /// Empty only if `rest` is.
     first: VecDeque<T>,
-    /// No segment is empty.
+    /// The segments, none of them empty.
     rest: VecDeque<VecDeque<T>>,
     len: usize,
 }
@@ -79,7 +79,7 @@ impl<T> SegmentedQueue<T> {
         Some(item)
     }
 
-    /// Takes all items out. Those that are left when the iterator is dropped are dropped.
+    /// Takes all items out. Dropping the iterator drops the remaining items.
     pub(crate) const fn drain(&mut self) -> Drain<'_, T> {
         Drain(self)
     }

@@ -4,10 +4,11 @@ use std::fmt;
 
 use crate::worker::WorkerInfo;
 
-/// How many entries are kept; the others are counted.
+/// How many entries are kept; the remaining entries are counted.
 const ENTRIES_MAX: usize = 16;
 
-/// The first of the ranks or workers that an error is about. `Display` lists up to 16 of them and counts the others.
+/// The first of the ranks or workers in an error. `Display` lists up to 16 of them and the number of the remaining
+/// ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shortlist<T> {
     first: Vec<T>,
@@ -27,7 +28,7 @@ impl<T> Shortlist<T> {
         }
     }
 
-    /// The first ones in ascending order, at most 16.
+    /// Returns the first entries in ascending order, at most 16.
     #[must_use]
     pub fn first(&self) -> &[T] {
         &self.first

@@ -76,11 +76,11 @@ impl<T> Monitor<T> {
         self.wait_with(until, waker, is_over)
     }
 
-    /// Waits until `is_over`. `waker` makes one that [rings](Self::ring) this monitor.
+    /// Waits until `is_over`. `waker` makes a waker that [rings](Self::ring) this monitor.
     ///
     /// # Errors
-    /// The deadline has passed, or `cancel` has ended the wait. Its check may fork: the wait of the child ends at once,
-    /// because nothing wakes it, and because threads that it does not have may hold the lock.
+    /// The deadline has passed, or `cancel` has interrupted the wait. Its check may fork: the wait of the child ends
+    /// at once, because nothing wakes it, and because threads that it does not have may hold the lock.
     pub(crate) fn wait_with(
         &self,
         (deadline, cancel): (Deadline, &Cancel),

@@ -5,10 +5,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// The longest worker name, in bytes. As in PyTorch, which asks for fewer than 128.
+/// The longest worker name, in bytes. PyTorch also requires fewer than 128 bytes.
 pub const WORKER_NAME_BYTES_MAX: usize = 127;
 
-/// The greatest worker id. As in PyTorch, where an id is an `int16_t`.
+/// The greatest worker id, the same as PyTorch's, where an id is an `int16_t`.
 pub const WORKER_ID_MAX: u32 = i16::MAX as u32;
 
 /// The id of a worker, equal to its rank: 0 to [`WORKER_ID_MAX`].
@@ -16,7 +16,7 @@ pub const WORKER_ID_MAX: u32 = i16::MAX as u32;
 pub struct WorkerId(u16);
 
 impl WorkerId {
-    /// Converts a rank.
+    /// Converts a rank to an id.
     ///
     /// # Errors
     /// [`WorkerError::Id`] if `rank` is greater than [`WORKER_ID_MAX`].
@@ -27,7 +27,7 @@ impl WorkerId {
         }
     }
 
-    /// The id as a number.
+    /// Returns the id as a number.
     #[must_use]
     pub const fn get(self) -> u32 {
         self.0 as u32
@@ -52,7 +52,7 @@ impl fmt::Display for WorkerId {
 pub struct WorkerName(Arc<str>);
 
 impl WorkerName {
-    /// Converts a string.
+    /// Converts a string to a name.
     ///
     /// # Errors
     /// [`WorkerError::Name`], with PyTorch's text.
@@ -66,7 +66,7 @@ impl WorkerName {
         Ok(Self(name.into()))
     }
 
-    /// The name as a string.
+    /// Returns the name as a string.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -82,14 +82,14 @@ impl fmt::Display for WorkerName {
 /// A worker of the group: its id and its name. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerInfo {
-    /// Equal to the worker's rank.
+    /// The worker's id, which is equal to its rank.
     pub id: WorkerId,
-    /// Unique in the group.
+    /// The worker's name, which is unique in the group.
     pub name: WorkerName,
 }
 
 impl WorkerInfo {
-    /// Converts a name and a rank.
+    /// Creates the description of a worker from its name and rank.
     ///
     /// # Errors
     /// [`WorkerError`] if no worker can have this name or this rank.
@@ -116,7 +116,7 @@ impl fmt::Display for WorkerInfo {
     }
 }
 
-/// Why a name or an id is not one of a worker.
+/// Why a text is not a worker's name, or a number not a worker's id.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorkerError {
@@ -145,11 +145,11 @@ c10d_socket::debug_as_display!(WorkerError);
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Destination<'a> {
-    /// The worker that has this name and this id.
+    /// The worker that has both this name and this id.
     Info(&'a WorkerInfo),
-    /// The worker of this name.
+    /// The worker that has this name.
     Name(&'a str),
-    /// The worker of this id.
+    /// The worker that has this id.
     Id(u32),
 }
 

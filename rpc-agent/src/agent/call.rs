@@ -9,7 +9,8 @@ use crate::future::{FutureMessage, RpcFuture};
 use crate::retry::RetryOptions;
 use crate::worker::Destination;
 
-/// A call that is about to be made: [`AgentHandle::call`] begins one, and sending its arguments makes it.
+/// A call to a function of a worker, before it is sent. [`AgentHandle::call`] begins it, and sending its arguments
+/// makes the call.
 ///
 /// ```no_run
 /// # fn f(agent: &rpc_agent::AgentHandle) -> Result<(), rpc_agent::RpcError> {
@@ -51,7 +52,7 @@ impl AgentHandle {
 }
 
 impl<'a> Call<'a> {
-    /// How long the call may take; `None` for no limit. Default: [`AgentHandle::timeout`].
+    /// Sets how long the call may take; `None` for no limit. Default: [`AgentHandle::timeout`].
     ///
     /// Zero expires before the request is sent: the function never runs. It limits all attempts of a call with
     /// retries together, like [`RetryOptions::with_timeout`], and the shorter of both applies.
@@ -67,7 +68,7 @@ impl<'a> Call<'a> {
         self
     }
 
-    /// Makes the call with bytes, without waiting. The future has the answer, and all errors.
+    /// Makes the call with bytes, without waiting. The returned future receives the answer, and all errors.
     pub fn send_bytes(self, payload: impl Into<Bytes>) -> FutureMessage {
         let runtime = match self.agent.here() {
             Ok(runtime) => runtime,

@@ -19,8 +19,8 @@ use crate::worker::{Destination, WorkerId, WorkerInfo};
 /// A handle does not keep the agent alive: once the agent has ended, every call fails with
 /// [`RpcError::Shutdown`].
 ///
-/// In a forked child every call fails with [`RpcError::OtherProcess`] without sending anything, futures of the parent's
-/// calls fail too, and callbacks and jobs are dropped: the child starts another agent.
+/// In a forked child every call fails with [`RpcError::OtherProcess`] without sending anything, futures of the
+/// parent's calls fail as well, and callbacks and jobs are dropped. To make calls, the child starts another agent.
 #[derive(Clone)]
 pub struct AgentHandle {
     runtime: ProcessBound<Arc<Runtime>>,
@@ -60,13 +60,13 @@ impl AgentHandle {
         Ok(&**self.runtime.get()?)
     }
 
-    /// This worker.
+    /// Returns the name and the id of this worker.
     #[must_use]
     pub fn me(&self) -> &WorkerInfo {
         self.runtime().driver.me()
     }
 
-    /// All workers of the group that this agent knows. In a forked child, this worker only.
+    /// Returns all known workers of the group. In a forked child, it returns this worker only.
     #[must_use]
     pub fn workers(&self) -> Vec<WorkerInfo> {
         let Ok(runtime) = self.here() else {
@@ -76,16 +76,17 @@ impl AgentHandle {
         peers.iter().map(|peer| peer.info.clone()).collect()
     }
 
-    /// A worker by name or id. In a dynamic group, the agent looks an unknown worker up in the store.
+    /// Finds a worker by its name or id. In a dynamic group, an unknown worker is looked up in the store, which
+    /// blocks.
     ///
     /// # Errors
-    /// [`RpcError::NoSuchWorker`], [`RpcError::OtherProcess`].
+    /// [`RpcError::NoSuchWorker`] if there is no such worker, [`RpcError::OtherProcess`] in a forked child.
     pub fn worker<'a>(&self, which: impl Into<Destination<'a>>) -> Result<WorkerInfo, RpcError> {
         let peer = self.here()?.driver.find(which.into())?;
         Ok(peer.info.clone())
     }
 
-    /// Timeout of calls without their own; `None` for no limit.
+    /// Returns the timeout of calls without an explicit timeout; `None` for no limit.
     #[must_use]
     pub fn timeout(&self) -> Option<Duration> {
         self.runtime().driver.timeout()
@@ -96,10 +97,11 @@ impl AgentHandle {
         self.runtime().driver.set_timeout(timeout.into());
     }
 
-    /// Stops the retries of a group's calls to a worker, without waiting. For a worker known to be dead.
+    /// Stops the retries of a group's calls to a worker, without waiting. Use it for a worker known to be dead.
     ///
-    /// The calls fail with [`RpcError::RetriesExhausted`]: those that wait for their next attempt shortly after this
-    /// returns, on the retry thread, the others if their current attempt fails. Calls outside the group, and later ones, are retried as usual.
+    /// The calls fail with [`RpcError::RetriesExhausted`]. Calls that wait for their next attempt fail shortly after
+    /// this returns, on the retry thread. The remaining calls fail if their current attempt fails. Calls outside the
+    /// group, and later calls, are retried as usual.
     pub fn abandon_retries(&self, group: &RetryGroup, worker: WorkerId) {
         if let Ok(runtime) = self.here() {
             runtime.retries.abandon(group, worker);
@@ -116,11 +118,11 @@ impl AgentHandle {
         }
     }
 
-    /// Registers a callback for workers that close their connection with a Goodbye, to shut down or to
-    /// leave the group.
+    /// Registers a callback for workers that close their connection with a Goodbye, to shut down or to leave the
+    /// group.
     ///
-    /// It runs on an agent thread and receives the incarnation of the process that left: another one may
-    /// have connected by then.
+    /// It runs on an agent thread and receives the incarnation of the process that left, because another process of
+    /// the worker may have connected in the meantime.
     pub fn on_peer_left(
         &self,
         callback: impl Fn(&WorkerInfo, Option<u64>) + Send + Sync + 'static,
@@ -141,8 +143,8 @@ impl AgentHandle {
         }
     }
 
-    /// Runs a job on an agent thread, without waiting. For work that must not run in place, as in a
-    /// destructor.
+    /// Runs a job on an agent thread, without waiting. For work that must not run on the calling thread, for example
+    /// in a destructor.
     ///
     /// A coordinated shutdown waits for the job. Once the agent has ended, the job is dropped on the calling
     /// thread. A panic of the job is logged.
@@ -153,9 +155,9 @@ impl AgentHandle {
         }
     }
 
-    /// [`AgentHandle::spawn`] at the given time, or at once if it has passed.
+    /// [`AgentHandle::spawn`] at the given time, or at once if the time has passed.
     ///
-    /// A coordinated shutdown does not wait for a job that is not due; the agent's end drops it.
+    /// A coordinated shutdown does not wait for a job that is not due. When the agent ends, the job is dropped.
     pub fn spawn_at(&self, at: Instant, job: impl FnOnce() + Send + 'static) {
         if let Ok(runtime) = self.here() {
             runtime.spawn_at(at, Box::new(move || contained("a job", job)));
@@ -175,7 +177,7 @@ impl AgentHandle {
 
     /// A pending future and its write half. Its callbacks run on the agent's threads.
     ///
-    /// While an agent thread waits for the future, another thread replaces it, as with the future of a call.
+    /// While an agent thread waits for the future, another thread replaces it, like for the future of a call.
     pub fn promise<T: Clone + Send + 'static>(&self) -> (Promise<T>, RpcFuture<T>) {
         match self.here() {
             Ok(runtime) => runtime.driver.promise(),
@@ -183,20 +185,21 @@ impl AgentHandle {
         }
     }
 
-    /// Identifies the registry that the agent was started with.
+    /// Returns the identity of the registry that the agent was started with.
     #[must_use]
     pub fn registry_id(&self) -> RegistryId {
         self.runtime().registry_id.clone()
     }
 
-    /// Largest request or response of this worker, in bytes: see
+    /// Returns the size limit of a request or response of this worker, in bytes: see
     /// [`with_message_bytes_max`](crate::AgentOptions::with_message_bytes_max).
     #[must_use]
     pub fn message_bytes_max(&self) -> u64 {
         self.runtime().driver.config.message_bytes_max
     }
 
-    /// Time limit for connecting to a worker: see [`with_connect_timeout`](crate::AgentOptions::with_connect_timeout).
+    /// Returns the time limit for connecting to a worker: see
+    /// [`with_connect_timeout`](crate::AgentOptions::with_connect_timeout).
     #[must_use]
     pub fn connect_timeout(&self) -> Duration {
         self.runtime().driver.config.connect_timeout

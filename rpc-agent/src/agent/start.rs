@@ -15,11 +15,11 @@ use crate::registry::Registry;
 use crate::runtime::Runtime;
 use crate::termination::TerminationError;
 
-/// The agent of a worker: it serves the functions of its [`Registry`] to the others of its group, and calls theirs.
-/// See the [crate's documentation](crate).
+/// The agent of a worker: it serves the functions of its [`Registry`] to the other workers of its group, and calls
+/// their functions. See the [crate's documentation](crate) for an example.
 ///
-/// Dropping it ends it at once, as [`Agent::shutdown_now`] does. An agent belongs to the process that started it: in a
-/// forked child every operation is an error or does nothing, and dropping its copy ends nothing.
+/// Dropping it ends it at once, like [`Agent::shutdown_now`]. An agent belongs to the process that started it: in a
+/// forked child every operation is an error or does nothing, and dropping the child's copy does not end the agent.
 pub struct Agent {
     handle: AgentHandle,
 }
@@ -27,7 +27,7 @@ pub struct Agent {
 impl Agent {
     /// Joins the group, whose members meet in `store`, and serves the functions of `registry`.
     ///
-    /// Blocks until all workers of a group of fixed size are there, at most for
+    /// Blocks until all workers of a group of fixed size have joined, at most for
     /// [`AgentOptions::with_start_timeout`].
     ///
     /// # Errors
@@ -53,7 +53,8 @@ impl Agent {
         Ok(agent)
     }
 
-    /// Makes calls from this worker. Clone it where an owned one is needed, as for another thread.
+    /// Returns the handle that makes calls from this worker. Clone it where an owned handle is needed, for example
+    /// for another thread.
     #[must_use]
     pub fn handle(&self) -> &AgentHandle {
         &self.handle
@@ -61,35 +62,34 @@ impl Agent {
 
     /// Waits until no call is outstanding anywhere in the group. All workers of the group must call it.
     ///
-    /// The functions of this worker are served on. Blocks until all others have come and none of them
-    /// has anything under way, at most for `timeout`. `None` waits indefinitely, and zero checks once.
+    /// Other workers can still call this worker's functions. Blocks until all workers have arrived and none of them
+    /// has pending work, at most for `timeout`. `None` waits indefinitely, and zero checks once.
     ///
     /// # Errors
-    /// [`TerminationError`], which names who had not come.
+    /// [`TerminationError`], which names the workers that had not arrived.
     pub fn join(&self, timeout: impl Into<Option<Duration>>) -> Result<(), TerminationError> {
         self.handle.here()?.join(deadline_of(timeout))
     }
 
-    /// Ends the agent together with all others of the group: no worker leaves while another still needs
-    /// it, however calls are nested. All workers of a group of fixed size must call it. Of a group whose
-    /// members come and go, this worker leaves when its own calls have ended.
+    /// Ends the agent together with all other agents of the group: no worker leaves while another still needs it,
+    /// however calls are nested. All workers of a group of fixed size must call it. In a group that workers join and
+    /// leave at any time, this worker leaves when its own calls have ended.
     ///
-    /// Blocks at most for `timeout` until all are ready to end (`None` waits indefinitely, and zero checks
-    /// once), and then until the functions that run here have returned. The agent has ended afterwards,
-    /// even after an error. A second time it does nothing, and from a second thread it waits for the first
-    /// one.
+    /// Blocks at most for `timeout` until all are ready to end (`None` waits indefinitely, and zero checks once), and
+    /// then until the functions that run here have returned. The agent has ended afterwards, even after an error. A
+    /// second call does nothing, and a concurrent call waits for the first call.
     ///
-    /// Not for a function or a callback of this agent, which would wait for itself: there it fails at
-    /// once.
+    /// A function or a callback of this agent must not call it, because it would wait for itself: there the call
+    /// fails at once.
     ///
     /// # Errors
-    /// [`TerminationError`], which names who had not come.
+    /// [`TerminationError`], which names the workers that had not arrived.
     pub fn shutdown(&self, timeout: impl Into<Option<Duration>>) -> Result<(), TerminationError> {
         self.handle.here()?.shutdown(deadline_of(timeout))
     }
 
-    /// Ends the agent at once: calls and retries that are under way fail, others' calls to this worker
-    /// fail, too. Blocks until the functions that run here have returned. A second time it does nothing.
+    /// Ends the agent at once: calls and retries under way fail, and so do other workers' calls to this worker.
+    /// Blocks until the running functions have returned. A second call does nothing.
     pub fn shutdown_now(&self) {
         if let Ok(runtime) = self.handle.here() {
             runtime.stop();

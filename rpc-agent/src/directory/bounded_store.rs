@@ -1,4 +1,4 @@
-//! A store whose operations end by a deadline. Does not retry.
+//! A store whose operations have a deadline. Does not retry.
 
 use std::iter;
 use std::ops::Range;
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use c10d_socket::{Cancel, Deadline, sleep};
 use c10d_store::{Store, StoreError, StoreExt};
 
-/// Least timeout of an operation that the store answers at once, also after the deadline: a server under
-/// load must not be mistaken for a dead one, and a worker must still be able to leave.
+/// The least timeout of an operation that the store answers at once, even after the deadline: a server under load
+/// must not be mistaken for a dead server, and a worker must still be able to leave.
 const ANSWER_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 
 /// Limit of the search for missing keys; the error then reports those found so far.
@@ -32,7 +32,7 @@ impl BoundedStore {
         Self { store, cancel }
     }
 
-    /// The same handle, whose operations end by `cancel`.
+    /// The same handle, whose operations `cancel` interrupts.
     pub(crate) fn with_cancel(&self, cancel: &Cancel) -> Self {
         Self {
             store: self.store.with_cancel(cancel),
@@ -40,7 +40,7 @@ impl BoundedStore {
         }
     }
 
-    /// The store, whose operations end by this deadline, or somewhat later if it does not answer.
+    /// The store, whose operations return by this deadline, or somewhat later if it does not answer.
     pub(crate) fn by(&self, by: Deadline) -> &dyn Store {
         let timeout = by.remaining(Instant::now());
         let timeout = timeout.map(|timeout| timeout.max(ANSWER_TIMEOUT_MIN));

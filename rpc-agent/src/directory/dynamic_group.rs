@@ -48,7 +48,7 @@ pub(super) fn read(store: &BoundedStore, by: Deadline) -> Result<Members, Direct
     read_text(store, by).and_then(|text| parse(store, &text))
 }
 
-/// Changes the list by compare-and-set: a worker that was overtaken by another one tries again after a pause.
+/// Changes the list by compare-and-set: a worker that lost the race against another worker tries again after a pause.
 fn change(
     store: &BoundedStore,
     me: &Member,

@@ -109,8 +109,8 @@ pub enum DirectoryError {
         /// How long this worker tried.
         elapsed: Duration,
     },
-    /// The store holds a value that no worker writes. Another program may use the same keys: give the
-    /// group a prefix of its own.
+    /// The store holds a value that no worker writes. Another program may use the same keys: use a separate prefix
+    /// for the group.
     #[error("{key:?} at {store}: {what}")]
     Corrupt {
         /// Full key of the value.
@@ -131,7 +131,7 @@ pub enum DirectoryError {
     /// The store failed. The source names the key, the store and the elapsed time.
     #[error("{doing}: {source}")]
     Store {
-        /// What the worker was doing.
+        /// The operation of the worker.
         doing: &'static str,
         /// The store's error.
         source: Box<StoreError>,

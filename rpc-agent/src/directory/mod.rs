@@ -1,7 +1,7 @@
 //! The members of a group and their addresses, exchanged through a store.
 //!
-//! Knows neither sockets nor whether a worker is alive. The keys, below the caller's prefix, are
-//! PyTorch's (`torch/csrc/distributed/rpc/tensorpipe_agent.cpp`):
+//! Has no sockets, and does not detect whether a worker is alive. The keys, below the caller's prefix, are PyTorch's
+//! (`torch/csrc/distributed/rpc/tensorpipe_agent.cpp`):
 //!
 //! | key | value |
 //! | --- | --- |
@@ -12,10 +12,10 @@
 //! | `names/_FAILED` | static group: the first worker that could not start, and why |
 //! | `names/_ALL_WORKER_INFOS` | dynamic group: all [`Members`], changed by compare-and-set |
 //!
-//! PyTorch keeps the address under a key of its own, `addrs/<name>`. Here it is part of the value, so
-//! that one read returns a consistent pair, and two workers of the same name cannot overwrite each
-//! other's address before the conflict is detected. PyTorch's lock `RpcGroupManagementToken` is not used: a worker
-//! that crashes while it holds a lock blocks the others.
+//! PyTorch keeps the address under a separate key, `addrs/<name>`. Here it is part of the value, so that one read
+//! returns a consistent pair, and two workers of the same name cannot overwrite each other's address before the
+//! conflict is detected. PyTorch's lock `RpcGroupManagementToken` is not used: a worker that crashes while it holds a
+//! lock blocks the other workers.
 
 mod bounded_store;
 mod dynamic_group;
@@ -49,10 +49,10 @@ const KIND_KEY: &str = "rpcIsStaticGroup";
 /// How many characters of an invalid value an error shows.
 const VALUE_CHARS_SHOWN_MAX: usize = 40;
 
-/// One worker's membership in its group, and what it knows of the other members.
+/// One worker's membership in its group, and the names of the other members.
 ///
-/// Names are looked up in memory: in a dynamic group, in the list as it was read last. Addresses are read
-/// from the store each time, because a worker may have restarted elsewhere.
+/// Names are looked up in memory: in a dynamic group, in the list that was read last. Addresses are read from the
+/// store each time, because a worker may have restarted elsewhere.
 #[derive(Debug)]
 pub(crate) struct Directory {
     store: BoundedStore,
@@ -69,10 +69,10 @@ pub(crate) struct Directory {
 
 impl Directory {
     /// Joins the group as `me`, and publishes `address` (`host:port` of a bound listener) and the random
-    /// `incarnation`. Blocks until the deadline at most: in a static group until all workers have
-    /// joined, in a dynamic one until this worker has changed the list. `cancel` ends it.
+    /// `incarnation`. Blocks until the deadline at most: in a static group until all workers have joined, in a
+    /// dynamic one until this worker has changed the list. `cancel` interrupts it.
     ///
-    /// `store` is below the group's prefix, and a handle of its own
+    /// `store` is below the group's prefix. It must be a separate handle
     /// ([`clone_store`](c10d_store::StoreHandle::clone_store)), because its timeout is changed.
     ///
     /// In a dynamic group a worker with the name *and* the id of a member replaces it, so that a crashed
@@ -193,9 +193,9 @@ impl Directory {
         self.is_dynamic() || self.view(|members| members.of(worker).is_some_and(is_member))
     }
 
-    /// Reads a worker's current address from the store; `None` if it has left. In a dynamic group this
-    /// also updates the local list. Blocks until the deadline, but for at least a second if the store does
-    /// not answer; `cancel` ends it.
+    /// Reads a worker's current address from the store; `None` if it has left. In a dynamic group this also updates
+    /// the local list. Blocks until the deadline, and for at least a second if the store does not answer; `cancel`
+    /// interrupts it.
     ///
     /// # Errors
     /// [`DirectoryError::Store`], [`DirectoryError::Corrupt`].
@@ -225,10 +225,10 @@ impl Directory {
         self.store.by(by).clone_store()
     }
 
-    /// Leaves the group. Others notice when they read this worker's address.
+    /// Leaves the group. Other workers notice when they read this worker's address.
     ///
-    /// Not needed after the coordinated shutdown of a static group: no worker rejoins it, and the store
-    /// may have stopped.
+    /// Not needed after the coordinated shutdown of a static group: no worker rejoins it, and the store may have
+    /// stopped.
     ///
     /// # Errors
     /// [`DirectoryError::Store`], [`DirectoryError::Corrupt`], [`DirectoryError::Contended`].
@@ -245,7 +245,7 @@ impl Directory {
         read(&self.members.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Replaces the local list, unless another thread has read a later one.
+    /// Replaces the local list, unless another thread has read a newer list.
     fn learn(&self, read: Members) {
         let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
         if read.version() > members.version() {
@@ -255,7 +255,7 @@ impl Directory {
     }
 }
 
-/// The first worker decides whether the group is static; the others must agree.
+/// The first worker decides whether the group is static; the other workers must agree.
 fn agree_on_kind(
     store: &BoundedStore,
     is_static: bool,

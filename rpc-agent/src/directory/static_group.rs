@@ -1,4 +1,4 @@
-//! A static group: each worker claims its rank and reads the names of all others.
+//! A static group: each worker claims its rank and reads the names of all other workers.
 
 use std::time::{Duration, Instant};
 
@@ -25,8 +25,7 @@ fn name_key(me: &Member) -> String {
     format!("names/_NAME/{}", me.info.name)
 }
 
-/// Claims the rank and reads all others. All workers check the same values, so either all of them start
-/// or none.
+/// Claims the rank and reads all other ranks. All workers check the same values, so either all of them start or none.
 pub(super) fn join(
     store: &BoundedStore,
     me: &Member,
@@ -57,7 +56,7 @@ pub(super) fn join(
             .map_err(Into::into)
             .and_then(|id| Member::parse(id, &value))
             .map_err(|error| DirectoryError::corrupt(store, keys[rank as usize], &error))?;
-        // Ids differ, as the keys do.
+        // Ids differ, because the keys do.
         if let Err(Taken::Name(holder) | Taken::Id(holder)) = members.add(member.clone()) {
             return Err(DirectoryError::name_taken(&holder, &member));
         }

@@ -339,7 +339,7 @@ fn many_workers_join_a_dynamic_group_at_once() {
         let joined = shared.join_all(&workers, None, patience());
         for directory in joined {
             let directory = directory.unwrap();
-            // Workers that joined later are found too.
+            // Workers that joined later are found as well.
             for (name, id) in &workers {
                 let found = directory.look_up(&(*name).into(), passed()).unwrap();
                 assert_eq!(found, Some(info(name, *id)));

@@ -23,10 +23,10 @@ pub type FutureMessage = RpcFuture<Bytes>;
 /// Clones are handles to the same result; each can wait for it any number of times. Dropping handles,
 /// even all of them, does not cancel the call, and callbacks still run.
 ///
-/// Callbacks run at once on the registering thread if the future is complete. Otherwise they run upon
-/// completion, one after the other in order of registration: on a thread of the agent that created the
-/// future, or, for a future of [`RpcFuture::new`], on the completing thread. No lock is held while they
-/// run. A panic in a callback is logged, and the other callbacks still run.
+/// Callbacks run at once on the registering thread if the future is complete. Otherwise they run upon completion, one
+/// after the other in order of registration: on a thread of the agent that created the future, or, for a future of
+/// [`RpcFuture::new`], on the completing thread. They run without a lock. A panic in a callback is logged, and the
+/// other callbacks still run.
 ///
 /// A future can be awaited on any async runtime, by value or by reference.
 ///
@@ -73,26 +73,26 @@ impl<T: Clone + Send + 'static> RpcFuture<T> {
         (promise, Self::of(slot))
     }
 
-    /// Creates a pending future whose callbacks run where those of this one do. It has no hint: its
-    /// result does not come from a connection.
+    /// Creates a pending future whose callbacks run on the same threads as this future's callbacks. It has no hint:
+    /// its result does not arrive over a connection.
     pub(super) fn child<U: Clone + Send + 'static>(&self) -> (Promise<U>, RpcFuture<U>) {
         RpcFuture::with_executor(self.slot.executor(), Hint::NONE)
     }
 
-    /// Whether the future is complete. Does not block.
+    /// Returns whether the future is complete. Does not block.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.slot.is_complete()
     }
 
-    /// The result, or `None` while the future is pending. Does not block.
+    /// Returns the result, or `None` while the future is pending. Does not block.
     #[must_use]
     pub fn try_get(&self) -> Option<Result<T, RpcError>> {
         self.slot.try_get()
     }
 
-    /// Blocks until the future is complete: at most for the call's timeout, or indefinitely if the call
-    /// has none. On a thread of an agent, another thread takes over its other work meanwhile.
+    /// Blocks until the future is complete: at most for the call's timeout, or indefinitely if the call has none. On
+    /// a thread of an agent, another thread takes over its other work while it waits.
     ///
     /// # Errors
     /// The error of the call.
@@ -122,8 +122,8 @@ impl<T: Clone + Send + 'static> RpcFuture<T> {
         self.wait_until(Deadline::after(Instant::now(), timeout), &Cancel::NEVER)
     }
 
-    /// Blocks until the future is complete, the deadline passes, or `cancel` ends the wait. A deadline that has passed
-    /// checks once without waiting.
+    /// Blocks until the future is complete, the deadline passes, or `cancel` interrupts the wait. A deadline that has
+    /// passed checks once without waiting.
     ///
     /// Returns `None` if the future is still pending. The call continues, and can be waited for again.
     #[must_use]
@@ -131,14 +131,14 @@ impl<T: Clone + Send + 'static> RpcFuture<T> {
         self.slot.wait_until(deadline, cancel)
     }
 
-    /// Runs `callback` with the result. [`RpcFuture`] says on which thread. Does not block, unless the
-    /// future is complete and the callback blocks.
+    /// Runs `callback` with the result. [`RpcFuture`] describes on which thread. Does not block, unless the future is
+    /// complete and the callback blocks.
     pub fn on_complete(&self, callback: impl FnOnce(&Result<T, RpcError>) + Send + 'static) {
         self.slot.when_complete(move |result| callback(&result));
     }
 
-    /// Returns the future of what `continuation` makes of the result. It runs as a callback does; if it
-    /// panics, the returned future fails with [`RpcError::Broken`].
+    /// Returns a future of the value that `continuation` computes from the result. The continuation runs like a
+    /// callback; if it panics, the returned future fails with [`RpcError::Broken`].
     pub fn then<U: Clone + Send + 'static>(
         &self,
         continuation: impl FnOnce(Result<T, RpcError>) -> Result<U, RpcError> + Send + 'static,
@@ -151,8 +151,8 @@ impl<T: Clone + Send + 'static> RpcFuture<T> {
         child
     }
 
-    /// Like [`RpcFuture::then`], for a `continuation` that returns a future itself. The returned future
-    /// completes when that one does. PyTorch's `then` with an asynchronous callback.
+    /// Like [`RpcFuture::then`], for a `continuation` that itself returns a future. The returned future completes
+    /// when that future completes. This is PyTorch's `then` with an asynchronous callback.
     pub fn then_async<U: Clone + Send + 'static>(
         &self,
         continuation: impl FnOnce(Result<T, RpcError>) -> RpcFuture<U> + Send + 'static,
@@ -263,7 +263,7 @@ impl<T> Promise<T> {
         self.slot.complete(result)
     }
 
-    /// Whether the future is complete.
+    /// Returns whether the future is complete.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.slot.is_complete()

@@ -4,8 +4,8 @@ use std::any::Any;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs `code`; if it panics, returns the panic message. Does not panic itself, even if the destructor of what the
-/// panic carried does.
+/// Runs `code`; if it panics, returns the panic message. Does not panic itself, even if the destructor of the panic's
+/// payload does.
 ///
 /// Unwind safety: callers share no state with `code` that a panic could leave inconsistent.
 pub fn catch_panic<R>(code: impl FnOnce() -> R) -> Result<R, String> {
@@ -16,7 +16,7 @@ pub fn catch_panic<R>(code: impl FnOnce() -> R) -> Result<R, String> {
     })
 }
 
-/// Drops what a panic carried, whose destructor may panic too.
+/// Drops the payload of a panic, whose destructor may also panic.
 fn discard(payload: Box<dyn Any + Send>) {
     if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
         // This one's destructor may panic as well, and so on.

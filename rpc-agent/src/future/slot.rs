@@ -1,6 +1,6 @@
 //! The state that the handles of one future share: its result, callbacks, wakers and waiting threads.
 //!
-//! No lock is held while callbacks, wakers or their destructors run.
+//! Callbacks, wakers and their destructors run without a lock.
 
 use std::task::Waker;
 
@@ -183,7 +183,7 @@ impl<T: Clone + Send + 'static> Slot<T> {
         self.state.lock().result.clone()
     }
 
-    /// Blocks until completion; `None` if the deadline passes first, or `cancel` ends the wait.
+    /// Blocks until completion; `None` if the deadline passes first, or `cancel` interrupts the wait.
     pub(super) fn wait_until(
         self: &Arc<Self>,
         deadline: Deadline,
@@ -227,8 +227,8 @@ impl<T: Clone + Send + 'static> Slot<T> {
         }
     }
 
-    /// Returns the result, or registers `waker`. `key` is kept by the handle between polls, so that a
-    /// later waker of the same handle replaces the earlier one.
+    /// Returns the result, or registers `waker`. The handle keeps `key` between polls, so that a later waker of the
+    /// same handle replaces its earlier waker.
     pub(super) fn poll(
         &self,
         key: &mut Option<WakerKey>,

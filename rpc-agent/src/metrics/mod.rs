@@ -12,7 +12,7 @@ pub use snapshot::MetricsSnapshot;
 use crate::error::RpcError;
 use crate::pool::PoolGauges;
 
-/// The counters of an agent. Those of callers, handlers and the network have cache lines of their own (no false
+/// The counters of an agent. The counters of callers, handlers and the network have separate cache lines (no false
 /// sharing): 128 bytes, because processors fetch lines of 64 bytes in pairs.
 #[derive(Default)]
 pub(crate) struct Metrics {

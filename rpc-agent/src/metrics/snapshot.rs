@@ -5,18 +5,18 @@ use std::collections::BTreeMap;
 /// An agent's counters at one moment. Counters start at 0 when the agent starts, and only grow. Gauges are
 /// the present number.
 ///
-/// Each attempt of a call with retries counts as a call: one that succeeds with its second retry is two
+/// Each attempt of a call with retries counts as a call: a call that succeeds with its second retry counts as two
 /// failed calls and one successful call.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MetricsSnapshot {
     /// Calls made by this worker.
     pub calls_started: u64,
-    /// Of these, calls that returned a value.
+    /// Calls that returned a value. They are included in `calls_started`.
     pub calls_succeeded: u64,
-    /// Of these, calls that ended with any error.
+    /// Calls that failed with any error. They are included in `calls_started`.
     pub calls_failed: u64,
-    /// Gauge: unanswered calls.
+    /// Gauge: calls that have not been answered.
     pub calls_in_flight: u64,
     /// Calls that failed because their deadline passed.
     pub timeouts: u64,
@@ -30,16 +30,16 @@ pub struct MetricsSnapshot {
     /// Gauge: retries that are waiting to be sent.
     pub retry_queue_len: u64,
 
-    /// Requests received, those of this worker to itself included.
+    /// Requests received, including this worker's requests to itself.
     pub requests_received: u64,
-    /// Of these, requests answered with a value or an error of the function.
+    /// Requests answered with a value or an error of the function. They are included in `requests_received`.
     pub requests_handled: u64,
-    /// Of these, requests refused before a function ran: unknown function, full queue, passed deadline,
-    /// shutdown.
+    /// Requests refused before a function ran: unknown function, full queue, passed deadline, shutdown. They are
+    /// included in `requests_received`.
     pub requests_refused: u64,
     /// Gauge: received requests that are not answered yet.
     pub requests_active: u64,
-    /// Gauge: of these, requests that a [`Reply`](crate::Reply) will answer.
+    /// Gauge: requests that a [`Reply`](crate::Reply) will answer. They are included in `requests_active`.
     pub requests_deferred: u64,
     /// Functions that panicked.
     pub handler_panics: u64,
@@ -52,12 +52,12 @@ pub struct MetricsSnapshot {
     pub threads: u64,
     /// Gauge: threads without work.
     pub threads_idle: u64,
-    /// Gauge: threads whose function waits for a call of its own.
+    /// Gauge: threads whose function waits for a nested call.
     pub threads_waiting: u64,
 
     /// Connections opened by either side.
     pub connections_opened: u64,
-    /// Of these, connections to a worker that had a connection before.
+    /// Connections to a worker that had a connection before. They are included in `connections_opened`.
     pub reconnects: u64,
     /// Connections that ended without a Goodbye.
     pub connections_lost: u64,
@@ -68,7 +68,8 @@ pub struct MetricsSnapshot {
 }
 
 impl MetricsSnapshot {
-    /// The numbers by name: PyTorch's debug-info name where it has one, otherwise a similar one.
+    /// Returns the numbers, each under PyTorch's name in its debug info if there is one, otherwise under a similar
+    /// name.
     ///
     /// ```
     /// use rpc_agent::MetricsSnapshot;

@@ -1,4 +1,4 @@
-//! A call to a peer, and the error of one that the peer reports.
+//! A call to a peer, and the error of a call that the peer reports.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What all peers of an agent have in common: names of functions, and limits.
+//! The configuration that all peers of an agent share: names of functions, and limits.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ impl Functions {
 pub(crate) struct Config {
     /// This agent's own worker.
     pub(crate) me: WorkerInfo,
-    /// The number of this process; never 0, which stands for "any" on the wire.
+    /// The number of this process; never 0, which means "any" on the wire.
     pub(crate) incarnation: u64,
     /// The largest request or answer that this agent takes, in bytes.
     pub(crate) message_bytes_max: u64,
@@ -58,7 +58,7 @@ pub(crate) struct Config {
     pub(crate) backlog_bytes_max: u64,
     /// Requests of one peer that may wait for a thread.
     pub(crate) requests_queued_max: usize,
-    /// How long attempts to connect go on, from the first one, before the waiting calls fail.
+    /// How long attempts to connect continue, from the first attempt, before the waiting calls fail.
     pub(crate) connect_timeout: Duration,
     /// The functions that peers may call.
     pub(crate) functions: Functions,

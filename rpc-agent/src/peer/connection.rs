@@ -1,7 +1,7 @@
-//! Who reads and who writes one connection, and what the poller watches it for.
+//! The threads that read and write one connection, and the events that the poller watches it for.
 //!
 //! Reading and writing happen without a lock: a thread takes the decoder or a batch out, and gives it back. A thread
-//! that finds it taken leaves a note to the one that has it. A caller that waits for an answer may borrow the
+//! that finds it taken leaves a note to the thread that has it. A caller that waits for an answer may borrow the
 //! connection from the poller, which saves waking a second thread for the answer.
 
 use std::io;
@@ -13,7 +13,7 @@ use super::incoming::Incoming;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ConnectionId(pub(super) u64);
 
-/// What the poller watches a socket for.
+/// The events that the poller watches a socket for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Watch {
     pub(crate) readable: bool,
@@ -41,7 +41,7 @@ enum Reader {
     Idle(Box<Incoming>),
     /// One is reading.
     Busy {
-        /// More arrived meanwhile: it is to read again before it stops.
+        /// More bytes have arrived in the meantime: the thread reads again before it stops.
         again: bool,
     },
 }
@@ -50,7 +50,7 @@ enum Reader {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Writer {
     Idle,
-    /// One is writing, and will send what is queued meanwhile.
+    /// A thread is writing, and will also send messages that are queued in the meantime.
     Busy,
     /// None: the socket takes no more bytes until it is writable.
     Blocked,
@@ -76,11 +76,11 @@ pub(crate) enum Reads {
     ForCaller,
 }
 
-/// What a reading thread does next.
+/// The next step of a reading thread.
 pub(crate) enum ReadNext {
     /// Stop: the decoder was taken back.
     Stop,
-    /// Read on, as more has arrived. `to_end` as in [`Connection::take_reader`].
+    /// More bytes have arrived: continue to read. `to_end` is described at [`Connection::take_reader`].
     Again {
         decoder: Box<Incoming>,
         to_end: bool,
@@ -145,7 +145,8 @@ impl<S> Connection<S> {
         ReadNext::Stop
     }
 
-    /// Lends the connection to a caller that waits for an answer. Fails while another one has it or a thread reads.
+    /// Lends the connection to a caller that waits for an answer. Fails while another caller has it or a thread
+    /// reads.
     pub(super) fn lend(&mut self) -> bool {
         let is_free = self.waiter == Waiter::Poller && matches!(self.reader, Reader::Idle(_));
         if is_free {
@@ -166,7 +167,7 @@ impl<S> Connection<S> {
         self.waiter = Waiter::Poller;
     }
 
-    /// What the poller is to watch from now on, if that changes: before and after.
+    /// The new events for the poller to watch, if they change: before and after.
     pub(super) fn watch_change(&mut self) -> Option<(Watch, Watch)> {
         let is_lent_for_output = self.waiter == Waiter::Caller { for_output: true };
         let wanted = Watch {

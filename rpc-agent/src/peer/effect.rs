@@ -1,4 +1,4 @@
-//! What is to be done after an input, as values.
+//! The actions after an input, as values.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,13 +16,15 @@ use crate::segmented_queue::SegmentedQueue;
 
 /// One thing to be done. `P` completes a call, `S` is a socket.
 pub(crate) enum Effect<P, S> {
-    /// Write the batch, and report with [`Peer::written`](super::Peer::written). Nobody else writes meanwhile.
+    /// Write the batch, and report with [`Peer::written`](super::Peer::written). In the meantime, other threads do
+    /// not write.
     Send {
         connection: ConnectionId,
         socket: S,
         batch: Batch,
     },
-    /// Call [`Peer::flush`](super::Peer::flush) soon: more may leave with what is queued. Not repeated before that.
+    /// Call [`Peer::flush`](super::Peer::flush) soon: more may leave together with the queued messages. This effect
+    /// is not repeated before that.
     SendSoon,
     /// A call has its result.
     Complete {

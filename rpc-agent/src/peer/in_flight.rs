@@ -105,7 +105,7 @@ impl<T> InFlight<T> {
             slot != NONE,
             "fewer than 2^32 calls to one peer are in flight"
         );
-        // No call has number 0, so that a small id invented by a peer matches no call.
+        // Calls never have number 0, so that a small id invented by a peer matches no call.
         self.last_number = self.last_number.checked_add(1).unwrap_or(1);
         let id = CallId::new(slot, self.last_number);
         vacant.insert(Entry {

@@ -55,7 +55,7 @@ impl Default for IncomingLimits {
 /// The first frame that a connection must receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expects {
-    /// This side accepted the connection. No frame may follow the Hello until [`Incoming::open`].
+    /// This side accepted the connection. Frames may follow the Hello only after [`Incoming::open`].
     Hello,
     /// This side dialed. Messages follow a Welcome; no frame follows a Refuse.
     WelcomeOrRefuse,
@@ -90,7 +90,7 @@ pub(crate) enum Message {
     },
 }
 
-/// What a request says besides its payload: its budget in milliseconds, and its function.
+/// The fields of a request besides its payload: its budget in milliseconds, and its function.
 type Call = (u32, Option<FunctionId>);
 
 impl Message {
@@ -142,9 +142,9 @@ pub(crate) struct Incoming {
     buffer_bytes_wanted: usize,
     /// The length of the buffer before the last receive.
     buffer_bytes_before: usize,
-    /// The frame that is being received into its own allocation. `buffer` is empty meanwhile.
+    /// The frame that is being received into its own allocation. During that time, `buffer` is empty.
     frame: Option<LongFrame>,
-    /// The part whose payload comes next. Between two calls `buffer` is empty meanwhile.
+    /// The part whose payload follows. Between two calls, `buffer` is empty during that time.
     part: Option<Part>,
     assembling: HashMap<MessageKey, Assembly>,
     /// Sum of the announced payload lengths of `assembling`.
@@ -178,7 +178,7 @@ struct Assembly {
     payload: Vec<u8>,
     /// Payload bytes in `payload`. The start of the next frame may follow them until [`Incoming::received`].
     filled_bytes: usize,
-    /// Bytes not yet received, those of the current part included.
+    /// Bytes not yet received, including the current part's bytes.
     missing_bytes: u64,
     payload_bytes: u64,
     is_wanted: bool,

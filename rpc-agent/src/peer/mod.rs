@@ -1,13 +1,13 @@
-//! Everything that is decided about one other worker, as pure state machines.
+//! All decisions about one other worker, as pure state machines.
 //!
-//! [`Peer`] is what an agent knows of one worker of its group: the connection to it, or the attempts to make one;
-//! the calls to it that have no answer; the requests from it that have not begun; what waits to be sent. Inputs are
-//! method calls, with the present as an argument; what is to be done is returned as [`Effect`]s. The machine is
-//! composed of smaller ones, each with its own tests: [`pair`] chooses among crossing connections, [`in_flight`] is
-//! the table of calls, [`incoming`] and [`outgoing`] are the two directions of the byte stream, [`connection`] says
-//! which thread reads and writes.
+//! [`Peer`] is the state of an agent about one worker of its group: the connection to it, or the attempts to make
+//! one; the calls to it that have no answer; the requests from it that have not begun; the messages that wait to be
+//! sent. Inputs are method calls, with the present as an argument; actions are returned as [`Effect`]s. The machine
+//! is composed of smaller ones, each with its own tests: [`pair`] chooses among crossing connections, [`in_flight`]
+//! is the table of calls, [`incoming`] and [`outgoing`] are the two directions of the byte stream, [`connection`]
+//! decides which thread reads and writes.
 //!
-//! Knows no socket, clock, thread, lock or random source. `runtime` carries the effects out.
+//! Has no socket, clock, thread, lock or random source. `runtime` carries the effects out.
 
 mod call;
 mod config;

@@ -45,7 +45,7 @@ pub(crate) struct Outgoing {
     begun: VecDeque<Stream>,
     /// Sum of the payload lengths of `begun`.
     begun_bytes: u64,
-    /// Large messages of which nothing has been taken.
+    /// Large messages that have not been begun.
     not_begun: VecDeque<Stream>,
     /// A partly written batch.
     unfinished: Option<Batch>,
@@ -98,7 +98,7 @@ struct Stream {
     payload_bytes: u64,
 }
 
-/// Bytes to write next. The sender returns it with [`Outgoing::put_back`], also after an error.
+/// Bytes to write next. The sender returns it with [`Outgoing::put_back`], even after an error.
 pub(crate) struct Batch {
     encoded: Encoded,
     sent_bytes: usize,
@@ -255,8 +255,8 @@ impl Outgoing {
         withdrawn
     }
 
-    /// Ids of the requests of which no byte was written. All requests of a batch that is out count as sent.
-    /// For a connection that is closed, when nothing more will be sent.
+    /// Ids of the completely unsent requests. All requests of a batch that is out count as sent. For a closed
+    /// connection, when nothing more will be sent.
     pub(crate) fn unsent_requests(&self) -> Vec<u64> {
         let of_batch = self.unfinished.iter().flat_map(Batch::unsent_requests);
         let of_ready = self.ready.requests.iter().map(|request| request.id);
@@ -396,7 +396,7 @@ impl Outgoing {
         shrink(&mut self.not_begun);
     }
 
-    /// Checks the counters against the data that they count. `bytes_out` are those of the batch that is out.
+    /// Checks the counters against the data that they count. `bytes_out` are the bytes of the batch that is out.
     #[cfg(test)]
     fn check_invariants(&self, bytes_out: usize) {
         let waiting: usize = self.waiting.iter().map(Waiting::bytes).sum();
@@ -495,7 +495,7 @@ impl Batch {
         used
     }
 
-    /// Ids of the requests of which no byte is written.
+    /// Ids of the completely unwritten requests.
     fn unsent_requests(&self) -> impl Iterator<Item = u64> {
         let requests = self.encoded.requests.iter();
         let begun_bytes = self.sent_bytes + self.kept_bytes;

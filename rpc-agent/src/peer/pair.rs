@@ -1,13 +1,13 @@
 //! Selects the one connection that two workers use, although both may dial at the same time.
 //!
-//! Each side counts the connections of the pair (`links`), and every Hello, Welcome and Refuse carries the
-//! sender's count. If a Hello has a lower count than the listener's, its sender did not know of the
-//! listener's connection yet: the listener keeps it. If the count is the same, the sender knew of that
-//! connection and has lost it: the listener replaces it. When both dial at the same time, the dial of the
-//! worker with the lower id is accepted.
+//! Each side counts the connections of the pair (`links`), and every Hello, Welcome and Refuse carries the sender's
+//! count. If a Hello has a lower count than the listener's, its sender did not have the listener's connection yet:
+//! the listener keeps it. If the count is the same, the sender knew of that connection and has lost it: the listener
+//! replaces it. When both dial at the same time, the dial of the worker with the lower id is accepted.
 //!
-//! No sockets, no clock. The caller knows whether there is a connection or a dial, decides when to dial again and what
-//! happens to calls on a lost connection. It must not report events of an abandoned dial or of a replaced connection.
+//! No sockets, no clock. The caller knows whether there is a connection or a dial, decides when to dial again, and
+//! handles the calls on a lost connection. It must not report events of an abandoned dial or of a replaced
+//! connection.
 
 use crate::wire::{Hello, Refuse, RefuseReason, Welcome};
 use crate::worker::WorkerId;
@@ -24,7 +24,7 @@ pub(crate) struct Pair {
     links: u32,
 }
 
-/// What one side has of the pair's connection.
+/// One side's state of the pair's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum PairState {
     /// No connection and no dial.
@@ -94,8 +94,8 @@ impl Pair {
         true
     }
 
-    /// The peer refused the current dial. Whether a later one may succeed, after a pause and with the address read
-    /// again: not if the peer is shutting down or has another protocol version.
+    /// The peer refused the current dial. Returns whether a later dial may succeed, after a pause and with the
+    /// address read again: not if the peer is shutting down or has another protocol version.
     pub(crate) fn on_refuse(&mut self, refuse: &Refuse) -> bool {
         if refuse.reason == RefuseReason::UseOther {
             // The next Hello then carries the peer's count and replaces that connection. By then it

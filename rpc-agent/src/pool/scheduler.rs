@@ -1,7 +1,7 @@
-//! What the threads of a pool do next, and which of them are woken or started.
+//! The next steps of the threads of a pool, and the threads to wake or to start.
 //!
-//! A thread reports to the scheduler and obeys the [`Next`] that it returns. What concerns other threads
-//! collects in [`Effects`], which the caller takes after each step and carries out.
+//! A thread reports to the scheduler and obeys the [`Next`] that it returns. Steps of other threads are collected in
+//! [`Effects`], which the caller takes after each step and carries out.
 
 #[cfg(all(test, not(shuttle)))]
 mod tests;
@@ -39,7 +39,7 @@ const BLOCKED: Duration = if cfg!(any(test, shuttle)) {
 /// A thread that had nothing to do for this long ends, unless it is one of the last two. Short in tests.
 pub(super) const IDLE_MAX: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 10_000 });
 
-/// The queues of a pool, and what each of its threads is doing.
+/// The queues of a pool, and the activity of each of its threads.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Scheduler<R, C> {
     handlers_max: usize,
@@ -68,7 +68,7 @@ pub(super) struct Scheduler<R, C> {
     held_since: Option<Instant>,
     dialers: usize,
     waiting: usize,
-    /// Threads that sleep, or that are about to: the standby thread and the others.
+    /// Threads that sleep, or that are about to sleep, including the standby thread.
     idle: usize,
     standby: Standby,
     /// Idle threads that were woken for a task and have not reported yet.
@@ -86,7 +86,7 @@ pub(super) struct QueuedRequest<R> {
     pub(super) is_slow: bool,
 }
 
-/// What a thread does next.
+/// The next step of a thread.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next<R, C> {
     /// Calls back, then reports [`Scheduler::returned`].
@@ -120,7 +120,7 @@ pub(super) enum Sleep {
     Standby,
 }
 
-/// What concerns other threads than the one that reports.
+/// Steps of other threads than the reporting thread.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(super) struct Effects {
     /// How many idle threads are to be woken.
@@ -132,7 +132,7 @@ pub(super) struct Effects {
     pub(super) spawn: Range<u64>,
 }
 
-/// What the standby thread found when it looked.
+/// The result of the standby thread's check.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Look {
     /// It had to flush.
@@ -177,7 +177,7 @@ impl Thread {
     }
 }
 
-/// What a thread is doing when it runs a task.
+/// The kind of a task that a thread runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Task {
     Handler,
@@ -211,7 +211,7 @@ enum Phase {
     },
     /// The standby thread has found nothing in its last look, and sleeps until it is to watch again.
     FallsAsleep,
-    /// No longer the standby thread: nobody watches what it would have sent.
+    /// It is no longer the standby thread: no thread checks for its unsent messages.
     Resigns,
 }
 
@@ -220,7 +220,7 @@ enum Stage {
     /// No thread yet.
     New,
     Running,
-    /// No request is taken or run any more.
+    /// Requests are no longer taken or run.
     Stopping,
     /// All threads have ended, and none will be started.
     Stopped,
@@ -228,7 +228,7 @@ enum Stage {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Standby {
-    /// No idle thread is the standby thread.
+    /// The standby thread is missing: no idle thread has this role.
     None,
     /// It checks every [`TICK`].
     Watching,
@@ -288,7 +288,7 @@ impl<R, C> Scheduler<R, C> {
         self.effects != Effects::default()
     }
 
-    /// What other threads have to do after the steps since the last call.
+    /// The steps of other threads after the steps since the last call.
     pub(super) fn take_effects(&mut self) -> Effects {
         mem::take(&mut self.effects)
     }
@@ -355,7 +355,7 @@ impl<R, C> Scheduler<R, C> {
         self.had_burst |= self.requests.len() >= BURST_REQUESTS_MIN;
     }
 
-    /// A thread that runs a task is about to wait: another one may take its place.
+    /// A thread that runs a task is about to wait: another thread may take its place.
     pub(super) fn enter_wait(&mut self, task: Task) {
         *self.running(task) -= 1;
         self.waiting += 1;
@@ -396,8 +396,8 @@ impl<R, C> Scheduler<R, C> {
         (mem::take(&mut self.requests), mem::take(&mut self.dials))
     }
 
-    /// All threads have ended, perhaps but for one that runs the stop itself. Returns the requests that are
-    /// dropped because they were polled during the stop, and the callbacks that are left to be run.
+    /// All threads have ended, except perhaps a thread that runs the stop itself. Returns the requests that are
+    /// dropped because they were polled during the stop, and the remaining callbacks, which are to be run.
     pub(super) fn finish(&mut self) -> (SegmentedQueue<QueuedRequest<R>>, Vec<C>) {
         self.stage = Stage::Stopped;
         self.slow_queued = 0;
@@ -465,7 +465,7 @@ impl<R, C> Scheduler<R, C> {
         }
     }
 
-    /// What a thread does next.
+    /// The next step of a thread.
     pub(super) fn next(&mut self, thread: &mut Thread) -> Next<R, C> {
         loop {
             match thread.phase {
@@ -600,7 +600,7 @@ impl<R, C> Scheduler<R, C> {
         Some(queued.request)
     }
 
-    /// A thread begins a task: another one must check what it leaves behind.
+    /// A thread begins a task: another thread must take over the rest of its work.
     fn begin(&mut self, thread: &mut Thread, task: Task) {
         thread.phase = Phase::Runs(task);
         thread.blockages = self.blockages;
@@ -634,7 +634,7 @@ impl<R, C> Scheduler<R, C> {
         self.effects.wake_poller |= started < count;
     }
 
-    /// Wakes or starts up to `wanted` threads for what was just queued.
+    /// Wakes or starts up to `wanted` threads for tasks that were just queued.
     fn call_threads(&mut self, wanted: usize) {
         if wanted == 0 || self.stage == Stage::New || !self.has_task() {
             // The thread that makes it possible to run more takes it.

@@ -16,7 +16,7 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::thread::{self, JoinHandle, ThreadId};
 use crate::sync::{self, Arc, Condvar, Mutex, MutexGuard, thread_local};
 
-/// What the pool works for. The pool calls all of it without a lock.
+/// The work of a pool. The pool calls these functions without a lock.
 pub(crate) trait Work<R>: Send + Sync {
     /// Sends what has collected. Called before a thread sleeps or polls.
     fn flush(&self);
@@ -37,7 +37,7 @@ pub(crate) trait Work<R>: Send + Sync {
     /// Runs a request. Does not panic.
     fn run(&self, request: R);
 
-    /// Answers a request that cannot run, as all `threads` wait.
+    /// Answers a request that cannot run, because all `threads` wait.
     fn refuse(&self, request: R, threads: usize);
 
     /// Whether a request will take long.
@@ -55,7 +55,7 @@ pub(crate) type Callback = Box<dyn FnOnce() + Send>;
 /// A pool of threads for requests of type `R` and callbacks.
 pub(crate) struct Pool<R> {
     state: Mutex<State<R>>,
-    /// Idle threads, but for the standby thread.
+    /// Idle threads, except the standby thread.
     idle: Condvar,
     standby: Condvar,
     /// For [`Pool::stop`], which waits until no thread is being started.
@@ -100,7 +100,7 @@ enum Role {
 }
 
 thread_local! {
-    /// The pool of this thread, by address, and what it does there.
+    /// The pool of this thread, by address, and the thread's role in it.
     static HERE: Cell<(usize, Role)> = const { Cell::new((0, Role::None)) };
 }
 
@@ -189,7 +189,7 @@ impl<R: Send + 'static> Pool<R> {
         drop(refused);
     }
 
-    /// Call this before a thread blocks on a future: if it is one of this pool, another one takes its place
+    /// Call this before a thread blocks on a future: if it is a thread of this pool, another thread takes its place
     /// until the guard is dropped. The caller has flushed.
     pub(crate) fn enter_wait(self: &Arc<Self>) -> Waiting<'_, R> {
         let Role::Runs(task) = self.role_here() else {
@@ -223,10 +223,10 @@ impl<R: Send + 'static> Pool<R> {
         !matches!(self.role_here(), Role::None | Role::Waits)
     }
 
-    /// Drops the queued requests, runs the callbacks, waits for the functions that run, joins all threads
-    /// and gives up the work. A function that never returns makes this never return.
+    /// Drops the queued requests, runs the callbacks, waits for the running functions, joins all threads and drops
+    /// the work. If a function never returns, this does not return either.
     ///
-    /// Called on a thread of the pool it joins the others only. To be called once.
+    /// Called on a thread of the pool, it joins only the other threads. To be called once.
     pub(crate) fn stop(&self) {
         let mut state = self.lock();
         let dropped = state.scheduler.stop();
@@ -344,8 +344,8 @@ impl<R: Send + 'static> Pool<R> {
         }
     }
 
-    /// Runs a task, which contains the panics of the program's functions itself. A panic of what is dropped after them
-    /// must not cost the pool a thread.
+    /// Runs a task, which contains the panics of the program's functions itself. A panic of a value that is dropped
+    /// after them must not cost the pool a thread.
     fn run_task(
         &self,
         thread: &mut Thread,
@@ -387,7 +387,7 @@ impl<R: Send + 'static> Pool<R> {
         }
     }
 
-    /// Unlocks, and does what the scheduler wants of other threads.
+    /// Unlocks, and wakes or starts other threads as the scheduler requires.
     fn unlock(self: &Arc<Self>, state: MutexGuard<'_, State<R>>) {
         if !state.scheduler.has_effects() {
             return self.publish(&state);
@@ -458,7 +458,7 @@ impl<R: Send + 'static> Pool<R> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State<R>> {
-        // No code that can panic runs under this lock.
+        // The code that runs under this lock does not panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -479,7 +479,7 @@ impl<R: Send + 'static> Pool<R> {
         }
     }
 
-    /// What the calling thread does for this pool.
+    /// The calling thread's role in this pool.
     fn role_here(&self) -> Role {
         match HERE.with(Cell::get) {
             (pool, role) if pool == self.address() => role,

@@ -8,8 +8,8 @@ use std::time::Duration;
 use crate::sync::Lock;
 use crate::worker::WorkerId;
 
-/// A group of calls with retries. [`AgentHandle::abandon_retries`](crate::AgentHandle::abandon_retries) ends
-/// those of the group to one worker, and no others. The round trip of its calls is measured for
+/// A group of calls with retries. [`AgentHandle::abandon_retries`](crate::AgentHandle::abandon_retries) stops the
+/// retries of the group's calls to one worker, and of no other calls. The round trip of its calls is measured for
 /// [`RetryOptions::with_measured_timeout`](crate::RetryOptions::with_measured_timeout).
 ///
 /// A clone is a handle of the same group.
@@ -35,7 +35,7 @@ struct GroupWorker {
 }
 
 impl RetryGroup {
-    /// A group without calls.
+    /// Creates a group without calls.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

@@ -1,7 +1,7 @@
-//! Calls with retries: when the next attempt begins, and with which error a call ends.
+//! Calls with retries: the time of the next attempt, and the error of a failed call.
 //!
-//! [`RetryState`] decides for one call, and the [`Schedule`] keeps the waiting calls. They do not know how an attempt is
-//! sent.
+//! [`RetryState`] decides for one call, and the [`Schedule`] keeps the waiting calls. They do not send attempts
+//! themselves.
 
 mod group;
 mod options;

@@ -10,7 +10,7 @@ use crate::clock::milliseconds;
 /// Retries are *at least once*: when an answer is lost, the function has run, and runs again. Retry only
 /// functions that may run twice.
 ///
-/// Each call checks its options, as in PyTorch.
+/// Each call checks its options, like in PyTorch.
 ///
 /// ```
 /// use rpc_agent::RetryOptions;
@@ -41,62 +41,62 @@ pub struct RetryOptions {
 }
 
 impl RetryOptions {
-    /// The limit of retries; 0: one attempt only. Default 3, as in the first PyTorch with retries (later 5):
+    /// Sets the limit of retries; 0 means one attempt only. Default 3, like the first PyTorch with retries (later 5):
     /// with the other defaults a call to a worker that refuses connections fails within five seconds.
     pub fn with_max_retries(mut self, max_retries: u32) -> Self {
         self.max_retries = max_retries;
         self
     }
 
-    /// The pause between the first failure and the first retry, rounded up to whole milliseconds. Default
-    /// 1 s, as in PyTorch, about the time that a peer takes to restart.
+    /// Sets the pause between the first failure and the first retry, rounded up to whole milliseconds. Default 1 s,
+    /// like PyTorch, about the time that a peer takes to restart.
     pub fn with_retry_duration(mut self, pause: Duration) -> Self {
         self.retry_duration = Duration::from_millis(milliseconds(pause));
         self
     }
 
-    /// The factor from one pause to the next. Default 1.5, as in PyTorch: the pauses are 1000, 1500, 2250,
-    /// 3375, 5062 ms. (PyTorch counts them from the sending and has the first one twice.)
+    /// Sets the factor from one pause to the next. Default 1.5, like PyTorch: the pauses are 1000, 1500, 2250, 3375,
+    /// 5062 ms. (PyTorch counts them from the sending and has the first pause twice.)
     pub fn with_backoff(mut self, factor: f64) -> Self {
         self.backoff = factor;
         self
     }
 
-    /// The longest pause, jitter included. Default [`Duration::MAX`], as few retries keep pauses short.
+    /// Sets the longest pause, jitter included. Default [`Duration::MAX`], because few retries keep pauses short.
     pub fn with_max_delay(mut self, max: Duration) -> Self {
         self.max_delay = max;
         self
     }
 
-    /// By which fraction a pause may be shorter or longer, drawn evenly. Default 0. Use some where many
+    /// Sets the fraction that a pause may be shorter or longer, drawn evenly. Default 0. Use some jitter where many
     /// workers lose the same peer, so that they do not all reconnect at once.
     pub fn with_jitter(mut self, jitter: f64) -> Self {
         self.jitter = jitter;
         self
     }
 
-    /// How long an attempt waits for its answer, more than zero; `None`: indefinitely. Default 10 s: with the
-    /// 60 s of a call without retries, one lost answer would cost a minute, as it does in PyTorch.
+    /// Sets how long an attempt waits for its answer, more than zero; `None`: indefinitely. Default 10 s: with the 60
+    /// s of a call without retries, one lost answer would cost a minute, as it does in PyTorch.
     pub fn with_attempt_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.attempt_timeout = timeout.into();
         self
     }
 
-    /// Has an attempt wait about as long as the worker takes to answer, as TCP does before it sends a packet again: a
+    /// Makes an attempt wait about as long as the worker takes to answer, like TCP before it sends a packet again: a
     /// lost message is repeated soon, and a slow worker is not flooded with repetitions.
     ///
     /// The first attempt waits for the smoothed round trip of the group's calls to this worker and four times its
-    /// variation (1 s before the first answer, and without [`RetryOptions::with_group`]), but at least for `min`; after
-    /// each attempt that times out, the next waits twice as long.
-    /// [`RetryOptions::with_attempt_timeout`] is the longest. Default: each attempt waits for that long, as the
-    /// functions of a group may take different times. For short functions that always answer at once.
+    /// variation (1 s before the first answer, and without [`RetryOptions::with_group`]), but at least for `min`;
+    /// after each attempt that times out, the next waits twice as long. [`RetryOptions::with_attempt_timeout`] is the
+    /// longest wait. Use it for short functions that always answer at once. By default each attempt waits for the
+    /// attempt timeout, because the functions of a group may take different times.
     pub fn with_measured_timeout(mut self, min: Duration) -> Self {
         self.measured_timeout_min = Some(min);
         self
     }
 
-    /// How long the call takes at most, all attempts included: the last one is cut. More than zero; `None`, the
-    /// default: no limit.
+    /// Sets how long the call takes at most, all attempts included: the last attempt is cut short. More than zero;
+    /// `None`, the default, means no limit.
     pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.timeout = timeout.into();
         self
@@ -108,7 +108,7 @@ impl RetryOptions {
         self
     }
 
-    /// Whether permanent errors are retried too: the function's own errors, an unknown function or worker.
+    /// Sets whether permanent errors are retried as well: the function's own errors, an unknown function or worker.
     /// Default no: they end the call at once.
     pub fn retry_executed(mut self, is_wanted: bool) -> Self {
         self.retry_executed = is_wanted;
@@ -122,10 +122,10 @@ impl RetryOptions {
         self
     }
 
-    /// Checks the options, as each call that uses them does.
+    /// Checks the options. Each call that uses them does the same check.
     ///
     /// # Errors
-    /// [`RetryOptionsError`].
+    /// [`RetryOptionsError`] for the first invalid option.
     pub fn validate(&self) -> Result<(), RetryOptionsError> {
         let (backoff, jitter) = (self.backoff, self.jitter);
         Err(if backoff < 1.0 {

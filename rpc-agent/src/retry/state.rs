@@ -1,4 +1,4 @@
-//! One call with retries: what follows from the failure of an attempt, and the error of the whole call.
+//! One call with retries: the consequence of the failure of an attempt, and the error of the whole call.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::error::{CallSite, Outcome, RpcError};
 /// which PyTorch uses as its infinite timeout.
 const DELAY_MAX: Duration = Duration::from_secs(10_000 * 3600);
 
-/// What follows from the failure of an attempt.
+/// The consequence of the failure of an attempt.
 #[derive(Debug)]
 pub(crate) enum Verdict {
     /// The next attempt begins at `at`.
@@ -19,7 +19,7 @@ pub(crate) enum Verdict {
     GiveUp(RpcError),
 }
 
-/// What is known of a call with retries so far.
+/// The state of a call with retries so far.
 #[derive(Debug)]
 pub(crate) struct RetryState {
     /// They have been checked.
@@ -28,7 +28,7 @@ pub(crate) struct RetryState {
     /// Attempts that have timed out.
     timeouts: u32,
     attempt_began: Instant,
-    /// Of all attempts: one that was sent may have run.
+    /// The outcome of all attempts: an attempt that was sent may have run.
     outcome: Outcome,
     began: Instant,
     /// For the jitter.
@@ -92,7 +92,7 @@ impl RetryState {
         self.attempts
     }
 
-    /// What follows from `error`, with which the latest attempt has just ended.
+    /// Decides after `error`, the failure of the latest attempt.
     pub(crate) fn on_failure(&mut self, error: &RpcError, now: Instant) -> Verdict {
         if error.outcome() != Outcome::NotExecuted {
             self.outcome = Outcome::Unknown;
@@ -123,7 +123,7 @@ impl RetryState {
         Verdict::GiveUp(self.exhausted(error.clone(), outcome))
     }
 
-    /// The error of the call when its worker is abandoned; `last` is that of the latest attempt.
+    /// The error of the call when its worker is abandoned; `last` is the error of the latest attempt.
     pub(crate) fn abandoned(&self, last: RpcError) -> RpcError {
         self.exhausted(last, self.outcome)
     }
@@ -134,8 +134,8 @@ impl RetryState {
         RpcError::Shutdown { call, outcome }
     }
 
-    /// The error of the latest attempt as that of the whole call: when an earlier attempt may have run, it
-    /// does not say that the function did not.
+    /// Converts the error of the latest attempt to the error of the whole call: when an earlier attempt may have run,
+    /// it does not report that the function did not run.
     fn of_all_attempts(&self, error: RpcError) -> RpcError {
         let outcome = self.outcome_with(&error);
         if error.outcome() == outcome {
@@ -143,12 +143,12 @@ impl RetryState {
         }
         match error {
             RpcError::Shutdown { call, .. } => RpcError::Shutdown { call, outcome },
-            // It has no place for what is known of the others.
+            // Its error has no field for the outcome of the earlier attempts.
             last => self.exhausted(last, outcome),
         }
     }
 
-    /// What is known of all attempts when the latest one has ended with `error`.
+    /// The outcome of all attempts when the latest attempt has failed with `error`.
     fn outcome_with(&self, error: &RpcError) -> Outcome {
         match error.outcome() {
             Outcome::NotExecuted => self.outcome,
@@ -175,7 +175,7 @@ fn delay(policy: &RetryOptions, retry: u32, draw: f64) -> Duration {
     let exponent = f64::from(retry.saturating_sub(1));
     let longest = policy.max_delay.min(DELAY_MAX);
     let seconds = policy.retry_duration.as_secs_f64() * policy.backoff.powf(exponent);
-    // Zero times an overflow is no number: no pause stays none.
+    // Zero times an overflow is not a number: a pause of zero remains zero.
     let pause = match Duration::try_from_secs_f64(seconds) {
         _ if policy.retry_duration.is_zero() => Duration::ZERO,
         Ok(pause) => pause.min(longest),

@@ -27,7 +27,7 @@ use crate::peer::{
 };
 use crate::wire::{Frame, Hello, Refuse, RefuseReason, WireError};
 
-/// How long the handshake of a connection may take, that of TLS included.
+/// How long the handshake of a connection may take, including the handshake of TLS.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 
 /// How long a peer of a worker with credentials may take to send its first byte. Workers send it when they are
@@ -64,7 +64,7 @@ pub(super) struct Acceptor {
 /// By token.
 type Handshakes = HashMap<usize, Handshake>;
 
-/// The token of a connection, and when it was accepted: another one may get the token.
+/// The token of a connection, and when it was accepted, because another connection may get the same token.
 pub(super) type Key = (usize, Instant);
 
 struct Handshake {
@@ -72,7 +72,7 @@ struct Handshake {
     watched: Watch,
     decoder: Incoming,
     accepted_at: Instant,
-    /// Nothing has arrived from it.
+    /// The connection has not sent anything.
     is_silent: bool,
 }
 
@@ -113,7 +113,8 @@ impl Acceptor {
         })
     }
 
-    /// Accepts connections and starts their handshakes. Requests that came with those that make room go to `admitted`.
+    /// Accepts connections and starts their handshakes. Requests that arrived with the connections that make room go
+    /// to `admitted`.
     pub(super) fn accept(&mut self, now: Instant, admitted: &mut impl Extend<Served>) {
         loop {
             let stage = |key| stage_of(&self.handshakes, &self.driver.sockets, key);
@@ -138,8 +139,8 @@ impl Acceptor {
         }
     }
 
-    /// Continues the handshake of a connection that is readable, or writable again. Requests that came with it go to
-    /// `admitted`.
+    /// Continues the handshake of a connection that is readable, or writable again. Requests that arrived with it go
+    /// to `admitted`.
     pub(super) fn readable(&mut self, token: usize, admitted: &mut impl Extend<Served>) {
         let Some(mut handshake) = self.handshakes.remove(&token) else {
             return;
@@ -147,7 +148,7 @@ impl Acceptor {
         let was_silent = handshake.is_silent;
         let mut result = read_hello(&mut handshake, &mut self.reads);
         if let Err(error) = self.send_tls(&mut handshake) {
-            // A failure of what the peer sent says more.
+            // A failure in the peer's bytes is more informative.
             result = result.and(Err(error));
         }
         match result {
@@ -317,7 +318,7 @@ impl Acceptor {
         } = handshake;
         let peer = driver.peer_of(hello.from.clone());
         decoder.open();
-        // Registered anew with the peer, so that what has arrived since is reported again.
+        // It is registered again with the peer, so that bytes that have arrived since are reported again.
         if let Err(error) = driver.sockets.watch(&socket, watched, Watch::default()) {
             log::debug!("{me}: cannot deregister {}: {error}", socket.address);
         }
@@ -327,7 +328,7 @@ impl Acceptor {
             core.accept(hello, connection, decoder)
         });
         match accepted {
-            // What came with the Hello is in the decoder already.
+            // The bytes that arrived with the Hello are already in the decoder.
             Ok(connection) => {
                 // The list may have changed since it was looked at.
                 driver.check_member(&peer);

@@ -19,7 +19,7 @@ use crate::worker::Destination;
 const NONE_MS: u64 = u64::MAX;
 
 impl Driver {
-    /// How long a call may take that has no timeout of its own; `None` for no limit.
+    /// The timeout of calls without an explicit timeout; `None` for no limit.
     pub(crate) fn timeout(&self) -> Option<Duration> {
         match self.timeout_ms.load(Ordering::Relaxed) {
             NONE_MS => None,

@@ -1,6 +1,6 @@
 //! One attempt to connect to a peer: its address, the connection, TLS, the client's side of the handshake.
 //!
-//! Whether and when an attempt is made, and what follows from its result, is decided by `peer`.
+//! `peer` decides whether and when an attempt is made, and handles its result.
 
 use std::io;
 use std::net::TcpStream;
@@ -132,8 +132,8 @@ impl Driver {
         })
     }
 
-    /// Proves to the peer that this worker has the secret, if there is one, and checks that the peer has it; sends the
-    /// Hello, and reports the answer. Whether the connection is in use then.
+    /// Proves to the peer that this worker has the secret, if there is one, and checks that the peer has it; sends
+    /// the Hello, and reports the answer. Returns whether the connection is then in use.
     fn shake_hands(
         &self,
         peer: &Arc<PeerEntry>,
@@ -153,7 +153,7 @@ impl Driver {
         }
         let hello = self.change(peer, |core| core.hello(dial, incarnation));
         let Some(hello) = hello else {
-            // Without the end of its handshake, the acceptor would take this worker for a stranger.
+            // Without the end of its handshake, the acceptor would consider this worker a stranger.
             return link.send(&[]).map(|()| false);
         };
         // With the last message of the handshake of TLS.

@@ -1,4 +1,4 @@
-//! Locks a peer's state machine, gives it an input, unlocks it, and carries out what follows.
+//! Locks a peer's state machine, passes it an input, unlocks it, and carries out the effects.
 
 use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -67,7 +67,7 @@ pub(crate) struct Driver {
     pub(super) dials: DialOptions,
     pub(super) retries: Inbox,
     pub(super) membership: Membership,
-    /// For attempts to connect, which need not be made any more when the agent is gone.
+    /// For attempts to connect, which are no longer needed after the agent has ended.
     pub(super) this: Weak<Self>,
     /// Runs the callbacks of futures, and helps threads that wait for one.
     pub(super) executor: Arc<dyn Executor>,
@@ -207,8 +207,8 @@ impl Driver {
         })
     }
 
-    /// Has the retry thread run a job at this time, unless the agent has ended by then. The job does not block, and runs
-    /// no code of the program.
+    /// Has the retry thread run a job at this time, unless the agent has ended before. The job does not block, and
+    /// runs no code of the program.
     pub(super) fn run_at(&self, at: Instant, job: Job) {
         // Dropped without a lock otherwise: it may hold anything.
         drop(self.retries.send(Input::Job { at, job }));
@@ -354,7 +354,7 @@ impl Driver {
         })
     }
 
-    /// Runs `change` under the peer's lock, and what has to be done with each change before others see it.
+    /// Runs `change` under the peer's lock, with the work that each change requires before other threads see it.
     fn locked<R>(&self, peer: &PeerEntry, change: impl FnOnce(&mut State) -> R) -> R {
         let mut state = peer.lock();
         let queued_before = state.core.requests_queued();

@@ -28,7 +28,7 @@ pub(crate) struct Runtime {
     pub(crate) retries: Arc<Retrier>,
     pub(crate) registry_id: RegistryId,
     pub(super) polling: Monitor<Polling>,
-    /// Kept open for as long as the agent: it may host the server that the others use.
+    /// Kept open for as long as the agent runs: it may host the server that the other workers use.
     pub(super) _store: Arc<dyn Store>,
     pub(super) turn: Arc<Monitor<Turn>>,
     /// Of the waits of [`Runtime::join`] and [`Runtime::shutdown`].
@@ -71,7 +71,8 @@ pub(super) struct Turn {
 }
 
 impl Runtime {
-    /// Starts the threads; `work` is done by those of the pool. After an error [`Runtime::stop`] ends what was started.
+    /// Starts the threads; the pool's threads do the `work`. After an error, [`Runtime::stop`] stops the started
+    /// threads.
     pub(crate) fn start(&self, work: Arc<dyn Work<Served>>) -> io::Result<()> {
         self.retries.start()?;
         self.driver.pool.start(work)?;
@@ -100,30 +101,31 @@ impl Runtime {
         }
     }
 
-    /// Runs a job on a thread of the pool at `at`, unless the agent has ended by then.
+    /// Runs a job on a thread of the pool at `at`, unless the agent has ended before.
     pub(crate) fn spawn_at(&self, at: Instant, job: Job) {
         let driver = Arc::clone(&self.driver);
         self.driver.run_at(at, Box::new(move || driver.spawn(job)));
     }
 
-    /// Runs a callback when the agent has ended; one that comes too late is dropped.
+    /// Runs a callback when the agent has ended; a late callback is dropped.
     pub(crate) fn on_end(&self, callback: Job) {
         let mut callbacks = self.ended.lock();
-        // Under the lock: the thread that ends the agent takes the callbacks after that.
+        // Checked under the lock: the thread that stops the agent takes the callbacks after that.
         if !self.driver.stage.is_stopped() {
             callbacks.push(callback);
         }
     }
 
-    /// Ends the agent in order, once: leaves the group with all others, or alone if its members come and go.
+    /// Ends the agent in order, once: leaves the group together with all other workers, or alone if its members join
+    /// and leave at any time.
     pub(crate) fn shutdown(&self, deadline: Deadline) -> Result<(), TerminationError> {
         let result = self.leave(deadline);
         self.stop();
         result
     }
 
-    /// Waits until no call is outstanding anywhere in the group. A join that failed is continued by the next one: the
-    /// others wait in the same round.
+    /// Waits until no call is outstanding anywhere in the group. A failed join is continued by the next join, because
+    /// the other workers wait in the same round.
     pub(crate) fn join(&self, deadline: Deadline) -> Result<(), TerminationError> {
         self.take_turn(deadline)?;
         let result = self.join_in_turn(deadline);
@@ -206,7 +208,7 @@ impl Runtime {
         driver.pool.stop();
         drop(self.polling.lock().poller.take());
         driver.stage.end_stop();
-        // What a function or a callback that was still running began.
+        // This ends calls that a still running function or callback has begun.
         self.end_connections();
         let ended = std::mem::take(&mut *self.ended.lock());
         for callback in ended {

@@ -1,8 +1,9 @@
 //! The published incarnation decides which process of a worker is connected, in a dynamic group.
 //!
-//! A worker that joins with the name and the id of a member replaces its process, which may still live: it was stopped,
-//! or cut off. The new process connects to all members, which read the list when they see an incarnation that they do not
-//! know, and then close the connection to the previous process. They refuse that one from then on.
+//! A worker that joins with the name and the id of a member replaces its process, which may still live: it was
+//! stopped, or cut off. The new process connects to all members, which read the list when they see an unknown
+//! incarnation, and then close the connection to the previous process. From then on, they refuse the previous
+//! process.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

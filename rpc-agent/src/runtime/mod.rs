@@ -1,18 +1,18 @@
 //! The shell around the peers' state machines: threads, sockets and locks.
 //!
-//! Each file here is one part: [`driver`] locks a peer's machine, gives it an input, unlocks it, and carries out what
-//! follows; [`poller`] waits for all sockets; [`acceptor`] and [`dialer`] make connections; [`reader`] reads them;
-//! [`caller`] makes calls and [`retrier`] repeats them on the retry thread; [`start`] makes everything, and [`lifecycle`]
-//! ends it. What each one needs it holds; nothing holds everything.
+//! Each file here is one part: [`driver`] locks a peer's machine, passes it an input, unlocks it, and carries out the
+//! effects; [`poller`] waits for all sockets; [`acceptor`] and [`dialer`] make connections; [`reader`] reads them;
+//! [`caller`] makes calls and [`retrier`] repeats them on the retry thread; [`start`] makes everything, and
+//! [`lifecycle`] ends it. Each part holds only the values that it needs.
 //!
-//! Decides nothing about calls, requests and connections: that is `peer`. Knows neither the registered functions nor
-//! the public API, which are `agent`.
+//! All decisions about calls, requests and connections are in `peer`. The registered functions and the public API are
+//! in `agent`.
 //!
 //! # Locks
 //!
-//! A thread holds at most one lock of this crate at a time, with one exception, without a wait: under a peer's lock the
-//! poller is told what to watch (`epoll_ctl`), so that two changes cannot cross. No lock is held while a socket is read
-//! or written, or while a function or a callback runs.
+//! A thread holds at most one lock of this crate at a time, with one exception that does not wait: the events that
+//! the poller watches are changed under the peer's lock (`epoll_ctl`), so that two changes cannot cross. A thread
+//! that reads or writes a socket, or runs a function or a callback, holds no lock.
 
 mod acceptor;
 mod activity;

@@ -1,4 +1,4 @@
-//! The workers that an agent knows of: of each its state machine behind a lock, its counters, its place in the group.
+//! The workers known to an agent: the state machine of each behind a lock, its counters, and its place in the group.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,13 +21,14 @@ pub(crate) type CoreEffects = Effects<Promise<Bytes>, Arc<Socket>>;
 pub(crate) struct PeerEntry {
     pub(crate) info: WorkerInfo,
     pub(crate) is_self: bool,
-    /// How many workers had this id before: futures of calls to them must not be taken for this one's.
+    /// How many workers had this id before: futures of calls to them must not be mistaken for futures of calls to
+    /// this worker.
     pub(super) predecessors: u32,
     /// Notifies that no thread writes any more.
     state: Monitor<State>,
 }
 
-/// What a peer's lock guards.
+/// The state that a peer's lock guards.
 pub(super) struct State {
     pub(super) core: Core,
     /// Threads that have taken expired calls out and have not completed all of them yet.

@@ -26,19 +26,19 @@ pub(crate) struct Poller {
     /// `None` once the agent ends.
     acceptor: Option<Acceptor>,
     buffers: ReadBuffers,
-    /// Connections of which more can be read at once.
+    /// Connections with more bytes to read at once.
     more: VecDeque<(Arc<PeerEntry>, ConnectionId)>,
 }
 
 impl Poller {
-    /// The system's poller, and the handle by which other threads use it.
+    /// The system's poller, and the handle for other threads.
     pub(crate) fn open() -> io::Result<(Poll, Sockets)> {
         let poll = Poll::new()?;
         let sockets = Sockets::new(poll.registry().try_clone()?)?;
         Ok((poll, sockets))
     }
 
-    /// `poll` is the one that the driver's sockets were opened with.
+    /// `poll` must be the poller that the driver's sockets were opened with.
     pub(crate) fn new(
         driver: &Arc<Driver>,
         poll: Poll,
@@ -100,7 +100,7 @@ impl Poller {
                 }
             }
         }
-        // Those that had more last time come after the others.
+        // Connections that had more bytes last time follow after the other connections.
         for (peer, connection) in earlier {
             let (reads, buffers) = (Reads::ForPoller, &mut self.buffers);
             let end = reader::read(&driver, &peer, connection, reads, buffers, admitted);

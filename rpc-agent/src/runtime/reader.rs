@@ -35,7 +35,7 @@ pub(super) struct ReadBuffers {
     sealed: SealedReads,
 }
 
-/// Reads what has arrived from a peer; the requests in it that may run go to `admitted`.
+/// Reads the bytes that have arrived from a peer; the requests in it that may run go to `admitted`.
 pub(super) fn read(
     driver: &Driver,
     peer: &Arc<PeerEntry>,
@@ -114,8 +114,8 @@ pub(super) fn read(
     }
 }
 
-/// A caller reads its own answer: while it waits the poller leaves the connection to it, which saves waking a second
-/// thread for the answer. It reads what comes for others as well, and leaves requests and callbacks to the pool.
+/// A caller reads its own answer: while it waits, the poller leaves the connection to it, which saves waking a second
+/// thread for the answer. It also reads messages for other calls, and leaves requests and callbacks to the pool.
 fn read_while_waiting(
     driver: &Driver,
     peer: &Arc<PeerEntry>,
@@ -127,7 +127,7 @@ fn read_while_waiting(
     };
     let (mut buffers, mut admitted) = (ReadBuffers::default(), Vec::new());
     while !is_complete() {
-        // Nobody wakes this thread when a call expires, its own perhaps: it expires them itself.
+        // This thread gets no wake-up when a call expires, which may be its own: it expires the calls itself.
         let Some((for_output, next_ms)) = driver.begin_lent_wait(peer, connection) else {
             break;
         };

@@ -36,7 +36,7 @@ pub(crate) struct Retrier {
 }
 
 impl Retrier {
-    /// `seed` is that of the jitter.
+    /// `seed` is the seed of the jitter.
     pub(super) fn new(driver: &Arc<Driver>, seed: u64) -> Arc<Self> {
         Arc::new(Self {
             driver: Arc::clone(driver),
@@ -88,8 +88,8 @@ impl Retrier {
         future
     }
 
-    /// Ends the calls of the group to a worker: those that wait for their next attempt now, the others when the present
-    /// attempt has failed.
+    /// Ends the calls of the group to a worker. Calls that wait for their next attempt end now, the remaining calls
+    /// when the present attempt has failed.
     pub(crate) fn abandon(&self, group: &RetryGroup, worker: WorkerId) {
         group.abandon(worker);
         // An agent that ends has failed its waiting calls.

@@ -1,4 +1,4 @@
-//! Sends requests and answers: the way that every message takes, and into which tests put faults.
+//! Sends requests and answers: the one path of every message, where tests inject faults.
 
 use std::net::Shutdown;
 use std::sync::Arc;

@@ -20,7 +20,8 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    /// What lies between the socket and the frames; `None` without the feature `tls`, so that no branch is left of it.
+    /// The TLS layer between the socket and the frames; always `None` without the feature `tls`, so that the compiler
+    /// removes the branch.
     pub(super) fn tls(&self) -> Option<&Tls> {
         if cfg!(feature = "tls") {
             self.tls.as_ref()

@@ -36,7 +36,7 @@ pub(crate) struct Sockets {
     is_waiting: AtomicBool,
 }
 
-/// What a token stands for.
+/// The object that a token identifies.
 #[derive(Debug, Clone)]
 pub(super) enum Owner {
     /// An accepted connection that has not completed the handshake.

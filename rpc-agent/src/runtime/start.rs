@@ -31,7 +31,7 @@ impl Runtime {
         store: Arc<dyn Store>,
     ) -> Result<Arc<Self>, StartError> {
         let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
-        // 0 stands for "any" where incarnations are compared.
+        // 0 means "any" where incarnations are compared.
         let incarnation = fastrand::Rng::with_seed(seed ^ u64::from(options.rank)).u64(1..);
         let me = WorkerInfo::new(&options.name, options.rank)?;
         let is_static = options.world_size.is_some();
@@ -153,7 +153,7 @@ const fn concerns_group(error: &StartError) -> bool {
     }
 }
 
-/// What the others are told to connect to.
+/// The host that the other workers connect to.
 fn advertised_host(options: &AgentOptions) -> String {
     if let Some(host) = options.advertised_host.as_ref().or(options.host.as_ref()) {
         return host.clone();
@@ -169,8 +169,8 @@ fn advertised_host(options: &AgentOptions) -> String {
     }
 }
 
-/// The address from which this machine would reach others. Sends nothing: connecting a datagram socket
-/// only chooses a route. The target is an address kept for documentation.
+/// The local address that this machine uses to reach other machines. Sends nothing: connecting a datagram socket only
+/// chooses a route. The target is an address reserved for documentation.
 fn outward_address() -> io::Result<IpAddr> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     socket.connect("192.0.2.1:9")?;

@@ -1,8 +1,8 @@
-//! The TLS of a connection: one thread reads while another one writes.
+//! The TLS of a connection: one thread reads while another thread writes.
 //!
 //! TLS has one state for both directions. Its lock is held to open or to seal bytes in memory, never during a system
-//! call. The thread that has the decoder is the only one that opens, and the thread that has the batch is the only one
-//! that seals, so the order of bytes needs no lock.
+//! call. Only the thread that has the decoder opens, and only the thread that has the batch seals, so the order of
+//! bytes needs no lock.
 
 use std::io::{self, IoSlice, Write};
 use std::mem;
@@ -13,7 +13,7 @@ use mio::net::TcpStream;
 use crate::peer::{Incoming, Recipient};
 use crate::sync::Lock;
 
-/// What is received at once by a connection that has been idle, and by a busy one.
+/// The bytes received at once by a connection that has been idle, and by a busy connection.
 const WIRE_BYTES_MIN: usize = 4 << 10;
 const WIRE_BYTES_MAX: usize = 64 << 10;
 
@@ -34,7 +34,7 @@ struct State {
     layer: TlsLayer,
     /// Taken out by the thread that writes.
     sealed: Sealed,
-    /// Nothing has arrived on this accepted connection.
+    /// The accepted connection has not received anything.
     is_new: bool,
 }
 
@@ -100,7 +100,7 @@ impl Tls {
         let (count, mut failure) = received(recv_into_spare(stream, wire, bytes_max));
         if count > 0 {
             failure = self.open(wire, opened).err();
-            // What was opened before a failure came from the peer.
+            // The bytes opened before a failure arrived from the peer.
             if let Err(error) = decoder.receive(opened, recipient) {
                 failure = Some(invalid(error));
             }
@@ -156,8 +156,9 @@ impl Tls {
     }
 }
 
-/// Seals what is written and sends it. After [`io::ErrorKind::WouldBlock`] the same bytes must be written again, since
-/// some of them may be sealed: they count as written when the system has accepted all that was sealed with them.
+/// Seals written bytes and sends them. After [`io::ErrorKind::WouldBlock`] the same bytes must be written again,
+/// since some of them may be sealed: they count as written when the system has accepted all bytes that were sealed
+/// with them.
 #[derive(Debug)]
 pub(super) struct Sealing<'t> {
     tls: &'t Tls,

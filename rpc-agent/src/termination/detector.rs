@@ -1,8 +1,8 @@
-//! One worker's part of termination detection: which step comes next.
+//! One worker's part of termination detection: it decides the next step.
 //!
-//! Pure: knows no store, clock or thread. The parent module describes the rule and why it is correct.
+//! Pure: has no store, clock or thread. The parent module describes the rule and why it is correct.
 
-/// What the worker does next.
+/// The next step of the worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Wait until the worker is idle; count the calls started so far before and after the wait.

@@ -67,7 +67,7 @@ pub enum TerminationError {
         /// The text of its error, at most 512 characters.
         why: String,
     },
-    /// Another thread of this worker interrupted the shutdown, such as by `shutdown_now` or
+    /// The shutdown was interrupted, for example by another thread that called `shutdown_now`, or by
     /// [`AgentOptions::with_cancel`](crate::AgentOptions::with_cancel).
     #[error("graceful shutdown: interrupted by this worker after {:.3}s, in round {round}", elapsed.as_secs_f64())]
     Interrupted {
@@ -93,7 +93,7 @@ pub enum TerminationError {
         /// The store's error.
         source: Box<StoreError>,
     },
-    /// A forked child used the agent of its parent, which is unharmed.
+    /// A forked child used the agent of its parent. This has no effect on the parent's agent.
     #[error("graceful shutdown: cannot use this worker's agent: {0}")]
     OtherProcess(#[from] OtherProcess),
     /// This worker could not be removed from the list of a dynamic group.

@@ -67,14 +67,14 @@ const LOST_INTERVAL: Duration = Duration::from_millis(500);
 /// wait in the first round, because a round needs all workers.
 pub(crate) const FIRST_SUM_KEY: &str = "shutdown/0/1/ready";
 
-/// How long the worker with the lowest id, which usually serves the store, waits for the others to read the
-/// last sum.
+/// How long the worker with the lowest id, which usually serves the store, waits until the other workers have read
+/// the last sum.
 const DEPARTURES_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How many characters of an invalid value an error shows.
 const VALUE_CHARS_SHOWN_MAX: usize = 40;
 
-/// What termination detection needs to know of its own worker.
+/// The worker's state that termination detection needs.
 pub(crate) trait Activity {
     /// Blocks until the worker is idle: at one moment, none of its calls is unanswered, no callback or
     /// handler runs, and no retry is queued.
@@ -99,7 +99,7 @@ pub(crate) trait Activity {
     fn dead(&self) -> Dead;
 }
 
-/// What is known of dead workers.
+/// The known dead workers.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Dead {
     /// Those that are known to have died.
@@ -124,9 +124,9 @@ pub(crate) struct Termination {
 }
 
 impl Termination {
-    /// `store` is below the group's prefix, and a handle of its own
-    /// ([`clone_store`](c10d_store::StoreHandle::clone_store)): its timeout is changed, and closing it interrupts
-    /// [`run`](Self::run). `generation` distinguishes consecutive shutdowns below one prefix. `workers`
+    /// `store` is below the group's prefix. It must be a separate handle
+    /// ([`clone_store`](c10d_store::StoreHandle::clone_store)), because its timeout is changed, and closing it
+    /// interrupts [`run`](Self::run). `generation` distinguishes consecutive shutdowns below one prefix. `workers`
     /// are all workers of the group, `me` included.
     pub(crate) fn new(
         store: Arc<dyn Store>,
@@ -146,11 +146,12 @@ impl Termination {
         }
     }
 
-    /// Blocks until all workers are done, the deadline, or `cancel` ends it. A deadline that has passed checks once without
-    /// waiting. After an error other than the store's, `run` can be called again and continues.
+    /// Blocks until all workers are done, until the deadline, or until `cancel` interrupts it. A deadline that has
+    /// passed checks once without waiting. After an error other than the store's, `run` can be called again and
+    /// continues.
     ///
     /// # Errors
-    /// [`TerminationError`]. Other workers may still call this one then.
+    /// [`TerminationError`]. After an error, other workers may still call this worker.
     pub(crate) fn run(
         &mut self,
         activity: &dyn Activity,

@@ -1,9 +1,9 @@
 //! Limits the nesting depth and the number of elements of a value that a peer encoded.
 //!
-//! postcard reserves no memory for announced lengths, and decoding stops at the end of the bytes. It has
-//! no limit for two cases: elements that take no bytes, such as those of `Vec<()>`, and recursive types,
-//! which can be nested until the stack overflows. This layer between postcard and the type's `Deserialize`
-//! counts both. It supports what postcard does, and no self-describing format.
+//! postcard reserves no memory for announced lengths, and decoding stops at the end of the bytes. It has no limit for
+//! two cases: elements that take no bytes, such as the elements of `Vec<()>`, and recursive types, which can be
+//! nested until the stack overflows. This layer between postcard and the type's `Deserialize` counts both. It
+//! supports what postcard does, and no self-describing format.
 
 use std::cell::Cell;
 
@@ -17,7 +17,7 @@ const DEPTH_MAX: u32 = 128;
 /// How many elements of a value may take no bytes.
 const EMPTY_ELEMENTS_MAX: usize = 65_536;
 
-/// What one value may still use of each limit.
+/// The rest of each limit for one value.
 #[derive(Debug)]
 pub(super) struct Bounds {
     depth_left: Cell<u32>,
@@ -26,7 +26,8 @@ pub(super) struct Bounds {
 }
 
 impl Bounds {
-    /// Limits for a value of `bytes` bytes: each element takes a byte, but for [`EMPTY_ELEMENTS_MAX`].
+    /// Limits for a value of `bytes` bytes: each element takes a byte, with the exception of [`EMPTY_ELEMENTS_MAX`]
+    /// elements.
     pub(super) fn of_bytes(bytes: usize) -> Self {
         Self {
             depth_left: Cell::new(DEPTH_MAX),
@@ -97,8 +98,8 @@ impl<'a, T> Bounded<'a, T> {
         }
     }
 
-    /// Whether elements are counted as they are decoded: those of a known length are counted now. postcard gives the
-    /// length unless it exceeds the number of remaining bytes.
+    /// Whether elements are counted as they are decoded: elements of a known length are counted now. postcard gives
+    /// the length unless it exceeds the number of remaining bytes.
     fn still_counts<E: Error>(&self, len: Option<usize>) -> Result<bool, E> {
         match len {
             Some(len) if self.counts => self.bounds.take_elements(len).map(|()| false),
@@ -118,7 +119,7 @@ macro_rules! leaves {
     };
 }
 
-/// Values that contain others: how the visitor is wrapped, and what the type says of them.
+/// Values that contain other values: the wrapper of the visitor, and the type's description of them.
 macro_rules! nested {
     ($($wrap:ident $method:ident($($argument:ident: $type:ty),*)),* $(,)?) => {
         $(

@@ -56,7 +56,7 @@ pub enum CodecError {
 
 c10d_socket::debug_as_display!(CodecError);
 
-/// Encodes a value as typed calls do.
+/// Encodes a value in the format of typed calls.
 ///
 /// # Errors
 /// [`CodecError::Encode`] if the value cannot be encoded.
@@ -68,7 +68,7 @@ pub fn encode<T: Serialize + ?Sized>(value: &T) -> Result<Vec<u8>, CodecError> {
 /// A larger value costs no memory, and no more time than the limit takes.
 ///
 /// # Errors
-/// As [`encode`]; [`CodecError::TooLarge`].
+/// The errors of [`encode`], and [`CodecError::TooLarge`] for a larger value.
 pub fn encode_within<T: Serialize + ?Sized>(
     value: &T,
     bytes_max: u64,
@@ -121,10 +121,10 @@ impl Flavor for Measure {
     }
 }
 
-/// Decodes a value from all of `bytes`, as typed calls do.
+/// Decodes a value in the format of typed calls from all of `bytes`.
 ///
-/// Uses memory in proportion to the number of bytes, whatever lengths they announce. A value may be
-/// nested 128 levels deep, and have 65,536 elements that take no bytes, such as those of `Vec<()>`.
+/// Uses memory in proportion to the number of bytes, whatever lengths they announce. A value may be nested 128 levels
+/// deep, and have 65,536 elements that take no bytes, such as the elements of `Vec<()>`.
 ///
 /// # Errors
 /// [`CodecError::Decode`] if the bytes are not a value of the type or exceed a limit,

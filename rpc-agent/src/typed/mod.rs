@@ -46,7 +46,7 @@ impl Registry {
     /// does not run, and the caller receives an error that names the type.
     ///
     /// # Errors
-    /// As [`Registry::register`].
+    /// The errors of [`Registry::register`].
     pub fn register_typed<A, R, F>(&mut self, name: &str, function: F) -> Result<(), RegistryError>
     where
         A: DeserializeOwned,
@@ -116,7 +116,8 @@ impl Call<'_> {
     /// ```
     ///
     /// # Errors
-    /// [`RpcError`]; [`RpcError::Codec`] if the arguments cannot be encoded or the answer is not a value of `R`.
+    /// [`RpcError`] of the call; [`RpcError::Codec`] if the arguments cannot be encoded or the answer is not a value
+    /// of `R`.
     pub fn run<A: Serialize, R: DeserializeOwned>(self, arguments: A) -> Result<R, RpcError> {
         let (agent, to, function) = (self.agent, self.to.clone(), self.function);
         // Looking up the worker costs time, so it is done only for an error.

@@ -15,7 +15,7 @@ use crate::common::{
     Gate, OpenAtEnd, PATIENCE, options, pair, pair_with, registry, seed, shared_store, start_all,
 };
 
-/// A short timeout that differs from the others in these tests.
+/// A short timeout that no other timeout in these tests has.
 const SHORT: Duration = Duration::from_millis(20);
 
 fn call(agent: &AgentHandle) -> FutureMessage {
@@ -52,7 +52,7 @@ fn a_call_with_a_timeout_of_zero_never_runs() {
     );
     let handle = agent.handle();
     for _ in 0..500 {
-        // To the other worker and to itself, with a timeout of its own and that of the agent.
+        // To the other worker and to itself, with an explicit timeout and with the agent's timeout.
         for worker in [1, 0] {
             let of_agent = handle.call(worker, "run");
             for call in [of_agent.clone().with_timeout(Duration::ZERO), of_agent] {
@@ -330,7 +330,7 @@ fn ten_thousand_unanswered_calls_expire_at_their_deadlines_and_not_before() {
         (metrics.timeouts, metrics.calls_in_flight),
         (CALLS as u64, 0)
     );
-    // This call follows all others on the same connection.
+    // This call follows all other calls on the same connection.
     assert_eq!(
         agent
             .handle()

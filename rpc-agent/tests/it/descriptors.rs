@@ -26,7 +26,7 @@ fn open(path: impl AsRef<std::path::Path>) -> Arc<dyn Store> {
     Arc::new(FileStore::open(path, None).unwrap())
 }
 
-/// Strangers that hold all descriptors of a worker, and take each one that is free, do not keep other workers out.
+/// Strangers that hold all descriptors of a worker, and take each free descriptor, do not keep other workers out.
 #[test]
 fn strangers_make_room_for_workers_when_descriptors_run_out() {
     if let Some(told) = few_descriptors::told() {

@@ -1,6 +1,6 @@
 //! Faults by rules and by chance: fails, drops, duplicates or delays messages, and closes connections.
 //!
-//! Only decides, without I/O, sleep or clock. The agent asks before each send and applies the decision.
+//! Only decides, without I/O, sleep or clock. The agent calls it before each send and applies the decision.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use byteorder::{ByteOrder, LittleEndian};
 use rpc_agent::{CallMessage, Fault, FaultInjector, WorkerId};
 
-/// Most distinct messages that a plan remembers. Beyond that it forgets the oldest.
+/// Most distinct messages that a plan remembers. Beyond that the plan drops the oldest.
 pub(crate) const MESSAGES_KNOWN_MAX: usize = 65_536;
 
 /// Increment of splitmix64.
@@ -25,8 +25,8 @@ const GOLDEN_GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 /// function, receiver and bytes, and on how many times it was sent before. Other messages and the sending
 /// thread have no influence, so a test that prints its seed can be replayed.
 ///
-/// A clone shares the counters and the history of sent messages, but not the rules added later. A rule
-/// selects functions by name, or by a prefix followed by `*`; `*` alone selects all.
+/// A clone shares the counters and the history of sent messages, but not the rules added later. A rule selects
+/// functions by their name, or by a prefix followed by `*`; `*` alone selects all.
 #[derive(Debug, Clone)]
 pub(crate) struct FaultPlan {
     rules: Arc<Rules>,
@@ -57,7 +57,7 @@ impl FaultPlan {
         self
     }
 
-    /// Delays every request to these functions. Later messages overtake it, as the sender does not sleep.
+    /// Delays every request to these functions. Later messages overtake it, because the sender does not sleep.
     ///
     /// The first rule that matches a function applies.
     #[must_use]
@@ -277,8 +277,8 @@ impl Rules {
         rates.iter().any(|&rate| rate > 0.0)
     }
 
-    /// Draws at most one fault, the most severe first. Every kind is drawn each time, so that changing one
-    /// rate does not change the random numbers of the others.
+    /// Draws at most one fault, the most severe first. Every kind is drawn each time, so that changing one rate does
+    /// not change the random numbers of the other kinds.
     fn draw(&self, message: CallMessage, print: Fingerprint, sends_before: u32) -> Option<Kind> {
         let seed = mix(self.seed ^ mix(print.0 ^ mix(u64::from(sends_before))));
         let mut random = fastrand::Rng::with_seed(seed);
@@ -331,7 +331,7 @@ struct History {
 }
 
 impl History {
-    /// Counts a send; returns the number of earlier ones.
+    /// Counts a send; returns the number of earlier sends.
     fn count(&mut self, message: Fingerprint) -> u32 {
         if let Some(sends) = self.sends.get_mut(&message) {
             let before = *sends;

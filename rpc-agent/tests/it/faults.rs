@@ -71,7 +71,7 @@ fn rounds() -> impl Iterator<Item = (u64, bool)> {
     secrets.flat_map(|has_secret| (1..=4).map(move |seed| (seed, has_secret)))
 }
 
-/// Checks the outcomes. `arrived` holds the calls of which at least a part of a request has arrived.
+/// Checks the outcomes. `arrived` holds the calls whose request has arrived at least in part.
 #[track_caller]
 fn assert_outcomes(calls: &[FutureMessage], arrived: &HashSet<usize>) {
     let mut not_executed = 0;

@@ -421,7 +421,7 @@ fn a_worker_that_left_is_no_longer_found() {
     );
 }
 
-/// A worker with two functions: one answers with `incarnation`, the test answers the other one through
+/// A worker with two functions: the first answers with `incarnation`, the second is answered by the test through
 /// `replies`.
 fn start_incarnation(
     store: &Arc<dyn Store>,
@@ -533,7 +533,7 @@ fn a_call_to_a_worker_that_stopped_without_leaving_fails_at_once() {
         ""
     );
     drop(second);
-    // One caller has a connection that was just lost, the other one has none.
+    // One caller has a connection that was just lost, the second caller has none.
     for caller in [&first, &third] {
         until("the caller knows that the worker has stopped", || {
             let error = caller

@@ -113,7 +113,7 @@ fn slow_functions_delay_no_others_while_a_handler_thread_is_free() {
         }
         let last = call(agent.handle(), 1, "hold", "");
         gate.await_inside(4);
-        // No handler thread is free, but the worker can still make calls.
+        // All handler threads are busy, but the worker can still make calls.
         assert_eq!(
             other
                 .handle()
@@ -586,7 +586,7 @@ fn requests_beyond_the_queue_are_refused() {
     let first = call(agent.handle(), 1, "hold", "");
     gate.await_inside(1);
     let queued = calls(agent.handle(), QUEUED_MAX, "hold");
-    // This request follows the others on the same connection.
+    // This request follows the other requests on the same connection.
     let error = agent
         .handle()
         .call(1, "echo")
@@ -654,7 +654,7 @@ fn a_request_whose_deadline_passed_in_the_queue_is_not_run() {
     });
     gate.open();
     first.wait().unwrap();
-    // Requests run in order, and a later one has run, so the expired one was dequeued.
+    // Requests run in order, and a later request has run, so the expired request was dequeued.
     agent
         .handle()
         .call(1, "echo")

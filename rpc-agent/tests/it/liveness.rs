@@ -12,7 +12,7 @@ use crate::common::{
 };
 use crate::fault_plan::FaultPlan;
 
-/// The timeout of a call, so that one that hangs fails the test.
+/// The timeout of a call, so that a hanging call fails the test.
 const SOON: Duration = PATIENCE.checked_div(3).unwrap();
 
 #[test]

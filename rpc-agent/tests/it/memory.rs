@@ -83,7 +83,7 @@ impl Drop for Callee {
     }
 }
 
-/// The callee has a process of its own, so that the caller's memory is not counted. `BURSTS=n` makes n bursts.
+/// The callee has a separate process, so that the caller's memory is not counted. `BURSTS=n` makes n bursts.
 #[test]
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[expect(clippy::print_stderr, reason = "the measured memory")]

@@ -1,4 +1,4 @@
-//! Runs tests in a process of their own: they count threads, measure memory, or need many open files.
+//! Runs tests in separate processes: they count threads, measure memory, or need many open files.
 
 use std::env;
 use std::process::Command;

@@ -12,7 +12,7 @@ use crate::common::{PATIENCE, group, group_with, until};
 /// More than there are threads that run functions.
 const MANY: usize = 40;
 
-/// Its destructor panics, and what that panic carries does, too.
+/// Its destructor panics, and so does the destructor of that panic's payload.
 struct Bomb;
 
 impl Drop for Bomb {
@@ -102,7 +102,7 @@ fn callbacks_and_jobs_that_panic_so_cost_no_thread() {
     done.recv_timeout(PATIENCE).unwrap();
 }
 
-/// What a callback has captured is dropped after its panic was contained.
+/// The values that a callback has captured are dropped after its panic was contained.
 #[test]
 fn a_result_whose_destructor_panics_costs_no_thread() {
     #[derive(Clone)]

@@ -69,7 +69,7 @@ impl Proxy {
         }
     }
 
-    /// Closes all connections and removes the limit for later ones.
+    /// Closes all connections and removes the limit for later connections.
     pub(crate) fn cut_and_allow_all(&self) {
         self.cut();
         *lock(&self.shared.allowance) = None;

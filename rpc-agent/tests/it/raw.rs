@@ -1,4 +1,4 @@
-//! A raw worker, whose bytes a test writes by hand. It pins the wire format and can violate the protocol.
+//! A raw worker whose bytes a test writes directly. It pins the wire format and can violate the protocol.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -52,8 +52,8 @@ impl RawWorker {
         }
     }
 
-    /// Registers the worker in a dynamic group, and replaces a worker with its id. No other worker may join or leave at the
-    /// same time.
+    /// Registers the worker in a dynamic group, and replaces a worker with its id. Other workers must not join or
+    /// leave at the same time.
     pub(crate) fn join_list(store: &dyn Store, id: u16, name: &str, incarnation: u64) -> Self {
         let worker = Self::join(store, id, name, incarnation);
         let (version, mut members) = member_list(store);

@@ -25,7 +25,7 @@ fn quick(max_retries: u32) -> RetryOptions {
         .with_attempt_timeout(Duration::MAX)
 }
 
-/// Pauses so long that no retry happens during a test.
+/// Pauses that are longer than a test, so that no retry happens during it.
 fn slow() -> RetryOptions {
     RetryOptions::default().with_retry_duration(Duration::from_secs(3600))
 }
@@ -280,8 +280,8 @@ fn a_function_runs_again_for_each_lost_answer() {
     }
     let lost = faults.injected().answers_lost;
     assert!(lost > 0);
-    // On a loaded machine a slow call may also be repeated, and a request may come after its deadline, so that it does
-    // not run.
+    // On a loaded machine a slow call may also be repeated, and a request may arrive after its deadline, so that it
+    // does not run.
     assert!(
         runs.total() >= CALLS + lost,
         "{} runs, {lost} lost",

@@ -1,4 +1,4 @@
-//! A raw connection with TLS, for tests that write the bytes of a worker with a secret by hand.
+//! A raw connection with TLS, for tests that directly write the bytes of a worker with a secret.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;

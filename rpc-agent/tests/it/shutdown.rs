@@ -118,7 +118,7 @@ fn a_worker_in_shutdown_still_serves_nested_calls() {
             .map(|agent| scope.spawn(|| agent.shutdown(PATIENCE)))
             .collect();
         gate.await_inside(1);
-        // Worker 2 is idle and waits for the others, but the nested call still needs it.
+        // Worker 2 is idle and waits for the other workers, but the nested call still needs it.
         await_arrival(&*store, 2);
         gate.open();
         for end in ends {
@@ -330,7 +330,7 @@ fn a_lost_worker_that_refuses_a_dial_is_dead_for_coordinated_shutdown() {
             .iter()
             .map(|agent| scope.spawn(|| agent.shutdown(None)))
             .collect();
-        // The worker dies while the others wait for their calls.
+        // The worker dies while the other workers wait for their calls.
         drop(raw);
         drop(links);
         for end in ends {

@@ -205,7 +205,7 @@ fn run(seed: u64, secure: impl Fn(AgentOptions) -> AgentOptions) {
         assert!(matches!(refused, RpcError::Shutdown { .. }), "{refused}");
     }
     until("no thread is left", || threads_alive().is_empty());
-    // No callback has run a second time.
+    // All callbacks have run exactly once.
     ledger.check_all();
 
     let injected: u64 = plans

@@ -1,5 +1,5 @@
-//! Peers that violate the protocol: only their own connection fails. The tests write and read all bytes by
-//! hand, which pins the wire format.
+//! Peers that violate the protocol: only their own connection fails. The tests write and read all bytes directly,
+//! which pins the wire format.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -943,7 +943,7 @@ fn a_flood_of_connections_closes_the_oldest_silent_ones() {
     group.assert_serves_others();
     drop(sockets);
     group.assert_serves_others();
-    // One line for each of the oldest would flood the log too; the last one has their number.
+    // One line for each of the oldest would also flood the log; the last line has their number.
     log_lines::wait_for("were not logged");
     let lines = log_lines::lines();
     assert!((2..=20).contains(&lines.len()), "{lines:?}");

@@ -42,8 +42,8 @@ impl<P, S: Clone> Peer<P, S> {
         Some(self.in_flight.insert(call.deadline_ms, pending))
     }
 
-    /// Sends the request of a call that has no answer yet, once more for a test that doubles it. `timeout` is what is
-    /// left to the call.
+    /// Sends the request of an unanswered call, and sends it again for a test that doubles it. `timeout` is the
+    /// remaining time of the call.
     pub(crate) fn send(
         &mut self,
         id: CallId,

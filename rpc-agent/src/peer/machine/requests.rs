@@ -25,7 +25,7 @@ impl<P, S: Clone> Peer<P, S> {
         Some(request)
     }
 
-    /// Refuses a request that was admitted, as no thread can run it.
+    /// Refuses an admitted request, because no thread can run it.
     pub(crate) fn refuse_admitted(&mut self, route: ReplyRoute, reason: Arc<str>) {
         self.admission.left(1);
         self.effects.push(Effect::Count(Count::RequestRefused));

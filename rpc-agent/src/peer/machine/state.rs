@@ -1,4 +1,4 @@
-//! What is known of one peer, and what all inputs share.
+//! The state of one peer, and the parts that all inputs share.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,8 +17,8 @@ use crate::peer::pair::{Pair, PairState};
 use crate::peer::request::Admission;
 use crate::worker::WorkerInfo;
 
-/// Everything that an agent knows of one worker. `P` completes a call, `S` is a socket; the machine looks into neither.
-/// Inputs that may have effects are given through [`Peer::step`].
+/// The state of an agent about one worker. `P` completes a call, `S` is a socket; the machine uses the inside of
+/// neither. Inputs that may have effects are given through [`Peer::step`].
 pub(crate) struct Peer<P, S> {
     pub(super) config: Arc<Config>,
     pub(super) info: WorkerInfo,
@@ -28,7 +28,7 @@ pub(crate) struct Peer<P, S> {
     pub(super) in_flight: InFlight<PendingCall<P>>,
     pub(super) outgoing: Outgoing,
     pub(super) admission: Admission,
-    /// The largest message that the peer takes, in bytes, as it said when it connected last.
+    /// The largest message that the peer accepts, in bytes, as announced at its last connection.
     pub(super) message_bytes_max: u64,
     pub(super) connections: u64,
     /// The incarnation of the last process that has left.
@@ -59,11 +59,11 @@ pub(super) enum Phase<S> {
         before: Absence,
     },
     Connected(Connection<S>),
-    /// Another worker has its id. Its calls have failed, and further ones fail at once.
+    /// Another worker has its id. Its calls have failed, and further calls fail at once.
     Replaced,
 }
 
-/// What is known of a peer without a connection.
+/// The state of a peer without a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Absence {
     NeverConnected,
@@ -133,9 +133,9 @@ impl<P, S: Clone> Peer<P, S> {
         }
     }
 
-    /// Gives an input to the machine. What follows is appended to `effects`, which are to be carried out in order, before
-    /// the thread blocks. `thread_flushes`: this thread flushes before it sleeps, so that what it sends may wait for more to
-    /// leave with it.
+    /// Passes an input to the machine. The resulting effects are appended to `effects`, to be carried out in order
+    /// before the thread blocks. `thread_flushes`: this thread flushes before it sleeps, so that its messages may
+    /// wait for more to leave together with them.
     pub(crate) fn step<R>(
         &mut self,
         effects: &mut Effects<P, S>,

@@ -1,4 +1,4 @@
-//! The bytes of the connection: which thread reads and writes them, and what they contain.
+//! The bytes of the connection: the threads that read and write them, and the messages in them.
 
 use std::io;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use crate::peer::request::ReplyRoute;
 /// twice as long.
 const WRITE_BYTES_MAX: usize = 512 << 10;
 
-/// With more unsent bytes than this, what is queued does not wait for more to leave with it.
+/// With more unsent bytes than this, queued messages do not wait for more to leave together with them.
 const CORKED_BYTES_MAX: u64 = 32 << 10;
 
 /// With at least this many calls in flight, a further one waits for more to leave with it: until its caller waits for
@@ -64,7 +64,7 @@ impl<P, S: Clone> Peer<P, S> {
         self.is_connected_by(connection)
     }
 
-    /// Messages of a connection that is not in use: nobody answers them. Those that read them have counted the requests.
+    /// Messages of a connection that is not in use: they are not answered. The reader has counted the requests.
     pub(super) fn discard(&mut self, messages: impl IntoIterator<Item = Message>) {
         for message in messages {
             if matches!(message, Message::Request { .. }) {
@@ -90,7 +90,7 @@ impl<P, S: Clone> Peer<P, S> {
         result: io::Result<WriteProgress>,
     ) {
         let Some(current) = self.connected_by(connection) else {
-            // The bytes were those of an earlier connection, whose calls have failed.
+            // The bytes belong to an earlier connection, whose calls have failed.
             return;
         };
         current.writer = match result {
@@ -132,7 +132,7 @@ impl<P, S: Clone> Peer<P, S> {
         current.lend().then(|| (current.id, current.socket.clone()))
     }
 
-    /// What the poller is to watch from now on, if the last input changed that: before and after.
+    /// The new events for the poller to watch, if the last input changed them: before and after.
     pub(crate) fn watch_change(&mut self) -> Option<(S, Watch, Watch)> {
         let Phase::Connected(current) = &mut self.phase else {
             return None;

@@ -11,7 +11,7 @@ fn id(number: u32) -> WorkerId {
     WorkerId::new(number).unwrap()
 }
 
-/// One side: the pair, and what the peer's machine knows of it.
+/// One side: the pair, and the peer machine's view of it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Link {
     pair: Pair,

@@ -30,7 +30,7 @@ fn every_order(budget: Budget, depth: usize) -> u64 {
 }
 
 fn first_without_fault(events: &[Event]) -> Option<usize> {
-    // A loan of the connection is optional, so do not start one.
+    // A loan of the connection is optional. A history does not begin with one.
     let is_regular = |event: &Event| !event.is_fault() && !matches!(event, Event::Lend { .. });
     events.iter().position(is_regular)
 }

@@ -144,7 +144,7 @@ struct Side {
     incarnation: u64,
     attempts: Vec<u64>,
     flushes: bool,
-    /// Batches for threads to write, of the current connection and of earlier ones.
+    /// Batches for threads to write, of the current connection and of earlier connections.
     writes: VecDeque<(ConnectionId, WireId, Batch)>,
     reading: Option<(ConnectionId, Box<Incoming>)>,
     /// The connection that a caller has borrowed, and whether the caller waits until the socket is writable.
@@ -175,7 +175,7 @@ struct Wire {
 #[derive(Debug, Default)]
 struct Record {
     caller: usize,
-    /// Incarnation of the calling process. A call ends with its process.
+    /// Incarnation of the calling process. Its calls end when the process exits.
     incarnation: u64,
     twice: bool,
     executed: u32,

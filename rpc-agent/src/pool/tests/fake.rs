@@ -53,7 +53,7 @@ impl Fates {
     }
 }
 
-/// What the pool owns while it runs.
+/// The work that the pool owns while it runs.
 struct OwnedWork(Arc<FakeWork>);
 
 impl Drop for OwnedWork {
@@ -227,7 +227,7 @@ impl FakeWork {
         }
     }
 
-    /// Waits at a gate in the way in which a function waits for a call of its own.
+    /// Waits at a gate in the same way in which a function waits for a nested call.
     pub(in crate::pool) fn wait_at(self: &Arc<Self>, gate: &Gate) {
         self.flush();
         let _waiting = self.pool.enter_wait();
