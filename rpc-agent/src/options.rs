@@ -45,7 +45,7 @@ pub struct AgentOptions {
 }
 
 impl AgentOptions {
-    /// Options for a worker in a dynamic group, which workers join and leave at any time.
+    /// Creates the default options for a worker in a dynamic group, which workers join and leave at any time.
     ///
     /// For a group of fixed size, see [`AgentOptions::with_world_size`].
     pub fn new(name: impl Into<String>, rank: u32) -> Self {

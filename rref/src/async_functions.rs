@@ -1,7 +1,7 @@
 //! The `async` functions that run here: their futures, polled on the agent's threads when they are woken.
 //!
-//! A future ends once: with its output, by a panic, at its call's deadline, or at the agent's end. It is dropped then,
-//! before its end is reported. It holds no thread while it waits.
+//! A future ends once: with its output, by a panic, at its call's deadline, or at the agent's end. Then it is
+//! dropped, before its end is reported. It holds no thread while it waits.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -16,7 +16,7 @@ use crate::request::Call;
 use crate::runtime::Runtime;
 use crate::value::type_name_of;
 
-/// A call that is about to be made, of a function ([`RRefs::call`](crate::RRefs::call)) or of a method of a value
+/// A call, before it is sent, of a function ([`RRefs::call`](crate::RRefs::call)) or of a method of a value
 /// ([`RRef::call`]). Sending its arguments makes it. References may be among the arguments and in the result.
 ///
 /// ```no_run
@@ -76,14 +76,15 @@ impl<'a> RRefCall<'a> {
         }
     }
 
-    /// How long the call may take; `None` for no limit. Default: the agent's timeout. The function may continue after
-    /// it.
+    /// Sets how long the call may take; `None` for no limit. Default: the agent's timeout. The function may continue
+    /// after it.
     ///
-    /// For [`RRefCall::remote`]: how long the owner may take to accept the creation, which it does before the function
-    /// runs. Default: as long as [`RRefOptions::with_retries`](crate::RRefOptions::with_retries) goes on. A time below
-    /// 1 ms counts as 1 ms. Ignored for a creation on this worker, which accepts it at once. After the timeout each use
-    /// of the reference fails with [`RRefError::CreationTimedOut`], until the owner has reported whether it accepted
-    /// the creation; if so, the reference can be used.
+    /// For [`RRefCall::remote`], it is how long the owner may take to accept the creation, which it does before the
+    /// function runs. Default: as long as the retries of
+    /// [`RRefOptions::with_retries`](crate::RRefOptions::with_retries) continue. A time below 1 ms counts as 1 ms.
+    /// Ignored for a creation on this worker, which accepts it at once. After the timeout each use of the reference
+    /// fails with [`RRefError::CreationTimedOut`], until the owner has reported whether it accepted the creation; if
+    /// so, the reference can be used.
     pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.timeout = Some(timeout.into());
         self
@@ -92,10 +93,10 @@ impl<'a> RRefCall<'a> {
     /// Makes the call, and blocks until its result arrives.
     ///
     /// # Errors
-    /// [`RRefError::Function`] if the function failed; [`RRefError::Rpc`] if the call failed, as after a
+    /// [`RRefError::Function`] if the function failed; [`RRefError::Rpc`] if the call failed, for example after a
     /// timeout; [`RRefError::Codec`] or [`RRefError::Refused`] if the arguments or the result cannot be sent;
-    /// [`RRefError::NotAttached`]; [`RRefError::Shutdown`]. Of a method also [`RRefError::Creation`] if there is no
-    /// value, and [`RRefError::OwnerLost`].
+    /// [`RRefError::NotAttached`]; [`RRefError::Shutdown`]. For a method, also [`RRefError::Creation`] if the value
+    /// does not exist, and [`RRefError::OwnerLost`].
     pub fn run<A: Serialize, R: DeserializeOwned>(self, arguments: A) -> Result<R, RRefError> {
         let (runtime, call) = self.start(&arguments)?;
         call.wait(runtime)
@@ -104,7 +105,7 @@ impl<'a> RRefCall<'a> {
     /// [`RRefCall::run`] without blocking.
     ///
     /// # Errors
-    /// Those that are known at once; the future reports the others.
+    /// The errors that are known at once; the future returns later errors.
     pub fn send<A: Serialize, R: DeserializeOwned + Clone + Send + 'static>(
         self,
         arguments: A,

@@ -1,4 +1,4 @@
-//! What the clones of an [`RRef`](crate::RRef) share: one handle that the context counts.
+//! The state that the clones of an [`RRef`](crate::RRef) share: one handle that the context counts.
 //!
 //! Dropping the last clone queues the handle. It sends no message and does not take the context's lock.
 

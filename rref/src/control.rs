@@ -131,7 +131,7 @@ impl Runtime {
     }
 }
 
-/// What the result of a call with retries says about the message's delivery.
+/// Derives the message's delivery from the result of a call with retries.
 fn delivery_of(answer: &Result<Bytes, RpcError>) -> Delivery {
     let error = match answer {
         Ok(bytes) => {

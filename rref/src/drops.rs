@@ -1,12 +1,13 @@
 //! The queue of dropped handles.
 //!
-//! A handle is dropped on any thread, with any locks held. So a drop only adds a note here, and a push to the
-//! empty queue has the caller schedule a thread that takes all notes. No note is lost:
+//! A handle is dropped on any thread, with any locks held. So a drop only adds a note here, and the caller of a push
+//! to the empty queue schedules a thread that takes all notes. All notes are eventually taken:
 //!
 //! > While the queue has notes, the push of the first of them has returned true.
 //!
-//! A push adds its note and checks whether it is the first under the lock under which notes are taken, so a note
-//! is among those taken or starts the next round. An atomic flag beside the lock would need a clearing order.
+//! A push adds its note and checks whether it is the first. It does so under the lock that protects the taking of
+//! notes, so a note is either among the taken notes or starts the next round. An atomic flag beside the lock would
+//! need a clearing order.
 
 use std::sync::PoisonError;
 #[cfg(not(shuttle))]
@@ -18,8 +19,8 @@ use shuttle::sync::{Mutex, MutexGuard};
 
 /// Notes that no thread has taken yet.
 ///
-/// Between two pushes that return true there is one [`DropQueue::take`] that finds notes, so a scheduled
-/// thread finds notes, unless another one has taken them.
+/// Between two pushes that return true there is one [`DropQueue::take`] that finds notes, so a scheduled thread finds
+/// notes, unless another thread has taken them.
 ///
 /// If the agent has ended, no thread can be scheduled. The notes then stay until they are taken otherwise or the
 /// queue is dropped; each is smaller than its handle.
@@ -62,7 +63,7 @@ impl<T> DropQueue<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<T>> {
-        // No code that can panic runs under this lock.
+        // The code that runs under this lock does not panic.
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

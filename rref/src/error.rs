@@ -49,7 +49,7 @@ pub enum RRefError {
         /// The reference.
         rref: RRefId,
     },
-    /// The value, or the confirmation, did not exist in time. The function that makes the value may continue.
+    /// The value, or the confirmation, was not available in time. The function that makes the value may continue.
     #[error("reference {rref} was not ready after {} ms", after.as_millis())]
     TimedOut {
         /// The reference.
@@ -69,7 +69,7 @@ pub enum RRefError {
         /// The worker that has the value.
         owner: WorkerInfo,
     },
-    /// The value or an error was set before. The refused value is dropped.
+    /// The value or an error was set before. The refused value was dropped.
     #[error("cannot set the value of reference {rref}: it already has a value or an error")]
     AlreadySet {
         /// The reference.
@@ -94,7 +94,7 @@ pub enum RRefError {
     /// A value, an argument or a result cannot be encoded or decoded.
     #[error("{0}")]
     Codec(Arc<str>),
-    /// This worker or another one refused the operation.
+    /// This worker or another worker refused the operation.
     #[error("{0}")]
     Refused(Arc<str>),
     /// The reference belongs to another agent of this process.
@@ -103,13 +103,13 @@ pub enum RRefError {
         /// The reference.
         rref: RRefId,
     },
-    /// No agent is attached yet: see [`RRefs::attach`](crate::RRefs::attach).
+    /// The references have no agent yet: see [`RRefs::attach`](crate::RRefs::attach).
     #[error("no agent is attached to the references: call `RRefs::attach`")]
     NotAttached,
-    /// The references were shut down, successfully or not, or the agent was.
+    /// The references or the agent were shut down, with or without an error.
     #[error("the references of this worker were shut down")]
     Shutdown,
-    /// The call failed; [`RpcError::outcome`] says whether the function may have run.
+    /// The call failed; [`RpcError::outcome`] returns whether the function may have run.
     #[error(transparent)]
     Rpc(#[from] RpcError),
 }
@@ -181,15 +181,15 @@ pub enum RegisterError {
 
 c10d_socket::debug_as_display!(RegisterError);
 
-/// What a shutdown still waited for when its time was over.
+/// A group of entries that a shutdown still waited for when it timed out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Missing {
-    /// The worker that could end it.
+    /// The worker that could finish the entries.
     pub worker: WorkerInfo,
-    /// What is awaited.
+    /// The kind of the entries.
     pub what: MissingKind,
-    /// How many of them.
+    /// The number of the entries.
     pub count: usize,
 }
 
@@ -203,13 +203,13 @@ impl fmt::Display for Missing {
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ShutdownError {
-    /// No agent is attached.
+    /// The references have no agent.
     #[error("no agent is attached to the references: call `RRefs::attach`")]
     NotAttached,
-    /// A forked child used the references of its parent, which are unharmed.
+    /// A forked child used the references of its parent. This has no effect on the parent's references.
     #[error("cannot shut down the references: {0}")]
     OtherProcess(#[from] c10d_socket::OtherProcess),
-    /// The agent is not the attached one. Nothing was shut down.
+    /// The agent is not the attached agent. The call had no effect.
     #[error("the references belong to the agent of {attached}, not to that of {given}")]
     OtherAgent {
         /// The worker of the attached agent.
@@ -217,20 +217,21 @@ pub enum ShutdownError {
         /// The worker of the given agent.
         given: WorkerInfo,
     },
-    /// Another thread is shutting the references down. This call changed nothing.
+    /// Another thread is shutting the references down. The call had no effect.
     #[error("another thread is shutting down the references of this worker")]
     InProgress,
-    /// A worker of the group is dead or has not called the shutdown in time. What could be freed has been.
+    /// A worker of the group is dead or has not called the shutdown in time. All values that could be freed have been
+    /// freed.
     #[error(transparent)]
     Barrier(#[from] rpc_agent::TerminationError),
-    /// Workers still used references when the time was over. What could be freed has been.
+    /// Workers still used references when the shutdown timed out. All values that could be freed have been freed.
     #[error("references are still in use after {} ms: {}", after.as_millis(), join(missing))]
     Missing {
         /// The timeout of the wait.
         after: Duration,
-        /// What is missing, by worker.
+        /// The entries that the shutdown still waited for, by worker.
         missing: Vec<Missing>,
-        /// What was held at the beginning of the shutdown.
+        /// The values that were held at the beginning of the shutdown.
         report: Box<LeakReport>,
     },
 }
@@ -242,7 +243,7 @@ fn join(missing: &[Missing]) -> String {
     texts.join("; ")
 }
 
-/// The values of one worker that are held. `Display` prints one line for each value and holder.
+/// The held values of one worker. `Display` prints one line for each value and holder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeakReport {
@@ -253,7 +254,7 @@ pub struct LeakReport {
 }
 
 impl LeakReport {
-    /// Whether no value is held.
+    /// Returns whether no value is held.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()

@@ -1,4 +1,4 @@
-//! The registered functions: those that make values, and the methods that run on them.
+//! The registered functions: functions that make values, and methods that run on the values.
 //!
 //! Decoding the arguments and running the function are two steps: in between, the owners confirm the
 //! references among the arguments.
@@ -42,7 +42,7 @@ pub struct Functions {
 }
 
 impl Functions {
-    /// No functions.
+    /// Creates an empty set of functions.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -55,7 +55,7 @@ impl Functions {
     /// is mostly an error, but not always.
     ///
     /// # Errors
-    /// [`FunctionError::Name`] or [`FunctionError::Taken`].
+    /// [`FunctionError::Name`] for an invalid name, [`FunctionError::Taken`] if another function has the name.
     pub fn register<A, R, F>(&mut self, name: &str, function: F) -> Result<(), FunctionError>
     where
         A: DeserializeOwned + Send + 'static,
@@ -93,7 +93,7 @@ impl Functions {
     /// ```
     ///
     /// # Errors
-    /// As [`Functions::register`].
+    /// The errors of [`Functions::register`].
     pub fn register_async<A, R, F, P>(
         &mut self,
         name: &str,
@@ -121,7 +121,7 @@ impl Functions {
     /// other workers can hold references to it and run methods on it.
     ///
     /// # Errors
-    /// As [`Functions::register`].
+    /// The errors of [`Functions::register`].
     pub fn register_opaque<A, R, F>(&mut self, name: &str, function: F) -> Result<(), FunctionError>
     where
         A: DeserializeOwned + Send + 'static,
@@ -132,11 +132,11 @@ impl Functions {
     }
 
     /// Registers a method: a function of a value of this worker and of arguments, for
-    /// [`RRef::call`](crate::RRef::call). Methods of one value may run concurrently,
-    /// so a value that changes has a lock of its own.
+    /// [`RRef::call`](crate::RRef::call). Methods of one value may run concurrently, so a value that changes needs
+    /// its own lock.
     ///
     /// # Errors
-    /// As [`Functions::register`].
+    /// The errors of [`Functions::register`].
     pub fn register_method<T, A, R, F>(
         &mut self,
         name: &str,
@@ -162,7 +162,7 @@ impl Functions {
     /// [`Functions::register_async`] for a method: the future shares the value, which lives until the future ends.
     ///
     /// # Errors
-    /// As [`Functions::register`].
+    /// The errors of [`Functions::register`].
     pub fn register_async_method<T, A, R, F, P>(
         &mut self,
         name: &str,
@@ -187,7 +187,7 @@ impl Functions {
         })
     }
 
-    /// The registered names, in no particular order.
+    /// Returns the registered names, in no particular order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.by_name.keys().map(|name| &**name)
     }
@@ -277,7 +277,7 @@ pub enum FunctionError {
 
 c10d_socket::debug_as_display!(FunctionError);
 
-/// The request that a function runs for.
+/// The context of a running function: the request that it serves.
 #[derive(Debug)]
 pub struct CallContext {
     pub(crate) rrefs: RRefs,
@@ -286,19 +286,19 @@ pub struct CallContext {
 }
 
 impl CallContext {
-    /// The references of this worker, to create and call others.
+    /// Returns the references of this worker, to create and call other references.
     #[must_use]
     pub const fn rrefs(&self) -> &RRefs {
         &self.rrefs
     }
 
-    /// The worker that made the request.
+    /// Returns the worker that made the request.
     #[must_use]
     pub const fn caller(&self) -> &WorkerInfo {
         &self.caller
     }
 
-    /// The deadline of the call; [`Deadline::NEVER`] for a creation.
+    /// Returns the deadline of the call; [`Deadline::NEVER`] for a creation.
     #[must_use]
     pub const fn deadline(&self) -> Deadline {
         self.deadline

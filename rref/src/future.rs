@@ -22,7 +22,7 @@ impl<T: Clone + Send + 'static> RRefFuture<T> {
         Self { inner }
     }
 
-    /// Whether the result has arrived. Never blocks.
+    /// Returns whether the result has arrived. Never blocks.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.inner.is_complete()
@@ -31,13 +31,13 @@ impl<T: Clone + Send + 'static> RRefFuture<T> {
     /// Blocks until the result arrives, for at most the request's own timeout.
     ///
     /// # Errors
-    /// Those of the request.
+    /// The errors of the request.
     pub fn wait(&self) -> Result<T, RRefError> {
         self.inner.wait()?
     }
 
-    /// Blocks until the result arrives, for at most `timeout`; `None` waits indefinitely, and zero checks once. Returns
-    /// `None` if it has not, and the request continues.
+    /// Blocks until the result arrives, for at most `timeout`; `None` waits indefinitely, and zero checks once.
+    /// Returns `None` if the result has not arrived; the request continues.
     #[must_use]
     pub fn wait_timeout(
         &self,
@@ -48,15 +48,15 @@ impl<T: Clone + Send + 'static> RRefFuture<T> {
             .map(|result| result.map_err(RRefError::from).flatten())
     }
 
-    /// Blocks until the result arrives, the deadline passes, or `cancel` ends the wait. Returns `None` if it has not
-    /// arrived, and the request continues.
+    /// Blocks until the result arrives, the deadline passes, or `cancel` interrupts the wait. Returns `None` if the
+    /// result has not arrived; the request continues.
     #[must_use]
     pub fn wait_until(&self, deadline: Deadline, cancel: &Cancel) -> Option<Result<T, RRefError>> {
         let result = self.inner.wait_until(deadline, cancel)?;
         Some(result.map_err(RRefError::from).flatten())
     }
 
-    /// Runs a callback with the result: at once if it has arrived, else on a thread of the agent.
+    /// Runs a callback with the result: at once if it has arrived, otherwise on a thread of the agent.
     pub fn on_complete(&self, callback: impl FnOnce(Result<T, RRefError>) + Send + 'static) {
         self.inner.on_complete(move |result| {
             callback(result.clone().map_err(RRefError::from).flatten());

@@ -1,4 +1,4 @@
-//! [`RRef`]: a reference as the program holds it.
+//! [`RRef`]: the program's handle of a reference.
 
 use std::any::type_name;
 use std::fmt;
@@ -27,9 +27,9 @@ use crate::value::type_name_of;
 /// which frees the value when no worker has a reference to it. Dropping never blocks.
 ///
 /// A reference can be any field of a serde type in the arguments and results of this crate's calls
-/// ([`RRefs::call`](crate::RRefs::call), [`RRef::call`]); the receiver gets a reference of its
-/// own. A function runs after the owners have confirmed all references among its arguments. Elsewhere, in the
-/// agent's own calls too, serializing a reference is an error.
+/// ([`RRefs::call`](crate::RRefs::call), [`RRef::call`]); the receiver gets its own reference. A function runs after
+/// the owners have confirmed all references among its arguments. Elsewhere, including the agent's own calls,
+/// serializing a reference is an error.
 ///
 /// Reference cycles, made of values that hold references to each other, are freed by
 /// [`RRefs::shutdown`](crate::RRefs::shutdown) only.
@@ -52,37 +52,37 @@ impl<T> RRef<T> {
         }
     }
 
-    /// The id of the reference, the same on all workers.
+    /// Returns the id of the reference, the same on all workers.
     #[must_use]
     pub fn id(&self) -> RRefId {
         self.cell.rref()
     }
 
-    /// The id of this worker's user of the reference; `None` on the owner.
+    /// Returns the id of this worker's user of the reference; `None` on the owner.
     #[must_use]
     pub fn fork_id(&self) -> Option<ForkId> {
         self.cell.user()
     }
 
-    /// The worker that has the value.
+    /// Returns the worker that has the value.
     #[must_use]
     pub fn owner(&self) -> WorkerInfo {
         self.cell.runtime().worker(self.cell.owner())
     }
 
-    /// Whether this worker has the value.
+    /// Returns whether this worker has the value.
     #[must_use]
     pub fn is_owner(&self) -> bool {
         self.cell.runtime().is_me(self.cell.owner())
     }
 
-    /// The Rust name of the value's type, as its creator called it.
+    /// Returns the Rust name of the value's type, as given by its creator.
     #[must_use]
     pub fn type_name(&self) -> &str {
         self.cell.type_name()
     }
 
-    /// Whether the owner knows this user; true on the owner. Never blocks.
+    /// Returns whether the owner has confirmed this user; true on the owner. Never blocks.
     ///
     /// A confirmed reference may still get no value: the function that makes it runs later, and may fail. False
     /// after a creation that the owner did not accept, after the loss of the owner, and after the shutdown.
@@ -93,7 +93,7 @@ impl<T> RRef<T> {
             .is_none_or(|user| matches!(self.cell.status(user), Some(UserStatus::Confirmed)))
     }
 
-    /// Whether the creation was not answered in time. Never blocks.
+    /// Returns whether the creation was not answered in time. Never blocks.
     ///
     /// While this is true, each use of the reference fails at once with [`RRefError::CreationTimedOut`]. It
     /// becomes false if the owner reports that it has accepted the creation after all. PyTorch's `getTimedOut`
@@ -110,9 +110,9 @@ impl<T> RRef<T> {
     /// Blocks until the owner has confirmed or refused this user, for at most `timeout`.
     ///
     /// # Errors
-    /// [`RRefError::TimedOut`] if the owner has not answered by then. [`RRefError::Creation`],
-    /// [`RRefError::CreationTimedOut`], [`RRefError::OwnerLost`], [`RRefError::Refused`] or
-    /// [`RRefError::Shutdown`] if the reference cannot be used.
+    /// [`RRefError::TimedOut`] if the owner has not answered in time. [`RRefError::Creation`],
+    /// [`RRefError::CreationTimedOut`], [`RRefError::OwnerLost`], [`RRefError::Refused`] or [`RRefError::Shutdown`]
+    /// if the reference cannot be used.
     pub fn wait_confirmed(&self, timeout: impl Into<Option<Duration>>) -> Result<(), RRefError> {
         self.cell.here()?.wait_confirmed(&self.cell, timeout.into())
     }
@@ -140,7 +140,7 @@ impl<T> RRef<T> {
 }
 
 impl<T: Send + Sync + 'static> RRef<T> {
-    /// The value itself, shared, on its owner. Blocks until it is ready, for at most `timeout`. May be called
+    /// Returns the value itself, shared, on its owner. Blocks until it is ready, for at most `timeout`. May be called
     /// from a function that the agent runs.
     ///
     /// # Errors
@@ -153,7 +153,7 @@ impl<T: Send + Sync + 'static> RRef<T> {
         typed(&value)
     }
 
-    /// A future of the value itself, on its owner: shared, neither copied nor encoded. PyTorch's `getFuture`.
+    /// Returns a future of the value itself, on its owner: shared, neither copied nor encoded. PyTorch's `getFuture`.
     /// Never blocks.
     ///
     /// The future fails with [`RRefError::Creation`] if the function that makes the value failed or
@@ -168,7 +168,7 @@ impl<T: Send + Sync + 'static> RRef<T> {
             .value_future(&self.cell, |value| typed(&value))
     }
 
-    /// Whether the value is ready or failed, on its owner. Never blocks. PyTorch's `hasValue`;
+    /// Returns whether the value is ready or failed, on its owner. Never blocks. PyTorch's `hasValue`;
     /// [`RRef::wait_ready`] serves other workers.
     ///
     /// # Errors
@@ -181,15 +181,15 @@ impl<T: Send + Sync + 'static> RRef<T> {
     /// [`RRef::set_value`] for a value that never leaves its owner.
     ///
     /// # Errors
-    /// As [`RRef::set_value`].
+    /// The errors of [`RRef::set_value`].
     pub fn set_value_opaque(&self, value: T) -> Result<(), RRefError> {
         self.set(Ok(Value::opaque(value)))
     }
 
     /// Sets an error instead of the value of a reference made by
     /// [`RRefs::rref_without_value`](crate::RRefs::rref_without_value): requests for the value fail with
-    /// [`RRefError::Creation`] and this message. Returns `false` if the reference has a value or an error
-    /// already, which stays, as in PyTorch. Never blocks.
+    /// [`RRefError::Creation`] and this message. Returns `false` if the reference already has a value or an error,
+    /// which is not replaced, like in PyTorch. Never blocks.
     ///
     /// # Errors
     /// [`RRefError::NotOwner`] on other workers; [`RRefError::Refused`] if a function makes the value;
@@ -226,8 +226,8 @@ impl<T: Send + Sync + 'static> RRef<T> {
     /// another worker that takes one round trip to the owner, bounded by the agent's timeout.
     ///
     /// # Errors
-    /// [`RRefError::TimedOut`] if the value is not ready by then; [`RRefError::Creation`] if its function
-    /// failed; [`RRefError::OwnerLost`]; any other [`RRefError`] if the request fails.
+    /// [`RRefError::TimedOut`] if the value is not ready in time; [`RRefError::Creation`] if its function failed;
+    /// [`RRefError::OwnerLost`]; any other [`RRefError`] if the request fails.
     pub fn wait_ready(&self, timeout: impl Into<Option<Duration>>) -> Result<(), RRefError> {
         self.cell.here()?.wait_ready(&self.cell, timeout.into())
     }
@@ -239,24 +239,24 @@ impl<T: Serialize + Send + Sync + 'static> RRef<T> {
     /// requests that wait for it. Never blocks.
     ///
     /// # Errors
-    /// [`RRefError::AlreadySet`]; [`RRefError::NotOwner`] on other workers; [`RRefError::Refused`] if a
-    /// function makes the value; [`RRefError::Shutdown`]. The value is dropped then.
+    /// [`RRefError::AlreadySet`]; [`RRefError::NotOwner`] on other workers; [`RRefError::Refused`] if a function
+    /// makes the value; [`RRefError::Shutdown`]. After an error, the value is dropped.
     pub fn set_value(&self, value: T) -> Result<(), RRefError> {
         self.set(Ok(Value::of(value)))
     }
 }
 
 impl<T: DeserializeOwned> RRef<T> {
-    /// A copy of the value, fetched from its owner. Blocks until the value is ready, for at most `timeout`.
+    /// Returns a copy of the value, fetched from its owner. Blocks until the value is ready, for at most `timeout`.
     /// May be called from a function that the agent runs.
     ///
     /// Each call fetches and encodes the value again; a `Mutex` is encoded under its lock. Zero does not wait
     /// for the value to be made: it takes two round trips, each bounded by the agent's timeout.
     ///
     /// # Errors
-    /// [`RRefError::TimedOut`] if the value is not ready by then; [`RRefError::Creation`] if its function
-    /// failed, at once; [`RRefError::OwnerLost`] when the owner is lost; [`RRefError::Opaque`] if the value
-    /// has no encoding; any other [`RRefError`] if the request fails.
+    /// [`RRefError::TimedOut`] if the value is not ready in time; [`RRefError::Creation`] if its function failed, at
+    /// once; [`RRefError::OwnerLost`] when the owner is lost; [`RRefError::Opaque`] if the value has no encoding; any
+    /// other [`RRefError`] if the request fails.
     pub fn to_here(&self, timeout: impl Into<Option<Duration>>) -> Result<T, RRefError> {
         let fetch = self.cell.here()?.fetch(&self.cell, timeout.into())?;
         fetch.wait_or_failure(&self.cell)
@@ -267,7 +267,7 @@ impl<T: DeserializeOwned + Clone + Send + 'static> RRef<T> {
     /// [`RRef::to_here`] without blocking.
     ///
     /// # Errors
-    /// Those that are known at once; the future reports the others.
+    /// The errors that are known at once; the future returns later errors.
     pub fn fetch(&self, timeout: impl Into<Option<Duration>>) -> Result<RRefFuture<T>, RRefError> {
         let runtime = self.cell.here()?;
         Ok(runtime

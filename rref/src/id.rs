@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rpc_agent::WorkerId;
 
-/// An id that is given once.
+/// An id that is unique over all workers and their restarts.
 ///
 /// Unlike PyTorch's, it contains the creator's *incarnation*, which each process draws when it starts: a restarted
 /// worker has the same worker id and counts from 0 again.
@@ -57,7 +57,7 @@ impl fmt::Display for ForkId {
 }
 
 impl RRefId {
-    /// The id of its creator's user: the next one that the creator gives ([`Mint`]).
+    /// The id of its creator's user: the next id that the creator gives ([`Mint`]).
     pub(crate) fn creators_fork(self) -> ForkId {
         ForkId(GloballyUniqueId {
             local_id: self.0.local_id.wrapping_add(1),
@@ -78,8 +78,8 @@ impl GloballyUniqueId {
 const COUNT_BITS: u32 = 48;
 const COUNT_MAX: u64 = (1 << COUNT_BITS) - 1;
 
-/// Gives the ids of one process. References and forks share the count, as in PyTorch, with a count for each
-/// worker that ids are for. So the ids that one worker sees, and remembers as tombstones, are consecutive.
+/// Gives the ids of one process. References and forks share the count, like in PyTorch, with a count for each worker
+/// that ids are for. Therefore, the ids that one worker sees, and remembers as tombstones, are consecutive.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Mint {
     created_on: WorkerId,

@@ -1,4 +1,5 @@
-//! When a worker counts as lost: it is asked, and whether its process has ended is reported to the context.
+//! When a worker is considered lost: requests check whether its process still runs, and its exit is reported to the
+//! context.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -31,7 +32,7 @@ impl Runtime {
             checks.insert(worker, found.clone());
         }
         let asked = self.agent.incarnation_of(worker);
-        // Longer than the agent dials, so that the answer tells whether a connection can be made at all.
+        // Longer than the agent dials, so that the answer shows whether a connection can be made at all.
         let timeout = self.agent.connect_timeout().saturating_add(ALIVE_TIMEOUT);
         let runtime = Arc::clone(self);
         let check = self
@@ -87,7 +88,7 @@ impl Runtime {
     /// connected to a later process.
     pub(crate) fn lose(self: &Arc<Self>, worker: WorkerId, incarnation: Option<u64>) -> bool {
         let report = loop {
-            // The agent is asked without the lock. The step then checks that nothing was heard meanwhile.
+            // The agent is called without the lock. The step then checks that no message arrived in the meantime.
             let heard = self.lock().context.incarnation_of(worker);
             let connected = self.agent.incarnation_of(worker);
             let report = self.step(RunOn::AgentThread, |inner, now| {
@@ -127,7 +128,7 @@ pub(crate) fn may_mean_lost(error: &RpcError) -> bool {
     }
 }
 
-/// What the answer to a liveness request means.
+/// The meaning of the answer to a liveness request.
 #[derive(Debug, Clone, Copy)]
 enum Verdict {
     Alive { incarnation: u64 },
@@ -135,7 +136,7 @@ enum Verdict {
     Unclear,
 }
 
-/// What an answer says about its worker; `None`: ask again.
+/// Interprets the answer of a worker; `None`: send the request again.
 fn verdict(answer: &Result<Bytes, RpcError>) -> Option<Verdict> {
     match answer {
         Ok(bytes) if bytes.len() == 8 => Some(Verdict::Alive {

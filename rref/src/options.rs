@@ -10,7 +10,7 @@ use crate::context::Timing;
 /// loss.
 const MEASURED_TIMEOUT_MIN: Duration = Duration::from_millis(200);
 
-/// Retries and timers of a worker's references. [`RRefs::register_with`](crate::RRefs::register_with) checks
+/// The retries and timers of a worker's references. [`RRefs::register_with`](crate::RRefs::register_with) checks
 /// them.
 ///
 /// ```
@@ -29,41 +29,41 @@ pub struct RRefOptions {
 }
 
 impl RRefOptions {
-    /// The defaults.
+    /// Creates the default options.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How messages about references are retried, creations included; a creation's function still runs once.
-    /// The attempt timeout is [`RRefOptions::with_attempt_timeout`]'s.
+    /// Sets how messages about references are retried, including creations; a creation's function still runs once.
+    /// The attempt timeout is set by [`RRefOptions::with_attempt_timeout`].
     ///
-    /// Default: 8 retries after pauses of 0.2 s to 4 s, 10 s in all, about what a short network outage takes.
-    /// A message whose retries are exhausted is sent again later: see [`RRefOptions::with_resend_after`].
+    /// Default: 8 retries after pauses of 0.2 s to 4 s, 10 s in all, about as long as a short network outage. A
+    /// message whose retries are exhausted is sent again later: see [`RRefOptions::with_resend_after`].
     pub fn with_retries(mut self, retries: RetryOptions) -> Self {
         self.retries = retries;
         self
     }
 
-    /// The longest time that one attempt waits for its answer. The first waits about as long as the receiver usually
-    /// takes, at least 0.2 s, and each further one twice as long:
-    /// [`RetryOptions::with_measured_timeout`]. `None`: no longest time. A time below 1 ms counts as 1 ms. Default
-    /// 10 s, as that of [`RetryOptions`].
+    /// Sets the longest time that one attempt waits for its answer. The first attempt waits about as long as the
+    /// receiver usually takes, at least 0.2 s, and each further attempt twice as long:
+    /// [`RetryOptions::with_measured_timeout`]. `None` sets no longest time. A time below 1 ms counts as 1 ms.
+    /// Default 10 s, like [`RetryOptions`].
     pub fn with_attempt_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.attempt_timeout = timeout.into().map(at_least_a_millisecond);
         self
     }
 
-    /// How long a reference may be under way in an answer before its receiver is asked whether it has arrived.
-    /// A lost one is freed then, and a later answer is refused. [`Duration::MAX`]: never asked. A time below
+    /// Sets how long a reference may be under way in an answer before a probe checks whether its receiver has it. A
+    /// lost reference is then freed, and a later answer is refused. [`Duration::MAX`] turns probes off. A time below
     /// 1 ms counts as 1 ms. Default 30 s, well above the time that an answer takes.
     pub fn with_probe_after(mut self, time: Duration) -> Self {
         self.timing.probe_after = time;
         self
     }
 
-    /// How long a message whose retries are exhausted waits for any message of its receiver before it is sent
-    /// again. [`Duration::MAX`]: until the receiver is heard from. A time below 1 ms counts as 1 ms. Default
-    /// 10 s, so that a silent receiver gets few messages.
+    /// Sets how long a message whose retries are exhausted waits for any message of its receiver before it is resent.
+    /// [`Duration::MAX`] waits until a message of the receiver arrives. A time below 1 ms counts as 1 ms. Default 10
+    /// s, so that a silent receiver gets few messages.
     pub fn with_resend_after(mut self, time: Duration) -> Self {
         self.timing.resend_after = time;
         self
@@ -78,7 +78,7 @@ impl RRefOptions {
         self.retries_within(None).validate()
     }
 
-    /// The retries of a message that is to be answered within `timeout`; `None`: as long as they go on.
+    /// The retries of a message that is to be answered within `timeout`; `None`: as long as the retries continue.
     pub(crate) fn retries_within(&self, timeout: Option<Duration>) -> RetryOptions {
         self.retries
             .clone()

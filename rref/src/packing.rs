@@ -33,7 +33,7 @@ thread_local! {
     static SCOPE: RefCell<Option<Scope>> = const { RefCell::new(None) };
 }
 
-/// What serializing or deserializing a reference does on this thread.
+/// The effect of serializing or deserializing a reference on this thread.
 enum Scope {
     Packing {
         /// Undone if the encoding panics.
@@ -75,7 +75,7 @@ pub(crate) fn pack<T: Serialize + ?Sized>(
     pack_with(runtime, to, first, bytes, || value::encode(value, limit))
 }
 
-/// [`pack`] of what `encode` encodes; `first` is a reference that is put before all others.
+/// Like [`pack`] for the output of `encode`; `first` is a reference that is put before all other references.
 pub(crate) fn pack_with(
     runtime: &Arc<Runtime>,
     to: WorkerId,
@@ -158,7 +158,7 @@ pub(crate) fn unpack_with<R>(
     }
 }
 
-/// Decodes a value with the references that came with it.
+/// Decodes a value with the references that arrived with it.
 pub(crate) fn unpack<T: DeserializeOwned>(
     cells: Vec<Arc<Cell>>,
     values: &[u8],

@@ -1,4 +1,4 @@
-//! How much peers may have one worker keep for them: each leaves places for others. Pure.
+//! How much a worker keeps for its peers: each peer leaves places for other peers. Pure.
 
 use std::collections::BTreeMap;
 

@@ -5,7 +5,7 @@
 //! its length in front (32 bits). Lengths are checked against the field's limit, and against the bytes received,
 //! before memory is reserved.
 //!
-//! The encoding of values and arguments is not known here. The names follow PyTorch's
+//! This module does not encode values and arguments. The names follow PyTorch's
 //! `torch/csrc/distributed/rpc/rref_proto.h`; the bytes do not.
 
 use std::sync::Arc;
@@ -50,15 +50,15 @@ const ID_BYTES: usize = 2 + 8 + 8;
 pub struct ForkData {
     /// The worker that has the value.
     pub owner: WorkerId,
-    /// Of the owner's process; 0 if the sender does not know it.
+    /// The incarnation of the owner's process; 0 if the sender does not have it.
     pub owner_incarnation: u64,
-    /// The reference.
+    /// The id of the reference.
     pub rref: RRefId,
-    /// The receiver's user, named by the sender.
+    /// The receiver's user, whose id the sender has chosen.
     pub fork: ForkId,
-    /// The sender.
+    /// The worker that sent the reference.
     pub parent: WorkerId,
-    /// The name of the value's type, by the reference's creator.
+    /// The name of the value's type, as given by the reference's creator.
     pub type_name: Arc<str>,
 }
 
@@ -76,7 +76,7 @@ impl ForkData {
     /// Takes fork data from the front of `bytes`.
     ///
     /// # Errors
-    /// [`DecodeError`]; `bytes` are unspecified then.
+    /// [`DecodeError`]; `bytes` are unspecified after an error.
     pub fn decode(bytes: &mut &[u8]) -> Result<Self, DecodeError> {
         Ok(Self {
             owner: take_worker(bytes)?,
@@ -89,10 +89,10 @@ impl ForkData {
     }
 }
 
-/// A request.
+/// A request about a reference.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub enum Message {
-    /// To the owner: create a value by running a function. The answer says that the reference is registered.
+    /// To the owner: create a value by running a function. The answer confirms that the reference is registered.
     RemoteCall {
         /// The reference, named by the sender.
         rref: RRefId,
@@ -378,14 +378,14 @@ pub enum Answer {
     Known,
     /// To [`Message::Query`]: a deleted user.
     Deleted,
-    /// To [`Message::Query`]: an unknown user, or one that was deleted long ago.
+    /// To [`Message::Query`]: an unknown user, or a user that was deleted long ago.
     Unknown,
-    /// Nothing was done, and retrying is useless.
+    /// The message had no effect, and retrying is useless.
     Refused(Arc<str>),
 }
 
 impl Answer {
-    /// Encodes the answer; `incarnation` is that of the answering process.
+    /// Encodes the answer; `incarnation` is the answering process's.
     #[must_use]
     pub fn encode(&self, incarnation: u64) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(10);

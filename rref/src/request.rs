@@ -1,4 +1,4 @@
-//! What this worker requests of others and of itself: creations, values, calls.
+//! The requests of this worker to other workers and to itself: creations, values, calls.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -406,7 +406,7 @@ impl Runtime {
             on: self.worker(owner),
             function: READY.into(),
             rref: Some(rref),
-            // Its call has the agent's timeout, which says nothing of the value.
+            // Its call has the agent's timeout, which does not depend on the value.
             waits_for_value: false,
             timeout: Duration::ZERO,
             deadline: Deadline::after(Instant::now(), self.agent.timeout()),

@@ -1,7 +1,7 @@
 //! The responses to requests for values and results: their bytes and meaning.
 //!
-//! The first byte is the kind. A packed value or an error text follows. Control messages have answers of
-//! their own: [`crate::protocol::Answer`].
+//! The first byte is the kind. A packed value or an error text follows. Control messages have separate answers:
+//! [`crate::protocol::Answer`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -122,12 +122,12 @@ pub(crate) fn is_ready(response: &[u8]) -> bool {
     response.first() == Some(&VALUE)
 }
 
-/// What an error says about its request.
+/// The parts of a request that its error contains.
 #[derive(Debug, Clone)]
 pub(crate) struct RequestInfo {
     pub(crate) on: WorkerInfo,
     pub(crate) function: Arc<str>,
-    /// The requested value, or the one that a method was to run on.
+    /// The requested value, or the value that a method was to run on.
     pub(crate) rref: Option<RRefId>,
     /// Whether the request waits for the value, so that its timeout is the value's.
     pub(crate) waits_for_value: bool,
@@ -135,7 +135,7 @@ pub(crate) struct RequestInfo {
     pub(crate) deadline: Deadline,
 }
 
-/// The encoded value of a response, and the references that came with it.
+/// The encoded value of a response, and the references that arrived with it.
 pub(crate) fn read<'a>(
     runtime: &Arc<Runtime>,
     info: &RequestInfo,

@@ -16,7 +16,7 @@ use crate::runtime::{RunCreation, RunOn, Runtime};
 use crate::value::Value;
 use crate::value::type_name_of;
 
-/// What the clones of an [`RRefs`] share.
+/// The state that the clones of an [`RRefs`] share.
 pub(crate) struct Hub {
     pub(crate) creator: Arc<dyn RunCreation>,
     pub(crate) options: RRefOptions,
@@ -89,15 +89,15 @@ impl RRefs {
         Ok(())
     }
 
-    /// This worker.
+    /// Returns the name and the id of this worker.
     ///
     /// # Errors
-    /// [`RRefError::NotAttached`].
+    /// [`RRefError::NotAttached`] before the references are attached to an agent.
     pub fn me(&self) -> Result<WorkerInfo, RRefError> {
         Ok(self.runtime()?.agent.me().clone())
     }
 
-    /// A reference to a value of this worker. Sends nothing until the reference is sent somewhere.
+    /// Creates a reference to a value of this worker. Sends nothing until the reference is sent somewhere.
     ///
     /// # Errors
     /// [`RRefError::NotAttached`]; [`RRefError::Shutdown`].
@@ -113,18 +113,19 @@ impl RRefs {
     /// [`RRefs::rref`] for a value that never leaves this worker: other workers can only run methods on it.
     ///
     /// # Errors
-    /// As [`RRefs::rref`].
+    /// The errors of [`RRefs::rref`].
     pub fn rref_opaque<T: Send + Sync + 'static>(&self, value: T) -> Result<RRef<T>, RRefError> {
         let runtime = self.runtime()?;
         let cell = runtime.keep(Value::opaque(value), type_name_of::<T>())?;
         Ok(RRef::of(cell))
     }
 
-    /// A reference to a value of this worker that the program sets later: PyTorch's `OwnerRRef` without a value.
+    /// Creates a reference to a value of this worker that the program sets later: PyTorch's `OwnerRRef` without a
+    /// value.
     ///
-    /// [`RRef::set_value`], [`RRef::set_value_opaque`] or [`RRef::set_error`] on any handle of this worker sets
-    /// it, one that came back from another worker included. The reference can be sent before; requests for the
-    /// value wait for it, each until its own timeout. At the shutdown an unset value becomes an error.
+    /// [`RRef::set_value`], [`RRef::set_value_opaque`] or [`RRef::set_error`] on any handle of this worker sets it,
+    /// even on a handle that returned from another worker. The reference can be sent before; requests for the value
+    /// wait for it, each until its own timeout. At the shutdown an unset value becomes an error.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -150,7 +151,7 @@ impl RRefs {
     /// ```
     ///
     /// # Errors
-    /// As [`RRefs::rref`].
+    /// The errors of [`RRefs::rref`].
     pub fn rref_without_value<T: Send + Sync + 'static>(&self) -> Result<RRef<T>, RRefError> {
         Ok(RRef::of(self.runtime()?.promise_value::<T>()?))
     }
@@ -170,10 +171,10 @@ impl RRefs {
         RRefCall::of_function(self.runtime(), to.into(), function)
     }
 
-    /// The number of entries of each table. Takes time in proportion to the tables.
+    /// Returns the number of entries of each table. Takes time in proportion to the tables.
     ///
     /// # Errors
-    /// [`RRefError::NotAttached`].
+    /// [`RRefError::NotAttached`] before the references are attached to an agent.
     pub fn sizes(&self) -> Result<TableSizes, RRefError> {
         let runtime = self.runtime()?;
         Ok(runtime.step(RunOn::AgentThread, |inner, now| {
@@ -182,10 +183,10 @@ impl RRefs {
         }))
     }
 
-    /// The four counters of PyTorch's debug info, by their names there.
+    /// Returns the four counters of PyTorch's debug info, by their names there.
     ///
     /// # Errors
-    /// [`RRefError::NotAttached`].
+    /// [`RRefError::NotAttached`] before the references are attached to an agent.
     pub fn debug_info(&self) -> Result<[(&'static str, usize); 4], RRefError> {
         let sizes = self.sizes()?;
         Ok([

@@ -1,8 +1,8 @@
 //! The shell around the context: lock, step, unlock, carry out the effects.
 //!
-//! The runtime decides nothing about references and has no thread of its own. The context is stepped by the
-//! program's threads, and by the agent's: those that deliver messages and answers, one that collects dropped
-//! handles, and one at the time that [`RRefContext::next_tick`] names.
+//! The runtime decides nothing about references and has no threads. The program's threads step the context, and so do
+//! the agent's threads when they deliver messages and answers, collect dropped handles, or run at the time that
+//! [`RRefContext::next_tick`] returns.
 //!
 //! At most one lock is held at a time, and no call into the agent or the program is made under it. The one
 //! exception is [`DropQueue`]'s: it is taken under the context's lock, for the time of a `mem::take`, so that
@@ -26,7 +26,7 @@ use crate::options::RRefOptions;
 use crate::protocol::{Answer, ForkData, Message, join};
 use crate::value::Value;
 
-/// Runs the functions that make values. Implemented by the layer that knows the registered functions.
+/// Runs the functions that make values. The layer that has the registered functions implements it.
 pub(crate) trait RunCreation: Send + Sync {
     /// Runs the function for `rref`, and reports its result to the context.
     fn run_creation(
@@ -75,10 +75,10 @@ struct Batch {
     missing: usize,
 }
 
-/// What belongs to the message of a creation.
+/// The parameters of the message of a creation.
 pub(crate) struct CreationDelivery {
     pub(crate) forks: Vec<ForkData>,
-    /// How long the owner may take to accept it; `None`: as long as the retries go on.
+    /// How long the owner may take to accept it; `None`: as long as the retries continue.
     pub(crate) timeout: Option<Duration>,
 }
 
@@ -100,7 +100,7 @@ pub(crate) struct Inner {
     scheduled_ticks: BTreeSet<Instant>,
 }
 
-/// What a step leads to, carried out without the lock.
+/// The results of a step, carried out without the lock.
 enum Todo {
     Send(WorkerId, Control, Message, Option<CreationDelivery>),
     Reply(Reply, Answer),
@@ -177,7 +177,7 @@ impl Inner {
         }
     }
 
-    /// The time of the next tick if no thread is scheduled for it or earlier; it counts as scheduled then.
+    /// The time of the next tick if no thread is scheduled for it or earlier. The tick then counts as scheduled.
     fn schedule_tick(&mut self) -> Option<Instant> {
         let next = self.context.next_tick()?;
         let is_earlier = self.scheduled_ticks.first().is_none_or(|at| next < *at);
@@ -358,7 +358,7 @@ impl Runtime {
         result
     }
 
-    /// Schedules an agent thread for what is due.
+    /// Schedules an agent thread for the next due action.
     fn tick_at(self: &Arc<Self>, at: Instant) {
         let runtime = Arc::downgrade(self);
         self.agent.spawn_at(at, move || {

@@ -42,7 +42,8 @@ struct Asked {
 }
 
 impl RRefs {
-    /// Registers what references need at the agent's registry, with the functions that other workers can run.
+    /// Registers the functions of references at the agent's registry, together with `functions`, which other workers
+    /// can run.
     ///
     /// # Errors
     /// [`RegisterError::Registry`] if the registry has references already.
@@ -53,7 +54,7 @@ impl RRefs {
     /// [`RRefs::register`] with options.
     ///
     /// # Errors
-    /// As [`RRefs::register`]; [`RegisterError::Retries`] if the options' retries are invalid.
+    /// The errors of [`RRefs::register`]; [`RegisterError::Retries`] if the options' retries are invalid.
     pub fn register_with(
         registry: &mut Registry,
         functions: Functions,

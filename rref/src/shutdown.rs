@@ -17,30 +17,29 @@ impl RRefs {
         Ok(runtime.get()?)
     }
 
-    /// Returns the values of this worker that are held, with their holders. Takes time in proportion to the
-    /// tables.
+    /// Returns the held values of this worker, with their holders. Takes time in proportion to the tables.
     ///
     /// # Errors
-    /// [`ShutdownError::NotAttached`].
+    /// [`ShutdownError::NotAttached`] before the references are attached to an agent.
     pub fn leak_report(&self) -> Result<LeakReport, ShutdownError> {
         let runtime = self.attached()?;
         Ok(leak_report(runtime))
     }
 
-    /// Shuts down the references of a group of fixed size together. Every worker calls this, on one thread,
-    /// before it shuts down its agent. In a group whose members change use [`RRefs::leave`].
+    /// Shuts down the references of a group of fixed size together. Every worker calls this, on one thread, before it
+    /// shuts down its agent. In a group whose members change, use [`RRefs::leave`].
     ///
-    /// Waits until nothing is under way anywhere; deletes all users, whether they are held or not, and waits for
-    /// the owners' answers; frees the values without users, and waits until other workers' users are deleted.
-    /// Returns what was still held at the beginning. Afterwards, after an error too, each use of a reference
-    /// fails with [`RRefError::Shutdown`](crate::RRefError::Shutdown).
+    /// Waits until nothing is under way anywhere; deletes all users, whether they are held or not, and waits for the
+    /// owners' answers; frees the values without users, and waits until other workers' users are deleted. Returns the
+    /// values that were still held at the beginning. Afterwards, even after an error, each use of a reference fails
+    /// with [`RRefError::Shutdown`](crate::RRefError::Shutdown).
     ///
-    /// Blocks for at most `timeout`. `None` waits indefinitely; zero ends what can be ended without waiting.
+    /// Blocks for at most `timeout`. `None` waits indefinitely; zero does only the parts that need no waiting.
     ///
     /// # Errors
-    /// [`ShutdownError::Missing`] and [`ShutdownError::Barrier`] name the missing workers; what could be freed
-    /// has been. [`ShutdownError::NotAttached`], [`ShutdownError::OtherAgent`] if `agent` is not the attached
-    /// one, and [`ShutdownError::InProgress`] change nothing.
+    /// [`ShutdownError::Missing`] and [`ShutdownError::Barrier`] name the missing workers; all values that could be
+    /// freed have been freed. [`ShutdownError::NotAttached`], [`ShutdownError::OtherAgent`] if `agent` is not the
+    /// attached one, and [`ShutdownError::InProgress`] change nothing.
     pub fn shutdown(
         &self,
         agent: &Agent,
@@ -66,14 +65,15 @@ impl RRefs {
         ended.finish(report?)
     }
 
-    /// Shuts down this worker's references alone, as it leaves a group whose members change, or a group that has
+    /// Shuts down this worker's references alone, when it leaves a group whose members change, or a group that has
     /// lost a worker. Waits for the workers that hold references to values here, but not for their shutdown.
     ///
-    /// Blocks as [`RRefs::shutdown`] does, and returns the same.
+    /// Blocks for at most `timeout` (`None` and zero have the meaning of [`RRefs::shutdown`]), and returns the values
+    /// that were still held at the beginning.
     ///
     /// # Errors
-    /// [`ShutdownError::Missing`], [`ShutdownError::NotAttached`] or [`ShutdownError::InProgress`], as
-    /// [`RRefs::shutdown`].
+    /// [`ShutdownError::Missing`], [`ShutdownError::NotAttached`] or [`ShutdownError::InProgress`], for the same
+    /// reasons as [`RRefs::shutdown`].
     pub fn leave(&self, timeout: impl Into<Option<Duration>>) -> Result<LeakReport, ShutdownError> {
         let runtime = self.attached()?;
         let ending = Ending::begin(runtime, timeout.into())?;
@@ -98,14 +98,14 @@ fn leak_report(runtime: &Arc<Runtime>) -> LeakReport {
     }
 }
 
-/// A shutdown in progress. Dropping it permits another one.
+/// A shutdown in progress. Dropping it permits another shutdown.
 struct Ending<'a> {
     runtime: &'a Arc<Runtime>,
     began: Instant,
     deadline: Deadline,
 }
 
-/// How a shutdown has ended: after how long, and what was still missing.
+/// The end of a shutdown: after how long, and the entries that were still missing.
 struct Ended {
     after: Duration,
     is_drained: bool,

@@ -1,6 +1,6 @@
 //! A value on its owner, with its type erased.
 //!
-//! Encodes itself if its type implements `Serialize`. Knows neither references nor the agent.
+//! Encodes itself if its type implements `Serialize`. Is independent of references and of the agent.
 
 use std::any::{Any, type_name};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What the context asks of the shell that drives it, and how the shell reports back.
+//! The requests of the context to its shell, and the shell's reports back.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ pub(crate) enum Control {
     },
 }
 
-/// What the shell carries out, without its lock and in this order.
+/// An action that the shell carries out, without its lock and in this order.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Effect<V> {
     /// Send with retries, so the receiver may handle it twice, and report the outcome once by
@@ -128,19 +128,19 @@ pub(crate) enum Delivery {
         incarnation: u64,
         answer: Answer,
     },
-    /// No attempt has arrived.
+    /// The attempts have not arrived.
     NotDelivered(Arc<str>),
     /// The peer answered with an error.
     Refused(Arc<str>),
-    /// No attempt was answered; each may have arrived.
+    /// The attempts were not answered; each may have arrived.
     Unknown(Arc<str>),
 }
 
 /// The message that carries a reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Carrier {
-    /// A call, whose outcome its sender learns. Its references are not probed meanwhile, as it may wait for a
-    /// thread of its receiver.
+    /// A call, whose outcome its sender learns. Its references are not probed during that time, because it may wait
+    /// for a thread of its receiver.
     Call,
     /// An answer, whose arrival is not reported.
     Answer,

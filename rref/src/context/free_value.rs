@@ -33,7 +33,7 @@ impl<V: Clone> RRefContext<V> {
         match owned.value {
             // Its creation can still arrive, so its id stays valid. Its users were registered and deleted.
             Value::Uncreated => self.uncreated -= 1,
-            // No living user is unknown once the value was created: docs/spec/rref-protocol.md, section 5.
+            // Every living user is known once the value was created: docs/spec/rref-protocol.md, section 5.
             Value::Running | Value::Promised | Value::Failed { .. } => {
                 self.tombstones.insert(now, rref.0);
             }

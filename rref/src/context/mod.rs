@@ -1,11 +1,11 @@
 //! The protocol of references as a state machine: steps in, effects out.
 //!
-//! Knows no socket, clock, thread or randomness, and neither functions nor the encoding of values. A step may
-//! leave effects, which [`RRefContext::take_effects`] returns to the shell.
+//! Has no socket, clock, thread or randomness, and is independent of functions and of the encoding of values. A step
+//! may leave effects, which [`RRefContext::take_effects`] returns to the shell.
 //!
 //! # The two guarantees
 //!
-//! 1. The owner is told of each user's deletion.
+//! 1. The owner is notified of each user's deletion.
 //! 2. A user is not deleted before the owner knows its children.
 //!
 //! So if an owner knows no user of a created value, there is none: an unknown user has a living parent, which is
@@ -19,7 +19,7 @@
 //!   runs once. If no attempt is answered, the owner settles it: it has arrived, or it never has an effect.
 //! - Ids of deleted references and users are remembered for a while, so late copies of messages change nothing.
 //!   Every handler may run twice.
-//! - Messages whose retries are exhausted are kept, and resent when their receiver is heard from.
+//! - Messages whose retries are exhausted are kept, and resent when a message from their receiver arrives.
 //! - A parent can ask the receiver of a reference whether it has arrived, and the owner.
 //! - Users of dead workers are released, and users of their values fail. A user that only a dead worker has
 //!   passed on, and that the owner does not know yet, may find its value freed.

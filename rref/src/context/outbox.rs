@@ -1,6 +1,6 @@
 //! The context's own messages, until they are answered.
 //!
-//! A message whose retries are exhausted *stalls*: it is resent when its receiver is heard from, or at a low
+//! A message whose retries are exhausted *stalls*: it is resent when a message from its receiver arrives, or at a low
 //! rate, until the receiver is declared dead.
 
 use std::collections::btree_map::Entry;
@@ -24,13 +24,13 @@ pub(super) struct Unanswered {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(super) struct Outbox {
     pub(super) unanswered: BTreeMap<Control, Unanswered>,
-    /// The stalled messages among `unanswered`, by receiver. No entry is empty.
+    /// The stalled messages among `unanswered`, by receiver. Each entry has at least one message.
     pub(super) stalled: BTreeMap<WorkerId, Stalled>,
     /// How many of `unanswered` are probes that have not stalled.
     pub(super) probes: usize,
-    /// Deletions that wait for an earlier batch, by owner. No queue is empty.
+    /// Deletions that wait for an earlier batch, by owner. Each queue has at least one deletion.
     pub(super) deletes: BTreeMap<WorkerId, VecDeque<(RRefId, ForkId)>>,
-    /// How many batches of deletions are among `unanswered`, by owner. No number is 0.
+    /// The number of batches of deletions among `unanswered`, by owner, at least 1.
     pub(super) deleting: BTreeMap<WorkerId, usize>,
     pub(super) batches: u64,
 }

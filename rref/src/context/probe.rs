@@ -1,4 +1,4 @@
-//! How a parent learns whether a fork has arrived: it asks the receiver, and then the owner.
+//! How a parent learns whether a fork has arrived: it sends a probe to the receiver, and then a query to the owner.
 
 use std::time::Instant;
 
@@ -44,7 +44,7 @@ impl<V: Clone> RRefContext<V> {
         answer: &Answer,
     ) {
         match answer {
-            // It registers at the owner, and releases its parent then.
+            // It registers at the owner, and then releases its parent.
             Answer::Received if self.children.contains_key(&fork) => {
                 self.set_arrival(rref, fork, Arrival::UnderWay { since: now });
             }
@@ -54,7 +54,7 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// Asks the owner whether it knows a child whose worker does not answer.
+    /// Sends a query to the owner: whether it has a child whose worker does not answer.
     pub(super) fn query(&mut self, fork: ForkId) {
         let Some(child) = self.children.get(&fork) else {
             return;

@@ -1,4 +1,4 @@
-//! What a message from another worker, or the answer to an own one, leads to.
+//! How the context handles a message from another worker, or the answer to its own message.
 
 use std::time::Instant;
 
@@ -12,10 +12,10 @@ use crate::id::{ForkId, RRefId};
 use crate::protocol::{Answer, Message};
 
 impl<V: Clone> RRefContext<V> {
-    /// Receives a request, which [`Effect::Reply`] or [`Effect::AnswerFetch`] answers, now or later. `incarnation`
-    /// is the sender's, by its message.
+    /// Receives a request, which [`Effect::Reply`] or [`Effect::AnswerFetch`] answers, now or later. `incarnation` is
+    /// the sender's, from its message.
     ///
-    /// [`Message::Call`] is answered with the value, as a fetch is. The shell keeps what is to run on it.
+    /// [`Message::Call`] is answered with the value, like a fetch. The shell keeps the function to run on it.
     pub(crate) fn receive(
         &mut self,
         now: Instant,

@@ -1,4 +1,4 @@
-//! Values for people to read: table sizes, held values, and what a shutdown waits for.
+//! Values for people to read: table sizes, held values, and the entries that a shutdown waits for.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::id::{ForkId, RRefId};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TableSizes {
-    /// Values owned here, those without users and those still to be created included.
+    /// Values owned here, including values without users and values that are still to be created.
     pub owners: usize,
     /// References that were received, registered or requested before their creation arrived.
     pub pending_owners: usize,
@@ -26,7 +26,7 @@ pub struct TableSizes {
     pub failed_users: usize,
     /// Users that were forked here for other workers and are not known to be registered.
     pub pending_children: usize,
-    /// Deletions that wait for an earlier batch to the same owner.
+    /// Messages without an answer, including stalled messages.
     pub deletes_queued: usize,
     /// Messages without an answer, stalled ones included.
     pub pending_futures: usize,
@@ -42,17 +42,17 @@ pub struct TableSizes {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HeldValue {
-    /// The reference.
+    /// The id of the reference to the value.
     pub rref: RRefId,
     /// The value's type; `None` before its creation or a fork has named it.
     pub type_name: Option<Arc<str>>,
-    /// How far the value is.
+    /// The state of the value.
     pub state: ValueState,
     /// Time since the reference was created or first named here.
     pub age: Duration,
-    /// How many handles the program of this worker holds; clones count as one.
+    /// The number of handles that the program of this worker holds; clones count as one.
     pub handles: usize,
-    /// The users on other workers.
+    /// The users of the value on other workers.
     pub held_by: Vec<Holder>,
 }
 
@@ -60,31 +60,31 @@ pub struct HeldValue {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
-    /// Where the user is.
+    /// The worker of the user.
     pub worker: WorkerInfo,
-    /// Its user of the reference.
+    /// The worker's user of the reference.
     pub fork: ForkId,
     /// Time since the user was forked or registered.
     pub age: Duration,
 }
 
-/// How far a value is.
+/// The state of a value on its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ValueState {
-    /// Its creation has not arrived.
+    /// The creation of the value has not arrived.
     Uncreated,
-    /// Its function runs.
+    /// The function that makes the value is running.
     Running,
-    /// The program sets it later.
+    /// The program will set the value later.
     Promised,
-    /// It exists.
+    /// The value exists.
     Ready,
-    /// It will not exist.
+    /// The value could not be made, and will not exist.
     Failed,
 }
 
-/// What a shutdown waits for.
+/// The kind of entries that a shutdown waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum MissingKind {

@@ -1,4 +1,4 @@
-//! How the context's own messages are sent, kept until they are answered, and sent again.
+//! How the context's own messages are sent, kept until they are answered, and resent.
 
 use std::collections::BTreeSet;
 use std::time::Instant;

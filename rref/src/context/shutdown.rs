@@ -22,7 +22,8 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// The second step: frees values without users, and the others with their last user. Promised values fail.
+    /// The second step: frees values without users, and frees each remaining value with its last user. Promised
+    /// values fail.
     pub(crate) fn sweep_unforked(&mut self, now: Instant) {
         self.phase = Phase::Sweeping;
         let rrefs: Vec<RRefId> = self.owned.keys().copied().collect();

@@ -15,7 +15,7 @@ use crate::id::{ForkId, Mint, RRefId};
 use crate::places::Places;
 use crate::protocol::DELETES_MAX;
 
-/// The shortest time of [`Timing`]: what is due again at once would never end.
+/// The shortest time of [`Timing`]: without it, an action could be due again at once, forever.
 const WAIT_MIN: Duration = Duration::from_millis(1);
 
 /// The context's timers. Times below 1 ms count as 1 ms; [`Duration::MAX`] disables a timer.
@@ -47,7 +47,7 @@ pub(super) struct DeleteWindow {
 }
 
 impl Default for DeleteWindow {
-    /// 16 messages, so that a few lost ones do not delay the others, and few enough for any owner's queue.
+    /// 16 messages: a few lost messages do not delay the remaining ones, and any owner's queue has room for 16.
     fn default() -> Self {
         Self {
             deletes_max: DELETES_MAX,
@@ -88,7 +88,7 @@ pub(crate) struct RRefContext<V> {
     pub(super) deadlines: BTreeSet<(Instant, RequestToken)>,
     pub(super) users: BTreeMap<ForkId, Box<User>>,
     pub(super) children: BTreeMap<ForkId, Child>,
-    /// The forks whose [`Arrival`] is `UnderWay`, by the time since then.
+    /// The forks whose [`Arrival`] is `UnderWay`, by the time when they were sent.
     pub(super) under_way: BTreeSet<(Instant, RRefId, ForkId)>,
     pub(super) outbox: Outbox,
     pub(super) orphans: BTreeMap<Control, Orphan>,
@@ -196,7 +196,7 @@ impl<V: Clone> RRefContext<V> {
     }
 }
 
-/// Whether `time` has passed since then.
+/// Whether `time` has passed since `since`.
 pub(super) fn has_elapsed(since: Instant, time: Duration, now: Instant) -> bool {
     since.checked_add(time).is_some_and(|end| end <= now)
 }

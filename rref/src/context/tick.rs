@@ -1,4 +1,4 @@
-//! What is due at a time: deadlines, probes, messages to be sent again, ids to be forgotten.
+//! The actions that are due at a time: deadlines, probes, messages to resend, ids to forget.
 
 use std::time::Instant;
 

@@ -1,7 +1,7 @@
 //! The ids of deleted references and users, so that late messages do not revive them.
 //!
-//! Ids of one process count upwards, and a reference and its users are mostly deleted together. So ids are kept
-//! as ranges: a worker that creates and drops a million references leaves a few of them.
+//! Ids of one process count upwards, and a reference and its users are mostly deleted together. Therefore, ids are
+//! kept as ranges: a worker that creates and drops a million references leaves a few of them.
 //!
 //! An id is kept for one to two times [`TOMBSTONE_AGE`], which is longer than a copy of a message can be under
 //! way. If more than [`RANGES_MAX`] ranges gather within that time, the older half is forgotten early. That

@@ -48,12 +48,12 @@ pub(super) enum State {
     OwnerLost,
 }
 
-/// What the owner knows of a failed creation.
+/// The owner's state of a failed creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Failure {
     /// Nothing, and no worker will ask it.
     Unreported,
-    /// It is being notified, as other workers may request the value.
+    /// The owner is being notified, because other workers may request the value.
     Reporting,
     /// It knows the user, and answers requests with the error.
     Reported,

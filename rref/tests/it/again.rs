@@ -116,7 +116,7 @@ fn groups_with_the_same_names_in_one_process_are_independent() {
     );
     assert_ne!(in_a, in_b);
 
-    // Each group refuses the references of the other one, in both directions, and the attempts leave no entry.
+    // Each group refuses the references of the other group, in both directions, and the attempts leave no entry.
     for (foreign, worker) in [
         (&in_a, &b[0]),
         (&in_a, &b[1]),
@@ -142,7 +142,7 @@ fn groups_with_the_same_names_in_one_process_are_independent() {
     );
     drop(mixed);
 
-    // The shutdown of one group does not affect the other one.
+    // The shutdown of one group does not affect the other group.
     let reports = shut_down(&a);
     assert_eq!(reports[1].values.len(), 1);
     assert_eq!((count(&alive_a), count(&alive_b)), (0, 1));

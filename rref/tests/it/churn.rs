@@ -58,7 +58,7 @@ fn live(workers: &[Worker], lives: usize, alive_max: usize) {
     until_empty(workers);
 }
 
-/// Number of references to create: `all` with `LONG` set, as in CI; otherwise fewer.
+/// Number of references to create: `all` with `LONG` set, like in CI; otherwise fewer.
 fn lives(all: usize) -> usize {
     match env::var_os("LONG") {
         Some(_) => all,
@@ -145,9 +145,9 @@ fn a_hundred_thousand_references_leave_flat_memory() {
         })
         .collect();
     eprintln!("after each round of {ROUND} references, in KiB: {resident:?}");
-    // In the first rounds, tables and the allocator reach their sizes, in later ones beside other work. A leaked table entry
-    // has more than 60 bytes: one of four references that leaves one exceeds the bound. The allocator still grows, by
-    // 400 KiB in each round and less.
+    // In the first rounds, tables and the allocator reach their sizes, in later rounds beside other work. A leaked
+    // table entry has more than 60 bytes: if one of four references leaves an entry, the bound is exceeded. The
+    // allocator still grows, by 400 KiB in each round and less.
     let growth = resident[8].saturating_sub(resident[6]) << 10;
     assert!(
         growth < 2 * ROUND as u64 * 60 / 4,

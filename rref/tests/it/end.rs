@@ -234,7 +234,7 @@ fn a_killed_workers_references_are_released_and_its_values_are_lost_at_once() {
     let (agent, rrefs) = start_worker(0, "127.0.0.1", port, functions(|_| {}));
     other.await_started();
 
-    // The other worker holds a value of this worker, and this worker holds a value of the other one.
+    // The other worker holds a value of this worker, and this worker holds a value of the other worker.
     let alive = Alive::default();
     let lent = rrefs.rref_opaque(Counted::new(&alive)).unwrap();
     rrefs.call("worker1", "hold").run::<_, ()>(&lent).unwrap();

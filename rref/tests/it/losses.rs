@@ -9,8 +9,8 @@ use rref::{RRef, RRefOptions};
 use crate::common::{PATIENCE, Worker, group_of, is_empty, seed};
 use crate::fault_plan::FaultPlan;
 
-/// Far longer than a shutdown takes that repeats lost messages soon; one that waits for the attempt timeout of 10 s
-/// for each of them takes longer.
+/// Far longer than a shutdown that repeats lost messages soon; a shutdown that waits for the attempt timeout of 10 s
+/// for each lost message takes longer.
 const SHUTDOWN: Duration = Duration::from_secs(30);
 
 /// Creates values on the next worker, and holds them.

@@ -12,7 +12,7 @@ use crate::common::{PATIENCE, group_with, shut_down, until, until_empty};
 /// More than there are threads that run functions.
 const MANY: usize = 40;
 
-/// Its destructor panics, and what that panic carries does, too.
+/// Its destructor panics, and so does the destructor of that panic's payload.
 struct Bomb;
 
 impl Drop for Bomb {

@@ -704,7 +704,7 @@ fn a_creation_that_is_not_answered_in_time_fails_and_is_undone() {
 
 #[test]
 fn freed_values_drop_the_references_that_they_hold() {
-    // A chain of values, each of which holds the next one. They are freed one after the other.
+    // A chain of values, each holding the next one. They are freed one after the other.
     let workers = group_with(
         3,
         |_, options| options,

@@ -5,7 +5,7 @@
 //! existing values under its own users.
 //!
 //! At a worker it may leave tombstones, and one user for each accepted creation, registration or settlement. Such a
-//! user ends when the stranger deletes it or when the stranger's process ends.
+//! user ends when the stranger deletes it or when the stranger's process exits.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -680,7 +680,7 @@ fn messages_about_unknown_users_free_no_value_of_another() {
     assert!(matches!(refused, Answer::Refused(_)), "{refused:?}");
     assert_eq!(runs.load(Ordering::SeqCst), 1);
     is_there();
-    // The stranger registers and deletes a user of its own.
+    // The stranger registers and deletes its own user.
     let fork = stranger.fork();
     let request = Message::ForkRequest { rref: r, fork };
     assert_eq!(stranger.send_control(&request), Answer::Ack);
@@ -910,8 +910,8 @@ fn an_answer_of_a_process_declared_dead_ends_the_wait() {
         .unwrap();
     let (workers, agent) = group_with_stranger(registry, |_, _| {});
     let stranger = Stranger::new(agent, Rng::new());
-    // The second answer comes from a new incarnation, which ends the first one. The third answer comes from the first
-    // incarnation again, so that creation fails.
+    // The second answer has a new incarnation, which replaces the first. The third answer has the first incarnation
+    // again, so that creation fails.
     for fails in [false, false, true] {
         let made = workers[0]
             .rrefs

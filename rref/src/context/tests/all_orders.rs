@@ -62,8 +62,8 @@ fn is_long() -> bool {
     std::env::var_os("LONG").is_some()
 }
 
-/// [`explore_all`] with `LONG` set, as in CI; otherwise an exploration without faults, which takes a second and must
-/// visit `regular_min` states.
+/// [`explore_all`] with `LONG` set, like in CI; otherwise an exploration without faults, which takes a second and
+/// must visit `regular_min` states.
 fn explore_long((regular_min, states_min): (usize, usize), threads: &[Thread]) {
     if is_long() {
         return explore_all(states_min, threads);

@@ -1,4 +1,4 @@
-//! Unit tests: how many deletions are under way, and what a lost one delays.
+//! Unit tests: how many deletions are under way, and which deletions a lost one delays.
 
 use std::time::Instant;
 
@@ -58,7 +58,7 @@ fn full_batches_of_deletions_are_sent_beside_a_lost_one() {
     // The first is alone, as nothing was under way; a third message is the limit.
     let (sizes, batches) = sent_batches(&mut user);
     assert_eq!(sizes, [1, 2, 2]);
-    // The first is lost. The others go on without it.
+    // The first is lost. The remaining batches continue without it.
     user.control_finished(now, batches[1], answered(B, Answer::Ack));
     let (sizes, next) = sent_batches(&mut user);
     assert_eq!(sizes, [2]);
@@ -66,7 +66,7 @@ fn full_batches_of_deletions_are_sent_beside_a_lost_one() {
     user.control_finished(now, next[0], answered(B, Answer::Ack));
     let (sizes, last) = sent_batches(&mut user);
     assert_eq!(sizes, [2, 2]);
-    // Less than a full batch waits for the others.
+    // Less than a full batch waits for the other batches.
     for batch in last {
         user.control_finished(now, batch, answered(B, Answer::Ack));
     }

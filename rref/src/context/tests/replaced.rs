@@ -76,7 +76,7 @@ fn a_reference_sent_to_a_new_process_survives_the_old_one() {
         owner.take_effects(),
         [Effect::AnswerFetch { token: 7, result }]
     );
-    // If the message did not reach the new process, the probe's answer says so, and the value is freed.
+    // If the message did not reach the new process, the answer to the probe reports that, and the value is freed.
     let due = now + Timing::default().probe_after;
     owner.tick(due);
     owner.take_effects();
@@ -431,7 +431,8 @@ fn the_maximum_number_of_waiting_requests_ends_in_linear_time() {
         assert!(owner.is_drained());
         took
     };
-    // Eight times as many: the square would take 64 times as long. The best of three pairs, as the machine may be busy.
+    // Eight times as many: the square would take 64 times as long. The best of three pairs, because the machine may
+    // be busy.
     let ratios = (0..3).map(|_| {
         let few = time_of(WAITING_MAX / 8);
         time_of(WAITING_MAX).as_secs_f64() / few.as_secs_f64()

@@ -493,8 +493,8 @@ fn the_number_of_probes_under_way_is_limited() {
         })
         .collect();
     assert_eq!(sent.len(), PROBES_MAX);
-    // No more probes until one is answered or fails. An unanswered probe of one worker does not block those of
-    // others.
+    // No more probes until one is answered or fails. An unanswered probe of one worker does not block probes of other
+    // workers.
     assert_eq!(owner.next_tick(), None);
     owner.control_finished(due, sent[0], answered(A, Answer::Received));
     owner.control_finished(due, sent[1], Delivery::NotDelivered("refused".into()));

@@ -652,7 +652,7 @@ impl World {
                         !was_confirmed || self.has_deaths,
                         "{fork} was confirmed, and fails: {error}"
                     );
-                    // A failed reference ends the waits for its value.
+                    // When a reference fails, waits for its value return.
                     for thread in &mut self.threads {
                         if thread.on == on && thread.waits_for == Some(Handle::User(fork)) {
                             thread.waits_for = None;
