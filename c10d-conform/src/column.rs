@@ -1,4 +1,4 @@
-//! The servers with which a server can be compared: PyTorch's releases and back ends, and ours.
+//! The servers to compare a server with: PyTorch's releases and back ends, and ours.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,8 +1,8 @@
 //! A list in few bytes: docs/spec/wire-extensions.md, section 9.13.
 //!
-//! After a death nearly all seats are the same as in the previous list, which its reader has. The changes in them
-//! follow from that list: the previous rank, and the two numbers in torch's handle, which are the rank and the uuid
-//! of the previous list. The change therefore has about ten bytes for a row of seats, and one byte for each seat
+//! After a death nearly all seats are equal to the seats of the previous list, which its reader has. The changes in
+//! them follow from that list: the previous rank, and the two numbers in torch's handle, which are the rank and the
+//! uuid of the previous list. The change therefore has about ten bytes for a row of seats, and one byte for each seat
 //! whose step differs.
 //!
 //! Other seats are written out, such as all seats of a first list. The members of a node mostly differ by their

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use c10d_store::{Store, StoreExt, TcpStore, TcpStoreOptions};
 
-/// Workers of a job wait for minutes, as the server may start after them. A user does not.
+/// Workers of a job wait for minutes, because the server may start after them. A user does not.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 fn main() -> Result<(), Box<dyn Error>> {

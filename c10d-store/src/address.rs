@@ -1,4 +1,4 @@
-//! Where a store is: at a fixed address, or wherever a directory says at the moment.
+//! The address of a store: a fixed address, or a directory that names the server that leads.
 
 use std::error::Error;
 use std::fmt;
@@ -11,20 +11,21 @@ use c10d_socket::{Cancel, Deadline, HostPort};
 pub enum StoreAddress {
     /// A host and port.
     At(HostPort),
-    /// Asked for before each attempt to connect and every second while it lasts: the process that serves the store may change.
+    /// A directory, which is asked before each attempt to connect, and every second during the attempt: another
+    /// process may take over the store.
     LookedUp(Arc<dyn Lookup>),
 }
 
-/// A directory that knows which of several processes serves a store.
+/// A directory that names the process that serves a store, for stores that any of several processes may serve.
 pub trait Lookup: Send + Sync + fmt::Debug {
-    /// The address as the user gave it, for messages: `etcd://node0:2379/job-17`.
+    /// Returns the address in the user's form, for messages: `etcd://node0:2379/job-17`.
     fn name(&self) -> String;
 
-    /// The process that leads now; `None` if none does. Blocks until the deadline at most, less if cancelled. A lower epoch
-    /// than at an earlier call means that the store has lost data.
+    /// Returns the process that leads now; `None` if none does. Blocks until the deadline at most, or until `cancel`
+    /// interrupts it. A lower epoch than in an earlier call means that the store has lost data.
     ///
     /// # Errors
-    /// Any: the caller asks again later, except after [`DataLost`].
+    /// Any error: the caller looks up again later, except after [`DataLost`].
     fn leader(
         &self,
         deadline: Deadline,
@@ -35,26 +36,28 @@ pub trait Lookup: Send + Sync + fmt::Debug {
 /// The process that serves a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leader {
-    /// Where it listens.
+    /// The address at which the process listens.
     pub address: HostPort,
-    /// That of its [`JournalIdentity`](crate::journal::JournalIdentity): an answer of an earlier one is refused. 0 if the
-    /// directory does not know it.
+    /// The epoch in the server's [`JournalIdentity`](crate::journal::JournalIdentity). Answers of a server with an
+    /// earlier epoch are refused. 0 if the directory does not have it.
     pub epoch: u64,
 }
 
-/// An error of [`Lookup::leader`]: the store has lost data, so no process will serve it. The caller does not ask again.
+/// An error of [`Lookup::leader`]: the store has lost data, so no process will serve it. The caller does not look up
+/// again.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct DataLost(
-    /// The name of the store, the loss, and the way out of it.
+    /// The name of the store, the loss, and the remedy.
     pub String,
 );
 
 impl StoreAddress {
-    /// Where the store is served at this moment. Blocks until the deadline at most, less if cancelled.
+    /// Returns the address where the store is served at this moment. Blocks until the deadline at most, or until
+    /// `cancel` interrupts it.
     ///
     /// # Errors
-    /// Those of the [directory](Lookup::leader), and that nobody serves the store.
+    /// The errors of the [directory](Lookup::leader), and an error if no process serves the store.
     pub fn current(
         &self,
         deadline: Deadline,

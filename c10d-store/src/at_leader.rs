@@ -13,7 +13,7 @@ use c10d_socket::{Cancel, Deadline, Process, sleep};
 use crate::address::{DataLost, Leader, Lookup};
 use crate::leader_search::{LOOKUP_INTERVAL, LeaderSearch, Step, is_other};
 
-/// Why no server that leads was reached.
+/// Why no leading server was reached.
 #[derive(Debug)]
 pub enum NotReached<E> {
     /// The directory did not answer.
@@ -22,9 +22,9 @@ pub enum NotReached<E> {
     DataLost(DataLost),
     /// The directory names no server.
     NoLeader,
-    /// The last attempt, at the server that the directory names.
+    /// The last attempt failed, at the server that the directory names.
     Attempt(E),
-    /// The caller's [`Cancel`] has ended the search.
+    /// The caller's [`Cancel`] has interrupted the search.
     Cancelled,
 }
 

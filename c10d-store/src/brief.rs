@@ -8,10 +8,10 @@ use c10d_socket::{ConnectError, ListenError};
 use crate::client::SessionError;
 use crate::error::{ErrorContext, StoreError};
 
-/// The event at a store that caused an error, with at most one cause, for a line of a log. The whole error is logged at the
-/// level "debug".
+/// Returns the event at a store that caused an error, with at most one cause, for a line of a log. The whole error is
+/// logged at the level "debug".
 ///
-/// Other errors are returned as they are.
+/// The text of other errors is returned unchanged.
 ///
 /// ```
 /// use c10d_store::{TcpStore, TcpStoreOptions, in_brief};

@@ -44,20 +44,20 @@ impl CompareSet {
         }
     }
 
-    /// Whether this call wrote `desired`; `None` if the store does not report it.
+    /// Returns whether this call wrote `desired`; `None` if the store does not report it.
     #[must_use]
     pub const fn swapped(&self) -> Option<bool> {
         self.swapped
     }
 
-    /// The value of the key, as PyTorch's `compare_set` returns it: `desired` if that was written. For a
-    /// missing key and a non-empty `expected` it is `expected`, and the key is still missing.
+    /// Returns the value of the key, like PyTorch's `compare_set`: `desired` if it was written. For a missing key and
+    /// a non-empty `expected` it is `expected`, and the key is still missing.
     #[must_use]
     pub fn value(&self) -> &[u8] {
         &self.value
     }
 
-    /// As [`value`](Self::value).
+    /// Returns the value of the key without a copy. See [`value`](Self::value).
     #[must_use]
     pub fn into_value(self) -> Vec<u8> {
         self.value

@@ -1,7 +1,7 @@
 //! Errors of the stores.
 //!
-//! Every error names the operation, the key, the store and the elapsed time, and distinguishes a
-//! request that was not sent from one whose outcome is unknown.
+//! Every error names the operation, the key, the store and the elapsed time, and distinguishes an unsent request from
+//! a request whose outcome is unknown.
 
 use std::fmt;
 use std::io;
@@ -102,9 +102,9 @@ impl fmt::Display for Operation {
 /// `Display` shows `get "model/epoch" at TCP store 10.0.0.1:29500 after 1.250s`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ErrorContext {
-    /// The operation that failed.
+    /// The failed operation.
     pub operation: Operation,
-    /// Its keys, shortened for display; empty without keys.
+    /// The keys of the operation, shortened for display; empty without keys.
     pub keys: String,
     /// The store, with its address or path.
     pub store: String,
@@ -113,7 +113,7 @@ pub struct ErrorContext {
 }
 
 impl ErrorContext {
-    /// Describes a call with any number of keys. Long keys and long lists are shortened.
+    /// Creates the description of a call with any number of keys. Long keys and long lists are shortened.
     pub fn new<'a>(
         operation: Operation,
         keys: impl IntoIterator<Item = &'a str>,
@@ -128,7 +128,7 @@ impl ErrorContext {
         }
     }
 
-    /// The same call with other keys.
+    /// Returns the description of the same call with other keys.
     #[must_use]
     pub fn with_keys<'a>(self, keys: impl IntoIterator<Item = &'a str>) -> Self {
         Self {
@@ -228,7 +228,7 @@ pub enum StoreError {
         context: ErrorContext,
     },
 
-    /// The store's server could not be reached. Nothing was sent.
+    /// The store's server could not be reached. The call sent nothing.
     #[error("{context}: {source}")]
     Connect {
         /// The failed call: opening the store, or a call that needed another connection.
@@ -290,7 +290,7 @@ pub enum StoreError {
         detail: String,
     },
 
-    /// A key, a value or a list of keys exceeds a limit of the store. Nothing was sent.
+    /// A key, a value or a list of keys exceeds a limit of the store. The call sent nothing.
     #[error("{context}: {what} is {actual}, the limit is {limit}; nothing was sent")]
     LimitExceeded {
         /// The failed call.
@@ -318,12 +318,12 @@ pub enum StoreError {
         limit: u64,
     },
 
-    /// An argument is invalid. Nothing was sent.
+    /// An argument is invalid. The call sent nothing.
     #[error("{context}: {detail}")]
     InvalidArgument {
         /// The failed call.
         context: ErrorContext,
-        /// What is wrong with the argument.
+        /// The problem with the argument.
         detail: String,
     },
 
@@ -334,7 +334,7 @@ pub enum StoreError {
         context: ErrorContext,
     },
 
-    /// `add` or `barrier` on a value that is not a decimal number. Nothing changed.
+    /// The value for `add` or `barrier` is not a decimal number. It was not changed.
     #[error("{context}: the value \"{value}\" is not a number; nothing changed")]
     NotANumber {
         /// The failed call.
@@ -378,7 +378,7 @@ pub enum StoreError {
         source: io::Error,
     },
 
-    /// The file of a file store contains something else than records. Nothing was changed.
+    /// The file of a file store contains other data than records. The call did not change it.
     #[error("{context}: corrupt at byte {offset}: {detail}")]
     CorruptFile {
         /// The failed call.
@@ -387,12 +387,12 @@ pub enum StoreError {
         path: PathBuf,
         /// The byte offset of the first bad record.
         offset: u64,
-        /// What is wrong with it.
+        /// The problem with the file.
         detail: &'static str,
     },
 
-    /// This process ended the call: [`StoreHandle::with_cancel`](crate::StoreHandle::with_cancel). The store stays usable. After a
-    /// wait nothing changed, except that an arrival at a barrier stays counted.
+    /// This process interrupted the call: see [`StoreHandle::with_cancel`](crate::StoreHandle::with_cancel). The
+    /// store stays usable. After a wait nothing changed, except that an arrival at a barrier stays counted.
     #[error(
         "{context}: interrupted by this process{}",
         if *outcome == Outcome::Unknown { "; whether it took effect is unknown" } else { "" }
@@ -411,7 +411,8 @@ pub enum StoreError {
         context: ErrorContext,
     },
 
-    /// A forked child used a store of its parent, which is unharmed: the child opens another store.
+    /// A forked child used a store of its parent. This has no effect on the parent's store. The child must open
+    /// another store.
     #[error("{context}: {source}")]
     OtherProcess {
         /// The failed call.
@@ -439,13 +440,13 @@ impl StoreError {
         Self::Interrupted { context, outcome }
     }
 
-    /// Whether a wait timed out, and nothing is broken.
+    /// Returns whether a wait timed out, and the store is still usable.
     #[must_use]
     pub const fn is_timeout(&self) -> bool {
         matches!(self, Self::Timeout { .. } | Self::BarrierTimeout { .. })
     }
 
-    /// Whether the failed operation may have taken effect.
+    /// Returns whether the failed operation may have taken effect.
     #[must_use]
     pub const fn has_unknown_outcome(&self) -> bool {
         match self {

@@ -1,4 +1,4 @@
-//! What `fuzz/` calls. Present in fuzzing builds only.
+//! The functions that `fuzz/` calls. Present in fuzzing builds only.
 
 use byteorder::{LE, WriteBytesExt};
 
@@ -33,10 +33,10 @@ pub fn session(bytes: &[u8], piece_bytes: usize, groups: NewGroups) {
     server.close(1);
 }
 
-/// Reads `bytes` as a batch, and as the effects of one whose checksum fits.
+/// Reads `bytes` as a batch, and as the effects of a batch with a valid checksum.
 ///
 /// # Panics
-/// When effects that can be read are written as other bytes, or a snapshot of what they lead to has other contents.
+/// When effects that can be read are written as other bytes, or a snapshot of the resulting state has other contents.
 pub fn batch(position: u64, bytes: &[u8]) {
     let read = effects(position, bytes);
     assert!(read.is_err() || bytes[0] == FORMAT_VERSION);

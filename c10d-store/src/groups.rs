@@ -1,9 +1,9 @@
 //! The process groups whose members agree through a server (docs/spec/wire-extensions.md, section 9.13), as a trait.
 //!
-//! A server receives its groups as a value, as it receives its [journal](crate::journal): by
-//! [`ServerOptions::with_groups`](crate::ServerOptions::with_groups). The crate c10d-membership has them. A server without
-//! groups does not announce the capability, refuses requests to groups as unknown commands, and does not open a journal that
-//! has some.
+//! A server receives its groups as a value, like its [journal](crate::journal): with
+//! [`ServerOptions::with_groups`](crate::ServerOptions::with_groups). The crate c10d-membership has them. A server
+//! without groups does not announce the capability, refuses requests to groups as unknown commands, and does not open
+//! a journal that has some.
 //!
 //! The server passes bytes and times to its groups, and carries out the effects that they return, in their order. All times
 //! count from the start of the server.
@@ -25,8 +25,8 @@ pub trait Groups: fmt::Debug + Send {
     /// Classifies a request, before the server has it carried out.
     fn kind_of(&self, request: &[u8]) -> RequestKind;
 
-    /// Carries out a request to a group. The first effects are those that others see; the reply is among them, unless the
-    /// connection waits. An earlier wait of a connection that waits again has ended before.
+    /// Carries out a request to a group. The first effects are those that other connections see; the reply is among
+    /// them, unless the connection waits. An earlier wait of a connection that waits again has ended before.
     ///
     /// # Errors
     /// [`NotAGroupRequest`], which has changed nothing.
@@ -40,19 +40,19 @@ pub trait Groups: fmt::Debug + Send {
     /// The server has ended the wait of a connection, or the connection itself has replaced it.
     fn wait_ended(&mut self, conn: ConnId);
 
-    /// A connection has ended, or was silent for too long.
+    /// Reports that a connection has ended, or was silent for too long.
     fn silent(&mut self, now: Duration, conn: ConnId, effects: &mut Vec<GroupEffect>);
 
     /// Returns whether a silence of the connection would end members of a group.
     fn is_speaker(&self, conn: ConnId) -> bool;
 
-    /// Returns when [`tick`](Self::tick) has something to do.
+    /// Returns when [`tick`](Self::tick) is due; `None` if it is not.
     fn wake_at(&self) -> Option<Duration>;
 
-    /// Carries out what is due.
+    /// Carries out the actions that are due.
     fn tick(&mut self, now: Duration, effects: &mut Vec<GroupEffect>);
 
-    /// Returns whether a wait for this key would wait for members that have given up. Then it ends at once.
+    /// Returns whether a wait for this key would wait for members that have left. Such a wait ends at once.
     fn is_released(&self, key: &[u8]) -> bool;
 
     /// Returns about how many bytes of memory the groups take.
@@ -64,10 +64,12 @@ pub trait Groups: fmt::Debug + Send {
     /// Returns the names of all groups.
     fn names(&self) -> Vec<Arc<[u8]>>;
 
-    /// Returns what a restarted server needs of a group, for a journal; `None` if there is no such group.
+    /// Returns the state of a group for a journal, from which a restarted server continues; `None` if there is no
+    /// such group.
     fn image(&self, name: &[u8]) -> Option<Vec<u8>>;
 
-    /// Makes a group again from its image, or removes it if the image is empty. Returns `false` if the bytes are not an image.
+    /// Restores a group from its image, or removes it if the image is empty. Returns `false` if the bytes are not an
+    /// image.
     fn restore(&mut self, name: &[u8], image: &[u8]) -> bool;
 
     /// Continues all groups after the last [`restore`](Self::restore).
@@ -80,22 +82,22 @@ pub trait Groups: fmt::Debug + Send {
 /// A request to a group.
 #[derive(Debug, Clone, Copy)]
 pub struct GroupRequest<'a> {
-    /// The connection that sends it.
+    /// The connection that sent the request.
     pub conn: ConnId,
     /// The name of the group, as a key.
     pub name: &'a [u8],
-    /// The request itself.
+    /// The encoded request.
     pub bytes: &'a [u8],
-    /// Whether it waits for news (MEMBERSHIP_POLL).
+    /// Whether the request waits for news (MEMBERSHIP_POLL).
     pub waits: bool,
 }
 
 /// The kind of a request, which the server needs before the groups carry it out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestKind {
-    /// It may add a group or a member, which needs about this many bytes of memory.
+    /// The request may add a group or a member, which needs about this many bytes of memory.
     Adds(usize),
-    /// It says how long the connection may be silent.
+    /// The request sets how long the connection may be silent.
     KeepsAlive,
     /// Any other request.
     Other,
@@ -115,14 +117,14 @@ pub enum GroupEffect {
         /// The list of members that follows the reply.
         list: Option<Value>,
     },
-    /// The connection waits for news of this group.
+    /// Makes the connection wait for news of this group.
     Wait {
         /// The connection.
         conn: ConnId,
         /// The name of the group.
         name: Arc<[u8]>,
     },
-    /// Ends the wait of a connection as END_WAITS does.
+    /// Ends the wait of a connection, like END_WAITS.
     EndWait(ConnId),
     /// Sets how long the connection may be silent, and sends one of two replies.
     KeepAlive {
@@ -146,7 +148,7 @@ pub enum GroupEffect {
         /// The longer prefix.
         except: Vec<u8>,
     },
-    /// The groups do not keep this list any more. Replies may still hold it.
+    /// Releases a list that the groups no longer keep. Replies may still hold it.
     Lent(Value),
     /// Counts work, in units of about 100 ns.
     Work(u64),

@@ -20,16 +20,16 @@ use crate::value_rules;
 
 /// A store within one process, for single-process jobs and for tests.
 ///
-/// A clone is a second handle to the same contents, with its own default timeout; closing one handle
-/// does not close the others. The contents live as long as the last handle.
+/// A clone is a second handle to the same contents, with its own default timeout; closing one handle does not close
+/// the other handles. The contents live as long as the last handle.
 ///
 /// A store belongs to the process that made it: in a forked child every operation fails with
 /// [`StoreError::OtherProcess`].
 ///
-/// Every operation is atomic. `get` and `multi_get` need a value; a queue with elements also satisfies
-/// `check` and `wait`, as in PyTorch. Unlike in PyTorch's `HashStore`, every write wakes the calls that
-/// wait for it (there, `add` wakes none, and `queue_push` may wake the wrong thread), and the values
-/// of `multi_get` existed at the same moment.
+/// Every operation is atomic. `get` and `multi_get` need a value; a queue with elements also satisfies `check` and
+/// `wait`, like in PyTorch. Unlike in PyTorch's `HashStore`, every write wakes the calls that wait for it (there,
+/// `add` wakes none, and `queue_push` may wake the wrong thread), and the values of `multi_get` existed at the same
+/// moment.
 ///
 /// ```
 /// use std::thread;
@@ -76,7 +76,7 @@ struct Contents {
 }
 
 impl HashStore {
-    /// A new, empty store with the [default timeout](DEFAULT_TIMEOUT).
+    /// Creates a new, empty store with the [default timeout](DEFAULT_TIMEOUT).
     #[must_use]
     pub fn new() -> Self {
         let shared = Shared {

@@ -1,8 +1,8 @@
-//! Keys as text. On the wire and in files a key is bytes; in Rust it is a `str`, as nearly all are text.
+//! Keys as text. On the wire and in files a key is bytes; in Rust it is a `str`, because nearly all keys are text.
 //!
 //! Bytes that are not UTF-8 are represented as Python's `surrogateescape` does it (PEP 383), with characters that a
-//! `str` can hold: byte `b` is the character U+10FF00 + `b`, of a private use area. So each key of another program has a
-//! text of its own, which leads back to its bytes.
+//! `str` can hold: byte `b` is the character U+10FF00 + `b`, of a private use area. So each key of another program
+//! has a unique text, which can be converted back to its bytes.
 
 use std::borrow::Cow;
 
@@ -12,7 +12,7 @@ const FIRST: u32 = 0x10_FF00;
 /// The first byte in UTF-8 of all characters that represent bytes. It is rare in keys.
 const LEAD: u8 = 0xF4;
 
-/// The text of a key of any bytes, for the methods of a [`Store`](crate::Store).
+/// Returns the text of a key of any bytes, for the methods of a [`Store`](crate::Store).
 ///
 /// The text of UTF-8 is itself. Every other byte becomes the character U+10FF00 + byte, and so do the bytes of the
 /// characters U+10FF80 to U+10FFFF, so that two keys never have the same text.
@@ -47,7 +47,7 @@ pub fn key_from_bytes(bytes: &[u8]) -> Cow<'_, str> {
     Cow::Owned(key)
 }
 
-/// The bytes of a key, as they are on the wire: the reverse of [`key_from_bytes`].
+/// Returns the bytes of a key on the wire: the reverse of [`key_from_bytes`].
 pub fn key_to_bytes(key: &str) -> Cow<'_, [u8]> {
     if !may_represent_bytes(key) {
         return Cow::Borrowed(key.as_bytes());
@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(key_from_bytes(b"a\xffb\x80"), "a\u{10FFFF}b\u{10FF80}");
         // Half of a character.
         assert_eq!(key_from_bytes(b"\xc3"), "\u{10FFC3}");
-        // What looks like a represented byte is represented itself.
+        // Characters that look like a represented byte are represented themselves.
         let lookalike = "\u{10FFFF}".as_bytes();
         assert_eq!(
             key_from_bytes(lookalike),

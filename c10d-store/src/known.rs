@@ -3,8 +3,8 @@
 use std::fmt;
 use std::ops::Range;
 
-/// What the caller of [`StoreExt::wait_change`](crate::StoreExt::wait_change) knows of a value: all of it,
-/// the bytes of one range, or nothing. A value *differs* if it does not match.
+/// The part of a value that the caller of [`StoreExt::wait_change`](crate::StoreExt::wait_change) has: the whole
+/// value, the bytes of one range, or nothing. A value *differs* if it does not match.
 ///
 /// ```
 /// use c10d_store::Known;
@@ -49,7 +49,7 @@ impl<'a> Known<'a> {
         }
     }
 
-    /// The same, with the length of the whole value in bytes: a longer or shorter value differs.
+    /// Adds the length of the whole value in bytes: a longer or shorter value differs.
     #[must_use]
     pub const fn with_len(self, len: usize) -> Self {
         Self::new(self.offset, self.bytes, Some(len))
@@ -58,7 +58,7 @@ impl<'a> Known<'a> {
     /// Nothing: any value differs, including an empty one.
     #[must_use]
     pub const fn nothing() -> Self {
-        // No value is that long.
+        // This is longer than any value.
         Self::new(usize::MAX, &[], None)
     }
 
@@ -84,7 +84,7 @@ impl<'a> Known<'a> {
         self.len
     }
 
-    /// Whether `value` does not match. Compares up to the first difference.
+    /// Returns whether `value` does not match. Compares up to the first difference.
     #[must_use]
     pub fn is_outdated_by(&self, value: &[u8]) -> bool {
         let same_length = self.len.is_none_or(|len| len == value.len());

@@ -1,5 +1,5 @@
-//! Which server of a store that moves to try, how long, and when to ask the directory again. Pure: the current time and the
-//! answers of the directory and the servers are arguments.
+//! Which server of a moving store to try, how long, and when to ask the directory again. Pure: the current time and
+//! the answers of the directory and the servers are arguments.
 
 use std::time::{Duration, Instant};
 
@@ -20,8 +20,8 @@ const FIRST_ATTEMPT_TIME: Duration = Duration::from_secs(1);
 /// The longest pause: another server takes over within seconds.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// The search of one client for the server that leads. It lasts as long as the client, so that it has the server that was
-/// tried last after a lost connection.
+/// The search of one client for the leading server. It lasts as long as the client, so that it has the server that
+/// was tried last after a lost connection.
 ///
 /// Call `step`, carry out what it returns, report the outcome with the method that the step names, and repeat.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ pub(crate) fn is_other(tried: &Leader, found: &Leader) -> bool {
 }
 
 impl LeaderSearch {
-    /// Has tried no server. `seed` is for the lengths of the pauses.
+    /// Creates a search that has tried no server yet. `seed` is for the lengths of the pauses.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self {
@@ -74,7 +74,8 @@ impl LeaderSearch {
         }
     }
 
-    /// For a client that has no connection to lose: a search begins at the server of the last one, and looks up when that fails.
+    /// Sets that each search begins at the server of the previous search, and looks up only when that fails. For a
+    /// client without a permanent connection.
     #[must_use]
     pub const fn beginning_at_tried(mut self) -> Self {
         self.begins_at_tried = true;

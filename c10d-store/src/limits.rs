@@ -3,8 +3,8 @@
 /// Limits on requests. Each is checked as soon as the length word has arrived, before any memory is
 /// reserved for the announced length.
 ///
-/// The defaults for keys, values and key counts are those of PyTorch's libuv server, so requests that
-/// are legal there are legal here.
+/// The defaults for keys, values and key counts are the limits of PyTorch's libuv server, so its legal requests are
+/// legal here as well.
 ///
 /// ```
 /// use c10d_store::WireLimits;
@@ -17,14 +17,12 @@
 #[non_exhaustive]
 #[must_use]
 pub struct WireLimits {
-    /// The longest key in bytes, including the `/` that clients put before it. Default 8192, as in
-    /// PyTorch.
+    /// The longest key in bytes, including the `/` that clients put before it. Default 8192, like PyTorch.
     pub key_bytes_max: usize,
-    /// The longest value, expected value, queue element or known bytes (of a WAIT_CHANGE) in a request,
-    /// in bytes. APPEND can make a stored value longer. Default 8 MiB, as in PyTorch.
+    /// The longest value, expected value, queue element or known bytes (of a WAIT_CHANGE) in a request, in bytes.
+    /// APPEND can make a stored value longer. Default 8 MiB, like PyTorch.
     pub value_bytes_max: usize,
-    /// The most keys in one CHECK, WAIT, MULTI_GET, MULTI_SET or WAIT_GET. Default 131,072, as in
-    /// PyTorch.
+    /// The most keys in one CHECK, WAIT, MULTI_GET, MULTI_SET or WAIT_GET. Default 131,072, like PyTorch.
     pub keys_per_request_max: usize,
     /// The longest request as a whole, in bytes. Default 1 GiB, far more than any known use. PyTorch has
     /// no such limit, so that one MULTI_SET can announce a tebibyte.

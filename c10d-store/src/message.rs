@@ -253,15 +253,15 @@ pub(crate) enum Extension<'a> {
     },
 }
 
-/// What a record of a request keeps, besides the time.
+/// The parts of a request that its record keeps, besides the time.
 pub(crate) struct Outline<'a> {
     pub(crate) command: Opcode,
     /// The first key.
     pub(crate) key: Option<&'a [u8]>,
     pub(crate) key_count: usize,
-    /// The number of an ADD or TRY_ADD, or the world size of a BARRIER, else 0.
+    /// The number of an ADD or TRY_ADD, or the world size of a BARRIER, otherwise 0.
     pub(crate) number: i64,
-    /// Of a PING, else 0.
+    /// The nonce of a PING, otherwise 0.
     pub(crate) nonce: u32,
 }
 
@@ -428,8 +428,8 @@ pub(crate) enum Reply<'a> {
 
 /// The destination of the state machine's replies.
 pub(crate) trait Replies {
-    /// Queues a piece of a reply to `conn`, which may be another connection than the one whose request
-    /// is being handled. The order of pieces to one connection is kept.
+    /// Queues a piece of a reply to `conn`, which may be a different connection from the request's. The order of
+    /// pieces to one connection is kept.
     fn reply(&mut self, conn: ConnId, reply: Reply<'_>);
 
     /// Of a store with a journal: the pieces from now on are held until the batch with this position is durable. 0 for

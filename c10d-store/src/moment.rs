@@ -1,4 +1,4 @@
-//! Times within a server's life.
+//! Times since the start of a server.
 
 use std::ops::Add;
 use std::time::Duration;

@@ -14,17 +14,17 @@ use crate::store::{Store, StoreHandle};
 
 /// A namespace within another store: the key `k` becomes `prefix/k` there.
 ///
-/// With nested prefixes the innermost store's prefix comes first in the full key, which errors show. The default timeout
-/// and [`close`](StoreHandle::close) are those of the wrapped store.
+/// With nested prefixes, the full key, which errors show, begins with the innermost store's prefix. The default
+/// timeout and [`close`](StoreHandle::close) belong to the wrapped store.
 ///
 /// As in PyTorch, [`num_keys`](Store::num_keys) counts the whole underlying store, and
 /// [`barrier`](crate::StoreExt::barrier) consists of `add`, `set` and `wait` even if the underlying store has a
 /// barrier command. Unlike in PyTorch, [`list_keys`](Store::list_keys) returns only keys below
 /// `prefix/`; in PyTorch, the prefix `a` also lists (and cuts) the keys of the prefix `ab`.
 ///
-/// Each `PrefixStore` around another one adds a call to each operation, and some stack. So at most
-/// [`NESTED_MAX`](Self::NESTED_MAX) are around each other; a program that nests them in a loop uses [`nest`](Self::nest),
-/// which reports the limit as an error.
+/// Each `PrefixStore` around another store adds a call to each operation, and some stack. Therefore, at most
+/// [`NESTED_MAX`](Self::NESTED_MAX) are around each other; a program that nests them in a loop uses
+/// [`nest`](Self::nest), which reports the limit as an error.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -47,7 +47,7 @@ pub struct PrefixStore {
 }
 
 impl PrefixStore {
-    /// The keys of `underlying` below `prefix`. With an empty prefix, `k` becomes `/k`.
+    /// Creates a store of the keys of `underlying` below `prefix`. With an empty prefix, `k` becomes `/k`.
     ///
     /// # Panics
     /// If `underlying` is within [`NESTED_MAX`](Self::NESTED_MAX) prefixes already.
@@ -65,7 +65,7 @@ impl PrefixStore {
         }
     }
 
-    /// As [`new`](Self::new), with an error instead of the panic.
+    /// Like [`new`](Self::new), with an error instead of the panic.
     ///
     /// # Errors
     /// [`StoreError::LimitExceeded`] if `underlying` is within [`NESTED_MAX`](Self::NESTED_MAX) prefixes already.
@@ -95,12 +95,12 @@ impl PrefixStore {
         format!("{}/{key}", self.prefix)
     }
 
-    /// Calls the wrapped store with its name of a key.
+    /// Calls the wrapped store with the full key.
     fn with_key<T>(&self, key: &str, call: impl FnOnce(&dyn Store, &str) -> T) -> T {
         call(&*self.underlying, &self.join(key))
     }
 
-    /// Calls the wrapped store with its names of keys.
+    /// Calls the wrapped store with the full keys.
     fn with_keys<T>(&self, keys: &[&str], call: impl FnOnce(&dyn Store, &[&str]) -> T) -> T {
         let keys: Vec<String> = keys.iter().map(|key| self.join(key)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -167,7 +167,7 @@ impl Store for PrefixStore {
         self.underlying.num_keys()
     }
 
-    /// Meets by keys, as PyTorch does: workers on either library must write the same keys to meet.
+    /// Meets with the same keys as PyTorch, because workers on either library must write the same keys to meet.
     fn meet(
         &self,
         key: &str,
@@ -265,7 +265,7 @@ mod tests {
         assert_eq!(clone.get("k").expect("present"), b"v");
     }
 
-    /// Instead of a stack overflow, which ends the process, in some later call or drop.
+    /// Instead of a stack overflow, which kills the process, in some later call or drop.
     #[test]
     fn a_loop_that_nests_prefixes_panics_at_the_limit() {
         let nested = std::panic::catch_unwind(|| {

@@ -6,7 +6,7 @@ use crate::limits::WireLimits;
 use crate::request_parser::{Flow, ParseError, RequestParser};
 use crate::wire::{Frame, Opcode, WireError};
 
-/// A request as it was received.
+/// A request in the bytes in which it was received.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RawRequest<'a> {
     /// The command.
@@ -36,7 +36,7 @@ pub struct RawRequests {
 }
 
 impl RawRequests {
-    /// For a client of a session, which sends no handshake.
+    /// Creates a splitter for a client of a session, which sends no handshake.
     #[must_use]
     pub const fn of_session() -> Self {
         Self {
@@ -44,17 +44,17 @@ impl RawRequests {
         }
     }
 
-    /// Whether VALIDATE has been received.
+    /// Returns whether VALIDATE has been received.
     #[must_use]
     pub const fn is_handshake_done(&self) -> bool {
         self.parser.is_handshake_done()
     }
 
-    /// Takes the next bytes, and passes on each request that is complete, except VALIDATE, until `handle` returns
+    /// Takes the next bytes, and passes each complete request except VALIDATE to `handle`, until `handle` returns
     /// false: the rest is then kept for [`resume`](Self::resume). Returns the last result of `handle`.
     ///
     /// # Errors
-    /// If the bytes are no requests within the limits.
+    /// The bytes are not requests within the limits.
     pub fn receive(
         &mut self,
         bytes: &[u8],
@@ -67,7 +67,7 @@ impl RawRequests {
     /// Continues with the kept bytes.
     ///
     /// # Errors
-    /// As [`receive`](Self::receive).
+    /// The errors of [`receive`](Self::receive).
     pub fn resume(
         &mut self,
         limits: &WireLimits,

@@ -1,6 +1,6 @@
 //! Turns the bytes of one peer into requests.
 //!
-//! Pure: knows the handshake and where requests end, but no socket and no meaning of a request. Any
+//! Pure: finds the handshake and the ends of requests, without a socket and without the meaning of a request. Any
 //! split of the bytes gives the same requests.
 
 use crate::limits::WireLimits;
@@ -55,7 +55,7 @@ pub(crate) struct RequestParser {
     partial: Option<Box<Partial>>,
 }
 
-/// The start of an unfinished request; after a pause, whole requests too.
+/// The start of an unfinished request; after a pause, also whole requests.
 #[derive(Default)]
 struct Partial {
     bytes: Vec<u8>,

@@ -2,8 +2,8 @@
 //!
 //! A store may hold keys of earlier workers of the job, because a launcher's store outlives them. So rank 0 draws a
 //! new number, the generation, that is part of all keys of the group. The other ranks look for the newest generation,
-//! and move to a newer one until all ranks have claimed their places. `Joining` decides and has neither store nor
-//! clock; `join` carries it out.
+//! and move to a newer generation until all ranks have claimed their places. `Joining` decides and has neither store
+//! nor clock; `join` carries it out.
 
 use std::time::Duration;
 

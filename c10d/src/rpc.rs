@@ -60,9 +60,9 @@ impl Default for RpcOptions {
 }
 
 impl RpcOptions {
-    /// The URL of the store with which the workers find each other, such as `tcp://10.0.0.1:29500` or
-    /// `file:///shared/job` ([`c10d_store::rendezvous`]), with this worker's rank and the number of workers. Default:
-    /// the environment that `c10d run` and torchrun set, like [`init_from_env`](crate::init_from_env).
+    /// The URL of the store where the workers find each other, such as `tcp://10.0.0.1:29500` or `file:///shared/job`
+    /// ([`c10d_store::rendezvous`]), with this worker's rank and the number of workers. Default: the environment that
+    /// `c10d run` and torchrun set, like [`init_from_env`](crate::init_from_env).
     pub fn with_init_method(
         mut self,
         url: impl Into<String>,

@@ -75,8 +75,8 @@ impl Sequence {
         }
     }
 
-    /// Returns the keys to delete: the keys of the previous operation. No rank reads them, because all ranks have
-    /// arrived in this one.
+    /// Returns the keys to delete: the keys of the previous operation. They are no longer read, because all ranks
+    /// have arrived in this operation.
     pub(crate) fn end(&mut self, ending: Ending) -> Vec<String> {
         match ending {
             Ending::Complete(keys) => {

@@ -53,7 +53,7 @@ fn a_crashed_journal_is_read_without_a_change() {
 }
 
 /// One bit is flipped at a random place of the database or of the log. The reader returns everything or an error. It
-/// may also lose the last batch or two of the log, which looks like a crash before they were durable.
+/// may also lose the last batch or two of the log, like after a crash before they were durable.
 #[test]
 fn a_flipped_bit_is_found_or_harmless() {
     let mut random = fastrand::Rng::with_seed(seed());

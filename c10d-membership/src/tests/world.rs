@@ -480,7 +480,7 @@ impl World {
                 self.carry_out(effects);
             }
             None => {
-                // Torch ends the waits of its calls under way.
+                // Calls under way return when torch gives up waiting.
                 self.timed_out.extend(self.history.called.keys().copied());
                 self.nonces += 1;
                 self.kept = None;

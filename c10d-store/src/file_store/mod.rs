@@ -46,10 +46,10 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// A missing file is an empty store, which the first write creates. A file left by an earlier run is
 /// read as if it belonged to this one.
 ///
-/// **Dropping** a store counts it as closed in the file, and removes the file if no store is open and at
-/// least `world_size` have been closed. Without a world size the file is never removed. Dropping waits
-/// for the file's lock for at most 5 s and logs errors. [Closing](StoreHandle::close) a store ends its calls,
-/// but the file counts it as closed only when it is dropped.
+/// **Dropping** a store counts it as closed in the file, and removes the file if no store is open and at least
+/// `world_size` have been closed. Without a world size the file is never removed. Dropping waits for the file's lock
+/// for at most 5 s and logs errors. [Closing](StoreHandle::close) a store fails its calls, but the file counts it as
+/// closed only when it is dropped.
 ///
 /// A store belongs to the process that opened it: in a forked child every operation fails with
 /// [`StoreError::OtherProcess`], and dropping its copy changes nothing.
@@ -93,8 +93,8 @@ pub struct FileStoreOptions {
 }
 
 impl FileStoreOptions {
-    /// The number of closed stores after which the last one removes the file. Default: none, and the file
-    /// is not removed, as in PyTorch: without the number of workers, more of them may still open it.
+    /// Sets the number of closed stores after which the last store removes the file. Default: none, and the file is
+    /// not removed, like in PyTorch: without the number of workers, more of them may still open it.
     pub const fn with_world_size(mut self, world_size: usize) -> Self {
         self.world_size = Some(world_size);
         self
@@ -107,7 +107,7 @@ impl FileStoreOptions {
         self
     }
 
-    /// Ends the opening and the later calls of the store. Default [`Cancel::NEVER`].
+    /// Sets the [`Cancel`] that interrupts the opening and the later calls of the store. Default [`Cancel::NEVER`].
     pub fn with_cancel(mut self, cancel: Cancel) -> Self {
         self.cancel = cancel;
         self
@@ -129,9 +129,8 @@ impl FileStore {
     /// been closed; `None` keeps it (PyTorch's -1). Waits for the file's lock for at most 300 s.
     ///
     /// # Errors
-    /// [`StoreError::File`] if the file cannot be created or opened, [`StoreError::CorruptFile`] if it
-    /// contains something else than a store (it stays unchanged), [`StoreError::Timeout`] if other
-    /// workers held its lock for 300 s.
+    /// [`StoreError::File`] if the file cannot be created or opened, [`StoreError::CorruptFile`] if it contains other
+    /// data than a store (it stays unchanged), [`StoreError::Timeout`] if other workers held its lock for 300 s.
     pub fn open(path: impl AsRef<Path>, world_size: Option<usize>) -> Result<Self, StoreError> {
         let options = FileStoreOptions {
             world_size,
@@ -140,17 +139,17 @@ impl FileStore {
         Self::open_with(path, &options)
     }
 
-    /// As [`open`](Self::open), with options. Waits for the file's lock for at most their timeout.
+    /// Opens or creates the store file at `path`, with options. Waits for the file's lock for at most their timeout.
     ///
     /// # Errors
-    /// As [`open`](Self::open), with the timeout of `options`.
+    /// The errors of [`open`](Self::open), with the timeout of `options`.
     pub fn open_with(
         path: impl AsRef<Path>,
         options: &FileStoreOptions,
     ) -> Result<Self, StoreError> {
         let path = path.as_ref();
-        // Each operation opens the file again, and the process may change its directory meanwhile. If
-        // the path is empty or the directory was removed, opening fails.
+        // Each operation opens the file again, and the process may change its directory in the meantime. If the path
+        // is empty or the directory was removed, opening fails.
         let file = StoreFile::new(path::absolute(path).unwrap_or_else(|_| path.to_owned()));
         let call = Call::begin(Operation::Open, &[], options.timeout, &options.cancel);
         file.write(&call, |writer| {
@@ -169,7 +168,7 @@ impl FileStore {
         })
     }
 
-    /// The absolute path of the file.
+    /// Returns the absolute path of the file.
     pub fn path(&self) -> &Path {
         self.handle.file.path()
     }
@@ -213,7 +212,7 @@ impl FileStore {
         })
     }
 
-    /// Polls the file until `look` returns a result instead of the keys that are missing.
+    /// Polls the file until `look` returns a result instead of the missing keys.
     fn read_when<'k, T>(
         &self,
         call: &Call<'k>,
@@ -443,7 +442,7 @@ impl Store for FileStore {
         })
     }
 
-    /// Includes `refcount/` and, once a store has been closed, `cleanup/`, as in PyTorch.
+    /// Includes `refcount/` and, once a store has been closed, `cleanup/`, like in PyTorch.
     fn num_keys(&self) -> Result<u64, StoreError> {
         self.read(Operation::NumKeys, |entries| entries.len() as u64)
     }

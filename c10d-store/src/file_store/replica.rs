@@ -27,7 +27,7 @@ struct Source {
     _file: File,
 }
 
-/// What follows the last whole record.
+/// The bytes after the last whole record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tail {
     /// Nothing.
@@ -53,7 +53,7 @@ impl Replica {
         *self = Self::default();
     }
 
-    /// Reads the appended records; all records if the file is another one, or shorter than before.
+    /// Reads the appended records; all records if the file is a different file, or shorter than before.
     pub(super) fn refresh(&mut self, file: &LockedFile) -> io::Result<Tail> {
         let metadata = file.metadata()?;
         if !self.is_of(&metadata) || metadata.len() < self.offset {

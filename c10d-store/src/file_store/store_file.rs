@@ -67,8 +67,8 @@ impl StoreFile {
         format!("file store {}", self.path.display())
     }
 
-    /// Fails the calls in progress and all later ones, except [`Operation::Close`], which dropping the
-    /// store object still needs.
+    /// Fails the calls in progress and all later calls, except [`Operation::Close`], which dropping the store object
+    /// still needs.
     pub(super) fn close(&self) {
         if self.process.is_this() {
             self.closed.cancel();
@@ -233,7 +233,7 @@ impl StoreFile {
         }
     }
 
-    /// The process does not wait any longer. Nothing was written.
+    /// The process was interrupted while it waited. The call wrote nothing.
     fn interrupted_error(&self, call: &Call<'_>) -> StoreError {
         let context = self.context(call, call.keys.iter().copied());
         StoreError::interrupted(context, Outcome::NotSent)
@@ -319,7 +319,7 @@ impl<'a> Call<'a> {
         Deadline::after(self.started, self.timeout)
     }
 
-    /// What ends this call when the store object is closed: nothing ends [`Operation::Close`].
+    /// The cancel that interrupts this call when the store object is closed; [`Operation::Close`] has none.
     fn closed_by<'c>(&self, closed: &'c Cancel) -> &'c Cancel {
         match self.operation {
             Operation::Close => &Cancel::NEVER,

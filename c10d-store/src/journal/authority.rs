@@ -1,4 +1,4 @@
-//! Until when a server may answer, for a journal that several processes may serve, one at a time.
+//! How long a server may answer, for a journal that several processes may serve, one at a time.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use c10d_socket::Moment;
 
-/// The right to answer of the process that leads. Clones share it: the engine extends it, the server checks it.
+/// Permission of the leading process to send replies, limited in time. Clones share it: the engine extends it, and
+/// the server checks it.
 ///
-/// An engine takes the time before it asks, and extends the authority once the answer has confirmed that this process
-/// leads: until a time at which no other process can lead, less a margin. The server checks it before each write to a socket, so
-/// the margin must cover the time of one system call. It ends early if the machine is suspended after the engine has taken the time:
-/// how long that was is not known exactly, so the engine asks first.
+/// An engine takes the time before it sends a request, and extends the authority once the answer has confirmed that
+/// this process leads: until a time before which no other process can lead, less a margin. The server checks it
+/// before each write to a socket, so the margin must cover the time of one system call. The authority ends early if
+/// the machine is suspended after the engine has taken the time: the length of the suspension is not known exactly,
+/// so the engine sends another request first.
 #[derive(Clone)]
 pub struct Authority(Arc<Shared>);
 
@@ -39,7 +41,8 @@ pub(crate) struct End {
 }
 
 impl Authority {
-    /// One that is still to be [extended](Self::extend): the server answers nothing.
+    /// Creates an authority that has not been granted yet. Until it is [extended](Self::extend), the server sends no
+    /// replies.
     #[must_use]
     pub fn none() -> Self {
         Self(Arc::new(Shared {
@@ -51,8 +54,8 @@ impl Authority {
         }))
     }
 
-    /// The server may answer until this moment, which counts from a moment before the engine has asked. An earlier time than before
-    /// changes nothing. Does not block.
+    /// Extends the authority until this moment, which counts from a moment before the engine has sent its request. A
+    /// time before the present end changes nothing. Does not block.
     pub fn extend(&self, until: Moment) {
         let shared = &self.0;
         let (time, (_, asleep_max)) = until.parts();
@@ -64,7 +67,8 @@ impl Authority {
         }
     }
 
-    /// Another process leads, or may: the server stops, without a word to its clients. Does not block.
+    /// Ends the authority, because another process leads, or may lead: the server stops without a reply to its
+    /// clients. Does not block.
     pub fn end(&self, reason: impl Into<String>) {
         self.end_as(End {
             reason: reason.into(),
@@ -72,7 +76,7 @@ impl Authority {
         });
     }
 
-    /// The engine has lost data that it had kept: the server stops with
+    /// Ends the authority, because the engine has lost data that it had kept: the server stops with
     /// [`JournalError::Damaged`](super::JournalError::Damaged). Does not block.
     pub fn end_damaged(&self, what: impl Into<String>) {
         self.end_as(End {
@@ -87,13 +91,13 @@ impl Authority {
         self.wake();
     }
 
-    /// Nothing is answered until the authority is extended again: there is doubt, as a peer has seen a later run of the
-    /// store. Does not block.
+    /// Suspends replies until the authority is extended again. Called when a peer has seen a later run of the store,
+    /// so that this process may no longer be the leader. Does not block.
     pub fn withdraw(&self) {
         self.0.until.store(0, Ordering::SeqCst);
     }
 
-    /// Whether the server may answer at this moment.
+    /// Returns whether the server may answer at this moment.
     #[must_use]
     pub fn is_valid(&self, now: Moment) -> bool {
         let shared = &self.0;
@@ -105,7 +109,7 @@ impl Authority {
             && shared.ended.get().is_none()
     }
 
-    /// Why it has [ended](Self::end).
+    /// Returns why the authority has [ended](Self::end); `None` while it has not.
     #[must_use]
     pub fn end_reason(&self) -> Option<&str> {
         self.ended().map(|end| &*end.reason)

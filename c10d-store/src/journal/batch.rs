@@ -22,7 +22,8 @@
 //! checksum, 8 bytes: SipHash-1-3 with a zero key of all before it, then the position, 8 bytes
 //! ```
 //!
-//! Integers are little-endian. The position in the checksum tells a batch from one that was kept under another number.
+//! Integers are little-endian. The position in the checksum distinguishes a batch from a batch that was kept under
+//! another number.
 
 use std::hash::Hasher;
 
@@ -60,8 +61,9 @@ pub enum Effect<'a> {
     Push { key: &'a [u8], element: &'a [u8] },
     /// The key's queue has lost this number of its first elements.
     Pop { key: &'a [u8], count: u32 },
-    /// The key, which has a value, ends with its owner: a client of a session, or (with an empty id) a connection, which
-    /// has ended with the server. Then the will is written, unless its key is empty.
+    /// The key, which has a value, expires with its owner. The owner is a client of a session, or (with an empty id)
+    /// a connection, which has ended with the server. When the key expires, the will is written, unless the will's
+    /// key is empty.
     Own {
         key: &'a [u8],
         session: &'a [u8],
@@ -69,13 +71,15 @@ pub enum Effect<'a> {
         will_key: &'a [u8],
         will_value: &'a [u8],
     },
-    /// The names with this prefix are deleted after a time, which starts anew with the server. Of 0: they are not.
+    /// The names with this prefix are deleted after this delay, which starts again with the server. A delay of 0
+    /// cancels the deletion.
     Schedule { prefix: &'a [u8], delay_millis: u32 },
-    /// What a restarted server needs of a group of members (docs/spec/wire-extensions.md, MEMBERSHIP); nothing if it is gone.
+    /// The state of a group of members, from which a restarted server continues (docs/spec/wire-extensions.md,
+    /// MEMBERSHIP); empty if the group was removed.
     Group { group: &'a [u8], bytes: &'a [u8] },
-    /// A session begins whose peer can send requests again (docs/spec/wire-extensions.md, SESSION 12).
+    /// A session begins. Its peer can send requests again after a restart (docs/spec/wire-extensions.md, SESSION 12).
     BeginSession { session: &'a [u8], keep_millis: u32 },
-    /// It ends with its clients.
+    /// The session ends, with its clients.
     EndSession { session: &'a [u8] },
     /// A request of a client was carried out.
     Executed {
@@ -90,13 +94,13 @@ pub enum Effect<'a> {
         /// As it was sent.
         reply: &'a [u8],
     },
-    /// A client of a session has gone.
+    /// A client of a session has ended.
     EndClient { session: &'a [u8], client: u32 },
     /// The server with this number has ended the waits for names with this prefix, and later servers end those of sessions
     /// that were away (docs/spec/wire-extensions.md, END_WAITS 4).
     EndWaits { prefix: &'a [u8], server: u32 },
-    /// The keys of a client end after a silence of so many milliseconds; 0 for any. They may have ended by one, of which
-    /// the client has not heard.
+    /// The keys of a client expire after a silence of this number of milliseconds; 0 for any silence. They may have
+    /// expired after such a silence without the client's knowledge.
     Silence {
         session: &'a [u8],
         client: u32,
@@ -137,7 +141,7 @@ impl Default for BatchWriter {
 }
 
 impl BatchWriter {
-    /// In this version of the format.
+    /// Creates an empty batch in this version of the format.
     #[must_use]
     pub const fn new(format: u8) -> Self {
         Self {
@@ -151,7 +155,7 @@ impl BatchWriter {
         self.format = format;
     }
 
-    /// Adds an effect after those before. Returns where it begins.
+    /// Adds an effect after the previous effects. Returns the offset where it begins.
     pub fn push(&mut self, effect: Effect<'_>) -> usize {
         if self.bytes.is_empty() {
             self.bytes.push(self.format);
@@ -246,19 +250,19 @@ impl BatchWriter {
         true
     }
 
-    /// Whether there is no effect.
+    /// Returns whether the batch has no effect.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// The bytes so far.
+    /// Returns the number of bytes so far.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// The batch, to be kept under this position. Starts the next one, in `memory`.
+    /// Returns the batch, to be kept under this position. Starts the next batch, in `memory`.
     #[must_use]
     pub fn finish(&mut self, position: u64, mut memory: Vec<u8>) -> Vec<u8> {
         memory.clear();
@@ -300,7 +304,7 @@ impl BatchWriter {
 /// Reads a batch, or a chunk of a snapshot, that was kept under this position.
 ///
 /// # Errors
-/// [`DamagedBatch`] if it is not as it was written, or by a later version.
+/// [`DamagedBatch`] if its bytes have changed since it was written, or a later version has written it.
 pub fn effects(position: u64, batch: &[u8]) -> Result<Effects<'_>, DamagedBatch> {
     let (format, effects) = effects_with_format(position, batch)?;
     if (Formats::OWN.oldest..=Formats::OWN.newest).contains(&format) {
@@ -566,7 +570,7 @@ mod tests {
         }
     }
 
-    /// A later version may add kinds: what follows cannot be read either.
+    /// A later version may add kinds: the effects after them cannot be read either.
     #[test]
     fn an_effect_of_a_later_version_is_an_error_and_the_last_one() {
         let mut writer = BatchWriter::default();

@@ -1,26 +1,28 @@
-//! What a journal says is in its store, for tools: the server applies the effects to its own state. Without sessions, owners and groups.
+//! The contents of a store according to its journal, for tools; the server applies the effects to its own state.
+//! Without sessions, owners and groups.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use super::batch::{BatchWriter, CHUNK_BYTES, Effect};
 
-/// Keys with their values and queues, in order.
+/// The keys of a store with their values and queues, in order.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Contents {
     entries: BTreeMap<Box<[u8]>, Entry>,
 }
 
-/// What is under one key.
+/// The value and the queue of one key.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Entry {
     /// The value, if there is one.
     pub value: Option<Vec<u8>>,
-    /// The queue's elements, first in first out.
+    /// The elements of the queue, first in first out.
     pub queue: VecDeque<Vec<u8>>,
 }
 
 impl Contents {
-    /// Carries out an effect. `false` if it cannot follow those before: a queue has fewer elements than it takes.
+    /// Carries out an effect. Returns `false` if it does not fit the previous effects, because a queue has fewer
+    /// elements than the effect takes.
     #[must_use]
     pub fn apply(&mut self, effect: Effect<'_>) -> bool {
         match effect {
@@ -61,24 +63,24 @@ impl Contents {
         true
     }
 
-    /// The keys in order, with what is under each.
+    /// Returns the keys in order, each with its value and queue.
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], &Entry)> {
         self.entries.iter().map(|(key, entry)| (&**key, entry))
     }
 
-    /// The number of keys with a value or a queue.
+    /// Returns the number of keys with a value or a queue.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there is no key.
+    /// Returns whether there are no keys.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// A snapshot of this position, in chunks.
+    /// Returns a snapshot of this position, in chunks.
     #[must_use]
     pub fn to_snapshot(&self, position: u64) -> Vec<Vec<u8>> {
         let mut chunks = Vec::new();

@@ -1,15 +1,15 @@
-//! Why a journal cannot go on.
+//! Why a journal cannot continue.
 
 use std::error::Error;
 
-/// A failure of an engine. Whatever was not durable before it may be lost.
+/// A failure of an engine. Data that was not durable before it may be lost.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JournalError {
-    /// The engine failed to do something.
+    /// The engine failed in an operation.
     #[error("cannot {operation} the journal {place}: {source}")]
     Engine {
-        /// What it was doing: `open`, `append to`, `write a snapshot into`.
+        /// The operation of the engine: `open`, `append to`, `write a snapshot into`.
         operation: &'static str,
         /// See [`Journal::place`](super::Journal::place).
         place: String,
@@ -24,12 +24,12 @@ pub enum JournalError {
         /// Who it is, if it has said so: process and host.
         owner: Option<String>,
     },
-    /// Another process leads now, or may.
+    /// Another process leads now, or may lead.
     #[error("another process has taken over the journal {place}: {reason}")]
     Deposed {
         /// See [`Journal::place`](super::Journal::place).
         place: String,
-        /// What the engine has found.
+        /// The finding of the engine.
         reason: String,
     },
     /// The server was stopped before it led.
@@ -38,7 +38,7 @@ pub enum JournalError {
         /// See [`Journal::place`](super::Journal::place).
         place: String,
     },
-    /// A later version of this program has written it.
+    /// A later version of this program has written the journal.
     #[error(
         "the journal {place} has format {found}; this program reads up to format {known}, so a newer one is needed"
     )]
@@ -50,7 +50,7 @@ pub enum JournalError {
         /// The newest that this program reads.
         known: u64,
     },
-    /// An earlier version of this program has written it, which this one does not read any more.
+    /// An earlier version of this program has written the journal, and this version cannot read it.
     #[error(
         "the journal {place} has format {found}; this program reads format {known} and later: an older one, that reads both, must have written a snapshot first"
     )]
@@ -62,29 +62,29 @@ pub enum JournalError {
         /// The oldest that this program reads.
         known: u64,
     },
-    /// The journal has process groups, which the server was not given: see [`groups`](crate::groups).
+    /// The journal has process groups, but the server has no groups: see [`groups`](crate::groups).
     #[error("the store of the journal {place} has groups; serve it with c10d store serve")]
     HasGroups {
         /// See [`Journal::place`](super::Journal::place).
         place: String,
     },
-    /// What it has kept is not what was written.
+    /// The kept data differs from the written data.
     #[error("the journal {place} is damaged: {what}")]
     Damaged {
         /// See [`Journal::place`](super::Journal::place).
         place: String,
-        /// What was found.
+        /// The damage.
         what: String,
     },
 }
 
-/// A batch, or a chunk of a snapshot, that is not as it was written.
+/// A batch, or a chunk of a snapshot, whose bytes have changed since it was written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("batch {position} {what}")]
 pub struct DamagedBatch {
     /// The position of the batch or snapshot.
     pub position: u64,
-    /// What was found.
+    /// The damage.
     pub what: &'static str,
 }
 

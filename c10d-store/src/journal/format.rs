@@ -1,7 +1,7 @@
-//! Which version of the format a journal is written in, if several releases of this program serve it in turn.
+//! The version of the format that a journal is written in, if several releases of this program serve it in turn.
 //!
-//! One number for all that a journal keeps: batches, chunks of snapshots, and where an engine puts them. It only rises, and only
-//! to a version that every process reads which may serve the journal next.
+//! One number is the version of everything that a journal keeps: batches, chunks of snapshots, and where an engine
+//! puts them. It only rises, and only to a version that all processes can read that may serve the journal next.
 
 use super::error::JournalError;
 
@@ -11,37 +11,37 @@ pub const FORMAT_VERSION: u8 = 1;
 /// The versions that a program reads. It can write each of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Formats {
-    /// The first.
+    /// The oldest version.
     pub oldest: u8,
-    /// The last.
+    /// The newest version.
     pub newest: u8,
 }
 
 impl Formats {
-    /// Those of this program.
+    /// The versions that this program reads.
     pub const OWN: Self = Self {
         oldest: 1,
         newest: FORMAT_VERSION,
     };
 
-    /// Those of a process that says nothing about them, as the releases before versions were negotiated.
+    /// The versions of a process that does not announce any, such as releases before version negotiation.
     pub const UNSAID: Self = Self {
         oldest: 1,
         newest: 1,
     };
 
-    /// The version to write from now on into a journal that has this one: the newest that others read, too. Never an older
-    /// one: a process that cannot read what is there is none to wait for.
+    /// Returns the version to write from now on: the newest that all `others` can read, but never older than `kept`,
+    /// the version of the journal. A process that cannot read the journal as it is could not take over anyway.
     #[must_use]
     pub fn agree(self, kept: u8, others: impl IntoIterator<Item = Self>) -> u8 {
         let newest = others.into_iter().map(|it| it.newest);
         newest.fold(self.newest, u8::min).max(kept)
     }
 
-    /// Whether this program reads the version of a journal at this place. Returns it.
+    /// Checks that this program reads the version `found` of a journal at this place, and returns the version.
     ///
     /// # Errors
-    /// [`JournalError::Newer`] or [`JournalError::Older`].
+    /// [`JournalError::Newer`] or [`JournalError::Older`] if it does not.
     pub fn check(self, found: u64, place: impl FnOnce() -> String) -> Result<u8, JournalError> {
         match u8::try_from(found) {
             Ok(found) if found < self.oldest => Err(JournalError::Older {
@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn the_newest_version_waits_until_all_read_it() {
         for (mine, kept, others, expected) in [
-            // Alone, and with another one of this release.
+            // Alone, and with another process of this release.
             (reads(1, 2), 1, &[][..], 2),
             (reads(1, 2), 1, &[reads(1, 2)], 2),
             // One of the release before, among others.
@@ -80,7 +80,7 @@ mod tests {
             // Later releases do not lead further than this one writes.
             (reads(1, 1), 1, &[reads(1, 2)], 1),
             (reads(1, 2), 1, &[reads(2, 3)], 2),
-            // One that came too late.
+            // A process that started too late.
             (reads(1, 2), 2, &[reads(1, 1)], 2),
             (reads(1, 3), 2, &[reads(1, 1), reads(1, 3)], 2),
         ] {

@@ -1,4 +1,4 @@
-//! Where a server gets its journal once it listens, and who learns that it failed.
+//! The source of a server's journal, which is opened once the server listens, and the receiver of its failure.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,21 +7,22 @@ use c10d_socket::Cancel;
 
 use super::{Journal, JournalError};
 
-/// Opens a journal. It may block as long as reading one does, until it is cancelled, as
-/// [`Journal::recover`] may then.
+/// Opens a journal. It may block as long as [`Journal::recover`], until it is cancelled.
 pub type OpenJournal = dyn Fn(&Cancel) -> Result<Box<dyn Journal>, JournalError> + Send + Sync;
 
-/// Learns why a server has stopped by itself.
+/// Receives the reason why a server has stopped because of its journal.
 pub type JournalFailed = dyn Fn(&JournalError) + Send + Sync;
 
-/// Opens the journal of a server that listens. An open [`Journal`] is a source, too, for one server.
+/// Opens the journal of a server that listens. An open [`Journal`] can also be used as a source, for one server.
 ///
-/// Launchers do not know beforehand which of them serves: those that do not leave the journal alone.
+/// The journal is opened this late because launchers do not know beforehand which of them serves the store. Launchers
+/// that do not serve it do not open the journal.
 #[derive(Clone)]
 pub struct JournalSource {
-    /// Called for each server.
+    /// Opens the journal. Called for each server.
     pub open: Arc<OpenJournal>,
-    /// Called on the server's thread when its journal has failed, before it closes its connections. It must not block.
+    /// Called on the server's thread when its journal has failed, before the server closes its connections. It must
+    /// not block.
     pub on_failure: Option<Arc<JournalFailed>>,
 }
 

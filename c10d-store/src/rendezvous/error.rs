@@ -2,7 +2,7 @@
 
 use crate::error::StoreError;
 
-/// Opening a store by URL failed. The texts contain PyTorch's, where PyTorch's names the problem.
+/// Opening a store by URL failed. The texts contain PyTorch's text if it names the problem.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum UrlError {
@@ -42,7 +42,7 @@ pub enum UrlError {
         place: String,
         /// The text in the place of the number.
         value: String,
-        /// What was expected: `a number from 0 to 65535`.
+        /// The expected form: `a number from 0 to 65535`.
         expected: &'static str,
     },
 
@@ -61,7 +61,7 @@ pub enum UrlError {
     Malformed {
         /// As passed.
         url: String,
-        /// What is wrong with it.
+        /// The problem with the URL.
         detail: String,
     },
 

@@ -1,4 +1,4 @@
-//! Opens stores by URL, as PyTorch's `torch.distributed.rendezvous()` does.
+//! Opens stores by URL, like PyTorch's `torch.distributed.rendezvous()`.
 
 mod error;
 mod plan;
@@ -25,13 +25,13 @@ const DEFAULT_RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Rendezvous {
-    /// Open, and connected if it is remote.
+    /// The open store, connected if it is remote.
     pub store: Arc<dyn Store>,
-    /// The rank of this process. Not checked against the world size, as in PyTorch.
+    /// The rank of this process. Not checked against the world size, like in PyTorch.
     pub rank: usize,
     /// The number of processes; `None` for a negative number, which in PyTorch means "not fixed".
     pub world_size: Option<usize>,
-    /// Whether this process serves the store, which ends with it.
+    /// Whether this process serves the store, which is then lost when the process exits.
     pub hosts_store: bool,
 }
 
@@ -55,7 +55,7 @@ pub struct Rendezvous {
 /// ```
 ///
 /// # Errors
-/// As [`RendezvousOptions::open`].
+/// The errors of [`RendezvousOptions::open`].
 pub fn rendezvous(url: &str) -> Result<Rendezvous, UrlError> {
     RendezvousOptions::default().open(url)
 }
@@ -94,8 +94,8 @@ impl RendezvousOptions {
         self
     }
 
-    /// The timeout of the store, and of opening it; `None` waits indefinitely. Default 30 min,
-    /// PyTorch's for process groups.
+    /// The timeout of the store, and of opening it; `None` waits indefinitely. Default 30 min, PyTorch's timeout of
+    /// process groups.
     pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.timeout = timeout.into();
         self
@@ -125,8 +125,8 @@ impl RendezvousOptions {
         self.open_in(url, &|name| env::var(name).ok())
     }
 
-    /// As [`open`](Self::open), with other environment variables: `variable` returns the value of the
-    /// variable with the given name.
+    /// Opens the store that `url` names, with other environment variables than the process's: `variable` returns the
+    /// value of the variable with the given name.
     ///
     /// ```
     /// use c10d_store::RendezvousOptions;
@@ -147,7 +147,7 @@ impl RendezvousOptions {
     /// ```
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// The errors of [`open`](Self::open). It also blocks for the same time.
     pub fn open_in(
         &self,
         url: &str,

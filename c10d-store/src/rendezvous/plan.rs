@@ -189,7 +189,7 @@ fn port_in_url(text: &str, url: &str) -> Result<u16, UrlError> {
     })
 }
 
-/// An empty variable counts as unset, as in PyTorch.
+/// An empty variable counts as unset, like in PyTorch.
 fn value_of(name: &'static str, variable: Variable<'_>) -> Result<String, UrlError> {
     variable(name)
         .filter(|value| !value.is_empty())

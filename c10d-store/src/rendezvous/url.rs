@@ -1,4 +1,4 @@
-//! Parses URLs as Python's `urllib.parse` does, for the three schemes that name a store.
+//! Parses URLs like Python's `urllib.parse`, for the three schemes that name a store.
 //!
 //! The url crate follows browsers, which decode and normalize: a Python rank and a Rust rank would then
 //! use different files.

@@ -1,14 +1,14 @@
-//! What a session's link has delivered after the session's turn was over.
+//! The bytes that a session's link has delivered after the session's turn was over.
 
 use crate::session::Group;
 
-/// A part of a session's stream that waits for the session's next turn. At most a group and what one read delivers,
-/// since the link is not read before it is carried out.
+/// A part of a session's stream that waits for the session's next turn. At most a group and the bytes of one read,
+/// since the link is not read before these are carried out.
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
     /// A group, and how many of its clients have had their bytes.
     group: Option<Box<(Group, usize)>>,
-    /// What follows the group.
+    /// The bytes after the group.
     bytes: Vec<u8>,
 }
 

@@ -103,7 +103,7 @@ pub(super) struct Client {
     pub(super) kept_bytes: u32,
     /// Bytes of groups in requests that were not carried out yet. The peer has sent them once for many clients.
     pub(super) grouped_bytes: u32,
-    /// The memory of its pending wait, as of its last request.
+    /// The memory of its pending wait at the time of its last request.
     pub(super) waiting_bytes: u32,
     /// What [`Connections::session_memory`] has counted of its requests and its wait.
     counted_bytes: u32,
@@ -161,8 +161,8 @@ impl Client {
         Some((&mut replies.out, &mut self.credit))
     }
 
-    /// Counts again what it holds, besides the bytes of held replies. Returns that, and what was counted before. Frees what
-    /// an idle client does not need.
+    /// Counts again the memory that it holds, besides the bytes of held replies. Returns the new and the previous
+    /// count. Frees memory that an idle client does not need.
     fn recount(&mut self, held_bytes: usize) -> (SessionMemory, SessionMemory) {
         let mut before = SessionMemory {
             reply_bytes: 0,
@@ -374,8 +374,8 @@ impl Connection {
         self.held.get_or_insert_default().out(position)
     }
 
-    /// Puts something behind what is to be sent, where it waits until this position is durable. Returns whether the
-    /// connection is to be released then, besides what was put before.
+    /// Puts bytes behind the unsent bytes, where they wait until this position is durable. Returns whether the
+    /// connection must be released at that time, besides the earlier entries.
     #[inline]
     fn put(
         &mut self,
@@ -495,7 +495,7 @@ pub(super) struct Connections {
     session_memory: Vec<SessionMemory>,
     /// The memory that all connections and sessions have the server keep.
     pub(super) budget: Budget,
-    /// What the replies of the current request depend on.
+    /// The position on which the replies of the current request depend.
     dependency: u64,
     /// The connections to be released at each position.
     held: BTreeMap<u64, Vec<Token>>,
@@ -654,7 +654,7 @@ impl Connections {
         Some(Refusal::MemoryFull { used, limit })
     }
 
-    /// What the clients of a session hold.
+    /// The memory that the clients of a session hold.
     pub(super) fn session_memory(&self, session: usize) -> SessionMemory {
         self.session_memory
             .get(session)
@@ -728,8 +728,8 @@ impl Connections {
         self.is_full = is_full;
     }
 
-    /// Whether requests of a connection may be carried out now: nothing is deleted for it, its replies are read, and so are those of the other
-    /// clients of its session.
+    /// Whether requests of a connection may be carried out now: nothing is deleted for it, its replies are read, and
+    /// the replies to other clients of its session are read as well.
     #[inline(always)] // After each request.
     pub(super) fn may_continue(&self, token: Token) -> bool {
         if self.is_full {
@@ -773,7 +773,7 @@ impl Connections {
         }
     }
 
-    /// Has a connection wait until this position is durable before it ends, as for a reply without bytes.
+    /// Has a connection wait until this position is durable before it ends, like for a reply without bytes.
     pub(super) fn hold_end(&mut self, token: Token, position: u64) {
         if position > 0 {
             self.put(token, position, |_| ());
@@ -787,7 +787,7 @@ impl Connections {
         self.recount(token);
     }
 
-    /// Puts something behind what a connection has to send, where it waits until this position is durable.
+    /// Puts bytes behind the unsent bytes of a connection, where they wait until this position is durable.
     fn put(&mut self, token: Token, position: u64, write: impl FnOnce(&mut SendBuf)) {
         if let Some(connection) = find(&mut self.slots, token) {
             let is_new = connection.put(position, self.unsent_bytes_max, write);
@@ -850,7 +850,7 @@ impl Connections {
         touched
     }
 
-    /// Has a connection flushed soon, as after a reply.
+    /// Has a connection flushed soon, like after a reply.
     pub(super) fn touch(&mut self, token: Token) {
         let Some(connection) = self.get_mut(token) else {
             return;

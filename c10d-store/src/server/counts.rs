@@ -1,4 +1,4 @@
-//! What the server's thread shares with others: counters that they read, and a limit that they set.
+//! The values that the server's thread shares with other threads: counters that they read, and a limit that they set.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -22,7 +22,7 @@ pub(super) struct Counts {
     pub(super) reached_at: OnceLock<IpAddr>,
     /// The addresses of the clients of other hosts, each once, the latest last.
     peers: Mutex<Vec<IpAddr>>,
-    /// Why the server has stopped by itself.
+    /// Why the server has stopped because of its journal.
     pub(super) journal_failure: OnceLock<JournalError>,
 }
 

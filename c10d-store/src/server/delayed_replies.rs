@@ -1,4 +1,4 @@
-//! Replies of one connection that wait until what they show is durable. Pure.
+//! Replies of one connection that wait until the state that they show is durable. Pure.
 
 use std::collections::VecDeque;
 

@@ -56,7 +56,7 @@ mod tests;
 const WAKER: Token = Token(usize::MAX);
 
 /// The most TLS handshakes at a time. A legitimate peer takes a round trip and 0.3 ms of this server, so thousands of
-/// them can return at once; each one holds about 10 KB.
+/// them can return at once; each handshake holds about 10 KB.
 const HANDSHAKES_MAX: usize = 8192;
 
 /// Events returned by one poll.
@@ -74,12 +74,12 @@ const SYSTEM_UNSENT_BYTES: u32 = 1 << 20;
 /// The most bytes of one connection handled in one iteration, for fairness.
 const BYTES_PER_ITERATION: usize = 1 << 20;
 
-/// What a server keeps its store in.
+/// The journal of a server's store.
 #[derive(Debug)]
 pub(super) enum ServedJournal {
     None,
     Open(Box<OpenJournal>),
-    /// One that another process may serve.
+    /// A journal that another process may serve.
     StandBy(JournalSource),
 }
 
@@ -100,7 +100,7 @@ pub(super) struct EventLoop {
     started: Instant,
     traffic: Traffic,
     read_buffer: Box<[u8]>,
-    /// What a TLS connection has received, opened.
+    /// The opened bytes that a TLS connection has received.
     opened: Vec<u8>,
     /// Connections and sessions with work left from an earlier turn, for which no event will arrive.
     ready: VecDeque<Ready>,
@@ -308,7 +308,7 @@ impl EventLoop {
         self.flush_touched();
         self.relieve();
         self.use_budgets();
-        // Without `ready`: what is left of earlier turns may take long.
+        // Without `ready`: the rest of earlier turns may take long.
         self.keep_gathered(has_events && self.ready.is_empty(), now);
         self.publish_waits();
         self.watch_announcements();
@@ -364,7 +364,7 @@ impl EventLoop {
         }
     }
 
-    /// Has a connection whose requests have waited carry them out after the others.
+    /// Has a connection whose requests have waited carry them out after the other connections.
     fn resume(&mut self, token: Token) {
         if let Some(connection) = self.connections.get_mut(token)
             && connection.flow == RequestFlow::Paused
@@ -374,7 +374,7 @@ impl EventLoop {
         }
     }
 
-    /// Has a connection read again after the others.
+    /// Has a connection read again after the other connections.
     fn serve_later(&mut self, token: Token) {
         if let Some(connection) = self.connections.get_mut(token)
             && !connection.is_ready
@@ -392,7 +392,7 @@ impl EventLoop {
         if !(event.is_readable() || event.is_read_closed() || event.is_error()) {
             return;
         }
-        // It has had its turn, or its turn comes in the next iteration.
+        // It has had its turn, or has it in the next iteration.
         let connection = self.connections.get(token);
         if self.turn.is_iteration_over() || connection.is_some_and(|it| it.is_ready) {
             return self.serve_later(token);
@@ -681,7 +681,7 @@ impl Traffic {
     }
 }
 
-/// What is served again without an event.
+/// An input that is served again without an event.
 #[derive(Debug, Clone, Copy)]
 enum Ready {
     Connection(Token),

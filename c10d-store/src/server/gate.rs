@@ -1,4 +1,4 @@
-//! Nothing leaves a server whose right to answer may have passed.
+//! Prevents a server from sending bytes when its right to answer may have passed.
 
 use std::io::{self, IoSlice, Write};
 

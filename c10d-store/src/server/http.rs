@@ -6,19 +6,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Serves the connections that arrive at a store's port and speak HTTP.
 ///
-/// Clients of a store start with a zero byte, HTTP with an upper-case letter: a server can tell them apart by
-/// the first byte.
+/// Clients of a store start with a zero byte, HTTP with an upper-case letter: a server can distinguish them by the
+/// first byte.
 pub trait HttpHandler: Send + Sync {
-    /// Takes over a connection. Called on the server's thread, which serves no client meanwhile: must return at
-    /// once and not panic, so it passes the connection on to another thread. A connection that is dropped is
+    /// Takes over a connection. It is called on the server's thread, which serves no client in the meantime: it must
+    /// return at once and not panic, so it passes the connection on to another thread. A dropped connection is
     /// closed.
     fn serve(&self, connection: HttpConnection);
 }
 
-/// A connection that speaks HTTP.
+/// An HTTP connection that has arrived at a store's port.
 #[derive(Debug)]
 pub struct HttpConnection {
-    /// The socket, in non-blocking mode.
+    /// The socket of the connection, in non-blocking mode.
     pub stream: TcpStream,
     /// The address of the other end.
     pub peer: SocketAddr,

@@ -1,7 +1,7 @@
 //! The thread that appends to the journal, so that the event loop never waits for a disk.
 //!
-//! It takes one batch at a time; what arrives meanwhile is the next one. Between two batches it writes a chunk of a
-//! snapshot, if there is one.
+//! It takes one batch at a time; effects that arrive in the meantime form the next batch. Between two batches it
+//! writes a chunk of a snapshot, if there is one.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,7 +25,7 @@ const CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often an idle journal is [checked](Journal::check).
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// What the thread does next, besides batches.
+/// The next step of the thread, besides batches.
 #[derive(Debug)]
 pub(super) enum SnapshotStep {
     /// Agrees with other processes on the version that it has.
@@ -107,7 +107,7 @@ impl JournalThread {
         self.shared.durable.load(Ordering::Acquire)
     }
 
-    /// Has a batch appended. `memory` is given memory of an earlier one.
+    /// Has a batch appended. `memory` receives the memory of an earlier batch.
     pub(super) fn append(&self, position: u64, batch: Vec<u8>, memory: &mut Vec<u8>) {
         let mut work = self.shared.work();
         work.batches.push_back((position, batch));
@@ -148,7 +148,7 @@ impl JournalThread {
         &self.place
     }
 
-    /// Why the thread has ended by itself.
+    /// Why the thread has ended without being stopped.
     pub(super) fn take_failure(&self) -> Option<JournalError> {
         let failure = self.shared.failure.lock();
         failure.unwrap_or_else(PoisonError::into_inner).take()

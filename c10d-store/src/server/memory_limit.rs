@@ -3,12 +3,12 @@
 use std::fs;
 use std::path::Path;
 
-/// A [memory limit](crate::ServerOptions::memory_max) that fits this machine, in bytes: four fifths of its memory
-/// or, if that is less, of the limit of this process's control group. The rest is for requests and replies under way.
-/// `None` where the system does not say.
+/// Returns a [memory limit](crate::ServerOptions::memory_max) that fits this machine, in bytes: four fifths of its
+/// memory or, if that is less, of the limit of this process's control group. The rest is for requests and replies
+/// under way. `None` where the system does not report them.
 ///
-/// `c10d store serve` and the servers of `c10d run` use it: a server at its limit refuses writes, one without a limit
-/// is killed by the system, with the data of all jobs.
+/// `c10d store serve` and the servers of `c10d run` use it: a server at its limit refuses writes, whereas the system
+/// kills a server without a limit, and the data of all jobs is lost.
 ///
 /// ```
 /// use c10d_store::{ServerOptions, recommended_memory_max};
@@ -29,7 +29,7 @@ pub fn recommended_memory_max() -> Option<usize> {
     memory_max(&meminfo, limits)
 }
 
-/// Four fifths of the least of the total in /proc/meminfo and these limits, of which some say `max`.
+/// Four fifths of the least of the total in /proc/meminfo and these limits. A limit may be `max`.
 fn memory_max(meminfo: &str, limits: impl Iterator<Item = String>) -> Option<usize> {
     let total = meminfo.lines().find_map(|line| {
         let kib = line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?;

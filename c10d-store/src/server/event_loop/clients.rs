@@ -24,7 +24,7 @@ const WAIT_BYTES: usize = 128;
 /// Bytes handed to a link before it is written.
 const LINK_UNSENT_BYTES: usize = 256 << 10;
 
-/// The work of a frame besides that of the requests in it, see [`StoreState::work`].
+/// The work of a frame besides the work of the requests in it, see [`StoreState::work`].
 ///
 /// [`StoreState::work`]: crate::state::StoreState::work
 const WORK_OF_FRAME: u64 = 2;
@@ -116,7 +116,7 @@ impl EventLoop {
         }
     }
 
-    /// A session has lost its link, or has one: its clients are away, or back. No connection is flushed here.
+    /// A session has lost its link, or has one: its clients are away, or back. This flushes no connection.
     pub(super) fn set_away(&mut self, slot: usize, is_away: bool) {
         if let Some(session) = self.sessions.get_mut(slot) {
             for token in session.tokens() {
@@ -195,7 +195,7 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Carries out the frames in these bytes until the session's turn is over, and keeps the others.
+    /// Carries out the frames in these bytes until the session's turn is over, and keeps the remaining frames.
     fn on_stream_bytes(&mut self, slot: usize, mut bytes: &[u8]) -> Result<(), Violation> {
         while !bytes.is_empty()
             && let Some(session) = self.sessions.get_mut(slot)
@@ -359,7 +359,8 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Goes on with the requests of a client that has read its replies, if those of its session leave room for more.
+    /// Continues with the requests of a client that has read its replies, if the replies of its session leave room
+    /// for more.
     pub(super) fn resume_client(&mut self, token: Token) {
         let Some(connection) = self.connections.get_mut(token) else {
             return;
@@ -551,7 +552,8 @@ impl EventLoop {
         self.use_room(slot);
     }
 
-    /// Lets a paused client go on if it can. If nothing of its own is to be sent, it waits for the budget of its session.
+    /// Lets a paused client continue if it can. If it has nothing to send itself, it waits for the budget of its
+    /// session.
     fn resume_or_wait(&mut self, token: Token, slot: usize) {
         let is_full = self.connections.is_full();
         let may_continue = self.connections.may_continue(token);
@@ -611,7 +613,7 @@ impl EventLoop {
     pub(super) fn flush_link(&mut self, token: Token) {
         while let Some(connection) = self.connections.get_mut(token) {
             if connection.is_held() {
-                // The answer to SESSION comes first.
+                // The answer to SESSION must be sent first.
                 return;
             }
             let Some(accepted) = connection.accepted_mut() else {
@@ -685,7 +687,7 @@ impl EventLoop {
         }
     }
 
-    /// Removes a client, from the session too.
+    /// Removes a client, from its session as well.
     fn remove_client(&mut self, token: Token, reason: CloseReason) {
         let connection = self.connections.get_mut(token);
         let client = connection.and_then(|it| it.client());

@@ -1,4 +1,4 @@
-//! The event loop's part for sending: replies, and what else the sockets are watched for.
+//! The event loop's part for sending: replies, and the events that the sockets are watched for.
 
 use std::io;
 use std::net::Shutdown;

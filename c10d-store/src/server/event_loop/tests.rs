@@ -120,7 +120,7 @@ fn replies_to_many_clients_take_several_turns() {
     );
 }
 
-/// Their requests wait, so that no request ends the turn.
+/// Their requests wait, so that the turn is not used up by requests.
 #[test]
 fn groups_to_many_paused_clients_take_several_turns() {
     const CLIENTS: u32 = 1024;
