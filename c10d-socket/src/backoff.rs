@@ -113,8 +113,8 @@ impl BackoffOptions {
         self
     }
 
-    /// The jitter, as a fraction of the interval: a delay is uniform in `interval * (1 - jitter)` to `interval * (1 +
-    /// jitter)`. Default 0.5, like PyTorch.
+    /// The jitter, as a fraction of the interval: a delay is uniform in `interval * (1 - jitter)` to
+    /// `interval * (1 + jitter)`. Default 0.5, like PyTorch.
     ///
     /// # Panics
     /// If `jitter` is not within 0 to 1.

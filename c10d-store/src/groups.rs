@@ -64,7 +64,7 @@ pub trait Groups: fmt::Debug + Send {
     /// Returns the names of all groups.
     fn names(&self) -> Vec<Arc<[u8]>>;
 
-    /// Returns the state of a group for a journal, from which a restarted server continues; `None` if there is no
+    /// Returns the state that a restarted server needs to continue the group, for a journal; `None` if there is no
     /// such group.
     fn image(&self, name: &[u8]) -> Option<Vec<u8>>;
 

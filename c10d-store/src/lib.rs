@@ -13,8 +13,8 @@
 //! - **Serve**: [`TcpStoreServer`] with [`ServerOptions`] and [`WireLimits`]; [`ListenOn`] of a master, [`ListenError`].
 //!   [`recommended_memory_max()`] of this machine.
 //!   [`HttpHandler`] takes the connections that speak HTTP, as [`HttpConnection`].
-//! - **Survive**: [`journal`], with which a server continues after its process exits; [`groups`], with which the processes
-//!   that remain after a failure continue.
+//! - **Survive**: [`journal`] lets a server continue after its process exits; [`groups`] let the remaining processes
+//!   continue after a failure.
 //! - **Observe a server**: [`StoreObserver`] takes a [`Snapshot`] of [`ConnectionRecord`], [`KeyRecord`], [`QueueRecord`] and
 //!   [`Announcement`] records, or [`Counters`].
 //!   [`Opcode`] names a request.

@@ -1,7 +1,7 @@
-//! What a server knows about its connections and keys at one moment, as plain values.
+//! The state of a server's connections and keys at one moment, as plain values.
 //!
-//! Knows no ranks and no meaning of a key: that is what `c10d-inspect` reads out of a snapshot. Times count
-//! from the start of the server.
+//! Independent of ranks and of the meaning of keys, which `c10d-inspect` derives from a snapshot. Times count from
+//! the start of the server.
 
 use std::any::Any;
 use std::net::SocketAddr;
@@ -12,18 +12,18 @@ use c10d_socket::printable;
 
 use crate::wire::Opcode;
 
-/// A connection of one server. Never reused within the server's life; later connections compare greater.
+/// Identifies a connection of one server. Never reused within the server's life; later connections compare greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct ConnectionId(pub u64);
 
 /// The state of a server at one moment: all parts belong to the same moment, [`now`](Self::now).
 ///
-/// Key names are included; of values only the first bytes, which are for decoding and must not be shown:
-/// they can be secret, and PyTorch's contain uninitialized memory.
+/// It has the names of keys, and only the first bytes of values, which are for decoding and must not be shown: they
+/// can be secret, and PyTorch's contain uninitialized memory.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Snapshot {
-    /// The moment, since the server's start.
+    /// The moment of the snapshot, since the server's start.
     pub now: Duration,
     /// The server's start by the system's clock.
     pub started: Option<SystemTime>,
@@ -37,13 +37,13 @@ pub struct Snapshot {
     pub closed: Vec<ConnectionRecord>,
     /// The keys that have a value, in no particular order.
     pub keys: Vec<KeyRecord>,
-    /// Keys that exceed the limit of a snapshot and are left out.
+    /// The number of keys that exceed the limit of a snapshot and are therefore missing.
     pub keys_left_out: usize,
     /// The queues that are not empty.
     pub queues: Vec<QueueRecord>,
-    /// The process groups whose members agree through the server, by name.
+    /// The process groups whose members agree through the server, in the order of their names.
     pub groups: Vec<GroupRecord>,
-    /// What launchers have announced; the last announcement of each connection, closed ones included.
+    /// The announcements of launchers: the last announcement of each connection, including closed connections.
     pub announcements: Vec<Announcement>,
     /// Totals since the server's start.
     pub counters: Counters,
@@ -53,9 +53,9 @@ pub struct Snapshot {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConnectionRecord {
-    /// The connection.
+    /// The id of the connection.
     pub id: ConnectionId,
-    /// The address of the other end, as the server sees it.
+    /// The address of the other end, from the server's point of view.
     pub peer: SocketAddr,
     /// The nonce of its last PING. PyTorch's clients send their process id, as seen in their own process
     /// namespace; this crate's send [`CAPABILITY_NONCE`](crate::unstable::CAPABILITY_NONCE).
@@ -64,23 +64,25 @@ pub struct ConnectionRecord {
     pub opened: Duration,
     /// The number of requests so far.
     pub requests: u64,
-    /// Its last request; `None` if it has sent none but the handshake.
+    /// The last request of the connection; `None` if it has sent only the handshake.
     pub last: Option<LastRequest>,
-    /// What it waits for; for a closed connection, what it waited for when it closed.
+    /// The wait of the connection; for a closed connection, its wait at the time when it closed.
     pub wait: Option<PendingWait>,
-    /// The versions of the values that it read last, the newest first (at most 8).
+    /// The versions of the values that the connection read last, the newest first (at most 8).
     pub reads: Vec<Version>,
     /// When and why it closed; `None` while it is open.
     pub closed: Option<Closed>,
-    /// Whether it is behind a relay, or resumes: it goes on at a server that continues the store.
+    /// Whether this client survives a server restart, because it uses a relay or
+    /// [`with_resume`](crate::TcpStoreOptions::with_resume).
     pub resumes: bool,
-    /// Since when it has been away: it is behind a relay, or resumes, and has no connection to the server. `None` if it has
-    /// one, or is closed.
+    /// When the client lost its connection to the server, since the server's start, if it uses a relay or
+    /// [`with_resume`](crate::TcpStoreOptions::with_resume) and is currently disconnected. `None` if it has a
+    /// connection, or is closed.
     pub away_since: Option<Duration>,
 }
 
 impl ConnectionRecord {
-    /// An open connection that has sent nothing.
+    /// Creates the record of an open connection that has sent nothing.
     #[must_use]
     pub const fn new(id: ConnectionId, peer: SocketAddr, opened: Duration) -> Self {
         Self {
@@ -106,13 +108,13 @@ pub struct Version(pub u64);
 /// The last request of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LastRequest {
-    /// As on the wire: an operation of the client may need several.
+    /// The command on the wire; an operation of the client may need several commands.
     pub command: Opcode,
-    /// The first key that it names, cut to 96 bytes; that of the request before for a command without key.
+    /// The first key of the request, cut to 96 bytes; for a command without keys, the key of the previous request.
     pub key: Box<[u8]>,
     /// Whether the key is cut.
     pub is_key_cut: bool,
-    /// The number of keys that it names.
+    /// The number of keys in the request.
     pub key_count: usize,
     /// The number of an ADD, or the world size of a BARRIER; 0 for other commands.
     pub number: i64,
@@ -123,7 +125,7 @@ pub struct LastRequest {
 /// A wait that the server has not answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PendingWait {
-    /// WAIT, BARRIER, WAIT_GET, WAIT_CHANGE or QUEUE_TAKE.
+    /// The command: WAIT, BARRIER, WAIT_GET, WAIT_CHANGE or QUEUE_TAKE.
     pub command: Opcode,
     /// When it arrived, since the server's start.
     pub since: Duration,
@@ -136,9 +138,9 @@ pub struct PendingWait {
 /// When and why a connection closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Closed {
-    /// When, since the server's start.
+    /// When the connection closed, since the server's start.
     pub at: Duration,
-    /// Why.
+    /// Why the connection closed.
     pub reason: CloseReason,
 }
 
@@ -146,9 +148,9 @@ pub struct Closed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CloseReason {
-    /// The peer closed it, in order.
+    /// The peer closed the connection in order.
     Peer,
-    /// The system reported an error: a reset, a timeout.
+    /// The system reported an error, for example a reset or a timeout.
     Failed,
     /// The server refused a request or the handshake was too late.
     Refused,
@@ -158,7 +160,7 @@ pub enum CloseReason {
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeyRecord {
-    /// The key as on the wire, so with the `/` that clients put first.
+    /// The key on the wire, including the `/` that clients put first.
     pub key: Box<[u8]>,
     /// The first bytes of the value, at most 256. For decoding by shape only.
     pub value_head: Box<[u8]>,
@@ -170,12 +172,12 @@ pub struct KeyRecord {
     pub written: Duration,
     /// The connection that wrote the current value.
     pub writer: ConnectionId,
-    /// The value before: its number, its writer, and when it was written. `None` for the first value.
+    /// The previous value: its number, its writer, and when it was written. `None` for the first value.
     pub previous: Option<(Version, ConnectionId, Duration)>,
 }
 
 impl KeyRecord {
-    /// A key that was written once.
+    /// Creates the record of a key that was written once.
     #[must_use]
     pub fn new(
         key: &[u8],
@@ -230,10 +232,11 @@ pub struct GroupRecord {
     pub status: Arc<dyn Any + Send + Sync>,
 }
 
-/// What a launcher has announced about its workers (docs/spec/wire-extensions.md, ANNOUNCE). The store does not look into it.
+/// A launcher's announcement about its workers (docs/spec/wire-extensions.md, ANNOUNCE). The store does not look into
+/// it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Announcement {
-    /// The connection it came by. Look into [`Snapshot::closed`] for whether it still stands.
+    /// The connection that sent it. [`Snapshot::closed`] shows whether it is still valid.
     pub connection: ConnectionId,
     /// When it arrived, since the server's start.
     pub at: Duration,
@@ -255,7 +258,7 @@ impl std::fmt::Debug for Announcement {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counters {
-    /// Requests by command, in the order of the command bytes; commands that never came are left out.
+    /// Requests by command, in the order of the command bytes; unused commands are omitted.
     pub requests: Vec<(Opcode, u64)>,
     /// Connections that are open.
     pub connections: usize,
@@ -267,7 +270,7 @@ pub struct Counters {
     pub closed_by_failure: u64,
     /// Connections closed because of an invalid request or a late handshake.
     pub closed_by_refusal: u64,
-    /// Connections turned away: a limit was reached.
+    /// Connections turned away because a limit was reached.
     pub rejected: u64,
     /// Connections handed over because they speak HTTP.
     pub handed_over: u64,

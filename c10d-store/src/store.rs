@@ -1,4 +1,4 @@
-//! What a store does itself: the operations of which all others are made, as object-safe traits.
+//! The basic operations of a store, which all other operations are made of, as object-safe traits.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -10,44 +10,44 @@ use crate::compare_set::CompareSet;
 use crate::error::{ErrorContext, Operation, StoreError};
 use crate::known::Known;
 
-/// The default timeout of a store: 300 s, as in PyTorch.
+/// The default timeout of a store: 300 s, like PyTorch.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A key-value store shared by the workers of a training job: the operations that each kind of store provides.
-/// Programs mostly call those of [`StoreExt`](crate::StoreExt), which every store has.
+/// Programs mostly call the methods of [`StoreExt`](crate::StoreExt), which every store has.
 ///
 /// Keys are text, and any bytes with [`key_from_bytes`](crate::key_from_bytes); values are bytes. All methods
 /// may be called from any number of threads, and a call that blocks does not delay others. The behaviour follows
 /// PyTorch's `c10d::Store`.
 ///
-/// **Timeouts** mean the same in every store of this crate: `None` waits indefinitely, and
-/// [`Duration::ZERO`] checks once without waiting. (In PyTorch, zero checks once in TCPStore, and
-/// waits indefinitely in HashStore and FileStore.) A method without one blocks for at most
-/// [`StoreHandle::timeout`].
+/// **Timeouts** mean the same in every store of this crate: `None` waits indefinitely, and [`Duration::ZERO`] checks
+/// once without waiting. (In PyTorch, zero checks once in TCPStore, and waits indefinitely in HashStore and
+/// FileStore.) A method without a timeout argument blocks for at most [`StoreHandle::timeout`].
 ///
 /// **Errors** of all methods: [`StoreError::LimitExceeded`] for a key or value that is too long,
-/// [`StoreError::Closed`] after [`StoreHandle::close`], [`StoreError::Interrupted`], and those of reaching the store:
-/// [`StoreError::ConnectionLost`], [`StoreError::NoReply`], [`StoreError::File`]. A method that writes fails with
-/// [`StoreError::MemoryFull`] at the memory limit of the server. A method that waits for keys fails
-/// with [`StoreError::Timeout`] if one did not appear.
+/// [`StoreError::Closed`] after [`StoreHandle::close`], [`StoreError::Interrupted`], and the errors of reaching the
+/// store: [`StoreError::ConnectionLost`], [`StoreError::NoReply`], [`StoreError::File`]. A method that writes fails
+/// with [`StoreError::MemoryFull`] at the memory limit of the server. A method that waits for keys fails with
+/// [`StoreError::Timeout`] if a key did not appear.
 ///
-/// From [`queue_push_bytes`](Self::queue_push_bytes) on, a store can do without an operation, which then fails with
-/// [`StoreError::Unsupported`].
+/// The methods from [`queue_push_bytes`](Self::queue_push_bytes) on are optional: a store without the operation fails
+/// with [`StoreError::Unsupported`].
 pub trait Store: StoreHandle {
     /// Creates the keys or replaces their values, from left to right, and wakes all calls that wait for them.
     ///
-    /// Over TCP the server sends no reply, unless it can refuse the write and say so: the call returns once the system has accepted
-    /// the bytes. A later operation on the same store sees the write; another client may not see it yet. See
-    /// [writes](crate::StoreExt#writes).
+    /// Over TCP the server sends no reply, unless it can report that it refuses the write: the call returns once the
+    /// system has accepted the bytes. A later operation through the same store observes the write; another client may
+    /// not see it yet. See [writes](crate::StoreExt#writes).
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError>;
 
-    /// Appends `value` to the value of `key`, creating the key if it is missing. Returns as `multi_set` does.
+    /// Appends `value` to the value of `key`, creating the key if it is missing. Returns at the same time as
+    /// `multi_set` would.
     fn append_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError>;
 
     /// Adds `delta` to the number at `key`: see [`StoreExt`](crate::StoreExt#numbers).
     fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError>;
 
-    /// [`StoreExt::compare_set`](crate::StoreExt::compare_set).
+    /// See [`StoreExt::compare_set`](crate::StoreExt::compare_set), which takes any kind of bytes.
     fn compare_set_bytes(
         &self,
         key: &str,
@@ -58,28 +58,28 @@ pub trait Store: StoreHandle {
     /// Removes `key`, and returns whether it existed. (PyTorch's `FileStore` always returns true.)
     fn delete_key(&self, key: &str) -> Result<bool, StoreError>;
 
-    /// The values of all keys, in order, as soon as every one exists.
+    /// Returns the values of all keys, in order, as soon as every key exists.
     fn get_all(&self, keys: &[&str], timeout: Option<Duration>)
     -> Result<Vec<Vec<u8>>, StoreError>;
 
-    /// The value of `key`, or `None` if the key is missing. PyTorch's servers answer a read of a missing key with an
-    /// empty value: there it is also empty if the key is deleted during this call, and if `key` is a queue.
+    /// Returns the value of `key`, or `None` if the key is missing. PyTorch's servers answer a read of a missing key
+    /// with an empty value: there it is also empty if the key is deleted during this call, and if `key` is a queue.
     fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError>;
 
     /// Waits until every key exists.
     fn wait_all(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError>;
 
-    /// Whether every key exists. True for no keys.
+    /// Returns whether every key exists. True for no keys.
     fn check(&self, keys: &[&str]) -> Result<bool, StoreError>;
 
-    /// All keys that have a value, in no particular order. For keys that are not UTF-8 see
+    /// Returns all keys that have a value, in no particular order. For keys that are not UTF-8, see
     /// [`key_to_bytes`](crate::key_to_bytes).
     fn list_keys(&self) -> Result<Vec<String>, StoreError>;
 
-    /// The number of keys with a value in the whole store, including the store's internal keys.
+    /// Returns the number of keys with a value in the whole store, including the store's internal keys.
     fn num_keys(&self) -> Result<u64, StoreError>;
 
-    /// [`StoreExt::barrier`](crate::StoreExt::barrier) with this timeout.
+    /// See [`StoreExt::barrier`](crate::StoreExt::barrier), which this is with an explicit timeout.
     fn meet(
         &self,
         key: &str,
@@ -87,23 +87,25 @@ pub trait Store: StoreHandle {
         timeout: Option<Duration>,
     ) -> Result<(), StoreError>;
 
-    /// [`StoreExt::queue_push`](crate::StoreExt::queue_push).
+    /// See [`StoreExt::queue_push`](crate::StoreExt::queue_push), which takes any kind of bytes.
     fn queue_push_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         let _ = value;
         Err(unsupported(self, Operation::QueuePush, key))
     }
 
-    /// Removes and returns the first element of a queue, and waits for one: see [`StoreExt`](crate::StoreExt#queues).
+    /// Removes and returns the first element of a queue, and waits for an element: see
+    /// [`StoreExt`](crate::StoreExt#queues).
     fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
         Err(unsupported(self, Operation::QueuePop, key))
     }
 
-    /// Removes and returns the first element of a queue, or `None`: see [`StoreExt`](crate::StoreExt#queues).
+    /// Removes and returns the first element of a queue, or `None` if it is empty: see
+    /// [`StoreExt`](crate::StoreExt#queues).
     fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
         Err(unsupported(self, Operation::QueuePop, key))
     }
 
-    /// [`StoreExt::queue_take`](crate::StoreExt::queue_take).
+    /// See [`StoreExt::queue_take`](crate::StoreExt::queue_take), which takes any kind of timeout.
     fn queue_take_all(
         &self,
         key: &str,
@@ -114,12 +116,12 @@ pub trait Store: StoreHandle {
         Err(unsupported(self, Operation::QueueTake, key))
     }
 
-    /// The number of elements in the queue `key`; 0 for a missing queue.
+    /// Returns the number of elements in the queue `key`; 0 for a missing queue.
     fn queue_len(&self, key: &str) -> Result<u64, StoreError> {
         Err(unsupported(self, Operation::QueueLen, key))
     }
 
-    /// [`StoreExt::wait_change`](crate::StoreExt::wait_change).
+    /// See [`StoreExt::wait_change`](crate::StoreExt::wait_change), which takes any kind of timeout.
     fn wait_changed(
         &self,
         key: &str,
@@ -130,8 +132,8 @@ pub trait Store: StoreHandle {
         Err(unsupported(self, Operation::WaitChange, key))
     }
 
-    /// Whether [`wait_change`](crate::StoreExt::wait_change) returns within milliseconds of a change: not on PyTorch's
-    /// servers.
+    /// Returns whether [`wait_change`](crate::StoreExt::wait_change) returns within milliseconds of a change: not on
+    /// PyTorch's servers.
     fn has_prompt_watch(&self) -> bool {
         false
     }
@@ -147,7 +149,7 @@ pub trait Store: StoreHandle {
         Err(unsupported(self, Operation::EndWaits, prefix))
     }
 
-    /// [`StoreExt::set_ephemeral`](crate::StoreExt::set_ephemeral).
+    /// See [`StoreExt::set_ephemeral`](crate::StoreExt::set_ephemeral), which takes any kind of bytes.
     fn set_ephemeral_bytes(
         &self,
         key: &str,
@@ -180,52 +182,53 @@ pub trait Store: StoreHandle {
     }
 }
 
-/// One handle to a store: what it is called, how long its calls may take, and how it ends.
+/// The handle of a store: its label, its timeout, and closing it.
 pub trait StoreHandle: Debug + Send + Sync {
-    /// The store's name in error messages: `TCP store 10.0.0.1:29500`, `hash store`.
+    /// Returns the store's name in error messages: `TCP store 10.0.0.1:29500`, `hash store`.
     fn label(&self) -> String;
 
-    /// `key` with all prefixes of wrappers, as error messages show it.
+    /// Returns `key` with all prefixes of wrappers, which is the form of keys in error messages.
     fn full_key(&self, key: &str) -> String {
         key.to_owned()
     }
 
-    /// The store that this one wraps; `None` if it wraps none. PyTorch's
+    /// Returns the store that this one wraps; `None` if this is not a wrapper. PyTorch's
     /// `PrefixStore.underlying_store`.
     fn underlying_store(&self) -> Option<&dyn Store> {
         None
     }
 
-    /// Fails in a forked child of the process that opened the handle, where all its operations do. Does not block.
+    /// Fails in a forked child of the process that opened the handle, where all its operations fail. Does not block.
     ///
     /// # Errors
-    /// [`StoreError::OtherProcess`].
+    /// [`StoreError::OtherProcess`] in a forked child.
     fn check_process(&self) -> Result<(), StoreError> {
         Ok(())
     }
 
-    /// The default timeout, for operations without a timeout argument; `None` waits indefinitely.
+    /// Returns the default timeout, for operations without a timeout argument; `None` waits indefinitely.
     fn timeout(&self) -> Option<Duration>;
 
     /// Sets the default timeout of later calls on this handle and on every wrapper around it.
     fn set_timeout(&self, timeout: Option<Duration>);
 
-    /// A second, independent handle to the same store, with the same default timeout.
+    /// Creates a second, independent handle to the same store, with the same default timeout.
     ///
     /// # Errors
     /// [`StoreError::Connect`] or [`StoreError::File`] if the store cannot be reached,
     /// [`StoreError::Closed`] after [`close`](Self::close).
     fn clone_store(&self) -> Result<Arc<dyn Store>, StoreError>;
 
-    /// The same handle, whose calls `cancel` ends: those that wait, and others whose answer does not arrive, fail with
-    /// [`StoreError::Interrupted`]. The store stays usable, with another `Cancel`. The calls of this value end as before.
+    /// Returns the same handle whose calls `cancel` interrupts: waiting calls, and calls whose answer does not
+    /// arrive, fail with [`StoreError::Interrupted`]. The store stays usable, with another `Cancel`. Calls of this
+    /// value are not affected.
     ///
-    /// A value that is present, or that arrives at the same time, is returned. Costs no connection.
+    /// A call whose value is present, or arrives at the same time, still returns the value. This needs no connection.
     fn with_cancel(&self, cancel: &Cancel) -> Arc<dyn Store>;
 
-    /// Closes this handle: its calls in progress in other threads fail at once with
-    /// [`StoreError::Closed`], and so do all later ones. The store and its other handles, including
-    /// [clones](Self::clone_store), continue. A wrapper closes the handle that it wraps. Does not block.
+    /// Closes this handle: its calls in progress in other threads fail at once with [`StoreError::Closed`], and so do
+    /// all later calls. The store and its other handles, including [clones](Self::clone_store), continue. A wrapper
+    /// closes the handle that it wraps. Does not block.
     fn close(&self);
 }
 

@@ -1,4 +1,4 @@
-//! The operations that follow from those of [`Store`], for every store.
+//! The operations that follow from the operations of [`Store`], for every store.
 
 use std::time::{Duration, Instant};
 
@@ -9,9 +9,8 @@ use crate::store::{Store, context};
 
 /// The operations of every store, for any kind of bytes (strings, arrays, vectors) and with time limits as
 /// `Duration`, `Option<Duration>` or `None`. Each is one operation of [`Store`], which cannot be generic, so that
-/// `dyn Store` exists. Errors are those of [`Store`] and the
-/// ones that a method names. A method without a time limit that waits does so for at most the default
-/// [`timeout`](crate::StoreHandle::timeout) of the store.
+/// `dyn Store` exists. Errors are the errors of [`Store`] and the errors that a method names. A waiting method
+/// without a time limit waits for at most the default [`timeout`](crate::StoreHandle::timeout) of the store.
 ///
 /// ```
 /// use c10d_store::{HashStore, Store, StoreExt};
@@ -27,15 +26,16 @@ use crate::store::{Store, context};
 ///
 /// # Writes
 ///
-/// What `Ok` of [`set`](Self::set), [`append`](Self::append), [`queue_push`](Self::queue_push) and [`Store::multi_set`] means for a
-/// TCP store depends on its server:
+/// The meaning of `Ok` from [`set`](Self::set), [`append`](Self::append), [`queue_push`](Self::queue_push) and
+/// [`Store::multi_set`] for a TCP store depends on its server:
 ///
-/// - A server of this crate with a [memory limit](crate::ServerOptions::memory_max), as `c10d store serve` and `c10d run` start it:
-///   the write was carried out. This costs a round trip. A write for which there is no memory fails with
-///   [`StoreError::MemoryFull`], which has changed nothing, and the store stays usable.
-/// - A server of this crate without a limit: the write was sent. The server refuses none because of its memory.
-/// - PyTorch's server: the write was sent. If the server refuses it, it closes the connection, and the next call fails with
-///   [`StoreError::ConnectionLost`]: the write is lost. So does release 0.2 of this crate, also after it has taken over a store in etcd.
+/// - A server of this crate with a [memory limit](crate::ServerOptions::memory_max), such as a server of
+///   `c10d store serve` or `c10d run`: the write was carried out. This costs a round trip. A write for which there is
+///   no memory fails with [`StoreError::MemoryFull`], which has changed nothing, and the store stays usable.
+/// - A server of this crate without a limit: the write was sent. The server refuses no write because of its memory.
+/// - PyTorch's server: the write was sent. If the server refuses it, it closes the connection, and the next call
+///   fails with [`StoreError::ConnectionLost`]: the write is lost. Release 0.2 of this crate does the same, even
+///   after it has taken over a store in etcd.
 /// - Any server, for a store that [reconnects](crate::TcpStoreOptions::with_reconnect): the write was carried out.
 ///
 /// A later call on the same handle, such as [`Store::check`] of no keys, sees the write if it succeeds.
@@ -75,28 +75,28 @@ use crate::store::{Store, context};
 /// [`StoreError::InvalidArgument`] for an empty prefix, [`StoreError::LimitExceeded`] if 4096 prefixes are deleted
 /// later.
 ///
-/// [`Store::end_waits`] ends all calls, of all clients, that wait for a key, a barrier or a queue whose name begins
-/// with `prefix`: they fail at once with [`StoreError::WaitEnded`], and calls of PyTorch's clients fail with a `DistStoreError`. Returns the
-/// number of calls. The stores stay usable. An arrival at a barrier stays counted.
+/// [`Store::end_waits`] fails all calls, of all clients, that wait for a key, a barrier or a queue whose name begins
+/// with `prefix`: they return at once with [`StoreError::WaitEnded`], and calls of PyTorch's clients fail with a
+/// `DistStoreError`. Returns the number of calls. The stores stay usable. An arrival at a barrier stays counted.
 ///
 /// A call that starts later waits. A call also waits if it gives way to other calls of its process at that moment, or
-/// if its server lacks this operation: change a value that the call reads, too, if it must not miss the end.
+/// if its server lacks this operation: if it must not miss the end, also change a value that the call reads.
 ///
 /// It fails with [`StoreError::Unsupported`] on other stores than TCP stores with a server of this crate.
 ///
 /// # Ephemeral keys
 ///
-/// [`Store::keep_alive`] reports that this process is alive. From now on its [ephemeral keys](Self::set_ephemeral) also
-/// expire when it sets no such key and reports nothing for `silence_max`, which the server detects within 250 ms; `None` for no such
-/// limit. So call it at least three times as often. Returns `false` if its keys have expired by silence, or with their
-/// connection, since the last report: then set them again.
+/// [`Store::keep_alive`] reports that this process is alive. From now on its [ephemeral keys](Self::set_ephemeral)
+/// also expire when it sets no such key and reports nothing for `silence_max`, which the server detects within 250
+/// ms; `None` for no such limit. Call it at least three times in each `silence_max`. Returns `false` if its keys have
+/// expired by silence, or with their connection, since the last report: then set them again.
 ///
-/// It fails as [`set_ephemeral`](Self::set_ephemeral).
+/// It fails with the errors of [`set_ephemeral`](Self::set_ephemeral).
 pub trait StoreExt: Store {
     /// Creates `key` or replaces its value: [`Store::multi_set`] of one pair.
     ///
     /// # Errors
-    /// As [`Store`]; what `Ok` means depends on the server, see [writes](Self#writes).
+    /// The errors of [`Store`]; the meaning of `Ok` depends on the server, see [writes](Self#writes).
     fn set(&self, key: &str, value: impl AsRef<[u8]>) -> Result<(), StoreError> {
         self.multi_set(&[(key, value.as_ref())])
     }
@@ -104,7 +104,7 @@ pub trait StoreExt: Store {
     /// Appends `value` to the value of `key`, creating the key if it is missing.
     ///
     /// # Errors
-    /// As [`Store`]; what `Ok` means depends on the server, see [writes](Self#writes).
+    /// The errors of [`Store`]; the meaning of `Ok` depends on the server, see [writes](Self#writes).
     fn append(&self, key: &str, value: impl AsRef<[u8]>) -> Result<(), StoreError> {
         self.append_bytes(key, value.as_ref())
     }
@@ -126,7 +126,7 @@ pub trait StoreExt: Store {
     /// ```
     ///
     /// # Errors
-    /// As [`Store`], [`StoreError::MemoryFull`] included.
+    /// The errors of [`Store`], including [`StoreError::MemoryFull`].
     fn compare_set(
         &self,
         key: &str,
@@ -136,7 +136,7 @@ pub trait StoreExt: Store {
         self.compare_set_bytes(key, expected.as_ref(), desired.as_ref())
     }
 
-    /// The value of `key`. Waits until the key exists.
+    /// Returns the value of `key`. Waits until the key exists, for at most the store's timeout.
     ///
     /// # Errors
     /// [`StoreError::Timeout`] if the key did not appear.
@@ -144,7 +144,7 @@ pub trait StoreExt: Store {
         self.get_timeout(key, self.timeout())
     }
 
-    /// The value of `key`. Waits until the key exists, for at most `timeout`.
+    /// Returns the value of `key`. Waits until the key exists, for at most `timeout`.
     ///
     /// # Errors
     /// [`StoreError::Timeout`] if the key did not appear.
@@ -157,7 +157,7 @@ pub trait StoreExt: Store {
         Ok(values.pop().unwrap_or_default())
     }
 
-    /// The values of all `keys`, in order. Waits until every key exists.
+    /// Returns the values of all `keys`, in order. Waits until every key exists, for at most the store's timeout.
     ///
     /// # Errors
     /// [`StoreError::Timeout`] if a key did not appear.
@@ -165,7 +165,7 @@ pub trait StoreExt: Store {
         self.get_all(keys, self.timeout())
     }
 
-    /// The values of all `keys`, in order. Waits until every key exists, for at most `timeout`.
+    /// Returns the values of all `keys`, in order. Waits until every key exists, for at most `timeout`.
     ///
     /// # Errors
     /// [`StoreError::Timeout`] if a key did not appear.
@@ -177,7 +177,7 @@ pub trait StoreExt: Store {
         self.get_all(keys, timeout.into())
     }
 
-    /// Waits until every key exists.
+    /// Waits until every key exists, for at most the store's timeout.
     ///
     /// # Errors
     /// [`StoreError::Timeout`] if a key did not appear.
@@ -197,8 +197,8 @@ pub trait StoreExt: Store {
         self.wait_all(keys, timeout.into())
     }
 
-    /// Waits until the value of `key` differs from what is `known`, for at most `timeout`, and returns
-    /// it. Returns at once if it differs already. Waits for a missing key.
+    /// Waits until the value of `key` differs from the `known` value, for at most `timeout`, and returns it. Returns
+    /// at once if it already differs. Waits for a missing key.
     ///
     /// A value that changes and changes back between two checks can go unnoticed, more so where the store has no
     /// [prompt watch](Store::has_prompt_watch).
@@ -237,12 +237,12 @@ pub trait StoreExt: Store {
     /// Appends `value` to the queue `key`.
     ///
     /// # Errors
-    /// As [`Store`]; what `Ok` means depends on the server, see [writes](Self#writes).
+    /// The errors of [`Store`]; the meaning of `Ok` depends on the server, see [writes](Self#writes).
     fn queue_push(&self, key: &str, value: impl AsRef<[u8]>) -> Result<(), StoreError> {
         self.queue_push_bytes(key, value.as_ref())
     }
 
-    /// As [`queue_pop`](Store::queue_pop), but waits for at most `timeout`.
+    /// Removes and returns the first element of the queue `key`. Waits for an element, for at most `timeout`.
     ///
     /// ```
     /// use std::time::Duration;
@@ -262,7 +262,8 @@ pub trait StoreExt: Store {
     /// ```
     ///
     /// # Errors
-    /// As `queue_pop`; with a timeout of zero [`StoreError::QueueEmpty`] if the queue is empty.
+    /// The errors of [`queue_pop`](Store::queue_pop); with a timeout of zero [`StoreError::QueueEmpty`] if the queue
+    /// is empty.
     fn queue_pop_timeout(
         &self,
         key: &str,
@@ -275,9 +276,9 @@ pub trait StoreExt: Store {
         })
     }
 
-    /// Removes and returns elements from the head of the queue `key`, at least one and at most `max`. Waits
-    /// for one, for at most `timeout`; with a timeout of zero the result may be empty. Other workers may get
-    /// the elements in between only where the store takes one at a time: on PyTorch's servers.
+    /// Removes and returns elements from the head of the queue `key`, at least one and at most `max`. Waits for an
+    /// element, for at most `timeout`; with a timeout of zero the result may be empty. Other workers may get the
+    /// elements in between only where the store takes one at a time: on PyTorch's servers.
     ///
     /// A server may return fewer elements than it has: at most 4 MiB at once, or one.
     ///
@@ -310,17 +311,19 @@ pub trait StoreExt: Store {
         self.queue_take_all(key, max, timeout.into())
     }
 
-    /// Writes the value of `key` and owns it, or returns the value that is there and not this handle's: a lock, the
-    /// election of a leader, or a record that is written once. The key lives as long as its owner. When the process ends,
-    /// the store is closed or dropped, or its connection breaks, the server deletes the key at once. If there is a `will`,
-    /// a key and a value, it writes that too; its key may be the same one, whose value then stays. Calls that wait for it
-    /// return. All keys of an owner end in one step.
+    /// Writes the value of `key` and owns it, or returns the present value if another owner wrote it. Use it for a
+    /// lock, the election of a leader, or a record that is written once. The key lives as long as its owner. When the
+    /// process exits, the store is closed or dropped, or its connection breaks, the server deletes the key at once.
+    /// If there is a `will`, a key and a value, the server also writes the will. The key of the will may be `key`
+    /// itself, which then keeps the value of the will. Calls that wait for the will's key return. All keys of an
+    /// owner expire in one step.
     ///
-    /// The owner may set its keys again, with another value and another will. [`Store::delete_key`] by any client ends a
-    /// key without its will; other writes change its value only. A store owns at most 1024 keys. Its clones own others.
+    /// The owner may set its keys again, with another value and another will. [`Store::delete_key`] by any client
+    /// deletes a key without writing its will; other writes change its value only. A store owns at most 1024 keys.
+    /// Its clones own separate keys.
     ///
-    /// A TCP store opens one connection more for its first key. If an owner survives the loss of its connection,
-    /// because a call failed with an unknown outcome, its keys may have ended, and it has to set them again.
+    /// A TCP store opens another connection for its first key. If an owner survives the loss of its connection,
+    /// because a call failed with an unknown outcome, its keys may have expired, and it must set them again.
     ///
     /// ```
     /// use c10d_store::{ServerOptions, Store, StoreExt, TcpStore, TcpStoreServer};
@@ -353,9 +356,8 @@ pub trait StoreExt: Store {
 
     /// Waits until `world_size` workers have arrived at the barrier `key`.
     ///
-    /// A key works once: a completed barrier stays open. An arrival that timed out stays counted.
-    /// Workers that use a [`PrefixStore`](crate::PrefixStore) and workers that use the TCP store itself
-    /// do not meet, as in PyTorch.
+    /// A key works once: a completed barrier stays open. An arrival that timed out stays counted. Workers that use a
+    /// [`PrefixStore`](crate::PrefixStore) and workers that use the TCP store itself do not meet, like in PyTorch.
     ///
     /// # Errors
     /// [`StoreError::BarrierTimeout`] if not all workers arrived in time, [`StoreError::NotANumber`] if the key has a
@@ -364,10 +366,11 @@ pub trait StoreExt: Store {
         self.meet(key, world_size, self.timeout())
     }
 
-    /// As [`barrier`](Self::barrier), but waits for at most `timeout`.
+    /// Waits until `world_size` workers have arrived at the barrier `key`, for at most `timeout`: see
+    /// [`barrier`](Self::barrier).
     ///
     /// # Errors
-    /// As [`barrier`](Self::barrier).
+    /// The errors of [`barrier`](Self::barrier).
     fn barrier_timeout(
         &self,
         key: &str,

@@ -47,8 +47,8 @@ impl Value {
         })
     }
 
-    /// Takes bytes that thousands of connections are sent at a time: also shorter ones are shared, of which a relay gets one
-    /// copy for all of its ranks.
+    /// Takes bytes that are sent to thousands of connections at a time. Shorter bytes are shared as well, and a relay
+    /// gets one copy of shared bytes for all of its ranks.
     #[must_use]
     pub fn to_many(bytes: Vec<u8>) -> Self {
         if bytes.len() < SHARED_BY_MANY_BYTES_MIN {
@@ -74,7 +74,7 @@ impl Value {
         }
     }
 
-    /// The allocation and offset of a long value; `None` for a short one.
+    /// The allocation and offset of a long value; `None` for a short value.
     pub(crate) fn shared(&self) -> Option<(&Arc<Vec<u8>>, usize)> {
         match &self.0 {
             Repr::Short(_) => None,

@@ -1,10 +1,10 @@
-//! The wire format, sessions, the raw requests of many clients, and what a journal keeps: for c10d-relay, c10d-inspect,
-//! c10d-journal, benchmarks and tests of this repository, in the same version. **Any release may change or remove these
-//! items.**
+//! The wire format, sessions, the raw requests of many clients, and the content of a journal: for c10d-relay,
+//! c10d-inspect, c10d-journal, benchmarks and tests of this repository, in the same version. **Any release may change
+//! or remove these items.**
 //!
-//! The relay could be a feature of this crate instead, and these items private. It is a crate because programs that only
-//! use a store would then compile its event loop whenever any crate of their build has one, as features add up; and
-//! because a crate of its own cannot reach into the server, which keeps the relay a client like any other.
+//! The relay could be a feature of this crate instead, and these items private. It is a crate because programs that
+//! only use a store would then compile its event loop whenever any crate of their build has one, because features add
+//! up; and because a separate crate cannot reach into the server, which keeps the relay a client like any other.
 
 pub use crate::at_leader::{NotReached, at_leader};
 pub use crate::client::{Closer, SILENCE_MAX, SessionDialer, SessionLink};

@@ -7,8 +7,8 @@ use crate::error::{ErrorContext, StoreError};
 
 /// The sum of `add`, or `None` if the current value is not a number. Overflow wraps.
 ///
-/// A missing or empty value counts as 0, as in PyTorch's local stores. (The TCP server refuses an
-/// empty value, as PyTorch's does.)
+/// A missing or empty value counts as 0, like in PyTorch's local stores. (The TCP server refuses an empty value, like
+/// PyTorch's server.)
 pub(crate) fn sum(present: Option<&[u8]>, delta: i64) -> Option<i64> {
     let present = match present {
         None | Some([]) => 0,
@@ -23,8 +23,8 @@ pub(crate) fn is_expected(present: Option<&[u8]>, expected: &[u8]) -> bool {
     present.unwrap_or_default() == expected
 }
 
-/// The result of a `compare_set` that did not write: the current value, or for a missing key the
-/// expected one, as in PyTorch.
+/// The result of a `compare_set` that did not write: the current value, or for a missing key the expected value, like
+/// in PyTorch.
 pub(crate) fn refusal<'a>(present: Option<&'a [u8]>, expected: &'a [u8]) -> &'a [u8] {
     present.unwrap_or(expected)
 }

@@ -1,5 +1,5 @@
-//! Tests how many file descriptors a connection uses. The test counts those of its whole process, so it
-//! needs its own process.
+//! Tests how many file descriptors a connection uses. The test counts the descriptors of its whole process, so it
+//! needs a separate process.
 #![cfg(target_os = "linux")]
 
 use std::fs;
@@ -46,7 +46,7 @@ fn a_connection_uses_a_socket_a_poller_and_a_waker_for_long_waits() {
     let stores: Vec<Arc<TcpStore>> = (0..5)
         .map(|_| Arc::new(TcpStore::connect("127.0.0.1", port).unwrap()))
         .collect();
-    // The server's end of each connection is a socket of this process too.
+    // The server's end of each connection is also a socket of this process.
     wait_until("five connections", || count("socket") == sockets + 2 * 5);
     assert_eq!(total(), before + 3 * 5, "{:?}", descriptors());
 

@@ -1,4 +1,5 @@
-//! What idle connections cost a server, which runs in a process of its own: this binary again, with [`CHILD`] set.
+//! The memory that idle connections cost a server, which runs in a separate process: this binary again, with
+//! [`CHILD`] set.
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
 use std::env;
@@ -55,8 +56,8 @@ fn anonymous_bytes(process: u32) -> u64 {
     kib.parse::<u64>().expect("a number") << 10
 }
 
-/// Connects, with the handshake and an ADD, as a rank does. From several addresses: the search for a free port of one
-/// takes long beyond 14,000.
+/// Connects like a rank, with the handshake and an ADD. Uses several addresses, because the search for a free port of
+/// one address takes long beyond 14,000.
 fn join(index: u64, port: u16) -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
     let from = Ipv4Addr::new(127, 0, 0, 1 + (index / 4000) as u8);
@@ -78,7 +79,7 @@ fn join(index: u64, port: u16) -> TcpStream {
     stream
 }
 
-/// All wait for a key, as at a barrier, until it is set.
+/// All ranks wait for a key, like at a barrier, until it is set.
 fn meet(ranks: &mut [TcpStream], key: &str) {
     let (last, others) = ranks.split_last_mut().expect("some ranks");
     for rank in &mut *others {
@@ -115,7 +116,7 @@ fn an_idle_connection_costs_at_most_768_bytes() {
     let port = port.expect("the server listens");
     drop(join(0, port));
     let before = anonymous_bytes(process.id());
-    // What the server frees after its last reply counts as freed.
+    // Memory that the server frees after its last reply counts as freed.
     let check = |what: &str| {
         let each = || anonymous_bytes(process.id()).saturating_sub(before) / count;
         let deadline = Instant::now() + LONG;

@@ -1,4 +1,4 @@
-//! What a server's process does with the memory of removed keys. A process of its own, since it measures the process.
+//! The memory of removed keys in a server's process. It is a separate test binary, because it measures the process.
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
 use std::io::{Read, Write};
@@ -72,7 +72,7 @@ fn memory_of_removed_keys_is_returned_to_the_system() {
     let value = vec![b'x'; 1 << 20];
     let before = resident_kib();
     for_each_key(&mut socket, (512, 1), 8, |request, key| {
-        // The reply to the ADD comes when the value is set.
+        // The reply to the ADD arrives when the value is set.
         request.opcode(Opcode::Set).user_key(key).value(&value);
         request.opcode(Opcode::Add).user_key("count").i64(1);
     });
@@ -84,8 +84,8 @@ fn memory_of_removed_keys_is_returned_to_the_system() {
     until_released(before, full);
 }
 
-/// Waits until three quarters of what was added to `before` are returned: glibc keeps up to 64 MiB at the end of a thread's
-/// heap. The last reply precedes the last release.
+/// Waits until three quarters of the memory added to `before` are returned: glibc keeps up to 64 MiB at the end of a
+/// thread's heap. The last reply precedes the last release.
 fn until_released(before: usize, full: usize) {
     let grown = full - before;
     let deadline = Instant::now() + LONG;

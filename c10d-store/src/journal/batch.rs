@@ -74,12 +74,12 @@ pub enum Effect<'a> {
     /// The names with this prefix are deleted after this delay, which starts again with the server. A delay of 0
     /// cancels the deletion.
     Schedule { prefix: &'a [u8], delay_millis: u32 },
-    /// The state of a group of members, from which a restarted server continues (docs/spec/wire-extensions.md,
+    /// The state that a restarted server needs to continue a group of members (docs/spec/wire-extensions.md,
     /// MEMBERSHIP); empty if the group was removed.
     Group { group: &'a [u8], bytes: &'a [u8] },
     /// A session begins. Its peer can send requests again after a restart (docs/spec/wire-extensions.md, SESSION 12).
     BeginSession { session: &'a [u8], keep_millis: u32 },
-    /// The session ends, with its clients.
+    /// This session and its clients have ended.
     EndSession { session: &'a [u8] },
     /// A request of a client was carried out.
     Executed {

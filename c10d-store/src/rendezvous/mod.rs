@@ -40,7 +40,7 @@ pub struct Rendezvous {
 /// | URL | store | rank and world size |
 /// |---|---|---|
 /// | `tcp://HOST:PORT?rank=R&world_size=W` | [`TcpStore`]; rank 0 hosts it | from the query |
-/// | `env://` | the same, at `MASTER_ADDR` and `MASTER_PORT` | from the query, else `RANK` and `WORLD_SIZE` |
+/// | `env://` | the same, at `MASTER_ADDR` and `MASTER_PORT` | from the query, otherwise `RANK` and `WORLD_SIZE` |
 /// | `file:///PATH?rank=R&world_size=W` | [`FileStore`] | from the query |
 ///
 /// ```

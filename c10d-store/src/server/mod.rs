@@ -51,8 +51,8 @@ use recover::OpenJournal;
 /// It has one thread, `c10d-store`, which [`shutdown`](Self::shutdown) and `Drop` stop. They close all
 /// connections, so that waiting clients get an error instead of hanging.
 ///
-/// A server belongs to the process that started it. To a forked child it is a server that has stopped, without
-/// connections: nothing that the child does with it, dropping it included, has an effect.
+/// A server belongs to the process that started it. In a forked child it is a stopped server without connections:
+/// using or dropping it there has no effect on the parent.
 ///
 /// PyTorch's protocol has no authentication and no encryption: anyone who reaches the port can read and write
 /// everything. Listen on an address of the cluster's own network, or give the server a secret (feature `tls`,
@@ -114,14 +114,14 @@ impl TcpStoreServer {
         Self::serve(result?, options)
     }
 
-    /// Serves one store on bound sockets, which are set up as by [`c10d_socket::adopt_listener`]. Does
-    /// not block, except to read a journal: 1,000,000 keys take about a second.
+    /// Serves one store on bound sockets, which are set up like by [`c10d_socket::adopt_listener`]. Does not block,
+    /// except to read a journal: 1,000,000 keys take about a second.
     ///
     /// # Errors
-    /// [`StoreError::Journal`] if the journal cannot be read,
-    /// [`StoreError::Listen`] if a socket cannot listen, [`StoreError::Server`] if there is none, the
-    /// system has no thread or descriptor left, or [`c10d_socket::check_own_user`] fails and plain connections of
-    /// that user are to be served, [`StoreError::Credentials`] if they cannot be used.
+    /// [`StoreError::Journal`] if the journal cannot be read, [`StoreError::Listen`] if a socket cannot listen,
+    /// [`StoreError::Server`] if there is no socket, the system has no thread or descriptor left, or
+    /// [`c10d_socket::check_own_user`] fails and plain connections of that user are to be served,
+    /// [`StoreError::Credentials`] if the credentials cannot be used.
     pub fn serve(listeners: Vec<TcpListener>, options: ServerOptions) -> Result<Self, StoreError> {
         let journal = match &options.journal {
             None => ServedJournal::None,
@@ -134,13 +134,14 @@ impl TcpStoreServer {
         Self::serve_with(journal, listeners, options)
     }
 
-    /// As [`serve`](Self::serve), but does not block: the journal is read in the background. Of an engine that several
-    /// processes share, that ends once this process leads, perhaps days later. Until then the server stands by: it closes the
-    /// connections of clients, and hands over those that speak HTTP; observers get
-    /// [`SnapshotError::StandsBy`]. If the journal cannot be read, the server stops, as if it had failed later.
+    /// Like [`serve`](Self::serve), but does not block: the journal is read in the background. If several processes
+    /// share the engine, this continues until this process becomes the leader, which can take days. Until then the
+    /// server is a standby: it closes the connections of clients, and hands over connections that speak HTTP;
+    /// observers get [`SnapshotError::StandsBy`]. If the journal cannot be read, the server stops, like after a later
+    /// failure.
     ///
     /// # Errors
-    /// As [`serve`](Self::serve), except for the journal.
+    /// The errors of [`serve`](Self::serve), except for the journal.
     pub fn stand_by(
         listeners: Vec<TcpListener>,
         options: ServerOptions,
@@ -217,20 +218,20 @@ impl TcpStoreServer {
         })
     }
 
-    /// The address that the server listens on; the first one if there are several.
+    /// Returns the address that the server listens on; the first address if there are several.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addrs[0]
     }
 
-    /// All addresses that the server listens on.
+    /// Returns all addresses that the server listens on.
     #[must_use]
     pub fn local_addrs(&self) -> &[SocketAddr] {
         &self.local_addrs
     }
 
     /// Returns the address of this host at which the first client of another host has reached the server, or `None`
-    /// without such a client. A peer that did not complete the handshake is no client. Does not block.
+    /// without such a client. A peer that did not complete the handshake is not a client. Does not block.
     #[must_use]
     pub fn reached_at(&self) -> Option<IpAddr> {
         self.running()?.counts.reached_at.get().copied()
@@ -244,29 +245,29 @@ impl TcpStoreServer {
         running.map_or_else(Vec::new, |running| running.counts.peers().clone())
     }
 
-    /// Whether the server [stands by](Self::stand_by): it does not serve the store yet.
+    /// Returns whether the server is a [standby](Self::stand_by): it does not serve the store yet.
     #[must_use]
     pub fn is_standby(&self) -> bool {
         self.running()
             .is_some_and(|running| running.counts.is_standby.load(Ordering::Acquire))
     }
 
-    /// Whether the server's thread is running. It runs until the server is dropped, unless a system call or the
-    /// journal failed, which is logged: long-running hosts may check this from time to time.
+    /// Returns whether the server's thread is running. It runs until the server is dropped, unless a system call or
+    /// the journal failed, which is logged: long-running hosts may check this from time to time.
     #[must_use]
     pub fn is_running(&self) -> bool {
         let thread = self.running().and_then(|running| running.thread.as_ref());
         thread.is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Why the server has stopped by itself: its journal failed, so that it can keep nothing more and has closed all
-    /// connections without a word. `None` while it runs, and if it stopped for another reason.
+    /// Returns the journal error that stopped the server, or `None` while it runs, and if it stopped for another
+    /// reason. After such an error, the server can no longer persist writes, and has closed all connections.
     #[must_use]
     pub fn journal_failure(&self) -> Option<&JournalError> {
         self.running()?.counts.journal_failure.get()
     }
 
-    /// The number of connections, including those that have not completed the handshake. A host can
+    /// Returns the number of connections, including connections that have not completed the handshake. A host can
     /// wait until its clients have disconnected before it stops.
     #[must_use]
     pub fn connection_count(&self) -> usize {
@@ -276,39 +277,38 @@ impl TcpStoreServer {
         })
     }
 
-    /// The number of connections that wait for a key, a barrier or an element of a queue.
+    /// Returns the number of connections that wait for a key, a barrier or an element of a queue.
     #[must_use]
     pub fn waiting_count(&self) -> usize {
         let running = self.running();
         running.map_or(0, |running| running.counts.waiting.load(Ordering::Acquire))
     }
 
-    /// Limits the memory of the store's data from now on, as
-    /// [`ServerOptions::with_memory_max`] does from the start: for launchers, which do not start the server themselves.
-    /// 0 for no limit. Does not block.
+    /// Limits the memory of the store's data from now on, in bytes: for launchers, which do not start the server
+    /// themselves. The limit has the meaning of [`ServerOptions::with_memory_max`]; 0 is no limit. Does not block.
     pub fn set_memory_max(&self, bytes: usize) {
         if let Some(running) = self.running() {
             running.counts.memory_max.store(bytes, Ordering::Release);
         }
     }
 
-    /// The most memory of the store's data in bytes; `None` for no limit.
+    /// Returns the most memory of the store's data in bytes; `None` for no limit.
     #[must_use]
     pub fn memory_max(&self) -> Option<usize> {
         let memory_max = self.running()?.counts.memory_max.load(Ordering::Acquire);
         Some(memory_max).filter(|bytes| *bytes > 0)
     }
 
-    /// Reads what the server knows about its connections and keys.
+    /// Returns an observer, which reads the state of the server's connections and keys.
     #[must_use]
     pub fn observer(&self) -> StoreObserver {
         self.running.get_anywhere().observer.clone()
     }
 
-    /// Installs the handler of connections that speak HTTP, in place of an earlier one. Without a handler they
-    /// are refused, as any other protocol. A connection that is handed over no longer counts as one of the
-    /// server's, and has none of its limits: the server neither reads it again nor closes it when it stops. A server
-    /// with credentials hands it over too: the handler decides what to show to whom.
+    /// Installs the handler of connections that speak HTTP, replacing an earlier handler. Without a handler they are
+    /// refused, like any other protocol. A connection that was handed over no longer counts as the server's
+    /// connection, and is not subject to its limits: the server neither reads it again nor closes it when it stops. A
+    /// server with credentials hands connections over as well: the handler decides which client may see which page.
     ///
     /// The handler is dropped with the server and its thread, or when it is replaced. Does not block.
     pub fn set_http_handler(&self, handler: Arc<dyn HttpHandler>) {

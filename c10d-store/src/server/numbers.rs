@@ -21,13 +21,13 @@ pub(super) struct Numbers {
     /// The next request that can wait was sent to an earlier server, or waited for this one, which has accepted the session
     /// at this time.
     resent: Option<(ResentWait, Moment)>,
-    /// The last request with a reply. One without a reply is sent again until a later one has its.
+    /// The last request with a reply. A request without a reply is sent again until a later request has a reply.
     replied: u32,
     /// Up to this request the peer has its replies, and sends none again.
     answered: u32,
     /// With the reply to this request, the stream had this length.
     handed: Option<(u32, u64)>,
-    /// The last request of which the peer was told that it is done.
+    /// The last request that was reported to the peer as done.
     told: u32,
     /// Since the peer was last told that requests are done, by a reply or by DONE. They stay while a request has arrived in
     /// part, to which some of the bytes belong.
@@ -108,7 +108,7 @@ impl Numbers {
         }
     }
 
-    /// The peer is told that the requests up to this one are done; the stream has this length then.
+    /// The requests up to this one are reported to the peer as done; at that moment, the stream has this length.
     pub(super) fn hand(&mut self, request: u32, length: u64) {
         if self.handed.is_none() && request > self.answered {
             self.handed = Some((request, length));
@@ -125,8 +125,8 @@ impl Numbers {
         self.undone_bytes >= UNDONE_BYTES_MAX || self.undone_requests >= UNDONE_REQUESTS_MAX
     }
 
-    /// The request of which the peer should be told that it is done, with those before it. With `is_between`, no request
-    /// has arrived in part.
+    /// Returns the request to report to the peer as done, together with the requests before it. With `is_between`, no
+    /// request has arrived in part.
     pub(super) fn take_done(&mut self, is_waiting: bool, is_between: bool) -> Option<u32> {
         let request = self.settled(is_waiting);
         if !self.is_due() || request <= self.told.max(self.answered) {
@@ -144,7 +144,7 @@ impl Numbers {
         }
     }
 
-    /// The last request before one that waits, or of all.
+    /// The last request before a request that waits, or of all requests.
     const fn settled(&self, is_waiting: bool) -> u32 {
         if is_waiting {
             self.wait_request.wrapping_sub(1)

@@ -1,4 +1,4 @@
-//! Asks the server's thread for snapshots and totals, from other threads.
+//! Requests snapshots and totals from the server's thread, on behalf of other threads.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,26 +10,10 @@ use c10d_socket::{Deadline, OtherProcess, ProcessBound};
 use crate::snapshot::{Counters, Snapshot};
 use crate::state::Image;
 
-/// Reads what a server knows about its connections and keys, without delaying its clients.
+/// Reads the state of a server's connections and keys, without delaying its clients.
 ///
 /// Clones share the server. An observer does not keep the server running.
 ///
-/// ```
-/// use std::time::Duration;
-///
-/// use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
-///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default())?;
-/// let store = TcpStore::connect("127.0.0.1", server.local_addr().port())?;
-/// assert_eq!(store.add("arrived", 1)?, 1);
-///
-/// let snapshot = server.observer().snapshot(Duration::from_secs(5))?;
-/// let key = &snapshot.keys[0];
-/// assert_eq!(&*key.key, b"/arrived");
-/// assert_eq!(key.writer, snapshot.connections[0].id);
-/// # Ok(())
-/// # }
 /// ```
 #[derive(Debug, Clone)]
 pub struct StoreObserver(ProcessBound<Observer>);
@@ -46,7 +30,7 @@ struct Observer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SnapshotError {
-    /// A forked child asked the server of its parent.
+    /// A forked child used the observer of its parent's server.
     #[error("cannot ask the store server: {0}")]
     OtherProcess(#[from] OtherProcess),
     /// The server has stopped, before the call or during it.
@@ -55,7 +39,7 @@ pub enum SnapshotError {
     /// Another process serves the store, or will: see [`TcpStoreServer::stand_by`](super::TcpStoreServer::stand_by).
     #[error("this server stands by: another one serves the store, or will")]
     StandsBy,
-    /// Another process may have taken over: the server answers nothing until it knows.
+    /// Another process may have taken over: the server answers nothing until it has checked that it still leads.
     #[error("the store server answers nothing until it knows whether another one has taken over")]
     MayBeDeposed,
     /// The server's thread was busy for longer than the timeout.
@@ -67,15 +51,17 @@ pub enum SnapshotError {
 }
 
 impl StoreObserver {
-    /// The state of the server at one moment during this call: what its clients have been told before the call is
-    /// included. Blocks for at most the timeout; `None` for no limit. Calls at the same time share the work.
+    /// Returns the state of the server at one moment during this call, which includes everything that its clients
+    /// have received before the call. Blocks for at most the timeout; `None` for no limit. Calls at the same time
+    /// share the work.
     ///
     /// The server's thread copies the state in slices of less than a millisecond, between the requests of its
     /// clients; the rest of the work happens on the caller's thread. At 16,384 connections and keys that is
     /// about 10 MiB.
     ///
     /// # Errors
-    /// [`SnapshotError::Stopped`] if the server has stopped or stops, and [`SnapshotError::TimedOut`].
+    /// [`SnapshotError::Stopped`] if the server has stopped or stops, and [`SnapshotError::TimedOut`] if its thread
+    /// was busy for longer.
     pub fn snapshot(
         &self,
         timeout: impl Into<Option<Duration>>,
@@ -86,10 +72,11 @@ impl StoreObserver {
         Ok(snapshot)
     }
 
-    /// The totals only, which cost the server microseconds. Blocks for at most the timeout; `None` for no limit.
+    /// Returns only the totals, which cost the server microseconds. Blocks for at most the timeout; `None` for no
+    /// limit.
     ///
     /// # Errors
-    /// As [`snapshot`](Self::snapshot).
+    /// The errors of [`snapshot`](Self::snapshot).
     pub fn counters(
         &self,
         timeout: impl Into<Option<Duration>>,
@@ -155,7 +142,7 @@ pub(super) struct Observed {
     server_time: Duration,
     /// When this turn started, if anybody waits for a snapshot.
     turn_started: Option<Instant>,
-    /// What the snapshot in progress depends on.
+    /// The position on which the snapshot in progress depends.
     current_position: u64,
     /// Answers that wait until what they show is durable, with its position.
     held: VecDeque<(u64, Answer)>,

@@ -53,33 +53,34 @@ impl Default for ServerOptions {
 }
 
 impl ServerOptions {
-    /// The limits on single requests. Default [`WireLimits::default`].
+    /// Returns the limits on single requests. Default [`WireLimits::default`].
     pub const fn limits(&self) -> &WireLimits {
         &self.limits
     }
 
-    /// The most memory for unsent reply bytes of one connection, in bytes; the server closes a connection
-    /// that exceeds it. From 1 MiB the server already stops handling further requests of the peer until
-    /// it reads, and values of 16 KiB and more are sent from the store's memory and do not count. So
-    /// only a listing or a MULTI_GET of very many short values reaches this limit. Default 256 MiB;
-    /// PyTorch has no limit.
+    /// Returns the most memory for unsent reply bytes of one connection, in bytes; the server closes a connection
+    /// that exceeds it. From 1 MiB the server already stops handling further requests of the peer until it reads, and
+    /// values of 16 KiB and more are sent from the store's memory and do not count. So only a listing or a MULTI_GET
+    /// of very many short values reaches this limit. Default 256 MiB; PyTorch has no limit.
     #[must_use]
     pub const fn unsent_bytes_max(&self) -> usize {
         self.unsent_bytes_max
     }
 
-    /// The most memory for keys, values, queues and waits, and what a journal keeps of sessions, in bytes, as the store
-    /// counts it; `None` for no limit, the default, as in PyTorch. Beyond it the server refuses requests that add something: it closes their connections.
-    /// Reads and deletes continue. Unread replies and unfinished requests of all peers together may take what is left, and an
-    /// eighth of the limit more (at least 16 MiB): then the server closes the peers that hold most of it.
+    /// Returns the most memory for keys, values, queues and waits, and for the sessions in a journal, in bytes, as
+    /// the store counts it; `None` for no limit, the default, like PyTorch.
+    ///
+    /// Beyond the limit the server refuses requests that add data: it closes their connections. Reads and deletes
+    /// continue. Unread replies and unfinished requests of all peers together may take the rest, and an eighth of the
+    /// limit more (at least 16 MiB). If they take more, the server closes the peers that hold most of it.
     /// [`recommended_memory_max`](crate::recommended_memory_max) leaves room for that.
     #[must_use]
     pub const fn memory_max(&self) -> Option<usize> {
         self.memory_max
     }
 
-    /// The most connections at a time; the server closes further ones at once. Default 262,144, so that
-    /// in practice the system's limit on open files applies, as in PyTorch.
+    /// Returns the most connections at a time; the server closes further connections at once. Default 262,144, so
+    /// that in practice the system's limit on open files applies, like with PyTorch's servers.
     #[must_use]
     pub const fn connections_max(&self) -> usize {
         self.connections_max
@@ -93,9 +94,9 @@ impl ServerOptions {
         self.session_timeout
     }
 
-    /// The longest time that the server remembers a session (docs/spec/wire-extensions.md, section 9.9) whose connection is
-    /// lost. The client may ask for less. Then the session's clients end as if they had closed their connections.
-    /// Default 10 min.
+    /// Sets the longest time that the server remembers a session (docs/spec/wire-extensions.md, section 9.9) whose
+    /// connection is lost. The client may request less. After that time, the session's clients are considered to have
+    /// closed their connections. Default 10 min.
     pub const fn with_session_timeout(mut self, timeout: Duration) -> Self {
         self.session_timeout = timeout;
         self
@@ -108,22 +109,22 @@ impl ServerOptions {
         self
     }
 
-    /// [`with_credentials`](Self::with_credentials) of a shared secret.
+    /// Sets the credentials to a shared secret: see [`with_credentials`](Self::with_credentials).
     #[cfg(feature = "tls")]
     pub fn with_secret(self, secret: c10d_socket::Secret) -> Self {
         self.with_credentials(secret.into())
     }
 
-    /// A server with [credentials](Self::with_credentials) also serves plain connections over loopback of the user
-    /// that runs it, as [`c10d_socket::loopback_user`] finds out. Default false.
+    /// Sets whether a server with [credentials](Self::with_credentials) also serves plain connections over loopback
+    /// of the user that runs it. [`c10d_socket::loopback_user`] finds out the user. Default false.
     pub const fn with_plain_from_same_user(mut self, plain_from_same_user: bool) -> Self {
         self.plain_from_same_user = plain_from_same_user;
         self
     }
 
-    /// The server's store is the one that this journal has kept, and survives the server: see [`journal`](crate::journal).
-    /// An open journal is for one server: another one with a clone of these options is refused. A [`JournalSource`] opens
-    /// it when the server listens.
+    /// Keeps the store in this journal: the server continues the store of the journal, and the store survives the
+    /// server. See [`journal`](crate::journal). An open journal is for one server: a second server with a clone of
+    /// these options is refused. A [`JournalSource`] opens it when the server listens.
     pub fn with_journal(mut self, journal: impl Into<JournalSource>) -> Self {
         self.journal = Some(journal.into());
         self
@@ -159,9 +160,9 @@ impl ServerOptions {
         self
     }
 
-    /// The time limit for the handshake of a new connection; [`Duration::MAX`] for none. Default 60 s:
-    /// far above the slowest start seen, and short enough to close idle connections of port scanners.
-    /// PyTorch has no limit. A server with [credentials](Self::with_credentials) gives the first byte 5 s of it.
+    /// Sets the time limit for the handshake of a new connection; [`Duration::MAX`] for none. Default 60 s: far above
+    /// the slowest start seen, and short enough to close idle connections of port scanners. PyTorch has no limit. A
+    /// server with [credentials](Self::with_credentials) gives the first byte 5 s of it.
     pub const fn with_handshake_timeout(mut self, timeout: Duration) -> Self {
         self.handshake_timeout = timeout;
         self

@@ -8,8 +8,8 @@
 pub(super) struct SessionMemory {
     /// For unsent replies.
     pub(super) reply_bytes: usize,
-    /// For requests that came in groups and wait, and for the keys that clients wait for. The budget leaves them out, since
-    /// what waits for the budget cannot give it back.
+    /// For waiting requests that arrived in groups, and for the keys that clients wait for. The budget does not
+    /// include them, because a request that waits for the budget cannot give it back.
     pub(super) request_bytes: usize,
 }
 
@@ -23,8 +23,8 @@ impl SessionMemory {
         self.reply_bytes < budget
     }
 
-    /// A client of the session with this many unsent bytes or more pauses: `usual` while there is room. Beyond half of the
-    /// budget, only clients whose replies have all been sent go on: the rest is for clients that read.
+    /// A client of the session with this many unsent bytes or more pauses: `usual` while there is room. Beyond half
+    /// of the budget, only clients whose replies have all been sent continue: the rest is for clients that read.
     pub(super) const fn unsent_bytes_max(self, usual: usize, budget: usize) -> usize {
         if self.reply_bytes < budget / 2 {
             usual

@@ -1,6 +1,6 @@
 //! The sessions of relays, and of clients that survive broken connections. Pure: the current time is an argument.
 //!
-//! Does not see the requests of clients: the event loop serves each client of a session as it does a connection.
+//! Does not see the requests of clients: the event loop serves each client of a session like a connection.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
@@ -33,7 +33,7 @@ pub(super) struct Sessions {
     by_id: HashMap<SessionId, usize>,
     slots: Slab<Session>,
     expiries: Timers,
-    /// What survives the server. Empty without a journal.
+    /// The part of the sessions that survives the server. Empty without a journal.
     pub(super) carried: SessionReplies,
     /// The slots of sessions with clients that wait for their budget.
     pub(super) short_of_budget: BTreeSet<usize>,
@@ -49,7 +49,7 @@ pub(super) struct Session {
     id: SessionId,
     pub(super) stream: SessionStream,
     pub(super) reader: FrameReader,
-    /// What the peer has of long values; `None` if it takes no pieces.
+    /// The pieces of long values that the peer has; `None` if it takes no pieces.
     pub(super) pieces: Option<Box<SentPieces>>,
     pub(super) backlog: Backlog,
     /// The open clients in the order of their numbers, each with the token of its connection.
@@ -73,7 +73,7 @@ pub(super) struct Session {
     pub(super) knows_refusal: bool,
     /// The position that its peer was told last; `None` if it does not take any.
     told: Option<u64>,
-    /// The journal keeps what its clients' requests do.
+    /// Whether the journal keeps the effects of its clients' requests.
     pub(super) is_carried: bool,
     /// The part of the [`Budget`](super::budget::Budget) that the session itself takes, without its clients.
     pub(super) counted_bytes: usize,
@@ -82,13 +82,13 @@ pub(super) struct Session {
 /// Clients of a session that others hold up.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
-    /// Their replies wait until the peer acknowledges those of others.
+    /// Their replies wait until the peer acknowledges replies to other clients.
     pub(super) for_room: VecDeque<Token>,
     /// They have no unsent replies, and their requests wait until the replies of others are sent.
     pub(super) for_budget: VecDeque<Token>,
 }
 
-/// What follows from a SESSION.
+/// The result of a SESSION request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Attached {
     /// The connection is the session's link from now on, and `replaced` is not any more.
@@ -102,7 +102,7 @@ pub(super) enum Attached {
     Late,
 }
 
-/// A connection that asks to be the link of a session.
+/// A connection that may become the link of a session.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Candidate {
     pub(super) link: Token,
@@ -210,7 +210,7 @@ impl Sessions {
             }
             Some(_) if hello.store != store && hello.store != StoreId::ANY => return unknown,
             Some(slot) => *slot,
-            // A session that was accepted once is never begun anew: its clients have a history.
+            // A session that was accepted once never begins again: its clients have a history.
             None if hello.store != StoreId::ANY || hello.received > 0 => return unknown,
             None => {
                 if self.slots.len() >= SESSIONS_MAX {
@@ -428,7 +428,8 @@ impl Session {
         self.clients.len() < CLIENTS_MAX
     }
 
-    /// A client, whose number [is new](Self::check_new), is refused: its frames are those of a closed one.
+    /// Refuses a client, whose number [is new](Self::check_new): its frames are treated like frames of a closed
+    /// client.
     pub(super) fn refuse(&mut self, number: u32) {
         self.last_client = Some(number);
         self.stream.push_close(number);
@@ -514,7 +515,7 @@ mod tests {
         let again = sessions.attach(&hello(id, store, 2), candidate(2));
         assert_eq!(accepted(again), (slot, None));
         assert_eq!(sessions.next_expired(start + KEEP), None);
-        // The late end of the first link is not that of the second.
+        // The late end of the first link is not the end of the second link.
         assert!(!sessions.link_closed(slot, Token(1), start));
         assert_eq!(sessions.next_expiry(), None);
 

@@ -1,4 +1,4 @@
-//! The thread that waits for the journal of a server that stands by, which can take days.
+//! The thread that waits for the journal of a standby server, which can take days.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -52,7 +52,7 @@ impl Standby {
         let outcome = self.outcome.lock();
         let outcome = outcome.unwrap_or_else(PoisonError::into_inner).take();
         if outcome.is_some() {
-            // The open journal goes on with it.
+            // The open journal continues with it.
             self.cancel = Cancel::NEVER;
         }
         outcome

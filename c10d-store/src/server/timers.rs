@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use mio::Token;
 
-/// A heap of deadlines. One that was changed or cancelled stays in the heap until it expires; the
-/// connection knows whether it is still valid.
+/// A heap of deadlines. A changed or cancelled deadline stays in the heap until it expires; the connection records
+/// whether it is still valid.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
     heap: BinaryHeap<Reverse<(Instant, usize)>>,

@@ -1,12 +1,12 @@
-//! How long the server serves one connection before the others. Pure: the clock is an argument.
+//! How long the server serves one connection before the next connection. Pure: the clock is an argument.
 //!
-//! Reading the clock costs about as much as a small request. So [`TurnClock`] counts work, and reads the clock once
-//! for some: a connection that sends one request at a time never causes a reading.
+//! Reading the clock costs about as much as a small request. Therefore, [`TurnClock`] counts work, and reads the
+//! clock only after a certain amount: a connection that sends one request at a time never causes a reading.
 
 use std::time::{Duration, Instant};
 
-/// The time of one connection in an iteration of the event loop. A turn ends with the request that exceeds it, so it
-/// is shorter than the 10 ms that docs/spec/wire.md promises.
+/// The time of one connection in an iteration of the event loop. The request that exceeds it is the last of the turn,
+/// so it is shorter than the 10 ms that docs/spec/wire.md promises.
 const TURN_MAX: Duration = Duration::from_millis(5);
 
 /// The time of an iteration after which further connections wait for the next one, except one of those that wait.
@@ -30,7 +30,7 @@ const BYTES_PER_WORK: usize = 256;
 pub(super) struct TurnClock {
     /// The last look at the clock.
     now: Instant,
-    /// Work since then.
+    /// Work since that reading.
     work: u64,
     turn_start: Instant,
     iteration_start: Instant,
@@ -97,8 +97,8 @@ mod tests {
 
     use super::*;
 
-    /// Spends `work` in pieces, each of which takes `each` on a virtual clock, until the turn is over. Returns the
-    /// number of pieces and of looks at the clock.
+    /// Spends `work` in pieces that take `each` on a virtual clock, until the turn is over. Returns the number of
+    /// pieces and of readings of the clock.
     fn turn_of(work: u64, each: Duration) -> (u32, u32) {
         let now = Cell::new(Instant::now());
         let looks = Cell::new(0);

@@ -7,7 +7,7 @@ use crate::wire::{Opcode, RequestBuf};
 const CLIENT: u64 = 1;
 const OTHER: u64 = 2;
 
-/// What another client does, if anything.
+/// An event that another client causes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Event {
     EndWaits,
@@ -17,7 +17,7 @@ enum Event {
 /// When a client sends its cancel and when it reads, seen from the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cancel {
-    /// It has read the reply by then.
+    /// It has read the reply before that.
     Never,
     /// It had not read anything when it sent the cancel.
     Sent,
@@ -98,7 +98,7 @@ fn clients_stay_in_step_in_every_order() {
             &[Event::EndWaits, Event::Set],
             &[Event::Set, Event::EndWaits],
         ] {
-            // The wait arrives after so many events, and the cancel after so many.
+            // The wait arrives after `wait_at` events, and the cancel after `cancel_at`.
             for wait_at in 0..=events.len() {
                 for cancel_at in wait_at..=events.len() + 1 {
                     let mut server = SimServer::default();
@@ -124,7 +124,7 @@ fn clients_stay_in_step_in_every_order() {
                     for event in &events[before_cancel..] {
                         carry_out(&mut server, *event);
                     }
-                    // The next requests have their own replies, a cancel too.
+                    // The next requests have their own replies, including a cancel.
                     server.send(CLIENT, &[0x0d, 7, 7, 7, 7, Opcode::CancelWait as u8]);
                     replies.extend(server.take(CLIENT));
                     let mut rest = &replies[..];

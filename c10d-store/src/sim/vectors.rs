@@ -315,7 +315,7 @@ fn quirks_of_pytorch_are_not_reproduced() {
     );
 }
 
-/// What a relay does: finds the end of each reply by the requests alone.
+/// The task of a relay: it finds the end of each reply by the requests alone.
 #[test]
 fn recorded_replies_end_where_the_scan_of_replies_says() {
     let mut replies = 0;

@@ -1,4 +1,4 @@
-//! What one connection has done so far.
+//! The activity of one connection so far.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,9 +14,9 @@ const KEY_BYTES_MAX: usize = 96;
 /// The versions kept of the values read last: a power of two.
 const READS_MAX: usize = 8;
 
-/// The identity and the last steps of one connection. Inline, so that a request allocates nothing; a test keeps
-/// the memory of an entry within 256 bytes. The fields that most requests change come first, so that they share a
-/// cache line.
+/// The identity and the last steps of one connection. Inline, so that a request allocates nothing; a test keeps the
+/// memory of an entry within 256 bytes. The fields that most requests change are the first fields, so that they share
+/// a cache line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub(super) struct Activity {
@@ -52,7 +52,8 @@ struct Origin {
     resumes: bool,
 }
 
-/// The activity of a closed connection. Shares what is equal with that of another one: ranks often end alike.
+/// The activity of a closed connection. Shares equal parts with the activity of another connection: ranks often end
+/// alike, at the same step.
 #[derive(Debug, Clone)]
 pub(super) struct PastActivity {
     last: Last,
@@ -92,7 +93,7 @@ impl Activity {
         self.last.id
     }
 
-    /// When the last request arrived, or else the connection was opened. A PING does not count.
+    /// When the last request arrived, or otherwise when the connection was opened. A PING does not count.
     pub(super) const fn last_request(&self) -> Moment {
         self.last.at
     }
@@ -101,8 +102,8 @@ impl Activity {
         self.origin.peer
     }
 
-    /// Records a request. A request without a key keeps the key of the one before: it says what the connection
-    /// was about. A PING is counted only: it belongs to the handshake.
+    /// Records a request. A request without a key keeps the key of the previous request, which shows the purpose of
+    /// the connection. A PING is counted only: it belongs to the handshake.
     #[inline]
     pub(super) fn note_request(&mut self, request: &Outline<'_>, now: Moment) {
         let last = &mut self.last;

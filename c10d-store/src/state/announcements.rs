@@ -9,7 +9,7 @@ use crate::snapshot::{Announcement, ConnectionId};
 /// The most bytes of all announcements: those of 64 nodes with the longest ones, of thousands with usual ones.
 const TOTAL_BYTES_MAX: usize = 64 << 20;
 
-/// What an announcement costs besides its bytes, so that many empty ones are limited too.
+/// The memory of an announcement besides its bytes, so that the number of empty announcements is limited as well.
 const OVERHEAD_BYTES: usize = 1 << 10;
 
 #[derive(Debug, Default)]
@@ -29,8 +29,9 @@ struct Announced {
 }
 
 impl Announcements {
-    /// Replaces the announcement of an open connection. If there is no room, those of closed connections are
-    /// removed; if there is none even then, the new one is ignored and the old one stays. All may take `bytes_max`, at most 64 MiB.
+    /// Replaces the announcement of an open connection. If there is no room, the announcements of closed connections
+    /// are removed. If there is no room even then, the new announcement is ignored and the old announcement stays.
+    /// All announcements together may take `bytes_max`, at most 64 MiB.
     pub(super) fn put(
         &mut self,
         connection: ConnectionId,

@@ -1,9 +1,10 @@
-//! Crashes of a store with a journal, at any moment, in virtual time: whatever a client was told before one is still true
-//! after it.
+//! Crashes of a store with a journal, at any moment, in virtual time: every answer that a client received before a
+//! crash is still true after it.
 //!
-//! Clients send requests and read replies as these become durable. A crash loses what is not; clients connect again to
-//! what was recovered. Then an order of all operations is searched for, key by key (Wing and Gong 1993): an operation
-//! whose client was not answered before a crash may have taken effect before it, or never.
+//! Clients send requests and read replies as these become durable. A crash loses the replies that are not durable;
+//! clients connect again to the recovered store. The test then searches for an order of all operations, key by key
+//! (Wing and Gong 1993): an operation whose client was not answered before a crash may have taken effect before it,
+//! or never.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -69,7 +70,7 @@ impl Op {
     }
 }
 
-/// What a key holds.
+/// The value and queue of a key.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 struct Model {
     value: Option<Vec<u8>>,
@@ -79,7 +80,7 @@ struct Model {
 }
 
 impl Model {
-    /// Carries out the operation. `false` if the answer cannot be that of this state; `None` is any answer.
+    /// Carries out the operation. `false` if this state cannot give the answer; `None` is any answer.
     fn apply(&mut self, op: &Op, answer: Option<&[OwnedReply]>) -> bool {
         let value = self.value.clone().unwrap_or_default();
         let told = match op {
@@ -187,7 +188,7 @@ fn has_order(events: &[Event]) -> bool {
         }
         let last_call = of(true).map(|(_, event)| event.called).max().unwrap_or(0);
         let mut next = of(false).filter(|(_, event)| {
-            // What a crash has cut off takes effect before it.
+            // An operation that a crash has cut off takes effect before the crash.
             event.called < first_return && event.returned > last_call
         });
         next.any(|(index, event)| {
@@ -213,7 +214,7 @@ enum Mutant {
     WillsLost,
 }
 
-/// Replies with what they depend on.
+/// Replies with the positions that they depend on.
 #[derive(Debug, Default)]
 struct Sink {
     pieces: Recorder,
@@ -235,11 +236,11 @@ impl Replies for Sink {
 #[derive(Debug, Default)]
 struct Client {
     conn: u64,
-    /// Operations without a reply, then at most one that waits for its reply: indices of events.
+    /// Operations without a reply, then at most one operation that waits for its reply: indices of events.
     pending: Vec<usize>,
-    /// What it has read of the reply.
+    /// The part of the reply that it has read.
     read: Vec<OwnedReply>,
-    /// What it can read once it is durable.
+    /// The part that it can read once it is durable.
     unread: VecDeque<(u64, OwnedReply)>,
 }
 
@@ -452,7 +453,7 @@ impl World {
         }
     }
 
-    /// Hands a batch to the journal, or has it durable. Sometimes a snapshot begins, goes on or is complete.
+    /// Hands a batch to the journal, or has it durable. Sometimes a snapshot begins, continues or is complete.
     fn keep(&mut self) {
         if let Some((position, batch)) = self.appending.take() {
             self.kept.batches.push((position, batch));
@@ -487,7 +488,7 @@ impl World {
         }
     }
 
-    /// The process ends, perhaps after a batch was kept and before it was said.
+    /// The process exits, perhaps after a batch was kept and before this was reported.
     fn crash(&mut self) {
         if self.random.bool()
             && let Some(batch) = self.appending.take()
@@ -502,7 +503,7 @@ impl World {
                 self.events[*event].returned = now;
             }
         }
-        // What direct connections own ends, whenever they have ended before.
+        // The keys of direct connections expire, even if the connections have ended before.
         let left = self.ended.iter().map(|(conn, _)| *conn);
         let ended: Vec<u64> = left.chain(self.clients.iter().map(|it| it.conn)).collect();
         for (_, event) in self.ended.drain(..) {
@@ -572,7 +573,7 @@ impl World {
         }
     }
 
-    /// A client goes, and another one comes: what was pending may still take effect.
+    /// A client leaves, and another client connects: a pending operation may still take effect.
     fn leave(&mut self) {
         let index = self.random.usize(..self.clients.len());
         let conn = ConnId(self.clients[index].conn);
@@ -613,7 +614,7 @@ fn run(seed: u64, mutant: Mutant) -> World {
     for _ in 0..300 {
         world.step();
     }
-    // What remains is read from what remains.
+    // The rest of the history is read from the recovered store.
     world.crash();
     for _ in 0..3 * CLIENTS {
         world.send();

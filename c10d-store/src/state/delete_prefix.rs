@@ -1,5 +1,5 @@
-//! Deletes the names with a prefix, at once or later (docs/spec/wire-extensions.md, DELETE_PREFIX): in slices, between which other
-//! requests go on.
+//! Deletes the names with a prefix, at once or later (docs/spec/wire-extensions.md, DELETE_PREFIX): in slices,
+//! between which other requests continue.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::journal::batch::Effect;
 use crate::message::{ConnId, Replies, Reply};
 use crate::moment::Moment;
 
-/// The slots that a slice visits, of which one that is deleted counts as several: about half a millisecond.
+/// The slots that a slice visits, about half a millisecond. A deleted slot counts as several.
 const SLICE: usize = 4096;
 
 /// Beyond this many bytes of effects in no batch, the next slice waits. Requests may have eight times as many.
@@ -103,7 +103,8 @@ impl StoreState {
         }
     }
 
-    /// Deletes all names with this prefix but those with the other one. It replaces an earlier such deletion that has not begun.
+    /// Deletes all names with the first prefix, except names with the second prefix. It replaces an earlier such
+    /// deletion that has not begun.
     pub(super) fn sweep_all_but(&mut self, prefix: &[u8], kept: &[u8]) {
         let mut waiting = self.sweeps.queue.iter().skip(1);
         let earlier = waiting.position(|(sweep, asker)| asker.is_none() && sweep.keeps_of(prefix));

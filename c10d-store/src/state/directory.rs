@@ -1,4 +1,4 @@
-//! The open connections with what they have done, the connections that closed last, and totals.
+//! The open connections with their activity, the connections that closed last, and totals.
 //!
 //! A snapshot copies them in slices. The record of a connection that changes before its turn is copied first.
 
@@ -56,7 +56,7 @@ pub(super) struct Directory {
 #[derive(Debug)]
 struct Copying {
     image: ConnectionsImage,
-    /// The entries to visit. Entries do not move; one that is made later carries the snapshot's number.
+    /// The entries to visit. Entries do not move; an entry that is made later carries the snapshot's number.
     next_entry: usize,
     entries_end: usize,
 }

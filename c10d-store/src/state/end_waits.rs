@@ -1,4 +1,4 @@
-//! END_WAITS (docs/spec/wire-extensions.md, section 9.11), and what sessions have missed of it.
+//! END_WAITS (docs/spec/wire-extensions.md, section 9.11), and the END_WAITS that sessions have missed.
 
 use super::StoreState;
 use super::count;

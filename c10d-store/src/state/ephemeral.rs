@@ -1,4 +1,5 @@
-//! Keys that end with the connection that set them, or when it is silent (docs/spec/wire-extensions.md, EPHEMERAL).
+//! Keys that expire with the connection that set them, or when it is silent (docs/spec/wire-extensions.md,
+//! EPHEMERAL).
 
 use std::mem;
 use std::sync::Arc;
@@ -234,7 +235,7 @@ impl StoreState {
         }
     }
 
-    /// A client has ended, which does not do anything any more. Its keys end by other effects.
+    /// A client has ended, and makes no further requests. Other effects remove its keys.
     pub(super) fn recover_end(&mut self, ended: impl Fn(&KeptClient) -> bool) {
         for owner in self.owners.owners.values_mut() {
             if owner.client.as_ref().is_some_and(&ended) {
@@ -244,7 +245,7 @@ impl StoreState {
         }
     }
 
-    /// What of owners is not in the slots, for a snapshot of the journal.
+    /// Writes the state of owners that is not in the slots, for a snapshot of the journal.
     pub(super) fn write_silences(&self, writer: &mut BatchWriter) {
         for owner in self.owners.owners.values() {
             if let Some(client) = &owner.client {

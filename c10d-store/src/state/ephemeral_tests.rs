@@ -1,4 +1,4 @@
-//! Keys that end with their owners: docs/spec/wire-extensions.md, section 9.10.
+//! Keys that expire with their owners: docs/spec/wire-extensions.md, section 9.10.
 
 use std::time::Duration;
 
@@ -143,13 +143,13 @@ fn the_first_owns_a_key_and_others_get_its_value() {
     );
     assert_eq!(store.claim(A, "k", "a2", ("", "")), OwnedReply::Owned);
     assert_eq!(store.get("k"), "a2");
-    // A value without an owner is nobody's.
+    // A plain value has no owner.
     store.on(A, set("plain", ""));
     assert_eq!(
         store.on(A, claim("plain", "a", ("", ""))),
         [(A, OwnedReply::NotOwned), (A, bytes(""))]
     );
-    // A queue is no value.
+    // A queue is not a value.
     store.on(
         B,
         Request::QueuePush {
@@ -200,7 +200,7 @@ fn keys_end_with_their_owner_in_one_step_and_wills_wake() {
         ]
     );
     assert!(!store.has("a") && !store.has("c"));
-    // What a will has written has no owner.
+    // The value of a will has no owner.
     assert_eq!(store.claim(A, "b", "x", ("", "")), OwnedReply::NotOwned);
     assert_eq!(store.get("other"), "y");
     assert_eq!(store.end(B), []);
@@ -286,13 +286,13 @@ fn keys_end_by_silence_and_their_owner_learns_of_it_once() {
     assert_eq!(store.pass(second * 9 / 10, second), []);
     // Any request counts.
     store.on(B, Request::GetNumKeys);
-    // With the time for what has arrived already.
+    // Includes the time for data that has already arrived.
     let told = store.pass(second / 4, second / 100);
     assert_eq!(told, [(W, OwnedReply::Stop), (W, bytes("a"))]);
     assert!(!store.has("a") && store.has("b"));
     assert!(!store.keep_alive(A, 1000), "it has been silent");
     assert!(store.keep_alive(A, 1000), "it has heard of that");
-    // The connection goes on, and without keys it may be silent.
+    // The connection continues, and without keys it may be silent.
     assert_eq!(store.claim(A, "a", "", ("", "")), OwnedReply::Owned);
     assert!(store.keep_alive(B, 0));
     store.pass(second * 2, second / 100);
@@ -327,12 +327,12 @@ fn no_key_ends_by_a_pause_that_is_shorter_than_the_silence() {
                 assert!(store.keep_alive(conn, silence), "C10D_SEED={seed}");
             }
         }
-        // A server that was stopped hears what has arrived first, or soon.
+        // A stopped server first reads the data that has arrived, or reads it soon.
         store.now += pause * 9;
         store.state.set_now(Moment::from(store.now));
         store.state.end_silent(&mut Recorder::default());
         assert!(store.keep_alive(A, silence), "C10D_SEED={seed}");
-        // One that is silent ends in time.
+        // The keys of a silent owner expire in time.
         let silence = Duration::from_millis(u64::from(silence));
         store.pass(silence, Duration::from_millis(20));
         store.pass(Duration::from_millis(130), Duration::from_millis(20));
@@ -359,8 +359,8 @@ fn a_server_that_is_awake_ends_the_keys_of_a_silent_owner_within_21_ms() {
     }
 }
 
-/// docs/spec/wire-extensions.md, EPHEMERAL 5. It may be stopped at any time, and for any; it reads what has
-/// arrived within 60 ms.
+/// docs/spec/wire-extensions.md, EPHEMERAL 5. The server may be stopped at any time, and for any length; it reads the
+/// data that has arrived within 60 ms.
 #[test]
 fn a_server_that_was_stopped_hears_what_has_arrived_first() {
     let ms = Duration::from_millis(1);
@@ -426,7 +426,7 @@ fn client(number: u32) -> KeptClient {
     }
 }
 
-/// What a store knows after a restart, from its batches or from a snapshot.
+/// The store after a restart, from its batches or from a snapshot.
 fn restart(store: &mut Store, from_snapshot: bool) -> Store {
     let mut kept = Vec::new();
     if from_snapshot {
@@ -483,16 +483,16 @@ fn keys_of_connections_end_at_a_restart_and_those_of_kept_clients_go_on() {
             OwnedReply::Owned
         );
         assert_eq!(store.claim(33, "4", "", ("", "")), OwnedReply::NotOwned);
-        // One is passed over.
+        // One client does not continue its session.
         store.state.end_client(client(4), &mut Recorder::default());
         assert!(!store.has("4"));
         assert_eq!(store.get("w2"), "4");
-        // The time of the silence starts anew.
+        // The time of the silence starts again.
         store.pass(Duration::from_millis(900), Duration::from_millis(10));
         assert!(store.has("3"));
         store.pass(Duration::from_millis(350), Duration::from_millis(10));
         assert!(!store.has("3"));
-        // It is told after another restart, too.
+        // The client is notified after another restart as well.
         let mut store = restart(&mut store, false);
         assert!(!store.has("3"));
         store.connect(34);

@@ -1,7 +1,7 @@
 //! The copy of a moment that a snapshot is made of.
 //!
-//! The server's thread copies as little as possible, and allocates for none of the records by itself; the thread
-//! that asked makes the public form of it.
+//! The server's thread copies as little as possible, and makes no allocation for a single record; the requesting
+//! thread converts the copy to its public form.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};

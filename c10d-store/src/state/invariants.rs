@@ -12,7 +12,8 @@ const CHECKED_ITEMS_MAX: usize = 64;
 impl StoreState {
     /// Panics if an invariant is violated, which is a bug in this module.
     ///
-    /// - No slot and no queue is empty; values and their bytes are counted, and the slots with a value come first.
+    /// - No slot and no queue is empty; values and their bytes are counted, and the slots with a value are the first
+    ///   slots.
     /// - A slot and its list of waiters refer to each other, and the chains are consistent.
     /// - No WAIT or QUEUE_TAKE waits for a queue with more elements than woken connections, except of a connection that is
     ///   away. There is no such invariant

@@ -8,16 +8,16 @@ use super::{Refusal, StoreState};
 use crate::message::{ConnId, Extension, Keys, Request};
 use crate::stored_value::Value;
 
-/// The memory of a name besides its bytes and those of its value: a slot of the map, of which a third may be unused, and
-/// what the allocator adds to the name and the value.
+/// The memory of a name besides its bytes and its value's bytes: a slot of the map, a third of whose capacity may be
+/// unused, and the allocator's overhead for the name and the value.
 const NAME_BYTES: usize = 256;
 
 /// The memory of one missing name of a wait, besides the name.
 const WAIT_BYTES: usize = 128;
 
 impl StoreState {
-    /// Refuses requests with which the data would take more than this many bytes. Waits may take an eighth more, so that
-    /// readers wait longer than writers write.
+    /// Refuses requests that would make the data take more than this many bytes. Waits may take an eighth more, so
+    /// that readers wait longer than writers write.
     pub(crate) const fn set_memory_max(&mut self, bytes: Option<usize>) {
         self.memory_max = bytes;
     }
@@ -68,7 +68,7 @@ impl StoreState {
         self.slots.lent.values()
     }
 
-    /// Forgets the ones that all peers have read. Costs a look at each.
+    /// Forgets the values that all peers have read. Costs a check of each.
     pub(crate) fn forget_read(&mut self) {
         self.slots.lent.forget_read();
     }
@@ -338,7 +338,7 @@ mod tests {
             assert_eq!(reply(&mut store, 1, request), full);
             assert_eq!(store.memory(), used, "nothing has changed");
         }
-        // Replacing, reading, waiting, popping and deleting go on.
+        // Replacing, reading, waiting, popping and deleting continue.
         let waited: &[&[u8]] = &[b"missing"];
         let keys = Keys::from(waited);
         for request in [

@@ -4,7 +4,7 @@
 //! [`StoreState::handle`], and report every closed connection with [`StoreState::disconnect`]. Replies go to the
 //! caller's [`Replies`] in sending order. The behaviour is specified in docs/spec/wire.md, section 5.
 //!
-//! A snapshot starts with [`StoreState::start_snapshot`] and is copied in slices, between which requests go on.
+//! A snapshot starts with [`StoreState::start_snapshot`] and is copied in slices, between which requests continue.
 
 mod activity;
 mod announcements;
@@ -91,9 +91,9 @@ pub(crate) enum Refusal {
         "the store's data takes {used} bytes and may take {limit} (memory limit): writes are refused until keys are deleted"
     )]
     MemoryFull {
-        /// What the data takes.
+        /// The memory of the data, in bytes.
         used: usize,
-        /// What it may take.
+        /// The limit of that memory, in bytes.
         limit: usize,
     },
     /// The value of a MEMBERSHIP or MEMBERSHIP_POLL.
@@ -119,7 +119,7 @@ const SNAPSHOT_KEYS_MAX: usize = 262_144;
 /// A budget of [`StoreState::continue_snapshot`] that takes less than a millisecond.
 pub(crate) const SNAPSHOT_SLICE: usize = 4096;
 
-/// All names of the store with their values, queues and waiters, and what is known of the connections.
+/// All names of the store with their values, queues and waiters, and the state of the connections.
 #[derive(Debug, Default)]
 pub(crate) struct StoreState {
     slots: Slots,
@@ -138,7 +138,7 @@ pub(crate) struct StoreState {
     memory_max: Option<usize>,
     /// The memory besides the data that peers take.
     peer_bytes: usize,
-    /// The memory of what the journal keeps of sessions.
+    /// The memory of the journal's state of sessions.
     carried_bytes: usize,
     peak: peak::Peak,
     /// Requests carried out, keys visited for them, and bytes copied, in [`BYTES_PER_WORK`].
@@ -159,7 +159,7 @@ pub(crate) struct StoreState {
     comparisons: u64,
 }
 
-/// What of a snapshot is complete.
+/// The complete parts of a snapshot.
 #[derive(Debug)]
 struct SnapshotInProgress {
     now: Moment,
@@ -215,8 +215,9 @@ impl StoreState {
         self.end_speaker(conn, replies);
     }
 
-    /// The session of a connection has lost its link, or has another one (docs/spec/wire-extensions.md, SESSION 11). A connection
-    /// that is away is given no element of a queue, and passes on a wakeup. One that comes back is given what is there.
+    /// The session of a connection has lost its link, or has a new link (docs/spec/wire-extensions.md, SESSION 11). A
+    /// connection that is away receives no element of a queue, and passes on a wakeup. A connection that returns
+    /// receives the available elements.
     pub(crate) fn set_away(&mut self, conn: ConnId, is_away: bool, replies: &mut impl Replies) {
         self.directory.keep(conn, &self.waiters);
         if !self.waiters.set_away(conn, is_away.then_some(self.now)) {
@@ -353,7 +354,7 @@ impl StoreState {
         self.directory.peer(conn)
     }
 
-    /// Sends a piece of a reply, which waits for what the request depends on.
+    /// Sends a piece of a reply, which waits for the position on which the request depends.
     #[inline]
     fn reply(&self, replies: &mut impl Replies, conn: ConnId, reply: Reply<'_>) {
         if let Some(recorder) = &self.slots.recorder {

@@ -1,7 +1,8 @@
 //! A hash map from names that numbers them: a snapshot can continue at a number, and two names can change numbers.
 //!
-//! Unlike an `IndexMap`, it keeps its entries in pieces of memory. So they never move together, and the memory of a million
-//! names goes back to the allocator piece by piece: as one block it would hold up all clients for milliseconds.
+//! Unlike an `IndexMap`, it keeps its entries in pieces of memory. Therefore, entries never move together, and the
+//! memory of a million names goes back to the allocator piece by piece: returning one large block would delay all
+//! clients for milliseconds.
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ const PIECE: usize = 256;
 /// A table with room for at most this many names keeps its memory.
 const KEPT_NAMES: usize = 1024;
 
-/// The table shrinks with at most this many names: all of them are put into the new one, in less than a millisecond.
+/// The table shrinks with at most this many names: all of them are put into a new table, in less than a millisecond.
 const MOVED_NAMES_MAX: usize = 16 << 10;
 
 #[derive(Debug)]
@@ -24,8 +25,8 @@ pub(super) struct NameMap<T> {
     /// The number of each name.
     numbers: HashTable<usize>,
     hash: KeyHash,
-    /// Invariant: all but the last two are full; the last one may be empty, so that one name that comes and goes costs no
-    /// allocation.
+    /// Invariant: all pieces except the last two are full. The last piece may be empty, so that adding and removing
+    /// one name repeatedly costs no allocation.
     pieces: Vec<Vec<Entry<T>>>,
     len: usize,
 }

@@ -1,8 +1,8 @@
-//! The owners of keys that end with them (docs/spec/wire-extensions.md, EPHEMERAL), with the keys of each, and when it must be
-//! heard of. A slot knows the owner of its key and the will.
+//! The owners of ephemeral keys (docs/spec/wire-extensions.md, EPHEMERAL), with the keys of each, and when the next
+//! sign of life is due. A slot stores the owner of its key and the will.
 //!
-//! A client of a session that the journal keeps is an owner beyond the end of the server. Any other owner of a journal
-//! ended with the server.
+//! A client of a session that the journal keeps stays an owner after a restart of the server. Any other owner in a
+//! journal has ended with the server.
 
 use std::collections::{BTreeSet, HashMap};
 use std::mem;
@@ -21,12 +21,12 @@ use crate::session::SessionId;
 /// The most keys of an owner: its end is one step.
 pub(super) const OWNED_KEYS_MAX: usize = 1024;
 
-/// How long a server that was busy or stopped has to read what has arrived meanwhile: an owner that seemed silent at one
-/// look is silent if it still is at another one, so much later.
+/// How long a server that was busy or stopped has to read data that has arrived in the meantime: an owner that seemed
+/// silent at one check is silent if it still seems silent at a second check, this much later.
 const SUSPICION: Duration = Duration::from_millis(100);
 
-/// How late a request of an owner may come, and the server for a look that ends the owner's keys. More says that the server
-/// was busy or stopped itself, and that the time it has had to read is not known.
+/// How late a request of an owner may arrive, and how late the server may be for a check that expires the owner's
+/// keys. If it is later, the server itself was busy or stopped, and the time that it has had to read is unknown.
 const LATE_MAX: Duration = Duration::from_millis(20);
 
 /// An owner of keys. Never reused.
@@ -40,7 +40,7 @@ pub(crate) struct KeptClient {
     pub(crate) number: u32,
 }
 
-/// Of a slot: its key ends with the owner.
+/// The ownership of a slot's key, which expires with the owner.
 #[derive(Debug)]
 pub(super) struct Ownership {
     pub(super) owner: OwnerId,
@@ -91,7 +91,7 @@ pub(super) struct Owner {
     pub(super) keys: IndexSet<Arc<[u8]>, KeyHash>,
     /// The longest silence; `None` for any.
     pub(super) silence_max: Option<Duration>,
-    /// Whether it speaks for members of groups.
+    /// Whether it has members of groups.
     pub(super) speaks: bool,
     /// When that was said, or the client came back.
     pub(super) heard: Moment,
@@ -103,7 +103,7 @@ pub(super) struct Owner {
     suspicion: Option<Suspicion>,
 }
 
-/// What the server knew of an owner that seemed silent.
+/// The state of an owner that seemed silent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Suspicion {
     /// Its last request.
@@ -118,13 +118,13 @@ impl Owner {
         self.keys.is_empty() && self.silence_max.is_none() && !self.has_been_silent
     }
 
-    /// What the journal keeps of its silence.
+    /// The journal's effect for its silence.
     pub(super) fn silence_of<'a>(&self, client: &'a KeptClient) -> Effect<'a> {
         let millis = self.silence_max.map_or(0, |it| it.as_millis());
         Effect::Silence {
             session: client.session.as_bytes(),
             client: client.number,
-            // It came as one.
+            // It was received as a `u32`.
             millis: u32::try_from(millis).unwrap_or(u32::MAX),
             was_silent: self.has_been_silent,
         }
@@ -187,7 +187,7 @@ impl Owners {
         })
     }
 
-    /// The owner in a journal; without a client, that of all keys whose owners have ended.
+    /// Returns the owner in a journal; without a client, the owner of all keys whose owners have ended.
     pub(super) fn recovered(&mut self, client: Option<KeptClient>) -> OwnerId {
         let known = match &client {
             Some(client) => self.by_client.get(client).copied(),
@@ -262,7 +262,7 @@ impl Owners {
             }
             _ => None,
         };
-        // One that is too early asks again then.
+        // A check that is too early schedules the next check.
         if by.is_none() || owner.check.is_none_or(|at| by.is_some_and(|by| by < at)) {
             self.set_check(id, by);
         }
@@ -278,8 +278,8 @@ impl Owners {
         Some((at, id))
     }
 
-    /// Decides about an owner whose last request came at this time, by a look that was due at another. Returns whether it
-    /// is silent.
+    /// Decides about an owner whose last request arrived at this time, at a check that was due at `due`. Returns
+    /// whether it is silent.
     pub(super) fn is_silent(
         &mut self,
         id: OwnerId,

@@ -1,4 +1,4 @@
-//! When freed memory is worth a release. Pure.
+//! Decides when to return freed memory to the system. Pure.
 
 /// Less freed memory than this stays with the allocator: a job that sets and deletes a large value over and over needs it
 /// again.
@@ -9,9 +9,9 @@ const RELEASED_BYTES_MIN: usize = 4 << 20;
 pub(super) struct Peak(usize);
 
 impl Peak {
-    /// Whether 1/32 of the peak has been freed, but not less than [`RELEASED_BYTES_MIN`]; then `used` is the new peak.
-    /// The allocator's work grows with what it keeps, so a share of it bounds the work for each freed byte. A larger share
-    /// would hold up all clients while its pages go back: 8 MiB take 2 to 4 ms.
+    /// Returns whether 1/32 of the peak has been freed, and at least [`RELEASED_BYTES_MIN`]; `used` then is the new
+    /// peak. The allocator's work grows with the memory that it keeps, so a share of it bounds the work for each
+    /// freed byte. A larger share would delay all clients while its pages are returned: 8 MiB take 2 to 4 ms.
     pub(super) fn has_fallen_to(&mut self, used: usize) -> bool {
         self.0 = self.0.max(used);
         let has_fallen = self.0 - used >= RELEASED_BYTES_MIN.max(self.0 / 32);

@@ -1,10 +1,10 @@
-//! Records what requests change, and which names have changes that a crash would take back.
+//! Records the changes of requests, and the names whose changes a crash would undo.
 //!
 //! Effects gather in a batch, which has a position, until the batch before it is durable. A reply depends on the
-//! newest position among the names that its request looked at, and the writes before it of the same connection.
+//! newest position among the names that its request read, and on earlier writes of the same connection.
 //!
-//! Each name knows its last effect, so that another value for it replaces the one in the batch: a batch is kept as a
-//! whole or not at all, and nobody is shown what is in between.
+//! Each name stores its last effect, so that a further value for it replaces the value in the batch: a batch is kept
+//! as a whole or not at all, and intermediate values are never shown.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -24,7 +24,8 @@ pub(super) struct Mark(u64);
 #[derive(Debug)]
 pub(super) struct Recorder {
     writer: BatchWriter,
-    /// The mark at which the batch begins that gathers, and that of the batch before it. The same if that is durable.
+    /// The mark at which the gathering batch begins, and the mark at which the previous batch begins. They are equal
+    /// if the previous batch is durable.
     gathers_from: Mark,
     undurable_from: Mark,
     /// The position of the batch that gathers.
@@ -39,7 +40,8 @@ pub(super) struct Recorder {
     changes: u64,
     /// Whose request is being handled.
     requester: Option<ConnId>,
-    /// What the replies of the current request depend on; 0 if on nothing that a crash would take back.
+    /// The position on which the replies of the current request depend; 0 if a crash would undo nothing that they
+    /// show.
     dependency: Cell<u64>,
 }
 
@@ -79,7 +81,7 @@ impl Recorder {
         self.look_at_all();
     }
 
-    /// The request looks at this name, of which this is the last effect.
+    /// The request reads this name, whose last effect is `last`.
     #[inline]
     pub(super) fn look(&self, key: &[u8], last: Mark) {
         if self.dependency.get() == self.gathering {
@@ -114,7 +116,7 @@ impl Recorder {
         }
     }
 
-    /// The request changes a name, of which this was the last effect. Returns the new one.
+    /// The request changes a name, whose last effect was `last`. Returns the new last effect.
     #[inline]
     #[must_use]
     pub(super) fn record(&mut self, last: Mark, effect: Effect<'_>) -> Mark {
@@ -172,7 +174,7 @@ impl Recorder {
         self.writer.len()
     }
 
-    /// What everything depends on that is known now.
+    /// The newest position that the state depends on now.
     pub(super) const fn newest(&self) -> u64 {
         if self.writer.is_empty() {
             self.gathering - 1

@@ -1,4 +1,4 @@
-//! A store with a journal: what it records, what it recovers, and its snapshots.
+//! A store with a journal: recording, recovery, and snapshots.
 
 use super::StoreState;
 use super::owners::KeptClient;
@@ -17,7 +17,7 @@ impl StoreState {
     /// Carries out an effect of the journal, before requests arrive. `false` if it cannot follow those before.
     #[must_use]
     pub(crate) fn recover(&mut self, effect: Effect<'_>) -> bool {
-        // No connection has this number.
+        // This number is not used by any connection.
         let nobody = Writer {
             connection: ConnectionId::default(),
             at: Moment::default(),
@@ -91,14 +91,14 @@ impl StoreState {
         self.slots.recorder = Some(Box::new(Recorder::new(durable)));
     }
 
-    /// What begins from now on is recorded in this version of the format.
+    /// Batches and snapshots that begin from now on are recorded in this version of the format.
     pub(crate) fn set_format(&mut self, format: u8) {
         if let Some(recorder) = &mut self.slots.recorder {
             recorder.set_format(format);
         }
     }
 
-    /// Records what happens to a session, together with what the current request changes.
+    /// Records an event of a session, together with the changes of the current request.
     pub(crate) fn record_session(&mut self, effect: Effect<'_>) {
         if let Some(recorder) = &mut self.slots.recorder {
             recorder.record_session(effect);
@@ -142,13 +142,13 @@ impl StoreState {
         }
     }
 
-    /// What the last request depends on, and so does all that is said about it.
+    /// The position on which the last request depends, and with it every reply to it.
     pub(crate) fn dependency(&self) -> u64 {
         let recorder = self.slots.recorder.as_ref();
         recorder.map_or(0, |recorder| recorder.dependency())
     }
 
-    /// What all that the store could say now depends on.
+    /// The newest position on which any reply could depend now.
     pub(crate) fn newest_position(&self) -> u64 {
         let recorder = self.slots.recorder.as_ref();
         recorder.map_or(0, |recorder| recorder.newest())
@@ -199,8 +199,9 @@ impl StoreState {
         self.slots.stored_bytes() + self.slots.queued_bytes()
     }
 
-    /// The replies from now on depend on the batch that gathers. If a client gets them whose session is kept, they are kept
-    /// there, too: a crash must not have it ask again for what has an effect on others, but changes no name.
+    /// The replies from now on depend on the gathering batch. If they go to a client whose session is kept, they are
+    /// kept in that batch as well: after a crash, the client must not repeat a request that affects other clients,
+    /// even if it changes no name.
     pub(super) fn depend_on_batch(&mut self) {
         if let Some(recorder) = &mut self.slots.recorder {
             // Of no names.
@@ -212,7 +213,7 @@ impl StoreState {
         }
     }
 
-    /// What comes does not belong to a request, and may depend on anything.
+    /// The following event does not belong to a request, and may depend on anything.
     pub(super) fn look_at_all(&mut self) {
         if let Some(recorder) = &mut self.slots.recorder {
             recorder.begin_event();

@@ -1,4 +1,4 @@
-//! The values and queues by name, each value with its last two writes.
+//! The values and queues of all names, each value with its last two writes.
 //!
 //! A snapshot copies them in slices. A slot that changes before its turn is copied first, so that all copies
 //! show the moment at which the snapshot started.
@@ -26,16 +26,16 @@ const LENGTH_BYTES: usize = 8;
 /// Copying this many bytes of a snapshot counts as much as visiting a slot.
 const BYTES_PER_VISIT: usize = 1024;
 
-/// The memory of an element of a queue besides its bytes, with what the allocator adds.
+/// The memory of an element of a queue besides its bytes, with the allocator's overhead.
 pub(super) const ELEMENT_BYTES: usize = 48;
 
-/// The memory of the ownership of a key besides its name and will, which are kept at the owner too.
+/// The memory of the ownership of a key besides its name and will, which are also kept at the owner.
 pub(super) const OWNERSHIP_BYTES: usize = 256;
 
 /// A deletion takes this many elements of a queue at a time.
 const ELEMENTS_PER_VISIT: usize = 1024;
 
-/// Deleting a name counts as much as so many visits.
+/// Deleting a name counts as much as this number of visits.
 const VISITS_PER_DELETION: usize = 8;
 
 /// The value is not a number, so nothing was added.
@@ -90,7 +90,7 @@ type Map = NameMap<Slot>;
 
 #[derive(Debug, Default)]
 pub(super) struct Slots {
-    /// Invariant: the first [`value_count`](Self::value_count) slots have a value, the others have none.
+    /// Invariant: the first [`value_count`](Self::value_count) slots have a value, the remaining slots have none.
     map: Map,
     value_count: usize,
     /// The bytes of the values and of their keys.
@@ -106,7 +106,7 @@ pub(super) struct Slots {
     copy: Option<Box<Copying>>,
     /// The number of deletions of prefixes that have begun.
     sweeps: u32,
-    /// The one that is under way.
+    /// The deletion that is under way.
     sweep: Option<Box<Sweeping>>,
     /// Of a store with a journal.
     pub(super) recorder: Option<Box<Recorder>>,
@@ -123,9 +123,9 @@ pub(super) struct Deleted {
 
 /// A snapshot in progress.
 ///
-/// It visits the slots from the last one down. A removal moves the last slot down into the gap, so a slot that was
-/// not visited stays below `left`; one that was visited carries the snapshot's number and is not copied twice. Slots
-/// that change places are copied first.
+/// It visits the slots from the last one down. A removal moves the last slot down into the gap, so an unvisited slot
+/// stays below `left`; a visited slot carries the snapshot's number and is not copied twice. Slots that change places
+/// are copied first.
 #[derive(Debug)]
 struct Copying {
     target: Target,
@@ -242,7 +242,8 @@ impl Chunks {
 }
 
 impl Slots {
-    /// The slot of a name. What the current request replies depends on its last effect from now on.
+    /// Returns the slot of a name. From now on, the replies of the current request depend on the last effect of the
+    /// slot.
     #[inline]
     pub(super) fn get(&self, key: &[u8]) -> Option<&Slot> {
         let slot = self.map.get(key);
@@ -525,7 +526,7 @@ impl Slots {
         self.map.exchange(a, b);
     }
 
-    /// A deletion of the names with this prefix, but not of those with the other one, that begins now.
+    /// Returns a deletion of the names with this prefix that begins now, except for names with the `kept` prefix.
     pub(super) fn new_sweep(&mut self, prefix: &[u8], kept: Option<&[u8]>) -> Sweep {
         self.sweeps = self.sweeps.saturating_add(1);
         Sweep {

@@ -1,6 +1,6 @@
-//! A snapshot that is copied in slices, while requests go on, equals one that is read at once at its start.
+//! A snapshot that is copied in slices, while requests continue, equals a snapshot that is read at once at its start.
 //!
-//! Each history is determined by a seed. `SEED=n` repeats one, `ROUNDS=n` runs n of them.
+//! Each history is determined by a seed. `SEED=n` repeats a history, `ROUNDS=n` runs n histories.
 
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
@@ -227,7 +227,7 @@ impl World {
         }
     }
 
-    /// Closes so many connections that the oldest records are dropped soon.
+    /// Closes enough connections that the oldest records will be dropped soon.
     fn fill_closed(&mut self) {
         for number in 0..super::closed::CLOSED_KEPT as u32 + 60 {
             let conn = ConnId::new(1_000, number);
@@ -352,7 +352,7 @@ fn processor_time() -> Duration {
     Duration::try_from(time).expect("not negative")
 }
 
-/// What a snapshot costs the server's thread. Run with `--release -- --ignored --nocapture`.
+/// The cost of a snapshot for the server's thread. Run with `--release -- --ignored --nocapture`.
 #[test]
 #[ignore = "measures, so it needs a release build"]
 #[expect(clippy::print_stdout, reason = "the test reports what it measured")]

@@ -96,7 +96,7 @@ fn values_and_queues_with_the_prefix_are_deleted_and_waits_go_on() {
     );
     assert_eq!(on(&mut state, A, delete_prefix("p/", 0)), []);
     assert!(state.is_sweeping_for(ConnId(A)) && state.is_waiting(ConnId(A)));
-    // Nothing more of what is written now.
+    // Later writes of this prefix are not deleted.
     on(&mut state, 3, set("p/late", "v"));
     on(&mut state, 3, push("p/late queue"));
     assert_eq!(finish(&mut state), deleted(A, 4));
@@ -124,7 +124,7 @@ fn values_and_queues_with_the_prefix_are_deleted_and_waits_go_on() {
     on(&mut state, A, delete_prefix("q", 0));
     let both = [deleted(A, 3), deleted(A, 2)].concat();
     assert_eq!(finish(&mut state), both, "one after the other");
-    // The connection that asked has ended.
+    // The requesting connection has ended.
     on(&mut state, A, set("p/x", ""));
     on(&mut state, A, delete_prefix("p", 0));
     state.disconnect(ConnId(A), CloseReason::Peer, &mut replies);
@@ -224,7 +224,7 @@ fn a_prefix_is_deleted_later_and_a_later_request_replaces_the_delay() {
     assert_eq!(finish(&mut state), []);
     assert!(!has(&mut state, "p/a") && !has(&mut state, "p/b") && has(&mut state, "q/a"));
     assert_eq!(state.next_sweep(), Some(at(300)));
-    // At once replaces it too.
+    // A deletion at once also replaces the scheduled deletion.
     on(&mut state, A, delete_prefix("q/", 0));
     assert_eq!(finish(&mut state), deleted(A, 1));
     assert_eq!((state.next_sweep(), state.memory()), (None, 0));

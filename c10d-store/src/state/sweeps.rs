@@ -15,7 +15,7 @@ pub(super) const SCHEDULED_MAX: usize = 4096;
 /// The memory of a scheduled prefix besides its bytes.
 pub(super) const SCHEDULED_BYTES: usize = 256;
 
-/// The deletions in progress, of which the first is under way, and those of later.
+/// The deletions in progress, the first of them under way, and the scheduled deletions.
 #[derive(Debug, Default)]
 pub(super) struct Sweeps {
     /// Each with the connection that waits for its end.
@@ -44,7 +44,7 @@ impl Sweeps {
         self.scheduled.len() < SCHEDULED_MAX || self.scheduled.contains_key(prefix)
     }
 
-    /// Schedules a prefix anew.
+    /// Schedules the deletion of a prefix, replacing an earlier schedule.
     pub(super) fn schedule(&mut self, prefix: &[u8], now: Moment, delay: Duration) {
         self.unschedule(prefix);
         let prefix: Arc<[u8]> = prefix.into();
@@ -64,15 +64,15 @@ impl Sweeps {
         true
     }
 
-    /// The scheduled prefix whose time comes first.
+    /// The scheduled prefix with the earliest time.
     pub(super) fn next_scheduled(&self) -> Option<&(Moment, Arc<[u8]>)> {
         self.by_time.first()
     }
 
-    /// What is scheduled, for a snapshot of the journal.
+    /// Writes the scheduled deletions, for a snapshot of the journal.
     pub(super) fn write(&self, writer: &mut BatchWriter) {
         for (prefix, (_, delay)) in &self.scheduled {
-            // It came as one.
+            // It was received as a `u32`.
             let delay_millis = u32::try_from(delay.as_millis()).unwrap_or(u32::MAX);
             writer.push(Effect::Schedule {
                 prefix,

@@ -1,13 +1,13 @@
 //! The pending waits for each name, in order of arrival.
 //!
-//! A pending wait has one entry for each missing name. An entry is in two doubly linked lists, that of
-//! its name and that of its wait, so that a wakeup costs the waits it reaches, and a cancel costs the
-//! entries of its own wait. (PyTorch's server scans all waits for both.)
+//! A pending wait has one entry for each missing name. An entry is in two doubly linked lists, one for its name and
+//! one for its wait. So a wakeup costs as much as the waits that it reaches, and a cancel as much as the entries of
+//! its wait. (PyTorch's server scans all waits for both.)
 //!
-//! A connection can be *away*: its session has no link, so that nothing that it is sent arrives now. Its entries are behind
-//! those of all others in each list, and take no element.
+//! A connection can be *away*: its session has no link, so that replies do not arrive now. Its entries are behind the
+//! entries of all other connections in each list, and take no element.
 //!
-//! Knows no values and queues: the caller compares known values.
+//! Has no values and queues: the caller compares known values.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -21,7 +21,7 @@ use crate::message::ConnId;
 use crate::moment::Moment;
 use crate::wire::Opcode;
 
-/// What satisfies an entry.
+/// The event that satisfies an entry.
 #[derive(Debug)]
 pub(super) enum Wants {
     /// A value, or an element of a queue: WAIT.
@@ -115,7 +115,7 @@ pub(super) struct Waiters {
     entries: Slab<Entry>,
     lists: Slab<List>,
     waits: HashMap<ConnId, Wait, ConnHash>,
-    /// The connections that are away, each since when.
+    /// The connections that are away, each with the time when it lost its link.
     away: HashMap<ConnId, Moment, ConnHash>,
     /// The bytes of the names of all lists.
     name_bytes: usize,
@@ -160,7 +160,7 @@ struct Entry {
     prev_in_wait: u32,
 }
 
-/// Entries whose memory is kept while nobody waits.
+/// Entries whose memory is kept while there are no waits.
 const KEPT_ENTRIES: usize = 1024;
 
 /// Freed entries that are worth a release of memory to the system: about 0.5 MB with their waits.
@@ -288,7 +288,8 @@ impl Waiters {
         debug_assert!(replaced.is_none(), "{conn:?} was waiting already");
     }
 
-    /// Adds a missing name to the open wait of `conn`, unless it has it. No other wait was extended since that was opened.
+    /// Adds a missing name to the open wait of `conn`, unless the wait already has it. In the meantime, no other wait
+    /// may have been extended.
     pub(super) fn miss(&mut self, conn: ConnId, list: ListId, wants: Wants) {
         let is_away = self.is_away(conn);
         let last = self.last_entry(list, is_away);
@@ -551,8 +552,8 @@ impl Waiters {
         Some(name)
     }
 
-    /// Checks the invariants of this module. Calls `wanted` for each list with its name and what its
-    /// entries want, except those that are away.
+    /// Checks the invariants of this module. Calls `wanted` for each list with its name and the events that its
+    /// entries wait for, except entries that are away.
     #[cfg(any(test, debug_assertions))]
     pub(super) fn check_invariants(&self, mut wanted: impl FnMut(ListId, &[u8], &[&Wants])) {
         let mut entries_in_lists = 0;

@@ -1,4 +1,4 @@
-//! What requests cost, as counted work instead of time: a small request must not cause much.
+//! The cost of requests, as counted work instead of time: a small request must not cause much work.
 
 use super::StoreState;
 use super::tests::Recorder;
@@ -41,7 +41,7 @@ fn a_listing_visits_values_only() {
     let names: Vec<&[u8]> = names.iter().map(|name| name.as_bytes()).collect();
     let keys = Keys::from(&names[..]);
     work_of(&mut store, WAITER, Request::Wait { keys });
-    // Values that are written before, among and after the missing names, and one that is deleted.
+    // Values that are written before, among and after the missing names, and a deleted value.
     for key in [&b"new"[..], names[7], names[KEYS - 1], b"last", b"deleted"] {
         set(&mut store, key);
     }

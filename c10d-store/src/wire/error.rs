@@ -11,11 +11,11 @@ pub struct WireError {
     pub opcode: Option<Opcode>,
     /// The byte offset of the error in the request.
     pub offset: usize,
-    /// What is wrong.
+    /// The kind of the error.
     pub kind: WireErrorKind,
 }
 
-/// What a peer did wrong.
+/// The way in which a request breaks the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WireErrorKind {

@@ -62,8 +62,7 @@ impl FrameScan {
     /// and is never shorter than in an earlier call.
     ///
     /// # Errors
-    /// If the bytes cannot become a request within the limits. No memory has been reserved for
-    /// announced lengths.
+    /// The bytes cannot become a request within the limits. The call has not reserved memory for announced lengths.
     pub(crate) fn advance(
         &mut self,
         bytes: &[u8],

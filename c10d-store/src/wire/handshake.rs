@@ -5,9 +5,8 @@ use super::capability;
 /// The magic number of VALIDATE (docs/spec/wire.md, section 1).
 pub const VALIDATION_MAGIC: u32 = 0x3C85_F7CE;
 
-/// The nonce of a PING that asks for the server's capabilities (docs/spec/wire-extensions.md, section 9.1). A PyTorch
-/// server echoes it, which means "none". PyTorch's clients send their process id, which on Linux is
-/// below 2^22.
+/// The nonce of a PING that requests the server's capabilities (docs/spec/wire-extensions.md, section 9.1). A PyTorch
+/// server echoes it, which means "none". PyTorch's clients send their process id, which on Linux is below 2^22.
 pub const CAPABILITY_NONCE: u32 = 0xC10D_0000;
 
 /// The capability bits in the reply to a PING with [`CAPABILITY_NONCE`].

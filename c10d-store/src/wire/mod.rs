@@ -1,4 +1,4 @@
-//! The wire format, specified in docs/spec/wire.md. Pure; the only place that knows the byte order.
+//! The wire format, specified in docs/spec/wire.md. Pure; the byte order is handled here only.
 
 mod blob;
 pub mod capability;

@@ -123,7 +123,7 @@ impl Opcode {
         Self::ALL.get(usize::from(index)).copied()
     }
 
-    /// Whether the reply comes later if it must, and CANCEL_WAIT ends the wait for it.
+    /// Returns whether the server may delay the reply, so that CANCEL_WAIT applies.
     #[must_use]
     pub const fn is_wait(self) -> bool {
         matches!(

@@ -20,8 +20,8 @@ pub struct NotAReply {
     byte: u8,
 }
 
-/// The progress in the reply to one request. Replies have no length (docs/spec/wire.md, section 2), so it follows from the
-/// request where they end.
+/// The progress in the reply to one request. Replies have no length (docs/spec/wire.md, section 2), so their end
+/// follows from the request.
 ///
 /// ```
 /// use c10d_store::Opcode;
@@ -46,7 +46,7 @@ pub struct ReplyScan {
     has_begun: bool,
     /// A CANCEL_WAIT follows the request.
     is_cancelled: bool,
-    /// The answer to a CANCEL_WAIT that the reply has crossed comes last.
+    /// The answer to a CANCEL_WAIT that the reply has crossed follows last.
     has_tail: bool,
     /// The wait was ended by END_WAITS, and not cancelled before the client was told.
     was_ended: bool,
@@ -62,14 +62,14 @@ enum State {
     Count,
     /// The length of a queue; one blob follows unless it is 0.
     QueueLength,
-    /// The first byte says what follows.
+    /// The first byte determines the rest.
     Status,
     /// Two sizes follow one nonce.
     Nonce,
 }
 
 impl ReplyScan {
-    /// The reply to a request with this many keys. `None` for a command without a reply, and for SESSION.
+    /// Begins the reply to a request with this many keys. `None` for a command without a reply, and for SESSION.
     #[must_use]
     pub const fn new(opcode: Opcode, key_count: usize) -> Option<Self> {
         let key_count = key_count as u64;
@@ -117,7 +117,7 @@ impl ReplyScan {
         })
     }
 
-    /// The reply to the same request, of which nothing has arrived.
+    /// The reply to the same request, before its first byte has arrived.
     pub(crate) const fn begun_anew(&self) -> Self {
         match Self::new(self.opcode, self.key_count as usize) {
             Some(scan) => Self {
@@ -129,31 +129,31 @@ impl ReplyScan {
         }
     }
 
-    /// The command.
+    /// Returns the command of the request.
     #[must_use]
     pub const fn opcode(&self) -> Opcode {
         self.opcode
     }
 
-    /// Whether some of the reply has arrived.
+    /// Returns whether some of the reply has arrived.
     #[must_use]
     pub const fn has_begun(&self) -> bool {
         self.has_begun
     }
 
-    /// Whether the client has sent a CANCEL_WAIT after this wait, the answer to which then belongs to the reply.
+    /// Returns whether the client has sent a CANCEL_WAIT after this wait, whose answer then belongs to the reply.
     #[must_use]
     pub const fn is_cancelled(&self) -> bool {
         self.is_cancelled
     }
 
-    /// Whether END_WAITS has ended this wait: a CANCEL_WAIT that follows as the next request has no answer of its own
+    /// Whether END_WAITS has ended this wait: a CANCEL_WAIT that follows as the next request has no separate answer
     /// (docs/spec/wire-extensions.md, END_WAITS 2).
     pub(crate) const fn was_ended(&self) -> bool {
         self.was_ended
     }
 
-    /// The client has sent a CANCEL_WAIT after this wait.
+    /// Reports that the client has sent a CANCEL_WAIT after this wait.
     pub const fn cancel(&mut self) {
         self.is_cancelled = true;
         self.has_tail = self.has_begun;
@@ -162,7 +162,7 @@ impl ReplyScan {
     /// Takes the bytes of the reply from the front of `bytes`. Returns whether it is complete.
     ///
     /// # Errors
-    /// If the bytes are no reply to the request.
+    /// The bytes are not a reply to the request.
     pub fn advance(&mut self, bytes: &mut &[u8]) -> Result<bool, NotAReply> {
         loop {
             match self.state {

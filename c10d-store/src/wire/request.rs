@@ -52,13 +52,13 @@ impl std::fmt::Debug for RequestBuf<'_> {
 }
 
 impl<'v> RequestBuf<'v> {
-    /// An empty buffer.
+    /// Creates an empty buffer.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// An empty buffer that reuses the allocation of `memory`.
+    /// Creates an empty buffer that reuses the allocation of `memory`.
     #[must_use]
     pub fn reusing(mut memory: Vec<u8>) -> Self {
         memory.clear();
@@ -68,13 +68,13 @@ impl<'v> RequestBuf<'v> {
         }
     }
 
-    /// The allocation, for [`reusing`](Self::reusing).
+    /// Returns the buffer, so that [`reusing`](Self::reusing) can reuse its allocation.
     #[must_use]
     pub fn into_memory(self) -> Vec<u8> {
         self.copied
     }
 
-    /// Appends the handshake: VALIDATE, and a PING that asks for the server's capabilities.
+    /// Appends the handshake: VALIDATE, and a PING that requests the server's capabilities.
     pub fn hello(&mut self) -> &mut Self {
         self.opcode(Opcode::Validate).u32(VALIDATION_MAGIC);
         self.opcode(Opcode::Ping).u32(CAPABILITY_NONCE)
@@ -176,7 +176,7 @@ impl<'v> RequestBuf<'v> {
         self
     }
 
-    /// The encoded bytes, for a vectored write.
+    /// Returns the encoded bytes, for a vectored write.
     pub fn io_slices(&self) -> Vec<IoSlice<'_>> {
         let mut slices = Vec::with_capacity(2 * self.borrowed.len() + 1);
         let mut from = 0;
@@ -191,13 +191,13 @@ impl<'v> RequestBuf<'v> {
         slices
     }
 
-    /// The encoded bytes in one piece; `None` if a value is borrowed.
+    /// Returns the encoded bytes in one piece; `None` if a value is borrowed.
     #[must_use]
     pub fn contiguous(&self) -> Option<&[u8]> {
         self.borrowed.is_empty().then_some(&self.copied)
     }
 
-    /// A copy of the encoded bytes.
+    /// Returns a copy of the encoded bytes.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         self.io_slices()

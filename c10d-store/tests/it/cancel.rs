@@ -91,7 +91,7 @@ fn waits_end(place: &str, store: &dyn Store, has_queues: bool) {
         waited.map(drop)
     });
     assert_ended(&error, Op::WaitChange, false);
-    // A call that waits later ends too.
+    // A call that waits later ends as well.
     let cancel = Cancel::new();
     cancel.cancel();
     for _ in 0..2 {
@@ -108,7 +108,7 @@ fn waits_end(place: &str, store: &dyn Store, has_queues: bool) {
             assert_ended(&waiting.join().unwrap(), Op::Get, false);
         });
     }
-    // None of it is left for other calls.
+    // The cancel leaves nothing behind for other calls.
     let error = store
         .wait_timeout(&["never"], Some(Duration::from_millis(2)))
         .expect_err("no such key");
@@ -196,7 +196,7 @@ fn a_check_may_use_the_store_after_the_wait_gave_way() {
     });
 }
 
-/// Waits of the same store go on, as do those with another cancel.
+/// Waits of the same store continue, and waits with another cancel as well.
 #[test]
 fn a_cancel_leaves_the_waits_of_others() {
     let server = serve();

@@ -23,7 +23,7 @@ struct Peer {
     stream: SessionStream,
     reader: FrameReader,
     link: TcpStream,
-    /// What the server has sent, by client, and what it has said to be done.
+    /// The bytes that the server has sent, by client, and the requests that it has reported as done.
     received: Vec<(u32, Vec<u8>)>,
     done: Vec<(u32, u32)>,
     is_restarted: bool,
@@ -298,8 +298,8 @@ fn requests_that_were_carried_out_are_answered_and_not_repeated() {
     peer.expect(0, &number(1));
 }
 
-/// docs/spec/wire-extensions.md, SESSION 14: what ended a wait is gone after the restart; the wait has ended all the same. One that
-/// ended at once was a read.
+/// docs/spec/wire-extensions.md, SESSION 14: the event that ended a wait is lost in the restart; the wait has ended
+/// all the same. A wait that ended at once was a read.
 #[test]
 fn a_wait_that_has_ended_does_not_wait_again() {
     let journal = Memory::default();
@@ -397,7 +397,7 @@ fn the_peer_learns_that_requests_without_replies_are_done() {
     assert_eq!(peer.done, [(0, 2)]);
 }
 
-/// The parts of a request that arrive last are short, and so is what follows the last reply.
+/// The last parts of a request to arrive are short, and so are the bytes after the last reply.
 #[test]
 fn the_peer_learns_that_a_long_request_is_done() {
     let journal = Memory::default();
@@ -442,7 +442,7 @@ fn only_sessions_that_can_be_carried_over_are() {
     ended.flush();
     let mut byte = [0; 256];
     while ended.link.read(&mut byte).is_ok_and(|count| count > 0) {}
-    // A later answer says that the end is durable.
+    // A later answer shows that the end is durable.
     client(&server).add("n", 1).expect("add");
     let mut carried = Peer::new(&server);
     carried.open(7);
@@ -456,7 +456,7 @@ fn only_sessions_that_can_be_carried_over_are() {
         assert!(matches!(error, SessionError::Unknown { .. }), "{error}");
     }
     carried.reconnect(&again).expect("a link");
-    // An answer that was lost is given again.
+    // A lost answer is given again.
     let mut late = carried.dialer;
     late.set_target(HostPort::new("127.0.0.1", server.local_addr().port()));
     let error = late.connect(0, deadline()).expect_err("an older run");
@@ -464,7 +464,7 @@ fn only_sessions_that_can_be_carried_over_are() {
     drop((server, again));
 }
 
-/// Snapshots have the sessions too.
+/// Snapshots contain the sessions as well.
 #[test]
 fn a_snapshot_keeps_sessions() {
     let journal = Memory::default();
@@ -492,7 +492,8 @@ fn a_snapshot_keeps_sessions() {
     drop(server);
 }
 
-/// A reply waits for credit, while as many requests follow it as the peer is usually told of. It is not done, nor are they.
+/// A reply waits for credit, while as many requests follow it as the server usually reports. Neither it nor these
+/// requests are done.
 #[test]
 fn a_request_whose_reply_waits_for_credit_is_not_done() {
     const SETS: usize = 1100;
@@ -555,8 +556,8 @@ fn a_request_whose_reply_waits_for_credit_is_not_done() {
     drop(server);
 }
 
-/// docs/spec/wire-extensions.md, EPHEMERAL 3 and 8: a client of a session that is kept owns its key beyond a restart, until it
-/// ends, is passed over, or its session ends.
+/// docs/spec/wire-extensions.md, EPHEMERAL 3 and 8: a client of a session that is kept owns its key beyond a restart,
+/// until the client has ended, does not return with its session, or the session has ended.
 #[test]
 fn the_keys_of_kept_clients_outlive_a_restart_and_end_with_them() {
     let journal = Memory::default();
@@ -602,7 +603,7 @@ fn the_keys_of_kept_clients_outlive_a_restart_and_end_with_them() {
     peer.flush();
     assert_eq!(store.get("w3").expect("get"), b"3");
 
-    // A session whose time is over ends with what its clients own, though none of them has come back.
+    // A session whose time is over ends, and its clients' keys expire, although none of the clients has returned.
     let (journal, old) = (journal.crashed(), server);
     let options = ServerOptions::default().with_session_timeout(Duration::from_millis(50));
     let server = journal.serve_with(options);

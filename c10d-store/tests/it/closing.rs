@@ -1,4 +1,4 @@
-//! What a connection still gets when it ends, and what other connections see of it.
+//! The last bytes that a connection receives when it ends, and its effect on other connections.
 
 use c10d_store::Opcode;
 use c10d_store::{ServerOptions, TcpStoreServer, WireLimits};
@@ -84,7 +84,7 @@ fn a_reply_shows_that_others_see_what_was_sent_before_it() {
             r.opcode(Opcode::Get).raw_key(b"k");
         });
         reader.expect(&[1, 0, 0, 0, 0, 0, 0, 0, number]);
-        // The reply to a change comes after the change.
+        // The reply to a change follows after the change.
         writer.request(|r| {
             r.opcode(Opcode::Add).raw_key(b"n").i64(1);
         });

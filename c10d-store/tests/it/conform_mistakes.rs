@@ -96,7 +96,7 @@ fn is_found_by(case: &str, mistake: Mistake) {
     assert!(is_named("differs") || is_named("hangs"), "{text}");
 }
 
-/// Until either side ends the connection.
+/// Runs until either side closes the connection.
 fn pass_on(client: &TcpStream, server: SocketAddr, mistake: Mistake, stop: &Cancel) {
     let server = TcpStream::connect(server).expect("it listens");
     for stream in [client, &server] {

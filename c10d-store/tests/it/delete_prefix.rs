@@ -31,7 +31,7 @@ fn the_reply_is_the_number_and_later_requests_wait_for_it() {
     let delete = [0x89, 3, 0, 0, 0, 0, 0, 0, 0, b'/', b'p', b'/', 0, 0, 0, 0];
     a.send(&[&delete[..], &[7]].concat());
     a.expect(&[[2, 0, 0, 0, 0, 0, 0, 0], [0; 8]].concat());
-    // Any number of them, with what follows each.
+    // Any number of them, each with its successor.
     let mut many = Vec::new();
     for round in 0..50 {
         let key = format!("p/{round}");
@@ -46,7 +46,7 @@ fn the_reply_is_the_number_and_later_requests_wait_for_it() {
     assert_eq!(a.read_to_close(), b"");
 }
 
-/// Others are served between the slices, and the one that has asked may end.
+/// Other clients are served between the slices, and the requesting client may end.
 #[test]
 fn a_long_deletion_lets_others_go_on() {
     let server = serve();

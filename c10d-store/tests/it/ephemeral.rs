@@ -1,4 +1,4 @@
-//! Keys that end with their owners, over real connections: docs/spec/wire-extensions.md, section 9.10.
+//! Keys that expire with their owners, over real connections: docs/spec/wire-extensions.md, section 9.10.
 
 use std::sync::Arc;
 use std::thread;
@@ -72,7 +72,7 @@ fn the_keys_of_a_store_end_with_it() {
             store.set("shown", number.to_string()).expect("set");
             let claimed = store.set_ephemeral("k", b"mine", Some((&will, b"left")));
             assert_eq!(claimed.expect("claimed"), None);
-            // What was written before is seen by others with the key.
+            // Clients that see the key also see earlier writes.
             assert_eq!(other.get("k").expect("get"), b"mine");
             assert_eq!(
                 other.get("shown").expect("get"),
@@ -126,7 +126,7 @@ fn a_silent_owner_loses_its_keys_and_one_that_waits_does_not() {
     });
     assert!(!silent.keep_alive(None).expect("an answer"), "it has ended");
     assert!(silent.keep_alive(None).expect("an answer"), "it knows");
-    // The store goes on.
+    // The store continues.
     assert_eq!(
         silent.set_ephemeral("silent", b"", None).expect("claimed"),
         None

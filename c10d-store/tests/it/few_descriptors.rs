@@ -1,5 +1,5 @@
-//! A server with few descriptors, in a process of its own, and strangers that hold all of them. The tests of `c10d-relay`
-//! and `rpc-agent` use this file too.
+//! A server with few descriptors, in a separate process, and strangers that hold all of them. The tests of
+//! `c10d-relay` and `rpc-agent` also use this file.
 
 use std::env;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Set in the process of the server, to what the test tells it.
+/// Set in the process of the server, to the test's message for it.
 const TOLD: &str = "C10D_TEST_FEW_DESCRIPTORS";
 
 /// More than the server has descriptors.
@@ -17,7 +17,7 @@ const STRANGERS: usize = 100;
 
 const STRANGERS_MAX: usize = 2000;
 
-/// In the process of the server: what the test tells it.
+/// In the process of the server: the message of the test.
 pub(crate) fn told() -> Option<String> {
     env::var(TOLD).ok()
 }
@@ -35,8 +35,8 @@ pub(crate) struct Attacked {
 }
 
 impl Attacked {
-    /// Runs this test, of the given name, in a process of its own, where [`told`] returns the text and [`serve`] is to be
-    /// called.
+    /// Runs this test, of the given name, in a separate process, where [`told`] returns the text and [`serve`] is to
+    /// be called.
     pub(crate) fn start(test: &str, text: &str) -> Self {
         let mut process = Command::new("sh")
             .args(["-c", "ulimit -n 64 && exec \"$0\" \"$@\""])

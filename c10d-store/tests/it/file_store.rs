@@ -219,7 +219,7 @@ fn a_torn_record_is_ignored_and_removed_by_the_next_writer() {
         let repaired = [whole, record("/next", b"2")].concat();
         assert_eq!(fs::read(&path).unwrap(), repaired, "cut at {cut}");
 
-        // Opening a store on the file removes the torn record too.
+        // Opening a store on the file also removes the torn record.
         append_to_file(&path, &torn[..cut]);
         let opened = FileStore::open(&path, None).unwrap();
         let reopened = [repaired, record("refcount/", b"2")].concat();
@@ -350,7 +350,7 @@ fn a_replaced_file_is_read_from_its_start() {
 
         fs::remove_file(&path).unwrap();
         let other = FileStore::open(&path, None).unwrap();
-        // The new file is longer than the old one, so its length does not reveal the replacement.
+        // The new file is longer than the old file, so its length does not reveal the replacement.
         other.set("new", vec![b'x'; 1000 + round]).unwrap();
         assert!(!store.check(&[&old]).unwrap(), "round {round}");
         assert_eq!(store.get("new").unwrap().len(), 1000 + round);
@@ -411,7 +411,7 @@ fn operations_time_out_if_the_lock_is_never_released() {
     store.set_timeout(Some(Duration::from_millis(10)));
     let holder = File::open(&path).unwrap();
     holder.lock().unwrap();
-    // Because of this unread record, readers need the lock too.
+    // Because of this unread record, readers also need the lock.
     append_to_file(&path, &record("/late", b"1"));
 
     let started = Instant::now();
@@ -455,7 +455,7 @@ fn closing_fails_waits_for_the_lock_and_the_drop_updates_the_counts() {
     store.set_timeout(None);
     let holder = File::open(&path).unwrap();
     holder.lock().unwrap();
-    // Because of this unread record, readers need the lock too.
+    // Because of this unread record, readers also need the lock.
     append_to_file(&path, &record("/late", b"1"));
     let before = fs::read(&path).unwrap();
 

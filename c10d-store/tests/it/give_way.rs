@@ -51,8 +51,7 @@ fn a_wait_gives_way_to_a_thousand_requests() {
     assert_eq!(server.connection_count(), 1);
 }
 
-/// A `get` of a key that exists has no need for a connection of its own.
-/// docs/spec/wire-extensions.md, WAIT_GET 5.
+/// A `get` of a key that exists does not need a separate connection. docs/spec/wire-extensions.md, WAIT_GET 5.
 #[test]
 fn a_get_that_need_not_wait_shares_the_connection_of_a_wait() {
     let server = serve();
@@ -124,8 +123,8 @@ fn an_arrival_at_a_barrier_counts_once_while_others_use_the_store() {
     });
 }
 
-/// While threads send requests as fast as they can, every wait ends when its key appears, also if the key
-/// appears while the wait gives way.
+/// While threads send requests as fast as they can, every wait ends when its key appears, even if the key appears
+/// while the wait gives way.
 #[test]
 fn no_wakeup_is_lost_while_a_wait_gives_way() {
     let server = serve();
@@ -179,7 +178,7 @@ fn no_element_is_lost_while_a_take_gives_way() {
     for port in [server.local_addr().port(), proxy.port()] {
         let (store, writer) = (client(port), client(server.local_addr().port()));
         let is_done = AtomicBool::new(false);
-        // Without QUEUE_TAKE, a take consists of requests, of which one that is cancelled may have had its effect.
+        // Without QUEUE_TAKE, a take consists of several requests, and a cancelled request may have had its effect.
         let is_cancelled = port == server.local_addr().port();
         let current = Mutex::new(Cancel::NEVER);
         thread::scope(|scope| {
@@ -253,7 +252,7 @@ fn closing_ends_a_wait_that_gives_way() {
 }
 
 /// A server that is too busy to answer a cancel in time: neither the call for which the wait was to give way nor the
-/// wait, which goes on, mistakes the late answer for another.
+/// wait, which continues, mistakes the late answer for another.
 #[test]
 fn a_late_answer_to_a_cancel_is_not_taken_for_another() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");

@@ -285,7 +285,7 @@ fn writers_wait_while_the_journal_is_behind() {
         writer.expect(&number(VALUES as i64));
     });
     journal.wait_until_appending();
-    // It goes on until the server reads no more; without the limit, until it has sent everything.
+    // It continues until the server reads no more; without the limit, until it has sent everything.
     let mut last = 0;
     loop {
         thread::sleep(Duration::from_millis(50));
@@ -368,7 +368,8 @@ fn snapshots_contain_what_the_batches_before_them_said() {
     assert!(bytes < 130 << 20, "{bytes} bytes of batches are left");
 }
 
-/// Others read version 1 only, at first. A snapshot has the version that they read when it is due, and so has what follows it.
+/// The other processes read only version 1 at first. A snapshot has the version that they read when it is due, and so
+/// have the batches after it.
 #[test]
 fn the_newest_version_is_written_from_the_next_snapshot_on() {
     let journal = Memory::default();

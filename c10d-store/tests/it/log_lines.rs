@@ -1,4 +1,4 @@
-//! Records the warnings and errors that are logged in this process. The tests of `rpc-agent` use this file too.
+//! Records the warnings and errors that are logged in this process. The tests of `rpc-agent` also use this file.
 
 use std::sync::{Mutex, Once, PoisonError};
 use std::thread;

@@ -16,7 +16,7 @@ use c10d_store::{ServerOptions, TcpStoreServer};
 
 const LONG: Duration = Duration::from_secs(30);
 
-/// What a journal has kept.
+/// The content of a journal.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Kept {
     pub(crate) snapshot: Option<(u64, Vec<Vec<u8>>)>,
@@ -30,11 +30,11 @@ pub(crate) struct Kept {
     opened: u64,
     /// The candidate that leads.
     leader: Option<u64>,
-    /// The candidate that is to lead once nobody does.
+    /// The candidate that is to lead once there is no leader.
     next_leader: Option<u64>,
-    /// The versions that it reads; none for those of this program. The next one is for tests only.
+    /// The versions that it reads; `None` for the versions of this program. The next version is for tests only.
     pub(crate) formats: Option<Formats>,
-    /// The version that it has, if it has versions, and the one that others read.
+    /// Its version, if it has versions, and the version that the other processes read.
     pub(crate) format: u8,
     pub(crate) others_read: u8,
 }
@@ -66,7 +66,7 @@ impl Memory {
         assert!(kept.appending > 0, "no batch");
     }
 
-    /// What a crash at this moment leaves.
+    /// The state after a crash at this moment.
     pub(crate) fn crashed(&self) -> Self {
         let mut kept = self.kept().clone();
         kept.unfinished = None;
@@ -80,7 +80,7 @@ impl Memory {
         }
     }
 
-    /// What it says is in the store.
+    /// The content of the store, according to the journal.
     pub(crate) fn contents(&self) -> Contents {
         let mut contents = Contents::default();
         let kept = self.kept();
@@ -259,7 +259,7 @@ impl Journal for Memory {
     }
 }
 
-/// An engine whose log other processes follow, one of which leads.
+/// An engine whose log several processes follow; one of them leads.
 #[derive(Debug, Clone)]
 pub(crate) struct Candidate {
     log: Memory,
@@ -285,14 +285,14 @@ impl Candidate {
         }
     }
 
-    /// A server that stands by, at a port of its own.
+    /// A standby server, at a separate port.
     pub(crate) fn stand_by(&self, options: ServerOptions) -> TcpStoreServer {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let options = options.with_journal(self.source());
         TcpStoreServer::stand_by(vec![listener], options).expect("a server")
     }
 
-    /// Extends the authority for so long, if this candidate leads.
+    /// Extends the authority for this time, if this candidate leads.
     pub(crate) fn renew(&self, lease: Duration) {
         let asked = Moment::now();
         if self.log.kept().leader == Some(self.number) {
@@ -301,7 +301,7 @@ impl Candidate {
     }
 }
 
-/// What a candidate does for its server.
+/// The engine that a candidate opens for its server.
 #[derive(Debug)]
 struct Opened {
     candidate: Candidate,

@@ -1,4 +1,4 @@
-//! What a server tells about its connections and keys, and connections that it hands over.
+//! The observed state of a server's connections and keys, and connections that it hands over.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -361,7 +361,7 @@ fn nothing_is_announced_to_a_server_without_the_capability() {
     drop(proxy);
 }
 
-/// The capabilities belong to a connection: a server behind the same address can be another one.
+/// The capabilities belong to a connection: a different server may listen at the same address later.
 #[test]
 fn nothing_is_announced_after_a_reconnect_to_a_server_without_the_capability() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");

@@ -21,8 +21,8 @@ pub(crate) fn wait_until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// How many connections one test may open. Two tests that open many, and all others, share the limit on
-/// open files, and each connection has both ends in this process.
+/// How many connections one test may open. Two tests that open many connections, and all other tests, share the limit
+/// on open files, and each connection has both ends in this process.
 pub(crate) fn connections_possible() -> u64 {
     open_files_limit().saturating_sub(400) / 4
 }

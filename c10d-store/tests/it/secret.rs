@@ -148,7 +148,7 @@ fn a_client_with_a_secret_does_not_talk_to_a_server_without() {
     let short = Duration::from_millis(500);
     let error = open(server.local_addr(), options, short).expect_err("no secret there");
     assert!(error.to_string().contains("may have no secret"), "{error}");
-    // Nor to one that answers in clear, as an attacker would.
+    // The client does not connect to a server that answers in clear text either, because that could be an attacker.
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("bound");
     thread::spawn(move || {
@@ -231,8 +231,7 @@ fn a_handshake_that_is_not_completed_has_a_deadline() {
     wait_until("it is closed", || server.connection_count() == 0);
 }
 
-/// In a user namespace the overflow user stands for all users without an id there.
-/// docs/spec/handshake.md, SEC 7.
+/// In a user namespace, the overflow user represents all users without an id there. docs/spec/handshake.md, SEC 7.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_user_that_stands_for_others_is_refused_at_start() {
@@ -280,13 +279,13 @@ fn a_silent_connection_has_less_time_where_there_is_a_secret() {
     assert!(silent.read_to_close().is_empty());
     assert!(began.elapsed() > Duration::from_secs(4), "{began:?}");
     begun.send(b"\x03");
-    // The peer sees the end before the server counts it.
+    // The peer notices the end before the server counts it.
     wait_until("only the silent one is closed", || {
         server.connection_count() == 1
     });
 }
 
-/// Strangers that hold all descriptors of a server, and take each one that is free, do not keep its clients out.
+/// Strangers that hold all descriptors of a server, and take each free descriptor, do not keep its clients out.
 #[test]
 fn strangers_make_room_for_clients_when_descriptors_run_out() {
     const TEST: &str = "secret::strangers_make_room_for_clients_when_descriptors_run_out";
@@ -310,7 +309,7 @@ fn strangers_make_room_for_clients_when_descriptors_run_out() {
 }
 
 /// A peer that replays the first message of a client costs the server public-key operations, and gets no further: its
-/// address is soon refused, and open connections go on.
+/// address is soon refused, and open connections continue.
 #[test]
 fn an_address_whose_handshakes_fail_is_refused_for_a_while() {
     // It says no more, or sends a bad record in the same segment.
@@ -349,8 +348,8 @@ fn an_address_whose_handshakes_fail_is_refused_for_a_while() {
     }
 }
 
-/// Needs root, which is another user than any: else the test says so and ends.
-/// docs/spec/handshake.md, SEC 7.
+/// Needs root, which differs from every other user; otherwise the test reports that and ends. docs/spec/handshake.md,
+/// SEC 7.
 #[cfg(target_os = "linux")]
 #[test]
 fn another_user_of_the_machine_is_a_stranger() {

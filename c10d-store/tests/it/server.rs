@@ -249,7 +249,7 @@ fn a_slow_reader_is_throttled_and_gets_every_reply() {
         });
     }
     reader.send(&[0x0d, 1, 1, 1, 1]);
-    // Another client is served meanwhile.
+    // In the meantime, another client is served.
     assert_served(&server, &value);
     let answer = blob(&value);
     for _ in 0..GETS {
@@ -513,7 +513,7 @@ fn queue_take_returns_what_has_arrived() {
     push(&mut pusher, b'd');
     taker.send(&[0x0c]);
     taker.expect(&[0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, b'd', 1]);
-    // A take that ends with its connection has taken nothing.
+    // A take whose connection has ended has taken nothing.
     let mut leaving = Raw::with_handshake(server.local_addr());
     take(&mut leaving, 8);
     leaving.fence();
@@ -689,7 +689,7 @@ fn one_store_can_be_served_on_several_addresses() {
     }
 }
 
-/// Strangers cause a few lines, and one with the number of the others, whatever they send.
+/// Strangers cause a few lines, and a line with the number of further strangers, whatever they send.
 /// docs/spec/wire.md, CLOSE 4.
 #[test]
 fn a_flood_of_refusals_is_logged_in_a_few_lines() {

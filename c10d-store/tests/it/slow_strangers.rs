@@ -1,4 +1,4 @@
-//! Peers that do not complete the handshake. The tests of `c10d-relay` use this file too.
+//! Peers that do not complete the handshake. The tests of `c10d-relay` also use this file.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -1,4 +1,4 @@
-//! Servers of one store, on a log that they share: one leads, the others stand by.
+//! Servers of one store, on a log that they share: one server leads, the other servers are standbys.
 
 use std::io::{self, Read};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -30,7 +30,7 @@ fn candidates(log: &Memory) -> [(Candidate, TcpStoreServer); 2] {
     })
 }
 
-/// Has a candidate lead, with the right to answer for so long.
+/// Has a candidate lead, with the right to answer for this time.
 fn lead(log: &Memory, number: u64, candidate: &Candidate, lease: Duration) {
     log.lead(number);
     log.wait_until_led_by(number);
@@ -232,7 +232,7 @@ fn a_server_that_was_taken_over_is_found_out_by_its_clients() {
     let [(first, old), (second, new)] = candidates(&log);
     lead(&log, 0, &first, HOUR);
     wait_until("it leads", || !old.is_standby());
-    // The directory knows of a later one.
+    // The directory has a later leader.
     let (_, mut dialer) = following(leader(&old, 2));
     let tried_for = Duration::from_secs(2);
     let by = Deadline::after(Instant::now(), tried_for);
@@ -255,7 +255,7 @@ fn a_server_that_was_taken_over_is_found_out_by_its_clients() {
     first.authority.extend(Moment::now() + HOUR);
     let (error, mut dialer) = asking.join().expect("no panic");
     let error = error.expect("an earlier run");
-    // The attempt may have been over by then.
+    // The attempt may have been over before that.
     let is_refused = matches!(
         error,
         SessionError::Deposed { .. } | SessionError::Lost { .. }
@@ -362,7 +362,7 @@ fn a_client_that_follows_gets_heartbeats_while_the_server_may_answer() {
         link.expect(&beat);
     }
     candidate.authority.withdraw();
-    // What was sent before arrives, but then nothing does.
+    // Bytes that were sent before arrive, but nothing afterwards.
     let mut bytes = [0; 256];
     link.0
         .set_read_timeout(Some(Duration::from_millis(1200)))
@@ -422,7 +422,7 @@ fn a_client_with_short_timeouts_notices_that_its_server_is_silent() {
     drop(go_on);
 }
 
-/// docs/spec/wire-extensions.md, SESSION 18: what ends a wait early is not taken for the silence of the server.
+/// docs/spec/wire-extensions.md, SESSION 18: an early end of a wait is not mistaken for the silence of the server.
 #[test]
 fn a_wait_that_is_ended_keeps_its_link() {
     let log = Memory::default();
@@ -441,7 +441,7 @@ fn a_wait_that_is_ended_keeps_its_link() {
         let waits = store.with_cancel(&cancel);
         let waiting = std::thread::spawn(move || waits.wait_timeout(&["missing"], Some(HOUR)));
         wait_until("it waits", || server.waiting_count() == 1);
-        // It has waited for a while, too.
+        // It has also waited for a while.
         std::thread::sleep(Duration::from_millis(ended));
         cancel.cancel();
         let result = waiting.join().expect("no panic");

@@ -202,7 +202,7 @@ fn try_get_does_not_wait(store: &Arc<dyn Store>, features: Features) {
     // The earlier reads left no pending wait that this write could answer.
     store.set("k", "2").unwrap();
     assert_eq!(store.add("n", 1).unwrap(), 1);
-    // Without the extensions a queue reads as an empty value, as with PyTorch's server.
+    // Without the extensions a queue reads as an empty value, like with PyTorch's server.
     if features.queues && features.wakes_on_change {
         store.queue_push("q", "1").unwrap();
         assert_eq!(store.try_get("q").unwrap(), None);
@@ -811,7 +811,7 @@ fn every_write_wakes_wait_change(store: &Arc<dyn Store>, features: Features) {
     }
 }
 
-/// All threads share one handle, so a waiting thread must not block the others.
+/// All threads share one handle, so a waiting thread must not block the other threads.
 fn wait_change_ignores_changes_outside_its_part(store: &Arc<dyn Store>, _: Features) {
     store.set("k", b"round 7, beat 0").unwrap();
     let (done, is_done) = mpsc::channel();
@@ -1143,7 +1143,7 @@ fn queue_take_returns_several_elements(store: &Arc<dyn Store>, features: Feature
     assert_eq!(store.queue_take("q", usize::MAX, None).unwrap(), rest);
     assert_eq!(store.queue_len("q").unwrap(), 0);
 
-    // An empty element is one too. A value of that name is none.
+    // An empty element is also an element. A value of that name is not an element.
     store.queue_push("q", b"").unwrap();
     assert_eq!(store.queue_take("q", 9, NOW).unwrap(), [Vec::<u8>::new()]);
     store.set("q", b"value").unwrap();
@@ -1154,7 +1154,7 @@ fn queue_take_returns_several_elements(store: &Arc<dyn Store>, features: Feature
             .unwrap_err()
             .is_timeout()
     );
-    // A push ends the wait.
+    // A push satisfies the wait.
     thread::scope(|scope| {
         let taking = scope.spawn(|| store.queue_take("late", 9, Some(LONG)));
         thread::sleep(Duration::from_millis(5));

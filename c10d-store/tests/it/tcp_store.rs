@@ -426,7 +426,7 @@ fn barrier_on_text_is_an_error_of_this_call_only() {
     }
 }
 
-/// A call that asks why its connection was closed finds that the server has stopped.
+/// The call that searches for the reason of the closed connection finds that the server has stopped.
 #[test]
 fn a_barrier_fails_with_its_server() {
     let server = serve();
@@ -557,7 +557,7 @@ fn get_sends_two_requests_without_wait_get_and_one_with_it() {
 
     let (port, serving) = scripted_server(WAIT_GET, |mut stream| {
         expect(&mut stream, &request_for_k(0x80));
-        // Byte by byte, as the network may deliver it.
+        // Byte by byte, because the network may deliver it this way.
         for byte in [0, 1, 0, 0, 0, 0, 0, 0, 0, b'v'] {
             stream.write_all(&[byte]).unwrap();
         }
@@ -890,8 +890,8 @@ fn a_server_shutdown_fails_every_blocked_call() {
     }
 }
 
-/// The server has stopped listening. A call that needs a second connection must not retry until its
-/// deadline, and the call that waits on the first connection must fail too.
+/// The server has stopped listening. A call that needs a second connection must not retry until its deadline, and the
+/// call that waits on the first connection must fail as well.
 #[test]
 fn a_refused_second_connection_fails_all_calls_at_once() {
     let (signal, signaled) = std::sync::mpsc::channel::<()>();
@@ -1040,7 +1040,7 @@ fn a_peer_that_is_not_a_store_is_reported_within_the_timeout() {
         let address = listener.local_addr().unwrap();
         let serving = thread::spawn(move || {
             let mut kept = Vec::new();
-            // A connection that sends "q" ends the loop.
+            // A connection that sends "q" stops the loop.
             loop {
                 let (stream, _) = listener.accept().unwrap();
                 let mut first = [0];

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-/// Forwards bytes in both directions, except the reply to the handshake's PING: the client gets the
-/// plain nonce, as from PyTorch's server. The drop waits until the clients have disconnected.
+/// Forwards bytes in both directions, except the reply to the handshake's PING: the client gets the plain nonce,
+/// which PyTorch's server would send. The drop waits until the clients have disconnected.
 pub(crate) struct WithoutExtensions {
     address: SocketAddr,
     stop: Arc<AtomicBool>,
@@ -72,7 +72,7 @@ fn forward(client: TcpStream, server: SocketAddr) {
     let (mut from_server, mut to_client) = (&server, &client);
     thread::scope(|scope| {
         scope.spawn(move || {
-            // An error ends the connection too; the test sees the close on its own side.
+            // An error also closes the connection; the test sees the close on its own side.
             let _ = io::copy(&mut from_client, &mut to_server);
             let _ = to_server.shutdown(Shutdown::Write);
         });

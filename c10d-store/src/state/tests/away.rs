@@ -18,7 +18,7 @@ fn a_connection_that_is_away_takes_no_element_and_no_wakeup() {
     assert_eq!(store.set_away(A, true), []);
     assert_eq!(store.on(B, take("q", 5)), [], "it came later");
     assert_eq!(store.on(C, push("q", "e")), taken(B, &[b"e"]));
-    // Nobody else waits: the element stays for the next one.
+    // There is no other waiter: the element stays for the next one.
     assert_eq!(store.on(C, push("q", "f")), []);
     assert_eq!(store.on(B, take("q", 5)), taken(B, &[b"f"]));
 
@@ -41,7 +41,7 @@ fn a_connection_that_comes_back_is_given_what_is_there() {
     assert_eq!(store.set("x", "1"), [], "the queue is missing");
     assert_eq!(store.set_away(A, false), taken(A, &[b"e"]));
     assert_eq!(store.set_away(B, false), [stop(B)]);
-    // Its wakeup is as that of a push.
+    // Its wakeup is like the wakeup of a push.
     store.wait(A, &["r", "x"]);
     store.on(C, Request::DeleteKey { key: b"x" });
     store.wait(A, &["p", "y"]);
