@@ -13,7 +13,7 @@ use crate::wire::{ADDED, FULL, NOT_A_NUMBER, Opcode, RequestBuf, capability};
 /// The reply of TRY_ADD.
 enum Answer {
     Sum(i64),
-    /// The value is not a number; its start, as an error shows it.
+    /// The value is not a number; its start, in the form in which an error shows it.
     NotANumber(String),
 }
 

@@ -22,7 +22,7 @@ use crate::wire::{
 const DIAGNOSIS_TIMEOUT: Duration = Duration::from_millis(100);
 const DIAGNOSED_KEYS_MAX: usize = 1024;
 
-/// The timeout of what the server answers at once: `timeout`, or [`ANSWER_TIMEOUT_MIN`] if longer.
+/// The timeout of an operation that the server answers at once: `timeout`, or [`ANSWER_TIMEOUT_MIN`] if longer.
 pub(super) fn at_least_an_answer(timeout: Option<Duration>) -> Option<Duration> {
     timeout.map(|timeout| timeout.max(ANSWER_TIMEOUT_MIN))
 }

@@ -14,7 +14,7 @@ use crate::error::StoreError;
 use crate::known::Known;
 use crate::wire::{Opcode, capability};
 
-/// The polling interval on servers without WAIT_CHANGE: that of PyTorch's rendezvous
+/// The polling interval on servers without WAIT_CHANGE: PyTorch's rendezvous polls at the same interval
 /// (`dynamic_rendezvous.py`), so that a node causes no more load than a PyTorch node.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -73,7 +73,7 @@ impl<'c> Call<'c> {
             if deadline.has_passed(now) {
                 return Err(self.timed_out(lease, timeout));
             }
-            // Other calls may use the connection meanwhile.
+            // Other calls may use the connection in the meantime.
             drop(lease);
             self.sleep_until(next_poll, timeout)?;
             lease = self.lease_again(timeout)?;
@@ -133,7 +133,7 @@ impl<'c> Call<'c> {
     }
 }
 
-/// The shorter of two timeouts, of which `None` is the longest.
+/// The shorter of two timeouts, where `None` is the longest.
 fn shorter(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),

@@ -1,4 +1,4 @@
-//! What carries a lane's bytes: a connection, or a session that survives the loss of one.
+//! The carrier of a lane's bytes: a connection, or a session that survives the loss of its connection.
 
 use std::io::{self, IoSlice};
 use std::task::Waker;

@@ -14,7 +14,7 @@ use crate::error::StoreError;
 use crate::value_rules::shorten;
 use crate::wire::{CHECK_READY, Opcode, RequestBuf};
 
-/// The most time spent on it: calls on other lanes do not learn of a lost server meanwhile.
+/// The most time spent on it: during this time, calls on other lanes do not learn of a lost server.
 const READ_TIMEOUT_MAX: Duration = Duration::from_secs(5);
 
 impl Call<'_> {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mio::net::TcpStream;
 
-/// Closes the connection that another thread uses, and any that it makes later.
+/// Closes the connection that another thread uses, and any connection that this thread opens later.
 #[derive(Debug, Clone, Default)]
 pub struct Closer {
     shared: Arc<Mutex<Shared>>,
@@ -18,8 +18,8 @@ struct Shared {
 }
 
 impl Closer {
-    /// Closes the connection: the thread that uses it gets an error at once, and for all later ones too. One that looks up
-    /// a name or connects goes on until its deadline. Does not block.
+    /// Closes the current connection and any that the thread opens later; their calls fail immediately. A thread that
+    /// is resolving a name or connecting continues until its deadline. Does not block.
     pub fn close(&self) {
         let socket = {
             let mut shared = self.lock();
@@ -33,7 +33,7 @@ impl Closer {
         }
     }
 
-    /// Whether it was closed.
+    /// Returns whether [`close`](Self::close) was called.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.lock().is_closed
@@ -56,7 +56,7 @@ impl Closer {
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
-        // Nothing panics while it is held.
+        // The code that holds the lock does not panic.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

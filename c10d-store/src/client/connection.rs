@@ -1,6 +1,6 @@
 //! One connection of a client: sends requests, reads replies, and tracks replies still due.
 //!
-//! Used by one call at a time. Knows neither the meaning of a request nor the store.
+//! Used by one call at a time. Independent of the meaning of requests and of the store.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -34,7 +34,7 @@ const REST_GRACE: Duration = Duration::from_secs(1);
 /// The handshake of a new connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hello {
-    /// With a PING that asks for the server's capabilities.
+    /// With a PING that requests the server's capabilities.
     Ping,
     /// The PING alone, in a session.
     InSession,
@@ -82,7 +82,7 @@ pub(super) fn with_reason(source: io::Error, reason: &str) -> io::Error {
     }
 }
 
-/// What follows the reply to a wait.
+/// The replies that follow the reply to a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Follows {
     Nothing,
@@ -104,7 +104,7 @@ pub(super) enum Waited {
 /// A wait whose reply has not been read.
 #[derive(Debug, Clone, Copy)]
 struct Pending {
-    /// The reply to a mark comes first.
+    /// The reply to a mark is due first.
     mark_due: bool,
     cancelled: bool,
     follows: Follows,
@@ -128,7 +128,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Runs the handshake on a new connection, that of TLS first.
+    /// Runs the handshake on a new connection, beginning with the handshake of TLS.
     pub(super) fn open(
         mut stream: Channel,
         hello: Hello,
@@ -205,13 +205,13 @@ impl Connection {
         self.pending.is_none()
     }
 
-    /// A request that reuses the allocation of earlier ones.
+    /// A request that reuses the allocation of earlier requests.
     pub(super) fn new_request<'v>(&mut self) -> RequestBuf<'v> {
         RequestBuf::reusing(std::mem::take(&mut self.request_memory))
     }
 
-    /// Reads the reply to a cancelled wait of an earlier call. False if it does not arrive by the deadline; a
-    /// later call continues. Nothing else may be sent before.
+    /// Reads the reply to a cancelled wait of an earlier call. False if it does not arrive by the deadline; a later
+    /// call continues. Until then, nothing else may be sent.
     pub(super) fn settle(&mut self, deadline: Deadline) -> Result<bool, Failure> {
         Ok(self.pending.is_none() || self.advance(deadline, &mut || {})?.is_some())
     }
@@ -364,7 +364,7 @@ impl Connection {
             Err(Failure::NoReply) => return Ok(None),
             Err(failure) => return Err(failure),
         };
-        // From here on the reply is being consumed, so a failure ends the connection.
+        // From here on the reply is being consumed, so after a failure the connection is closed.
         self.stream.set_wakeable(false);
         self.unacknowledged = false;
         let waited = match status {

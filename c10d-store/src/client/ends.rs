@@ -8,6 +8,6 @@ use std::net::SocketAddr;
 pub struct ConnectionEnds {
     /// The address of this process. Other hosts of the same network reach this host at its IP address.
     pub local: SocketAddr,
-    /// The address of the server, or of what forwards to it.
+    /// The address of the server, or of a proxy that forwards to it.
     pub remote: SocketAddr,
 }

@@ -1,5 +1,5 @@
-//! Keys that end with their owner: a connection of their own, so that no call that waits delays a sign that this process
-//! is alive, and the connection is never closed for being unused.
+//! Keys that expire with their owner. They have a separate connection, so that no waiting call delays a sign that
+//! this process is alive, and the connection is never closed for being unused.
 
 use std::mem;
 use std::sync::PoisonError;
@@ -100,8 +100,8 @@ impl TcpStore {
         }
     }
 
-    /// The owner of this store's ephemeral keys, and whether another one was lost. If the request shows what was written
-    /// before, that is acknowledged first.
+    /// The owner of this store's ephemeral keys, and whether another owner was lost. If the request shows earlier
+    /// writes, these are acknowledged first.
     fn owner(&self, call: &Call<'_>, shows_writes: bool) -> Result<(Self, bool), StoreError> {
         // Before its lock, which a forked child could find held.
         self.check_not_closed()?;
@@ -125,7 +125,7 @@ impl TcpStore {
         let (owner, was_lost) = {
             let owner = self.handle().owner.lock();
             let mut owner = owner.unwrap_or_else(PoisonError::into_inner);
-            // One that another thread has opened meanwhile is as good.
+            // A store that another thread has opened in the meantime is as good.
             let store = owner.store.take().or(known).or(opened);
             owner.store = store.as_ref().map(Self::share);
             (store, !shows_writes && mem::take(&mut owner.was_lost))
@@ -134,7 +134,7 @@ impl TcpStore {
             return Err(call.unsupported());
         };
         owner.set_timeout(timeout);
-        // It may have been closed meanwhile.
+        // The store may have been closed in the meantime.
         if let Err(error) = self.check_not_closed() {
             owner.close();
             return Err(error);

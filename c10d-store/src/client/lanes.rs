@@ -1,19 +1,18 @@
-//! Decides which connection a call uses, so that a call that waits does not delay others. Pure.
+//! Decides which connection a call uses, so that a waiting call does not delay other calls. Pure.
 //!
-//! Sequential calls share one connection, the first lane. While a call on it waits for a key, the wait
-//! *gives way* to a call that the server answers at once: its call cancels it, leaves the lane to the
-//! calls that asked, and then takes the lane back and repeats the wait. The calls that asked go first,
-//! and those that arrive meanwhile ask again after the repeated wait: so neither starves, and the server
-//! checks the wait between any two batches of other calls. A second wait uses the next lane, and so does
-//! any call while a wait that cannot be repeated is in progress on all earlier ones.
+//! Sequential calls share one connection, the first lane. While a call on it waits for a key, the wait *gives way* to
+//! a call that the server answers at once: the waiting call cancels its wait, leaves the lane to the requesting
+//! calls, and then takes the lane back and repeats the wait. The requesting calls go first, and calls that arrive in
+//! the meantime request the lane again after the repeated wait: so neither starves, and the server checks the wait
+//! between any two batches of other calls. A second wait uses the next lane, and so does any call while a wait that
+//! cannot be repeated is in progress on all earlier lanes.
 //!
-//! Order between calls: a write without a reply (`set`) has certainly been carried out only when a
-//! later request on the same connection has been answered. So a call may skip a lane only if the lane
-//! is *settled*: everything sent on it before the wait has been acknowledged. A second wait need not
-//! look at that: it has been checked once on the first lane, after everything sent there. Writes on any
-//! lane except the first are acknowledged before the call returns. Together: a thread's next call sees
-//! what it has written, on any lane. Only a call of a cancel's check cannot wait for that: it skips the lane
-//! of the call that asks.
+//! Order between calls: a write without a reply (`set`) has certainly been carried out only when a later request on
+//! the same connection has been answered. So a call may skip a lane only if the lane is *settled*: everything sent on
+//! it before the wait has been acknowledged. A second wait does not check this again: the first lane was checked
+//! once, after everything sent there. Writes on any lane except the first are acknowledged before the call returns.
+//! Together, this means that a thread's next call sees its earlier writes, on any lane. Only a call of a cancel's
+//! check cannot wait for that: it skips the lane of the call that runs the check.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +21,7 @@ use std::time::{Duration, Instant};
 /// memory and a descriptor until the store is closed.
 pub(super) const GRACE: Duration = Duration::from_millis(1);
 
-/// A lane except the first that no call has taken for so long needs no connection.
+/// A lane except the first that has been unused for this time needs no connection.
 const UNUSED_MAX: Duration = Duration::from_secs(10);
 
 /// The lanes and their users, which a `C` identifies: the thread of the call.
@@ -36,9 +35,9 @@ struct Lane<C> {
     state: State,
     taken_at: Instant,
     user: Option<C>,
-    /// The call of a wait has left the lane, and takes it back after the calls that asked for it.
+    /// The call of a wait has left the lane, and takes it back after the requesting calls.
     parked: Option<C>,
-    /// The number of calls that asked the wait on this lane to give way and have no lane yet.
+    /// The number of calls that have requested this lane from its wait, and have no lane yet.
     asking: usize,
 }
 
@@ -182,7 +181,7 @@ impl<C: Copy + PartialEq> Lanes<C> {
         self.lanes[lane].state = State::Busy;
     }
 
-    /// The waiting call on this lane leaves it to the calls that asked.
+    /// The waiting call on this lane leaves it to the requesting calls.
     pub(super) fn park(&mut self, lane: usize) {
         let lane = &mut self.lanes[lane];
         lane.state = State::Idle;
@@ -357,7 +356,7 @@ mod tests {
         lanes.stop_waiting(0);
         lanes.park(0);
 
-        // A later call waits, and so does the wait itself, until both calls that asked have had the lane.
+        // A later call waits, and so does the wait itself, until both requesting calls have had the lane.
         for _ in 0..2 {
             assert!(!lanes.resume(0));
             assert_eq!(
@@ -403,7 +402,7 @@ mod tests {
             Take::Lane(0)
         );
         lanes.withdraw(0);
-        // This call must wait too.
+        // This call must wait as well.
         assert!(lanes.is_parked(0));
         lanes.give_back(0);
         assert_eq!(lanes.take(late, Need::Wait, None, other()), Take::Lane(1));

@@ -7,25 +7,25 @@ use mio::net::TcpStream;
 
 use crate::session::Restart;
 
-/// A connection on which both sides go on with a session. Nothing has been sent over it since.
+/// A connection that has just resumed a session, and has not been used yet.
 #[derive(Debug)]
 pub struct SessionLink {
-    /// The connection, non-blocking.
+    /// The socket of the connection, non-blocking.
     pub socket: TcpStream,
     /// The TLS of the connection, if it has any.
     pub tls: Option<TlsLayer>,
-    /// What the server has already sent.
+    /// The bytes that the server has already sent.
     pub received: Vec<u8>,
     /// The server's address.
     pub server: SocketAddr,
-    /// How many bytes of the session the server has received.
+    /// The number of bytes of the session that the server has received.
     pub received_by_server: u64,
-    /// Set if the server was restarted and knows the session: both streams begin anew, and requests are sent again. Only
-    /// with [`carrying_over`](super::SessionDialer::carrying_over).
+    /// Set if the server was restarted and has the session: both streams begin again, and requests are sent again.
+    /// Only with [`carrying_over`](super::SessionDialer::carrying_over).
     pub restart: Option<Restart>,
-    /// The server sends heartbeats: a link on which nothing has arrived for
+    /// Whether the server sends heartbeats: if so, a link that has received nothing for
     /// [`SILENCE_MAX`](super::SILENCE_MAX) is lost.
     pub has_heartbeats: bool,
-    /// The server keeps the session in its journal, and acknowledges requests once it has kept them.
+    /// Whether the server keeps the session in its journal, and acknowledges requests once it has kept them.
     pub is_kept: bool,
 }

@@ -27,11 +27,11 @@ const GET: &[u8] = b"GET / HTTP/1.0\r\n\r\n";
 const CLIENT_HELLO: &[u8] = b"\x16\x03\x01\x00\x2f\x01\x00\x00\x2b\x03\x03\
     c10d asks who listens at a port.\x00\x00\x02\x13\x01\x01\x00\x00\x00";
 
-/// The kind of program that accepts connections where a store was expected.
+/// The kind of program that accepts connections at an address where a store was expected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ListenerKind {
-    /// A TCPStore without a secret.
+    /// A TCPStore server without a secret.
     Store,
     /// A TLS server: a store with a secret, or another program.
     Tls,
@@ -39,11 +39,11 @@ pub enum ListenerKind {
     Http,
     /// Another protocol, with the printable start of its answer.
     Other(String),
-    /// It accepts connections and answers nothing.
+    /// A program that accepts connections and answers nothing.
     Silent,
-    /// It closes each connection without an answer.
+    /// A program that closes each connection without an answer.
     Closes,
-    /// Connections fail, for this reason.
+    /// No program: connections fail, for this reason.
     Nothing(String),
 }
 
@@ -69,8 +69,8 @@ enum Heard {
 }
 
 impl ListenerKind {
-    /// Asks what listens at `target`. Sends a store no request that changes or reads a key. Blocks for at most 4 s, or until the
-    /// deadline, or until `cancel` ends it.
+    /// Finds out what listens at `target`. Sends a store no request that changes or reads a key. Blocks for at most 4
+    /// s, or until the deadline, or until `cancel` interrupts it.
     #[must_use]
     pub fn ask(target: &HostPort, deadline: Deadline, cancel: &Cancel) -> Self {
         let mut heard = Vec::new();
@@ -80,7 +80,7 @@ impl ListenerKind {
         kind_of(&heard)
     }
 
-    /// Whether it is a store, or may be a store with a secret.
+    /// Returns whether it is a store, or may be a store with a secret.
     #[must_use]
     pub const fn is_store_or_tls(&self) -> bool {
         matches!(self, Self::Store | Self::Tls)

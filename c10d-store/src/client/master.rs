@@ -35,7 +35,7 @@ const CLOSING_TIME_MAX: Duration = Duration::from_secs(1);
 /// From one lookup of a master's name that failed to the next.
 const LOOKUP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Starts the server of a master, or returns one that it may share (docs/spec/wire.md, section 8).
+/// Starts the server of a master, or returns a server that it may share (docs/spec/wire.md, section 8).
 pub(super) fn start(
     target: &HostPort,
     options: &mut TcpStoreOptions,

@@ -48,7 +48,7 @@ use pool::{Pool, PoolOptions};
 pub use session_dialer::{SILENCE_MAX, SessionDialer, SessionError};
 use transport::Transport;
 
-/// How long a store follows one that is looked up: as long as a server remembers a session by default.
+/// How long a store with a directory follows its server: as long as a server remembers a session by default.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// How often a master polls the worker count, as PyTorch does.
@@ -56,28 +56,27 @@ const WORKER_COUNT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A client of a TCPStore server (PyTorch's or this crate's), and optionally the host of the server.
 ///
-/// Any number of threads may use one store. A call that waits for a key does not delay other calls: it
-/// *gives way*. The thread of the other call wakes the waiting thread, which cancels its wait, lets the other
-/// call use the connection, and repeats the wait with the remaining time. So a thread that waits and any number
-/// of threads whose calls the server answers at once share one connection; each of their calls then takes about
-/// one round trip more. The client opens another connection only for a second wait at the same time, and beside
-/// a wait that cannot be repeated: a barrier, or a `wait` for several keys; it closes that when it was unused for
-/// 10 s. A wait for a key that is written
-/// and deleted again while the wait gives way does not end. A thread's next call sees what it has written.
+/// Any number of threads may use one store. A call that waits for a key does not delay other calls: it *gives way*.
+/// The thread of the other call wakes the waiting thread, which cancels its wait, lets the other call use the
+/// connection, and repeats the wait with the remaining time. So a thread that waits and any number of threads whose
+/// calls the server answers at once share one connection; each of their calls then takes about one round trip more.
+/// The client opens another connection only for a second wait at the same time, and besides a wait that cannot be
+/// repeated: a barrier, or a `wait` for several keys. It closes the additional connection after 10 s without use. If
+/// a key is written and deleted again while the wait for it gives way, the wait continues. A thread's next call sees
+/// its earlier writes.
 ///
-/// Each connection takes a socket and a poller, two descriptors; on Linux a third one, to wake the waiting
-/// thread, from the first wait of more than 1 ms on.
+/// Each connection takes a socket and a poller, two descriptors; on Linux, from the first wait of more than 1 ms on,
+/// a third descriptor wakes the waiting thread.
 ///
-/// A call blocks for at most its timeout, or 250 ms if that is longer, plus 0.2 s to cancel a wait and
-/// find the missing keys. With PyTorch's server, `get`, `multi_get` and `queue_pop` fetch the value in a second
-/// request, which may last until the store's timeout if that is later. This also holds if the server is stopped or
-/// cut off. The store stays usable
-/// after a timeout. If the server closes the connection (it stopped, or it refused a request, since the
-/// protocol has no error replies), the current and all later calls fail at once: a server that restarts
+/// A call blocks for at most its timeout, or 250 ms if that is longer, plus 0.2 s to cancel a wait and find the
+/// missing keys. With PyTorch's server, `get`, `multi_get` and `queue_pop` fetch the value in a second request, which
+/// may last until the store's timeout if that is later. This also holds if the server is stopped or cut off. The
+/// store stays usable after a timeout. If the server closes the connection (it stopped, or it refused a request,
+/// since the protocol has no error replies), the current and all later calls fail at once, because a restarted server
 /// is a new, empty store. [`TcpStoreOptions::with_resume`] and [`TcpStoreOptions::with_reconnect`] change that.
 ///
 /// A store belongs to the process that opened it. In a forked child every call fails at once with
-/// [`StoreError::OtherProcess`], and dropping its copy closes nothing: the child opens another store.
+/// [`StoreError::OtherProcess`], and dropping its copy closes nothing. The child must open another store.
 ///
 /// The behaviour follows PyTorch's `TCPStore` (`torch/csrc/distributed/c10d/TCPStore.cpp`).
 ///
@@ -101,7 +100,7 @@ pub struct TcpStore {
     cancel: Cancel,
 }
 
-/// What the values of [`StoreHandle::with_cancel`] share.
+/// The state that the values of [`StoreHandle::with_cancel`] share.
 #[derive(Debug)]
 struct Handle {
     transport: Transport,
@@ -114,11 +113,11 @@ struct Handle {
     lookup: Option<Arc<dyn Lookup>>,
     /// Of ephemeral keys.
     owner: Mutex<Owner>,
-    /// Declared last: the client's connections close before the server ends.
+    /// Declared last: the client's connections close before the server stops.
     server: Option<Arc<TcpStoreServer>>,
 }
 
-/// The store whose first connection owns the ephemeral keys of another one.
+/// The store whose first connection owns the ephemeral keys of another store.
 #[derive(Debug, Default)]
 struct Owner {
     store: Option<TcpStore>,
@@ -136,15 +135,15 @@ impl TcpStore {
         Self::open(host, port, TcpStoreOptions::default())
     }
 
-    /// Opens a store as PyTorch's constructor does: starts the server on a master, connects and, with a
-    /// world size, counts the workers; the master waits until all have joined. Blocks for at most the
-    /// [timeout of the options](TcpStoreOptions::with_timeout).
+    /// Opens a store like PyTorch's constructor: starts the server on a master, connects and, with a world size,
+    /// counts the workers; the master waits until all have joined. Blocks for at most the [timeout of the
+    /// options](TcpStoreOptions::with_timeout).
     ///
     /// For port 0 on a master the system chooses the [`port`](Self::port).
     ///
     /// # Errors
-    /// As [`connect`](Self::connect); [`StoreError::Listen`] and [`StoreError::Server`] if a master
-    /// cannot start the server, [`StoreError::WorkersMissing`] if not all workers joined in time,
+    /// The errors of [`connect`](Self::connect); [`StoreError::Listen`] and [`StoreError::Server`] if a master cannot
+    /// start the server, [`StoreError::WorkersMissing`] if not all workers joined in time,
     /// [`StoreError::InvalidArgument`] for a world size of 0.
     pub fn open(host: &str, port: u16, mut options: TcpStoreOptions) -> Result<Self, StoreError> {
         let started = Instant::now();
@@ -187,12 +186,12 @@ impl TcpStore {
         Ok(store)
     }
 
-    /// Connects to the store at this address, as a client. One that is looked up is followed: when another process takes over,
-    /// the store goes on there as after a lost connection, see [`TcpStoreOptions::with_resume`], whose default is 10 min here.
-    /// Otherwise as [`open`](Self::open).
+    /// Connects to the store at this address, as a client. If the address is a directory, the store follows the
+    /// leader: when another process takes over, the store continues there like after a lost connection, see
+    /// [`TcpStoreOptions::with_resume`], whose default is 10 min here. It blocks as long as [`open`](Self::open).
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// The errors of [`open`](Self::open).
     pub fn open_at(
         address: &StoreAddress,
         mut options: TcpStoreOptions,
@@ -209,20 +208,20 @@ impl TcpStore {
         Self::open(target.host(), target.port(), options)
     }
 
-    /// The server's host, as passed to [`open`](Self::open). PyTorch's `TCPStore.host`. Of an address that is looked up:
-    /// [`Lookup::name`](crate::Lookup::name), with the port 0.
+    /// Returns the server's host, as passed to [`open`](Self::open). PyTorch's `TCPStore.host`. For an address that
+    /// is looked up, it is [`Lookup::name`](crate::Lookup::name), with the port 0.
     #[must_use]
     pub fn host(&self) -> &str {
         self.handle().server_name.host()
     }
 
-    /// The server's port; for a master opened with port 0, the port that the system chose.
+    /// Returns the server's port; for a master opened with port 0, the port that the system chose.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.handle().server_name.port()
     }
 
-    /// The server, if this store is a master. It stops when the last store that shares it is dropped.
+    /// Returns the server, if this store is a master. It stops when the last store that shares it is dropped.
     #[must_use]
     pub fn server(&self) -> Option<&TcpStoreServer> {
         self.handle().server.as_deref()
@@ -252,14 +251,15 @@ impl TcpStore {
         Ok(sent.elapsed())
     }
 
-    /// Announces to the server what its observers are to know about this client, for instance a launcher's
-    /// workers ([`Snapshot::announcements`](crate::Snapshot::announcements)). The announcement replaces the last
-    /// one of the same connection and ends with it, so use a store of its own for it, without calls that wait.
-    /// Returns `false` without sending anything if the server does not support it, as PyTorch's does not. Blocks
-    /// for at most the store's timeout. As after a `set`, the server may not have carried it out yet.
+    /// Announces information about this client to the server's observers, for example a launcher's workers
+    /// ([`Snapshot::announcements`](crate::Snapshot::announcements)). The announcement replaces the previous
+    /// announcement of the same connection and is removed with the connection, so use a separate store for it,
+    /// without waiting calls. Returns `false` without sending anything if the server does not support it, like
+    /// PyTorch's server. Blocks for at most the store's timeout. When it returns, the server may not have carried it
+    /// out yet, like for a `set`.
     ///
     /// # Errors
-    /// As [`multi_set`](crate::Store::multi_set); [`StoreError::LimitExceeded`] for more than 256 KiB.
+    /// The errors of [`multi_set`](crate::Store::multi_set); [`StoreError::LimitExceeded`] for more than 256 KiB.
     pub fn announce(&self, bytes: &[u8]) -> Result<bool, StoreError> {
         let call = self.call_of(Operation::Announce);
         if bytes.len() > ANNOUNCEMENT_BYTES_MAX {
@@ -276,7 +276,7 @@ impl TcpStore {
         Ok(true)
     }
 
-    /// [`StoreHandle::with_cancel`], as a `TcpStore`.
+    /// [`StoreHandle::with_cancel`] that returns a `TcpStore`: the same handle, whose calls `cancel` interrupts.
     #[must_use]
     pub fn with_cancel(&self, cancel: &Cancel) -> Self {
         Self {
@@ -286,8 +286,8 @@ impl TcpStore {
     }
 
     /// Closes the store's connections: its calls in progress in other threads fail at once with
-    /// [`StoreError::Closed`], and so do all later ones. Clones continue, and a hosted server runs until
-    /// the store is dropped. Does not block.
+    /// [`StoreError::Closed`], and so do all later calls. Clones continue, and a hosted server runs until the store
+    /// is dropped. Does not block.
     pub fn close(&self) {
         let Ok(handle) = self.handle.get() else {
             return;
@@ -377,15 +377,15 @@ impl TcpStore {
     /// timeout.
     ///
     /// # Errors
-    /// As [`add`](crate::Store::add).
+    /// The errors of [`add`](crate::Store::add).
     pub fn count_worker(&self) -> Result<i64, StoreError> {
         self.add_workers(1)
     }
 
-    /// The number of workers that have joined. Blocks for at most the store's timeout.
+    /// Returns the number of workers that have joined. Blocks for at most the store's timeout.
     ///
     /// # Errors
-    /// As [`add`](crate::Store::add).
+    /// The errors of [`add`](crate::Store::add).
     pub fn worker_count(&self) -> Result<i64, StoreError> {
         self.add_workers(0)
     }
@@ -403,7 +403,7 @@ impl TcpStore {
         )
     }
 
-    /// docs/spec/wire.md, 7.2: every worker counts itself, and the host of the server waits for the others.
+    /// docs/spec/wire.md, 7.2: every worker counts itself, and the host of the server waits for the other workers.
     fn join_workers(
         &self,
         world_size: usize,

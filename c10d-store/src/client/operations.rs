@@ -252,9 +252,9 @@ impl Store for TcpStore {
         let timeout = self.timeout();
         let keys = [key];
         let call = self.call(Operation::QueuePop, &keys, &[])?;
-        // Pop first: an existing element then costs one round trip, and a server without queues fails
-        // at once instead of after the timeout. Another worker can take the element between a wakeup
-        // and the pop, and a value of the same name ends the wait without an element: then wait again.
+        // Pop first: an existing element then costs one round trip, and a server without queues fails at once instead
+        // of after the timeout. Another worker can take the element between a wakeup and the pop, and a value of the
+        // same name completes the wait without an element: in both cases, wait again.
         let mut lease = call.lease(timeout)?;
         let mut lost_races = 0;
         loop {
@@ -267,7 +267,7 @@ impl Store for TcpStore {
                         context: call.context(),
                     });
                 }
-                // Most likely a value of that name, which ends the next wait at once too.
+                // Most likely it is a value of that name, which also completes the next wait at once.
                 thread::sleep(LOST_RACE_PAUSE);
             }
             let waited = call.wait_for_keys(&mut lease, timeout)?;

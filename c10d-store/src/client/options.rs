@@ -11,8 +11,8 @@ use crate::limits::WireLimits;
 use crate::server::ServerOptions;
 use crate::store::DEFAULT_TIMEOUT;
 
-/// The options of [`TcpStore::open`](super::TcpStore::open), named as in PyTorch's `TCPStore`
-/// constructor. The defaults make a plain client. A clone has the same [listener](Self::with_listener).
+/// The options of [`TcpStore::open`](super::TcpStore::open), with the names of PyTorch's `TCPStore` constructor. The
+/// defaults make a plain client. A clone has the same [listener](Self::with_listener).
 ///
 /// ```
 /// use c10d_store::{StoreExt, TcpStore, TcpStoreOptions};
@@ -53,19 +53,19 @@ pub struct TcpStoreOptions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum ListenOn {
-    /// The addresses of the store's host name, if this machine has them. A name that cannot be looked up is an error, unless
-    /// there are [further addresses](TcpStoreOptions::with_listen_also_on). All interfaces, with a
-    /// warning, if this machine has none of the addresses, or if the name resolves to a loopback address here and may
-    /// resolve to another one elsewhere. (PyTorch always listens on all interfaces, which has exposed
-    /// stores to untrusted networks: CVE-2025-47277.)
+    /// The addresses of the store's host name, if this machine has them. A name that cannot be looked up is an error,
+    /// unless there are [further addresses](TcpStoreOptions::with_listen_also_on). All interfaces, with a warning, if
+    /// this machine has none of the addresses, or if the name resolves to a loopback address here and may resolve to
+    /// another address elsewhere. (PyTorch always listens on all interfaces, which has exposed stores to untrusted
+    /// networks: CVE-2025-47277.)
     #[default]
     Host,
-    /// As [`Host`](Self::Host), but on all interfaces, with a warning, if the name cannot be looked up here: as a launcher
-    /// needs it whose name only the other nodes know.
+    /// Like [`Host`](Self::Host), but all interfaces, with a warning, if the name cannot be looked up here. A
+    /// launcher needs this if only the other nodes can resolve its name.
     HostIfKnown,
     /// Every address of the machine, IPv4 and IPv6.
     AllInterfaces,
-    /// One address.
+    /// Only this address.
     Address(IpAddr),
 }
 
@@ -94,7 +94,7 @@ impl Default for TcpStoreOptions {
 }
 
 impl TcpStoreOptions {
-    /// The number of workers, at least 1. Default: none, and workers are not counted.
+    /// Sets the number of workers, at least 1. Default: none, and workers are not counted.
     pub const fn with_world_size(mut self, world_size: usize) -> Self {
         self.world_size = Some(world_size);
         self
@@ -107,30 +107,31 @@ impl TcpStoreOptions {
         self
     }
 
-    /// [`with_credentials`](Self::with_credentials) of a shared secret.
+    /// Sets the credentials to a shared secret: see [`with_credentials`](Self::with_credentials).
     #[cfg(feature = "tls")]
     pub fn with_secret(self, secret: c10d_socket::Secret) -> Self {
         self.with_credentials(secret.into())
     }
 
-    /// Survives a lost connection: a call that finds it lost connects again and goes on, and every request takes effect
-    /// exactly once. Calls keep their timeouts. A store that cannot connect for `timeout` after the loss was noticed
-    /// fails permanently, as does one whose server was restarted without a journal: that is another, empty store. Default:
-    /// none, and a lost connection is final, as in PyTorch.
+    /// Survives a lost connection: a call that finds it lost connects again and continues, and every request takes
+    /// effect exactly once. Calls keep their timeouts. A store that cannot connect for `timeout` after the loss was
+    /// noticed fails permanently. A store whose server was restarted without a journal also fails permanently,
+    /// because that server is another, empty store. Default: none, and a lost connection is final, like in PyTorch.
     ///
-    /// The server forgets a client that has been without a connection for `timeout`, or for its
-    /// [`with_session_timeout`](ServerOptions::with_session_timeout) if that is shorter: a store that makes no call for so long
-    /// after a loss fails with its next one. A server of PyTorch knows no sessions; then this has no effect.
+    /// The server removes a client that has been without a connection for `timeout`, or for its
+    /// [`with_session_timeout`](ServerOptions::with_session_timeout) if that is shorter: a store that makes no call
+    /// for that long after a loss fails with its next call. A server of PyTorch has no sessions, so this has no
+    /// effect there.
     pub const fn with_resume(mut self, timeout: Duration) -> Self {
         self.resume = Some(timeout);
         self
     }
 
-    /// Connects again after a lost connection, to any server. Default: a lost connection is permanent. With
-    /// [`with_resume`](Self::with_resume), this has an effect once that has failed.
+    /// Connects again after a lost connection, to any server. Default: a lost connection is permanent. Together with
+    /// [`with_resume`](Self::with_resume), this takes effect once resuming has failed.
     ///
-    /// The server may have been restarted: then it is another, empty store. The caller has to recognise that, for example by a key
-    /// that is always there.
+    /// The server may have been restarted and be another, empty store. The caller must detect that, for example with
+    /// a key that is always present.
     ///
     /// - A call that may be carried out twice is repeated until its timeout: a read, a wait for keys, and
     ///   [`compare_set`](crate::StoreExt::compare_set). A repeated `compare_set` that finds `desired` reports
@@ -146,35 +147,35 @@ impl TcpStoreOptions {
         self
     }
 
-    /// Ends the opening and the later calls of the store. Default [`Cancel::NEVER`].
+    /// Sets the [`Cancel`] that interrupts the opening and the later calls of the store. Default [`Cancel::NEVER`].
     pub fn with_cancel(mut self, cancel: Cancel) -> Self {
         self.cancel = cancel;
         self
     }
 
-    /// Whether this process hosts the server. Default false.
+    /// Sets whether this process hosts the server. Default false.
     pub const fn with_master(mut self, is_master: bool) -> Self {
         self.is_master = is_master;
         self
     }
 
-    /// The time limit for connecting, and the default timeout of later operations; `None` waits
-    /// indefinitely. Default 300 s, as in PyTorch. An operation that the server answers at once gets
-    /// at least 250 ms, so that a timeout of zero checks once without waiting.
+    /// Sets the time limit for connecting, and the default timeout of later operations; `None` waits indefinitely.
+    /// Default 300 s, like PyTorch. An operation that the server answers at once gets at least 250 ms, so that a
+    /// timeout of zero checks once without waiting.
     pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.timeout = timeout.into();
         self
     }
 
-    /// Whether the master waits until all workers have joined. Default true, as in PyTorch; has no
-    /// effect without a world size.
+    /// Sets whether the master waits until all workers have joined. Default true, like PyTorch; has no effect without
+    /// a world size.
     pub const fn with_wait_for_workers(mut self, wait: bool) -> Self {
         self.wait_for_workers = wait;
         self
     }
 
-    /// Whether a master shares the server of an earlier multi-tenant master in this process on the same
-    /// port instead of starting its own. Default false, as in PyTorch.
+    /// Sets whether a master shares the server of an earlier multi-tenant master in this process on the same port
+    /// instead of starting its own. Default false, like PyTorch.
     pub const fn with_multi_tenant(mut self, multi_tenant: bool) -> Self {
         self.multi_tenant = multi_tenant;
         self
@@ -213,7 +214,7 @@ impl TcpStoreOptions {
         self
     }
 
-    /// The limits that the client checks before it sends. Default: those of PyTorch's server. A server
+    /// Sets the limits that the client checks before it sends. Default: the limits of PyTorch's server. A server
     /// closes the connection on a larger request, so raise them together with the server's limits.
     pub const fn with_limits(mut self, limits: WireLimits) -> Self {
         self.limits = limits;

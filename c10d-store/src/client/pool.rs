@@ -283,7 +283,7 @@ impl Pool {
         }
     }
 
-    /// Fails the calls in progress and all later ones.
+    /// Fails the calls in progress and all later calls.
     pub(super) fn close(&self) {
         self.end(Ended::Closed);
     }
@@ -321,7 +321,7 @@ impl Pool {
                 }
                 _ if deadline.has_passed(now) => break Err(PoolError::TimedOut),
                 _ if watch.is_due() => {
-                    // Its check may use the store, and would wait for this call to use the lane that it asked for.
+                    // Its check may use the store, and would wait for this call to use the requested lane.
                     if let Some(lane) = asked.take() {
                         shared.lanes.withdraw(lane);
                     }
@@ -355,7 +355,7 @@ impl Pool {
         };
         if let Some(lane) = asked {
             shared.lanes.withdraw(lane);
-            // If this was the last call that asked, the parked call may go on.
+            // If this was the last requesting call, the parked call may continue.
             self.notify(shared);
         }
         result
@@ -394,9 +394,9 @@ impl Pool {
         }
     }
 
-    /// Connects. The first connection retries until the deadline, since the server may not have started
-    /// yet. Later ones make one attempt: a server that refuses then has stopped, and one that restarts
-    /// is a new, empty store.
+    /// Connects. The first connection retries until the deadline, since the server may not have started yet. Later
+    /// connections make one attempt: a server that refuses it has stopped, and a restarted server is a new, empty
+    /// store.
     fn connect(
         &self,
         lane: usize,
@@ -559,7 +559,7 @@ impl Pool {
                     let source = io::Error::new(io::ErrorKind::ConnectionAborted, error);
                     return Err(Failure::Lost(source).into());
                 }
-                // Nobody serves the store at the moment, or its directory does not answer.
+                // The store has no server at the moment, or its directory does not answer.
                 error if error.is_transient() => {
                     let source = io::Error::new(io::ErrorKind::NotConnected, error);
                     return Err(Failure::NotSent(source).into());
@@ -676,7 +676,7 @@ pub(super) struct Lease<'p> {
     lane: usize,
     /// `None` once an exchange has failed.
     connection: Option<Connection>,
-    /// False while the lane is left to other calls. There is no connection then.
+    /// False while the lane is left to other calls. During that time, there is no connection.
     holds_lane: bool,
     /// A failed exchange does not end the pool: the call finds out first why the server has closed the connection.
     keeps_pool: bool,
@@ -724,8 +724,8 @@ impl Lease<'_> {
         self.connection.as_ref().is_some_and(Connection::is_in_step)
     }
 
-    /// Runs one exchange. A failure drops the connection, since replies may still be due. A connection
-    /// closed by the server ends the whole pool: a server that restarts is a new, empty store.
+    /// Runs one exchange. A failure drops the connection, since replies may still be due. If the server has closed
+    /// the connection, the whole pool fails, because a restarted server is a new, empty store.
     pub(super) fn exchange<T>(
         &mut self,
         exchange: impl FnOnce(&mut Connection) -> Result<T, Failure>,
@@ -820,7 +820,7 @@ impl Lease<'_> {
         self.pool.lock().lanes.is_parked(self.lane)
     }
 
-    /// Gives the lane back and takes one for a wait. Everything that this thread has sent must have been
+    /// Returns the present lane and acquires a lane for a wait. Everything that this thread has sent must have been
     /// acknowledged.
     pub(super) fn move_to_wait(&mut self, deadline: Deadline) -> Result<(), PoolError> {
         self.give_back();
@@ -855,7 +855,7 @@ impl Lease<'_> {
     }
 
     fn called_in(&self, shared: &mut Shared) -> Option<Called> {
-        // Published under the lock: a later call wakes, an earlier one is seen here.
+        // Published under the lock: a later call wakes it, and an earlier call is visible here.
         if shared.wakers[self.lane].is_none() {
             let connection = self.connection.as_ref();
             shared.wakers[self.lane] = connection.and_then(Connection::waker).cloned();
@@ -871,8 +871,8 @@ impl Lease<'_> {
         shared.lanes.stop_waiting(self.lane);
     }
 
-    /// Leaves the lane to the calls that asked, and takes it back. Fails if the lane is not free by the
-    /// deadline, or the wait is cancelled; the lease is unusable then.
+    /// Leaves the lane to the requesting calls, and takes it back. Fails if the lane is not free by the deadline, or
+    /// the wait is cancelled; after a failure the lease is unusable.
     pub(super) fn give_way(&mut self, deadline: Deadline) -> Result<(), PoolError> {
         let lane = self.lane;
         let connection = self.connection.take();

@@ -35,7 +35,7 @@ pub(super) fn take_one_by_one<S: Store>(
             match store.try_queue_pop(key) {
                 Ok(Some(element)) => taken.push(element),
                 Ok(None) => break,
-                // The next call fails too.
+                // The next call will fail as well.
                 Err(_) if !taken.is_empty() => break,
                 Err(error) => return Err(error),
             }

@@ -1,7 +1,7 @@
 //! A connection that survives the loss of its sockets: a session with one client.
 //!
-//! No thread of its own: a call that finds the link lost makes another one. It knows where requests and replies end, as
-//! those without a reply are sent again to a server that was restarted with its journal.
+//! It has no threads: a call that finds the link lost makes another link. It tracks the ends of requests and replies,
+//! because requests without a reply are sent again to a server that was restarted with its journal.
 
 use std::io::{self, IoSlice};
 use std::task::Waker;
@@ -22,12 +22,12 @@ use crate::session::{
 /// The number of the session's only client.
 const CLIENT: u32 = 0;
 
-/// A client of which so many bytes are kept for a server that may be restarted sends no more. The server acknowledges
-/// before: it has carried out all but what there is credit for, and lets 64 KiB of that be unacknowledged
-/// (docs/spec/wire-extensions.md, SESSION 8 and 14).
+/// A client with this many bytes kept for a possible restart of the server sends no more. The server acknowledges
+/// earlier than that: it has carried out everything except the bytes for which there is credit, and leaves at most 64
+/// KiB of the rest unacknowledged (docs/spec/wire-extensions.md, SESSION 8 and 14).
 const KEPT_BYTES_MAX: usize = CLIENT_WINDOW_BYTES as usize + (64 << 10);
 
-/// What is received from the link at once.
+/// The most bytes received from the link at once.
 const WIRE_BYTES: usize = 16 << 10;
 
 /// The longest delay between two attempts: the end of the store does not end it.
@@ -63,7 +63,7 @@ pub(super) struct Resumed {
     has_heartbeats: bool,
     /// When a call, of those that read since anything has arrived, began to read.
     silent_since: Option<Instant>,
-    /// What the server has sent to the client, read up to `start`.
+    /// The bytes that the server has sent to the client, read up to `start`.
     opened: Vec<u8>,
     start: usize,
     /// So many of the bytes to read are not of the credit: they are from before a restart of the server, or they were
@@ -204,7 +204,7 @@ impl Resumed {
         }
         self.flush(deadline);
         if self.is_lost {
-            // Nobody may come later to send this.
+            // There may be no later call to send this.
             self.reconnect(deadline).or_else(only_later)?;
         }
         Ok(())
@@ -259,7 +259,7 @@ impl Resumed {
         }
     }
 
-    /// Receives once, over another link if need be. What was received may be nothing for the client.
+    /// Receives once, if necessary over another link. The received bytes may contain nothing for the client.
     fn receive(&mut self, deadline: Deadline) -> io::Result<()> {
         if self.is_lost {
             self.reconnect(deadline)?;
@@ -346,7 +346,7 @@ impl Resumed {
             .outstanding
             .on_reply(bytes, |bytes| opened.extend_from_slice(bytes));
         result.map_err(|error| error.to_string())?;
-        // What is withheld, or has arrived before a restart, counts as used.
+        // Withheld bytes, and bytes that arrived before a restart, count as used.
         let passed_on = self.opened.len() - before;
         self.uncounted += passed_on.saturating_sub(bytes.len());
         if let Some(returned) = self.credit.used(bytes.len().saturating_sub(passed_on)) {

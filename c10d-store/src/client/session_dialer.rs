@@ -19,18 +19,18 @@ use crate::leader_search::LeaderSearch;
 use crate::session::{Hello, Restart, SessionId, StoreId, Welcome};
 use crate::wire::{CAPABILITY_MASK, CAPABILITY_NONCE, Opcode, RequestBuf, capability, read_u32};
 
-/// Without a heartbeat for so long, a link is lost (docs/spec/wire-extensions.md, SESSION 18): the server does not run, or another
-/// one has taken over.
+/// The longest silence of a link: without a heartbeat for this time, the link is lost (docs/spec/wire-extensions.md,
+/// SESSION 18), because the server does not run, or another server has taken over.
 pub const SILENCE_MAX: Duration = Duration::from_secs(2);
 
 /// The longest attempt to come back to a server at a fixed address. Thousands of clients can come back at once, and each
 /// handshake costs the server time.
 const ATTEMPT_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Connects one session, as often as its connection is lost.
+/// Connects one session, the first time and after each loss of its connection.
 ///
-/// At a fixed address, each [`connect`](Self::connect) makes one attempt; the caller decides when to make the next and when to
-/// give up. A server that is looked up is followed until the deadline.
+/// At a fixed address, each [`connect`](Self::connect) makes one attempt; the caller decides when to make the next
+/// attempt and when to stop. With a directory, it follows the leader until the deadline.
 #[derive(Debug)]
 pub struct SessionDialer {
     /// The server of the last attempt.
@@ -62,7 +62,7 @@ pub enum SessionError {
     /// The server cannot be reached.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The connection was lost, or nothing was answered in time.
+    /// The connection was lost, or the server did not answer in time.
     #[error("{server}: the connection was lost before the session could begin: {source}")]
     Lost {
         /// As the caller named it.
@@ -70,22 +70,22 @@ pub enum SessionError {
         /// The cause.
         source: io::Error,
     },
-    /// The peer does not have the secret, or is no store.
+    /// The peer does not have the secret, or is not a store.
     #[error("{server}: {reason}")]
     Refused {
         /// As the caller named it.
         server: HostPort,
-        /// What it did.
+        /// The behaviour of the peer.
         reason: String,
     },
-    /// The store has no sessions, as PyTorch's.
+    /// The store has no sessions, for example PyTorch's store.
     #[error("{server} has no sessions: it is not a store of c10d-store, or an older one")]
     Unsupported {
         /// As the caller named it.
         server: HostPort,
     },
-    /// The server does not know the session, as it was restarted and is another store now, or as the session was
-    /// without a connection for too long.
+    /// The server does not have the session, because it was restarted and is another store now, or because the
+    /// session was without a connection for too long.
     #[error(
         "{server} does not know the session: {}",
         if *is_same_store { "it was without a connection for too long, or the store was restored from a copy" } else { "it was restarted and is another store" }
@@ -96,7 +96,7 @@ pub enum SessionError {
         /// Whether it is still the store that had the session.
         is_same_store: bool,
     },
-    /// The directory cannot be asked which server leads.
+    /// The directory cannot be asked for the leading server.
     #[error("cannot look up {directory}: {source}")]
     Lookup {
         /// [`Lookup::name`].
@@ -104,23 +104,23 @@ pub enum SessionError {
         /// The cause.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// The directory says that the store has lost data.
+    /// The directory reports that the store has lost data.
     #[error(transparent)]
     DataLost(#[from] DataLost),
-    /// No server leads at the moment, as far as the directory knows.
+    /// No server leads at the moment, according to the directory.
     #[error("no process serves the store {directory} at the moment")]
     NoLeader {
         /// [`Lookup::name`].
         directory: String,
     },
-    /// The server led once: another one has taken over since.
+    /// The server led once, but another server has taken over since.
     #[error("{server} does not know yet that another server has taken over")]
     Deposed {
         /// Where it listens.
         server: HostPort,
     },
-    /// The data of the store has gone back: the directory names a lower epoch than the last server of the session had, or the
-    /// server lacks batches that the session has seen.
+    /// The data of the store has gone back: the directory names a lower epoch than the last server of the session
+    /// had, or the server lacks batches that the session has seen.
     #[error(
         "the store of {server} has gone back from {known} to {found}: its data was restored from a copy, or deleted"
     )]
@@ -132,7 +132,7 @@ pub enum SessionError {
         /// The newest data in the store.
         found: String,
     },
-    /// The server's machine refuses connections, for so long that the server must have ended.
+    /// The server's machine has refused connections for a time after which the server must have exited.
     #[error(
         "the store at {server} has ended: its machine has refused connections for {:.0} s", refused_for.as_secs_f64()
     )]
@@ -142,7 +142,7 @@ pub enum SessionError {
         /// How long.
         refused_for: Duration,
     },
-    /// The server has as many sessions as it may have.
+    /// The server already has the most sessions that it may have.
     #[error(
         "{server} has no room for another session (a relay, or a client that resumes): most likely many of them ended \
          without a word, and it remembers those for some minutes"
@@ -157,7 +157,7 @@ pub enum SessionError {
 }
 
 impl SessionError {
-    /// Whether another attempt may succeed.
+    /// Returns whether another attempt may succeed.
     #[must_use]
     pub const fn is_transient(&self) -> bool {
         matches!(
@@ -172,10 +172,11 @@ impl SessionError {
 }
 
 impl SessionDialer {
-    /// A new session with the store at this address, which remembers it for `keep` without a connection. Does not block.
+    /// Creates a new session with the store at this address, which remembers it for `keep` without a connection. Does
+    /// not block.
     ///
     /// # Errors
-    /// If the credentials cannot be used.
+    /// [`CredentialsError`](crate::CredentialsError) if the credentials cannot be used.
     pub fn new(
         address: impl Into<StoreAddress>,
         connect_options: ConnectOptions,
@@ -209,17 +210,17 @@ impl SessionDialer {
         })
     }
 
-    /// Asks for the session together with the handshake, which saves a round trip. For a server that should have
-    /// sessions: any other one reports an unknown request, and then [`connect`](Self::connect) fails as without this.
-    /// Without this only later connections do so.
+    /// Requests the session together with the handshake, which saves a round trip. Use it for a server that should
+    /// have sessions. Any other server reports an unknown request, and then [`connect`](Self::connect) fails like
+    /// without this. By default, only later connections do so.
     #[must_use]
     pub fn expecting_sessions(mut self) -> Self {
         self.expects_sessions = true;
         self
     }
 
-    /// The caller can send requests again to a server that was restarted with its journal
-    /// (docs/spec/wire-extensions.md, SESSION 12): then the session goes on, with
+    /// Sets that the caller can send requests again to a server that was restarted with its journal
+    /// (docs/spec/wire-extensions.md, SESSION 12): the session then continues, with
     /// [`restart`](SessionLink::restart).
     #[must_use]
     pub fn carrying_over(mut self) -> Self {
@@ -227,36 +228,39 @@ impl SessionDialer {
         self
     }
 
-    /// The caller reads frames with [`FrameReader::taking_pieces`](crate::unstable::FrameReader::taking_pieces).
+    /// Sets that the caller reads frames with
+    /// [`FrameReader::taking_pieces`](crate::unstable::FrameReader::taking_pieces).
     #[must_use]
     pub fn taking_pieces(mut self) -> Self {
         self.takes_pieces = true;
         self
     }
 
-    /// The [position](crate::unstable::FrameReader::position) that this session has seen: a server that has less is refused.
+    /// Sets the [position](crate::unstable::FrameReader::position) that this session has seen: a server with a lower
+    /// position is refused.
     pub fn set_position(&mut self, position: u64) {
         self.position = self.position.max(position);
     }
 
-    /// The server is elsewhere now.
+    /// Sets the new address of the server.
     pub fn set_target(&mut self, target: HostPort) {
         self.target = target;
     }
 
-    /// Whether the server is looked up: then it may change, and refused connections do not mean that the store has ended.
+    /// Returns whether the server is looked up in a directory. If so, it may change, and refused connections do not
+    /// mean that the store has ended.
     #[must_use]
     pub const fn is_following(&self) -> bool {
         self.lookup.is_some()
     }
 
-    /// The server of the last attempt.
+    /// Returns the server of the last attempt.
     #[must_use]
     pub const fn target(&self) -> &HostPort {
         &self.target
     }
 
-    /// For another thread, to end attempts.
+    /// Returns the closer that another thread can stop attempts with.
     #[must_use]
     pub const fn closer(&self) -> &Closer {
         &self.closer
@@ -266,12 +270,12 @@ impl SessionDialer {
         &self.cancel
     }
 
-    /// Ends the attempts from now on.
+    /// Sets the [`Cancel`] that interrupts attempts from now on.
     pub fn set_cancel(&mut self, cancel: Cancel) {
         self.cancel = cancel;
     }
 
-    /// Another session takes the place of this one, with nothing of its past.
+    /// Begins another session instead of this one, without any of its state.
     pub fn start_anew(&mut self) {
         self.session = SessionId::random();
         self.store = StoreId::ANY;
@@ -289,11 +293,11 @@ impl SessionDialer {
         }
     }
 
-    /// Makes one attempt at a fixed address, or as many as needed at the servers that are looked up. `received` is how many
-    /// bytes of the session have arrived here. Blocks until the deadline at most.
+    /// Makes one attempt at a fixed address, or as many as needed at the servers that the directory names. `received`
+    /// is the number of bytes of the session that have arrived here. Blocks until the deadline at most.
     ///
     /// # Errors
-    /// [`SessionError`]; whether another attempt makes sense says [`SessionError::is_transient`].
+    /// [`SessionError`]; [`SessionError::is_transient`] returns whether another attempt makes sense.
     pub fn connect(
         &mut self,
         received: u64,
@@ -473,7 +477,7 @@ impl SessionDialer {
         Ok(())
     }
 
-    /// Whether the answer is of a server of which this side knows that another one has taken over.
+    /// Whether the answer is of a deposed server: this side has seen that another server has taken over.
     fn is_deposed(&self, welcome: &Welcome) -> bool {
         let store = welcome.store();
         self.is_following()

@@ -18,10 +18,9 @@ use super::link::SessionLink;
 
 /// A connected socket and the [`Poll`] that it is registered with: two descriptors.
 ///
-/// Used by one thread at a time. Another thread ends its use by a [`Closer`], which every platform reports as
-/// readiness. A thread that waits long can
-/// also be woken without harm to the connection, by a waker: a third descriptor on Linux, which
-/// [`make_waker`](Self::make_waker) creates and the stream then keeps.
+/// Used by one thread at a time. Another thread interrupts it with a [`Closer`], which every platform reports as
+/// readiness. A thread that waits long can also be woken without harm to the connection, by a waker: a third
+/// descriptor on Linux, which [`make_waker`](Self::make_waker) creates and the stream then keeps.
 ///
 /// Readiness is edge-triggered: an event is reported once, when the state changes. So the stream
 /// remembers it until a call would block. A request and its reply cost three system calls: send, poll,
@@ -47,13 +46,13 @@ pub(super) struct Stream {
     process: Process,
 }
 
-/// What lies between the socket and the protocol.
+/// The TLS layer between the socket and the protocol.
 #[derive(Debug)]
 struct Tls {
     layer: TlsLayer,
-    /// What the peer sent, as it was on the wire.
+    /// Received bytes in the form that they had on the wire.
     wire: Box<[u8]>,
-    /// What it contains for the protocol. Read up to `start`.
+    /// The bytes of the protocol in them. Read up to `start`.
     opened: Vec<u8>,
     start: usize,
 }
@@ -71,7 +70,7 @@ impl Tls {
 }
 
 impl Stream {
-    /// Takes a connection and makes it non-blocking. With `tls`, [`shake_hands`](Self::shake_hands) comes first.
+    /// Takes a connection and makes it non-blocking. With `tls`, call [`shake_hands`](Self::shake_hands) first.
     ///
     /// # Errors
     /// The system's error; most likely the process has no descriptor left.
@@ -99,7 +98,7 @@ impl Stream {
         self.poll
             .registry()
             .register(&mut link.socket, SOCKET, both)?;
-        // Closing the old one ends its registration.
+        // Closing the old socket removes its registration.
         self.socket = Arc::new(link.socket);
         self.tls = link.tls.map(|layer| Tls::new(layer, link.received));
         self.may_receive = false;
@@ -150,8 +149,9 @@ impl Stream {
         Ok(self.waker.insert(Arc::new(bell).into()).clone())
     }
 
-    /// Ends the waits from now on, if they are longer than [`ANSWER_GRACE`], with [`io::ErrorKind::Interrupted`]; and all
-    /// but the shortest as a wake does, if the stream [is wakeable](Self::set_wakeable). Default [`Cancel::NEVER`].
+    /// Interrupts the waits from now on, if they are longer than [`ANSWER_GRACE`], with
+    /// [`io::ErrorKind::Interrupted`]. If the stream [is wakeable](Self::set_wakeable), interrupts all except the
+    /// shortest waits like a wake. Default [`Cancel::NEVER`].
     pub(super) fn set_cancel(&mut self, cancel: Cancel) {
         self.cancel = cancel;
     }
@@ -338,7 +338,7 @@ impl Stream {
         }
     }
 
-    /// Receives once, and opens it. Returns how many bytes were received, of which the protocol may get none.
+    /// Receives once, and opens the bytes. Returns the number of received bytes; the protocol may get none of them.
     fn fill_opened(&mut self, deadline: Deadline) -> io::Result<usize> {
         let Some(tls) = &mut self.tls else {
             return Ok(0);
@@ -538,7 +538,7 @@ pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 const SOCKET: Token = Token(0);
 const WAKER: Token = Token(1);
 
-/// What is received at once with TLS: the longest record and its head.
+/// The most bytes received at once with TLS: the longest record and its head.
 const WIRE_BYTES: usize = (16 << 10) + 256 + 5;
 
 /// The memory that is reserved for an announced length alone.

@@ -14,8 +14,8 @@ use super::pool::{Called, Lease, PoolError};
 use super::stream::CHECK_INTERVAL;
 use crate::wire::RequestBuf;
 
-/// How long a cancelled call waits for the server's word on what it has taken away: as short as people bear, and long
-/// for a server.
+/// How long a cancelled call waits until the server confirms what it has taken from the queue: as short as people
+/// bear, and long for a server.
 const CONFIRM_GRACE: Duration = Duration::from_secs(2);
 
 /// How a wait may be repeated.
@@ -107,7 +107,7 @@ impl Lease<'_> {
                 result => result?,
             }
             if !self.is_connected() {
-                // A request of another call has failed. Nothing of this wait is lost with the connection.
+                // A request of another call has failed. This wait loses nothing with the connection.
                 let grace = Deadline::after(Instant::now(), ANSWER_TIMEOUT_MIN);
                 self.reconnect(deadline.at_least(grace))?;
             }
@@ -130,7 +130,7 @@ impl Lease<'_> {
         let ends_at_once = called.is_some();
         self.exchange(|connection| {
             let by = wait.deadline.at_least(grace);
-            // One that gives way leaves its lane to the calls that would wait for a mark.
+            // A wait that gives way leaves its lane to the calls that would wait for a mark.
             let marks = !wait.gives_way();
             connection.start_wait(build, wait.follows, ends_at_once, marks, by)
         })?;
