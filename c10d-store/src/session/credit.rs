@@ -2,20 +2,20 @@
 
 use super::violation::Violation;
 
-/// The bytes of one client that one side may send before the other has made use of any.
+/// The number of bytes of one client that one side may send before the other side has used any of them.
 pub const CLIENT_WINDOW_BYTES: u32 = 256 << 10;
 
-/// Credit is returned in pieces of at least this size, so that short requests cost no frames of their own.
+/// Credit is returned in pieces of at least this size, so that short requests cause no credit frames.
 const RETURNED_BYTES_MIN: u32 = CLIENT_WINDOW_BYTES / 2;
 
 /// The credit of one client in both directions, at one end of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Credit {
-    /// What this side may send.
+    /// The bytes that this side may send.
     to_send: u32,
-    /// What the other side may send.
+    /// The bytes that the other side may send.
     to_receive: u32,
-    /// What this side has made use of and not returned.
+    /// The bytes that this side has used and whose credit it has not returned.
     used: u32,
 }
 
@@ -30,22 +30,22 @@ impl Default for Credit {
 }
 
 impl Credit {
-    /// How many bytes may be sent.
+    /// Returns how many bytes may be sent.
     #[must_use]
     pub const fn to_send(&self) -> usize {
         self.to_send as usize
     }
 
-    /// Bytes are being sent, at most [`to_send`](Self::to_send).
+    /// Reports that bytes are being sent, at most [`to_send`](Self::to_send).
     pub fn sent(&mut self, bytes: usize) {
         debug_assert!(bytes <= self.to_send(), "more than the credit");
         self.to_send -= narrowed(bytes).min(self.to_send);
     }
 
-    /// The other side has returned credit.
+    /// Reports that the other side has returned credit.
     ///
     /// # Errors
-    /// If that is more than it can have.
+    /// [`Violation`] if that is more than it can have.
     pub fn returned(&mut self, bytes: u32) -> Result<(), Violation> {
         match self.to_send.checked_add(bytes) {
             Some(sum) if sum <= CLIENT_WINDOW_BYTES => self.to_send = sum,
@@ -54,10 +54,10 @@ impl Credit {
         Ok(())
     }
 
-    /// Bytes have arrived.
+    /// Reports that bytes have arrived.
     ///
     /// # Errors
-    /// If the other side had no credit for them.
+    /// [`Violation`] if the other side had no credit for them.
     pub fn received(&mut self, bytes: usize) -> Result<(), Violation> {
         match self.to_receive.checked_sub(narrowed(bytes)) {
             Some(left) => self.to_receive = left,
@@ -66,7 +66,7 @@ impl Credit {
         Ok(())
     }
 
-    /// Received bytes have been made use of. Returns the credit to return now, if any.
+    /// Reports that received bytes have been used. Returns the credit to return now, if any.
     #[must_use]
     pub fn used(&mut self, bytes: usize) -> Option<u32> {
         self.used += narrowed(bytes);

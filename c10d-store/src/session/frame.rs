@@ -33,7 +33,7 @@ const PIECE: u8 = 9;
 const SHARED: u8 = 10;
 const POSITION: u8 = 11;
 
-/// An item of a session's stream. Clients have numbers, which the client's side gives out in ascending order and never
+/// An item of a session's stream. Clients have numbers, which the client's side assigns in ascending order and never
 /// uses again.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Frame<'a> {
@@ -41,7 +41,7 @@ pub enum Frame<'a> {
     Open {
         /// Its number.
         client: u32,
-        /// The port from which it is connected to the relay; 0 if it is not.
+        /// The port of its connection to the relay; 0 if it has none.
         port: u16,
     },
     /// The next bytes of a client: of its requests or of its replies. A frame of many bytes arrives in several.
@@ -51,7 +51,7 @@ pub enum Frame<'a> {
         /// At least one, and not more than have arrived.
         bytes: &'a [u8],
     },
-    /// The next bytes of a client's replies, which other clients get too. From the server only.
+    /// The next bytes of a client's replies, which other clients get as well. From the server only.
     Shared {
         /// Its number within the session.
         client: u32,
@@ -60,12 +60,12 @@ pub enum Frame<'a> {
     },
     /// The same bytes of several clients, one after the other. To the server only.
     Group(Group),
-    /// The client has gone or, from the server, was refused.
+    /// The client has closed its connection or, from the server, was refused.
     Close {
         /// Its number within the session.
         client: u32,
     },
-    /// The sender has made use of this many bytes of the client.
+    /// The sender has used this many bytes of the client.
     Credit {
         /// Its number within the session.
         client: u32,
@@ -87,7 +87,8 @@ pub enum Frame<'a> {
         /// Of the request, from 1; or the encoded [`ResentWait`].
         request: u32,
     },
-    /// The session ends with all its clients. From the server: everything before the client's END has been carried out.
+    /// The session and all its clients have ended. From the server: everything before the client's END has been
+    /// carried out.
     End,
 }
 
@@ -100,19 +101,19 @@ pub struct Group {
 }
 
 impl Group {
-    /// The clients, in the order in which their bytes are handled.
+    /// Returns the clients, in the order in which their bytes are handled.
     pub fn clients(&self) -> impl Iterator<Item = u32> {
         let (clients, _) = self.payload.split_at(self.clients * 4);
         clients.chunks_exact(4).map(LittleEndian::read_u32)
     }
 
-    /// The memory of the numbers and the bytes.
+    /// Returns the memory of the numbers and the bytes, in bytes.
     #[must_use]
     pub const fn memory_bytes(&self) -> usize {
         self.payload.capacity()
     }
 
-    /// What each of them sends.
+    /// Returns the bytes that each of the clients sends.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.payload[self.clients * 4..]
@@ -260,14 +261,15 @@ struct PartialGroup {
 }
 
 impl FrameReader {
-    /// The memory of a group that has arrived in part.
+    /// Returns the memory of a group that has arrived in part, in bytes.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         let partial = self.group.as_ref();
         partial.map_or(0, |partial| partial.group.memory_bytes())
     }
 
-    /// Of a server that was told that pieces are taken (docs/spec/wire-extensions.md, SESSION 16).
+    /// Creates a reader for a server that was informed that pieces are taken (docs/spec/wire-extensions.md, SESSION
+    /// 16).
     #[must_use]
     pub fn taking_pieces() -> Self {
         Self {
@@ -276,14 +278,15 @@ impl FrameReader {
         }
     }
 
-    /// Of a server that was asked for positions (docs/spec/wire-extensions.md, SESSION 19).
+    /// Adds positions, for a server that was asked for them (docs/spec/wire-extensions.md, SESSION 19).
     #[must_use]
     pub fn taking_positions(mut self) -> Self {
         self.position = Some(0);
         self
     }
 
-    /// Up to which position the server's journal has kept what was read; 0 if it has not told.
+    /// Returns the position up to which the server's journal has kept the frames read so far; 0 if it has not
+    /// reported any.
     #[must_use]
     pub fn position(&self) -> u64 {
         self.position.unwrap_or(0)
@@ -292,7 +295,7 @@ impl FrameReader {
     /// Takes the next frame from the front of `bytes`; `None` once they are used up.
     ///
     /// # Errors
-    /// If they are no frame.
+    /// [`Violation`] if the bytes are not a frame.
     pub fn next<'a>(&mut self, bytes: &mut &'a [u8]) -> Result<Option<Frame<'a>>, Violation> {
         if let Some(group) = self.continue_group(bytes) {
             return Ok(group.map(Frame::Group));

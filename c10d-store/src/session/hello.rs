@@ -1,4 +1,4 @@
-//! How a session begins, and goes on over another link.
+//! How a session begins, and how it continues over another link.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ pub(crate) struct Hello {
     pub(crate) session: SessionId,
     /// The server that it was connected to; [`StoreId::ANY`] if it never was.
     pub(crate) store: StoreId,
-    /// Ascending: an older attempt that arrives late must not replace a newer one.
+    /// Ascending: an older attempt that arrives late must not replace a newer attempt.
     pub(crate) attempt: u64,
     /// How many bytes of the stream it has received.
     pub(crate) received: u64,
@@ -60,7 +60,7 @@ const RESTARTED: u8 = 3;
 const CARRIES_OVER: u32 = 1 << 31;
 /// In the milliseconds: the peer takes pieces.
 const TAKES_PIECES: u32 = 1 << 30;
-/// In the milliseconds: the peer asks for heartbeats.
+/// A bit of the milliseconds field: the peer requests heartbeats.
 const WANTS_HEARTBEATS: u32 = 1 << 29;
 /// In the milliseconds: the peer takes positions.
 const TAKES_POSITIONS: u32 = 1 << 28;

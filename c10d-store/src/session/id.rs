@@ -14,12 +14,14 @@ const EPOCH_AT: usize = 8;
 /// In the last byte of an id: it has no such number, but random bits.
 const WITHOUT_JOURNAL: u8 = 1 << 7;
 
-/// Names a session: 128 random bits. They are not logged, since a process that knows them can take over the session.
+/// Names a session: 128 random bits. They are not logged, because any process that has them can take over the
+/// session.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct SessionId(pub(super) [u8; ID_BYTES]);
 
-/// Names one run of a server: 128 random bits. A server that was restarted, and has lost everything, has another one; one
-/// that has its journal has another second half, a number that rises (docs/spec/wire-extensions.md, SESSION 12).
+/// Names one run of a server: 128 random bits. A server that was restarted without a journal has another name. A
+/// server that was restarted with its journal has another second half, a number that rises
+/// (docs/spec/wire-extensions.md, SESSION 12).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct StoreId(pub(super) [u8; ID_BYTES]);
 
@@ -29,7 +31,7 @@ impl SessionId {
         Self(random_bits())
     }
 
-    /// One that is not random.
+    /// A name that is not random.
     #[cfg(test)]
     pub(crate) const fn nth(number: u8) -> Self {
         Self([number; ID_BYTES])

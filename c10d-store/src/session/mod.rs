@@ -5,16 +5,16 @@
 //!
 //! - [`SessionStream`] carries bytes in both directions, each exactly once and in order, over one *link* (connection)
 //!   after the other. It keeps the bytes that the peer has not acknowledged, and sends them again over the next link.
-//! - [`Frame`]s in that stream say which client the bytes belong to.
-//! - [`Credit`] limits what one side may send of one client before the other has made use of it, so that a client that
-//!   does not read delays no other.
+//! - [`Frame`]s in that stream assign the bytes to clients.
+//! - [`Credit`] limits the bytes of one client that one side may send before the other side has used them, so that a
+//!   client that does not read delays no other client.
 //!
 //! Both ends use them: the server, whose clients are connections without a socket, and callers of
-//! [`SessionDialer::connect`](crate::unstable::SessionDialer::connect).
-//! They do not look into requests, and do not decide when to connect again or to give up.
+//! [`SessionDialer::connect`](crate::unstable::SessionDialer::connect). They do not look into requests, and do not
+//! decide when to connect again or to stop.
 //!
-//! [`Outstanding`] keeps the requests of one client that a server with a journal gets again when it was restarted. Only
-//! the client's side uses it. It knows where requests and replies end, but not what they do.
+//! [`Outstanding`] keeps the requests of one client that a server with a journal gets again when it was restarted.
+//! Only the client's side uses it. It finds the ends of requests and replies, but does not interpret them.
 
 mod credit;
 mod fingerprint;

@@ -1,5 +1,5 @@
-//! The requests of one client that may have to be sent again, and the replies to come (docs/spec/wire-extensions.md, SESSION
-//! 13 to 15).
+//! The requests of one client that may have to be sent again, and the expected replies (docs/spec/wire-extensions.md,
+//! SESSION 13 to 15).
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -13,63 +13,64 @@ use crate::wire::{NotAReply, Opcode, ReplyScan};
 /// The capacity that an idle client keeps.
 const CAPACITY_KEPT_MAX: usize = 512;
 
-/// A reply that is not complete is passed on once it is longer than this. The client could not use a part of it, and the
-/// server may have another one after a restart.
+/// An incomplete reply is passed on once it is longer than this. The client could not use a part of it, and the
+/// server may give another reply after a restart.
 const WITHHELD_BYTES_MAX: usize = 64 << 10;
 
 /// The most bytes of one client in a frame, so that long requests of several clients take turns.
 const FRAME_BYTES_MAX: usize = 64 << 10;
 
-/// Why a client cannot go on with a server that was restarted.
+/// Reason why a client cannot resume after a server restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NotCarried {
-    /// Its replies cannot be told apart.
+    /// The client's replies cannot be separated from each other.
     #[error("it sends requests while one waits, so that its replies cannot be told apart")]
     Opaque,
-    /// Requests were forgotten before the server had acknowledged them.
+    /// Requests were dropped before the server had acknowledged them.
     #[error("it had sent more without a reply than is kept")]
     Forgotten,
-    /// Their numbers have 32 bits.
+    /// The client has sent too many requests: their numbers have 32 bits.
     #[error("it has sent more than 4,294,967,295 requests")]
     TooMany,
 }
 
-/// What arrived for a client is not the reply that is due.
+/// Reason why the bytes that arrived for a client are not the expected reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ReplyError {
-    /// No reply at all.
+    /// The bytes are not a reply.
     #[error(transparent)]
     NotAReply(#[from] NotAReply),
-    /// It differs from the part that has been passed on before the server was restarted.
+    /// The reply differs from the part that was passed on before the server was restarted.
     #[error("the value of which a part has arrived was overwritten when the store was restarted")]
     Changed,
 }
 
-/// One client's requests, from the first one of which the reply has not arrived; and the replies to come, with the
-/// answers to CANCEL_WAIT that the caller has given instead of the server.
+/// The unanswered requests of one client, oldest first, and the replies that are still expected, including answers to
+/// CANCEL_WAIT that the caller gives instead of the server.
 ///
-/// [`add`](Self::add) each request, then either [`send`](Self::send) it or say that it [was sent](Self::sent).
-/// When the server was restarted, [`restart`](Self::restart): all requests are unsent again.
+/// [`add`](Self::add) each request, then either [`send`](Self::send) it or report that it [was sent](Self::sent).
+/// When the server was restarted, call [`restart`](Self::restart): all requests are then unsent again.
 ///
 /// Requests count from 1.
 #[derive(Debug, Default)]
 pub struct Outstanding {
-    /// The bytes of requests: first those of `lengths`, of which the first `sent` are sent.
+    /// The bytes of requests: first the requests in `lengths`, whose first `sent` bytes are sent.
     bytes: VecDeque<u8>,
     sent: usize,
     lengths: VecDeque<usize>,
     /// The requests that no longer are in `lengths`.
     dropped: u64,
-    /// The requests of which the server will not be asked again. It is less than `dropped` after requests were forgotten.
+    /// The number of requests that will not be sent to the server again. It is less than `dropped` after requests
+    /// were forgotten.
     acknowledged: u64,
     /// The requests that the server has carried out and kept.
     done: u64,
     owed: VecDeque<Owed>,
     /// The start of the first reply that is owed, if that is short.
     withheld: Vec<u8>,
-    /// What has been passed on of the first reply that is owed.
+    /// The part of the first expected reply that has been passed on.
     passed: Fingerprint,
-    /// What of that has arrived again.
+    /// The part of that reply that has arrived again.
     repeated: Fingerprint,
     cancels: u64,
     /// Of the last request that was a wait.
@@ -96,8 +97,8 @@ struct Owed {
 }
 
 impl Outstanding {
-    /// The client sends a whole request with a command and this number of keys. Returns whether it may; if not, it has to
-    /// wait until the server has answered an earlier one.
+    /// Adds a whole request of the client with a command and this number of keys. Returns whether it was added; if
+    /// not, the client has to wait until the server has answered an earlier request.
     #[must_use]
     pub fn add(&mut self, opcode: Opcode, key_count: usize, bytes: &[u8]) -> bool {
         if !self.is_opaque && !self.expect(opcode, key_count) {
@@ -110,17 +111,17 @@ impl Outstanding {
         true
     }
 
-    /// The client has sent the request that was [added](Self::add) last at this time, which matters if it is a wait.
+    /// Reports when the client sent the request that was [added](Self::add) last, which matters if it is a wait.
     pub fn sent_at(&mut self, now: Instant) {
         if self.is_waiting() {
             self.wait = Some(WaitOrigin::new(now));
         }
     }
 
-    /// Whether the client can go on with a server that was restarted.
+    /// Checks that the client can resume after a server restart.
     ///
     /// # Errors
-    /// If not.
+    /// [`NotCarried`] with the reason if it cannot.
     pub fn check_carried(&self) -> Result<(), NotCarried> {
         if self.is_opaque {
             Err(NotCarried::Opaque)
@@ -133,10 +134,11 @@ impl Outstanding {
         }
     }
 
-    /// The server was restarted, and gets all requests again that are here. Returns the number of the first one.
+    /// Resumes after a server restart: all requests that are here will be sent again. Returns the number of the first
+    /// request.
     ///
     /// # Errors
-    /// If that is impossible.
+    /// [`NotCarried`] if that is impossible.
     pub fn restart(&mut self) -> Result<u32, NotCarried> {
         self.check_carried()?;
         self.drop_vain_cancel();
@@ -150,14 +152,15 @@ impl Outstanding {
         Ok(first)
     }
 
-    /// The wait that the restarted server is about to get, if the client waits.
+    /// Returns the wait that will be sent to the restarted server, if the client waits.
     pub fn resent_wait(&mut self, restart: Restart, now: Instant) -> Option<ResentWait> {
         let is_waiting = self.is_waiting();
         let wait = self.wait.as_mut().filter(|_| is_waiting)?;
         Some(wait.resend(restart, now))
     }
 
-    /// Whether the client waits, and a wait before that one is to be sent as well: it is cancelled, but has no reply.
+    /// Returns whether the client waits, and an earlier wait is to be sent as well: the earlier wait is cancelled,
+    /// but has no reply.
     #[must_use]
     pub fn has_earlier_wait(&self) -> bool {
         let mut earlier = self.owed.iter().rev().skip(1);
@@ -173,25 +176,25 @@ impl Outstanding {
             .then(|| wait.at_same_server(linked_at))
     }
 
-    /// The bytes that are not sent yet.
+    /// Returns the number of unsent bytes.
     #[must_use]
     pub fn unsent_bytes(&self) -> usize {
         self.bytes.len() - self.sent
     }
 
-    /// The bytes that are kept, sent or not.
+    /// Returns the number of kept bytes, sent or not.
     #[must_use]
     pub fn kept_bytes(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Whether a single request is kept, and it has no reply.
+    /// Returns whether exactly one request is kept, and it has no reply.
     #[must_use]
     pub fn is_one_without_reply(&self) -> bool {
         self.lengths.len() == 1 && self.is_last_without_reply()
     }
 
-    /// The number of replies to come.
+    /// Returns the number of expected replies.
     #[must_use]
     pub fn owed_replies(&self) -> usize {
         self.owed.len()
@@ -212,7 +215,7 @@ impl Outstanding {
         self.sent(count);
     }
 
-    /// The next unsent bytes, this many, are sent by other means.
+    /// Reports that this many of the next unsent bytes are sent by other means.
     pub fn sent(&mut self, count: usize) {
         self.sent += count.min(self.unsent_bytes());
         if self.is_opaque {
@@ -222,21 +225,22 @@ impl Outstanding {
         }
     }
 
-    /// Forgets the oldest of the sent requests while more than this is kept.
+    /// Drops the oldest sent requests while more than `bytes_max` bytes are kept.
     pub fn forget_beyond(&mut self, bytes_max: usize) {
         while self.bytes.len() > bytes_max && self.drop_first() {}
     }
 
-    /// The server has carried out and kept the requests up to this one. Their replies may still be on the way.
+    /// Reports that the server has carried out and kept the requests up to this one. Their replies may still be on
+    /// the way.
     pub fn done(&mut self, request: u32) {
         self.done = self.done.max(u64::from(request).min(self.last()));
         self.acknowledge(self.done);
     }
 
-    /// Takes bytes that the server has sent to the client, and passes on what the client should get of them.
+    /// Takes bytes that the server has sent to the client, and passes on the bytes that the client should get.
     ///
     /// # Errors
-    /// If they are not what is due: the client must be closed.
+    /// [`ReplyError`] if they are not the expected reply: the client must be closed.
     pub fn on_reply(
         &mut self,
         mut bytes: &[u8],
@@ -269,24 +273,24 @@ impl Outstanding {
             self.repeated = Fingerprint::default();
             self.acknowledge(self.done.max(last));
         }
-        // No reply is due. The client may know better.
+        // The client may expect a reply that this side does not.
         if !bytes.is_empty() {
             pass(bytes);
         }
         Ok(())
     }
 
-    /// Whether the client waits for a reply that comes later, and has not cancelled that.
+    /// Returns whether the client waits for a delayed reply, and has not cancelled that wait.
     #[must_use]
     pub fn is_waiting(&self) -> bool {
         let last = self.owed.back().map(|owed| &owed.scan);
         last.is_some_and(|scan| scan.opcode().is_wait() && !scan.is_cancelled())
     }
 
-    /// PyTorch's client waits for the answer to CANCEL_WAIT without a limit, so the relay gives it if the store does not
-    /// in time: call this then, with the value of [`cancels`](Self::cancels) after the request. Returns whether the
-    /// client should get it. The answer only says that the wait is over, so it is not given for the waits with which our
-    /// clients read.
+    /// Answers a CANCEL_WAIT for the store, which has not answered in time: PyTorch's client waits for this answer
+    /// without a limit. `cancel` is the value of [`cancels`](Self::cancels) after the request. Returns whether the
+    /// client should get the answer. The answer only means that the wait is over, so it is not given for the waits
+    /// that our clients read with.
     #[must_use]
     pub fn answer_cancel(&mut self, cancel: u64) -> bool {
         let Some(index) = self.owed.iter().position(|owed| !owed.is_answered) else {
@@ -303,13 +307,13 @@ impl Outstanding {
         owed.is_answered
     }
 
-    /// How many CANCEL_WAITs the client has sent.
+    /// Returns how many CANCEL_WAITs the client has sent.
     #[must_use]
     pub const fn cancels(&self) -> u64 {
         self.cancels
     }
 
-    /// Whether the last requests have no reply that would acknowledge them.
+    /// Returns whether the last requests have no reply that would acknowledge them.
     #[must_use]
     pub fn is_last_without_reply(&self) -> bool {
         let owed = self.owed.back().map_or(0, |owed| owed.last);
@@ -439,7 +443,7 @@ impl Outstanding {
         let first_owed = self.owed.front().map_or(u64::MAX, |owed| owed.first);
         let until = until.min(first_owed - 1);
         while self.dropped < until && self.drop_first() {}
-        // One that is here is sent again to a restarted server, under its own number.
+        // A request that is still here is sent again to a restarted server, under its own number.
         self.acknowledged = self.acknowledged.max(until.min(self.dropped));
     }
 

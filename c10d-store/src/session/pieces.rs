@@ -30,7 +30,7 @@ impl Pieces {
         }
     }
 
-    /// A piece of so many bytes follows.
+    /// A piece of this number of bytes follows.
     pub(super) fn start(&mut self, place: u32, bytes: u32) -> Result<(), Violation> {
         let (place, bytes) = (place as usize, bytes as usize);
         if place >= PLACES || !(1..=PIECE_BYTES_MAX).contains(&bytes) {
@@ -40,7 +40,8 @@ impl Pieces {
         Ok(())
     }
 
-    /// Takes bytes of the piece that is arriving, if there is one, from the front. Returns whether none is then.
+    /// Takes bytes of the arriving piece, if there is one, from the front. Returns whether no piece is arriving
+    /// afterwards.
     pub(super) fn take_in(&mut self, bytes: &mut &[u8]) -> bool {
         let Some((place, piece, length)) = &mut self.arriving else {
             return true;
@@ -72,7 +73,7 @@ pub(crate) struct SentPieces {
     next: usize,
 }
 
-/// A piece at the front of what a client is to be sent.
+/// A piece at the front of the bytes for a client.
 #[derive(Debug)]
 pub(crate) struct Piece {
     value: Arc<Vec<u8>>,

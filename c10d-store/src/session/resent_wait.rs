@@ -6,22 +6,23 @@ use std::time::{Duration, Instant};
 const AGE_BITS: u32 = 24;
 const AGE_MILLIS_MAX: u32 = (1 << AGE_BITS) - 1;
 
-/// A session continues with a restarted server.
+/// A restart of the server of a session, which continues with the restarted server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Restart {
-    /// The number of the server that had the session before; servers of one journal count from 1.
+    /// The number of the server that had the session before; servers of one journal are numbered from 1.
     pub from: u32,
     /// The number of the restarted server.
     pub to: u32,
 }
 
-/// When a client sent a wait that a restarted server gets, or the same server after the link was lost.
+/// The time when a client sent a wait that is sent again, to a restarted server, or to the same server after the link
+/// was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResentWait {
-    /// How long ago.
+    /// The time since the client sent the wait.
     pub age: Duration,
-    /// How many starts of the store ago the server started that had accepted the session last when the client sent the wait; 0 for
-    /// the same server.
+    /// The number of starts of the store since the start of the server that had last accepted the session before the
+    /// client sent the wait; 0 for the same server.
     pub starts_ago: u32,
 }
 
@@ -32,7 +33,7 @@ impl ResentWait {
         starts << AGE_BITS | millis.min(AGE_MILLIS_MAX)
     }
 
-    /// As [`Frame::Done`](super::Frame::Done) to the server has it.
+    /// Decodes the number in a [`Frame::Done`](super::Frame::Done) to the server.
     #[must_use]
     pub fn decode(number: u32) -> Self {
         Self {

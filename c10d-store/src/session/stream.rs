@@ -9,7 +9,7 @@ use c10d_socket::SendBuf;
 use super::link_frame::{Delivered, Head, LinkReader};
 use super::violation::Violation;
 
-/// The bytes that are kept until they are acknowledged: beyond that nothing more of clients may be
+/// The most unacknowledged bytes that are kept: beyond that, no bytes of clients may be
 /// [pushed](SessionStream::push). Enough for 10 Gbit/s over 3 ms.
 pub const SESSION_WINDOW_BYTES: usize = 4 << 20;
 
@@ -25,7 +25,7 @@ const LINK_FRAME_BYTES_MAX: usize = 256 << 10;
 /// The capacity that an empty stream keeps.
 const CAPACITY_KEPT_MAX: usize = 512;
 
-/// One end of the stream.
+/// One end of a stream of bytes that outlives its links.
 ///
 /// Over each link, call [`attach`](Self::attach) with the number of bytes that the peer has received, then
 /// [`fill`](Self::fill) and [`next_bytes`](Self::next_bytes) as the link can be written and read. When a link is lost,
@@ -79,7 +79,7 @@ impl SessionStream {
         self.kept.extend(bytes);
     }
 
-    /// How many more bytes of clients may be pushed.
+    /// Returns how many more bytes of clients may be pushed.
     #[must_use]
     pub fn room(&self) -> usize {
         self.room_in(SESSION_WINDOW_BYTES)
@@ -90,25 +90,25 @@ impl SessionStream {
         window_bytes.saturating_sub(self.kept.len())
     }
 
-    /// How many bytes have arrived so far, which the peer must know to go on over another link.
+    /// Returns how many bytes have arrived so far. The peer needs this number to continue over another link.
     #[must_use]
     pub const fn received(&self) -> u64 {
         self.received
     }
 
-    /// How many bytes the peer has received, as far as it has said.
+    /// Returns how many bytes the peer has received, as far as it has reported.
     #[must_use]
     pub const fn acknowledged(&self) -> u64 {
         self.acknowledged
     }
 
-    /// How many bytes were pushed so far.
+    /// Returns how many bytes were pushed so far.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.acknowledged + self.kept.len() as u64
     }
 
-    /// The memory of the bytes that the peer has not acknowledged.
+    /// Returns the memory of the bytes that the peer has not acknowledged.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         match self.kept.is_empty() {
@@ -117,28 +117,30 @@ impl SessionStream {
         }
     }
 
-    /// Whether the peer has not acknowledged everything.
+    /// Returns whether there are bytes that the peer has not acknowledged.
     #[must_use]
     pub fn has_unacknowledged(&self) -> bool {
         !self.kept.is_empty()
     }
 
-    /// Whether there is something to [`fill`](Self::fill) a link with.
+    /// Returns whether there are unsent bytes for [`fill`](Self::fill).
     #[must_use]
     pub fn has_unsent(&self) -> bool {
         self.sent < self.end() || self.received - self.reported >= ACKNOWLEDGED_BYTES_MIN
     }
 
-    /// Whether the peer could be told that bytes have arrived, if only to let it forget them.
+    /// Returns whether received bytes have not been acknowledged to the peer. The peer keeps them until they are.
     #[must_use]
     pub const fn has_unreported(&self) -> bool {
         self.reported < self.received
     }
 
-    /// Goes on over a new link, on which nothing has been sent or received. The peer has received this many bytes.
+    /// Continues over a new link, on which nothing has been sent or received. The peer has received
+    /// `received_by_peer` bytes.
     ///
     /// # Errors
-    /// If that cannot be: the peer is at another place of the stream. Nothing has changed.
+    /// [`Violation`] if that is impossible, because the peer is at another place of the stream. The stream is then
+    /// unchanged.
     pub fn attach(&mut self, received_by_peer: u64) -> Result<(), Violation> {
         if !(self.acknowledged..=self.end()).contains(&received_by_peer) {
             return Err(Violation::new("it is at another place of the stream"));
@@ -157,22 +159,23 @@ impl SessionStream {
         }
     }
 
-    /// Appends a frame without bytes, which acknowledges all received ones.
+    /// Appends a frame without bytes, which acknowledges all received bytes.
     pub fn report(&mut self, link: &mut SendBuf) {
         if self.has_unreported() {
             self.push_frame(link);
         }
     }
 
-    /// Appends a frame, if need be without bytes: it shows that this side is alive.
+    /// Appends a frame, if necessary without bytes, to show that this side is alive.
     pub fn beat(&mut self, link: &mut SendBuf) {
         self.push_frame(link);
     }
 
-    /// Takes the next bytes of the stream from the front of the received bytes of a link; `None` once those are used up.
+    /// Takes the next bytes of the stream from the front of the received bytes of a link; `None` once the received
+    /// bytes are used up.
     ///
     /// # Errors
-    /// [`Violation`]: the link cannot be used any more, nor can the session.
+    /// [`Violation`] if the peer breaks the rules: neither the link nor the session can be used any more.
     pub fn next_bytes<'a>(&mut self, link: &mut &'a [u8]) -> Result<Option<&'a [u8]>, Violation> {
         while let Some(delivered) = self.reader.next(link) {
             match delivered {

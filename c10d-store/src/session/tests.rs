@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// One end, with what it has taken out of its link and what it has read of the stream.
+/// One end, with the bytes that it has taken out of its link and the bytes that it has read of the stream.
 #[derive(Default)]
 struct End {
     stream: SessionStream,
@@ -20,7 +20,7 @@ impl End {
         self.sent.extend_from_slice(bytes);
     }
 
-    /// What it writes to its link now.
+    /// The bytes that it writes to its link now.
     fn write(&mut self) -> Vec<u8> {
         let mut out = SendBuf::new();
         self.stream.fill(&mut out, usize::MAX);
@@ -90,12 +90,12 @@ enum Step {
         by_a: bool,
         bytes: Vec<u8>,
     },
-    /// This many bytes of what is on the way arrive.
+    /// This many bytes on the way arrive.
     Deliver {
         to_a: bool,
         count: usize,
     },
-    /// What is on the way is lost. An old link's bytes never arrive on a new one.
+    /// The bytes on the way are lost. An old link's bytes never arrive on a new link.
     Cut,
 }
 
@@ -119,7 +119,7 @@ proptest! {
     fn any_history_of_links_delivers_everything_once(steps in vec(step(), 1..60)) {
         let (mut a, mut b) = (End::default(), End::default());
         reconnect(&mut a, &mut b);
-        // What is on the way to a and to b.
+        // The bytes on the way to a and to b.
         let (mut to_a, mut to_b) = (Vec::new(), Vec::new());
         for step in steps {
             match step {
@@ -237,7 +237,7 @@ fn a_peer_that_breaks_the_rules_is_found_out() {
             "{bytes:?}"
         );
     }
-    // Pieces: a place and a length that none has, no bytes, one that was not sent; and to a server.
+    // Pieces: an invalid place, an invalid length, no bytes, a piece that was not sent; and pieces to a server.
     let bad: [&[u8]; 4] = [
         &[9, 16, 0, 0, 0, 1, 0, 0, 0, 7],
         &[9, 0, 0, 0, 0, 1, 0, 1, 0, 7],

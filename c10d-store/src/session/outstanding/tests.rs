@@ -1,4 +1,4 @@
-//! One client of a server that is killed at any moment.
+//! One client of a server that may be killed at any moment.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ struct Pair {
     effects: Vec<Vec<u8>>,
     requests: u32,
     got: Vec<u8>,
-    /// What is on its way.
+    /// The bytes on their way.
     up: Vec<u8>,
     down: Vec<u8>,
     over: Option<ReplyError>,
@@ -72,7 +72,7 @@ impl Pair {
         self.credit.sent(count);
     }
 
-    /// The link is lost, and another one made.
+    /// The link is lost, and another link is made.
     fn cut(&mut self) {
         self.up.clear();
         self.down.clear();
@@ -155,7 +155,7 @@ impl Pair {
     }
 }
 
-/// What an end writes to its link now.
+/// The bytes that an end writes to its link now.
 fn wire(stream: &mut SessionStream) -> Vec<u8> {
     let (mut out, mut wire) = (SendBuf::new(), Vec::new());
     stream.fill(&mut out, usize::MAX);
@@ -263,7 +263,7 @@ impl Request {
     }
 }
 
-/// A value that differs from all others in every part.
+/// A value that differs from every other value in every part.
 fn value(random: &mut fastrand::Rng) -> Arc<Vec<u8>> {
     let bytes_max = [40, 2000, 40_000, 400_000, 400_000];
     let bytes_max = bytes_max[random.usize(..bytes_max.len())];
@@ -294,7 +294,7 @@ fn random_histories_with_crashes_lose_and_repeat_nothing() {
                 0..7 => {
                     let waits = pair.outstanding.is_waiting();
                     let request = Request::random(&mut random, waits);
-                    // Whether it was cancelled in time is another value of what is read.
+                    // Whether it was cancelled in time is another value that is read.
                     if overwrites || !request.waits() || !pair.server.live.is_open {
                         pair.add(request);
                     }
@@ -333,7 +333,7 @@ fn random_histories_with_crashes_lose_and_repeat_nothing() {
     assert!(count == 1 || crashes > 200, "{crashes}");
 }
 
-/// A crash after each number of bytes in each direction, with what is kept then or not.
+/// A crash after each number of bytes in each direction, with and without the kept state.
 #[test]
 fn a_crash_at_any_byte_loses_and_repeats_nothing() {
     let script = [
@@ -491,8 +491,8 @@ fn clients_that_cannot_go_on_say_why() {
     assert_eq!(outstanding.kept_bytes(), 0);
 }
 
-/// docs/spec/wire-extensions.md, END_WAITS 2, through a relay: a CANCEL_WAIT that crosses the end of a wait has no answer, neither
-/// of the server nor of one that was restarted, which never knew of the wait.
+/// docs/spec/wire-extensions.md, END_WAITS 2, through a relay: a CANCEL_WAIT that crosses the end of a wait has no
+/// answer, neither from the server nor from a restarted server, which never had the wait.
 #[test]
 fn a_cancel_after_the_end_of_a_wait_is_not_owed_an_answer() {
     for is_sent in [false, true] {
@@ -525,7 +525,7 @@ fn a_cancel_after_the_end_of_a_wait_is_not_owed_an_answer() {
             outstanding.send(&mut stream, CLIENT, usize::MAX);
             assert_eq!(outstanding.owed_replies(), 1);
             assert_eq!(reply(&mut outstanding, &[1]), [1]);
-            // One that arrives before the end is answered by it.
+            // A cancel that arrives before the end is answered by the end.
             assert!(outstanding.add(Opcode::Wait, 1, &wait));
             assert!(outstanding.add(Opcode::CancelWait, 0, &cancel));
             assert_eq!(outstanding.owed_replies(), 1);

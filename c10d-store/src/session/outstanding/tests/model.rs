@@ -1,7 +1,7 @@
-//! A small server with a journal, in virtual time, for one session. Tests of the relay include this file, too.
+//! A small server with a journal, in virtual time, for one session. Tests of the relay also include this file.
 //!
-//! It keeps nothing until [`commit`](Server::commit) and says nothing that is not kept. It remembers all that it was ever
-//! sent, and checks that what is sent again is the same.
+//! It keeps nothing until [`commit`](Server::commit) and reports only kept requests. It remembers everything that it
+//! was ever sent, and checks that repeated requests are the same.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::{Credit, Frame, FrameReader, Opcode, RawRequests, SendBuf, SessionStr
 /// So much of a request tells it from others.
 pub(crate) const START_BYTES: usize = 40;
 
-/// What a crash does not take back.
+/// The state that survives a crash.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Kept {
     /// The starts of requests with an effect, in their order.
@@ -34,7 +34,7 @@ struct Client {
     /// Replies that are not kept.
     held: Vec<u8>,
     replies: SendBuf,
-    /// What was carried out since the last reply or DONE.
+    /// The bytes that were carried out since the last reply or DONE.
     unacknowledged_bytes: usize,
     unacknowledged: u32,
 }
@@ -58,7 +58,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// One that says what is done after so many bytes without a reply.
+    /// Creates a server that reports done requests after this many bytes without a reply.
     pub(crate) fn new(done_bytes_min: usize) -> Self {
         Self {
             done_bytes_min,
@@ -66,7 +66,7 @@ impl Server {
         }
     }
 
-    /// The process is killed, and another one goes on from what is kept.
+    /// The process is killed, and another process continues from the kept state.
     pub(crate) fn crash(&mut self) {
         *self = Self {
             live: self.durable.clone(),
@@ -111,7 +111,7 @@ impl Server {
         }
     }
 
-    /// What a client must have got in all for its first requests, this many.
+    /// All replies that a client must have received for its first `requests` requests.
     pub(crate) fn all_replies(&self, client: u32, requests: u32) -> Vec<u8> {
         let replies = self.replies.range((client, 0)..=(client, requests));
         replies.flat_map(|(_, reply)| reply.clone()).collect()
@@ -244,7 +244,7 @@ impl Server {
                 }
                 let it = self.clients.get_mut(&client).expect("it is open");
                 it.waiting = Some((number, opcode));
-                // Not the one that it had before a crash.
+                // This is not the reply that it had before a crash.
                 self.replies.remove(&(client, number));
                 return;
             }
