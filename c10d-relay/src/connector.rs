@@ -1,4 +1,4 @@
-//! The thread that connects to the store, as that can block: names are looked up, and handshakes made.
+//! The thread that connects to the store, which can block: names are looked up, and handshakes made.
 //!
 //! It does not see the bytes of the session.
 
@@ -23,7 +23,7 @@ pub(crate) struct Order {
     /// The position of the store's journal that the session has seen.
     pub(crate) position: u64,
     pub(crate) give_up_at: Instant,
-    /// How long connections of a session that goes on may be refused.
+    /// How long connections of a continuing session may be refused.
     pub(crate) refused_timeout: Duration,
 }
 
@@ -148,7 +148,7 @@ fn connect(
         if !error.is_transient() {
             return Some(Err(error));
         }
-        // Another process may take over from one whose machine refuses connections.
+        // With a directory, another process may take over if the machine of the leader refuses connections.
         let has_ended = is_refused(&error) && !dialer.is_following();
         let again_at = match patience.on_failure(has_ended, Instant::now()) {
             Decision::Retry(again_at) => again_at,

@@ -52,7 +52,7 @@ struct Connection {
 }
 
 impl Connection {
-    /// Closes it at this time, or at an earlier one that was set before.
+    /// Closes it at this time, or at an earlier time that was set before.
     fn close_by(&mut self, at: Instant) {
         self.close_at = Some(self.close_at.map_or(at, |before| before.min(at)));
     }
@@ -76,13 +76,13 @@ pub(crate) struct EventLoop {
     target: StoreAddress,
     options: RelayOptions,
     link: Option<Link>,
-    /// The address of the store, as of the last link.
+    /// The address of the store at the last link.
     store_address: Option<SocketAddr>,
-    /// The relay ends: the deadline, and whether the store was told.
+    /// The relay is stopping: the deadline, and whether the store was informed.
     finishing: Option<(Deadline, bool)>,
-    /// The link is lost if nothing has arrived by then.
+    /// The link is lost if nothing has arrived before this time.
     silent_at: Option<Instant>,
-    /// A session has begun, and goes on over the next link.
+    /// A session has begun, and continues over the next link.
     has_session: bool,
     is_connecting: bool,
     lost_at: Option<Instant>,

@@ -1,14 +1,15 @@
 //! The relay without sockets: ranks on one side, a session with the store on the other.
 //!
-//! Pure: no socket, clock or thread. Pass the bytes of ranks to [`Hub::receive`] and those of the link to
-//! [`Hub::receive_link`]; call [`Hub::end_turn`] when all input is in; then send the output for the link
-//! ([`Hub::stream`]) and for the ranks that [`Hub::take_touched`] names. It does not know whether there is a link.
+//! Pure: no socket, clock or thread. Pass the bytes of ranks to [`Hub::receive`] and the bytes of the link to
+//! [`Hub::receive_link`]; call [`Hub::end_turn`] after all input; then send the output for the link ([`Hub::stream`])
+//! and for the ranks that [`Hub::take_touched`] returns. It works the same with and without a link.
 //!
-//! Ranks that ask the same in one turn share one frame. The store handles it once for each of them, in order, as if each
-//! had sent it, so no rank can see a difference, and nothing is ever answered from memory.
+//! Ranks with the same request in one turn share one frame. The store handles it once for each of them, in order, as
+//! if each had sent it, so no rank can see a difference, and nothing is ever answered from memory.
 //!
-//! When the store was restarted with its journal, [`Hub::restart`] begins both streams anew. The ranks' requests are kept
-//! until the store has acknowledged them, and are sent again then (docs/spec/wire-extensions.md, SESSION 12 to 15).
+//! When the store was restarted with its journal, [`Hub::restart`] begins both streams again. The ranks' requests are
+//! kept until the store has acknowledged them, and are sent again after a restart (docs/spec/wire-extensions.md,
+//! SESSION 12 to 15).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -22,11 +23,11 @@ use c10d_store::unstable::{
 
 use crate::rank::{Closing, Held, Rank};
 
-/// How long the store has to answer a CANCEL_WAIT. It answers at once if it can be reached; nothing but the end of a
-/// wait depends on it.
+/// How long the store has to answer a CANCEL_WAIT. It answers at once if it can be reached; only the end of a wait
+/// depends on it.
 const CANCEL_PATIENCE: Duration = Duration::from_millis(250);
 
-/// How many of the last requests of a turn are compared with another one.
+/// How many of the last requests of a turn are compared with a further request.
 const COMPARED_MAX: usize = 16;
 
 /// The memory for replies that ranks have not read, beyond which no more are taken from the store. A rank alone has at most
@@ -50,13 +51,13 @@ pub(crate) struct Hub {
     /// Waits that are reported to the store after the waits themselves (docs/spec/wire-extensions.md, END_WAITS 4).
     untold: Vec<Untold>,
     is_ended: bool,
-    /// The store was told that the session ends.
+    /// The store was informed of the end of the session.
     has_said_end: bool,
     /// The store keeps the session in its journal; also until the first link says whether it does.
     is_kept: bool,
     /// The memory for replies that ranks have not read.
     unread_bytes: usize,
-    /// CANCEL_WAITs that the store should have answered by then: the client, and which of its cancels.
+    /// CANCEL_WAITs that the store should have answered at the given time: the client, and the number of the cancel.
     cancels: VecDeque<(Instant, u32, u64)>,
 }
 
@@ -179,7 +180,7 @@ impl Hub {
         Some(client)
     }
 
-    /// A rank has closed its connection. What it has sent before still goes to the store.
+    /// A rank has closed its connection. Its earlier requests are still sent to the store.
     pub(crate) fn close(&mut self, client: u32) {
         let Some(rank) = self.ranks.get_mut(&client) else {
             return;
@@ -416,7 +417,7 @@ impl Hub {
         });
     }
 
-    /// The ranks to look at, as they have replies, are closing, or may go on after a pause; each once.
+    /// The ranks to check, because they have replies, are closing, or may continue after a pause; each once.
     pub(crate) fn take_touched(&mut self) -> Vec<u32> {
         let touched = std::mem::take(&mut self.touched);
         for client in &touched {
@@ -427,8 +428,8 @@ impl Hub {
         touched
     }
 
-    /// Tells the store that the session ends, once no rank is left, of which something may still have to be sent.
-    /// Returns whether it was told.
+    /// Informs the store of the end of the session, once no rank is left whose requests may still have to be sent.
+    /// Returns whether it was informed.
     pub(crate) fn end(&mut self) -> bool {
         self.end_turn();
         if !self.ranks.is_empty() {
@@ -444,10 +445,10 @@ impl Hub {
         self.is_ended
     }
 
-    /// The session is over: all its ranks are gone, and another one begins.
+    /// The session is over: all its ranks are closed, and another session begins.
     pub(crate) fn start_anew(&mut self) {
         *self = Self {
-            // Late events of old ranks must not reach new ones.
+            // Late events of old ranks must not reach new ranks.
             next_client: self.next_client,
             ..Self::new(self.limits)
         };
@@ -519,7 +520,7 @@ impl Hub {
         Ok(())
     }
 
-    /// Tells the store that a rank is gone, once all that it has sent is in the stream.
+    /// Informs the store that a rank has closed its connection, once all its requests are in the stream.
     fn finish(&mut self, client: u32) {
         let Some(rank) = self.ranks.get_mut(&client) else {
             return;
@@ -590,8 +591,8 @@ impl Hub {
 }
 
 impl Turn {
-    /// Adds a request of a rank that is the last of its unsent ones, to one that another rank sends if they are the same. The rank's requests keep their
-    /// order: it joins none that comes before its last one.
+    /// Adds a request of a rank, which is its last unsent request, to an equal request of another rank, if there is
+    /// one. The rank's requests keep their order: the request joins none before the rank's last request.
     fn add(&mut self, client: u32, rank: &mut Rank, bytes: &[u8], room: usize) {
         let is_short = bytes.len() <= GROUP_BYTES_MAX;
         let has_room =

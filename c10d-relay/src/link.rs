@@ -21,7 +21,7 @@ pub(crate) struct Link {
     opened: Vec<u8>,
 }
 
-/// What has happened to a link.
+/// The event of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LinkState {
     /// All that was there has been read.
@@ -33,7 +33,7 @@ pub(crate) enum LinkState {
 }
 
 impl Link {
-    /// Takes a new connection. Returns the bytes that it has received already, too.
+    /// Takes a new connection. Returns the bytes that it has already received as well.
     pub(crate) fn new(
         mut link: SessionLink,
         registry: &Registry,

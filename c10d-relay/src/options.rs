@@ -51,9 +51,9 @@ impl Default for RelayOptions {
 }
 
 impl RelayOptions {
-    /// How long the relay tries to reach the store, at first and after a loss, before it closes the connections of its
-    /// ranks. The store forgets the relay's session after the same time, or after its own
-    /// (`ServerOptions::with_session_timeout`) if that is shorter. Default 10 min.
+    /// Returns how long the relay tries to reach the store, at first and after a loss, before it closes the
+    /// connections of its ranks. The store drops the relay's session after the same time, or after its
+    /// `ServerOptions::with_session_timeout` if that is shorter. Default 10 min.
     #[must_use]
     pub const fn resume_timeout(&self) -> Duration {
         self.resume_timeout
@@ -65,9 +65,10 @@ impl RelayOptions {
         self
     }
 
-    /// How long the store's machine may refuse connections, after a loss, before the relay closes the connections of its
-    /// ranks: nothing listens on the port, so the store has ended. A store with a journal that is to go on must be back
-    /// before that. Default 30 s: longer than a firewall or a load balancer in between usually takes to change.
+    /// Returns how long the store's machine may refuse connections, after a loss, before the relay closes the
+    /// connections of its ranks: nothing listens on the port, so the store has exited. A store with a journal must be
+    /// restarted before that to continue. Default 30 s: longer than a firewall or a load balancer in between usually
+    /// takes to change.
     #[must_use]
     pub const fn refused_timeout(&self) -> Duration {
         self.refused_timeout
@@ -79,7 +80,7 @@ impl RelayOptions {
         self
     }
 
-    /// The time limit for the handshake of a new connection; [`Duration::MAX`] for none. Default 60 s, as that of
+    /// Returns the time limit for the handshake of a new connection; [`Duration::MAX`] for none. Default 60 s, like
     /// `c10d_store::ServerOptions`.
     #[must_use]
     pub const fn handshake_timeout(&self) -> Duration {
@@ -98,20 +99,20 @@ impl RelayOptions {
         self
     }
 
-    /// [`with_credentials`](Self::with_credentials) of a shared secret.
+    /// Sets the credentials to a shared secret: see [`with_credentials`](Self::with_credentials).
     #[cfg(feature = "tls")]
     pub fn with_secret(self, secret: c10d_store::Secret) -> Self {
         self.with_credentials(secret.into())
     }
 
-    /// Backoff and socket options of the connection to the store. Default [`ConnectOptions::default`], but a store whose
-    /// machine does not answer for 20 s counts as lost, so that the relay tries another connection.
+    /// Sets the backoff and socket options of the connection to the store. Default [`ConnectOptions::default`], but a
+    /// store whose machine does not answer for 20 s counts as lost, so that the relay tries another connection.
     pub fn with_connect_options(mut self, options: ConnectOptions) -> Self {
         self.connect_options = options;
         self
     }
 
-    /// The limits on the requests of a rank. Default [`WireLimits::default`], those of PyTorch's server.
+    /// Sets the limits on the requests of a rank. Default [`WireLimits::default`], the limits of PyTorch's server.
     pub const fn with_limits(mut self, limits: WireLimits) -> Self {
         self.limits = limits;
         self

@@ -12,9 +12,9 @@ const PAUSE_MAX: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(crate) struct Patience {
     give_up_at: Instant,
-    /// For a session that goes on: `None` for a new one, as the store may start later.
+    /// For a continuing session: `None` for a new session, because the store may start later.
     refused_timeout: Option<Duration>,
-    /// The first of the last attempts, all of which were refused.
+    /// The time of the first of the last attempts, if all of them were refused.
     refused_since: Option<Instant>,
     backoff: Backoff,
 }
@@ -22,7 +22,7 @@ pub(crate) struct Patience {
 /// Whether to try again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// Try again then.
+    /// Try again at this time.
     Retry(Instant),
     /// There is no time left.
     GiveUp,

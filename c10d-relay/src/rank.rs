@@ -1,4 +1,4 @@
-//! One rank's side of the relay. Pure. Does not know what a key or a value is.
+//! One rank's side of the relay. Pure. Does not interpret keys or values.
 
 use std::fmt;
 use std::time::Instant;
@@ -7,15 +7,15 @@ use c10d_socket::SendBuf;
 use c10d_store::Opcode;
 use c10d_store::unstable::{Credit, NotCarried, Outstanding, RawRequests, ReplyError, RequestBuf};
 
-/// The most replies that a rank may be owed. One that asks for more waits until some have arrived.
+/// The most expected replies of a rank. A rank that sends more requests waits until some replies have arrived.
 const OWED_MAX: usize = 4096;
 
-/// A rank of which so many bytes wait to be sent is not read.
+/// If this many bytes of a rank wait to be sent, the relay does not read from the rank.
 const UNSENT_BYTES_MAX: usize = 256 << 10;
 
-/// Nor is one of which so many bytes are kept for a store that may be restarted. The store acknowledges before: it has
-/// carried out all but what there is credit for, and lets 64 KiB of that be unacknowledged (docs/spec/wire-extensions.md,
-/// SESSION 8 and 14).
+/// If this many bytes of a rank are kept for a possible restart of the store, the relay does not read from the rank.
+/// The store acknowledges earlier than that: it has carried out everything except the bytes for which there is
+/// credit, and leaves at most 64 KiB of the rest unacknowledged (docs/spec/wire-extensions.md, SESSION 8 and 14).
 const KEPT_BYTES_MAX: usize = (256 + 64) << 10;
 
 /// The reply to a CANCEL_WAIT.
@@ -32,16 +32,16 @@ pub(crate) struct Rank {
     /// So many bytes in `down` are not of the credit: they are of the relay, or from before a restart of the store, or
     /// they were withheld and the credit was returned.
     uncounted_down: usize,
-    /// What the hub has counted of its memory.
+    /// The memory of the rank, as counted by the hub.
     pub(crate) counted_bytes: usize,
     pub(crate) credit: Credit,
-    /// The port from which it is connected.
+    /// The port of the rank's end of the connection.
     pub(crate) port: u16,
     /// Requests are kept until something has been received or sent.
     pub(crate) is_paused: bool,
     /// The first of them, if it has to wait for a reply.
     pub(crate) held: Option<Held>,
-    /// The rank has closed its connection. What it has sent before still goes to the store.
+    /// The rank has closed its connection. Its earlier requests are still sent to the store.
     pub(crate) is_gone: bool,
     /// Its last requests have no reply, so a request of the relay follows them that has one.
     pub(crate) is_marked: bool,
@@ -92,8 +92,8 @@ impl Rank {
         }
     }
 
-    /// The rank sends a request. Returns whether it may be passed on; if not, it has to wait until the store has answered
-    /// an earlier one.
+    /// The rank sends a request. Returns whether it may be passed on; if not, it has to wait until the store has
+    /// answered an earlier request.
     pub(crate) fn on_request(
         &mut self,
         opcode: Opcode,
@@ -116,7 +116,7 @@ impl Rank {
         self.outstanding.on_reply(bytes, |bytes| down.push(bytes))
     }
 
-    /// Whether the rank's requests should wait, at a store that keeps sessions or at one that does not.
+    /// Whether the rank's requests should wait. `is_kept`: the store keeps sessions.
     pub(crate) fn must_wait(&self, is_kept: bool) -> bool {
         self.outstanding.unsent_bytes() >= UNSENT_BYTES_MAX
             || is_kept
@@ -136,8 +136,9 @@ impl Rank {
         }
     }
 
-    /// Whether a rank that is gone has sent what the store has to acknowledge before it may forget the rank. One that waits
-    /// is told to the store at once, so that it gets nothing that others could have.
+    /// Whether a rank that has closed its connection has sent requests that the store must acknowledge before it may
+    /// drop the rank. If the rank waits, the store is informed at once, so that the rank gets nothing that other
+    /// ranks could have.
     pub(crate) fn must_be_acknowledged(&self, is_kept: bool) -> bool {
         let is_marked = self.is_marked && self.outstanding.owed_replies() > 0;
         is_kept
@@ -171,14 +172,14 @@ impl Rank {
         self.credit.used(bytes - uncounted)
     }
 
-    /// Of so many received bytes so many, or as many more as were withheld before, are in `down` now. Returns the credit to
-    /// return to the store now, if any.
+    /// Of `bytes` received bytes, `passed_on` are in `down` now, or more if some were withheld before. Returns the
+    /// credit to return to the store now, if any.
     pub(crate) fn was_received(&mut self, bytes: usize, passed_on: usize) -> Option<u32> {
         self.uncounted_down += passed_on.saturating_sub(bytes);
         self.credit.used(bytes.saturating_sub(passed_on))
     }
 
-    /// The store was restarted. Returns the number of the request from which on it gets all again.
+    /// The store was restarted. Returns the number of the first request that is sent to it again.
     pub(crate) fn restart(&mut self) -> Result<u32, NotCarried> {
         let first = self.outstanding.restart()?;
         self.credit = Credit::default();

@@ -19,22 +19,22 @@ use crate::hub::Hub;
 use crate::options::RelayOptions;
 use crate::status::{Status, Upstream};
 
-/// A running relay.
+/// A running relay: the connection of all ranks of a node to a store.
 ///
-/// The ranks of a node connect to it on loopback as to an ordinary TCPStore, and it holds one connection to the store
-/// for all of them. It serves only processes of the user that runs it. When the connection to the store breaks, it
-/// connects again and goes on: each request takes effect exactly once, and ranks notice nothing but a pause. So it does
-/// when the store was restarted with its journal (`ServerOptions::with_journal`). If the store cannot be reached for
-/// [`RelayOptions::resume_timeout`], refuses connections for [`RelayOptions::refused_timeout`] (unless its address is looked up),
-/// or was restarted without a
-/// journal, the relay closes the connections of its ranks and logs why; the next rank that connects begins anew.
+/// The ranks of a node connect to it on loopback, like to an ordinary TCPStore, and it holds one connection to the
+/// store for all of them. It serves only processes of the user that runs it. When the connection to the store breaks,
+/// it connects again and continues: each request takes effect exactly once, and ranks only notice a pause. It also
+/// continues when the store was restarted with its journal (`ServerOptions::with_journal`). If the store cannot be
+/// reached for [`RelayOptions::resume_timeout`], refuses connections for [`RelayOptions::refused_timeout`] (unless
+/// its address is looked up), or was restarted without a journal, the relay closes the connections of its ranks and
+/// logs why; the next rank that connects begins another session.
 ///
 /// Connections of HTTP clients, for example `c10d why` or a browser, are forwarded to the store's port. While the store cannot
 /// be reached, the answer is 503 with the reason. The relay forwards 32 of them at a time, and closes a connection without
 /// progress for 15 s.
 ///
-/// A relay belongs to the process that started it. To a forked child it is a relay that has stopped: nothing that the
-/// child does with it, dropping it included, has an effect.
+/// A relay belongs to the process that started it. In a forked child it is a stopped relay: using or dropping it
+/// there has no effect on the parent.
 ///
 /// It has two threads, `c10d-relay` and `c10d-relay-dial`, which [`shutdown`](Self::shutdown) and `Drop` stop.
 #[derive(Debug)]
@@ -53,13 +53,13 @@ struct Running {
 }
 
 impl Relay {
-    /// Serves the store at `upstream`, which is followed if it is looked up, on these bound sockets, which should have loopback addresses: no other connection
-    /// is served. Connects in the background, and so does not block.
+    /// Serves the store at `upstream` on these bound sockets, and follows the leader if `upstream` is looked up. The
+    /// sockets should have loopback addresses, because other connections are not served. Connects in the background,
+    /// and so does not block.
     ///
     /// # Errors
     /// [`RelayError::System`] if a socket cannot listen, the system has no thread or descriptor left, or
-    /// [`c10d_socket::check_own_user`] fails;
-    /// [`RelayError::Credentials`] if they cannot be used.
+    /// [`c10d_socket::check_own_user`] fails; [`RelayError::Credentials`] if the credentials cannot be used.
     pub fn start(
         upstream: impl Into<StoreAddress>,
         listeners: Vec<TcpListener>,
@@ -111,11 +111,12 @@ impl Relay {
         })
     }
 
-    /// Blocks until the relay has a session with the store, at most until the deadline or until `cancel` ends it.
+    /// Blocks until the relay has a session with the store, at most until the deadline or until `cancel` interrupts
+    /// it.
     ///
     /// # Errors
     /// [`RelayError::Session`] if that is impossible or has failed, [`RelayError::Timeout`] if the store has not been
-    /// reached yet, [`RelayError::Stopped`], [`RelayError::Cancelled`].
+    /// reached in time, [`RelayError::Stopped`] if the relay has stopped, and [`RelayError::Cancelled`].
     pub fn wait_until_connected(
         &self,
         deadline: Deadline,
@@ -135,49 +136,49 @@ impl Relay {
         }
     }
 
-    /// The store.
+    /// Returns the address of the store, as passed to [`start`](Self::start).
     #[must_use]
     pub const fn upstream(&self) -> &StoreAddress {
         &self.target
     }
 
-    /// The addresses that the relay listens on.
+    /// Returns the addresses that the relay listens on.
     #[must_use]
     pub fn local_addrs(&self) -> &[SocketAddr] {
         &self.local_addrs
     }
 
-    /// Whether the relay is connected to the store at the moment.
+    /// Returns whether the relay is connected to the store at the moment.
     #[must_use]
     pub fn is_connected(&self) -> bool {
         self.running()
             .is_some_and(|running| matches!(running.status.get(), Upstream::Connected))
     }
 
-    /// Whether the relay's thread is running. It runs until the relay is dropped, unless a system call failed, which is
-    /// logged.
+    /// Returns whether the relay's thread is running. It runs until the relay is dropped, unless a system call
+    /// failed, which is logged.
     #[must_use]
     pub fn is_running(&self) -> bool {
         let thread = self.running().and_then(|running| running.thread.as_ref());
         thread.is_some_and(|thread| !thread.is_finished())
     }
 
-    /// The number of connections of ranks.
+    /// Returns the number of connections of ranks.
     #[must_use]
     pub fn connection_count(&self) -> usize {
         let running = self.running();
         running.map_or(0, |running| running.status.connections())
     }
 
-    /// Closes all connections, tells the store, and stops the threads. Blocks for at most 10 s, if the relay is just
-    /// connecting to a host that does not answer.
+    /// Closes all connections, informs the store, and stops the threads. Blocks for at most 10 s, if the relay is
+    /// just connecting to a host that does not answer.
     pub fn shutdown(self) {
         drop(self);
     }
 
-    /// Stops as [`shutdown`](Self::shutdown) does, but only when the ranks have closed their connections and the store has
-    /// carried out all that they have sent, or at the deadline: PyTorch's clients do not wait for an answer to SET.
-    /// Blocks until then.
+    /// Like [`shutdown`](Self::shutdown), but stops only when the ranks have closed their connections and the store
+    /// has carried out all their requests, or at the deadline, because PyTorch's clients do not wait for an answer to
+    /// SET. Blocks for that time.
     pub fn finish(self, deadline: Deadline) {
         if let Some(running) = self.running.into_inner() {
             running.finish(deadline);
@@ -241,7 +242,7 @@ pub enum RelayError {
     /// The credentials cannot be used.
     #[error(transparent)]
     Credentials(Arc<CredentialsError>),
-    /// There is no session with the store.
+    /// The session with the store could not begin, or has failed.
     #[error("the relay has no session with the store: {source}")]
     Session {
         /// The cause.

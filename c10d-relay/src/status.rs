@@ -1,4 +1,4 @@
-//! What the relay's thread tells its owner.
+//! The status that the relay's thread shares with its owner.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ pub(crate) enum Upstream {
     #[default]
     Connecting,
     Connected,
-    /// The relay tries to go on with a session.
+    /// The relay tries to continue with a session.
     Lost,
     /// The last session has failed.
     Failed(Arc<SessionError>),
@@ -28,7 +28,7 @@ pub(crate) struct Status {
     upstream: Mutex<Upstream>,
     changed: Condvar,
     pub(crate) stop: AtomicBool,
-    /// The relay ends then, or before, when its ranks have.
+    /// The relay stops at this time, or earlier when its ranks have closed their connections.
     finish_by: Mutex<Option<Deadline>>,
     connections: AtomicUsize,
 }
@@ -105,7 +105,7 @@ impl Status {
     }
 
     fn lock(&self) -> MutexGuard<'_, Upstream> {
-        // Nothing panics while it is held.
+        // The code that holds the lock does not panic.
         self.upstream.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

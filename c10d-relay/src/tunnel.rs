@@ -1,6 +1,6 @@
-//! The connection of an HTTP client, for example `c10d why`, a browser or Prometheus: its bytes go to the store's port and
-//! back. HTTP is unencrypted on that port, even if the store has a secret, and each request has its own password. So the relay
-//! passes the bytes on without a look at them, and without TLS.
+//! The connection of an HTTP client, for example `c10d why`, a browser or Prometheus: its bytes go to the store's
+//! port and back. HTTP is unencrypted on that port, even if the store has a secret, and each request has its own
+//! password. Therefore, the relay passes the bytes on without reading them, and without TLS.
 //!
 //! Pure, except that it reads and writes: the sockets, the buffer and the time are arguments.
 

@@ -1,4 +1,5 @@
-//! What ranks that do not read cost a relay, which runs in a process of its own: this binary again, with [`CHILD`] set.
+//! The memory that ranks which do not read cost a relay. The relay runs in a separate process: this binary again,
+//! with [`CHILD`] set.
 #![cfg(target_os = "linux")]
 
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -96,7 +97,7 @@ fn withstands(name: &str, store: &TcpStore, request: &[u8], reply_bytes: usize) 
     }
     assert!(before.0 < PEAK_MAX, "{} MiB", before.0 / MIB);
 
-    // Some close their connections, and the others read: all replies come.
+    // Some ranks close their connections, and the remaining ranks read: all replies arrive.
     ranks.truncate(100);
     for rank in &ranks {
         set_socket_recv_buffer_size(rank, 1 << 20).expect("an option");

@@ -64,11 +64,11 @@ impl EventLoop {
         }
     }
 
-    /// Sends replies, goes on with paused ranks, and closes those that the store has closed.
+    /// Sends replies, continues with paused ranks, and closes ranks that the store has closed.
     pub(super) fn serve_touched(&mut self, now: Instant) {
         for client in self.hub.take_touched() {
             let was_paused = self.hub.rank(client).is_some_and(|rank| rank.is_paused);
-            // Also for a rank that is gone, of which something is left.
+            // This includes a rank that has closed its connection, and whose requests are not all sent.
             if let Err(error) = self.hub.resume(client, now) {
                 if let Some(connection) = self.connections.get(&client) {
                     self.refuse(connection.peer, &error);
@@ -81,7 +81,7 @@ impl EventLoop {
             }
             self.flush_rank(client);
         }
-        // What was resumed belongs to this turn.
+        // The resumed requests belong to this turn.
         self.hub.end_turn();
     }
 
@@ -110,7 +110,7 @@ impl EventLoop {
                 connection.close_by(Instant::now() + CLOSING_TIMEOUT);
                 if is_drained && !connection.is_shut {
                     connection.is_shut = true;
-                    // It fails if the rank is gone.
+                    // It fails if the rank has closed its connection.
                     let _ = connection.stream.shutdown(Shutdown::Write);
                     self.ready.insert(client);
                     let peer = connection.peer;

@@ -12,8 +12,8 @@ use crate::connector::Order;
 use crate::link::{Link, LinkState};
 use crate::status::Upstream;
 
-/// How long after the last bytes of the store it is told that they have arrived, if there is nothing else to send: it
-/// keeps them until then.
+/// How long after the last bytes of the store the relay acknowledges them, if there is nothing else to send: until
+/// then, the store keeps them.
 const REPORT_DELAY: Duration = Duration::from_millis(200);
 
 impl EventLoop {
@@ -100,8 +100,8 @@ impl EventLoop {
         }
     }
 
-    /// Whether there may be something to read of the link, or something that was read before, and room for it. What a closed
-    /// link has left is little.
+    /// Whether there may be bytes to read from the link, or bytes that were read before, and room for them. A closed
+    /// link has only a few bytes left.
     pub(super) fn may_read_link(&self) -> bool {
         self.may_read() || self.hub.can_continue()
     }
@@ -145,7 +145,7 @@ impl EventLoop {
             return;
         };
         if self.hub.is_full() {
-            // What has arrived is not read.
+            // The data that has arrived is not read.
             self.silent_at = Some(now + SILENCE_MAX);
         } else if at <= now && !self.is_link_ready {
             self.lose_link(&format!("it has sent no heartbeat for {SILENCE_MAX:?}"));
@@ -184,7 +184,7 @@ impl EventLoop {
         }
     }
 
-    /// The link is lost. The ranks notice nothing but a pause.
+    /// The link is lost. The ranks only notice a pause.
     fn lose_link(&mut self, reason: &str) {
         if self.link.take().is_none() || self.hub.is_ended() {
             return;
@@ -216,7 +216,7 @@ impl EventLoop {
         });
     }
 
-    /// The session is over, and with it all ranks' connections. The next rank begins another one.
+    /// The session is over, and with it all ranks' connections. The next rank begins another session.
     fn fail(&mut self, error: SessionError) {
         let why = in_brief(&error);
         match self.connections.len() {
@@ -234,7 +234,7 @@ impl EventLoop {
         self.status.set(Upstream::Failed(Arc::new(error)));
     }
 
-    /// Once the ranks are gone, ends the session after all that they have sent.
+    /// Once all ranks have closed their connections, closes the session after all their requests.
     pub(super) fn finish(&mut self, now: Instant) {
         self.finishing = match self.finishing {
             None => self.status.finishes_by().map(|by| (by, false)),

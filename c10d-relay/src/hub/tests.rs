@@ -15,7 +15,7 @@ struct Node {
     hub: Hub,
     store: SessionStream,
     reader: FrameReader,
-    /// What the store has used of rank 0.
+    /// The bytes of rank 0 that the store has used.
     used: Credit,
     now: Instant,
 }
@@ -108,7 +108,7 @@ impl Node {
         }
     }
 
-    /// The store is killed, and another one goes on. Returns the number of ranks that cannot.
+    /// The store is killed, and another store process continues. Returns the number of ranks that cannot.
     fn restart(&mut self) -> usize {
         let restart = Restart { from: 1, to: 2 };
         let closed = self.hub.restart(restart, self.now);
@@ -284,7 +284,7 @@ fn a_cancel_is_answered_by_the_store_in_time_or_by_the_relay() {
     assert_eq!(node.read(0), []);
     node.hub.answer_cancels(node.now + CANCEL_PATIENCE);
     assert_eq!(node.read(0), [1]);
-    // The rank goes on. The late answers of the store are dropped: the wait has even crossed the cancel.
+    // The rank continues. The late answers of the store are dropped: the wait has even crossed the cancel.
     node.send(0, &add("n"));
     let sum = [5, 0, 0, 0, 0, 0, 0, 0];
     node.reply(0, &[0, 1]);
@@ -451,7 +451,7 @@ fn ranks_that_do_not_read_stop_the_link_before_they_fill_the_memory() {
         reading += 1;
     }
     assert!((120..=256).contains(&reading), "{reading} ranks");
-    // One that reads, or closes its connection, is enough to go on.
+    // It is enough to continue that one rank reads, or closes its connection.
     let is_full_with = node.hub.rank(0).expect("a rank").down.unsent_bytes();
     assert_eq!(node.read(0).len(), is_full_with);
     assert!(!node.hub.is_full());
@@ -715,7 +715,7 @@ fn a_store_that_goes_on_learns_nothing_of_waits_that_began_later() {
     }
 }
 
-/// What the rank has not read is not of the credit that the restarted store has given.
+/// Bytes that the rank has not read do not belong to the credit of the restarted store.
 #[test]
 fn replies_from_before_a_restart_return_no_credit() {
     let mut node = Node::with_ranks(1);
@@ -803,7 +803,7 @@ fn a_rank_that_leaves_is_kept_until_its_last_requests_are_acknowledged() {
     node.reply(2, &[0]);
     assert_eq!(node.turn(), [Got::Close(2)]);
     assert!(node.hub.end());
-    // The end is said again, too.
+    // The end is also sent again.
     node.turn();
     assert_eq!(node.restart(), 0);
     assert!(node.hub.stream().has_unsent());
@@ -841,16 +841,16 @@ fn a_rank_that_leaves_before_the_first_link_is_kept_too() {
     }
 }
 
-/// A hub with three ranks, and a small server that is killed.
+/// A hub with three ranks, and a small server that may be killed.
 struct Job {
     hub: Hub,
     server: model::Server,
-    /// What is on its way.
+    /// The bytes on their way.
     up: Vec<u8>,
     down: Vec<u8>,
-    /// By rank: the starts of requests with an effect, the number of requests, and what it has read.
+    /// By rank: the starts of requests with an effect, the number of requests, and the bytes that it has read.
     ranks: Vec<(Vec<Vec<u8>>, u32, Vec<u8>)>,
-    /// Ranks that have left while they waited for a reply: nobody knows what the store has done.
+    /// Ranks that have left while they waited for a reply: whether the store has carried out the request is unknown.
     unanswered: Vec<u32>,
     now: Instant,
 }
@@ -989,7 +989,7 @@ fn random_histories_with_restarts_lose_and_repeat_nothing() {
         .ok()
         .and_then(|seed| seed.parse().ok());
     let (first, count) = first.map_or((fastrand::u64(..1 << 40), 100), |seed| (seed, 1));
-    // Some requests are done before the reply to an earlier one arrives, and are sent again only in part.
+    // Some requests are done before the reply to an earlier request arrives, and are sent again only in part.
     let known = (count > 1).then_some(349_069_586_101);
     for seed in known.into_iter().chain(first..first + count) {
         println!("C10D_SEED={seed}");

@@ -8,7 +8,7 @@ use c10d_store::{Store, StoreExt, TcpStore};
 use crate::basics::{rank_of, relay_to, server, wait_until};
 use crate::proxy::Proxy;
 
-/// How many connections the server knows to be away.
+/// The number of connections that are away according to the server.
 fn away(server: &c10d_store::TcpStoreServer) -> usize {
     let snapshot = server
         .observer()
@@ -39,7 +39,7 @@ fn the_ranks_of_a_lost_relay_take_no_elements_from_others() {
     other.queue_push("jobs", b"one").expect("queue_push");
     let (live, taken) = live_taking.join().expect("no panic").expect("queue_take");
     assert_eq!(taken, [b"one"]);
-    // Nobody that can be reached waits: the element stays.
+    // All waiters are away: the element stays.
     other.queue_push("jobs", b"two").expect("queue_push");
     assert_eq!(live.queue_len("jobs").expect("queue_len"), 1);
 
@@ -49,7 +49,7 @@ fn the_ranks_of_a_lost_relay_take_no_elements_from_others() {
     assert_eq!(away(&server), 0);
 }
 
-/// docs/spec/wire-extensions.md, EPHEMERAL 3: the end of a rank ends its keys, and so does the end of its relay.
+/// docs/spec/wire-extensions.md, EPHEMERAL 3: the keys of a rank expire when the rank or its relay has ended.
 #[test]
 fn the_keys_of_a_rank_end_with_it_or_with_its_relay() {
     let server = server();

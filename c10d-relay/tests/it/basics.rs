@@ -1,4 +1,4 @@
-//! What a rank sees through a relay.
+//! The behaviour of a relay from a rank's point of view.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -230,7 +230,7 @@ fn ranks_are_told_when_the_store_is_another_one() {
         ),
         other => panic!("{other:?}"),
     }
-    // The next rank begins anew.
+    // The next rank begins another session.
     let rank = rank_of(&relay);
     assert!(!rank.check(&["k"]).expect("check"));
 }
@@ -328,7 +328,7 @@ fn a_refused_request_closes_its_rank_only() {
     let relay = relay_to(server.local_addr().port(), RelayOptions::default());
     let store = rank_of(&relay);
     store.set("text", b"abc").expect("set");
-    // As PyTorch's clients: ours finds out the reason by itself.
+    // Like PyTorch's clients: our client finds out the reason automatically.
     let mut rank = TcpStream::connect(relay.local_addrs()[0]).expect("the relay listens");
     let mut requests = RequestBuf::new();
     requests.hello();

@@ -17,7 +17,8 @@ use crate::workload::{
 
 const HISTORIES: u64 = 25;
 
-/// 25 histories with 40 cuts each: connections end after a random number of bytes, in the middle of handshakes too.
+/// 25 histories with 40 cuts each: connections break after a random number of bytes, including in the middle of
+/// handshakes.
 #[test]
 fn histories_with_a_thousand_cuts_have_an_order() {
     for seed in seeds(HISTORIES) {
@@ -93,7 +94,7 @@ enum Defect {
     None,
     /// Some requests are carried out twice, as if repeated after a lost reply.
     Twice,
-    /// Some requests without a reply are lost, as with PyTorch's client after a loss.
+    /// Some requests without a reply are lost, like with PyTorch's client after a loss.
     Lost,
     /// Some reads are answered from memory.
     Old,

@@ -1,12 +1,12 @@
 //! Whether a history of operations on one key has an order that a store could have carried them out in.
 //!
-//! A search over all orders that respect time, with a memory of what was tried (Wing and Gong 1993, Lowe 2017). Keys
-//! are independent of each other, so each is checked alone.
+//! A search over all orders that respect time, with a memory of the tried orders (Wing and Gong 1993, Lowe 2017).
+//! Keys are independent of each other, so each is checked separately.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// An operation, and what the client got.
+/// An operation, and the client's result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Op {
     Set(Vec<u8>),
@@ -31,11 +31,11 @@ pub(crate) enum Op {
 pub(crate) struct Event {
     pub(crate) op: Op,
     pub(crate) called: u64,
-    /// For a command without a reply, when a later one of the same client was answered.
+    /// For a command without a reply: when a later command of the same client was answered.
     pub(crate) returned: u64,
 }
 
-/// What a key holds.
+/// The value and queue of a key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 struct State {
     value: Option<Vec<u8>>,
@@ -43,7 +43,7 @@ struct State {
 }
 
 impl State {
-    /// The state after the operation; `None` if its result cannot be that of this state.
+    /// The state after the operation; `None` if the operation cannot have its result in this state.
     fn after(&self, op: &Op) -> Option<Self> {
         let mut next = self.clone();
         let value = self.value.clone().unwrap_or_default();
@@ -108,10 +108,10 @@ pub(crate) fn check(events: &[Event]) -> Result<(), String> {
     ))
 }
 
-/// What later reads say about the order of writes, without which the search would try all orders of those that happen
-/// at the same time.
+/// Knowledge about the order of writes from later reads. Without it, the search would try all orders of simultaneous
+/// writes.
 struct Hints {
-    /// If the value is only appended to: the longest one that was read.
+    /// If the value is only appended to: the longest value that was read.
     text: Option<Vec<u8>>,
     /// When each element was taken.
     taken: HashMap<Vec<u8>, (u64, u64)>,
@@ -156,7 +156,7 @@ impl Hints {
 struct Search<'e> {
     events: &'e [Event],
     hints: Hints,
-    /// What is done, and a hash of the state.
+    /// The set of done operations, and a hash of the state.
     tried: HashSet<(Vec<u64>, u64)>,
     longest: usize,
 }
@@ -175,7 +175,7 @@ impl Search<'_> {
         let is_done = |done: &[u64], index: usize| done[index / 64] & (1 << (index % 64)) != 0;
         let open = (0..self.events.len()).filter(|index| !is_done(done, *index));
         let open: Vec<usize> = open.collect();
-        // Nothing may come before an operation that was over when it was called.
+        // An operation cannot precede another operation that was over when it was called.
         let first_return = open.iter().map(|index| self.events[*index].returned).min();
         for index in open {
             let event = &self.events[index];

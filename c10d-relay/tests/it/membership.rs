@@ -12,7 +12,8 @@ use crate::proxy::Proxy;
 use crate::rank::{Rank, all_enter, ids, options};
 use crate::workload::seeds;
 
-/// docs/spec/wire-extensions.md, MEMBERSHIP 5: a member ends with its connection to the relay, and with the session of the relay.
+/// docs/spec/wire-extensions.md, MEMBERSHIP 5: a member leaves with its connection to the relay, and with the session
+/// of the relay.
 #[test]
 fn a_member_ends_with_its_rank_or_its_relay() {
     let server = server();
@@ -37,8 +38,8 @@ fn a_member_ends_with_its_rank_or_its_relay() {
     drop(behind_last);
 }
 
-/// docs/spec/wire-extensions.md, MEMBERSHIP 11, SESSION 13: members keep their connections to a relay while the store is killed in
-/// a change and goes on from its journal. All get the same lists, and no uuid comes twice.
+/// docs/spec/wire-extensions.md, MEMBERSHIP 11, SESSION 13: members keep their connections to a relay while the store
+/// is killed in a change and continues from its journal. All get the same lists, and no uuid is used twice.
 #[test]
 fn members_behind_a_relay_go_on_over_kills_of_the_store() {
     for seed in seeds(3) {

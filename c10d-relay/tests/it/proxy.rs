@@ -21,9 +21,9 @@ struct Shared {
     stop: AtomicBool,
     /// New connections are closed at once.
     is_cut: AtomicBool,
-    /// What it receives is not passed on, as by a network that drops packets.
+    /// It does not pass on received bytes, like a network that drops packets.
     is_silent: AtomicBool,
-    /// How long it keeps what it receives, and the end of a connection, in milliseconds.
+    /// How long it keeps received bytes, and the end of a connection, in milliseconds.
     delay_ms: AtomicU64,
     /// How many pieces it keeps now.
     kept: AtomicUsize,
@@ -85,7 +85,7 @@ impl Proxy {
         self.cut(false);
     }
 
-    /// Cuts all connections; with `refuse`, new ones too until [`mend`](Self::mend).
+    /// Cuts all connections; with `refuse`, also new connections until [`mend`](Self::mend).
     pub(crate) fn cut(&self, refuse: bool) {
         self.shared.is_cut.store(refuse, Ordering::Release);
         for (client, server) in self.shared.connections.lock().expect("no panic").drain(..) {
@@ -105,8 +105,8 @@ impl Proxy {
         self.shared.is_silent.store(true, Ordering::Release);
     }
 
-    /// Keeps what arrives from now on for this time, in each direction, before it is passed on. What a client has sent is
-    /// passed on later even if it has closed its connection meanwhile.
+    /// Keeps bytes that arrive from now on for this time, in each direction, before it passes them on. The bytes of a
+    /// client are passed on later even if the client has closed its connection in the meantime.
     pub(crate) fn delay(&self, delay: Duration) {
         let delay_ms = u64::try_from(delay.as_millis()).expect("not years");
         self.shared.delay_ms.store(delay_ms, Ordering::Release);

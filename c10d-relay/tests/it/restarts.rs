@@ -1,4 +1,4 @@
-//! A store that is killed under load and goes on from its journal: every operation takes effect once, in an order that
+//! A store is killed under load and continues from its journal: every operation takes effect once, in an order that
 //! the ranks could have seen.
 
 use std::thread;
@@ -16,13 +16,13 @@ const RESTARTS: usize = 20;
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// The store, and what the ranks connect to.
+/// The store, and the addresses that the ranks connect to.
 struct Job {
     journal: Memory,
     server: Option<TcpStoreServer>,
     proxies: Vec<Proxy>,
     relays: Vec<Relay>,
-    /// Servers that were killed: nobody hears what they say.
+    /// Killed servers: their output is not received.
     ending: Vec<thread::JoinHandle<()>>,
 }
 
@@ -48,7 +48,8 @@ impl Job {
         ranks_of(&self.relays, &ports)
     }
 
-    /// Kills the server and starts another one. With `while_appending`, requests were carried out that are not kept.
+    /// Kills the server and starts another server. With `while_appending`, some requests were carried out but not
+    /// kept.
     fn restart(&mut self, while_appending: bool) {
         self.restart_and(while_appending, |_| {});
     }

@@ -1,4 +1,4 @@
-//! A client of a session of its own.
+//! A client with a separate session.
 
 use std::sync::Arc;
 use std::thread;

@@ -1,4 +1,4 @@
-//! Stores that are none of ours, and secrets.
+//! Stores of other projects, and secrets.
 
 use std::io::{self, Read, Write};
 use std::net::TcpListener;
@@ -40,7 +40,7 @@ fn a_store_without_sessions_is_named() {
     let server = thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.expect("a connection");
-            // SESSION comes with the handshake.
+            // SESSION arrives with the handshake.
             let mut hello = [0; 10 + 53];
             if stream.read_exact(&mut hello).is_err() {
                 return;
@@ -54,7 +54,7 @@ fn a_store_without_sessions_is_named() {
     server.join().expect("no panic");
 }
 
-/// In a user namespace the overflow user stands for all users without an id there.
+/// In a user namespace, the overflow user represents all users without an id there.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_user_that_stands_for_others_runs_no_relay() {
@@ -88,7 +88,7 @@ fn a_user_that_stands_for_others_runs_no_relay() {
     assert!(status.expect("unshare runs").success());
 }
 
-/// Needs root, which is another user than any: else the test says so and ends.
+/// Needs root, which differs from every other user; otherwise the test reports that and ends.
 #[cfg(target_os = "linux")]
 #[test]
 fn another_user_of_the_machine_is_not_served() {
@@ -132,8 +132,8 @@ fn a_peer_without_a_handshake_is_disconnected_after_the_timeout() {
     wait_until("the rank is left", || relay.connection_count() == 1);
 }
 
-/// Strangers of the same user that hold all descriptors of a relay, and take each one that is free, do not keep its ranks
-/// out.
+/// Strangers of the same user that hold all descriptors of a relay, and take each free descriptor, do not keep its
+/// ranks out.
 #[test]
 fn strangers_make_room_for_ranks_when_descriptors_run_out() {
     const TEST: &str = "strangers::strangers_make_room_for_ranks_when_descriptors_run_out";

@@ -67,12 +67,12 @@ impl Lookup for Directory {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum End {
     Kill,
-    /// It is stopped for longer than its lease, and goes on after another one has taken over.
+    /// It is stopped for longer than its lease, and continues after another server has taken over.
     Pause,
     Shutdown,
 }
 
-/// Two servers, one of which leads, and relays.
+/// Two servers, a leader and a standby, and relays.
 struct Job {
     log: Memory,
     directory: Arc<Directory>,
@@ -131,7 +131,7 @@ impl Job {
         *self.renewed.lock().expect("no panic") = Some(candidate.clone());
     }
 
-    /// The server that leads ends, and the other one takes over. With `while_appending`, requests were carried out that are
+    /// Ends the leading server; the standby takes over. With `while_appending`, some requests were carried out but
     /// not kept.
     fn take_over(&mut self, end: End, while_appending: bool) {
         if while_appending && end != End::Shutdown {
@@ -151,7 +151,7 @@ impl Job {
                 old.authority.end("it was killed");
             }
             End::Pause => {
-                // It answers nothing while it is stopped, and finds its lease over when it goes on.
+                // It answers nothing while it is stopped, and finds its lease expired when it continues.
                 old.authority.withdraw();
                 self.log.lead(number);
                 self.paused.push((old, old_server));
@@ -234,7 +234,8 @@ fn waits_barriers_and_queues_go_on_over_takeovers() {
     }
 }
 
-/// One rank writes at the new leader what another one, whose relay still has its link to the old one, then reads.
+/// One rank writes at the new leader. Another rank, whose relay still has its link to the old leader, then reads that
+/// value.
 fn read_after_a_takeover(is_checked: bool) -> Result<(), String> {
     let mut job = Job::new(1);
     let renewed = Arc::clone(&job.renewed);

@@ -1,4 +1,4 @@
-//! What ranks do to the store while it is disturbed, and whether all that they got has an order.
+//! The operations of ranks on the store while it is disturbed, and the check that all their results have an order.
 //!
 //! The whole-system tests include this file, and use a part of it.
 
@@ -14,10 +14,10 @@ use c10d_store::{Store, StoreAddress, StoreError, StoreExt, TcpStore, TcpStoreOp
 
 use crate::history::{Event, Op, check};
 
-/// Longer than the ranks need to go on, on a busy machine.
+/// Longer than the ranks need to continue, on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
-/// That of `C10D_SEED`, or so many fresh ones.
+/// The seed of `C10D_SEED`, or `count` new seeds.
 pub(crate) fn seeds(count: u64) -> Range<u64> {
     let seed = std::env::var("C10D_SEED");
     match seed.ok().and_then(|seed| seed.parse().ok()) {
@@ -29,7 +29,7 @@ pub(crate) fn seeds(count: u64) -> Range<u64> {
     }
 }
 
-/// Three ranks behind each relay, and on each port of the store a client with a session of its own.
+/// Three ranks behind each relay, and on each port of the store a client with a separate session.
 pub(crate) fn ranks_of(relays: &[Relay], ports: &[u16]) -> Vec<TcpStore> {
     let at = |port: &u16| HostPort::new("127.0.0.1", *port).into();
     let addresses: Vec<StoreAddress> = ports.iter().map(at).collect();
@@ -70,7 +70,8 @@ impl Traffic {
         self.has_ended.load(Ordering::Acquire)
     }
 
-    /// Waits for so many calls and returns, or for the end of a rank, and returns whether all ranks are at work.
+    /// Waits for this number of calls and returns, or for the end of a rank, and returns whether all ranks are at
+    /// work.
     #[track_caller]
     pub(crate) fn advance(&self, ticks: u64) -> bool {
         let at = self.now() + ticks;
@@ -83,7 +84,7 @@ impl Traffic {
     }
 }
 
-/// Sets the flag at its end, by a panic too.
+/// Sets the flag when it is dropped, including during a panic.
 pub(crate) struct SetAtEnd<'f>(pub(crate) &'f AtomicBool);
 
 impl Drop for SetAtEnd<'_> {
@@ -92,7 +93,7 @@ impl Drop for SetAtEnd<'_> {
     }
 }
 
-/// Has each rank work in a thread of its own, until `disturb` has returned, or until it is done.
+/// Has each rank work in a separate thread, until `disturb` has returned, or until the rank is done.
 fn run<R: Send>(
     ranks: &[TcpStore],
     seed: u64,
@@ -153,7 +154,7 @@ pub(crate) fn histories(
     histories.into_iter().flatten().collect()
 }
 
-/// Barriers, reads that wait, elements of queues and waits that end with their timeout, in so many rounds. `disturb` may
+/// Barriers, waiting reads, elements of queues and waits that time out, in this number of rounds. `disturb` may
 /// return earlier.
 pub(crate) fn waits_barriers_and_queues_go_on(
     ranks: &[TcpStore],
@@ -259,7 +260,7 @@ pub(crate) fn random_operation(
     (key, op)
 }
 
-/// A few operations, each after a pause, with a read of what has no reply.
+/// A few operations, each after a pause, with a read after each operation without a reply.
 fn run_client(
     store: &dyn Store,
     seed: u64,
@@ -275,7 +276,7 @@ fn run_client(
         let (key, op) = random_operation(store, &mut random, name);
         history.add(key, op, called, clock.tick());
     }
-    // What was appended is read, and what had no reply is acknowledged.
+    // Appended values are read, and operations without a reply are acknowledged.
     let called = clock.tick();
     let read = store.try_get(KEYS[3]).expect("try_get").unwrap_or_default();
     history.add(3, Op::Get(read), called, clock.tick());
