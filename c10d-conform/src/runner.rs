@@ -24,7 +24,7 @@ const THREADS: usize = 6;
 /// For a run. A case that has not ended then has no verdict.
 const RUN_TIME_MAX: Duration = Duration::from_secs(19);
 
-/// Why a run has no report.
+/// The error of a run without a report.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The server cannot be reached.

@@ -11,20 +11,20 @@ pub struct Outcome {
     pub name: String,
     /// The command that it is about.
     pub operation: String,
-    /// How the server's answer compares with the expected answer.
+    /// The verdict on the server's answer.
     pub verdict: Verdict,
 }
 
-/// How the server compares with the column.
+/// The verdict on a server's answer, compared with the column's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// It answered byte for byte as the column's server.
+    /// The server answered byte for byte like the column's server.
     Same,
-    /// It does not have a weakness of PyTorch's, and answered correctly.
+    /// The server does not have a weakness of PyTorch's, and answered correctly.
     Fixed,
-    /// It answered something else.
+    /// The server answered something else.
     Differs(Difference),
-    /// It did not answer, or did not close, in time.
+    /// The server did not answer, or did not close the connection, in time.
     Hangs(Difference),
     /// The column's server has no answer: its release lacks the command, or cannot be asked.
     NotAsked {

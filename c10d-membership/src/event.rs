@@ -45,7 +45,7 @@ pub enum Event {
     Ended(EndReason),
 }
 
-/// When to leave the old mesh.
+/// The time at which a member must leave the old mesh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Leave {
     /// Leave at once, even out of a blocked call: the mesh is broken.
@@ -90,7 +90,7 @@ pub(crate) enum Stage {
     Break,
 }
 
-/// Why a mesh is to be left.
+/// The cause of a break or change of a mesh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Cause {
@@ -108,18 +108,18 @@ pub enum Cause {
     Restarted,
 }
 
-/// Why a process is no longer a member.
+/// The reason why a process is no longer a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
 pub enum Reason {
-    /// Its launcher reported its exit, or its session ended.
+    /// The launcher of the process reported its exit, or its session ended.
     Dead = 1,
     /// No heartbeat of the process arrived in time.
     Silent,
-    /// It was not ready in time.
+    /// The process was not ready in time.
     NotReady,
-    /// It did not acknowledge in time.
+    /// The process did not acknowledge in time.
     NotAcknowledged,
     /// A newer process has its id.
     Replaced,
@@ -127,13 +127,13 @@ pub enum Reason {
     HandleTaken,
     /// Calls with it failed, and calls without newcomers did not.
     CallsFailed,
-    /// It waited for a step boundary that no other member reached in time.
+    /// The process waited for a step boundary that no other member reached in time.
     NoBoundary,
-    /// It asked to leave.
+    /// The process requested to leave.
     Left,
 }
 
-/// Why a group has ended.
+/// The reason why a group has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]

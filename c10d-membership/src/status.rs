@@ -22,8 +22,8 @@ pub struct GroupStatus {
     /// The remaining time until the group continues without the members that it waits for; `None` without a time
     /// limit.
     pub time_left: Option<Duration>,
-    /// For how long a member has been waiting at a step boundary, or after its last step. A server does not send it
-    /// to a client.
+    /// The time for which a member has been waiting at a step boundary, or after its last step. A server does not
+    /// send it to a client.
     pub stopped_for: Option<Duration>,
     /// The processes of the group and the processes that wait to join it, by id.
     pub members: Vec<MemberStatus>,
@@ -73,7 +73,7 @@ impl fmt::Display for GroupStage {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemberStatus {
-    /// The process.
+    /// The process that the entry describes.
     pub member: MemberKey,
     /// The rank of the process in the last generation.
     pub rank: Option<u32>,

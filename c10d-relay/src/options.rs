@@ -59,7 +59,7 @@ impl RelayOptions {
         self.resume_timeout
     }
 
-    /// Sets [`resume_timeout`](Self::resume_timeout).
+    /// Sets how long the relay tries to reach the store: see [`resume_timeout`](Self::resume_timeout).
     pub const fn with_resume_timeout(mut self, timeout: Duration) -> Self {
         self.resume_timeout = timeout;
         self
@@ -74,7 +74,7 @@ impl RelayOptions {
         self.refused_timeout
     }
 
-    /// Sets [`refused_timeout`](Self::refused_timeout).
+    /// Sets how long the store's machine may refuse connections: see [`refused_timeout`](Self::refused_timeout).
     pub const fn with_refused_timeout(mut self, timeout: Duration) -> Self {
         self.refused_timeout = timeout;
         self
@@ -87,7 +87,7 @@ impl RelayOptions {
         self.handshake_timeout
     }
 
-    /// Sets [`handshake_timeout`](Self::handshake_timeout).
+    /// Sets the time limit for the handshake of a new connection: see [`handshake_timeout`](Self::handshake_timeout).
     pub const fn with_handshake_timeout(mut self, timeout: Duration) -> Self {
         self.handshake_timeout = timeout;
         self

@@ -1,4 +1,5 @@
-//! How long the relay tries to reach its store, and how often. Pure: the current time and the seed are arguments.
+//! Decides how long and how often the relay tries to reach its store. Pure: the current time and the seed are
+//! arguments.
 
 use std::time::{Duration, Instant};
 

@@ -229,7 +229,7 @@ impl Drop for Running {
     }
 }
 
-/// Why a relay cannot start, or has no session.
+/// The error of a relay that cannot start, or has no session.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum RelayError {

@@ -62,7 +62,7 @@ pub(crate) enum Decision<K> {
     Wait,
 }
 
-/// Why a connection is closed without being served.
+/// The reason why a connection is closed without being served.
 #[derive(Debug)]
 pub enum Refusal {
     /// The limit of open connections has been reached.
@@ -225,7 +225,7 @@ impl<K: Copy> Acceptor<K> {
         !self.ready.is_empty() || !self.ready_later.is_empty()
     }
 
-    /// When the next turn is due without an event: to accept again, or for [`report`](Self::report).
+    /// Returns when the next turn is due without an event: to accept again, or for [`report`](Self::report).
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         let refusals = self.refusals.due();

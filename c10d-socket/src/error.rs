@@ -169,7 +169,7 @@ impl DialFailure {
         self.stage
     }
 
-    /// How often it failed.
+    /// Returns the number of times that the step failed.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count

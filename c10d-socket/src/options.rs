@@ -32,10 +32,10 @@ impl SocketOptions {
         self
     }
 
-    /// How long sent data may stay unacknowledged by the peer's system before the connection fails (TCP_USER_TIMEOUT,
-    /// RFC 5482), in whole milliseconds. Without it the system tries for about 15 min on Linux if a network path is
-    /// lost with data on it, because keepalive is for idle connections. On Linux and Android; elsewhere it has no
-    /// effect. Default: none.
+    /// Sets how long sent data may stay unacknowledged by the peer's system before the connection fails
+    /// (TCP_USER_TIMEOUT, RFC 5482), in whole milliseconds. Without it the system tries for about 15 min on Linux if
+    /// a network path is lost with data on it, because keepalive is for idle connections. On Linux and Android;
+    /// elsewhere it has no effect. Default: none.
     pub fn with_user_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.user_timeout = timeout.into();
         self
@@ -70,8 +70,8 @@ impl Default for SocketOptions {
     }
 }
 
-/// When an idle connection is considered dead: after `idle + interval * probes` without an answer, two
-/// minutes by default.
+/// The keepalive of idle connections: a connection is considered dead after `idle + interval * probes` without an
+/// answer, two minutes by default.
 ///
 /// A stopped or busy process keeps its connections, since its system answers the probes. The system
 /// takes whole seconds: times are rounded up, and limited to 1 s to 32767 s (the maximum of Linux).
@@ -97,8 +97,8 @@ impl KeepAlive {
         self
     }
 
-    /// How many unanswered probes end the connection, limited to 1 to 127. Default 6: connections
-    /// survive a network outage of a minute.
+    /// Sets how many unanswered probes close the connection, limited to 1 to 127. Default 6: connections survive a
+    /// network outage of a minute.
     pub fn with_probes(mut self, probes: u8) -> Self {
         self.probes = probes;
         self

@@ -17,7 +17,7 @@ pub struct ProcessStat {
     pub session: u32,
     /// Processor time in user and system mode, in clock ticks.
     pub cpu_ticks: u64,
-    /// When it started, in clock ticks after the system did.
+    /// The start of the process, in clock ticks after the start of the system.
     pub start_ticks: u64,
     /// Resident memory, in pages.
     pub resident_pages: u64,

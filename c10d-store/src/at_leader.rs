@@ -13,7 +13,7 @@ use c10d_socket::{Cancel, Deadline, Process, sleep};
 use crate::address::{DataLost, Leader, Lookup};
 use crate::leader_search::{LOOKUP_INTERVAL, LeaderSearch, Step, is_other};
 
-/// Why no leading server was reached.
+/// The error of a search that has reached no leading server.
 #[derive(Debug)]
 pub enum NotReached<E> {
     /// The directory did not answer.

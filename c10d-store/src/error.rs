@@ -183,7 +183,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// Why a store operation failed.
+/// The error of a failed store operation.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
@@ -201,8 +201,8 @@ pub enum StoreError {
         timeout: Duration,
     },
 
-    /// Not all workers arrived at the barrier in time. This arrival stays counted, so a retry with the
-    /// same key counts twice: use another key.
+    /// Some workers did not arrive at the barrier in time. This arrival stays counted, so a retry with the same key
+    /// counts twice: use another key.
     #[error(
         "{context}: timed out (limit {:.3}s) with {} of {world_size} workers arrived, this one \
          included",
@@ -353,7 +353,7 @@ pub enum StoreError {
         context: ErrorContext,
     },
 
-    /// Not all workers joined in time.
+    /// Some workers did not join in time.
     #[error(
         "{context}: {joined} of {world_size} workers joined within {:.3}s",
         context.elapsed.as_secs_f64()

@@ -9,7 +9,7 @@ use crate::wire::{Frame, Opcode, WireError};
 /// A request in the bytes in which it was received.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RawRequest<'a> {
-    /// The command.
+    /// The command of the request.
     pub opcode: Opcode,
     /// The number of keys of a command with a list of keys.
     pub key_count: usize,

@@ -60,7 +60,7 @@ pub struct ConnectionRecord {
     /// The nonce of its last PING. PyTorch's clients send their process id, as seen in their own process
     /// namespace; this crate's send [`CAPABILITY_NONCE`](crate::unstable::CAPABILITY_NONCE).
     pub nonce: Option<u32>,
-    /// When it was accepted, since the server's start.
+    /// The time when the connection was accepted, since the server's start.
     pub opened: Duration,
     /// The number of requests so far.
     pub requests: u64,
@@ -70,12 +70,12 @@ pub struct ConnectionRecord {
     pub wait: Option<PendingWait>,
     /// The versions of the values that the connection read last, the newest first (at most 8).
     pub reads: Vec<Version>,
-    /// When and why it closed; `None` while it is open.
+    /// When and why the connection closed; `None` while it is open.
     pub closed: Option<Closed>,
     /// Whether this client survives a server restart, because it uses a relay or
     /// [`with_resume`](crate::TcpStoreOptions::with_resume).
     pub resumes: bool,
-    /// When the client lost its connection to the server, since the server's start, if it uses a relay or
+    /// The time when the client lost its connection to the server, since the server's start, if it uses a relay or
     /// [`with_resume`](crate::TcpStoreOptions::with_resume) and is currently disconnected. `None` if it has a
     /// connection, or is closed.
     pub away_since: Option<Duration>,
@@ -118,7 +118,7 @@ pub struct LastRequest {
     pub key_count: usize,
     /// The number of an ADD, or the world size of a BARRIER; 0 for other commands.
     pub number: i64,
-    /// When it arrived, since the server's start.
+    /// The time when the request arrived, since the server's start.
     pub at: Duration,
 }
 
@@ -127,7 +127,7 @@ pub struct LastRequest {
 pub struct PendingWait {
     /// The command: WAIT, BARRIER, WAIT_GET, WAIT_CHANGE or QUEUE_TAKE.
     pub command: Opcode,
-    /// When it arrived, since the server's start.
+    /// The time when the wait arrived, since the server's start.
     pub since: Duration,
     /// The missing keys, at most 16, in the order of the request.
     pub missing: Vec<Arc<[u8]>>,
@@ -135,16 +135,16 @@ pub struct PendingWait {
     pub missing_count: usize,
 }
 
-/// When and why a connection closed.
+/// The time and the reason of the close of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Closed {
-    /// When the connection closed, since the server's start.
+    /// The time when the connection closed, since the server's start.
     pub at: Duration,
-    /// Why the connection closed.
+    /// The reason why the connection closed.
     pub reason: CloseReason,
 }
 
-/// Why a connection closed.
+/// The reason why a connection closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CloseReason {
@@ -168,7 +168,7 @@ pub struct KeyRecord {
     pub value_len: usize,
     /// The current value's number.
     pub version: Version,
-    /// When the current value was written, since the server's start.
+    /// The time when the current value was written, since the server's start.
     pub written: Duration,
     /// The connection that wrote the current value.
     pub writer: ConnectionId,
@@ -238,7 +238,7 @@ pub struct GroupRecord {
 pub struct Announcement {
     /// The connection that sent it. [`Snapshot::closed`] shows whether it is still valid.
     pub connection: ConnectionId,
-    /// When it arrived, since the server's start.
+    /// The time when the announcement arrived, since the server's start.
     pub at: Duration,
     /// The announced bytes.
     pub bytes: Arc<[u8]>,
@@ -262,7 +262,7 @@ pub struct Counters {
     pub requests: Vec<(Opcode, u64)>,
     /// Connections that are open.
     pub connections: usize,
-    /// Connections accepted.
+    /// The number of accepted connections.
     pub opened: u64,
     /// Connections closed by the peer.
     pub closed_by_peer: u64,

@@ -1,11 +1,11 @@
-//! Why a group could not form, or an operation of it failed.
+//! Errors of groups.
 
 use std::fmt;
 use std::time::Duration;
 
 use c10d_store::StoreError;
 
-/// Why a group could not form, or an operation of it failed.
+/// The error of a group that could not form, or of an operation of a group.
 ///
 /// After [`Missing`](Self::Missing), and after an interrupted wait, the same call can be made again: it resumes where
 /// it stopped. After any other error of the store the group is [`Broken`](Self::Broken).

@@ -29,7 +29,7 @@ pub fn init_rpc(name: &str, functions: Functions) -> Result<Rpc, RpcError> {
     RpcOptions::default().init(name, functions)
 }
 
-/// How the workers of [`init_rpc`] find each other, and their limits.
+/// Options of [`init_rpc`]: the way in which workers find each other, and their limits.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct RpcOptions {
@@ -339,7 +339,7 @@ impl RpcMember {
     }
 }
 
-/// Why a worker could not start or shut down its calls.
+/// The error of a worker that could not start or shut down its calls.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum RpcError {

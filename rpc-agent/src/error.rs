@@ -16,7 +16,7 @@ use crate::worker::{WorkerError, WorkerInfo};
 /// Identifies the call in an error: the callee and the function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallSite {
-    /// The callee.
+    /// The callee of the call.
     pub to: WorkerInfo,
     /// The name of the function, as the caller passed it.
     pub function: Arc<str>,
@@ -78,7 +78,7 @@ impl fmt::Display for CallMessage {
     }
 }
 
-/// Why a call failed.
+/// The error of a failed call.
 ///
 /// Cheap to clone: each thread that waits for the call receives the error. [`RpcError::outcome`] returns whether the
 /// function may have run, [`RpcError::is_transient`] whether a later attempt may succeed.
@@ -222,7 +222,7 @@ pub enum RpcError {
 
 c10d_socket::debug_as_display!(RpcError);
 
-/// Why a request was not sent.
+/// The reason why a request was not sent.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotSent {
@@ -340,7 +340,7 @@ fn describe_attempts(max_retries: u32, attempts: u32, outcome: Outcome, last: &R
     format!("{early}Attempts: {attempts}{earlier}")
 }
 
-/// Why an agent did not start.
+/// The error of an agent that did not start.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {

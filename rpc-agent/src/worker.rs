@@ -116,7 +116,7 @@ impl fmt::Display for WorkerInfo {
     }
 }
 
-/// Why a text is not a worker's name, or a number not a worker's id.
+/// The error of a text that is not a worker's name, or a number that is not a worker's id.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorkerError {

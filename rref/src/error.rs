@@ -11,7 +11,7 @@ use crate::context::{
 };
 use crate::id::RRefId;
 
-/// Why an operation on a reference failed. Cheap to clone.
+/// The error of a failed operation on a reference. Cheap to clone.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum RRefError {
@@ -167,7 +167,7 @@ impl RRefError {
     }
 }
 
-/// Why references could not be registered.
+/// The error of references that could not be registered.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum RegisterError {
@@ -199,7 +199,7 @@ impl fmt::Display for Missing {
     }
 }
 
-/// Why references were not shut down completely.
+/// The error of references that were not shut down completely.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ShutdownError {

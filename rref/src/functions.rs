@@ -257,7 +257,7 @@ impl fmt::Debug for Functions {
     }
 }
 
-/// Why a function was not registered.
+/// The error of a function that was not registered.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FunctionError {

@@ -92,7 +92,8 @@ impl ForkData {
 /// A request about a reference.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub enum Message {
-    /// To the owner: create a value by running a function. The answer confirms that the reference is registered.
+    /// A request to the owner: create a value by running a function. The answer confirms that the reference is
+    /// registered.
     RemoteCall {
         /// The reference, named by the sender.
         rref: RRefId,
@@ -105,12 +106,12 @@ pub enum Message {
         /// The packed arguments.
         arguments: Bytes,
     },
-    /// To the owner: send a copy of the value.
+    /// A request to the owner: send a copy of the value.
     Fetch {
         /// The reference.
         rref: RRefId,
     },
-    /// To the owner: run a function on the value.
+    /// A request to the owner: run a function on the value.
     Call {
         /// The reference.
         rref: RRefId,
@@ -119,24 +120,24 @@ pub enum Message {
         /// The packed arguments.
         arguments: Bytes,
     },
-    /// To the owner: register the sender's user, which it received from another user.
+    /// A request to the owner: register the sender's user, which the sender received from another user.
     ForkRequest {
         /// The reference.
         rref: RRefId,
         /// The sender's user.
         fork: ForkId,
     },
-    /// To the parent: the owner knows the child, or is its receiver, so the parent may be deleted.
+    /// A request to the parent: the owner has the child, or is its receiver, so the parent may be deleted.
     ChildAccept {
         /// The child.
         fork: ForkId,
     },
-    /// To the owner: these users were deleted. At most [`DELETES_MAX`].
+    /// A request to the owner: these users were deleted. At most [`DELETES_MAX`].
     UserDelete {
         /// References and users.
         forks: Vec<(RRefId, ForkId)>,
     },
-    /// To the owner: the creation was abandoned. If it has not arrived by now, it fails for all workers.
+    /// A request to the owner: the creation was abandoned. If it has not arrived by now, it fails for all workers.
     Abandon {
         /// The reference.
         rref: RRefId,
@@ -145,14 +146,14 @@ pub enum Message {
         /// Why it was abandoned.
         error: Arc<str>,
     },
-    /// To a reference's receiver: has it arrived? If not, it is refused from now on.
+    /// A request to a reference's receiver: has the reference arrived? If not, it is refused from now on.
     Probe {
         /// The reference.
         rref: RRefId,
         /// The user that it makes.
         fork: ForkId,
     },
-    /// To the owner: is this user known?
+    /// A request to the owner: is this user known?
     Query {
         /// The reference.
         rref: RRefId,
@@ -364,21 +365,21 @@ impl Message {
 pub enum Answer {
     /// Done, now or before.
     Ack,
-    /// To [`Message::RemoteCall`]: the reference and its first user are registered.
+    /// The answer to [`Message::RemoteCall`]: the reference and its first user are registered.
     RemoteAccept,
-    /// To [`Message::Abandon`]: the creation had arrived.
+    /// The answer to [`Message::Abandon`]: the creation had arrived.
     Created,
-    /// To [`Message::Abandon`]: the creation had not arrived, and has no effect from now on.
+    /// The answer to [`Message::Abandon`]: the creation had not arrived, and has no effect from now on.
     Abandoned,
-    /// To [`Message::Probe`]: the reference has arrived.
+    /// The answer to [`Message::Probe`]: the reference has arrived.
     Received,
-    /// To [`Message::Probe`]: the reference has not arrived, and is refused from now on.
+    /// The answer to [`Message::Probe`]: the reference has not arrived, and is refused from now on.
     NotReceived,
-    /// To [`Message::Query`]: a registered user.
+    /// The answer to [`Message::Query`]: a registered user.
     Known,
-    /// To [`Message::Query`]: a deleted user.
+    /// The answer to [`Message::Query`]: a deleted user.
     Deleted,
-    /// To [`Message::Query`]: an unknown user, or a user that was deleted long ago.
+    /// The answer to [`Message::Query`]: an unknown user, or a user that was deleted long ago.
     Unknown,
     /// The message had no effect, and retrying is useless.
     Refused(Arc<str>),
@@ -432,7 +433,7 @@ impl Answer {
     }
 }
 
-/// Why bytes are not a message.
+/// The error of bytes that are not a message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {

@@ -162,11 +162,12 @@ pub struct EtcdDirectory(EtcdOptions);
 pub struct EtcdLeader {
     /// The address of its store.
     pub address: String,
-    /// How often the store was opened to serve, including this time: a later leader has a higher epoch.
+    /// The number of times that the store was opened to serve, including this time: a later leader has a higher
+    /// epoch.
     pub epoch: u64,
     /// The id and the host of the process, for messages.
     pub process: String,
-    /// When it began to lead, in seconds since 1970 by its clock.
+    /// The time when the process began to lead, in seconds since 1970 by its clock.
     pub since: u64,
 }
 
@@ -178,7 +179,7 @@ pub struct EtcdCandidate {
     pub address: String,
     /// The id and the host of the process, for messages.
     pub process: String,
-    /// When it became a candidate, in seconds since 1970 by its clock.
+    /// The time when the process became a candidate, in seconds since 1970 by its clock.
     pub since: u64,
     /// The last batch that it has read or written. Up to 45 s old if the candidate does not answer, because a
     /// firewall is in between or it has exited.
@@ -187,7 +188,7 @@ pub struct EtcdCandidate {
     pub formats: Formats,
 }
 
-/// How the present or last leader took over.
+/// The last takeover: by the present leader, or by the last one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EtcdTakeover {
@@ -195,7 +196,7 @@ pub struct EtcdTakeover {
     pub address: String,
     /// The id and the host of the previous leader, for messages.
     pub process: String,
-    /// When it took over, in seconds since 1970 by the new leader's clock.
+    /// The time of the takeover, in seconds since 1970 by the new leader's clock.
     pub at: u64,
     /// The time from the moment at which it noticed the exit of the previous leader until it led. If the previous
     /// leader was stopped or cut off, the time from the expiry of its lease.

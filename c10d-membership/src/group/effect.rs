@@ -16,7 +16,7 @@ pub enum Input {
     Message(MemberKey, Message),
     /// The process has exited, as reported by its launcher or by the end of its session.
     Dead(MemberKey),
-    /// Its lease has expired: the process may still run, but is no longer a member.
+    /// The lease of the process has expired: the process may still run, but is no longer a member.
     Silent(MemberKey),
     /// The owner of the group closes it.
     Close,
@@ -30,7 +30,7 @@ pub enum Input {
 pub struct Outcome {
     /// The answer to [`Input::Message`]; [`Reply::Accepted`] to the other inputs.
     pub reply: Reply,
-    /// To be carried out in this order, before the reply is sent.
+    /// The effects, which must be carried out in this order, before the reply is sent.
     pub effects: Vec<Effect>,
 }
 
@@ -65,7 +65,7 @@ pub struct Kept {
     pub last: Attempt,
     /// The last generation. It is whole if its attempt is `last`.
     pub committed: Option<Arc<Record>>,
-    /// Why the group ended; `None` while it has not.
+    /// The reason why the group ended; `None` while it has not.
     pub end: Option<EndReason>,
 }
 

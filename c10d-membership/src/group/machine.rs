@@ -116,7 +116,7 @@ impl Group {
         }
     }
 
-    /// When [`Input::Tick`] is due, if nothing happens before.
+    /// Returns when [`Input::Tick`] is due, if nothing happens before.
     pub fn wake_at(&self) -> Option<Duration> {
         match &self.state {
             GroupState::Forming { deadline } => *deadline,

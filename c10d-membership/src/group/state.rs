@@ -100,11 +100,11 @@ pub struct Change {
     pub attempt: Attempt,
     /// The step at whose boundary all members stop; `None` until a restarted service has learned it.
     pub step: Option<u64>,
-    /// How many of the members that were present when the change was proposed are not ready.
+    /// The number of members that were present when the change was proposed, and are not ready.
     pub missing: usize,
     /// Whether a member has stopped, so that the other members must stop as well.
     pub is_binding: bool,
-    /// When the change is withdrawn, or the generation broken if it is binding.
+    /// The time when the change is withdrawn, or the generation broken if the change is binding.
     pub deadline: Duration,
 }
 

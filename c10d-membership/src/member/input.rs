@@ -106,7 +106,7 @@ pub enum Action {
     Over(Ending),
 }
 
-/// Why a process is no longer a member.
+/// The reason why a process is no longer a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Ending {

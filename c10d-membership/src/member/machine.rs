@@ -161,7 +161,7 @@ impl Member {
             .then_some(Message::Poll { after, is_leaving })
     }
 
-    /// When [`MemberInput::Tick`] is due, if nothing happens before.
+    /// Returns when [`MemberInput::Tick`] is due, if nothing happens before.
     pub fn wake_at(&self) -> Option<Duration> {
         match self.state {
             State::Inside {

@@ -1,9 +1,9 @@
-//! Why credentials cannot be used, and why a connection with them failed.
+//! Errors of credentials, and of connections that use them.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why credentials cannot be used.
+/// The error of credentials that cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CredentialsError {
@@ -39,7 +39,7 @@ pub enum CredentialsError {
     NoRandomness,
 }
 
-/// Why a connection with credentials failed. The peer's bytes are the cause: the peer does not have the secret, or
+/// The error of a connection with credentials. The peer's bytes are the cause: the peer does not have the secret, or
 /// uses another protocol, or a third party has changed the bytes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{detail}")]

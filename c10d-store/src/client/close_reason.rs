@@ -1,5 +1,5 @@
-//! Why the server has closed the connection of an ADD or a BARRIER. The protocol has no error replies, so a
-//! server closes it if the value is not a number. The client reconnects and reads the value.
+//! Finds the reason why the server has closed the connection of an ADD or a BARRIER. The protocol has no error
+//! replies, so a server closes it if the value is not a number. The client reconnects and reads the value.
 
 use std::time::{Duration, Instant};
 

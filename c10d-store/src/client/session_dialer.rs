@@ -55,7 +55,7 @@ pub struct SessionDialer {
     cancel: Cancel,
 }
 
-/// Why a session has no connection.
+/// The error of a session without a connection.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SessionError {

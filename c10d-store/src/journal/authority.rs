@@ -1,4 +1,4 @@
-//! How long a server may answer, for a journal that several processes may serve, one at a time.
+//! The time-limited permission of a server to answer, for a journal that several processes may serve, one at a time.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

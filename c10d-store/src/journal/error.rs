@@ -1,4 +1,4 @@
-//! Why a journal cannot continue.
+//! Errors of journals.
 
 use std::error::Error;
 
@@ -84,7 +84,7 @@ pub enum JournalError {
 pub struct DamagedBatch {
     /// The position of the batch or snapshot.
     pub position: u64,
-    /// The damage.
+    /// The kind of the damage.
     pub what: &'static str,
 }
 

@@ -1,7 +1,8 @@
-//! How long a batch for the journal waits for requests that may share its commit. Pure: the clock is an argument.
+//! Decides how long a batch for the journal waits for requests that may share its commit. Pure: the clock is an
+//! argument.
 //!
-//! A commit costs as much processor time as dozens of requests, however small its batch is. So a batch waits while the
-//! event loop has other requests to carry out, and goes as soon as it has none.
+//! A commit costs as much processor time as dozens of requests, however small its batch is. Therefore, a batch waits
+//! while the event loop has other requests to carry out, and goes as soon as it has none.
 //!
 //! A slow commit, for example by an engine behind a network, divides the clients into two halves: the requests of one
 //! half gather while the requests of the other half are committed, so each commit has half of the requests that it could

@@ -26,7 +26,7 @@ struct Observer {
     started: SystemTime,
 }
 
-/// Why an observer has no answer.
+/// The error of an observer that has received no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SnapshotError {

@@ -136,25 +136,26 @@ impl ServerOptions {
         self
     }
 
-    /// Sets [`limits`](Self::limits).
+    /// Sets the limits on single requests: see [`limits`](Self::limits).
     pub const fn with_limits(mut self, limits: WireLimits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// Sets [`unsent_bytes_max`](Self::unsent_bytes_max).
+    /// Sets the most memory for unsent reply bytes of one connection: see
+    /// [`unsent_bytes_max`](Self::unsent_bytes_max).
     pub const fn with_unsent_bytes_max(mut self, bytes: usize) -> Self {
         self.unsent_bytes_max = bytes;
         self
     }
 
-    /// Sets [`memory_max`](Self::memory_max).
+    /// Sets the most memory for the store's data, in bytes: see [`memory_max`](Self::memory_max).
     pub const fn with_memory_max(mut self, bytes: usize) -> Self {
         self.memory_max = Some(bytes);
         self
     }
 
-    /// Sets [`connections_max`](Self::connections_max).
+    /// Sets the most connections at a time: see [`connections_max`](Self::connections_max).
     pub const fn with_connections_max(mut self, connections: usize) -> Self {
         self.connections_max = connections;
         self

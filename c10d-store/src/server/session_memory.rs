@@ -1,7 +1,8 @@
-//! How much memory the clients of one session may take. Pure.
+//! The memory that the clients of one session may take. Pure.
 //!
-//! A session is one connection of a peer, which costs the peer as little for each client as a frame of 9 bytes, or nothing in
-//! a group of clients. So its clients share a budget, and the session as a whole has the limit of a connection.
+//! A session is one connection of a peer, which costs the peer as little for each client as a frame of 9 bytes, or
+//! nothing in a group of clients. Therefore, its clients share a budget, and the session as a whole has the limit of
+//! a connection.
 
 /// The memory of the clients of a session, or of one of them, in bytes.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]

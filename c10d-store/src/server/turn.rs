@@ -1,4 +1,4 @@
-//! How long the server serves one connection before the next connection. Pure: the clock is an argument.
+//! Decides how long the server serves one connection before the next connection. Pure: the clock is an argument.
 //!
 //! Reading the clock costs about as much as a small request. Therefore, [`TurnClock`] counts work, and reads the
 //! clock only after a certain amount: a connection that sends one request at a time never causes a reading.

@@ -1,4 +1,5 @@
-//! How many of one client's bytes may be on their way in one direction (docs/spec/wire-extensions.md, SESSION 8).
+//! The number of one client's bytes that may be on their way in one direction (docs/spec/wire-extensions.md, SESSION
+//! 8).
 
 use super::violation::Violation;
 

@@ -58,7 +58,7 @@ pub enum Frame<'a> {
         /// At least one.
         bytes: Arc<Vec<u8>>,
     },
-    /// The same bytes of several clients, one after the other. To the server only.
+    /// The same bytes of several clients, one client after the other. To the server only.
     Group(Group),
     /// The client has closed its connection or, from the server, was refused.
     Close {
@@ -79,8 +79,8 @@ pub enum Frame<'a> {
         /// Of the request, from 1.
         request: u32,
     },
-    /// From the server: all requests of the client up to this one are carried out, and survive a restart. To the server:
-    /// the wait that follows is a [`ResentWait`].
+    /// Requests are done. From the server: all requests of the client up to this number are carried out, and survive
+    /// a restart. To the server, the frame has another meaning: the wait that follows is a [`ResentWait`].
     Done {
         /// Its number within the session.
         client: u32,

@@ -9,8 +9,8 @@ use super::record::{Member, RecordError};
 use crate::shortlist::Shortlist;
 use crate::worker::WorkerInfo;
 
-/// Why a worker could not join its group, leave it, or find another member. Where PyTorch has a text for
-/// the error, the message begins with it.
+/// The error of a worker that could not join its group, leave it, or find another member. Where PyTorch has a text
+/// for the error, the message begins with it.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum DirectoryError {
@@ -76,7 +76,7 @@ pub enum DirectoryError {
         /// The text of its error, at most 512 characters.
         why: String,
     },
-    /// Not all workers joined before the start timeout.
+    /// Some workers did not join before the start timeout.
     #[error(
         "only {present} of {world_size} workers joined within {:.3}s: {key:?} at {store} is missing for \
          {missing}",

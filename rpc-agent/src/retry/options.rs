@@ -1,11 +1,11 @@
-//! How often, when, and after which errors a call is retried.
+//! Options of retries: how often, when, and after which errors a call is retried.
 
 use std::time::Duration;
 
 use super::group::RetryGroup;
 use crate::clock::milliseconds;
 
-/// How often, when, and after which errors a call is retried.
+/// The options of retries: how often, when, and after which errors a call is retried.
 ///
 /// Retries are *at least once*: when an answer is lost, the function has run, and runs again. Retry only
 /// functions that may run twice.
@@ -161,7 +161,7 @@ impl Default for RetryOptions {
     }
 }
 
-/// Invalid [`RetryOptions`].
+/// The error of invalid [`RetryOptions`].
 #[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RetryOptionsError {

@@ -9,8 +9,8 @@ use crate::directory::DirectoryError;
 use crate::shortlist::Shortlist;
 use crate::worker::WorkerInfo;
 
-/// Why a coordinated shutdown failed on this worker. The other workers may still wait for it, or may have
-/// left.
+/// The error of a coordinated shutdown that failed on this worker. The other workers may still wait for it, or may
+/// have left.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum TerminationError {

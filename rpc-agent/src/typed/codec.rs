@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 
 use super::bounded::{Bounded, Bounds};
 
-/// Why a value could not be encoded or decoded.
+/// The error of a value that could not be encoded or decoded.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CodecError {
