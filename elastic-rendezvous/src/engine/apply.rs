@@ -59,7 +59,8 @@ pub(crate) fn apply(
             state.wait_list.remove(me);
             state.participants.insert(me.clone(), 0);
             heartbeat(state, me, time);
-            // Equality, as in PyTorch: nodes that join during a last call do not extend it.
+            // Compares for equality, like PyTorch: nodes that join during a last call do not extend
+            // it.
             if state.participants.len() == settings.min_nodes {
                 state.deadline = Some(time.after(settings.last_call_timeout));
             }

@@ -1,11 +1,13 @@
-//! Whether a node stands by to serve a store that has no fixed place.
+//! Decides whether a node is a standby for a store that has no fixed place.
 //!
-//! The first nodes of each round do. Nobody has a rank before the first round, and all of those can be lost at once:
-//! then every node that finds nobody who serves stands by, until a round has placed it.
+//! The first nodes of each round are standbys. Before the first round, nodes have no ranks, and later all of the
+//! first nodes can be lost at once. In both cases every node that finds no server becomes a standby, until a round
+//! has given it a rank.
 
 use std::time::Duration;
 
-/// How long nobody has served the store when a node counts the others as lost: longer than a takeover takes.
+/// How long the store has been without a server when a node considers the standbys lost: longer than a
+/// takeover takes.
 const LOST_AFTER: Duration = Duration::from_secs(5);
 
 /// The duty of one node.
@@ -90,7 +92,7 @@ mod tests {
         duty.looked(false, at(10));
         duty.looked(false, at(14));
         assert!(!duty.stands_by());
-        // A takeover between two looks begins the wait anew.
+        // A takeover between two checks restarts the wait.
         duty.looked(true, at(14));
         duty.looked(false, at(16));
         assert!(!duty.stands_by());

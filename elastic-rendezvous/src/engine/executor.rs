@@ -29,11 +29,11 @@ const LINKED_MAX: usize = 256;
 const CONFLICT_PAUSE_MIN: Duration = Duration::from_millis(4);
 const CONFLICT_PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// How many writes a listed node can at least attempt before the others drop it. With longer pauses,
-/// newcomers, whose pauses are short, would starve it.
+/// Minimum number of writes that a listed node can attempt before the other nodes drop it. With
+/// longer pauses, newcomers, whose pauses are short, would starve it.
 const ATTEMPTS_BEFORE_DROP: u32 = 128;
 
-/// What the executor needs before its next step.
+/// The action that the executor needs before its next step.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Need {
     /// The stored state, passed to [`Executor::on_read`].
@@ -54,7 +54,7 @@ pub(crate) struct Executor {
     own: Option<OwnHeartbeats>,
     decider: Decider,
     departures: Departures,
-    /// Of the stored state from which the state of the decider comes.
+    /// The token of the stored state that the decider's state is based on.
     token: Option<Token>,
     phase: Phase,
     requests: RequestTimes,
@@ -78,19 +78,20 @@ enum Phase {
     Decide,
 }
 
-/// The times of requests: what others wrote later cannot be in their results.
+/// The times of requests. A result cannot contain writes of other nodes that are later than its
+/// request.
 #[derive(Debug)]
 struct RequestTimes {
     /// A time at or before the request for the current state, or for the next one.
     requested_at: Duration,
     /// A time at or before the request for the current state.
     known_as_of: Duration,
-    /// When a write in place of the state of the token was requested first. The state of another token shows whether it
-    /// took effect.
+    /// When the first write that replaces the state of `token` was requested. A state with another token shows whether
+    /// the write took effect.
     write_requested_at: Option<Duration>,
 }
 
-/// An operation, and what it has found so far.
+/// An operation, and the facts that it has found so far.
 #[derive(Debug)]
 struct Progress {
     operation: Operation,
@@ -194,7 +195,7 @@ impl Executor {
         self.last_decision
     }
 
-    /// Begins an operation that should end by `deadline`.
+    /// Begins an operation that should be over by `deadline`.
     pub(crate) fn begin(&mut self, operation: Operation, deadline: Duration, now: Now) {
         self.progress = Progress::new(operation, deadline, now);
         self.conflicts = 0;
@@ -261,13 +262,15 @@ impl Executor {
         }
     }
 
-    /// A request has failed: whether the state has changed is unknown, and the others may have been unable to write.
+    /// Handles a failed request: whether the state has changed is unknown, and the other nodes may have been unable
+    /// to write.
     pub(crate) fn on_outage(&mut self) {
         self.phase = Phase::Read;
         self.decider.observations.on_outage();
     }
 
-    /// Until when the others keep this node in its round if it writes nothing more.
+    /// Returns the time until which the other nodes keep this node in its round if it writes
+    /// nothing more.
     pub(crate) fn is_kept_until(&self) -> Option<Duration> {
         let due_at = self.heartbeat_due_at()?;
         let written_at = due_at.saturating_sub(self.decider.settings.keep_alive_interval);
@@ -398,7 +401,7 @@ impl Executor {
         self.departures.lost_and_left()
     }
 
-    /// Takes the nodes that were lost since the last call.
+    /// Takes the nodes lost after the last call.
     pub(crate) fn take_newly_lost(&mut self) -> Vec<LostNode> {
         self.departures.take_newly_lost()
     }

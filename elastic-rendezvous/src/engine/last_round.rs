@@ -1,7 +1,8 @@
-//! What a node remembers of the last complete round: which ranks its members had, and which of them may still claim a
-//! place in the next one (docs/spec/rendezvous.md, section 7.1). Pure.
+//! A node's record of the last complete round: the ranks of its members, and which of them may still claim a place in
+//! the next round (docs/spec/rendezvous.md, section 7.1). Pure.
 //!
-//! The state itself forgets a round when its last member leaves, and PyTorch's nodes would not understand more of it.
+//! The state itself loses a round when its last member leaves, and PyTorch's nodes would not understand additional
+//! fields.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -23,13 +24,14 @@ const NO_RANKS: &Ranks = &Ranks::new();
 /// The last complete round that this node has seen.
 #[derive(Debug, Default)]
 pub(crate) struct LastRound {
-    /// `None`: no complete round was seen, or later ones were missed.
+    /// The number of the round; `None` if this node has seen no complete round, or has missed later
+    /// rounds.
     round: Option<i64>,
     /// The members that this node has seen in it.
     ranks: Ranks,
     /// When this node saw that the next one was open.
     ended_at: Option<Duration>,
-    /// Members that were lost since.
+    /// Members lost after the round was complete.
     lost: BTreeMap<NodeId, Loss>,
 }
 

@@ -1,8 +1,8 @@
-//! What decides for a node, and the seam to the shell that carries it out.
+//! The engines, which decide for a node, and their interface to the shell, which carries out the decisions.
 //!
-//! An engine is pure: it says which request comes next ([`Ask`]) and gets the result ([`Reply`]). Time is an argument.
-//! The shell's `handler_loop` drives any engine, and its `dynamic_rendezvous` creates the one that `access` allows: `solo`, of a
-//! node that writes the state itself, or `group`, where one node writes for all.
+//! An engine is pure: it returns the next request ([`Ask`]) and receives the result ([`Reply`]). Time is an argument.
+//! The shell's `handler_loop` drives any engine, and its `dynamic_rendezvous` creates the engine that `access` allows:
+//! `solo`, for a node that writes the state itself, or `group`, where one node writes for all.
 
 mod apply;
 mod decide;
@@ -33,13 +33,14 @@ use crate::values::report::{LostNode, Membership, WaitReport};
 use crate::values::state::{Part, RendezvousState, Token};
 use crate::values::timestamp::Now;
 
-/// Decides for one node what to ask of the store, operation by operation, and what a member does between them.
+/// Decides on the requests of one node to the store, operation by operation, and on the actions of a member
+/// between operations.
 pub(crate) trait Engine: Debug + Send {
     /// The identity of the node. It changes while the node joins, if another process has the same one.
     fn me(&self) -> &NodeId;
 
-    /// Begins an operation that should end by `deadline`, in place of the one before. An operation of a member that
-    /// leaves its round ends the membership at once.
+    /// Begins an operation that should be over by `deadline`, instead of the previous operation. An operation that
+    /// leaves the round stops the membership at once.
     fn begin(&mut self, operation: Operation, deadline: Duration, now: Now);
 
     /// The next request, during an operation or as a member.
@@ -48,10 +49,10 @@ pub(crate) trait Engine: Debug + Send {
     /// Takes the result of the last request.
     fn on_reply(&mut self, reply: Reply, now: Now);
 
-    /// The last request has failed, and the operation with it. A member goes on.
+    /// Handles a failed request. Its operation has failed as well; a member stays a member.
     fn on_failure(&mut self, error: &RendezvousError, now: Now);
 
-    /// The last request has failed; whether it has taken effect is unknown. The operation goes on after a pause.
+    /// Handles a failed request that may have taken effect. The operation continues after a pause.
     fn on_outage(&mut self, now: Now);
 
     /// Until when the other nodes keep this one in its round if they hear no more of it; `None` in no round.
@@ -62,10 +63,11 @@ pub(crate) trait Engine: Debug + Send {
         false
     }
 
-    /// The state as the node knows it, with its changes, and the token of the stored one; `None` if it knows none.
+    /// Returns the node's view of the state, with its changes, and the token of the stored state; `None` if it has
+    /// no state.
     fn to_write(&self) -> Option<(&RendezvousState, Option<&Token>)>;
 
-    /// How the round of which this node is a member has changed; `None` in no round.
+    /// Returns the changes of the round that this node is a member of; `None` in no round.
     fn membership(&self) -> Option<Membership>;
 
     /// When the last request began that has shown that all other members of the round are connected to the store.
@@ -81,19 +83,20 @@ pub(crate) trait Engine: Debug + Send {
         None
     }
 
-    /// Takes the nodes that were lost since the last call.
+    /// Takes the nodes lost after the last call.
     fn take_newly_lost(&mut self, now: Now) -> Vec<LostNode>;
 
     /// Takes the steps since the last call, each with the node that it is about.
     fn take_steps(&mut self) -> Vec<(NodeId, Step)>;
 
-    /// What a node that is or will be in no round gives back to the others; its result does not matter.
+    /// Returns the request that gives back the lease of a node which is in no round, or is about to leave its round.
+    /// The result does not matter.
     fn release(&mut self) -> Option<GroupAsk> {
         None
     }
 }
 
-/// What an engine needs before its next step.
+/// A request of an engine, needed for its next step.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Ask {
     /// The stored state: [`Reply::State`].
@@ -107,7 +110,7 @@ pub(crate) enum Ask {
     AwaitState { part: Part, until: Duration },
     /// The notices of nodes that have gone: [`Reply::Gone`].
     ReadNotices,
-    /// What the members of this round say about nodes that want to enter it: [`Reply::Entry`].
+    /// The answers of this round's members to nodes that want to enter it: [`Reply::Entry`].
     ReadEntry { round: i64 },
     /// The marks of these nodes (docs/spec/rendezvous.md, section 10.3): [`Reply::Marks`].
     ReadMarks(Vec<NodeId>),

@@ -18,7 +18,7 @@ use crate::values::timestamp::{Now, Timestamp};
 /// How far written times follow a peer whose clock is ahead. A larger difference is an error of the peer.
 const LEAD_MAX: Duration = Duration::from_secs(3600);
 
-/// What a node has observed of the others, with times of its monotonic clock.
+/// A node's observations of the other nodes, with times of its monotonic clock.
 #[derive(Debug)]
 pub(crate) struct Observations {
     /// When this node started. Its wall clock is advanced monotonically from here.
@@ -26,11 +26,12 @@ pub(crate) struct Observations {
     peers: HashMap<NodeId, Sighting>,
     pub(crate) links: Links,
     round: RoundTimes,
-    /// The same as of the last state that was read or written.
+    /// The times of the round in the last state that was read or written.
     stored_round: RoundTimes,
     /// When the state was last read.
     read_at: Option<Duration>,
-    /// The store was out of reach since the last read: perhaps the others could not write either.
+    /// Whether the store was out of reach after the last read: perhaps the other nodes could not
+    /// write either.
     had_outage: bool,
     /// When the state was read first after that: earlier silence does not count.
     silence_counts_from: Duration,
@@ -416,7 +417,7 @@ mod tests {
         };
         assert_eq!(age(&observations, 0), Some(SECOND * 9));
         assert_eq!(age(&observations, 2), Some(SECOND * 11));
-        // The clock of the peer that has now been seen writing may be that of a newcomer, which it follows.
+        // The peer has now been seen writing. Its clock may be a newcomer's, which the peer follows.
         let written = start().after(SECOND * 3);
         state.last_heartbeats.insert(peer.clone(), written.wall);
         observations.observe(&state, &settings(), written);

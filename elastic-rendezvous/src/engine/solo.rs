@@ -1,6 +1,6 @@
 //! The engine of a node that reads, changes and writes the state itself, as PyTorch's nodes do.
 //!
-//! `executor` decides within an operation. This file says which operation comes next, when a member writes a
+//! `executor` decides within an operation. This file decides on the next operation, when a member writes a
 //! heartbeat, and when a waiting join reads notices and reports.
 
 use std::time::Duration;
@@ -16,7 +16,8 @@ use crate::values::settings::RendezvousSettings;
 use crate::values::state::{Part, RendezvousState, Token};
 use crate::values::timestamp::Now;
 
-/// How soon a heartbeat that could not be written is tried again: after three intervals the others drop this node.
+/// How soon the node retries a heartbeat that could not be written: after three intervals, the other nodes drop
+/// it.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// How often a join that waits for absent nodes reads whether they say that they have gone.
@@ -46,7 +47,7 @@ pub(crate) struct Solo {
     paused_until: Option<Duration>,
     /// When a member checks whether a heartbeat is due.
     rests_until: Duration,
-    /// The complete round of which this node is a member.
+    /// The complete round that this node is a member of.
     round: Option<i64>,
     /// The nodes of the last round that this node joined, in the order of their ranks.
     last_nodes: Vec<NodeId>,
@@ -253,7 +254,7 @@ impl Solo {
         settings.keep_alive_interval.min(pause)
     }
 
-    /// What is due before the executor's wait, or the wait.
+    /// Returns the action that is due before the executor's wait, or the wait.
     fn wait(&mut self, until: Duration, now: Now) -> Ask {
         let at = now.monotonic;
         let mut until = until;

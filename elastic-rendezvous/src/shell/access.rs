@@ -1,4 +1,5 @@
-//! How a node reaches the state: by how many nodes may take part, and by what the store can do.
+//! Chooses how a node reaches the state, by the number of nodes that may take part and by the
+//! store's features.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,7 +22,7 @@ const WRITE_LEASE_NODES_MIN: usize = 3;
 /// with its square.
 const GROUP_NODES_MIN: usize = 33;
 
-/// What a node has besides the state itself.
+/// The features of the store that a node uses besides the state itself.
 #[derive(Debug)]
 pub(crate) enum Access {
     /// One node writes for all.
@@ -32,7 +33,7 @@ pub(crate) enum Access {
         /// `None`: the store cannot have marks.
         marks: Option<MarkBoard>,
     },
-    /// Each node writes by itself.
+    /// Each node writes the state itself.
     Own {
         lease: Option<WriteLease>,
         /// `None`: the state is polled.
@@ -72,7 +73,8 @@ impl Access {
     }
 }
 
-/// Makes this node one of the group, if the store can have one. A number whose answer was lost is left out.
+/// Makes this node a member of the group, if the store supports groups. An index whose answer was lost
+/// stays unused.
 fn open_group(
     backend: &dyn RendezvousBackend,
     settings: &RendezvousSettings,

@@ -18,7 +18,7 @@ use crate::values::state::{Part, SetState, Stored, Token, Watched};
 /// (`torch/distributed/elastic/rendezvous/dynamic_rendezvous.py`) by [`watch`](Self::watch), which
 /// replaces polling, by a write lease, and by a [`group`](Self::group).
 pub trait RendezvousBackend: Debug + Send + Sync {
-    /// The name under which the backend is registered, such as `c10d`.
+    /// Returns the name that selects the backend, such as `c10d`.
     fn name(&self) -> &str;
 
     /// Reads the state; `None` while there is none. Does not wait for one.
@@ -32,19 +32,21 @@ pub trait RendezvousBackend: Debug + Send + Sync {
     /// `None` if there is no state afterwards.
     ///
     /// # Errors
-    /// As [`get_state`](Self::get_state).
+    /// The errors of [`get_state`](Self::get_state).
     fn set_state(
         &self,
         state: &[u8],
         token: Option<&Token>,
     ) -> Result<Option<SetState>, RendezvousError>;
 
-    /// Whether the stored state is still the one that `token` identifies; without a token, whether there is none.
+    /// Whether the stored state is still the state that `token` identifies; without a token, whether there is no
+    /// state.
     ///
-    /// May be true after a change of heartbeats, or of nodes whose number stayed the same: a write notices these.
+    /// May be true after a change of heartbeats, or of nodes whose number stayed the same, but a write notices
+    /// these changes.
     ///
     /// # Errors
-    /// As [`get_state`](Self::get_state).
+    /// The errors of [`get_state`](Self::get_state).
     fn is_current(&self, token: Option<&Token>) -> Result<bool, RendezvousError> {
         let stored = self.get_state()?;
         Ok(stored.as_ref().map(|stored| &stored.token) == token)
@@ -55,7 +57,8 @@ pub trait RendezvousBackend: Debug + Send + Sync {
         false
     }
 
-    /// Begins again after [`RendezvousError::StateLost`]: there is no state.
+    /// Writes an initial state after [`RendezvousError::StateLost`], because the store has lost the
+    /// state.
     ///
     /// # Errors
     /// [`RendezvousError::Connection`] when the store fails.
@@ -71,8 +74,8 @@ pub trait RendezvousBackend: Debug + Send + Sync {
         Ok(None)
     }
 
-    /// The lease under which one node at a time writes the state, where the store can have one. Opened for a few nodes
-    /// (`docs/spec/rendezvous.md`, section 10.1); others may write without it.
+    /// Opens the lease that lets one node at a time write the state; `None` if the store does not support it. Used for
+    /// a few nodes (`docs/spec/rendezvous.md`, section 10.1); other nodes may write without it.
     ///
     /// # Errors
     /// [`RendezvousError::Connection`] when the store fails.
@@ -80,9 +83,9 @@ pub trait RendezvousBackend: Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Where the nodes of this rendezvous write to each other, where the store allows that one of them writes the state
-    /// for all. Opened for many nodes (`docs/spec/rendezvous.md`, section 10). Nodes with and without it can share a
-    /// rendezvous.
+    /// Opens the keys through which the nodes of this rendezvous send messages to each other; `None` if the store does
+    /// not allow that one node writes the state for all. Used for many nodes (`docs/spec/rendezvous.md`, section 10).
+    /// Nodes with and without a group can share a rendezvous.
     ///
     /// # Errors
     /// [`RendezvousError::Connection`] when the store fails.
@@ -90,26 +93,26 @@ pub trait RendezvousBackend: Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Where the nodes mark themselves as connected, where the store removes marks with their connections
-    /// (`docs/spec/rendezvous.md`, section 10.3).
+    /// Returns the board on which the nodes mark themselves as connected; `None` if the store does not
+    /// remove marks with their connections (`docs/spec/rendezvous.md`, section 10.3).
     fn marks(&self) -> Option<MarkBoard> {
         None
     }
 
-    /// Names the backend in messages: `TCP store 10.0.0.1:29400`.
+    /// Returns the name of the backend in messages, such as `TCP store 10.0.0.1:29400`.
     fn label(&self) -> String;
 }
 
-/// Waits for changes of the state, over a connection of its own.
+/// Waits for changes of the state, over a separate connection.
 pub trait StateWatch: Debug + Send + Sync {
-    /// Waits until `part` of the state differs from the version `known`, or, if `known` is `None`, until
-    /// there is a state.
+    /// Waits until `part` of the state differs from the version `known`, or, if `known` is `None`, until there is a
+    /// state.
     ///
-    /// Blocks for at most `timeout`; `None` waits indefinitely, zero checks once without waiting. `cancel` ends it as a
-    /// timeout does.
+    /// Blocks for at most `timeout`; `None` waits indefinitely, zero checks once without waiting. A cancelled wait
+    /// returns like a wait that timed out.
     ///
     /// # Errors
-    /// As [`RendezvousBackend::get_state`].
+    /// The errors of [`RendezvousBackend::get_state`].
     fn wait(
         &self,
         known: Option<&Token>,

@@ -24,7 +24,8 @@ const VALUE_BYTES_MAX: usize = 64 << 10;
 const SHOWN_CHARS_MAX: usize = 120;
 const SHOWN_NODES_MAX: usize = 16;
 
-/// The names of one round: nodes put values, count themselves, and await the values of other nodes.
+/// The keys of one round, with which its nodes exchange values: they put values, count themselves, and await the values
+/// of other nodes.
 ///
 /// Each call blocks for at most the store's timeout, and an `await` for as long as its [`Wait`].
 #[derive(Debug, Clone)]
@@ -32,14 +33,14 @@ pub struct RoundBoard {
     store: Arc<dyn Store>,
 }
 
-/// How long a node waits for other nodes, in one step or in several.
+/// A time limit for waiting for other nodes, in one step or in several.
 #[derive(Debug, Clone, Copy)]
 pub struct Wait {
     started: Instant,
     deadline: Deadline,
 }
 
-/// Why a node has not received what it needs from the other nodes of its round.
+/// The reason why a node has not received a value from the other nodes of its round.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum BoardError {
@@ -54,22 +55,22 @@ pub enum BoardError {
         what: &'static str,
         /// The group ranks of the nodes that should have written it.
         missing: Vec<usize>,
-        /// How long this node waited.
+        /// The time that this node waited.
         waited: Duration,
     },
     /// Another node wrote a value that cannot be parsed.
     #[error("{key:?} in the {store} holds \"{value}\", which is not {expected}")]
     Malformed {
-        /// The store's label, as `TCP store 10.0.0.1:29500`.
+        /// The store's label, such as `TCP store 10.0.0.1:29500`.
         store: String,
         /// The key with all prefixes.
         key: String,
         /// The start of the value.
         value: String,
-        /// The expected form.
+        /// The form that the value should have, as a noun phrase.
         expected: &'static str,
     },
-    /// The store failed.
+    /// A request to the store has failed.
     #[error("cannot exchange values with the other nodes of the round: {0}")]
     Store(#[source] StoreError),
     /// The caller interrupted a wait.
@@ -89,7 +90,7 @@ impl From<StoreError> for BoardError {
 }
 
 impl Wait {
-    /// A wait that begins now, and is not limited if `timeout` is `None`.
+    /// Creates a wait that begins now, and is not limited if `timeout` is `None`.
     #[must_use]
     pub fn new(timeout: impl Into<Option<Duration>>) -> Self {
         let started = Instant::now();
@@ -99,7 +100,7 @@ impl Wait {
 }
 
 impl RoundBoard {
-    /// The names of a round whose prefix `store` adds.
+    /// Creates the board of a round. `store` adds the round's prefix to all keys.
     #[must_use]
     pub fn new(store: Arc<dyn Store>) -> Self {
         Self { store }
@@ -111,13 +112,13 @@ impl RoundBoard {
         Self::new(Arc::new(PrefixStore::new(prefix, Arc::clone(store))))
     }
 
-    /// The same names, for calls that `cancel` ends.
+    /// Returns a board of the same round. `cancel` interrupts its calls.
     #[must_use]
     pub fn with_cancel(&self, cancel: &Cancel) -> Self {
         Self::new(self.store.with_cancel(cancel))
     }
 
-    /// The round's store.
+    /// Returns the round's store, which adds the round's prefix to all keys.
     #[must_use]
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store

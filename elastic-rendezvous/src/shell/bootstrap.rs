@@ -49,7 +49,7 @@ const EARLIER_ROUNDS_MAX: i64 = 64;
 /// How long the server of an earlier round may take to answer before another address is chosen.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Published for a store that moves while nobody serves it.
+/// The published port of a store that moves, while it has no server.
 const UNKNOWN_PORT: u16 = 1;
 
 /// The limit for starting our own server.
@@ -84,7 +84,7 @@ pub(crate) struct Round<'r> {
     pub(crate) own_host: &'r OwnHost,
     /// Called when this node starts to serve.
     pub(crate) server_hook: Option<&'r ServerHook>,
-    /// The ports for the workers' store; `None` for one that the system chooses.
+    /// The ports for the workers' store; `None` for a port that the system chooses.
     pub(crate) ports: Option<PortRange>,
 }
 
@@ -103,7 +103,7 @@ impl From<RendezvousError> for NotFound {
     }
 }
 
-/// What a node remembers from round to round.
+/// A node's records that last from round to round.
 #[derive(Debug, Default)]
 pub(crate) struct Bootstrap {
     /// The server of this node, started when it is first needed.
@@ -141,7 +141,7 @@ pub(crate) enum Protection {
 }
 
 impl Protection {
-    /// What the server asks others for.
+    /// The credentials that the server requires from its clients.
     const fn of_server(&self) -> Option<&Credentials> {
         match self {
             Self::Open => None,
@@ -149,7 +149,7 @@ impl Protection {
         }
     }
 
-    /// What nodes have to show.
+    /// The credentials that nodes use to connect.
     const fn of_clients(&self) -> Option<&Credentials> {
         match self {
             Self::Open | Self::OwnUser(_) => None,
@@ -164,7 +164,7 @@ impl Round<'_> {
         RoundBoard::of(self.store, self.run_id, number)
     }
 
-    /// Whether this node says where the workers' store is.
+    /// Whether this node decides where the workers' store is.
     const fn is_chosen_here(&self) -> bool {
         self.rank == 0 && !self.has_entered
     }
@@ -242,7 +242,8 @@ impl Round<'_> {
 }
 
 impl Bootstrap {
-    /// `shared` is the address of the rendezvous' store, if it is to be the workers' too.
+    /// Creates a bootstrap. `shared` is the address of the rendezvous' store, if the workers are to
+    /// use the same store.
     pub(crate) fn new(protection: Protection, shared: Option<StoreAddress>) -> Self {
         Self {
             protection,
@@ -251,12 +252,13 @@ impl Bootstrap {
         }
     }
 
-    /// Returns the workers' store of a round, served by an agent. Blocks for at most `timeout`, plus 30 s to
-    /// start a server; `cancel` ends the waits for rank 0.
+    /// Returns the workers' store of a round, served by an agent. Blocks for at most `timeout`, plus 30 s to start a
+    /// server; `cancel` interrupts the waits for rank 0.
     ///
-    /// Other nodes than rank 0 reuse the address of the last round at once if the world is the same, since a
-    /// PyTorch node with rank 0 would not publish it again; but not that of a store that moves, which has no such nodes. A
-    /// world that has only lost nodes is not the same: the server may be lost with them.
+    /// Other nodes than rank 0 reuse the address of the last round at once if the world is the same, since a PyTorch
+    /// node with rank 0 would not publish it again; but they do not reuse the address of a store that moves, because
+    /// such a job has no PyTorch nodes. A world that has only lost nodes is not the same: the server may be lost with
+    /// them.
     pub(crate) fn settle(
         &mut self,
         round: &Round<'_>,
@@ -350,8 +352,8 @@ impl Bootstrap {
         })
     }
 
-    /// Rank 0's choice: the rendezvous' store, if it is shared; or else the previous address if its server still answers, because members may have cached
-    /// it; otherwise our own.
+    /// Returns rank 0's choice. This is the rendezvous' store if it is shared. Otherwise it is the previous address if
+    /// its server still answers, because members may have cached it; if not, our own address.
     fn choose(&mut self, round: &Round<'_>) -> Result<Master, RendezvousError> {
         let named = |address| Master {
             address,
@@ -419,7 +421,8 @@ impl Bootstrap {
         Ok(master)
     }
 
-    /// The address that rank 0 publishes, or that of an earlier round if it publishes none.
+    /// Returns the address that rank 0 publishes, or the address of an earlier round if rank 0
+    /// publishes none.
     fn find(
         &self,
         round: &Round<'_>,
@@ -431,7 +434,7 @@ impl Bootstrap {
         match await_published(round, grace, cancel) {
             Ok(Some(master)) => return Ok(master),
             Err(error @ NotFound::Interrupted) => return Err(error),
-            // A failure that lasts fails the calls below too.
+            // A lasting failure also makes the calls below fail.
             Ok(None) | Err(NotFound::Missing | NotFound::Failed(_)) => {}
         }
         let before = match &self.master {
@@ -454,13 +457,13 @@ impl Bootstrap {
 /// does. In the store of the rendezvous, its keys stay. Each node would read the keys of the workers of all nodes,
 /// so the cost would grow with the square of their number.
 ///
-/// Returns whether this node has removed them, or has tried to. Does nothing if the store also holds other data. Call it
-/// when all workers of the last round have ended and none of the next can have started: before this node takes part in the
-/// exchange of ranks. A failure of the workers' store is logged only, because PyTorch leaves the keys too. Blocks for at most
-/// 2 s per request (one per key), and stops at the first that fails.
+/// Returns whether this node has removed them, or has tried to. Does nothing if the store also holds other data. Call
+/// it when all workers of the last round have ended and none of the next can have started: before this node takes part
+/// in the exchange of ranks. A failure of the workers' store is logged only, because PyTorch also leaves the keys.
+/// Blocks for at most 2 s per request (one per key), and stops at the first that fails.
 ///
 /// # Errors
-/// Those of the round's store.
+/// [`StoreError`] when the round's store fails.
 pub fn clear_workers_store(round: &RendezvousInfo) -> Result<bool, StoreError> {
     let bootstrap = &round.bootstrap;
     // Not always the node with rank 0, as that may be a node of PyTorch.
@@ -588,8 +591,8 @@ fn host_name(value: Vec<u8>) -> Option<String> {
     String::from_utf8(value).ok().filter(|_| is_name)
 }
 
-/// Options of a server for workers. With credentials, it serves only clients that have them, and processes of its
-/// own user on its own machine.
+/// Returns the options of a server for workers. With credentials, it serves only clients that have the
+/// credentials, and processes on the same machine of the user that runs the server.
 pub(crate) fn protected(
     options: ServerOptions,
     credentials: Option<&Credentials>,
@@ -715,7 +718,7 @@ mod tests {
         in_round(0, &b).publish(&old).expect("to publish");
         assert_eq!(settled(&mut bootstrap, &in_round(0, &b)), old.address);
 
-        // Nothing is published.
+        // The round has no published address.
         let same = Round {
             is_same_world: true,
             has_entered: false,
@@ -840,7 +843,7 @@ mod tests {
         let mut of_c = Bootstrap::default();
         assert_eq!(settled(&mut of_c, &round(&store, 1, &a)), served);
         drop(of_b);
-        // Node b and its server are lost. The address of the others changes together.
+        // Node b and its server are lost. The remaining nodes change the address together.
         let moved = settled(&mut of_a, &first_of(2, &a));
         assert_ne!(moved, served);
         assert_eq!(settled(&mut of_c, &round(&store, 2, &a)), moved);

@@ -20,10 +20,10 @@ use crate::values::error::RendezvousError;
 use crate::values::parameters_error::ParametersError;
 use crate::values::state::{Part, SetState, Stored, Token, Watched};
 
-/// The name under which this backend is registered.
+/// The name that selects this backend.
 pub const C10D_BACKEND: &str = "c10d";
 
-/// Keeps the state in any [`Store`], where PyTorch's nodes can use it too.
+/// A backend that keeps the state in any [`Store`], where PyTorch's nodes can also use it.
 ///
 /// With a store that can wait for changes ([`Store::has_prompt_watch`]) this backend can be watched;
 /// otherwise it is polled.
@@ -35,7 +35,7 @@ pub struct C10dBackend {
     limits: CodecLimits,
     traffic: Arc<Traffic>,
     is_reconnecting: bool,
-    /// If the store is the workers' too: whether this node serves it.
+    /// Whether this node serves the workers, if they use the same store; otherwise `None`.
     has_workers_here: Option<bool>,
 }
 
@@ -48,19 +48,19 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// How many writes of a state were attempted.
+    /// Returns the number of attempted writes of a state.
     #[must_use]
     pub fn writes_tried(&self) -> u64 {
         self.writes_tried.load(Ordering::Relaxed)
     }
 
-    /// How many of them succeeded, without a conflict.
+    /// Returns the number of writes of a state that succeeded, without a conflict.
     #[must_use]
     pub fn writes_done(&self) -> u64 {
         self.writes_done.load(Ordering::Relaxed)
     }
 
-    /// How many bytes of states were transferred, in both directions.
+    /// Returns the number of transferred bytes of states, in both directions.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
@@ -94,7 +94,7 @@ impl C10dBackend {
         Ok(backend)
     }
 
-    /// From now on with another handle of the same store, which connects again by itself.
+    /// Uses another handle of the same store from now on, which reconnects automatically.
     #[must_use]
     pub(crate) fn with_reconnecting_store(mut self, store: Arc<dyn Store>) -> Self {
         self.store = store;
@@ -148,7 +148,7 @@ impl RendezvousBackend for C10dBackend {
     }
 
     fn get_state(&self) -> Result<Option<Stored>, RendezvousError> {
-        // A GET would wait for a key that is lost until the store's timeout.
+        // A GET would wait for a missing key until the store's timeout.
         let text = self
             .store
             .try_get(&self.key)

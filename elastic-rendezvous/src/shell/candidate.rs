@@ -1,4 +1,4 @@
-//! A server of the rendezvous' store that stands by in this process, while and as its [`Duty`] says.
+//! A standby server of the rendezvous' store in this process, which runs as its [`Duty`] decides.
 
 use std::error::Error;
 use std::net::{IpAddr, TcpListener};
@@ -31,7 +31,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// How often to look whether all clients have disconnected, at the end.
 const DISCONNECT_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Drop ends the server, which hands over to another candidate.
+/// A standby server. Drop stops it, so that another candidate takes over.
 #[derive(Debug)]
 pub(crate) struct Candidate {
     shared: Arc<Shared>,
@@ -52,7 +52,7 @@ struct Orders {
     ends: Option<Deadline>,
 }
 
-/// A directory that tells the candidate of this process what it finds.
+/// A directory that reports its results to the candidate of this process.
 #[derive(Debug)]
 struct Observed {
     directory: Arc<dyn Lookup>,
@@ -132,7 +132,7 @@ impl Candidate {
         })
     }
 
-    /// The directory, which tells this candidate what it finds.
+    /// Returns the directory, wrapped so that it reports its results to this candidate.
     pub(crate) fn observed(&self, directory: &StoreDirectory) -> Arc<dyn Lookup> {
         Arc::new(Observed {
             directory: Arc::clone(directory.lookup()),
@@ -145,7 +145,8 @@ impl Candidate {
         self.shared.change(|orders, _| orders.duty.placed(rank));
     }
 
-    /// Ends the server. One that serves waits for its clients to disconnect, until the deadline at most.
+    /// Stops the server. A serving server waits for its clients to disconnect, until the deadline at
+    /// most.
     pub(crate) fn end(&mut self, deadline: Deadline) {
         let Some(thread) = self.thread.take() else {
             return;

@@ -154,15 +154,16 @@ impl DynamicRendezvousOptions {
         self
     }
 
-    /// The workers' store of this node serves only processes on this machine of the user that runs it, and clients
-    /// with these credentials: for jobs of one node. Default: every client.
+    /// Restricts the workers' store of a one-node job to processes of the same user on this machine, and to clients
+    /// with these credentials. Default: every client.
     pub fn with_own_user_only(mut self, credentials: Credentials) -> Self {
         self.protection = Protection::OwnUser(credentials);
         self
     }
 
-    /// The same for jobs of several nodes: the nodes reach the workers' store with these credentials, and so must
-    /// everything that connects the workers, for example a relay. Must be the same on all nodes. Default: every client.
+    /// Restricts the workers' store of a job of several nodes to processes of the same user on its machine, and to
+    /// clients with these credentials. The nodes use the credentials to reach the store, and so must every program that
+    /// connects the workers, for example a relay. Must be the same on all nodes. Default: every client.
     pub fn with_workers_credentials(mut self, credentials: Credentials) -> Self {
         self.protection = Protection::Job(credentials);
         self

@@ -1,4 +1,5 @@
-//! The keys under which the nodes of a group write to each other (docs/spec/rendezvous.md, section 10).
+//! The keys that the nodes of a group use to send messages to each other (docs/spec/rendezvous.md,
+//! section 10).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,9 +16,10 @@ const REQUESTS_MAX: usize = 4096;
 /// How long to wait for values that should be there.
 const PRESENT_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// Where the nodes of a large rendezvous write to each other, beside its state: a few short keys for each node.
+/// A client of the keys through which the nodes of a large rendezvous send messages to each other: a few short keys
+/// for each node, beside the state.
 ///
-/// Has the same store as the backend, and no connection of its own.
+/// It uses the backend's store, and does not need another connection.
 #[derive(Debug, Clone)]
 pub struct GroupStore {
     store: Arc<dyn Store>,
@@ -25,8 +27,8 @@ pub struct GroupStore {
 }
 
 impl GroupStore {
-    /// The group with keys below `prefix` in `store`. The store must have queues and
-    /// [wake on changes](Store::has_prompt_watch).
+    /// Creates a group with keys below `prefix` in `store`. The store must have queues and [wake on
+    /// changes](Store::has_prompt_watch).
     #[must_use]
     pub fn new(store: Arc<dyn Store>, prefix: &str) -> Self {
         Self {

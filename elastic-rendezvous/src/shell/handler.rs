@@ -15,15 +15,15 @@ use crate::values::recorded_event::RecordedEvent;
 use crate::values::report::{LostNode, Membership, WaitReport};
 use crate::values::store_access::StoreRoute;
 
-/// One node of a rendezvous.
+/// A node of a rendezvous, which joins rounds and leaves them.
 ///
 /// All methods can be called from any thread. Extends PyTorch's `RendezvousHandler`
 /// (`torch/distributed/elastic/rendezvous/api.py`) by listeners, interruptible joins, and leaving without
 /// closing the rendezvous.
 ///
-/// A handler runs one call at a time. A call waits for the one in progress, which can be a join of up to the
-/// join timeout; [`interrupt`](Self::interrupt) ends it. The stated blocking times do not include that wait,
-/// nor the last store call, which a deadline does not cut short.
+/// A handler runs one call at a time. A call waits for the one in progress, which can be a join of up to the join
+/// timeout; [`interrupt`](Self::interrupt) stops a join. The stated blocking times do not include that wait, nor the
+/// last store call, which a deadline does not cut short.
 pub trait RendezvousHandler: Debug + Send + Sync {
     /// The name of the backend: `c10d`, `static`.
     fn backend(&self) -> &str;
@@ -51,12 +51,14 @@ pub trait RendezvousHandler: Debug + Send + Sync {
     /// [`RendezvousError::ShutDown`] after [`shutdown`](Self::shutdown), and the errors of the store.
     fn next_rendezvous(&self) -> Result<RendezvousInfo, RendezvousError>;
 
-    /// As [`next_rendezvous`](Self::next_rendezvous); but a running round takes this node in, if it has a place and its
-    /// members [have opened it](crate::open_round). The node waits for that as a spare, for 60 s after it has first seen a
-    /// round that is not open. Only a dynamic rendezvous of up to 32 nodes has such rounds.
+    /// Joins like [`next_rendezvous`](Self::next_rendezvous), but also enters a running round that has a free place, if
+    /// its members [have opened it](crate::open_round).
+    ///
+    /// The node waits as a spare until the round is open, for at most 60 s after it has first seen a round that is not
+    /// open. Only a dynamic rendezvous of up to 32 nodes has such rounds.
     ///
     /// # Errors
-    /// As `next_rendezvous`.
+    /// The errors of [`next_rendezvous`](Self::next_rendezvous).
     fn enter_rendezvous(&self) -> Result<RendezvousInfo, RendezvousError> {
         self.next_rendezvous()
     }
@@ -74,25 +76,25 @@ pub trait RendezvousHandler: Debug + Send + Sync {
     /// As [`is_closed`](Self::is_closed); [`RendezvousError::OperationTimeout`] after the close timeout.
     fn set_closed(&self) -> Result<(), RendezvousError>;
 
-    /// How many nodes wait for the next round, without spares; in a [group](crate::GroupStore) at most 16. Never
-    /// blocks; at most one second old.
+    /// Returns the number of nodes that wait for the next round, without spares; in a [group](crate::GroupStore) at
+    /// most 16. Never blocks; the number is at most one second old.
     ///
     /// # Errors
-    /// As [`membership`](Self::membership).
+    /// The errors of [`membership`](Self::membership).
     fn num_nodes_waiting(&self) -> Result<usize, RendezvousError> {
         Ok(self.membership()?.waiting.len())
     }
 
-    /// How the round of this node has changed since it joined. Never blocks; at most one second old, but
-    /// nodes that died are noticed only after interval x attempts
+    /// Returns how the round of this node has changed since it joined. Never blocks; the result is at most one second
+    /// old, but dead nodes are detected only after interval x attempts
     /// ([`dead_after`](crate::RendezvousSettings::dead_after)).
     ///
     /// # Errors
     /// [`RendezvousError::MembershipUnknown`] when the last access to the store failed.
     fn membership(&self) -> Result<Membership, RendezvousError>;
 
-    /// How long a node without a restart left waits for the news that its workers failed because another node was lost, if
-    /// the other nodes can continue without that node; `None` if they cannot, because the round needs all its nodes.
+    /// Returns how long a node without restarts left waits for a report that its workers failed because another node
+    /// was lost; `None` if the round needs all its nodes, so that the other nodes cannot continue.
     fn loss_wait(&self) -> Option<Duration> {
         None
     }
@@ -113,7 +115,7 @@ pub trait RendezvousHandler: Debug + Send + Sync {
     fn add_listener(&self, listener: Listener);
 
     /// Makes a [`next_rendezvous`](Self::next_rendezvous) in another thread leave the rendezvous and fail
-    /// with [`RendezvousError::Interrupted`]; later ones fail at once. Never blocks.
+    /// with [`RendezvousError::Interrupted`]; later calls fail at once. Never blocks.
     fn interrupt(&self);
 
     /// Removes this node from the rendezvous without closing it, so that the other nodes continue. Blocks for
@@ -184,7 +186,7 @@ pub trait RendezvousHandler: Debug + Send + Sync {
     /// The run id of the job.
     fn run_id(&self) -> &str;
 
-    /// Closes the rendezvous, stops heartbeats and ends the handler. Returns whether closing succeeded; a
+    /// Closes the rendezvous, and stops heartbeats and the handler. Returns whether closing succeeded; a
     /// failure is logged. Blocks for at most the close timeout, and for 3 s more while other nodes use a store
     /// that this process hosts.
     fn shutdown(&self) -> bool;
@@ -258,10 +260,10 @@ pub struct RendezvousInfo {
     pub world_size: usize,
     /// The address of the workers' store.
     pub bootstrap: BootstrapInfo,
-    /// How this node reaches the rendezvous' store.
+    /// The route of this node to the rendezvous' store.
     pub route: StoreRoute,
-    /// Whether the round was running already when this node [entered](RendezvousHandler::enter_rendezvous) it. Its rank may
-    /// then be that of a node that was lost, and some ranks below the number of nodes may be free.
+    /// Whether this node [entered](RendezvousHandler::enter_rendezvous) the round while it was running already. The
+    /// node may then have the rank of a lost node, and some ranks below the number of nodes may be free.
     pub has_entered: bool,
     /// Whether a member of the last round that this node joined is not in this one, because it was lost or has left. In a
     /// [group](crate::GroupStore), only if this round has fewer nodes.
@@ -398,7 +400,7 @@ impl BootstrapInfo {
         self
     }
 
-    /// The store asks its clients for these credentials.
+    /// Sets the credentials that the store requires from its clients. Default none.
     #[must_use]
     pub fn with_credentials(mut self, credentials: impl Into<Option<Credentials>>) -> Self {
         self.credentials = credentials.into();

@@ -1,4 +1,4 @@
-//! The messages from a handler to its loop. A message also ends the loop's wait on the store.
+//! The messages from a handler to its loop. A message also interrupts the loop's wait on the store.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,8 @@ use crate::values::goal::{Answer, Goal};
 pub(crate) enum Message {
     Run(Job),
     Interrupt,
-    /// The handler has agreed with the others on the workers' store, or failed, and waits on the store no longer.
+    /// The handler has agreed with the other nodes on the workers' store, or has failed, so it no longer waits on
+    /// the store.
     Settled,
     Stop,
 }
@@ -50,7 +51,8 @@ struct Waiting {
     is_join: bool,
 }
 
-/// Creates both ends. A message ends the waits that the loop [announces](Inbox::wait).
+/// Creates both ends of a mailbox. A message interrupts the waits that the loop
+/// [announces](Inbox::wait).
 pub(crate) fn open_mailbox() -> (Mailbox, Inbox) {
     let (sender, receiver) = channel();
     let bell = Arc::<Bell>::default();
@@ -87,7 +89,8 @@ impl Inbox {
         self.receiver.try_recv()
     }
 
-    /// Calls `wait` unless there is a message; then returns that. A message that arrives meanwhile ends the wait.
+    /// Calls `wait` unless there is a message; then returns the message. A message that arrives during the wait
+    /// interrupts it.
     pub(crate) fn wait<T>(
         &self,
         is_join: bool,

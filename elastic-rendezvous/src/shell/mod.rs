@@ -1,4 +1,5 @@
-//! What has threads, clocks and stores: it carries out what the engines ask, and decides nothing about rounds.
+//! The shell, which owns threads, clocks and stores. It carries out the requests of the engines, and decides
+//! nothing about rounds.
 
 mod access;
 pub(crate) mod address_search;

@@ -1,4 +1,5 @@
-//! What nodes that are in no round write for the others: that they have left for good, or why they do not join.
+//! Notices, in which nodes outside of a round announce to the other nodes that they have left for good, or why they do
+//! not join.
 //!
 //! docs/spec/rendezvous.md, section 10.2. PyTorch's nodes do not know these keys. A notice is advice: it can be old, and a
 //! node that is listed in the state is there whatever its notice says.
@@ -17,7 +18,8 @@ use crate::values::report::NotJoining;
 /// How many notices are read: those with the highest numbers.
 const NOTICES_MAX: i64 = 64;
 
-/// How many are kept: a node may be about to read one that is not among the last any more.
+/// How many notices are kept. Older notices than those read are kept as well, because a node may be
+/// about to read one.
 const NOTICES_KEPT: i64 = 2 * NOTICES_MAX;
 
 /// The longest notice that is read or written; a reason is shortened to fit.
@@ -54,7 +56,8 @@ impl Notice {
         format!("{word} {pid} {local_id} {addr}\n{why}").into_bytes()
     }
 
-    /// `None` for an empty text, which withdraws a notice, and for one that no node of this version writes.
+    /// Parses a notice; `None` for an empty text, which withdraws a notice, and for a text that this
+    /// version never writes.
     fn from_text(text: &[u8]) -> Option<Self> {
         if text.len() > NOTICE_BYTES_MAX {
             return None;
@@ -104,7 +107,8 @@ impl Notices {
         self.own.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The store has lost its data: this node's number may be that of another's notice.
+    /// Drops this node's number after the store has lost its data, because another node's notice
+    /// may have the same number now.
     fn start_anew(&self) {
         *self.own() = None;
     }
@@ -113,8 +117,8 @@ impl Notices {
         format!("{}/n", self.prefix)
     }
 
-    /// Writes this node's notice in place of its last one, and removes one that is not read any more. Blocks for at most
-    /// the store's timeout, four times.
+    /// Writes this node's notice, which replaces its previous notice, and removes a notice that is no longer read.
+    /// Blocks for at most the store's timeout, four times.
     pub(crate) fn write(&self, notice: &Notice) -> Result<(), StoreError> {
         if let Some(number) = self.number()? {
             return self.store.set(&self.key(number), notice.to_text());
@@ -136,8 +140,8 @@ impl Notices {
         }
     }
 
-    /// The number of this node's notice; `None` if it has written none, or if so many others have that it is not read
-    /// any more.
+    /// The number of this node's notice; `None` if it has written no notice, or if later notices of other nodes have
+    /// pushed it out of the read range.
     fn number(&self) -> Result<Option<i64>, StoreError> {
         let known = *self.own();
         if known.is_none() {

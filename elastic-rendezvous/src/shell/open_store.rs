@@ -195,7 +195,7 @@ pub(crate) fn own_host(
     OwnHost::new(given, is_one_host).with_warnings(parameters.start_warnings().clone())
 }
 
-/// Opens a store that is found in a directory. If nobody serves it, this process may.
+/// Opens a store that is found in a directory. If it has no server, this process may serve it.
 fn open_moving(
     parameters: &RendezvousParameters,
     directory: &StoreDirectory,
@@ -357,7 +357,7 @@ fn connect(
     }
 }
 
-/// Whether the last failure is that of a name lookup, which is retried like all others.
+/// Whether the last failure is a failed name lookup, which is retried like every other failure.
 fn is_unknown_host(error: &StoreError) -> bool {
     match error {
         StoreError::Connect { source, .. } => {

@@ -1,6 +1,6 @@
-//! Whether the members of a running round take other nodes in: docs/spec/rendezvous.md, section 7.3.
+//! Whether the members of a running round admit other nodes: docs/spec/rendezvous.md, section 7.3.
 //!
-//! The state cannot contain it, because PyTorch's nodes would drop what they do not know of it.
+//! The state cannot contain this, because PyTorch's nodes drop fields that they do not know.
 
 use c10d_store::StoreError;
 
@@ -16,11 +16,12 @@ const COUNT: &str = "c10d/entry/n";
 const OPEN: &[u8] = b"open 2";
 const OVER: &[u8] = b"over";
 
-/// Says that the workers of this node run, and that they go on if other nodes enter the round. The last node of the round
-/// to say so opens it for others; one that has entered it says nothing. Blocks for at most the store's timeout, twice.
+/// Reports that this node's workers are running and tolerate new nodes. Once every node of the round has reported, the
+/// round admits new nodes. A node that has entered a running round does not report: the call returns at once. Blocks
+/// for at most the store's timeout, twice.
 ///
 /// # Errors
-/// Those of the store.
+/// [`StoreError`] when the round's store fails.
 pub fn open_round(round: &RendezvousInfo) -> Result<(), StoreError> {
     if round.has_entered {
         return Ok(());
@@ -33,16 +34,16 @@ pub fn open_round(round: &RendezvousInfo) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Says that no other node is to enter the round, as it is about to end. Those that wait for it stay spares. Blocks for at
-/// most the store's timeout.
+/// Stops the round from admitting new nodes, because it is about to end. Nodes that wait for it stay spares. Blocks for
+/// at most the store's timeout.
 ///
 /// # Errors
-/// Those of the store.
+/// [`StoreError`] when the round's store fails.
 pub fn end_entry(round: &RendezvousInfo) -> Result<(), StoreError> {
     round.board().put(ENTRY, OVER)
 }
 
-/// What the members of a round have written. Blocks for at most the store's timeout, twice.
+/// Reads from the members' keys whether a round admits nodes. Blocks for at most the store's timeout, twice.
 pub(crate) fn read_entry(round: &RoundBoard) -> Result<Entry, StoreError> {
     Ok(match round.read(ENTRY)?.as_deref() {
         Some(OPEN) => Entry::Open,

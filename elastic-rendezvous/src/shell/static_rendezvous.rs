@@ -26,10 +26,11 @@ use crate::values::parameters_error::ParametersError;
 use crate::values::ranks_report::RanksReport;
 use crate::values::report::Membership;
 
-/// The name under which this rendezvous is registered.
+/// The name that selects this rendezvous.
 pub const STATIC_BACKEND: &str = "static";
 
-/// How long all nodes may take to join, without a `timeout` setting. The command `c10d run` sets 900 s, as torchrun.
+/// The time in which all nodes must join, without a `timeout` setting. The command `c10d run` sets 900 s, like
+/// torchrun.
 pub const STATIC_TIMEOUT: Duration = Duration::from_secs(600);
 
 const THREAD: &str = "rendezvous-static";
@@ -173,8 +174,8 @@ impl StaticRendezvous {
         }
     }
 
-    /// Joins on a separate thread, while this one reports. An interrupt ends what the thread waits for; after a timeout
-    /// it ends with its current store call, which has the timeout too.
+    /// Joins on a separate thread, while the calling thread reports. An interrupt stops the thread's wait. After a
+    /// timeout, the thread stops with its current store call, which has the same timeout.
     fn meet(&self) -> Result<Met, RendezvousError> {
         let (sender, progress) = channel();
         let meeting = Meeting::new(Arc::clone(&self.plan), sender);
@@ -208,7 +209,7 @@ impl StaticRendezvous {
                 .saturating_add(grace)
                 .min(reported.next_event_at);
             let received = progress.recv_timeout(next.saturating_sub(started.elapsed()));
-            // It also ends the thread.
+            // It also stops the thread.
             if self.plan.cancel.is_cancelled() {
                 return Err(self.interrupted());
             }
@@ -335,7 +336,7 @@ impl RendezvousHandler for StaticRendezvous {
         true
     }
 
-    /// Returns the same round each time.
+    /// Returns the only round of this rendezvous, which is the same for each call.
     fn next_rendezvous(&self) -> Result<RendezvousInfo, RendezvousError> {
         if self.plan.cancel.is_cancelled() {
             return Err(self.interrupted());
@@ -461,7 +462,7 @@ mod tests {
         StaticRendezvous::new(&parameters.with_config(config)).unwrap()
     }
 
-    /// A start from which the timeout of [`node`] and the grace have passed.
+    /// A start so early that the timeout of [`node`] and the grace have passed by now.
     fn long_ago() -> Instant {
         Instant::now()
             .checked_sub(Duration::from_secs(1) + GRACE)

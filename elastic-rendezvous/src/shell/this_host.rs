@@ -15,7 +15,8 @@ pub trait Resolver {
     /// The host name of the system, often without a domain; empty if it has none.
     fn host_name(&self) -> String;
 
-    /// The full name of this machine, under which others know it, or else its host name.
+    /// Returns the full name of this machine, which other machines use to reach it; without a full
+    /// name, its host name.
     fn full_name(&self) -> String;
 
     /// The addresses of a host, without IPv4-mapped ones; empty if the lookup fails or times out.
@@ -27,16 +28,16 @@ pub trait Resolver {
 
 /// Whether `host`, without brackets, is this machine, so that its server can run here.
 ///
-/// True for `localhost`, loopback addresses, this machine's host name and full name, an address of its name,
-/// and a name that shares an address with its name, as in PyTorch
-/// (`_matches_machine_hostname` in `torch/distributed/elastic/rendezvous/utils.py`).
+/// Like in PyTorch, true for `localhost`, loopback addresses, this machine's host name and full name, an
+/// address of its name, and a name that shares an address with its name (`_matches_machine_hostname` in
+/// `torch/distributed/elastic/rendezvous/utils.py`).
 ///
 /// Unlike PyTorch, also true for every address of this machine's interfaces and for names of one, so that a
 /// second network or an alias needs no `is_host` setting. False for the unspecified addresses (0.0.0.0,
 /// `::`) and for names whose lookup fails.
 ///
-/// An address that several machines share, such as that of a virtual server or a container bridge, belongs
-/// to each of them; set `is_host` there. Blocks as long as the resolver does.
+/// An address that several machines share, such as the address of a virtual server or a container bridge,
+/// belongs to each of them; set `is_host` there. Blocks as long as the resolver does.
 ///
 /// ```
 /// use c10d_socket::Deadline;
@@ -74,7 +75,7 @@ pub fn is_this_host(host: &str, resolver: &impl Resolver) -> bool {
         || (literal.is_none() && host == resolver.full_name())
 }
 
-/// The full name of this machine, which other nodes of a rendezvous use to connect to it.
+/// Returns the full name of this machine, which other nodes of a rendezvous use to connect to it.
 ///
 /// The first of:
 /// 1. the host name, if it has a domain;
@@ -84,7 +85,7 @@ pub fn is_this_host(host: &str, resolver: &impl Resolver) -> bool {
 /// 4. the host name, or `localhost` if there is none.
 ///
 /// This equals Python's `socket.getfqdn`, except when the hosts file maps the host name to 127.0.0.1: Python
-/// then returns `localhost`, with which other nodes would connect to themselves. Blocks for at most 2 s; a
+/// then returns `localhost`, so that other nodes would connect to themselves. Blocks for at most 2 s; a
 /// slower lookup counts as failed.
 ///
 /// ```
@@ -220,8 +221,8 @@ fn full_name_in_hosts<'a>(host_name: &str, hosts: &'a str) -> Option<&'a str> {
         .find(|name| name.contains('.') && !name.to_ascii_lowercase().starts_with("localhost."))
 }
 
-/// The search domains for short names: those of the last line with any, and at most six, the limit of
-/// resolvers.
+/// Returns the search domains for short names: at most six, the limit of resolvers, from the last
+/// line that has any.
 fn search_domains(resolver_settings: &str) -> Vec<&str> {
     const DOMAINS_MAX: usize = 6;
     let given = resolver_settings.lines().rev().find_map(|line| {

@@ -1,4 +1,4 @@
-//! Keeps the workers of two jobs out of one store, where the rendezvous' store is the workers' too.
+//! Keeps the workers of two jobs out of one store, where workers use the rendezvous' store.
 //!
 //! Workers of all jobs write the same keys. The rendezvous itself has its run id in its keys.
 
@@ -25,7 +25,7 @@ pub(crate) fn claim(
     is_served_here: bool,
 ) -> Result<(), RendezvousError> {
     let mut owner = Vec::new();
-    // The owner may change meanwhile.
+    // The owner may change between two attempts.
     for _ in 0..3 {
         let now = store
             .compare_set(OWNER_KEY, &owner, run_id.as_bytes())

@@ -9,10 +9,10 @@ use c10d_store::{Store, StoreError, StoreExt};
 /// that died is replaced.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Lets one node at a time write the state, because of several concurrent writes all but one fail.
+/// A lease that lets one node at a time write the state, because only one of several concurrent writes succeeds.
 ///
 /// It is advisory: it saves writes that would conflict, and only the token of the state decides. Its clones are one
-/// handle to a queue with one element; the node that has taken that holds the lease.
+/// handle to a queue with one element; the node that has taken the element holds the lease.
 #[derive(Debug, Clone)]
 pub struct WriteLease {
     /// A separate handle, because of its timeout.
@@ -21,10 +21,10 @@ pub struct WriteLease {
 }
 
 impl WriteLease {
-    /// The lease of the state under `key`; `None` if the store lacks queues.
+    /// Opens the lease of the state under `key`; `None` if the store lacks queues.
     ///
-    /// A connection that is lost meanwhile is no error: if the element was not made, the first node that waits for it
-    /// times out and makes it.
+    /// Losing the connection is not an error: if the element was not created, the first node that waits for it times
+    /// out and creates it.
     pub(crate) fn open(store: &dyn Store, key: &str) -> Result<Option<Self>, StoreError> {
         let store = store.clone_store()?;
         store.set_timeout(Some(ACQUIRE_TIMEOUT));
@@ -44,8 +44,8 @@ impl WriteLease {
         Ok(Some(Self { store, queue }))
     }
 
-    /// Waits for the lease, for 3 s at most. The caller reads the state before it writes, also after a timeout: then
-    /// the lease is lost with its holder, and [`release`](Self::release) replaces it.
+    /// Waits for the lease, for 3 s at most. The caller reads the state before it writes, even after a timeout. A
+    /// timeout means that the lease was lost with its holder, so [`release`](Self::release) replaces it.
     pub fn acquire(&self) {
         if let Err(error) = self.store.queue_pop(&self.queue) {
             log::debug!("writing without the lease {:?}: {error}", self.queue);
@@ -56,7 +56,8 @@ impl WriteLease {
     pub fn release(&self) {
         let released = match self.store.queue_len(&self.queue) {
             Ok(0) => self.store.queue_push(&self.queue, b""),
-            // The lease was late, not lost, and has been replaced meanwhile: drop the second one.
+            // The lease was late, not lost, and has been replaced in the meantime: drop the second
+            // element.
             Ok(_) => Ok(()),
             Err(error) => Err(error),
         };

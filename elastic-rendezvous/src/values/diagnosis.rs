@@ -17,16 +17,16 @@ const RUN_CHARS_MAX: usize = 40;
 pub struct FoundListener {
     /// The kind of program.
     pub kind: ListenerKind,
-    /// The runs that have met there, at most 3, if it is a store that this node can read.
+    /// The runs that have met at this endpoint, at most 3, if it is a store that this node can read.
     pub runs: Vec<String>,
-    /// Its process, if it runs on this machine and this process may see it.
+    /// The listening process, if it runs on this machine and is visible to this process.
     pub process: Option<ListeningProcess>,
     /// The run id of this node.
     pub run_id: String,
 }
 
 impl FoundListener {
-    /// Whether anything listens there.
+    /// Whether anything listens at the endpoint.
     #[must_use]
     pub const fn is_there(&self) -> bool {
         !matches!(self.kind, ListenerKind::Nothing(_))

@@ -20,7 +20,7 @@ use crate::values::parameters_error::EndpointError;
 /// `torch/distributed/elastic/rendezvous/utils.py`) give the same result here, with one exception: PyTorch
 /// splits an IPv6 address without brackets and port, such as `::1` or `fe80::1`, into an impossible host
 /// (`:`, `fe80:`) and a port, and then waits for that host. Here a host with colons that is not an IPv6
-/// address is an error. `fd00::1:29400` is `fd00::1` and 29400, as in PyTorch.
+/// address is an error. `fd00::1:29400` is `fd00::1` and 29400, like in PyTorch.
 ///
 /// ```
 /// use elastic_rendezvous::{DEFAULT_PORT, Endpoint};

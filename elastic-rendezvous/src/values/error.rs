@@ -12,7 +12,7 @@ use crate::values::port_range::PortRange;
 use crate::values::ranks_report::RanksReport;
 use crate::values::report::WaitReport;
 
-/// Why a node takes part in no round.
+/// The reason why a node does not take part in a round.
 ///
 /// The kinds follow PyTorch (`torch/distributed/elastic/rendezvous/api.py`), with the details that it
 /// omits: present and missing nodes, and the store's error.
@@ -84,15 +84,15 @@ pub enum RendezvousError {
     OtherListener {
         /// The job's name, the same on all nodes.
         run_id: String,
-        /// Where the store was expected.
+        /// The endpoint where the store was expected.
         endpoint: HostPort,
         /// The program that listens there.
         found: Box<FoundListener>,
-        /// How long this node waited for the store.
+        /// The time that this node waited for the store.
         waited: Duration,
     },
 
-    /// The state has disappeared from the store, as after a restart of its server.
+    /// The state has disappeared from the store, for example after a restart of its server.
     #[error("the {store} has lost the state of run {run_id:?}: was its server restarted?")]
     StateLost {
         /// The job's name, the same on all nodes.
@@ -106,9 +106,9 @@ pub enum RendezvousError {
     CorruptState {
         /// The label of the store.
         store: String,
-        /// Where the state is, with all prefixes.
+        /// The key of the state, with all prefixes.
         key: String,
-        /// The fault.
+        /// The reason why the value is not a state.
         source: CorruptState,
     },
 
@@ -164,13 +164,13 @@ pub enum RendezvousError {
     BadBootstrap {
         /// The label of the store.
         store: String,
-        /// Where the port is, with all prefixes.
+        /// The key of the port, with all prefixes.
         key: String,
-        /// What it holds instead of a number from 0 to 65535.
+        /// The invalid text, found instead of a number from 0 to 65535.
         value: String,
     },
 
-    /// The workers are to use the rendezvous' store, which those of another job use.
+    /// The workers are to use the rendezvous' store, but the workers of another job use it already.
     #[error(
         "the workers of run {run_id:?} cannot use the {store}: those of run \"{owner}\" do, which has not ended; give each \
          job a store of its own, or use --workers-store agent"
@@ -213,7 +213,7 @@ pub enum RendezvousError {
         error: Unreachable,
     },
 
-    /// No given port for the workers' store can be used on this machine.
+    /// None of the given ports for the workers' store is free on this machine.
     #[error(
         "cannot serve the workers' store on port {ports} (--workers-port): {source}; give a free port or a range, or use \
          the rendezvous' port for both (--workers-store rendezvous)"
@@ -229,10 +229,10 @@ pub enum RendezvousError {
     #[error(transparent)]
     Parameters(#[from] ParametersError),
 
-    /// No backend has that name.
+    /// The backend's name is unknown.
     #[error("unknown rendezvous backend {name:?}; known are {}", known.join(", "))]
     UnknownBackend {
-        /// The requested name.
+        /// The requested name of a backend.
         name: String,
         /// The names of the backends.
         known: Vec<String>,

@@ -6,13 +6,13 @@ use crate::values::node::NodeId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Goal {
     Join,
-    /// The same, and a running round takes this node in if its members have opened it.
+    /// Joins the next round. A running round admits this node if its members have opened it.
     Enter,
     Close,
     /// Closes the rendezvous as the last operation of the handler.
     Shutdown,
     Leave,
-    /// Leaves the round of which the node is a member, to join another one later.
+    /// Leaves the round that the node is a member of, to join another round later.
     Exit,
     /// Reads the state.
     Read,
@@ -36,7 +36,7 @@ pub(crate) struct Joined {
     pub(crate) first: NodeId,
     /// Whether the round has exactly the nodes of the last round that this node joined. False if unknown.
     pub(crate) is_same_world: bool,
-    /// The nodes in the order of their ranks; empty if this node knows only their number.
+    /// The nodes in the order of their ranks; empty if this node has only their number.
     pub(crate) nodes: Vec<NodeId>,
     /// Whether the round was running already.
     pub(crate) has_entered: bool,
@@ -51,7 +51,8 @@ pub(crate) enum Operation {
     Exit,
     /// Joins the next round that completes.
     Join,
-    /// Enters the running round if its members have opened it, else as [`Operation::Join`].
+    /// Enters the running round if its members have opened it. Otherwise does the same as
+    /// [`Operation::Join`].
     Enter,
     /// Closes the rendezvous for all nodes.
     Close,
@@ -73,7 +74,7 @@ impl Operation {
     }
 }
 
-/// What its members say about a complete round that another node wants to enter.
+/// The answer of a complete round's members to a node which applies to enter it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Entry {
     /// Nothing: their workers have not all started, or they let no node in.

@@ -1,4 +1,4 @@
-//! What the engines and the shell pass to each other, to the user, and to other nodes.
+//! The values that the engines and the shell pass to each other, to the user, and to other nodes.
 
 pub mod codec;
 pub(crate) mod diagnosis;

@@ -17,7 +17,7 @@ const ADDRESS_SHOWN_MAX: usize = 255;
 pub struct NodeId {
     /// The address that the node states: its full host name, or the configured one.
     pub addr: Arc<str>,
-    /// The process id.
+    /// The process id of the node's agent.
     pub pid: i64,
     /// The number of the handler within the process. PyTorch counts from 0, and this crate from 1.
     pub local_id: i64,
@@ -53,7 +53,7 @@ impl fmt::Display for NamedNode<'_> {
     }
 }
 
-/// `addr_pid_local_id`, as in PyTorch's logs.
+/// Formats the id as `addr_pid_local_id`, like PyTorch's logs.
 impl fmt::Display for NodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}_{}_{}", self.addr, self.pid, self.local_id)

@@ -89,31 +89,31 @@ impl RendezvousParameters {
         })
     }
 
-    /// The address that identifies this node. Default, also for empty text: its full host name.
+    /// Sets the address that identifies this node. Default, even for an empty text: its full host name.
     pub fn with_local_addr(mut self, local_addr: impl Into<String>) -> Self {
         self.local_addr = Some(local_addr.into()).filter(|addr| !addr.is_empty());
         self
     }
 
-    /// Replaces all settings, as from [`parse_config`].
+    /// Replaces all settings, for example with the result of [`parse_config`].
     pub fn with_config(mut self, config: BTreeMap<String, String>) -> Self {
         self.config = config;
         self
     }
 
-    /// Replaces one setting.
+    /// Sets one setting, which replaces its previous value.
     pub fn with_setting(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.config.insert(key.into(), value.into());
         self
     }
 
-    /// A callback for the store servers that this process hosts. Default: none.
+    /// Sets a callback for the store servers that this process hosts. Default: none.
     pub fn with_server_hook(mut self, hook: ServerHook) -> Self {
         self.server_hook = Some(hook);
         self
     }
 
-    /// Where warnings about the start of this node go. Default: each warning is logged at once.
+    /// Sets the receiver of warnings about the start of this node. Default: each warning is logged at once.
     pub fn with_start_warnings(mut self, warnings: StartWarnings) -> Self {
         self.start_warnings = warnings;
         self
@@ -150,9 +150,11 @@ impl RendezvousParameters {
         self.store.as_ref()
     }
 
-    /// Whether the setting `workers_store` is `rendezvous`, instead of `agent`, the default: if this node has rank 0, the
-    /// workers use the store of the rendezvous, which has no other use then than this job. Otherwise the node with rank 0
-    /// serves another one.
+    /// Whether the workers use the store of the rendezvous, if this node has rank 0. The store then serves only this
+    /// job.
+    ///
+    /// This is the setting `workers_store`: `rendezvous` for true, or `agent`, the default, for false. With `agent`,
+    /// the node with rank 0 serves a separate store for the workers.
     ///
     /// # Errors
     /// [`ParametersError::Setting`] for any other text, or if the store is a file or `share_store` is off.
@@ -185,7 +187,7 @@ impl RendezvousParameters {
         }
     }
 
-    /// Ends the opening of the rendezvous' store. Default [`Cancel::NEVER`].
+    /// Sets a handle that cancels the opening of the rendezvous' store. Default [`Cancel::NEVER`].
     pub fn with_cancel(mut self, cancel: Cancel) -> Self {
         self.cancel = cancel;
         self
@@ -195,30 +197,34 @@ impl RendezvousParameters {
         &self.cancel
     }
 
-    /// Only processes with the same secret, or a certificate of the same authority, take part: the rendezvous' store
-    /// serves no others. The store of the workers of several nodes has no such protection without
-    /// [relays](Self::with_relays), as PyTorch's clients cannot do it; that of one node serves only the user that runs
+    /// Restricts the rendezvous to processes with the same secret, or with a certificate of the same authority: the
+    /// rendezvous' store serves no other clients.
+    ///
+    /// The workers' store of several nodes has no such protection without [relays](Self::with_relays), because
+    /// PyTorch's clients cannot use credentials. The workers' store of a single node serves only the user that runs
     /// it.
     pub fn with_credentials(mut self, credentials: Credentials) -> Self {
         self.credentials = Some(credentials);
         self
     }
 
-    /// [`with_credentials`](Self::with_credentials) of a shared secret.
+    /// Restricts the rendezvous to processes with this shared secret, like
+    /// [`with_credentials`](Self::with_credentials).
     #[cfg(feature = "tls")]
     pub fn with_secret(self, secret: c10d_store::Secret) -> Self {
         self.with_credentials(secret.into())
     }
 
-    /// Whether the workers of all nodes reach their store through relays that have the credentials, so that this store
-    /// of several nodes serves only clients with the credentials too. Must be the same on all nodes. Default false.
+    /// Whether the workers of all nodes reach their store through relays that have the credentials. The workers' store
+    /// of several nodes then also serves only clients with the credentials. Must be the same on all nodes. Default
+    /// false.
     pub const fn with_relays(mut self, has_relays: bool) -> Self {
         self.has_relays = has_relays;
         self
     }
 
-    /// The ports for the workers' store where this node serves it: it takes the first free port. Has no effect if the
-    /// workers use the store of the rendezvous. Default: a free port that the system chooses.
+    /// Sets the ports for the workers' store, if this node serves it: it takes the first free port. Has no effect if
+    /// the workers use the store of the rendezvous. Default: a free port that the system chooses.
     pub fn with_workers_port(mut self, ports: impl Into<Option<PortRange>>) -> Self {
         self.workers_port = ports.into();
         self
@@ -236,7 +242,7 @@ impl RendezvousParameters {
         self.has_relays
     }
 
-    /// What peers must have.
+    /// Returns the credentials that peers must have; `None` if every process may take part.
     #[must_use]
     pub const fn credentials(&self) -> Option<&Credentials> {
         self.credentials.as_ref()
@@ -260,13 +266,13 @@ impl RendezvousParameters {
         &self.run_id
     }
 
-    /// How many nodes suffice for a round; at least 1.
+    /// Returns the number of nodes that suffice for a round; at least 1.
     #[must_use]
     pub fn min_nodes(&self) -> usize {
         self.min_nodes
     }
 
-    /// How many nodes fill a round; at least [`min_nodes`](Self::min_nodes).
+    /// Returns the number of nodes that fill a round; at least [`min_nodes`](Self::min_nodes).
     #[must_use]
     pub fn max_nodes(&self) -> usize {
         self.max_nodes
@@ -284,7 +290,7 @@ impl RendezvousParameters {
         self.server_hook.as_ref()
     }
 
-    /// All settings.
+    /// Returns all settings, by their keys.
     #[must_use]
     pub fn config(&self) -> &BTreeMap<String, String> {
         &self.config
@@ -353,8 +359,8 @@ impl RendezvousParameters {
         Ok(duration.unwrap_or(default))
     }
 
-    /// The settings that are not in `known`, in order. PyTorch ignores them silently, so they are no error but
-    /// probably typing mistakes.
+    /// Returns the settings that are not in `known`, in order. PyTorch ignores them silently, so they are not
+    /// errors but probably typing mistakes.
     #[must_use]
     pub fn unknown_keys(&self, known: &[&str]) -> Vec<&str> {
         let keys = self.config.keys().map(String::as_str);
@@ -480,7 +486,7 @@ impl RendezvousSettings {
     }
 }
 
-/// Converts a Python number to Rust's syntax: removes underscores, each of which must be between digits.
+/// Converts a Python number to Rust's syntax: removes underscores, which must each be between digits.
 fn without_underscores(text: &str) -> Option<String> {
     let bytes = text.as_bytes();
     let is_digit = |index: Option<usize>| {

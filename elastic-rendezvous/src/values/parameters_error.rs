@@ -1,6 +1,6 @@
 //! Why the parameters of a rendezvous are refused.
 
-/// The port of a `c10d` rendezvous whose endpoint has none, as in PyTorch.
+/// The port of a `c10d` rendezvous whose endpoint has no port, like in PyTorch.
 pub const DEFAULT_PORT: u16 = 29400;
 
 /// The text is not an endpoint.
@@ -13,7 +13,7 @@ pub enum EndpointError {
          address with a port is written [::1]:{DEFAULT_PORT})"
     )]
     Host {
-        /// As passed.
+        /// The endpoint that was passed.
         endpoint: String,
         /// The text in the place of the host.
         host: String,
@@ -22,7 +22,7 @@ pub enum EndpointError {
     /// The text after the last colon is not a port.
     #[error("invalid port {port:?} in the endpoint {endpoint:?}: not a number from 0 to 65535")]
     Port {
-        /// As passed.
+        /// The endpoint that was passed.
         endpoint: String,
         /// The text in the place of the port.
         port: String,
@@ -31,7 +31,7 @@ pub enum EndpointError {
     /// An IPv6 address without brackets, whose last group could be a port.
     #[error("the endpoint {address:?} needs brackets, as in [{address}]:{DEFAULT_PORT}")]
     BareIpv6 {
-        /// As passed: the whole endpoint.
+        /// The endpoint that was passed, which is only an address.
         address: String,
     },
 }
@@ -57,7 +57,7 @@ pub enum ParametersError {
     /// The endpoint has no port and the backend has no default.
     #[error("the endpoint {endpoint:?} has no port")]
     NoPort {
-        /// As passed.
+        /// The endpoint that was passed.
         endpoint: String,
     },
 
@@ -82,16 +82,16 @@ pub enum ParametersError {
     /// The minimum number of nodes is 0.
     #[error("the minimum number of nodes is {min_nodes}, it must be at least 1")]
     NoNodes {
-        /// The given minimum.
+        /// The given minimum number of nodes.
         min_nodes: usize,
     },
 
     /// The maximum number of nodes is below the minimum.
     #[error("the maximum number of nodes, {max_nodes}, is below the minimum, {min_nodes}")]
     NodesReversed {
-        /// The given minimum.
+        /// The given minimum number of nodes.
         min_nodes: usize,
-        /// The given maximum.
+        /// The given maximum number of nodes.
         max_nodes: usize,
     },
 
@@ -114,16 +114,16 @@ pub enum ParametersError {
     /// A setting has no value.
     #[error("the rendezvous setting {key:?} has no value; use key=value,key=value")]
     NoValue {
-        /// The setting's key.
+        /// The key of the setting.
         key: String,
     },
 
     /// A setting's value cannot be parsed.
     #[error("the rendezvous setting {key} is {value:?}, which is not {expected}")]
     Setting {
-        /// The setting's key.
+        /// The key of the setting.
         key: String,
-        /// The given value.
+        /// The given value of the setting.
         value: String,
         /// The accepted values, in words.
         expected: &'static str,

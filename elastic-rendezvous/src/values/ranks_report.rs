@@ -19,21 +19,22 @@ pub struct RanksReport {
     pub run_id: String,
     /// The address at which node rank 0 hosts the store.
     pub endpoint: HostPort,
-    /// This node's rank.
+    /// This node's rank, from 0.
     pub rank: usize,
     /// The number of nodes.
     pub world_size: usize,
     /// Whether this node is connected to the store. Until then, `joined` and `named` are empty.
     pub is_connected: bool,
-    /// How many nodes have joined.
+    /// The number of nodes that have joined.
     pub joined: usize,
-    /// Whether this node reads the names of the others: in a world of more than 64 nodes only node rank 0 does.
+    /// Whether this node reads the names of the other nodes: in a world of more than 64 nodes, only node rank 0
+    /// does.
     pub has_names: bool,
     /// The nodes that have written their name, by rank. PyTorch's nodes write none and are only counted.
     pub named: BTreeMap<usize, NodeId>,
-    /// How long this node has waited.
+    /// The time that this node has waited.
     pub waited: Duration,
-    /// How long it will wait further.
+    /// The time that this node will still wait.
     pub time_left: Duration,
 }
 
@@ -43,7 +44,7 @@ impl RanksReport {
         (0..self.world_size).filter(|rank| !self.named.contains_key(rank))
     }
 
-    /// How many nodes are missing.
+    /// Returns the number of missing nodes.
     #[must_use]
     pub fn missing(&self) -> usize {
         self.world_size.saturating_sub(self.joined)

@@ -59,9 +59,9 @@ pub struct RecordedEvent {
     pub hostname: String,
     /// The process id of the node.
     pub pid: i64,
-    /// What torch's viewers show; see [`NodeState`].
+    /// The state that torch's viewers show; see [`NodeState`].
     pub node_state: NodeState,
-    /// Always empty, as in PyTorch.
+    /// Always empty, like in PyTorch.
     pub master_endpoint: String,
     /// The rank of the node, only when it has joined a round.
     pub rank: Option<usize>,
@@ -71,7 +71,7 @@ pub struct RecordedEvent {
     pub error_trace: String,
 }
 
-/// The step with which a call ends.
+/// Returns the last step of a call.
 pub(crate) fn step_of_result(goal: Goal, result: &Result<Answer, RendezvousError>) -> Option<Step> {
     Some(match (goal, result) {
         (Goal::Join | Goal::Enter, Ok(answer)) => {

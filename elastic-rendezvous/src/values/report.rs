@@ -14,27 +14,27 @@ const NODES_SHOWN_MAX: usize = 16;
 pub struct WaitReport {
     /// The job's name, the same on all nodes.
     pub run_id: String,
-    /// The current round.
+    /// The number of the current round.
     pub round: i64,
     /// Whether the round is complete; then a node that is not a member waits for the next.
     pub is_complete: bool,
-    /// How many nodes suffice once the last call is over.
+    /// The number of nodes that suffice once the last call is over.
     pub min_nodes: usize,
-    /// How many nodes complete a round at once.
+    /// The number of nodes that complete a round at once.
     pub max_nodes: usize,
-    /// How long this node has waited.
+    /// The time that this node has waited.
     pub waited: Duration,
-    /// How long it will wait further.
+    /// The time that this node will still wait.
     pub time_left: Duration,
-    /// How long the nodes of the round wait for further ones, as there are enough; `None` while there are not.
+    /// Remaining time of the last call; `None` until the minimum number of nodes has joined.
     pub last_call_left: Option<Duration>,
-    /// How many nodes are in the round.
+    /// The number of nodes in the round.
     pub joined: usize,
     /// The nodes of the round. Empty in a [group](crate::GroupStore), whose nodes do not read the state.
     pub participants: Vec<NodeId>,
     /// The nodes that wait for the next round.
     pub waiting: Vec<NodeId>,
-    /// The spare nodes.
+    /// The spare nodes, for which the round has no place.
     pub spares: Vec<NodeId>,
     /// Participants from before this node's first read, with a heartbeat so old that they may be dead.
     pub suspects: Vec<NodeId>,
@@ -45,17 +45,18 @@ pub struct WaitReport {
     /// The nodes that this node has dropped as dead, and members of its last round that another node has
     /// dropped.
     pub dropped: Vec<DroppedNode>,
-    /// The nodes that say that they do not join at present, and why.
+    /// The nodes that have announced that they cannot join now, each with its reason.
     pub not_joining: Vec<NotJoining>,
 }
 
-/// A node that says that it does not join at present.
+/// A node that has announced that it cannot join now, for example because its health check fails.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NotJoining {
-    /// Alive, and outside of the round.
+    /// The node, which is alive and outside of the round.
     pub node: NodeId,
-    /// Why, as in `its health check failed (exit code 3: no GPU)`. The node's own words, [printable](c10d_socket::printable).
+    /// The reason in the node's words, such as `its health check failed (exit code 3: no GPU)`, made
+    /// [printable](c10d_socket::printable).
     pub why: String,
 }
 
@@ -70,7 +71,7 @@ impl NotJoining {
     }
 }
 
-/// `node1 (pid 42) is not joining: its health check failed (exit code 3: no GPU)`.
+/// Formats the node, for example as `node1 (pid 42) is not joining: its health check failed (exit code 3: no GPU)`.
 impl fmt::Display for NotJoining {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} is not joining: {}", self.node.named(), self.why)
@@ -81,9 +82,9 @@ impl fmt::Display for NotJoining {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LostNode {
-    /// As it names itself in the state.
+    /// The lost node, with its name in the state.
     pub node: NodeId,
-    /// For how long this node has observed no new heartbeat of it, or no connection.
+    /// The time for which the reporting node has observed no new heartbeat or no connection of the lost node.
     pub silence: Duration,
     /// Whether it is lost because its connection to the store has closed.
     pub is_disconnected: bool,
@@ -101,7 +102,8 @@ impl LostNode {
     }
 }
 
-/// `node1 (pid 42): no heartbeat for 15 s`, or `node1 (pid 42): its connection closed 2 s ago`.
+/// Formats the node, for example as `node1 (pid 42): no heartbeat for 15 s` or `node1 (pid 42): its connection closed 2
+/// s ago`.
 impl fmt::Display for LostNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (node, silence) = (self.node.named(), self.silence.as_secs());
@@ -117,7 +119,7 @@ impl fmt::Display for LostNode {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeftNode {
-    /// As it named itself in the state.
+    /// The node, with its name in the state.
     pub node: NodeId,
     /// Whether it is listed again and waits for the next round.
     pub is_joining: bool,
@@ -131,7 +133,7 @@ impl LeftNode {
     }
 }
 
-/// `node1 (pid 42) left the round to restart`.
+/// Formats the node, for example as `node1 (pid 42) left the round to restart`.
 impl fmt::Display for LeftNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let why = if self.is_joining { " to restart" } else { "" };
@@ -143,11 +145,11 @@ impl fmt::Display for LeftNode {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DroppedNode {
-    /// As it named itself in the state.
+    /// The node, with its name in the state.
     pub node: NodeId,
-    /// For how long it had written no heartbeat.
+    /// The time for which the node had written no heartbeat.
     pub silence: Duration,
-    /// How long ago it was dropped.
+    /// The time since the node was dropped.
     pub ago: Duration,
 }
 
@@ -175,14 +177,14 @@ impl WaitReport {
         }
     }
 
-    /// How many nodes are missing to `min_nodes`.
+    /// Returns how many more nodes must join to reach `min_nodes`.
     #[must_use]
     pub fn missing(&self) -> usize {
         self.min_nodes.saturating_sub(self.joined)
     }
 
-    /// The missing nodes that are known by name: silent, absent or dropped. Empty in a first round, whose nodes
-    /// are not known in advance.
+    /// Returns the missing nodes whose names are known, because they are silent, absent or dropped. Empty in a
+    /// first round, whose nodes are not known in advance.
     pub fn missing_nodes(&self) -> impl Iterator<Item = &NodeId> {
         let silent = self.silent.iter().map(|lost| &lost.node);
         let dropped = self.dropped.iter().map(|dropped| &dropped.node);
@@ -302,7 +304,7 @@ fn rest(f: &mut fmt::Formatter<'_>, count: usize) -> fmt::Result {
     }
 }
 
-/// How the round of a node has changed since it joined. In a [group](crate::GroupStore), each list has at most 16
+/// The changes of a node's round since the node joined. In a [group](crate::GroupStore), each list has at most 16
 /// nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -317,7 +319,7 @@ pub struct Membership {
     /// The number of further members that have departed: of many departures only some are named, and a holder that died
     /// may not have named any (docs/spec/rendezvous.md, section 10).
     pub unnamed: usize,
-    /// How many nodes are in the round now; `None` if that is not known, for example in a group.
+    /// The number of nodes that are in the round now; `None` if it is unknown, for example in a group.
     pub members: Option<usize>,
     /// Whether this node is no longer in its round: the other nodes have dropped it as dead, or started the next
     /// round.
@@ -327,7 +329,7 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// How many members have left the round or were lost.
+    /// Returns the number of members that have left the round or were lost.
     #[must_use]
     pub fn departed(&self) -> usize {
         self.lost.len() + self.left.len() + self.unnamed

@@ -1,6 +1,6 @@
-//! The settings of one node: how many nodes it wants, and its timeouts.
+//! The settings of a node: the numbers of nodes for a round, and its timeouts.
 //!
-//! Nodes never exchange their settings, so all nodes of a job should use the same ones.
+//! Nodes never exchange their settings, so all nodes of a job should use the same settings.
 
 use std::time::Duration;
 
@@ -80,22 +80,22 @@ impl RendezvousSettings {
         })
     }
 
-    /// How long a join may take. Default 600 s.
+    /// Sets how long a join may take. Default 600 s.
     #[must_use]
     pub fn with_join_timeout(mut self, timeout: Duration) -> Self {
         self.join_timeout = timeout;
         self
     }
 
-    /// How long a round stays open for more nodes once `min_nodes` have joined. Default 30 s.
+    /// Sets how long a round stays open for more nodes once `min_nodes` have joined. Default 30 s.
     #[must_use]
     pub fn with_last_call_timeout(mut self, timeout: Duration) -> Self {
         self.last_call_timeout = timeout;
         self
     }
 
-    /// The interval between heartbeats, and how many a node may miss before the others drop it as dead.
-    /// Default 5 s and 3.
+    /// Sets the interval between heartbeats, and how many of them a node may miss before the other
+    /// nodes drop it as dead. Default 5 s and 3.
     #[must_use]
     pub fn with_keep_alive(mut self, interval: Duration, max_attempt: u32) -> Self {
         self.keep_alive_interval = interval;
@@ -103,8 +103,8 @@ impl RendezvousSettings {
         self
     }
 
-    /// How long, after a round, its members have precedence over other nodes in the next one. Zero: not at all, as in
-    /// PyTorch. Default 15 s.
+    /// Sets how long, after a round, its members have precedence over other nodes in the next round. Zero gives them
+    /// no precedence, like in PyTorch. Default 15 s.
     #[must_use]
     pub fn with_spare_wait(mut self, wait: Duration) -> Self {
         self.spare_wait = wait;
@@ -117,37 +117,39 @@ impl RendezvousSettings {
         &self.run_id
     }
 
-    /// How many nodes suffice for a round, once the last call is over; at least 1.
+    /// Returns the number of nodes that suffice for a round, once the last call is over; at least 1.
     #[must_use]
     pub fn min_nodes(&self) -> usize {
         self.min_nodes
     }
 
-    /// How many nodes complete a round at once; at least [`min_nodes`](Self::min_nodes).
+    /// Returns the number of nodes that complete a round at once; at least [`min_nodes`](Self::min_nodes).
     #[must_use]
     pub fn max_nodes(&self) -> usize {
         self.max_nodes
     }
 
-    /// See [`with_join_timeout`](Self::with_join_timeout).
+    /// Returns how long a join may take; see [`with_join_timeout`](Self::with_join_timeout).
     #[must_use]
     pub fn join_timeout(&self) -> Duration {
         self.join_timeout
     }
 
-    /// See [`with_last_call_timeout`](Self::with_last_call_timeout).
+    /// Returns how long a round stays open once `min_nodes` have joined; see
+    /// [`with_last_call_timeout`](Self::with_last_call_timeout).
     #[must_use]
     pub fn last_call_timeout(&self) -> Duration {
         self.last_call_timeout
     }
 
-    /// How long one operation of the rendezvous' store may take, where a backend opens that store. Default 60 s.
+    /// Returns the timeout of one operation of the rendezvous' store, where a backend opens that store. Default 60
+    /// s.
     #[must_use]
     pub fn read_timeout(&self) -> Duration {
         self.read_timeout
     }
 
-    /// How long writing one heartbeat may take. Default 5 s.
+    /// Returns how long the write of one heartbeat may take. Default 5 s.
     #[must_use]
     pub fn heartbeat_timeout(&self) -> Duration {
         self.heartbeat_timeout
@@ -159,19 +161,20 @@ impl RendezvousSettings {
         self.keep_alive_interval
     }
 
-    /// How many heartbeats a node may miss; see [`with_keep_alive`](Self::with_keep_alive).
+    /// Returns how many heartbeats a node may miss; see [`with_keep_alive`](Self::with_keep_alive).
     #[must_use]
     pub fn keep_alive_max_attempt(&self) -> u32 {
         self.keep_alive_max_attempt
     }
 
-    /// See [`with_spare_wait`](Self::with_spare_wait).
+    /// Returns how long members of the last round have precedence; see [`with_spare_wait`](Self::with_spare_wait).
     #[must_use]
     pub fn spare_wait(&self) -> Duration {
         self.spare_wait
     }
 
-    /// How long a node may be silent before the others drop it as dead: interval x attempts.
+    /// Returns how long a node may be silent before the other nodes drop it as dead: interval x
+    /// attempts.
     #[must_use]
     pub fn dead_after(&self) -> Duration {
         self.keep_alive_interval

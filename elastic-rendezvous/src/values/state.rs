@@ -21,7 +21,8 @@ pub struct RendezvousState {
     pub round: i64,
     /// Whether the round is complete: no node can join it, and its ranks are assigned.
     pub complete: bool,
-    /// The end of the last call: `min_nodes` have joined, further nodes may join until then.
+    /// The end of the last call: `min_nodes` have joined, and further nodes may join until this
+    /// time.
     pub deadline: Option<Timestamp>,
     /// Whether the rendezvous is closed: there are no more rounds.
     pub closed: bool,
@@ -33,21 +34,22 @@ pub struct RendezvousState {
     pub redundancy_list: BTreeSet<NodeId>,
     /// When each listed node wrote its last heartbeat, by its own wall clock.
     pub last_heartbeats: IndexMap<NodeId, Timestamp>,
-    /// How the writer of the state encodes times. An answer in the other style would be unreadable to it.
+    /// The style in which the writer of the state encodes times. It cannot read an answer in the other
+    /// style.
     pub datetime_style: DatetimeStyle,
 }
 
 /// Whether times in the encoded state name their time zone. PyTorch fails on the style of another release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DatetimeStyle {
-    /// With the time zone UTC, as current PyTorch writes.
+    /// Times have the time zone UTC, like in current PyTorch.
     #[default]
     Aware,
-    /// Without a time zone, meaning UTC, as old PyTorch wrote.
+    /// Times have no time zone and mean UTC, like in old PyTorch.
     Naive,
 }
 
-/// Identifies one stored version of the state; a write requires the current one.
+/// An identifier of one stored version of the state; a write requires the current version's token.
 ///
 /// Opaque, except to the backend that returned it.
 #[derive(Clone, PartialEq, Eq)]
@@ -79,7 +81,7 @@ impl Token {
 /// A stored state and its token.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Stored {
-    /// The encoded state.
+    /// The encoded state, a pickle.
     pub state: Vec<u8>,
     /// The token that a write has to present.
     pub token: Token,
@@ -107,7 +109,7 @@ pub struct SetState {
 /// The result of [`StateWatch::wait`](crate::StateWatch::wait).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Watched {
-    /// No change within the timeout.
+    /// The state has not changed within the timeout.
     Unchanged,
     /// The new state; `None` if it was removed.
     Changed(Option<Stored>),
@@ -118,7 +120,7 @@ pub enum Watched {
 pub enum Part {
     /// `round`, `complete`, `deadline` and `closed`.
     Round,
-    /// The same and the three lists, without heartbeats.
+    /// `round`, `complete`, `deadline`, `closed` and the three lists of nodes, without heartbeats.
     Members,
 }
 

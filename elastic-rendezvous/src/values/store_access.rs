@@ -8,11 +8,11 @@ use c10d_socket::HostPort;
 use c10d_store::journal::JournalSource;
 use c10d_store::{ConnectionEnds, Lookup, TcpStoreServer};
 
-/// Makes the journal of a server that others find at this address.
+/// Creates the journal of a server that other nodes find at this address.
 type MakeJournal = dyn Fn(HostPort) -> JournalSource + Send + Sync;
 
-/// Where a rendezvous finds its store instead of at an endpoint, and how nodes become candidates to serve it: for
-/// [`RendezvousParameters::with_store`](crate::RendezvousParameters::with_store).
+/// A directory in which a rendezvous finds its store, instead of an endpoint. Nodes can become candidates to serve the
+/// store. For [`RendezvousParameters::with_store`](crate::RendezvousParameters::with_store).
 #[derive(Clone)]
 pub struct StoreDirectory {
     lookup: Arc<dyn Lookup>,
@@ -22,8 +22,8 @@ pub struct StoreDirectory {
 }
 
 impl StoreDirectory {
-    /// A store that other processes serve. `network` is an address that all nodes reach, as one of the directory itself:
-    /// they find each other at their addresses in that network.
+    /// Creates a directory of a store that other processes serve. `network` is an address that all nodes reach, such as
+    /// an address of the directory itself: nodes find each other at their addresses in that network.
     #[must_use]
     pub fn new(lookup: Arc<dyn Lookup>, network: HostPort) -> Self {
         Self {
@@ -34,8 +34,9 @@ impl StoreDirectory {
         }
     }
 
-    /// The first `max` nodes of each round are candidates to serve the store, and so is every node that finds no server. `journal` is called for each server, with the address at which others find it, and makes a journal that all
-    /// candidates share.
+    /// Makes the first `max` nodes of each round candidates to serve the store, and every node that finds no server.
+    /// `journal` is called for each server, with the server's address as other nodes use it, and creates a journal that
+    /// all candidates share.
     #[must_use]
     pub fn with_candidates(
         mut self,
@@ -46,7 +47,7 @@ impl StoreDirectory {
         self
     }
 
-    /// Every candidate's journal, changed by `change`: to learn of its failures, say.
+    /// Changes every candidate's journal by `change`, for example to observe its failures.
     #[must_use]
     pub fn with_each_journal(
         mut self,
@@ -59,14 +60,14 @@ impl StoreDirectory {
         self
     }
 
-    /// The port at which a node serves the store (default: a free one).
+    /// Sets the port at which a node serves the store. Default: a free port.
     #[must_use]
     pub const fn with_port(mut self, port: u16) -> Self {
         self.port = port;
         self
     }
 
-    /// How many nodes of a round are candidates.
+    /// Returns the number of nodes of a round that are candidates.
     #[must_use]
     pub fn candidates_max(&self) -> usize {
         self.candidates.as_ref().map_or(0, |(max, _)| *max)
@@ -80,7 +81,7 @@ impl StoreDirectory {
         &self.network
     }
 
-    /// 0 for a free one.
+    /// The port at which a node serves the store; 0 for a free port.
     pub(crate) const fn port(&self) -> u16 {
         self.port
     }
@@ -107,7 +108,7 @@ impl fmt::Debug for StoreDirectory {
     }
 }
 
-/// How a node reaches the store of its rendezvous.
+/// The route of a node to the store of its rendezvous.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreRoute {

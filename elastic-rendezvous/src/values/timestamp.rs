@@ -21,7 +21,7 @@ impl Timestamp {
         Self { micros }
     }
 
-    /// Microseconds since 1970.
+    /// Returns the number of microseconds since 1970.
     #[must_use]
     pub const fn as_micros(self) -> i64 {
         self.micros

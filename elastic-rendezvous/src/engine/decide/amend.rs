@@ -70,7 +70,8 @@ pub(crate) fn amend(decision: Decision, ctx: &Context<'_>, has_suspects: bool) -
     decision
 }
 
-/// The rows of a node that enters a running round. PyTorch's node goes on the wait list, and the members restart for it.
+/// Returns the decision of a node that enters a running round. PyTorch's node joins the wait list instead, and the
+/// members restart for it.
 fn enter(rule: Rule, ctx: &Context<'_>) -> Option<Decision> {
     if !ctx.state.complete || ctx.entering == Entering::No {
         return None;

@@ -50,7 +50,7 @@ pub(crate) fn join(ctx: &Context<'_>) -> Decision {
     }
 
     if state.complete {
-        // This node is no participant: J6.
+        // This node is not a participant: J6.
         if participants < settings.max_nodes && !is_waiting {
             return row(
                 J10,

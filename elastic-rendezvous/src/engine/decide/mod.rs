@@ -87,13 +87,14 @@ pub(crate) struct Context<'a> {
     pub(crate) last_call_over: bool,
     /// [`has_every_rank`] of the state.
     pub(crate) has_every_rank: bool,
-    /// Whether the free places of the open round are left to members of the last one, of which this node is none.
+    /// Whether the free places of the open round are reserved for members of the last round, and this node was
+    /// not a member.
     pub(crate) must_yield: bool,
     /// Whether this node enters a complete round.
     pub(crate) entering: Entering,
 }
 
-/// Whether a node enters the complete round of which it is no member.
+/// Whether a node enters a complete round in which it is not a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Entering {
     /// It does not want to, or has waited for too long until it may.

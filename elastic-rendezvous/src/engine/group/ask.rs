@@ -1,4 +1,4 @@
-//! What a node asks of the store, and how the store replies.
+//! The requests of a node to the store, and the store's replies.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -48,7 +48,7 @@ pub(crate) enum Ask {
     /// Writes answers by the index of the node.
     WriteAnswers(Vec<(u32, Vec<u8>)>),
     WriteSummary(Vec<u8>),
-    /// The heartbeats of these nodes; empty for one that has written none.
+    /// The heartbeats of these nodes; empty for a node that has written no heartbeat.
     ReadHeartbeats(Vec<u32>),
     /// The marks of these nodes (docs/spec/rendezvous.md, section 10.3): [`Reply::Marks`].
     ReadMarks(Vec<NodeId>),
@@ -83,7 +83,7 @@ pub(crate) enum Reply {
     Count(u32),
     /// The nodes that say that they have gone.
     Gone(BTreeSet<NodeId>),
-    /// What the members of this round say about nodes that want to enter it.
+    /// The answers of this round's members to nodes that want to enter it.
     Entry(i64, Entry),
     /// The marks that were asked for; `None` if the store cannot have any.
     Marks(Option<Marks>),

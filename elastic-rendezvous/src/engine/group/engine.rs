@@ -1,7 +1,7 @@
-//! The engine of a node in a group: its station, and what the handler sees of it.
+//! The engine of a node in a group: its station, and the events that the handler receives from it.
 //!
-//! The station joins, leaves and holds the lease. This file reports a waiting join, tells membership and lost nodes
-//! from the summary, and lets a node that finds no holder write the state itself.
+//! The station joins, leaves and holds the lease. This file reports a waiting join, derives membership and lost
+//! nodes from the summary, and lets a node that finds no holder write the state itself.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,8 +20,8 @@ use crate::values::settings::RendezvousSettings;
 use crate::values::state::{RendezvousState, Token};
 use crate::values::timestamp::Now;
 
-/// When a waiting join reads the summary for its first report, and how often for the later ones. Most joins are over
-/// before the first.
+/// When a waiting join reads the summary for its first report, and how often it does so for later reports. Most
+/// joins are over before the first report.
 const FIRST_REPORT: Duration = Duration::from_secs(3);
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -31,7 +31,7 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct GroupEngine {
     station: Station,
-    /// Decides in place of the station, which has found no holder.
+    /// Decides instead of the station if the station has found no holder.
     alone: Option<Solo>,
     /// The operation in progress and its deadline; `None` for a member that only stays.
     operation: Option<(Operation, Duration)>,
@@ -39,20 +39,21 @@ pub(crate) struct GroupEngine {
     closing: Closing,
     joining: Option<Joining>,
     paused_until: Option<Duration>,
-    /// The complete round of which this node is a member, and its number of nodes.
+    /// The complete round that this node is a member of, and its number of nodes.
     round: Option<(i64, usize)>,
     /// The last round that this node joined.
     last_round: Option<i64>,
     /// How many nodes it had.
     last_size: Option<usize>,
-    /// The members of this node's round that were lost, and when this node has learned it.
+    /// The lost members of this node's round, each with the time when this node has detected the
+    /// loss.
     lost: BTreeMap<NodeId, Duration>,
     /// The failure of a heartbeat, until it is recorded.
     failed_heartbeat: Option<Step>,
     seed: u64,
 }
 
-/// What the last request was for.
+/// The purpose of the last request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Asked {
     Nothing,
@@ -60,8 +61,10 @@ enum Asked {
     Station { is_heartbeat: bool },
 }
 
-/// When a job ends, all its nodes close it. Most of them find it closed, and ask no holder. The holder itself closes
-/// anyway, and takes the queue once more.
+/// The progress of closing the rendezvous.
+///
+/// All nodes of a finished job close it. Most of them find it closed already, so they ask no holder. The holder
+/// itself closes it anyway, and empties the queue once more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Closing {
     No,
@@ -82,8 +85,8 @@ struct Joining {
 }
 
 impl GroupEngine {
-    /// The engine of the node `me`, whose id no other process has. `index` differs from that of all other handlers in this store, `seed` is of the
-    /// pauses after write conflicts.
+    /// Creates the engine of the node `me`, whose id no other process has. `index` is unique among the handlers in this
+    /// store, and `seed` determines the pauses after write conflicts.
     pub(crate) fn new(
         me: NodeId,
         index: u32,
@@ -147,7 +150,8 @@ impl GroupEngine {
     /// Continues after the end of the station's goal.
     fn on_end(&mut self, result: Result<Option<Place>, Ending>, now: Now) -> Ask {
         let Some((operation, deadline)) = self.operation else {
-            // Nothing was wanted: the others have dropped this node, and none of them holds the lease.
+            // This node had no operation: the other nodes have dropped it, and none of them holds the
+            // lease.
             let until = now.monotonic.saturating_add(RETRY_PAUSE);
             return Ask::Pause { until };
         };
@@ -235,7 +239,7 @@ impl Engine for GroupEngine {
             Operation::Close => self.closing = Closing::ReadsSummary,
             Operation::Leave => self.station.leave(deadline, now),
             Operation::Exit => self.station.exit(deadline, now),
-            // The station writes its heartbeats by itself.
+            // The station writes its heartbeats without a request.
             Operation::KeepAlive => self.operation = None,
         }
     }
@@ -530,7 +534,7 @@ mod tests {
         assert_eq!(membership.left, [LeftNode::new(node("y"), true)]);
         assert!(!membership.is_evicted);
         assert_eq!(membership.unnamed, 0);
-        // A node is gone of which a new holder does not know.
+        // One node is missing that the new holder has never listed.
         let membership = membership_of(&summary(), 3, 8, false);
         assert_eq!((membership.unnamed, membership.departed()), (1, 3));
         assert!(membership_of(&summary(), 3, 7, true).is_evicted);

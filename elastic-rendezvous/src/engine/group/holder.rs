@@ -1,8 +1,8 @@
 //! The holder of the lease: applies the requests of all nodes in their order of arrival, by the same tables as a node
 //! that writes alone, and answers them once the result is written. Pure.
 //!
-//! It knows the requests that it has taken from the queue and the state with its token. Nothing else of it has to
-//! survive: the nodes repeat their requests for a new holder.
+//! It remembers the requests that it has taken from the queue and the state with its token. It needs no other memory,
+//! because the nodes repeat their requests for a new holder.
 
 mod clients;
 mod decisions;
@@ -28,8 +28,9 @@ use crate::values::timestamp::Now;
 /// about 150 bytes a node, and a write moves it twice.
 const WRITE_PAUSE_PER_NODE: Duration = Duration::from_micros(20);
 
-/// The same while a round is open: no node waits for any write but the one that completes it. All writes before that
-/// one together then move as much as it does if thousands of nodes join in a second.
+/// The pause between two writes for each listed node while a round is open: no node waits for any write except the
+/// write that completes the round. If thousands of nodes join in a second, all earlier writes together then move as
+/// much data as the completing write.
 const OPEN_WRITE_PAUSE_PER_NODE: Duration = Duration::from_micros(200);
 
 /// For each listed node, the holder collects requests for this long after it has decided. To decide takes 1 to 3 us a
@@ -45,7 +46,7 @@ const ANSWERS_MAX: usize = 1000;
 /// How often the state is compared with the known one.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What the holder needs next from the store.
+/// The holder's next action on the store.
 #[derive(Debug, PartialEq)]
 pub(super) enum Task {
     /// How many handlers there were.
@@ -58,7 +59,7 @@ pub(super) enum Task {
     WriteSummary(Vec<u8>),
     ReadHeartbeats(Vec<u32>),
     ReadMarks(Vec<NodeId>),
-    /// New requests, or until then.
+    /// Wait for new requests, or until this time.
     Wait(Duration),
 }
 
@@ -88,8 +89,8 @@ pub(crate) struct Holder {
 enum Phase {
     /// The nodes are not yet notified of the new holder.
     New,
-    /// No request is answered before this holder has written once: after that, no earlier holder can write what it
-    /// decided before.
+    /// This holder has not written yet, so it answers no request: after its first write, an earlier holder can no
+    /// longer write its decisions.
     Unwritten,
     Answering,
 }
@@ -106,7 +107,7 @@ struct Summaries {
 /// How the state of the decider differs from the stored one.
 #[derive(Debug, Default)]
 struct Draft {
-    /// Of the stored state from which it comes.
+    /// The token of the stored state that the draft is based on.
     token: Option<Token>,
     status: DraftStatus,
     /// Whether the next write has the heartbeats of the interval.
@@ -124,7 +125,8 @@ enum DraftStatus {
     Changed,
 }
 
-/// When what the holder knows was requested: it cannot have seen what others wrote later.
+/// When the holder's current information was requested. It cannot contain later writes of other
+/// nodes.
 #[derive(Debug)]
 struct AsOf {
     state: Duration,
@@ -138,7 +140,7 @@ struct AsOf {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Timer {
-    /// Write a heartbeat of its own, with those of the others.
+    /// Write the holder's heartbeat, together with the heartbeats of the other nodes.
     Batch,
     /// Apply the requests again.
     Decide,
@@ -221,13 +223,14 @@ impl Holder {
         std::mem::take(&mut self.steps)
     }
 
-    /// The stored summary: of the holder before, or replaced by an earlier one.
+    /// Adopts the stored summary. The previous holder wrote it, or an earlier holder has replaced
+    /// ours.
     pub(super) fn on_summary(&mut self, stored: Vec<u8>) {
         self.rounds.inherit(Summary::from_text(&stored));
         self.summaries.sent = stored;
     }
 
-    /// The summary, if there is one that is still to be sent. It then counts as sent.
+    /// Returns the summary if it is still to be sent. It then counts as sent.
     pub(super) fn take_unsent_summary(&mut self) -> Option<Vec<u8>> {
         let Summaries { current, sent, .. } = &mut self.summaries;
         if current.is_empty() || current == sent {
@@ -265,7 +268,7 @@ impl Holder {
         self.draft.status == DraftStatus::Stored && !self.decider.lists(node)
     }
 
-    /// What is to be done now.
+    /// Returns the next action on the store.
     pub(super) fn task(&mut self, now: Now) -> Task {
         let at = now.monotonic;
         if self.phase == Phase::New {
@@ -288,8 +291,8 @@ impl Holder {
         }
         let has_written = self.phase == Phase::Answering;
         if self.timers.is_due(Timer::Batch, at) || !has_written {
-            // Read later, they would be in the state only an interval later, and nodes that write alone would take a
-            // node that was stopped for a few seconds for dead.
+            // If the heartbeats were read later, they would be in the state only one interval later, and nodes that
+            // write alone would drop a node that was paused for a few seconds.
             if has_written && self.as_of.heartbeats < self.timers.at(Timer::Batch) {
                 return self.read_heartbeats(at);
             }
@@ -368,7 +371,7 @@ impl Holder {
             .extend(indices.map(|index| (index, notice.clone())));
     }
 
-    /// Adopts requests, its own included. Nothing is decided before they all are known.
+    /// Adopts requests, including the holder's. It decides only once it has all of them.
     pub(super) fn on_requests(&mut self, requests: impl IntoIterator<Item = Request>, now: Now) {
         let mut is_any = false;
         for request in requests {
@@ -405,7 +408,7 @@ impl Holder {
     }
 
     pub(super) fn on_state(&mut self, stored: Option<(RendezvousState, Token)>, now: Now) {
-        // What was decided for another state is decided anew.
+        // Requests that were decided for another state are decided again.
         for (index, answer) in self.decided.drain(..) {
             if let Some(client) = self.clients.get_mut(index) {
                 client.status = match answer.kind {
@@ -459,7 +462,7 @@ impl Holder {
     }
 
     pub(super) fn on_written(&mut self, written: Written, now: Now) {
-        // The reply shows the state as of the write.
+        // The reply shows the state at the time of the write.
         self.as_of.state = self.as_of.write;
         match written {
             Written::Ours(token) => {
@@ -509,7 +512,8 @@ impl Holder {
             let heartbeats = &mut self.decider.state.last_heartbeats;
             if let Some(heartbeat) = heartbeats.get_mut(&client.request.node) {
                 if *heartbeat < overdue {
-                    // Nodes that write alone may take it for dead before the next heartbeats are written.
+                    // Nodes that write alone may consider this node dead before the next heartbeats are
+                    // written.
                     self.timers.set(Timer::Batch, self.as_of.heartbeats);
                 }
                 *heartbeat = time;
@@ -546,7 +550,7 @@ impl Holder {
         self.summarize();
     }
 
-    /// Writes a heartbeat of its own, so that the state changes.
+    /// Writes the holder's heartbeat, so that the state changes.
     fn touch(&mut self, now: Now) {
         let interval = self.decider.settings.keep_alive_interval;
         self.timers.set_in(Timer::Batch, now.monotonic, interval);
@@ -598,7 +602,7 @@ impl Holder {
         }
     }
 
-    /// Forgets the requests of dropped nodes: one that lives repeats its request.
+    /// Drops the requests of dropped nodes. A living node repeats its request.
     fn forget(&mut self, is_gone: impl Fn(&Client) -> bool) {
         let gone = self.clients.forget(is_gone);
         self.decided.retain(|(index, _)| !gone.contains_key(index));
@@ -659,7 +663,7 @@ mod tests {
     use super::*;
     use crate::values::timestamp::Timestamp;
 
-    /// A spare has left by its own write, and its earlier request comes before it wrote.
+    /// A spare has left by its own write. The holder reads its earlier request before it sees this write.
     #[test]
     fn a_node_that_has_left_is_not_listed_again_by_a_request_from_before() {
         let now = Now {

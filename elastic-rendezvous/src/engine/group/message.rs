@@ -1,7 +1,7 @@
-//! What nodes and the holder write for each other: small texts, so that a person can read them in the store.
+//! The messages between nodes and the holder: small texts, so that a person can read them in the store.
 //!
-//! docs/spec/rendezvous.md, section 10. Fields are separated by spaces; the address of a node is the rest of its line, as
-//! it may contain spaces. What cannot be read is ignored like a message that was lost.
+//! docs/spec/rendezvous.md, section 10. Fields are separated by spaces; the address of a node is the rest of its line,
+//! because it may contain spaces. A message that cannot be parsed is ignored like a lost message.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -14,15 +14,15 @@ const ADDRESS_BYTES_MAX: usize = 1024;
 /// How many nodes of a kind a summary names.
 pub(crate) const NAMED_MAX: usize = 16;
 
-/// What a node asks the holder for.
+/// A request of a node to the holder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Request {
     /// The number of the node's handler in this store.
     pub(crate) index: u32,
     /// Rises with each new request of the node. A repetition has the same number.
     pub(crate) number: u32,
-    /// The holder that is asked. A later one ignores it, as it may have been repeated by the network long after the
-    /// node asked for something else.
+    /// The epoch of the holder to which the request is addressed. A later holder ignores it, because the network
+    /// may have repeated it long after the node made another request.
     pub(crate) epoch: u64,
     pub(crate) node: NodeId,
     pub(crate) kind: RequestKind,
@@ -32,7 +32,8 @@ pub(crate) struct Request {
 pub(crate) enum RequestKind {
     /// To be a member of a round after this one; -1 for any.
     Join { after: i64 },
-    /// The same, but the time is over: a round that is complete counts, else it leaves.
+    /// To be a member of a round after this one, although the time is over: a complete round
+    /// counts, otherwise the node leaves.
     JoinLate { after: i64 },
     /// To be on no list, until it joins again.
     Exit,
@@ -113,7 +114,7 @@ pub(crate) enum AnswerKind {
     Joined(Place),
     /// The node is a spare: no time limit applies.
     Spare,
-    /// A spare has got a place in an open round; its time starts anew.
+    /// A spare has a place in an open round; its time starts again.
     NoLongerSpare,
     /// The rendezvous is closed.
     Closed,
@@ -123,18 +124,18 @@ pub(crate) enum AnswerKind {
     TimedOut,
     /// The node left, or the rendezvous is closed as requested.
     Done,
-    /// The others have dropped the node from this round.
+    /// Other nodes have dropped the node from this round.
     Evicted {
         round: i64,
     },
-    /// Not an answer: a new holder asks the node to repeat its request.
+    /// Not an answer: a new holder requests that the node repeats its request.
     NewHolder {
         epoch: u64,
     },
 }
 
 impl AnswerKind {
-    /// Whether it ends the request, whichever repetition of it was answered.
+    /// Whether the answer completes the request, whichever repetition of it was answered.
     pub(crate) const fn ends_every_request(&self) -> bool {
         match self {
             Self::Joined(_) | Self::Closed | Self::NotNeeded | Self::Done => true,
@@ -153,7 +154,8 @@ pub(crate) struct Place {
     pub(crate) round: i64,
     pub(crate) rank: usize,
     pub(crate) size: usize,
-    /// An earlier round with the same nodes, if the holder knows one; else -1.
+    /// The number of an earlier round with the same nodes; -1 if the holder has not seen such a
+    /// round.
     pub(crate) same_as: i64,
     /// The node with rank 0.
     pub(crate) first: NodeId,
@@ -221,7 +223,7 @@ pub(crate) struct Lease {
     pub(crate) index: u32,
     /// Rises while the holder lives; `None`: it has given the lease back.
     pub(crate) renewal: Option<u64>,
-    /// Chosen by the first holder in a store, and kept by all later ones.
+    /// A number chosen by the first holder in a store, and kept by all later holders.
     pub(crate) generation: u64,
 }
 
@@ -251,7 +253,7 @@ impl Lease {
     }
 }
 
-/// What wakes a member.
+/// The text that wakes members: the status of the last round, written by the holder.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Summary {
     pub(crate) epoch: u64,

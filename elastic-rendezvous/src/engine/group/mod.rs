@@ -1,7 +1,8 @@
-//! How many nodes share a rendezvous where the store is ours: one writes for all (docs/spec/rendezvous.md, section 10).
+//! Lets many nodes share a rendezvous on a store of this project: one node writes for all (docs/spec/rendezvous.md,
+//! section 10).
 //!
-//! A [`Station`] is the state machine of one node. It says which request to the store comes next and is given the
-//! result; it knows no clock, thread or socket. While its node holds the lease it contains a [`holder::Holder`].
+//! A [`Station`] is the state machine of one node. It returns the next request to the store and receives the result,
+//! without access to clocks, threads or sockets. While its node holds the lease it contains a [`holder::Holder`].
 //!
 //! The state stays what PyTorch's nodes read and write, and only a write with its token changes it, so a node that
 //! believes it still holds the lease does no harm.

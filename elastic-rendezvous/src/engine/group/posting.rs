@@ -19,7 +19,8 @@ pub(super) struct Posting {
 }
 
 impl Posting {
-    /// `epoch`: of the holder that knows the request already.
+    /// Creates a posting of a request. `epoch` is the epoch of a holder that has received the
+    /// request already.
     pub(super) const fn new(kind: RequestKind, number: u32, epoch: Option<u64>) -> Self {
         Self {
             kind,

@@ -1,4 +1,4 @@
-//! One node of a group: what it asks the store next. Pure.
+//! The state machine of one node of a group, which decides on the next request to the store. Pure.
 //!
 //! It makes one request at a time, so that it needs one connection.
 
@@ -38,17 +38,19 @@ pub(crate) struct Station {
     /// Requests to a later holder that this node took while it believed to be the holder.
     misdirected: Vec<Vec<u8>>,
     leases: Leases,
-    /// Whether a request to close was posted since the summary was read: a holder that has closed before may be gone.
+    /// Whether a request to close was posted after the summary was read: a holder that has closed before may have
+    /// exited.
     checks_closing: bool,
 }
 
-/// What the node waits for.
+/// The event that the node waits for.
 #[derive(Debug)]
 enum Phase {
     Idle,
     /// An answer to its request.
     Requesting(Posting),
-    /// Its caller, which takes the result. `epoch`: of the holder that knows the node as a member.
+    /// Its caller, which takes the result. `epoch` is the epoch of a holder that lists the node as
+    /// a member.
     Ended {
         result: Result<Option<Place>, Ending>,
         epoch: Option<u64>,
@@ -67,13 +69,13 @@ struct Membership {
     standing: Standing,
 }
 
-/// The operation on the store that is in progress, and the results of earlier ones.
+/// The operation on the store that is in progress, and the results of earlier operations.
 #[derive(Debug)]
 struct Exchange {
     asked: Ask,
     /// When the operation began.
     asked_at: Duration,
-    /// When the last operation began that showed the others that this node lives.
+    /// When the last operation began that showed the other nodes that this node lives.
     heard_at: Duration,
     /// Since when no request has failed.
     connected_since: Duration,
@@ -137,7 +139,8 @@ struct Tenure {
     renewals: u64,
     /// When the last renewal that succeeded was requested.
     renewed_at: Duration,
-    /// Others may have seen the lease as free, and have left alone: their requests are in the queue.
+    /// Whether to empty the queue first. Other nodes may have seen the lease as free and have left
+    /// alone, so that their requests are in the queue.
     takes_first: bool,
     phase: TenurePhase,
     /// When the holder leaves its round itself, and until when it may put that off; `None` while it does not want to.
@@ -146,12 +149,14 @@ struct Tenure {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TenurePhase {
-    /// The stored summary is to be read: that of the holder before, or one that was replaced meanwhile.
+    /// The stored summary is to be read: the previous holder wrote it, or a holder has replaced ours in
+    /// the meantime.
     Checking,
     Serving,
     /// Gives the lease back. The last summary lets the next holder know that this node has left.
     Leaving,
-    /// Gives the lease back without a summary: the others have evicted the node, and may have a holder already.
+    /// Gives the lease back without a summary: the other nodes have evicted the node, and may have a holder
+    /// already.
     Evicted,
     /// Has closed the rendezvous for itself, and answers those that posted the same request before they could know it:
     /// until then at the latest. `has_taken`: from the queue, after the summary was written.
@@ -166,7 +171,7 @@ enum Timer {
     Deadline,
     Heartbeat,
     LeasePoll,
-    /// A poll soon after another one.
+    /// A poll soon after the previous poll.
     SecondPoll,
     /// Post the request again.
     Repeat,
@@ -222,7 +227,7 @@ impl LeaseView {
 }
 
 impl Station {
-    /// `index` differs from that of all other handlers in this store.
+    /// Creates the station of the node `me`. `index` is unique among the handlers in this store.
     pub(crate) fn new(me: NodeId, index: u32, settings: RendezvousSettings, now: Now) -> Self {
         Self {
             me,
@@ -257,7 +262,8 @@ impl Station {
         self.leases.has_lost_state
     }
 
-    /// Until when the others keep this node in its round if they hear no more of it.
+    /// Returns the time until which the other nodes keep this node in its round if they receive no
+    /// sign of life from it.
     pub(crate) fn is_kept_until(&self) -> Duration {
         self.exchange
             .heard_at
@@ -320,7 +326,7 @@ impl Station {
         self.begin(RequestKind::Join { after }, deadline, now);
     }
 
-    /// Begins to leave the current round, to join another one later.
+    /// Begins to leave the current round. The node can join another round later.
     pub(crate) fn exit(&mut self, deadline: Duration, now: Now) {
         self.begin(RequestKind::Exit, deadline, now);
     }
@@ -442,7 +448,8 @@ impl Station {
                     lease: self.lease(epoch, Some(0), generation),
                 };
             }
-            // A holder that lives after all and takes an earlier request of this node must find this one too.
+            // A holder that is alive after all and takes an earlier request of this node must find this
+            // request as well.
             if matches!(&self.phase, Phase::Requesting(posting) if posting.epoch == epoch) {
                 return if self.leases.has_polled {
                     self.done(Err(Ending::NoHolder), None)

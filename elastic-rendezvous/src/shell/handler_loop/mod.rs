@@ -38,7 +38,7 @@ const NOTICES_AFTER: Duration = Duration::from_millis(500);
 /// Makes the engine of this node while it is in no round, with its index in the group, if it is in one.
 pub(crate) type NewEngine = Box<dyn Fn(Option<u32>, Now) -> Box<dyn Engine> + Send>;
 
-/// What the loop of a handler is made of.
+/// The parts that make up the loop of a handler.
 pub(crate) struct Parts {
     pub(crate) clock: Clock,
     pub(crate) settings: RendezvousSettings,
@@ -84,7 +84,7 @@ pub(crate) struct HandlerLoop {
     /// Whether the handler waits on the store after a join. Two waits at a time would need two connections.
     is_settling: bool,
     has_lease: bool,
-    /// How many of the last writes have met those of other nodes.
+    /// The number of writes in a row that have conflicted with writes of other nodes.
     conflicts: u32,
     is_stopping: bool,
 }
@@ -328,7 +328,8 @@ impl HandlerLoop {
         }
     }
 
-    /// Whether the operation goes on although its request has failed. Notes an outage of the store.
+    /// Whether the operation continues although its request has failed. Notes an outage of the
+    /// store.
     fn may_go_on(&mut self, error: &RendezvousError, now: Duration) -> bool {
         if !error.is_outage() || !self.states.backend().is_reconnecting() {
             return false;
@@ -396,8 +397,8 @@ impl HandlerLoop {
         Ok(Reply::Nothing)
     }
 
-    /// Publishes that a member does not know the state of its round, or that the round is over for it: the others have
-    /// heard nothing of it for so long that they have dropped it, or will.
+    /// Publishes that the member's view of its round is out of date, or that the round is over for it: the other nodes
+    /// have received nothing from it for a long time, so that they have dropped it or will drop it.
     fn publish_unknown(&mut self, error: &RendezvousError) {
         let now = self.clock.now().monotonic;
         let until = self.engine.is_kept_until();

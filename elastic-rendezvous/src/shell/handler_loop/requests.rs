@@ -16,11 +16,11 @@ use crate::values::goal::Operation;
 use crate::values::node::NodeId;
 use crate::values::state::{Part, Watched, Written};
 
-/// How often a store that cannot be watched is polled, as in PyTorch.
+/// How often a store that cannot be watched is polled, like in PyTorch.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A heartbeat that has met so many writes of others in a row takes the write lease. One that has failed changes nothing in the
-/// store; taking the lease and giving it back does, twice.
+/// After this number of conflicts in a row with writes of other nodes, a heartbeat takes the write lease. A failed
+/// heartbeat changes nothing in the store, while the lease changes it twice: when it is taken and when it is returned.
 const CONFLICTS_MAX: u32 = 3;
 
 impl HandlerLoop {
@@ -78,12 +78,14 @@ impl HandlerLoop {
     }
 
     fn write(&mut self) -> Result<Reply, RendezvousError> {
-        // A member's heartbeat rarely meets another one (docs/spec/rendezvous.md, LEASE 5).
+        // A member's heartbeat rarely conflicts with another heartbeat (docs/spec/rendezvous.md,
+        // LEASE 5).
         let is_alone = self.operation == Operation::KeepAlive && self.conflicts < CONFLICTS_MAX;
         if let Some(lease) = self.lease.as_ref().filter(|_| !self.has_lease && !is_alone) {
             lease.acquire();
             self.has_lease = true;
-            // Others have written while this node waited, so it decides anew, and makes another step.
+            // Other nodes have written while this node waited, so it decides again, and makes another
+            // step.
             return Ok(Reply::State(self.states.read()?));
         }
         self.record_steps();
@@ -195,8 +197,8 @@ impl HandlerLoop {
         result.map_err(|error| RendezvousError::connection(&self.settings.run_id, error))
     }
 
-    /// Calls `wait`, which waits on the store, unless there is a message; then handles that. A message that arrives
-    /// meanwhile ends the wait.
+    /// Calls `wait`, which waits on the store, unless there is a message; then handles the message. A message that
+    /// arrives during the wait interrupts it.
     fn wait<T>(&mut self, wait: impl FnOnce(&Self, &Cancel) -> T) -> Option<T> {
         let is_join = self.operation.is_join();
         let waited = self.inbox.wait(is_join, |cancel| wait(self, cancel));

@@ -75,7 +75,8 @@ pub(super) fn from_bytes(bytes: &[u8; DATETIME_BYTES], offset_micros: i64) -> Op
 /// Year, month and day of the day `days` after the start of year 1.
 fn date_of(days: i64) -> (i64, i64, i64) {
     let (cycles, days) = (days / DAYS_PER_400_YEARS, days % DAYS_PER_400_YEARS);
-    // The last century of a cycle and the last year of four are a day longer than the others.
+    // The last century of a cycle and the last year of four are a day longer than the other
+    // centuries and years.
     let centuries = (days / DAYS_PER_100_YEARS).min(3);
     let days = days - centuries * DAYS_PER_100_YEARS;
     let (fours, days) = (days / DAYS_PER_4_YEARS, days % DAYS_PER_4_YEARS);

@@ -13,7 +13,7 @@ use crate::values::node::NodeId;
 use crate::values::state::{DatetimeStyle, RendezvousState};
 use crate::values::timestamp::Timestamp;
 
-/// Decodes the pickle of a state. Nothing in the input is executed.
+/// Decodes the pickle of a state, and never executes its input.
 ///
 /// Accepts what PyTorch writes: attributes in any order, shared or repeated objects, any fixed time zone or
 /// none, no `redundancy_list` (old releases), unknown attributes (dropped), and any bytes after the end. One

@@ -69,7 +69,7 @@ fn end_instance(pickler: &mut Pickler) {
     pickler.opcode(pickle::BUILD);
 }
 
-/// The encoder, with the memo slots of what it has written.
+/// The encoder, with the memo slots of the objects that it has written.
 struct Encoder<'a> {
     pickler: Pickler,
     style: DatetimeStyle,

@@ -6,7 +6,7 @@ use thiserror::Error;
 /// The longest piece of a peer's text in a message, in bytes before escaping.
 const QUOTED_CHARS_MAX: usize = 60;
 
-/// Why stored bytes were refused as a state, and where.
+/// The reason and the place of a failure to decode stored bytes as a state.
 ///
 /// Their writer is at fault: a broken or hostile peer, or another user of the key.
 #[derive(Clone, PartialEq, Eq, Error)]
@@ -15,7 +15,7 @@ pub struct CorruptState {
     /// The position of the invalid opcode in the pickle; or a position in the text if that is
     /// [not base64](CorruptStateKind::NotBase64) or [too long](CorruptStateKind::TooLong).
     pub offset: usize,
-    /// The fault.
+    /// The kind of the fault.
     pub kind: CorruptStateKind,
 }
 
@@ -33,7 +33,7 @@ pub enum CorruptStateKind {
     TooLong {
         /// The length of the input.
         bytes: usize,
-        /// The limit.
+        /// The limit that was exceeded.
         bytes_max: usize,
     },
     /// A count exceeds its limit.
@@ -41,7 +41,7 @@ pub enum CorruptStateKind {
     TooMany {
         /// The counted objects, in words.
         what: &'static str,
-        /// The limit.
+        /// The limit that was exceeded.
         max: usize,
     },
     /// The input ends before the state.
@@ -67,7 +67,7 @@ pub enum CorruptStateKind {
     /// An integer needs more than 64 bits.
     #[error("integer of {bytes} bytes")]
     LargeInteger {
-        /// Its length in bytes.
+        /// The integer's length in bytes.
         bytes: usize,
     },
     /// An opcode needs more values than the stack has.
@@ -81,9 +81,9 @@ pub enum CorruptStateKind {
     WrongType {
         /// The place of the value, in words.
         what: &'static str,
-        /// The required type.
+        /// The type that the value should have.
         expected: &'static str,
-        /// The type found.
+        /// The type of the value.
         found: &'static str,
     },
     /// A map has a key without a value.

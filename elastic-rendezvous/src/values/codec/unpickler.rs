@@ -396,7 +396,7 @@ impl<'a> Unpickler<'a> {
         })
     }
 
-    /// Allocates each string object once, as in Python, so that encoding the state again gives the same bytes.
+    /// Allocates each string object once, like Python, so that encoding the state again gives the same bytes.
     fn address(&mut self, text: Text) -> Result<Arc<str>, Fault> {
         let utf8 = self.utf8(text);
         let address = match self.addresses.entry(text.start) {
@@ -746,7 +746,7 @@ mod tests {
         let bytes = encode(&state());
         let limits = CodecLimits::default();
         assert_eq!(run(&bytes, &limits), Ok(bytes.len()));
-        // What follows is not its own.
+        // The bytes after a pickle are not part of it.
         let followed = [&bytes[..], b"more"].concat();
         assert_eq!(run(&followed, &limits), Ok(bytes.len()));
         assert!(run(&bytes[..bytes.len() - 1], &limits).is_err());

@@ -54,7 +54,7 @@ impl Layout {
         for (index, name) in pickle::ATTRIBUTES.iter().enumerate() {
             let place = *name_places.get(index)?;
             let begin = place.checked_sub(NAME_HEAD_BYTES)?;
-            // Neither a name from the memo nor another one.
+            // It is neither a name from the memo nor a different name.
             let head = [pickle::SHORT_BINUNICODE, name.len() as u8];
             let rest = pickle.get(begin..)?.strip_prefix(&head)?;
             if begin < position || !rest.starts_with(name.as_bytes()) {

@@ -1,4 +1,4 @@
-//! The nodes that have sent the holder a request, and what has become of it.
+//! The nodes that have sent the holder a request, and the status of each request.
 
 use std::collections::BTreeMap;
 
@@ -44,8 +44,8 @@ pub(super) enum Status {
     Evicted,
     /// Its request is fulfilled.
     Over,
-    /// Others have dropped it, or it has left by itself. It was notified: if it lives, it numbers its request anew. Copies
-    /// of the old one may still arrive.
+    /// Other nodes have dropped it, or it has left without the holder. It was notified: if it lives, it repeats its
+    /// request with a new number. Copies of the old request may still arrive.
     Forgotten,
 }
 

@@ -39,7 +39,7 @@ impl Holder {
         self.as_of.decision = now.monotonic;
         self.drop_silent(now);
         for _ in 0..PASSES_MAX {
-            // With thousands of nodes, what is the same for all of them is looked up once.
+            // With thousands of nodes, values that are equal for all of them are computed once.
             let mut pass = Pass::new(self, now);
             let mut has_changed = false;
             for index in self.clients.in_order() {
@@ -76,7 +76,7 @@ impl Holder {
     }
 
     fn drop_silent(&mut self, now: Now) {
-        // A process that was stopped has not read what others wrote meanwhile.
+        // A process that was paused has not read the writes of other nodes during the pause.
         let as_of = self.as_of.oldest();
         let mut silent = self
             .decider
@@ -133,7 +133,7 @@ impl Holder {
                 Action::GracefulExit => AnswerKind::NotNeeded,
                 action => {
                     if action == Action::RemoveFromRedundancyList {
-                        // Its time starts anew.
+                        // Its time starts again.
                         is_late = false;
                         is_spare_now = false;
                     }
@@ -236,7 +236,7 @@ impl Holder {
         })
     }
 
-    /// Notifies members that the others have dropped.
+    /// Notifies members that were dropped by other nodes.
     fn evict(&mut self) {
         let state = &self.decider.state;
         for (index, client) in self.clients.iter_mut() {

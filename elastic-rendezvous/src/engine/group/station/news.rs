@@ -13,7 +13,7 @@ use crate::values::timestamp::Now;
 /// each opens a connection for it.
 const MARK_INTERVAL_PER_NODE: Duration = Duration::from_millis(1);
 
-/// How long a holder that has closed the rendezvous answers the others that do the same.
+/// How long a holder that has closed the rendezvous answers other nodes that also close it.
 const CLOSING_MAX: Duration = Duration::from_secs(2);
 
 impl Station {
@@ -91,7 +91,7 @@ impl Station {
         }
     }
 
-    /// Numbers the request anew, as the holder has forgotten it.
+    /// Repeats the request with a new number, because the holder has dropped it.
     fn repeat(&mut self) {
         if let Phase::Requesting(posting) = &mut self.phase {
             self.number += 1;
