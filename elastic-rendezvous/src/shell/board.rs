@@ -24,7 +24,7 @@ const VALUE_BYTES_MAX: usize = 64 << 10;
 const SHOWN_CHARS_MAX: usize = 120;
 const SHOWN_NODES_MAX: usize = 16;
 
-/// The keys of one round, with which its nodes exchange values: they put values, count themselves, and await the values
+/// The keys of one round, used by its nodes to exchange values: they put values, count themselves, and await the values
 /// of other nodes.
 ///
 /// Each call blocks for at most the store's timeout, and an `await` for as long as its [`Wait`].

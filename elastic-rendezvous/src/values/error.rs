@@ -221,7 +221,7 @@ pub enum RendezvousError {
     WorkersPort {
         /// The ports that were tried.
         ports: PortRange,
-        /// The error of the last one.
+        /// The error of the last tried port.
         source: Box<StoreError>,
     },
 

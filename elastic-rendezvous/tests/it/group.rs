@@ -62,7 +62,7 @@ impl RendezvousBackend for Outside {
     }
 }
 
-/// A node with a connection of its own.
+/// A node with a separate connection.
 fn node_with(
     server: &TcpStoreServer,
     settings: &RendezvousSettings,
@@ -163,10 +163,10 @@ fn reports(node: &DynamicRendezvous) -> Receiver<WaitReport> {
     reports
 }
 
-/// The number of a node within its process, and what was recorded about it.
+/// The number of a node within its process, and a message that it recorded.
 type Message = (Option<i64>, String);
 
-/// What the nodes record from now on.
+/// Returns the list of messages that the nodes record from now on.
 fn recorded(nodes: &[Arc<DynamicRendezvous>]) -> Arc<Mutex<Vec<Message>>> {
     let recorded: Arc<Mutex<Vec<Message>>> = Arc::default();
     for node in nodes {
@@ -502,7 +502,8 @@ fn a_check_of_the_state_notices_changes_of_rounds_and_lists() {
     assert!(!backend.is_current(Some(&waits)).expect("an answer"));
 }
 
-/// A request whose node writes no heartbeat delays nobody, and the node is dropped like any other that is silent.
+/// A request whose node writes no heartbeat delays no other node, and the node is dropped like any other silent
+/// node.
 #[test]
 fn a_node_without_a_heartbeat_is_dropped() {
     let server = server();

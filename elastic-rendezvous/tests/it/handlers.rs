@@ -184,7 +184,7 @@ fn a_node_that_dies_is_reported_as_lost() {
         }
     }));
     let dead = b.node();
-    // The node ends without a write.
+    // The node exits without a write.
     drop(b);
     let lost = lost.recv_timeout(LONG).expect("an event");
     assert_eq!(lost.node, dead);
@@ -257,7 +257,7 @@ fn a_call_waits_for_the_join_in_progress() {
     waiting.recv_timeout(LONG).expect("to wait");
     let called = Arc::clone(&first);
     let calling = thread::spawn(move || called.is_closed());
-    // A report each second.
+    // The node reports every second.
     for _ in 0..2 {
         waiting.recv_timeout(LONG).expect("to wait");
     }

@@ -18,7 +18,7 @@ use crate::proxy::Proxy;
 /// Much longer than any step of a test takes.
 const LONG: Duration = Duration::from_secs(60);
 
-/// After this silence the others drop a node.
+/// After this time without a heartbeat, the other nodes drop a node.
 const KEEP_ALIVE: Duration = Duration::from_secs(3);
 const CONFIG: &str = "is_host=0,keep_alive_interval=1,keep_alive_max_attempt=3,\
     last_call_timeout=2,join_timeout=50,close_timeout=5,spare_wait=3";
@@ -149,7 +149,7 @@ fn nodes_of_a_static_rendezvous_come_back_while_they_wait_and_afterwards() {
         let parameters = parameters.expect("parameters").with_config(config);
         create_handler(&parameters).expect("a handler")
     };
-    // Joins, and waits until the node itself knows that this many have joined; returns the port.
+    // Joins, and waits until the node itself reports that this many nodes have joined; returns the port.
     let begin = |node: Arc<dyn RendezvousHandler>, joined_min: usize| {
         let (sender, reports) = channel();
         node.add_listener(Arc::new(move |event| {
@@ -176,7 +176,7 @@ fn nodes_of_a_static_rendezvous_come_back_while_they_wait_and_afterwards() {
     let behind = waiting.join().expect("no panic").expect("a round");
     let host = joining.join().expect("no panic").expect("a round");
     assert_eq!((behind.rank, behind.world_size), (1, 3));
-    // Nobody is counted twice: all have come when three have.
+    // Each node is counted once: the round is complete when three nodes have joined.
     assert_eq!((host.rank, direct.rank), (0, 2));
 
     let waits = behind.store.with_cancel(&Cancel::NEVER);
@@ -272,7 +272,8 @@ fn a_dropped_node_is_lost_when_its_connection_closes_unless_it_has_left() {
     assert_eq!(membership().left.len(), 1);
 }
 
-/// docs/spec/rendezvous.md, OUTAGE 3: the node stops its workers, the others go on without it, and it comes back.
+/// docs/spec/rendezvous.md, OUTAGE 3: the node stops its workers, the other nodes continue without it, and it
+/// returns.
 #[test]
 fn a_node_in_silence_leaves_its_round_in_time_and_comes_back() {
     for max_nodes in [3, 40] {
@@ -378,7 +379,7 @@ fn a_join_outlives_an_outage() {
     }
 }
 
-/// docs/spec/rendezvous.md, OUTAGE 1: a reply that is lost blocks its caller for no longer than one attempt.
+/// docs/spec/rendezvous.md, OUTAGE 1: a lost reply blocks its caller for no longer than one attempt.
 #[test]
 fn a_wait_in_silence_goes_on_over_another_connection() {
     let job = Job::start(2, 2, 2);

@@ -1,4 +1,4 @@
-//! Compares the events of our nodes with those of PyTorch's nodes in the same histories
+//! Compares the events of our nodes with the events of PyTorch's nodes in the same histories
 //! (`testdata/record_events.py`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -105,7 +105,7 @@ fn settings(min_nodes: usize, max_nodes: usize) -> RendezvousSettings {
     RendezvousSettings::new("job", min_nodes, max_nodes)
         .expect("settings")
         .with_last_call_timeout(Duration::from_millis(100))
-        // No heartbeat is due unless a history needs it.
+        // Heartbeats are due only where a history needs them.
         .with_keep_alive(LONG * 10, 3)
 }
 

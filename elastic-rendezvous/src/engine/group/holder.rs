@@ -663,7 +663,7 @@ mod tests {
     use super::*;
     use crate::values::timestamp::Timestamp;
 
-    /// A spare has left by its own write. The holder reads its earlier request before it sees this write.
+    /// A spare has left by its own write. The holder reads its earlier request before it has read this write.
     #[test]
     fn a_node_that_has_left_is_not_listed_again_by_a_request_from_before() {
         let now = Now {

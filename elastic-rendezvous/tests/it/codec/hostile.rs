@@ -34,7 +34,8 @@ fn small_state() -> RendezvousState {
     state
 }
 
-/// States of one release of PyTorch; those of the other differ only in the order of sets.
+/// States of one release of PyTorch; the states of the other release differ only in the order of
+/// sets.
 fn small_vectors() -> impl Iterator<Item = vectors::Vector> {
     vectors::states()
         .into_iter()
@@ -136,7 +137,7 @@ fn a_missing_doubled_or_swapped_opcode_does_not_panic() {
     }
 }
 
-/// Pieces of pickles: the opcodes of a state and all others.
+/// Pieces of pickles: the opcodes of a state and all other opcodes.
 fn pieces() -> impl Strategy<Value = Vec<u8>> {
     let pickle = codec::encode(&small_state());
     let known: Vec<Vec<u8>> = opcodes(&pickle).into_iter().map(<[u8]>::to_vec).collect();

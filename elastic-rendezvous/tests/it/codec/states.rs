@@ -85,7 +85,7 @@ pub(crate) fn times() -> impl Strategy<Value = Timestamp> {
     ]
 }
 
-/// Addresses, some of which share memory, like those of nodes on one host.
+/// Addresses that partly share memory, like the addresses of nodes on one host.
 fn addresses() -> impl Strategy<Value = Arc<str>> {
     let shared: Vec<Arc<str>> = ["localhost", "", "::1", "wait_list", "knoten-ü", "節点"]
         .map(Arc::from)
