@@ -1,4 +1,4 @@
-//! A launcher of its own: two workers of a program on this node, with the store where nodes meet at HOST:PORT.
+//! A custom launcher: two workers of a program on this node, with the store where nodes meet at HOST:PORT.
 //!
 //! `cargo run -p elastic-agent --example launcher -- 127.0.0.1:29400 python3 -u train.py`. While it runs,
 //! `c10d why --connect 127.0.0.1:29400` names its ranks.
@@ -19,7 +19,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     };
     let endpoint = endpoint.to_string_lossy();
 
-    // What runs on this node, how often it is restarted, and where its output goes.
+    // The workers of this node, how often they are restarted, and the destination of their output.
     let agent = AgentOptions::new(CommandLine::new(program, words), WORKERS)
         .with_max_restarts(3)
         .with_logs(LogOptions::new().with_redirects("3".parse()?));

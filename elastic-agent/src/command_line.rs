@@ -3,11 +3,11 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-/// Runs the path in its first argument, with the other ones.
+/// Runs the path in its first argument, with the other arguments.
 const RUN_PATH: &str =
     "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')";
 
-/// What a worker runs.
+/// A script, module or program that a worker runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Entrypoint {
     /// A Python script, by its path.

@@ -16,12 +16,12 @@ pub use cpus::Cpus;
 pub enum DeviceKind {
     /// Processors on which this process may run, up to the quota of its control group.
     Cpu,
-    /// GPUs of NVIDIA, or else of AMD.
+    /// GPUs of NVIDIA, or of AMD if there are none.
     Gpu,
-    /// GPUs of Intel.
+    /// GPUs of Intel, named `xpu` in PyTorch.
     Xpu,
-    /// GPUs of NVIDIA or AMD, or else processors. Most GPUs of Intel are part of a processor and unfit for
-    /// training.
+    /// GPUs of NVIDIA or AMD, or processors if there are none. GPUs of Intel are not counted, because most
+    /// of them are part of a processor and unfit for training.
     Auto,
 }
 
@@ -38,23 +38,23 @@ impl DeviceKind {
     }
 }
 
-/// Why devices could not be counted.
+/// The reason why devices could not be counted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DevicesError {
-    /// No GPU of NVIDIA or AMD is visible.
+    /// GPUs were requested, but no GPU of NVIDIA or AMD is visible on this node.
     #[error("this machine has no visible GPU of NVIDIA or AMD{}", by(.variables))]
     NoGpu {
         /// The variables that are set and may hide devices.
         variables: Vec<&'static str>,
     },
-    /// No GPU of Intel is visible.
+    /// Intel GPUs were requested, but none of them is visible on this node.
     #[error("this machine has no visible GPU of Intel{}", by(.variables))]
     NoXpu {
         /// The variables that are set and may hide devices.
         variables: Vec<&'static str>,
     },
-    /// The system does not tell.
+    /// The operating system does not report the number of processors.
     #[error("cannot count processors: {0}")]
     Cpu(#[source] io::Error),
 }
@@ -71,8 +71,11 @@ const HIP: &str = "HIP_VISIBLE_DEVICES";
 const ROCR: &str = "ROCR_VISIBLE_DEVICES";
 const LEVEL_ZERO: &str = "ZE_AFFINITY_MASK";
 
-/// Counts devices, at least one. `root` is the root of the file system (`/`, except in tests), `variable`
-/// reads the environment.
+/// Counts devices, at least one. `root` is the root of the file system (`/`, except in tests), and
+/// `variable` reads the environment.
+///
+/// # Errors
+/// [`DevicesError`] if this node has no visible device of this kind, or its processors cannot be counted.
 pub fn count(
     kind: DeviceKind,
     root: &Path,
@@ -184,7 +187,7 @@ fn xpus(root: &Path, variable: &dyn Fn(&str) -> Option<String>) -> usize {
 }
 
 /// How many of `present` devices a list makes visible: indices or ids separated by commas, up to the first
-/// invalid one, such as -1. A list with a duplicate makes none visible, as in the vendors' runtimes.
+/// invalid one, such as -1. A list with a duplicate makes none visible, like in the vendors' runtimes.
 fn visible(list: &str, present: usize) -> usize {
     let mut seen: Vec<&str> = Vec::new();
     for entry in list.split(',').map(str::trim) {

@@ -1,4 +1,4 @@
-//! The exit barrier: nodes whose workers have all succeeded wait for the others.
+//! The exit barrier: nodes whose workers have all succeeded wait for the other nodes.
 //!
 //! The names are PyTorch's (`barrier` in `torch/distributed/elastic/utils/store.py`). [`round`](crate::round) decides how long
 //! a node waits.
@@ -28,7 +28,7 @@ pub(crate) fn check_in(
     Ok(true)
 }
 
-/// Opens the barrier for all if so many nodes have checked in, as others are lost.
+/// Opens the barrier for all nodes if `nodes` nodes have checked in, because the remaining nodes are lost.
 pub(crate) fn open_if(board: &RoundBoard, nodes: usize) -> Result<(), StoreError> {
     // The value that torchrun writes cannot be added to.
     if checked_in(board)? >= nodes && !is_open(board)? {
@@ -43,7 +43,8 @@ fn open(board: &RoundBoard) -> Result<(), StoreError> {
     board.count(LAST, 1).map(drop)
 }
 
-/// Waits until all nodes have checked in, the time has passed, or `cancel` ends the wait, and returns whether they have.
+/// Waits until all nodes have checked in, the time has passed, or `cancel` interrupts the wait. Returns whether all
+/// nodes have checked in.
 pub(crate) fn wait(
     board: &RoundBoard,
     timeout: Option<Duration>,

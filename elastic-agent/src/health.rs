@@ -66,13 +66,13 @@ impl HealthCheck {
         &self.command
     }
 
-    /// How long the command may run.
+    /// Returns how long the command may run.
     #[must_use]
     pub const fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// How long the command may run, before it is killed and counts as failed. The default is
+    /// Sets how long the command may run before it is killed and counts as failed. The default is
     /// [`DEFAULT_TIMEOUT`](Self::DEFAULT_TIMEOUT).
     #[must_use]
     pub const fn with_timeout(mut self, timeout: Duration) -> Self {

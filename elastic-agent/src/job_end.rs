@@ -34,7 +34,7 @@ const VALUE_BYTES_MAX: usize = 64 << 10;
 const REASON_CHARS_MAX: usize = 600;
 const HOST_CHARS_MAX: usize = 255;
 
-/// Why another node ended the job on all nodes.
+/// The reason why another node ended the job on all nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EndNotice {

@@ -1,8 +1,8 @@
-//! The ranks of a running round, for nodes that enter it: a node writes those of its workers, and one that enters takes
-//! those of the node whose place it has, or new ones behind all that the round ever had. The nodes also agree on the name
-//! of the workers' membership group, and a counter numbers the processes of that group.
+//! The ranks of a running round, for nodes that enter it. Each node writes the ranks of its workers. An entering node
+//! takes the ranks of the node whose place it has, or new ranks above all ranks that the round has ever had. The nodes
+//! also agree on the name of the workers' membership group, and a counter numbers the processes of that group.
 //!
-//! Only jobs have these names whose workers survive others.
+//! Only jobs whose workers survive other workers have these keys.
 
 use elastic_rendezvous::{BoardError, RoundBoard};
 use serde_json::{Value, json};

@@ -19,7 +19,7 @@ use crate::relay::Member;
 
 const LONG: Option<Duration> = Some(Duration::from_secs(60));
 
-/// What one node has asked of the store.
+/// The requests of one node to the store.
 #[derive(Debug, Default)]
 struct Counts {
     requests: AtomicUsize,

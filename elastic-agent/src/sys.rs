@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 use rustix::process::{Pid, getpid, getppid, setsid};
 
-/// Makes the process that `command` starts lead a session and a process group of its own. On Linux the
-/// system also kills it when the *thread* that starts it ends, alone or with its process.
+/// Makes the process that `command` starts lead a new session and a new process group. On Linux the system also kills
+/// it when the *thread* that starts it ends, alone or with its process.
 ///
 /// `agent` is the process that will start it. The child writes its group's id as a line to `names` before
 /// it executes the program, so before the group can have a second process. The pipe must be non-blocking,
@@ -118,11 +118,11 @@ fn line_of(pid: Pid, buffer: &mut [u8; LINE_MAX_BYTES]) -> &[u8] {
     &buffer[start..]
 }
 
-/// The session of a process; `None` if its leader is outside of this process's PID namespace, as that of a container's
-/// first processes is. rustix takes it for a process id, which 0 is not.
+/// Returns the session of a process; `None` if its leader is outside of this process's PID namespace, for example for
+/// the first processes of a container. The system then returns 0, which is not a process id.
 ///
 /// # Errors
-/// Those of getsid(2): ESRCH if there is no such process.
+/// The errors of getsid(2): ESRCH if the process does not exist.
 pub(crate) fn session_of(process: Pid) -> io::Result<Option<Pid>> {
     // SAFETY: it takes and returns a number.
     let session = unsafe { libc::getsid(process.as_raw_nonzero().get()) };
@@ -139,7 +139,7 @@ pub(crate) fn session_of(process: Pid) -> io::Result<Option<Pid>> {
 /// Those of sigaction(2), which has none for this signal.
 pub(crate) fn unignore_child_signal() -> io::Result<bool> {
     let mut present = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: a null new action changes nothing; the old one is written to valid memory.
+    // SAFETY: a null new action changes nothing; the old action is written to valid memory.
     let result = unsafe { libc::sigaction(libc::SIGCHLD, ptr::null(), present.as_mut_ptr()) };
     if result != 0 {
         return Err(io::Error::last_os_error());
@@ -166,7 +166,7 @@ pub(crate) fn unignore_child_signal() -> io::Result<bool> {
 /// Makes a named pipe that only this user can open.
 ///
 /// # Errors
-/// Those of mkfifo(3), as for a file that exists.
+/// The errors of mkfifo(3), for example for a file that exists.
 pub(crate) fn make_fifo(path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: the path is a string that ends with a null byte and lives until the call returns.

@@ -1,4 +1,4 @@
-//! What the crate's threads share.
+//! Tools that the crate's threads share.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -55,7 +55,8 @@ impl Drop for JoinedThread {
     }
 }
 
-/// Locks what stays valid if a thread panics meanwhile: each change leaves it so.
+/// Locks data that stays valid even if a thread panics with the lock, because each single change leaves
+/// it valid.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

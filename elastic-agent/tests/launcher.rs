@@ -1,4 +1,4 @@
-//! The launcher as a library: what one who embeds it gets, with real workers.
+//! The launcher as a library, as programs that embed it use it, with real workers.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -88,7 +88,7 @@ fn why(store: SocketAddr) -> Option<Report> {
     serde_json::from_slice(&answer.body).ok()
 }
 
-/// The keys under which the ranks of a gloo group publish their addresses.
+/// The keys that the ranks of a gloo group use to publish their addresses.
 const KEYS: [&str; 2] = ["/default_pg/0//cpu//0/0", "/default_pg/0//cpu//0/1"];
 
 /// An address in gloo's form.
@@ -109,7 +109,7 @@ fn address(rank: u8) -> Vec<u8> {
     .concat()
 }
 
-/// A worker: rank 0 waits for the address of rank 1, which comes when there is a file.
+/// A worker: rank 0 waits for the address of rank 1, which is written once a file exists.
 fn work(rank: &str, go: &Path) {
     let variable = |name| env::var(name).unwrap();
     if rank == "1" {

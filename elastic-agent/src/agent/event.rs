@@ -13,17 +13,17 @@ use crate::worker::{WorkerExit, WorkerOutcome};
 /// A callback for the events of an agent.
 pub type AgentListener = Arc<dyn Fn(&AgentEvent<'_>) + Send + Sync>;
 
-/// What an agent reports to its [listeners](AgentListener) while it runs.
+/// An event that an agent reports to its [listeners](AgentListener) while it runs.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum AgentEvent<'e> {
     /// All workers of this node have started.
     WorkersStarted(&'e StartedWorkers),
-    /// A worker has exited. Called by a thread of the worker's own, for a worker that exits very early
-    /// before [`WorkersStarted`](Self::WorkersStarted). Must not block.
+    /// A worker has exited. Reported by a separate thread for each worker; for a worker that exits very early, before
+    /// [`WorkersStarted`](Self::WorkersStarted). Must not block.
     WorkerExited(&'e WorkerExit),
-    /// A worker has failed, and the others are still running. The agent stops them when the listeners
-    /// return, so a listener can still observe the job as it is; it should take a second at most.
+    /// A worker has failed, and the other workers are still running. The agent stops them when the listeners return, so
+    /// a listener can still observe the running job. A listener should return within a second.
     WorkerFailed(&'e WorkerExit),
     /// A worker has failed, and the other workers keep running. Must not block.
     WorkerLost(&'e WorkerExit),
@@ -32,11 +32,11 @@ pub enum AgentEvent<'e> {
     /// The workers report no progress, and are still running. As with [`WorkerFailed`](Self::WorkerFailed), the agent
     /// stops them when the listeners return.
     WorkersStuck(&'e StuckWorkers),
-    /// From now on workers are exiting because the agent stops them.
+    /// The agent is stopping the workers, so later exits are not failures.
     Stopping,
     /// The agent joins another round, to start the workers again.
     Restarting {
-        /// Why, as text for a log.
+        /// The reason, as text for a log.
         why: &'e str,
     },
     /// Workers that were started again have written their first output or reported their first step, or neither in the
@@ -46,16 +46,16 @@ pub enum AgentEvent<'e> {
     RoundEnded(&'e RoundRecord),
 }
 
-/// How long the parts of a restart took.
+/// The durations of the parts of a restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct RestartTimes {
-    /// Until all processes of the round before had ended.
+    /// The time until all processes of the previous round had exited.
     pub stopping: Duration,
-    /// Then, until the nodes had met and the ranks were known.
+    /// The time from the last exit until the nodes had met and the ranks were known.
     pub joining: Duration,
-    /// Then, from the start of the processes until the first output or step: mostly imports. `None` if this process has
-    /// seen neither.
+    /// The time from the start of the processes until their first output or step: mostly imports. `None` if this
+    /// process has seen neither.
     pub first_sign: Option<Duration>,
     /// Whether the workers were forked with [preloaded](crate::PreloadOptions) modules.
     pub are_preloaded: bool,
@@ -83,7 +83,7 @@ impl fmt::Debug for Listeners {
     }
 }
 
-/// One round of an agent.
+/// A record of one round of an agent.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct RoundRecord {
@@ -91,27 +91,27 @@ pub struct RoundRecord {
     pub started: Option<StartedWorkers>,
     /// When the agent began to join.
     pub began_at: SystemTime,
-    /// Why it did.
+    /// The reason why the round began.
     pub cause: RoundCause,
-    /// How the round ended.
+    /// The way in which the round ended.
     pub ending: RoundEnding,
-    /// Why the job ended with the round, if a rule for restarts ended it.
+    /// The reason why the job ended with the round, if a rule for restarts ended it.
     pub reason: Option<String>,
-    /// How long the parts took.
+    /// The durations of the parts of the round.
     pub phases: RoundPhases,
     /// The time from the start of the workers to their first output; `None` if none passed through this process.
     pub first_output: Option<Duration>,
     /// The time from the start of the workers to the first progress; `None` if none was reported. Read once a second.
     pub first_progress: Option<Duration>,
-    /// The same for the last progress.
+    /// The time from the start of the workers to the last progress; `None` if none was reported.
     pub last_progress: Option<Duration>,
     /// The highest step that a worker of this node reported.
     pub last_step: Option<u64>,
     /// The workers that exited, in the order in which the agent noticed.
     pub outcomes: Vec<WorkerOutcome>,
-    /// How many restarts after failures this node had used when the round began.
+    /// The number of restarts after failures that this node had used when the round began.
     pub restarts: usize,
-    /// How many restarts it has left, without the restart that follows.
+    /// The number of restarts that remain after the restart that follows this round.
     pub restarts_left: usize,
 }
 
@@ -133,7 +133,8 @@ pub struct StartedWorkers {
     pub role_world_size: usize,
     /// The address of the workers' store at the beginning of the round, because a store can move.
     pub master: HostPort,
-    /// Where to connect to it: [`BootstrapInfo::address`](elastic_rendezvous::BootstrapInfo::address).
+    /// The address for clients of the workers' store:
+    /// [`BootstrapInfo::address`](elastic_rendezvous::BootstrapInfo::address).
     pub address: StoreAddress,
     /// The relay on this node through which the workers reach the store; `None` if they connect to it.
     pub relay: Option<HostPort>,
@@ -146,15 +147,15 @@ pub struct StartedWorkers {
     pub is_agent_store: bool,
     /// Whether the workers were forked with [preloaded](crate::PreloadOptions) modules.
     pub are_preloaded: bool,
-    /// How often this agent has started workers before.
+    /// The number of earlier starts of workers by this agent.
     pub restarts: usize,
-    /// How many restarts after failures this node had used by then.
+    /// The number of restarts after failures that this node had used at the start of these workers.
     pub restarts_used: usize,
     /// The membership group of the workers (`--keep-workers`); `None` if the death of a worker restarts all workers.
     pub membership: Option<String>,
-    /// How long the rendezvous took.
+    /// The duration of the rendezvous.
     pub rendezvous: Duration,
-    /// How long it then took to know the ranks, with the start of the relay.
+    /// The time from the end of the rendezvous until the ranks were known, including the start of the relay.
     pub ranks: Duration,
     /// The workers, in the order of their local ranks.
     pub workers: Vec<StartedWorker>,
@@ -168,12 +169,12 @@ pub struct StartedWorker {
     pub rank: usize,
     /// The worker's rank on this node.
     pub local_rank: usize,
-    /// The process id.
+    /// The worker's process id.
     pub pid: u32,
 }
 
 impl StartedWorkers {
-    /// Workers of a single node that are the whole job, for tests of listeners.
+    /// Creates the workers of a job with a single node, for tests of listeners.
     #[must_use]
     pub fn alone(master: HostPort, workers: Vec<StartedWorker>) -> Self {
         Self {
@@ -201,7 +202,7 @@ impl StartedWorkers {
 }
 
 impl StartedWorker {
-    /// A started worker.
+    /// Creates the description of a worker that has started, for example for tests of listeners.
     #[must_use]
     pub const fn new(rank: usize, local_rank: usize, pid: u32) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! What the launcher tells the membership service of the workers' store about its workers, and hears from it.
+//! The messages between the launcher and the membership service of the workers' store, about the launcher's workers.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::ranks::RoleInfo;
 use crate::round::{AgentError, GroupNews};
 use crate::worker::WorkerExit;
 
-/// How long the service may take to answer. Deaths of other workers wait meanwhile.
+/// How long the service may take to answer. In the meantime, deaths of other workers wait.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The key of the group's name in the workers' store.
@@ -44,7 +44,7 @@ pub(super) struct GroupLink {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct GroupStart<'l> {
     pub(super) name: &'l str,
-    /// How many members it had at first.
+    /// The number of members that the group had at first.
     pub(super) first_size: usize,
     /// The numbers of the processes, by local rank.
     pub(super) serials: &'l [u64],

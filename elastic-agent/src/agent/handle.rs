@@ -26,7 +26,7 @@ pub struct AgentHandle {
     shared: Arc<Shared>,
 }
 
-/// What an agent and its handles share.
+/// The data that an agent and its handles share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) handler: Arc<dyn RendezvousHandler>,
@@ -147,8 +147,8 @@ impl AgentHandle {
         }
     }
 
-    /// The switch that a second [`stop`](Self::stop) triggers, for a caller with a deadline of its own. It also ends the
-    /// wait for workers that were already being stopped, for another round, when the first signal came.
+    /// Returns the switch that a second [`stop`](Self::stop) triggers, for a caller with its own deadline. It also cuts
+    /// short a stop for another round that was already in progress when the first signal arrived.
     #[must_use]
     pub fn kill_switch(&self) -> KillSwitch {
         self.shared.kill_switch.clone()

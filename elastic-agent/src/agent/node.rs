@@ -103,10 +103,10 @@ fn private_directory() -> io::Result<TempDir> {
 const CLOSED_POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 impl Node {
-    /// Runs the health check, if there is one, until it succeeds or the job is over. The node leaves its round before,
-    /// so that the others do not wait for it longer than for any absent node.
+    /// Runs the health check, if there is one, until it succeeds or the job is over. The node leaves its round before
+    /// the check, so that the other nodes do not wait for it longer than for any absent node.
     ///
-    /// Blocks for as long as the node is not healthy; a stop signal ends it.
+    /// Blocks for as long as the node is not healthy, or until a stop signal.
     pub(super) fn pass_health_check(&self) -> Result<(), AgentError> {
         let Some(check) = &self.options.health_check else {
             return Ok(());

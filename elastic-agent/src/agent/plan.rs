@@ -1,4 +1,4 @@
-//! What the workers of a round are: their commands, environments, logs and files of progress.
+//! Plans the workers of a round: their commands, environments, logs and files of progress.
 
 use std::path::Path;
 
@@ -23,18 +23,19 @@ use crate::worker::{GroupPlan, Remains, StartError, WorkerInput, WorkerPlan, Wor
 /// Which start of a round's workers is planned.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PlannedStart<'s> {
-    /// How many restarts this node has used, and how many that and those that are left make.
+    /// The number of restarts that this node has used, and the total number that it may use.
     pub(super) restarts: (usize, usize),
     /// How often this agent had started all workers before these.
     pub(super) starts: u64,
-    /// The only worker that is started, by its local rank, while the others run; `None` for all.
+    /// The local rank of the worker that is replaced while the other workers run; `None` to start
+    /// all workers.
     pub(super) replaced: Option<usize>,
     /// The membership group, and which processes these are in it.
     pub(super) group: Option<GroupStart<'s>>,
 }
 
 impl Node {
-    /// The workers of a round, or the one that is replaced.
+    /// Plans the workers of a round, or only the replaced worker.
     pub(super) fn plan(
         &mut self,
         round: &RendezvousInfo,
@@ -185,7 +186,7 @@ impl Node {
         Ok(Some(poller))
     }
 
-    /// What listeners are told about workers that run.
+    /// Returns the description of running workers for listeners.
     pub(super) fn started(
         &self,
         round: &RendezvousInfo,

@@ -1,4 +1,4 @@
-//! One worker dies, and another starts in its place, while the others run.
+//! Replaces a dead worker while the other workers keep running.
 
 use std::time::Duration;
 

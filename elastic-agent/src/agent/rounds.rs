@@ -1,4 +1,4 @@
-//! The last rounds of this node, and what their stores say.
+//! The last rounds of this node, and the contents of their stores.
 
 use std::ops::Range;
 
@@ -132,8 +132,8 @@ impl Rounds {
         self.current().map(RendezvousInfo::board)
     }
 
-    /// The port of the relay that this node had in the round: a node of a static rendezvous starts its workers again
-    /// without the others.
+    /// The port of this node's relay in the round. A node of a static rendezvous needs it, because it restarts its
+    /// workers without the other nodes.
     pub(super) fn relay_port_in(&self, round: i64) -> Option<u16> {
         self.relay_port
             .filter(|(number, _)| *number == round)
@@ -324,7 +324,7 @@ mod tests {
             }
         }
 
-        /// Joins a round, as an agent does; returns its rank.
+        /// Joins a round like an agent, and returns its rank.
         fn join(&mut self) -> usize {
             let round = self.handler.next_rendezvous().unwrap();
             let own = RoleInfo {
@@ -338,8 +338,8 @@ mod tests {
         }
     }
 
-    /// The numbers of keys after rounds of two nodes, in each of which another node takes the place of one: of the
-    /// `oldest` or of the other, so that the one node stays.
+    /// Returns the numbers of keys after rounds of two nodes. In each round, a new node replaces the older node if
+    /// `is_oldest`, or otherwise the newer node, so that one node stays.
     fn keys_while_nodes_depart(is_oldest: bool) -> Vec<u64> {
         let store = server();
         let mut nodes = vec![Node::new(&store), Node::new(&store)];

@@ -1,4 +1,4 @@
-//! Runs a [`Round`]: one loop, which does what it wants and tells it what happens.
+//! Runs a [`Round`] in one loop, which carries out the round's effects and reports events to it.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -55,7 +55,7 @@ pub(super) struct Runtime<'a> {
     loss: Option<AwaitedLoss>,
 }
 
-/// What an effect leads to.
+/// The result of an effect.
 #[derive(Debug)]
 enum Done {
     Nothing,

@@ -1,4 +1,4 @@
-//! What exists of a round on this node.
+//! The parts of a round that exist on this node.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +15,7 @@ use crate::round::{RoundSummary, StuckWorkers};
 use crate::watchdog::Watchdog;
 use crate::worker::{GroupPlan, StopReport, WorkerOutcome, WorkerSlots};
 
-/// What exists of the current round, from its preparation until it is reported.
+/// The existing parts of the current round, from its preparation until it is reported.
 #[derive(Debug, Default)]
 pub(super) enum Site {
     #[default]
@@ -25,7 +25,7 @@ pub(super) enum Site {
     Ended(Box<Ended>),
 }
 
-/// Everything but the processes.
+/// Everything except the processes.
 #[derive(Debug)]
 pub(super) struct Prepared {
     pub(super) relay: Option<NodeRelay>,
@@ -35,7 +35,7 @@ pub(super) struct Prepared {
     pub(super) members: Option<GroupLink>,
 }
 
-/// What runs.
+/// The running workers, with everything that accompanies them.
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) workers: WorkerSlots,
@@ -52,22 +52,22 @@ pub(super) struct Running {
     pub(super) first_write: FirstWrite,
 }
 
-/// What is to be done later, while the workers run.
+/// An action that is due later, while the workers run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Due {
-    /// Another worker starts in the place of the dead one with this local rank.
+    /// A new worker starts in the place of the dead worker with this local rank.
     Replacement(usize),
     /// The service is asked whether the workers are members.
     Members,
     /// Whether there is a first output or step after a restart.
     FirstSign,
-    /// Workers that run on although others have failed at the end of their program are stopped.
+    /// Workers are stopped that are still running although other workers have failed at the end of their program.
     Exits,
     /// The wait for the news that another node was lost is over.
     Loss,
 }
 
-/// What the workers have left.
+/// The results of the workers.
 #[derive(Debug)]
 pub(super) struct Ended {
     pub(super) started: StartedWorkers,
@@ -104,14 +104,14 @@ impl Running {
                 .zip(&seen.steps)
                 .map(|(worker, step)| (worker.rank, *step))
                 .collect(),
-            // Behind those of the workers.
+            // It follows the steps of the workers.
             shared_step: seen.steps.get(workers.len()).copied().flatten(),
         }
     }
 }
 
 impl Site {
-    /// Has something done later, if the workers still run then.
+    /// Schedules an action for later. It is dropped if the workers are no longer running at that time.
     pub(super) fn remind(&mut self, due: Due, pause: Duration) {
         if let Self::Running(running) = self {
             running.due.push((Instant::now() + pause, due));
@@ -131,7 +131,7 @@ impl Site {
         Some(ExitRecord::of(&outcome, host))
     }
 
-    /// What is to be done next, and when.
+    /// Returns the next action, and when it is due.
     pub(super) fn next_due(&self) -> Option<(Instant, Due)> {
         match self {
             Self::Running(running) => running.due.iter().min().copied(),

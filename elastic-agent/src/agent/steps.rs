@@ -57,8 +57,8 @@ impl Runtime<'_> {
 
     /// Starts the relay, gets the ranks, and plans the workers.
     ///
-    /// The relay comes before the exchange of ranks, which no node leaves before all have come: so a node without a
-    /// relay starts no workers in a round where others have one.
+    /// The relay is started before the exchange of ranks, which a node leaves only when all nodes have arrived.
+    /// Therefore a node without a relay starts no workers in a round where other nodes have a relay.
     ///
     /// Returns whether the workers that survive another worker are kept.
     pub(super) fn prepare(&mut self, restarts: (usize, usize)) -> Result<bool, AgentError> {
@@ -181,8 +181,8 @@ impl Runtime<'_> {
         Ok(Some(relay))
     }
 
-    /// The ranks of this node's workers. The nodes of a round exchange them; one that enters it while it runs takes those
-    /// that the others have left.
+    /// The ranks of this node's workers. The nodes of a round exchange them; a node that enters a running round takes
+    /// the ranks that are free.
     fn place_in(&self, round: &RendezvousInfo) -> Result<Place, AgentError> {
         let own = self.own_role();
         if round.has_entered {
@@ -365,7 +365,7 @@ impl Runtime<'_> {
 
     pub(super) fn stop(&mut self, stop: Stop) -> Stopped {
         self.node.shared.probes().set_supervising(false);
-        // The signal comes before anything that could take time.
+        // The signal is sent before anything that could take time.
         self.begin_stop(stop);
         let (signal, grace) = self.signal_and_grace(stop);
         let Site::Running(running) = std::mem::take(&mut self.site) else {

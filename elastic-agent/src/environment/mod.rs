@@ -26,7 +26,8 @@ const MASTER_PORT: &str = "MASTER_PORT";
 /// The address of the store itself, for workers that reach it through a relay.
 const STORE_ADDR: &str = "C10D_MASTER_ADDR";
 const STORE_PORT: &str = "C10D_MASTER_PORT";
-/// `1`: checkpoints in a process of their own use a prefix of the store at MASTER_ADDR, instead of another store there.
+/// With `1`, checkpoints in a separate process use a prefix of the store at MASTER_ADDR, instead of another store on
+/// that host.
 const DCP_USE_PREFIX_STORE: &str = "DCP_USE_PREFIX_STORE";
 /// `1` for workers that survive others.
 const KEEP_WORKERS: &str = "C10D_KEEP_WORKERS";
@@ -266,7 +267,7 @@ pub(crate) fn common(
 const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 const HIP_VISIBLE_DEVICES: &str = "HIP_VISIBLE_DEVICES";
 
-/// Why the environment of a worker could not be composed.
+/// The reason why the environment of a worker could not be composed.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnvironmentError {

@@ -14,7 +14,7 @@ pub(super) const ERROR_FILE_BYTES_MAX: u64 = 1 << 20;
 /// A parsed error file.
 #[derive(Clone, PartialEq)]
 pub(super) struct ErrorFile {
-    /// The traceback, or else the message; may be empty.
+    /// The traceback; without one, the message, which may be empty.
     pub(super) message: String,
     /// When the exception was raised, in seconds since the epoch.
     pub(super) timestamp: Option<i64>,
@@ -38,7 +38,7 @@ impl std::fmt::Debug for ErrorFile {
 pub struct ErrorFileError {
     /// The file that could not be written.
     pub path: PathBuf,
-    /// The system's error.
+    /// The error of the operating system.
     pub source: io::Error,
 }
 
@@ -60,7 +60,7 @@ impl ErrorFile {
                 let traceback = extra.and_then(|extra| extra.get("py_callstack"));
                 let text = traceback.or_else(|| fields.get("message"));
                 let text = text.and_then(Value::as_str).unwrap_or("<N/A>");
-                // Indents the later lines, as the report does.
+                // Indents the later lines like the report.
                 let text = text.replace('\n', "\n  ");
                 (text, extra.and_then(|extra| extra.get("timestamp")))
             }

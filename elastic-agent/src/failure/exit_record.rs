@@ -32,7 +32,7 @@ pub struct ExitRecord {
     pub host: String,
     /// The process id on that host, which may be in use again.
     pub pid: u32,
-    /// How the process ended.
+    /// The way in which the process exited.
     pub exit: ExitKind,
     /// When the launcher of that host noticed, in milliseconds since 1970 by the clock of the host.
     pub ended_unix_ms: u64,

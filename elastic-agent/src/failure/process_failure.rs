@@ -16,7 +16,7 @@ pub(super) const STDERR_LINES_MAX: usize = 20;
 pub(super) const HINT: &str = "no error file; for a traceback decorate the worker's main function, see \
                     https://pytorch.org/docs/stable/elastic/errors.html";
 
-/// One worker that failed.
+/// A failed worker, with everything that is known about its failure.
 #[derive(Clone, PartialEq)]
 #[non_exhaustive]
 pub struct ProcessFailure {
@@ -26,23 +26,23 @@ pub struct ProcessFailure {
     pub rank: usize,
     /// The process id, which may be in use again.
     pub pid: u32,
-    /// How the process ended.
+    /// The way in which the process exited.
     pub exit: ExitKind,
     /// The error file; `None` if the worker wrote none.
     pub error_file: Option<PathBuf>,
-    /// The reason: the traceback or message of the error file, else the signal that ended the worker,
-    /// else a hint how to get a traceback.
+    /// The reason of the failure: the traceback or message of the error file; without these, the signal that killed the
+    /// worker, or a hint how to get a traceback.
     pub message: String,
-    /// Why the error file could not be read; `None` if it could, or is missing.
+    /// The reason why the error file could not be read; `None` if it was read or is missing.
     pub note: Option<String>,
     /// Whether the worker was still running when the agent stopped the group.
     pub was_stopped: bool,
-    /// When the worker failed, in seconds since the epoch: from the error file, else when the agent
+    /// When the worker failed, in seconds since 1970: as written in the error file, or otherwise when the agent
     /// noticed.
     pub timestamp: i64,
     /// The last bytes of standard error, 4 KiB at most.
     pub stderr_tail: Vec<u8>,
-    /// What standard error means, if the caller has [explained](Failures::explain_stderr) it.
+    /// The meaning of standard error, if the caller has [explained](Failures::explain_stderr) it.
     pub meaning: Option<String>,
     pub(super) content: Option<ErrorFile>,
 }
@@ -66,8 +66,7 @@ impl std::fmt::Debug for ProcessFailure {
 }
 
 impl ProcessFailure {
-    /// Describes a worker that failed. Reads up to 1 MiB of its error file; a file that cannot be read
-    /// becomes a note.
+    /// Describes a failed worker. Reads up to 1 MiB of its error file; an unreadable file becomes a note.
     ///
     /// An error file without a timestamp gets the time of the worker's exit. (PyTorch takes the year 1970,
     /// which makes that worker the root cause.)
@@ -100,7 +99,7 @@ impl ProcessFailure {
         failure
     }
 
-    /// The JSON text of the error file; `None` without a readable one.
+    /// Returns the JSON text of the error file; `None` without a readable error file.
     #[must_use]
     pub fn error_json(&self) -> Option<String> {
         self.content
@@ -207,14 +206,14 @@ pub struct RootExit {
     /// One sentence without a full stop, such as "rank 1 exited with code 0, 0.1 s before rank 0 lost its connection to
     /// it".
     pub text: String,
-    /// Whether it is the cause beyond doubt, as far as the exits tell.
+    /// Whether the exits prove that this exit is the cause.
     pub is_certain: bool,
-    /// The cure as an imperative, if it is known.
+    /// An action that prevents the failure, as an imperative, if one is known.
     pub cure: Option<&'static str>,
 }
 
 impl Failures {
-    /// `None` without failures.
+    /// Creates a non-empty list of failures; `None` without failures.
     #[must_use]
     pub fn new(failures: Vec<ProcessFailure>) -> Option<Self> {
         (!failures.is_empty()).then_some(Self {
@@ -239,36 +238,35 @@ impl Failures {
         self.world_size
     }
 
-    /// The exits of the round by node, this node first: of all workers as far as they are known, also with exit code 0.
+    /// Returns the known exits of the round's workers by node, this node first, including exits with code 0.
     #[must_use]
     pub fn exits(&self) -> &[Vec<ExitRecord>] {
         &self.exits
     }
 
-    /// All failures, in the order in which the agent noticed.
+    /// Returns all failures, in the order in which the agent noticed them.
     #[must_use]
     pub fn all(&self) -> &[ProcessFailure] {
         &self.all
     }
 
-    /// The root cause among the failures of this node: the [blamed](Self::blame) failure, otherwise the
-    /// [first observed](Self::first_observed). See [`root_exit`](Self::root_exit) for a cause that is none of them.
+    /// Returns the root cause among the failures of this node: the [blamed](Self::blame) failure, otherwise the [first
+    /// observed](Self::first_observed). See [`root_exit`](Self::root_exit) for a cause that is none of them.
     #[must_use]
     pub fn first(&self) -> &ProcessFailure {
         &self.all[self.first_index()]
     }
 
-    /// The failure with the lowest timestamp; among failures of the same second, the one that the agent
+    /// Returns the failure with the lowest timestamp; among failures of the same second, the failure that the agent
     /// noticed first.
     #[must_use]
     pub fn first_observed(&self) -> &ProcessFailure {
         &self.all[self.first_observed_index()]
     }
 
-    /// Makes the worker with this global rank the root cause, although another failed first; `why` is a
-    /// clause about it, such as "alive, but never reached init_process_group". Returns whether the agent
-    /// stopped that worker while it was running; otherwise nothing changes, as its own failure says why it
-    /// ended.
+    /// Makes the worker with this global rank the root cause, although another failed first; `why` is a clause about
+    /// it, such as "alive, but never reached init_process_group". Returns whether the agent stopped that worker while
+    /// it was running. Otherwise nothing changes, because the worker's failure already has a reason.
     pub fn blame(&mut self, rank: usize, why: impl Into<String>) -> bool {
         let position = self
             .all
@@ -280,7 +278,7 @@ impl Failures {
         position.is_some()
     }
 
-    /// Why the root cause is not the failure that was observed first; `None` if it is.
+    /// Returns the reason why the root cause is not the failure that was observed first; `None` if it is.
     #[must_use]
     pub fn blame_reason(&self) -> Option<&str> {
         match self.blamed.as_ref()? {

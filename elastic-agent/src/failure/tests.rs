@@ -86,7 +86,7 @@ Root Cause (first observed failure):
     assert_eq!(summary, expected.replace("{path}", path.to_str().unwrap()));
 }
 
-/// A single failure without error file, with what it wrote last.
+/// A single failure without error file, with its last output.
 #[test]
 fn the_report_ends_with_the_last_lines_of_the_root_cause() {
     let mut tail = String::from("cut line");

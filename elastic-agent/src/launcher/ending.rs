@@ -31,7 +31,7 @@ pub struct LauncherReport {
     pub why: Option<Report>,
     /// The first failure of the job, on any node, if workers were restarted after it and the job has failed.
     pub first_failure: Option<ExitRecord>,
-    /// Where this node's workers have written their output, if they have written any to files.
+    /// The directory with the output of this node's workers, if they have written any to files.
     pub log_directory: Option<PathBuf>,
     pub(super) stop: Option<StopControl>,
 }
@@ -69,9 +69,14 @@ impl LauncherReport {
         }
     }
 
-    /// An exit code for this process: 0 if the workers succeeded or were not needed, 128 and the number of the signal if
-    /// one came before workers were started, 2 for options that cannot be used, 3 for a refusal of the system, 5 for a
-    /// failure of the store's journal, and otherwise 1.
+    /// Returns an exit code for this process:
+    ///
+    /// - 0 if the workers succeeded or were not needed,
+    /// - 2 for options that cannot be used,
+    /// - 3 if the operating system refused an operation,
+    /// - 5 if the store's journal failed,
+    /// - 128 plus the number of a signal that arrived before workers were started,
+    /// - 1 otherwise.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match &self.result {
@@ -206,7 +211,7 @@ fn conclude_error(
     });
 }
 
-/// Leaves an error that came before there was an agent to the program that started this one.
+/// Writes an error from before the start of the agent for the program that has started this process.
 pub(super) fn leave_reason(options: &LauncherOptions, error: &LauncherError) {
     let text = error.to_string();
     leave_error_file(options, |path| {

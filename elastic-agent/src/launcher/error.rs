@@ -8,40 +8,41 @@ use elastic_rendezvous::RendezvousError;
 
 use crate::round::AgentError;
 
-/// Why a launcher did not run a job, or could not end it as its workers did.
+/// The reason why a launcher did not run a job, or could not exit with the result of its workers.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum LauncherError {
-    /// The options cannot be used. Nothing has started.
+    /// The options cannot be used. The launcher has not started anything.
     #[error("{0}")]
     Invalid(String),
 
-    /// The program, the script or the directory for logs cannot be used on this node. It has not joined the others.
+    /// The program, the script or the directory for logs cannot be used on this node. The node has not joined the
+    /// other nodes.
     #[error("{0}")]
     NotReady(String),
 
-    /// The journal of the store that this launcher serves cannot be opened, or has failed. No worker is running, and
-    /// nothing is lost that the store has confirmed.
+    /// The journal of the store that this launcher serves cannot be opened, or has failed. All workers have exited,
+    /// and no write is lost that the store has confirmed.
     #[error("{0}")]
     Journal(String),
 
-    /// The rendezvous cannot be opened. No worker has started.
+    /// The rendezvous cannot be opened. The launcher has not started workers.
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
 
     /// The agent failed; no worker is running.
     #[error("{source}")]
     Agent {
-        /// The agent's error.
+        /// The error of the agent.
         source: Box<AgentError>,
     },
 
-    /// The system refused something. Nothing has started.
+    /// The operating system refused an operation. The launcher has not started workers.
     #[error("{what}: {source}")]
     System {
-        /// The attempted action.
+        /// The action that was attempted, as a phrase.
         what: String,
-        /// The system's error.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
@@ -54,7 +55,7 @@ impl LauncherError {
         }
     }
 
-    /// An error of opening the rendezvous, of which some are mistakes in its parameters.
+    /// Converts an error of opening the rendezvous. Some of these are mistakes in its parameters.
     pub(super) fn of_rendezvous(error: RendezvousError) -> Self {
         match error {
             RendezvousError::Parameters(_) | RendezvousError::UnknownBackend { .. } => {

@@ -9,7 +9,8 @@ use crate::agent::{AgentHandle, AgentListener};
 use crate::failure::{ExitRecord, Failures};
 use crate::round::{AgentError, AgentOutcome};
 
-/// Sees the events of the rendezvous and of the agent, and ends in two steps. What a step does not need is left out.
+/// Receives the events of the rendezvous and of the agent, and stops in two steps. Every method has a default that
+/// does nothing.
 pub(super) trait Feature: Send {
     /// Called in the order of the features.
     fn rendezvous_listener(&self) -> Option<Listener> {
@@ -36,7 +37,7 @@ pub(super) trait Feature: Send {
         let _ = end;
     }
 
-    /// Whether it ends with the workers: it is dropped after [`workers_ended`](Self::workers_ended).
+    /// Whether this feature stops with the workers: it is dropped after [`workers_ended`](Self::workers_ended).
     fn ends_with_workers(&self) -> bool {
         false
     }
@@ -51,7 +52,7 @@ pub(super) trait Feature: Send {
 #[derive(Debug)]
 pub(super) struct JobEnd {
     pub(super) result: Result<AgentOutcome, AgentError>,
-    /// What the workers waited for when the first of them failed, if that tells the cause.
+    /// The report of the waiting workers from when the first of them failed, if it contains the cause.
     pub(super) why: Option<Report>,
     /// The first failure of the job, on any node, if workers were restarted after it.
     pub(super) first_failure: Option<ExitRecord>,

@@ -91,7 +91,8 @@ struct FeatureEntry {
 /// Makes a feature; `None` if the options do not ask for it.
 type BuildFeature = fn(&mut FeatureBuilder<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError>;
 
-/// What the features add to the agent and to the rendezvous, and what earlier ones have for later ones.
+/// The additions of the features to the agent and to the rendezvous, and the objects that a feature provides for later
+/// features.
 struct FeatureBuilder<'l> {
     options: &'l LauncherOptions,
     warnings: &'l StartWarnings,
@@ -110,9 +111,9 @@ struct FeatureBuilder<'l> {
 pub(super) struct Features {
     all: Vec<Box<dyn Feature>>,
     hosted: Arc<Hosted>,
-    /// What the agent has with them.
+    /// The agent's options, with the features' additions.
     pub(super) agent: AgentOptions,
-    /// What the rendezvous has with them.
+    /// The rendezvous' parameters, with the features' additions.
     pub(super) rendezvous: RendezvousParameters,
 }
 
@@ -335,7 +336,8 @@ fn make_observer(
     Ok(Some(Box::new(observer)))
 }
 
-/// The store where the nodes meet, and what it asks for; `None` if they do not meet at a store that listens.
+/// The store where the nodes meet, and the credentials that it requires; `None` if they do not meet at a listening
+/// store.
 fn meeting_place(parameters: &RendezvousParameters) -> Option<(HostPort, Option<Credentials>)> {
     let is_file = parameters
         .get("store_type")

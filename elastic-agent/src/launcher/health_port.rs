@@ -26,10 +26,11 @@ pub(super) struct HealthPort {
 }
 
 impl HealthPort {
-    /// Answers on all interfaces, as probes come from elsewhere. Until there is an agent, the launcher is alive.
+    /// Answers on all interfaces, because probes are sent from other hosts. Until there is an agent, the launcher
+    /// is alive.
     ///
     /// # Errors
-    /// Those of the system, as for a port that is in use.
+    /// The error of the operating system, for example for a port that is in use.
     pub(super) fn open(port: u16) -> io::Result<Self> {
         // Of both kinds of addresses, unless this machine has no IPv6.
         let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))

@@ -42,10 +42,10 @@ use crate::agent::ElasticAgent;
 use crate::round::AgentOutcome;
 use crate::wording::name_of;
 
-/// Runs the workers of one node of a job, and all that a person or a scheduler expects around them.
+/// A launcher of the workers of one node, with everything that a person or a scheduler expects around them.
 ///
-/// It announces its ranks to the stores, so that `c10d why` names them, serves a status page on the stores that it hosts,
-/// explains standstills and failures, and leaves or closes the rendezvous at the end.
+/// It announces its ranks to the stores, so that `c10d why` names them, serves a status page on the stores that it
+/// hosts, explains hangs and failures, and leaves or closes the rendezvous at the end.
 ///
 /// In PyTorch: `elastic_launch` (`torch/distributed/launcher/api.py`).
 ///
@@ -67,7 +67,7 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// Starts nothing yet.
+    /// Creates a launcher. Processes are started by [`run`](Self::run).
     #[must_use]
     pub const fn new(options: LauncherOptions) -> Self {
         Self { options }
@@ -86,8 +86,8 @@ impl Launcher {
         Ok(())
     }
 
-    /// Why this machine cannot start the workers: their program or script is missing. `None` if nothing is known against
-    /// it.
+    /// Returns why this machine cannot start the workers: their program or script is missing. `None` if no such problem
+    /// is known.
     #[must_use]
     pub fn missing(&self) -> Option<String> {
         preflight::missing(&self.options)

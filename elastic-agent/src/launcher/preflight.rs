@@ -1,4 +1,5 @@
-//! What would keep workers from starting, looked at before this node joins: otherwise the other nodes wait for it first.
+//! Checks for problems that would keep workers from starting, before this node joins, because otherwise the other nodes
+//! would wait for it first.
 
 use std::env;
 use std::ffi::OsStr;
@@ -45,7 +46,7 @@ pub(super) fn missing(options: &LauncherOptions) -> Option<String> {
         };
         return Some(format!("cannot start {name}: {error}{advice}"));
     }
-    // Another interpreter may start Python elsewhere, as in a container.
+    // Another interpreter may start Python elsewhere, for example in a container.
     let name = program.file_name().unwrap_or_default();
     if !name.as_encoded_bytes().starts_with(b"python") {
         return None;

@@ -81,7 +81,7 @@ impl StopControl {
         self.signals.unless_stopped(thread, patience, work)
     }
 
-    /// How long the end waits for an output that accepts nothing.
+    /// Returns how long the launcher waits at its end for an output that accepts no data.
     #[must_use]
     pub fn stuck_max(&self) -> Duration {
         match self.stopped_by() {

@@ -8,8 +8,8 @@
 //!                                                                 /filtered_stderr.log
 //! ```
 //!
-//! The files themselves are created when workers start, and by workers. No file is ever removed; at the end, directories
-//! without a file are.
+//! The files themselves are created when workers start, and by workers. Files are never removed, but directories
+//! without a file are, at the end.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -22,12 +22,12 @@ use tempfile::TempDir;
 
 use super::routing::{LogOptions, WorkerLogs};
 
-/// Logs may be confidential. PyTorch's directories are private too.
+/// Logs may be confidential, so directories are private, like PyTorch's.
 const PRIVATE: u32 = 0o700;
 
 const RANDOM_CHARS: usize = 8;
 
-/// The first part of the name of a temporary directory, as in PyTorch.
+/// The first part of the name of a temporary directory, like in PyTorch.
 const TEMPORARY: &str = "torchelastic";
 
 /// The longest part of a run id in a file name, which is limited to 255 bytes on most systems.
@@ -35,10 +35,10 @@ const RUN_ID_BYTES_MAX: usize = 100;
 
 /// The log directory of one job on this node, with a directory for each round.
 ///
-/// Created when the first round starts. Keeps the files of earlier rounds: PyTorch overwrites those of a
-/// round that ended because nodes joined or left, as the next round has the same restart count. Here each
-/// round has a directory of its own, `attempt_0.1` after `attempt_0`. One without a file is removed when its workers have
-/// been replaced, so that restarts leave nothing behind.
+/// The directory is created when the first round starts. It keeps the files of earlier rounds. PyTorch overwrites the
+/// files of a round that ended because nodes joined or left, because the next round has the same restart count. Here
+/// each round has its own directory, for example `attempt_0.1` after `attempt_0`. A directory without a file is removed
+/// when its workers have been replaced, so that restarts leave no empty directories.
 #[derive(Debug)]
 pub struct LogDirectory {
     options: LogOptions,
@@ -51,12 +51,12 @@ pub struct LogDirectory {
     is_abandoned: bool,
 }
 
-/// Where the output of one round's workers goes.
+/// The destinations of the output of one round's workers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RoundLogs {
     /// The round's directory; `None` when nothing is written to files.
     pub directory: Option<PathBuf>,
-    /// One entry per worker, by local rank.
+    /// The destinations of each worker's output, by local rank.
     pub workers: Vec<WorkerLogs>,
     /// The file for matching lines of tee'd standard output.
     pub filtered_stdout: Option<FilteredLog>,
@@ -67,7 +67,7 @@ pub struct RoundLogs {
 /// A file for lines that contain one of some texts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FilteredLog {
-    /// The file.
+    /// The path of the file.
     pub path: PathBuf,
     /// The texts, at least one.
     pub filters: Vec<String>,
@@ -79,7 +79,7 @@ pub struct FilteredLog {
 pub struct LogDirectoryError {
     /// The directory that could not be created.
     pub path: PathBuf,
-    /// The system's error.
+    /// The error of the operating system.
     pub source: io::Error,
 }
 
@@ -112,7 +112,7 @@ impl LogDirectory {
         self.path.as_deref()
     }
 
-    /// The directory above that of the job, if it is the job's too.
+    /// The parent of the job's directory, if it also belongs to the job.
     pub(crate) fn temporary_above(&self) -> Option<&Path> {
         match self.options.log_dir() {
             Some(_) => None,
@@ -120,12 +120,12 @@ impl LogDirectory {
         }
     }
 
-    /// Creates a directory where those of a job would be, and removes it, to find out before the nodes meet that this
-    /// is impossible. Creates the directory that the options name, unless it exists. Does nothing if the job can do
-    /// without files. Blocks while the file system does.
+    /// Checks before the nodes meet whether log directories can be created: creates a directory at the place of a job's
+    /// directories, and removes it. Creates the directory in the options, unless it exists. Does nothing if the job can
+    /// do without files. Blocks as long as the file system does.
     ///
     /// # Errors
-    /// [`LogDirectoryError`].
+    /// [`LogDirectoryError`] if a directory cannot be created.
     pub fn check(options: &LogOptions) -> Result<(), LogDirectoryError> {
         if is_off(options) || !is_required(options) {
             return Ok(());
@@ -174,7 +174,7 @@ impl LogDirectory {
         self.start_workers(restart_count, 0..local_world_size)
     }
 
-    /// The same for one worker, whose predecessor has ended. The others run on.
+    /// Creates the files of one worker, which replaces a dead worker. The other workers keep running.
     pub(crate) fn replace_worker(
         &mut self,
         restart_count: usize,

@@ -9,23 +9,23 @@ use std::str::FromStr;
 
 use crate::command_line::substitute;
 
-/// None, one or both of the two output streams of a process.
+/// A set of the two output streams of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Streams {
-    /// Standard output.
+    /// Whether standard output is in the set.
     pub stdout: bool,
-    /// Standard error.
+    /// Whether standard error is in the set.
     pub stderr: bool,
 }
 
 impl Streams {
-    /// No stream.
+    /// The empty set.
     pub const NONE: Self = Self {
         stdout: false,
         stderr: false,
     };
 
-    /// Both streams.
+    /// Standard output and standard error.
     pub const BOTH: Self = Self {
         stdout: true,
         stderr: true,
@@ -63,7 +63,7 @@ impl fmt::Display for Streams {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StreamMap {
-    /// The same for every worker.
+    /// Every worker has this set.
     All(Streams),
     /// By local rank. A local rank without an entry has no streams.
     ByLocalRank(BTreeMap<usize, Streams>),
@@ -140,22 +140,22 @@ impl FromStr for StreamMap {
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is neither a number from 0 to 3 nor a list such as 0:1,1:2 (local rank:number)")]
 pub struct StreamMapError {
-    /// The rejected text.
+    /// The text that could not be parsed.
     pub text: String,
 }
 
 c10d_socket::debug_as_display!(StreamMapError);
 
-/// Where one output stream of a worker goes.
+/// The destination of one output stream of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Destination {
     /// The agent's own stream.
     Console,
-    /// Nowhere.
+    /// The output is discarded.
     Discard,
     /// It belongs to this stream of this worker alone.
     File {
-        /// The file's path.
+        /// The path of the file.
         path: PathBuf,
         /// Whether the console shows the lines as well, each with the worker's prefix. The worker then writes to a
         /// pipe, and so is not affected by a file system without space.
@@ -163,12 +163,12 @@ pub enum Destination {
     },
 }
 
-/// Where the output of one worker goes in one round.
+/// The destinations of one worker's output in one round.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerLogs {
-    /// Standard output.
+    /// Whether standard output is in the set.
     pub stdout: Destination,
-    /// Standard error.
+    /// Whether standard error is in the set.
     pub stderr: Destination,
     /// The file in which the worker may leave its exception.
     pub error_file: Option<PathBuf>,
@@ -191,7 +191,7 @@ impl WorkerLogs {
     }
 }
 
-/// Where the output of a job's workers goes: the launcher's options.
+/// The options for the destinations of the output of a job's workers.
 ///
 /// ```
 /// use elastic_agent::{LogOptions, StreamMap, Streams};
@@ -249,7 +249,8 @@ impl LogOptions {
         self
     }
 
-    /// The same for standard error and `filtered_stderr.log`.
+    /// Also writes lines of tee'd standard error that contain one of these texts to `filtered_stderr.log`. None by
+    /// default.
     pub fn with_stderr_filters(mut self, texts: impl IntoIterator<Item = String>) -> Self {
         self.stderr_filters = texts.into_iter().collect();
         self
@@ -325,7 +326,7 @@ pub fn parse_line_filters(text: &str) -> Vec<String> {
 /// The values that a prefix can show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinePrefix<'a> {
-    /// The worker's role.
+    /// The role of the worker.
     pub role: &'a str,
     /// The worker's rank on this node.
     pub local_rank: usize,

@@ -34,8 +34,8 @@ impl Console {
         }
     }
 
-    /// Two writers, each used by one thread. A writer that fails is not used again; one that blocks delays
-    /// the end of the group by up to 10 s.
+    /// Creates a console with two writers, which are each used by one thread. A failing writer is not used
+    /// again. A blocking writer delays the end of the group by up to 10 s.
     #[must_use]
     pub fn new(stdout: Box<dyn Write + Send>, stderr: Box<dyn Write + Send>) -> Self {
         Self {
@@ -54,7 +54,7 @@ impl fmt::Debug for Console {
     }
 }
 
-/// What a thread that writes output shares with its owner.
+/// The data that an output thread shares with its owner.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     /// When the write that is under way began; `None` while there is none.
@@ -149,7 +149,7 @@ impl Sink {
 }
 
 impl Progress {
-    /// How long nothing was accepted of what is being written.
+    /// Returns for how long the writer has not accepted any of the pending output.
     pub(super) fn stuck_for(&self) -> Duration {
         self.writing_since()
             .map_or(Duration::ZERO, |since| since.elapsed())

@@ -7,8 +7,10 @@ pub(super) const PIECE_BYTES_MAX: usize = 64 << 10;
 
 /// Splits a stream of bytes into lines of text.
 ///
-/// A line ends with `\n`, `\r` or `\r\n`, as in Python's text files, so that each state of a progress bar,
-/// which ends with `\r`, is a line. Replaces bytes that are not UTF-8.
+/// A line ends with `
+/// `, `\r` or `\r
+/// `, like in Python's text files, so that each state of a progress bar, which ends with `\r`, is a line.
+/// Replaces bytes that are not UTF-8.
 #[derive(Default)]
 pub(crate) struct LineSplitter {
     /// The start of an unfinished line; shorter than a piece.
@@ -82,7 +84,7 @@ impl LineSplitter {
 fn unfinished_character_bytes(bytes: &[u8]) -> usize {
     for back in 1..=bytes.len().min(3) {
         let byte = bytes[bytes.len() - back];
-        // The first byte of a character determines its length; the others are 10xxxxxx.
+        // The first byte of a character determines its length; the other bytes are 10xxxxxx.
         let length = match byte {
             0xc2..=0xdf => 2,
             0xe0..=0xef => 3,

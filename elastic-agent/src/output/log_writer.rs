@@ -1,7 +1,7 @@
-//! The thread that writes the log files of streams that the console shows too.
+//! The thread that writes the log files of streams that are also shown on the console.
 //!
 //! Workers write to pipes, so that a file system without space fails no worker. The thread does not wait for the
-//! console: what is in the file is the console's backlog, and memory is while the file cannot be written.
+//! console: the file holds the console's backlog, and memory holds it while the file cannot be written.
 
 use std::fs::File;
 use std::io::{self, PipeReader, Seek, Write};

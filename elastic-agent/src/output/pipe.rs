@@ -37,8 +37,8 @@ impl WorkerPipe {
         self.pipe.as_fd()
     }
 
-    /// Limits reading to what the pipe holds now: a process that the worker left behind may keep it open
-    /// and keep writing.
+    /// Limits reading to the present content of the pipe, because a process that the worker left behind
+    /// may keep it open and keep writing.
     pub(super) fn finish(&mut self) {
         let held = ioctl_fionread(&self.pipe).unwrap_or(0);
         self.bytes_left = Some(usize::try_from(held).unwrap_or(usize::MAX));
@@ -70,7 +70,7 @@ impl WorkerPipe {
     }
 }
 
-/// What a read has found.
+/// The result of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PipeState {
     /// This many bytes; there may be more.

@@ -40,7 +40,8 @@ impl LineCopy {
     }
 }
 
-/// A stream that is shown line by line: what the log file has of it, and between that what it lacks.
+/// A stream that is shown line by line: the parts in the log file, and between them the parts that
+/// the file lacks.
 #[derive(Debug)]
 pub(crate) struct ShownLog {
     path: PathBuf,
@@ -56,7 +57,7 @@ impl ShownLog {
     /// Opens the stream's file, to be read.
     ///
     /// # Errors
-    /// Those of the system, as for a file that does not exist.
+    /// The error of the operating system, for example for a file that does not exist.
     pub(crate) fn open(path: &Path, prefix: String, stream: &LoggedStream) -> io::Result<Self> {
         Ok(Self {
             file: File::open(path)?,
@@ -68,7 +69,7 @@ impl ShownLog {
         })
     }
 
-    /// Shows a part of what was written; returns whether there may be more.
+    /// Shows a part of the written output; returns whether there may be more.
     pub(super) fn show_once(
         &mut self,
         buffer: &mut [u8],
@@ -98,7 +99,8 @@ impl ShownLog {
         true
     }
 
-    /// Shows a part of the file; returns how many bytes it no longer has, as after a log rotation.
+    /// Shows a part of the file; returns how many bytes it no longer has, for example after a log
+    /// rotation.
     fn show_file(
         &mut self,
         mut from: u64,
@@ -156,7 +158,7 @@ mod tests {
 
     use super::*;
 
-    /// A stream with this log file, what the console gets, and its console.
+    /// A stream with this log file, the received output of the console, and its console.
     fn shown(text: &str, folder: &tempfile::TempDir) -> (ShownLog, Sink, io::PipeReader) {
         let path = folder.path().join("log");
         std::fs::write(&path, text).unwrap();

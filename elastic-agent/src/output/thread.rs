@@ -29,7 +29,7 @@ const STALL_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(super) struct OutputThread {
     name: &'static str,
-    /// What accepts its bytes, or does not.
+    /// The name of the output, such as `the console`, for messages about a blocked writer.
     target: &'static str,
     /// Closing it makes the thread finish.
     finish: Option<PipeWriter>,

@@ -127,7 +127,7 @@ impl Drop for Preloader {
     }
 }
 
-/// What the thread has.
+/// The state of the thread.
 struct Keeper {
     plan: TemplatePlan,
     life: Life,
@@ -381,7 +381,7 @@ impl Keeper {
     fn end_template(&mut self) -> String {
         let has_group = self.has_group();
         let how = self.template.take().map(|it| it.end(has_group));
-        // After the end of what was forked, so that it is reaped here.
+        // The forked processes have exited by now, so they are reaped here.
         self.fork = None;
         how.unwrap_or_default()
     }

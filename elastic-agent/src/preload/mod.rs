@@ -3,8 +3,9 @@
 //! One *template* for each agent, an interpreter, imports the modules while the node waits in the rendezvous. A start
 //! of workers then costs a fork of each instead of its imports. The template's side is `bootstrap.py`.
 //!
-//! Does not know rounds, ranks or restarts, and runs no worker by itself: it hands [`ForkedWorkers`] that wait at
-//! their gate to [`worker`](crate::worker), which also starts workers without a template whenever there are none.
+//! This module has no notion of rounds, ranks or restarts, and does not run workers: it hands [`ForkedWorkers`],
+//! which wait at their gate, to [`worker`](crate::worker). That module starts workers without a template whenever no
+//! forked workers are available.
 
 #[cfg(target_os = "linux")]
 mod forks;

@@ -123,14 +123,14 @@ pub(crate) struct TemplatePlan {
     pub(super) script: OsString,
     /// How many workers are forked at once.
     pub(super) workers: usize,
-    /// What all workers of all rounds have in their environment.
+    /// The environment variables that are equal for all workers of all rounds.
     pub(super) environment: Vec<(OsString, OsString)>,
     /// Variables in which workers differ: names, or prefixes with `*`. The template refuses modules that read them.
     pub(super) worker_variables: Vec<String>,
     pub(super) preload: PreloadOptions,
 }
 
-/// What one worker runs.
+/// The command and the resources of one worker.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WorkerStart<'a> {
     /// An interpreter with `-u` and a script or module.

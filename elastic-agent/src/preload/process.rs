@@ -82,7 +82,7 @@ impl Template {
         self.control.as_fd()
     }
 
-    /// What the template and its imports print. Does not block.
+    /// Returns the output of the template and its imports. Reading it does not block.
     pub(super) const fn output(&self) -> &PipeReader {
         &self.output
     }
@@ -141,7 +141,7 @@ impl Template {
 #[derive(Debug)]
 pub(super) struct Subreaper;
 
-/// How many need it, and what was set before the first.
+/// The number of users of the setting, and its value before the first user.
 static SUBREAPERS: Mutex<(usize, Option<Pid>)> = Mutex::new((0, None));
 
 impl Subreaper {

@@ -17,7 +17,7 @@ use self::watch::{Mark, ProgressWatch, Verdict};
 use crate::files;
 use crate::threads::{JoinedThread, lock};
 
-/// Where the workers of a node report their progress, and when they count as stuck.
+/// Options for how the workers of a node report their progress, and when they count as stuck.
 ///
 /// Each worker has a separate file. `C10D_PROGRESS_FILE` contains its path, in a temporary directory that only this user can
 /// enter, and that is removed with the agent. The worker writes its step there as decimal text. In a file that
@@ -30,8 +30,8 @@ pub struct ProgressOptions {
     /// The workers count as stuck when none of them has reported progress for this long since the last report. `None`,
     /// the default, for never.
     pub timeout: Option<Duration>,
-    /// The same for the time from their start to the first report. `None`, the default, for never, because the workers
-    /// of a node may leave all reports to the workers of another node.
+    /// The time from the start of the workers after which they count as stuck without a first report. `None`, the
+    /// default, for never, because the workers of a node may leave all reports to the workers of another node.
     pub first_timeout: Option<Duration>,
 }
 

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::restart_policy::RoundProgress;
 
-/// What a file says.
+/// The content of a progress file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mark {
     Step(u64),
@@ -12,12 +12,12 @@ pub(super) enum Mark {
     Modified(SystemTime),
 }
 
-/// What follows at a moment.
+/// The state of the workers at a given time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// The workers are not stuck before this time; `None` for never.
     Until(Option<Duration>),
-    /// No worker has reported progress for this long. Said once.
+    /// The workers have reported no progress for this long. Returned once.
     Stuck(Duration),
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct ProgressSeen {
     /// The last step of each source; `None` without a number. The sources are the files of the workers in the order of
     /// their local ranks, and the common file.
     pub(crate) steps: Vec<Option<u64>>,
-    /// What counts for restarts.
+    /// The progress that counts for restarts.
     pub(crate) round: RoundProgress,
     /// When the first and the last progress were seen.
     pub(crate) first: Option<Duration>,
@@ -118,7 +118,8 @@ impl ProgressWatch {
     }
 }
 
-/// A file that is empty while its writer replaces a number by another is no progress; nor is the same number again.
+/// A file that is empty while its writer replaces a number does not count as progress, and neither does the same
+/// number again.
 fn is_new(old: Option<Mark>, new: Mark) -> bool {
     match (old, new) {
         (Some(Mark::Step(_)), Mark::Modified(_)) => false,

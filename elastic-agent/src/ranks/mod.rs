@@ -28,13 +28,13 @@ pub struct Assignment {
     pub group_rank: usize,
     /// Among the workers of this role, from 0.
     pub role_rank: usize,
-    /// How many workers this node has.
+    /// The number of workers of this node.
     pub local_world_size: usize,
-    /// How many workers the round has.
+    /// The number of workers of the round.
     pub world_size: usize,
-    /// How many nodes the round has.
+    /// The number of nodes of the round.
     pub group_world_size: usize,
-    /// How many workers of the round have this role.
+    /// The number of workers of the round with this role.
     pub role_world_size: usize,
 }
 
@@ -46,8 +46,8 @@ fn assigned_ranks(group_rank: usize) -> String {
     format!("torchelastic/assigned_ranks/{group_rank}")
 }
 
-/// Reports this node's workers to the other nodes of a round, and returns the ranks of these workers.
-/// Blocks until all nodes have reported theirs, for at most `timeout`, indefinitely if `None`, or until `cancel` ends the
+/// Reports this node's workers to the other nodes of a round, and returns the ranks of these workers. Blocks until all
+/// nodes have reported their workers, for at most `timeout`, indefinitely if `None`, or until `cancel` interrupts the
 /// exchange.
 ///
 /// # Errors
@@ -95,7 +95,7 @@ fn assign_all(board: &RoundBoard, group_world_size: usize, wait: Wait) -> Result
 pub struct RoleInfo {
     /// The role of the workers.
     pub role: String,
-    /// How many workers the node has.
+    /// The number of workers of the node.
     pub local_world_size: usize,
 }
 
@@ -104,11 +104,11 @@ pub struct RoleInfo {
 pub struct RankBlock {
     /// The global rank of the node's first worker.
     pub first_rank: usize,
-    /// How many workers the round has.
+    /// The number of workers of the round.
     pub world_size: usize,
     /// The rank of the node's first worker within its role.
     pub first_role_rank: usize,
-    /// How many workers of the round have that role.
+    /// The number of workers of the round with that role.
     pub role_world_size: usize,
 }
 

@@ -12,7 +12,7 @@ use c10d_socket::HostPort;
 use c10d_store::{StoreError, in_brief};
 use elastic_rendezvous::{BoardError, RoundBoard, Wait};
 
-/// Why the workers of a node got no relay.
+/// The reason why the workers of a node got no relay.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum NodeRelayError {
@@ -33,11 +33,11 @@ pub enum NodeRelayError {
         waited.as_secs_f64()
     )]
     NodesMissing {
-        /// How many nodes took part.
+        /// The number of nodes that took part.
         arrived: u64,
-        /// How many nodes the round has.
+        /// The number of nodes of the round.
         group_world_size: usize,
-        /// How long this node waited.
+        /// The time that this node waited.
         waited: Duration,
     },
 
@@ -45,19 +45,19 @@ pub enum NodeRelayError {
     #[error("the node with group rank 0 found no port for its relay: its own error says why")]
     NoneProposed,
 
-    /// At least one node refused each proposed port.
+    /// Each proposed port was refused by at least one node.
     #[error(
         "no port was free for the relays of all nodes: {refusals} of {group_world_size} nodes refused port {port}, the \
          last of {attempts}; their logs say why; choose a port that is free on every node with --relay-port"
     )]
     NoFreePort {
-        /// The last port.
+        /// The last proposed port.
         port: u16,
-        /// How many nodes refused it.
+        /// The number of nodes that refused the last port.
         refusals: u64,
-        /// How many nodes the round has.
+        /// The number of nodes of the round.
         group_world_size: usize,
-        /// How many ports were proposed.
+        /// The number of proposed ports.
         attempts: u32,
     },
 
@@ -101,9 +101,9 @@ pub enum NodeRelayError {
     NotConnected {
         /// The address of the workers' store.
         master: HostPort,
-        /// How long this node waited.
+        /// The time that this node waited.
         waited: Duration,
-        /// The relay's error.
+        /// The error of the relay.
         source: RelayError,
     },
 }
@@ -124,7 +124,7 @@ const ATTEMPTS_MAX: u32 = 32;
 /// counts as lost.
 const SILENT: Duration = Duration::from_secs(5);
 
-/// What a node adds to the count, and what in addition if it refuses the port.
+/// The number that a node adds to the count, and an additional number if it refuses the port.
 const ONE: i64 = 1;
 const REFUSED: i64 = 1 << 32;
 
@@ -179,7 +179,8 @@ impl Member<'_> {
             match bound {
                 Ok(listener) if refusals == 0 => return Ok((port, listener)),
                 Ok(_) => {}
-                // Also if the others agreed before this node took part: its launcher was started again.
+                // The same applies if the other nodes agreed before this node took part, because its launcher was
+                // restarted.
                 Err(error) if refusals == 0 => return Err(error),
                 // This node refuses every other port: so all nodes fail at once.
                 Err(NodeRelayError::PortsDiffer { .. }) => {}
@@ -275,7 +276,7 @@ impl Member<'_> {
         Ok(split(i64::try_from(sum).unwrap_or_default()).0)
     }
 
-    /// Names the nodes that have not taken part, instead of the value that is missing.
+    /// Names the nodes that have not taken part, instead of the missing value.
     fn absent(&self, attempt: u32, error: BoardError) -> NodeRelayError {
         let BoardError::Missing { waited, .. } = error else {
             return error.into();
@@ -325,7 +326,7 @@ mod tests {
 
     type Outcome = Result<u16, NodeRelayError>;
 
-    /// The ports that are in use on a node, and the one that its user has chosen.
+    /// The ports that are in use on a node, and the port that its user has chosen.
     type Node = (Range<u16>, Option<u16>);
 
     fn empty() -> RoundBoard {

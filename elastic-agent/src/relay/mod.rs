@@ -19,11 +19,11 @@ pub use self::agreement::NodeRelayError;
 /// Linux has all of 127.0.0.0/8, other systems only the first.
 const LAST_HOST: u8 = 8;
 
-/// How long the end of a relay waits for what the workers have sent before they exited. Processes that survived their
-/// worker can hold connections longer.
+/// How long a stopping relay waits for requests that the workers have sent before they exited. Processes that survived
+/// their worker can hold connections longer.
 const LAST_REQUESTS_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A relay that runs. Drop ends it.
+/// A running relay. Drop stops it.
 #[derive(Debug)]
 pub(crate) struct NodeRelay {
     relay: Relay,
@@ -32,10 +32,10 @@ pub(crate) struct NodeRelay {
 
 impl NodeRelay {
     /// Agrees with the other nodes on a port, and starts the relay to the workers' store of the round. Waits for the
-    /// other nodes and for the store for at most the round's timeout each, or until `cancel` ends that.
+    /// other nodes and for the store for at most the round's timeout each, or until `cancel` interrupts the wait.
     ///
-    /// `known` is the port of the same round, if this node has taken part in it before, as with a static rendezvous:
-    /// the other nodes do not start their workers again then.
+    /// `known` is the port of the same round, if this node has taken part in it before, for example in a static
+    /// rendezvous, where the other nodes do not restart their workers.
     pub(crate) fn start(
         round: &RendezvousInfo,
         fixed: Option<u16>,
@@ -51,7 +51,7 @@ impl NodeRelay {
         let timeout = round.store.timeout();
         let (port, listener) = match known {
             Some(port) => bound(port)?,
-            // The others have agreed, and do not wait for a node that enters their round.
+            // The other nodes have agreed already, and do not wait for a node that enters their round.
             None if round.world_size == 1 || round.has_entered => bound(fixed.unwrap_or(0))?,
             None => {
                 let member = Member {
@@ -84,7 +84,7 @@ impl NodeRelay {
         &self.address
     }
 
-    /// Ends the relay when the workers have exited, and what they have sent is on its way.
+    /// Stops the relay when the workers have exited and their last requests are on their way.
     pub(crate) fn end(self) {
         let deadline = Deadline::after(Instant::now(), LAST_REQUESTS_TIMEOUT);
         self.relay.finish(deadline);

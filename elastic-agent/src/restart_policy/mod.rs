@@ -1,6 +1,6 @@
-//! Decides whether workers that failed are started again. Pure.
+//! Decides whether failed workers are restarted. Pure.
 //!
-//! Each node decides about its own failures and counts its own restarts, as in PyTorch.
+//! Each node decides about its own failures and counts its own restarts, like in PyTorch.
 
 mod python_error;
 #[cfg(test)]
@@ -12,7 +12,7 @@ use std::time::Duration;
 pub(crate) use self::python_error::{fatal_error, without_rank};
 use crate::worker::ExitKind;
 
-/// How many restarts are allowed within any period of a given length.
+/// A limit on the number of restarts within any period of a given length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RestartBudget {
     /// The highest number of restarts in any window.
@@ -39,9 +39,9 @@ pub struct RestartRules {
     /// The number of restarts that are allowed in all. `None` means 0 if there is no other limit, which is PyTorch's
     /// default. With another limit, `None` does not limit the number of restarts.
     pub max_restarts: Option<usize>,
-    /// How many restarts are allowed in any window of time.
+    /// The number of restarts that are allowed in any window of time.
     pub budget: Option<RestartBudget>,
-    /// How many restarts in a row may bring no progress. The job stops on all nodes at the next failure.
+    /// The number of restarts in a row that may bring no progress. The job stops on all nodes at the next failure.
     pub max_without_progress: Option<usize>,
     /// The exit codes of workers, negative for signals, that end the job on all nodes at once.
     pub final_exit_codes: BTreeSet<i32>,
@@ -233,8 +233,9 @@ impl RestartPolicy {
     }
 }
 
-/// Why the next start would fail in the same way: each worker of this node that ended by itself did so with an
-/// error of the program. One that ended otherwise, as by the loss of another, may be the cause of the rest.
+/// Returns the reason why the next start would fail in the same way: each worker of this node that failed on its own
+/// has an error of the program. A worker with another failure, for example after the loss of another worker, may be
+/// the cause of the remaining failures.
 fn hopeless(failed: &[FailedWorker]) -> Option<String> {
     let mut own = failed
         .iter()

@@ -1,4 +1,5 @@
-//! Recognizes errors of a Python program that each start meets again, by what the worker left.
+//! Recognizes errors of a Python program that would recur at each start, in the worker's error file and standard
+//! error.
 //!
 //! A wrong "yes" ends a job that a restart would have saved, so in doubt the answer is no: only the interpreter's own
 //! report of the exception that ended the process counts, as the last thing on standard error.
@@ -33,8 +34,8 @@ const NO_SCRIPT: i32 = 2;
 /// The longest text that is returned, in characters. A message can hold a whole command line.
 const TEXT_CHARS_MAX: usize = 400;
 
-/// The error that ended a worker, as one line, if it is to be expected at each start. `error_message` is that of the
-/// worker's error file, `stderr` the kept end of its standard error.
+/// Returns the error that made a worker exit, as one line, if it is to be expected at each start. `error_message` is
+/// the message in the worker's error file, and `stderr` the kept end of its standard error.
 pub(crate) fn fatal_error(
     exit: ExitKind,
     error_message: Option<&str>,
@@ -44,7 +45,7 @@ pub(crate) fn fatal_error(
         return None;
     };
     if let Some(message) = error_message {
-        // The worker recorded the exception itself. Standard error may hold that of another.
+        // The worker recorded the exception itself. Standard error may contain a different process's exception.
         let line = message.lines().next().unwrap_or_default();
         return (code == UNCAUGHT && kind_of(line).is_some()).then(|| shortened(line));
     }
@@ -66,7 +67,7 @@ pub(crate) fn fatal_error(
     is_fatal.then(|| shortened(last))
 }
 
-/// Without the prefix that PyTorch puts before each line of a traceback in a process group, as in `[rank3]: `.
+/// Removes the prefix that PyTorch adds to each line of a traceback in a process group, for example `[rank3]: `.
 pub(crate) fn without_rank(line: &str) -> &str {
     let rest = line
         .strip_prefix("[rank")
@@ -90,10 +91,11 @@ fn kind_of(line: &str) -> Option<&'static str> {
     KINDS.iter().find(is_named).copied()
 }
 
-/// Whether the lines before that of the exception are the interpreter's: places in files, and above them the header.
+/// Whether the lines before the exception's line are a traceback of the interpreter: places in files, and above them
+/// the header.
 ///
-/// The first place of an exception that ended the process is the main program. One that a function caught and logged,
-/// or that ended a thread, starts elsewhere.
+/// An exception that makes the process exit has the main program as its first place. An exception that a function
+/// caught and logged, or that stopped a thread, starts elsewhere.
 fn ends_a_traceback(before: &[&str], kind: &str) -> bool {
     let frames = before
         .iter()
@@ -210,7 +212,7 @@ mod tests {
         for stderr in [
             // A later line may say why the process ended.
             format!("{import}falling back to eager mode\n"),
-            // Caught, and another one raised.
+            // This exception was caught, and another exception was raised.
             format!(
                 "{import}\nDuring handling of the above exception, another exception occurred:\n\n{}",
                 import.replace("ImportError", "RuntimeError")
@@ -240,7 +242,7 @@ mod tests {
         ] {
             assert_eq!(fatal_error(exit, None, import.as_bytes()), None);
         }
-        // The one that the other was raised from.
+        // This is the exception that caused the next exception.
         let chained = format!(
             "{}\nThe above exception was the direct cause of the following exception:\n\n{import}",
             import.replace("ImportError", "RuntimeError")
@@ -260,7 +262,7 @@ mod tests {
             .is_some()
         );
         for first in [
-            // Logged by a function that goes on without the module.
+            // The exception was logged by a function that continues without the module.
             "\"/t/train.py\", line 7, in load_optional",
             "\"/usr/lib/python3.11/threading.py\", line 1045, in _bootstrap_inner",
         ] {

@@ -124,7 +124,7 @@ fn a_budget_and_a_maximum_both_hold() {
 #[test]
 fn restarts_that_bring_no_progress_end_the_job() {
     let limited = || policy(|it| it.max_without_progress = Some(2));
-    // At the same step, at an earlier one, or without any.
+    // At the same step, at an earlier step, or without a step.
     assert_eq!(
         decisions(&mut limited(), &[Some(5), Some(5), Some(5)]),
         "rre"
@@ -233,7 +233,7 @@ fn without_restarts_left_an_error_of_the_program_is_an_ordinary_failure() {
 }
 
 /// Random rules and histories. The invariants hold after each failure, and no restart follows an exit code of the list.
-/// `SEED=n` repeats one history, `ROUNDS=n` runs n new ones.
+/// `SEED=n` repeats one history, `ROUNDS=n` runs n new histories.
 #[test]
 fn random_histories_keep_the_limits() {
     let number = |name| {

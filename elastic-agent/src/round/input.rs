@@ -119,7 +119,7 @@ pub(crate) enum Effect {
         local_rank: usize,
         restarts: (usize, usize),
     },
-    /// Tells the listeners that this worker runs in the place of one that died.
+    /// Reports to the listeners that this worker has replaced a dead worker.
     TellReplaced(usize),
     /// Reads the record of a worker that its own signal has killed. Answered by [`Input::Crash`].
     ReadCrash(WorkerExit),
@@ -131,7 +131,7 @@ pub(crate) enum Effect {
     /// Counts this node among those whose programs have reached their end although workers failed at their exit.
     CountAtExit,
     ReadEnded,
-    /// Counts this node among those of the round whose workers are stuck.
+    /// Counts this node among the nodes of the round whose workers are stuck.
     ReportStuck,
     ReadFacts,
     /// Answered by [`Input::LossDue`] after this time, or by [`Input::NoLoss`], unless the node joins before.

@@ -12,35 +12,36 @@ use crate::failure::Failures;
 use crate::job_end::OwnEnd;
 use crate::restart_policy::{RestartPolicy, RestartRules};
 
-/// How the workers that survive another worker are kept. Their script must use the membership service of the workers' store.
+/// Options for keeping the workers that survive another worker. Their script must use the membership service of the
+/// workers' store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeepOptions {
-    /// With fewer workers than this no work is done: the remaining workers wait for more.
+    /// The minimum number of workers that continue the work. Fewer workers wait for more.
     pub members_min: usize,
     /// The replacement of a dead worker, if a restart is left.
     pub replacement: Replacement,
-    /// How long after the death.
+    /// The time from the death of a worker to its replacement.
     pub replace_after: Duration,
-    /// How long after their start the service is asked for the workers. If none is a member, the
-    /// launcher logs a warning; a worker that joins later than the default, a minute, has no other consequence.
+    /// The time from the start of the workers until the launcher checks whether any of them is a member, and otherwise
+    /// logs a warning. Workers may still join later. Default one minute.
     pub members_expected_after: Duration,
-    /// How long a worker that its group has evicted may still run, for example to save its state; then it is killed, and
-    /// replaced like any dead worker. 30 s.
+    /// The time that a worker may still run after its group has evicted it, for example to save its state. After this
+    /// time it is killed, and replaced like any dead worker. Default 30 s.
     pub evicted_grace: Duration,
 }
 
 /// The replacement of a dead worker while other workers run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Replacement {
-    /// Another process on its node.
+    /// A new process on the same node replaces the worker.
     Fork,
-    /// Nothing.
+    /// The worker is not replaced.
     None,
 }
 
 impl KeepOptions {
-    /// Workers that died are replaced at once.
+    /// Creates options that replace dead workers at once.
     #[must_use]
     pub const fn new(members_min: usize) -> Self {
         Self {

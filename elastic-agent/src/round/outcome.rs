@@ -13,11 +13,11 @@ use crate::relay::NodeRelayError;
 use crate::watchdog::WatchdogError;
 use crate::worker::StartError;
 
-/// Why a round began.
+/// The reason why a round began.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RoundCause {
-    /// It is the agent's first.
+    /// It is the agent's first round.
     Start,
     /// Workers of this node had failed, or could not be started.
     Failure,
@@ -27,7 +27,7 @@ pub enum RoundCause {
     MembersChanged(String),
 }
 
-/// How a round ended on this node.
+/// The way in which a round ended on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RoundEnding {
@@ -43,23 +43,24 @@ pub enum RoundEnding {
     JobEnded(String),
     /// A signal stopped the agent.
     Signalled,
-    /// No workers were started, for this reason.
+    /// The workers were not started, for this reason.
     NotStarted(String),
 }
 
-/// How long the parts of a round took. Together they are the whole round.
+/// The durations of the parts of a round, which together are the whole round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct RoundPhases {
-    /// Until the rendezvous was complete.
+    /// Time until the rendezvous was complete.
     pub rendezvous: Duration,
-    /// Then, until the relay ran, and the ranks and the workers' environment were known.
+    /// Time from the end of the rendezvous until the relay ran, and the ranks and the workers' environment were
+    /// known.
     pub ranks: Duration,
-    /// Then, until all processes had started.
+    /// Time from the assignment of ranks until all processes had started.
     pub start: Duration,
-    /// Then, until the agent stopped the workers.
+    /// Time from the start of the last process until the agent stopped the workers.
     pub run: Duration,
-    /// Then, until all processes had ended.
+    /// Time from the stop signal until the last process exited.
     pub stop: Duration,
 }
 
@@ -110,7 +111,7 @@ impl RoundClock {
     }
 }
 
-/// How the work of an agent ended.
+/// The result of an agent's work.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum AgentOutcome {
@@ -120,7 +121,7 @@ pub enum AgentOutcome {
     Failed(Failures),
     /// A rule for restarts, or another node, ended the job, and no node starts workers again.
     Ended {
-        /// Why, as text for a log.
+        /// The reason, as text for a log.
         reason: String,
         /// The workers of this node that failed, if any did.
         failures: Option<Failures>,
@@ -131,9 +132,9 @@ pub enum AgentOutcome {
     NotNeeded,
     /// A signal stopped the agent.
     Signalled {
-        /// The signal's number.
+        /// The number of the signal.
         signal: i32,
-        /// Whether the agent had started workers by then.
+        /// Whether the agent had started workers before the signal.
         had_workers: bool,
     },
 }
@@ -179,7 +180,7 @@ impl AgentOutcome {
     }
 }
 
-/// Why an agent could not run the workers.
+/// The reason why an agent could not run the workers.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum AgentError {
@@ -188,7 +189,7 @@ pub enum AgentError {
     InvalidOption {
         /// The option's name in [`AgentOptions`](crate::AgentOptions).
         option: &'static str,
-        /// Why the value cannot be used.
+        /// The reason why the value cannot be used.
         reason: &'static str,
     },
     /// The node could not join a round.
@@ -212,16 +213,16 @@ pub enum AgentError {
     /// The directory for the workers' progress could not be created.
     #[error("cannot create a directory for the workers' progress: {source}; set TMPDIR")]
     Progress {
-        /// The system's error.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// Workers cannot survive others with this store.
+    /// The store lacks the membership service that lets workers survive the death of other workers.
     #[error(
         "--keep-workers needs a workers' store with a membership service, which a launcher or `c10d store serve` of the \
          same version serves: the store {store} has none"
     )]
     NoMembership {
-        /// The workers' store.
+        /// The address of the workers' store.
         store: HostPort,
     },
     /// The log directory could not be created.
@@ -230,9 +231,9 @@ pub enum AgentError {
     /// Other nodes of the round finished, so that a new round would lack them.
     #[error("{finished} of {world_size} nodes have already finished and cannot join a new round")]
     OthersFinished {
-        /// How many nodes of the round have succeeded.
+        /// The number of nodes of the round that have succeeded.
         finished: usize,
-        /// How many nodes the round has.
+        /// The number of nodes of the round.
         world_size: usize,
     },
     /// Workers failed, restarts were left, and the restart failed.
@@ -242,7 +243,7 @@ pub enum AgentError {
         failures.first().exit
     )]
     NotRestarted {
-        /// Why the restart failed.
+        /// The error of the restart.
         source: Box<Self>,
         /// The failures that made the restart necessary.
         failures: Failures,

@@ -33,7 +33,7 @@ pub(super) enum Phase {
         failures: Option<Failures>,
     },
     Running(Running),
-    /// The workers are exiting, and the content of the store decides whether this node ends the job.
+    /// The workers are exiting, and the content of the store decides whether this node stops the job.
     Ending {
         nodes: usize,
         end: End,

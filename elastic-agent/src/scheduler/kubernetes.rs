@@ -11,10 +11,10 @@ use super::site::{Found, Site, Sourced, Variables};
 /// The default of a pod's `terminationGracePeriodSeconds`.
 const GRACE_PERIOD: Duration = Duration::from_secs(30);
 
-/// torchrun's port of a c10d rendezvous. Each pod has ports of its own.
+/// torchrun's port of a c10d rendezvous. Each pod has its own ports.
 const PORT: u16 = 29400;
 
-/// The group of pods of which this one is a part.
+/// Finds the group of pods that this pod is a part of.
 pub(super) fn find(variables: Variables<'_>, site: &Site<'_>) -> Option<Found> {
     leader_worker_set(variables)
         .or_else(|| indexed_job(variables, site))

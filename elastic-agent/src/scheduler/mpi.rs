@@ -1,7 +1,7 @@
 //! MPI: `mpirun c10d run` starts one launcher on each node.
 //!
-//! Variables: "Environment variables set for MPI applications" of Open MPI; those of MPICH's Hydra, which Intel MPI
-//! uses too; those of HPE's PALS. None of them has a list of hosts: that is the surrounding scheduler's.
+//! Variables: "Environment variables set for MPI applications" of Open MPI; the variables of MPICH's Hydra, which
+//! Intel MPI also uses; the variables of HPE's PALS. They lack a list of hosts, which the surrounding scheduler has.
 
 use super::site::{Finding, Found, Site, Sourced, Variables, is_same_host};
 use super::slurm;
@@ -47,7 +47,7 @@ pub(super) fn find(variables: Variables<'_>, site: &Site<'_>) -> Option<Found> {
     dialects.find_map(|dialect| find_in(&dialect, variables, site))
 }
 
-/// A job of PALS. Slurm can set its variables too.
+/// Finds a job of PALS. Slurm can also set its variables.
 pub(super) fn find_pals(variables: Variables<'_>, site: &Site<'_>) -> Option<Found> {
     find_in(&PALS, variables, site)
 }
@@ -129,7 +129,8 @@ fn host_of_first(variables: Variables<'_>, site: &Site<'_>, is_first: bool) -> F
     Ok(Sourced::new(address.to_string(), name))
 }
 
-/// The first IPv4 address in `1531576320.0;tcp://10.96.0.1,10.148.0.1:34911` by which other machines can reach mpirun.
+/// The first IPv4 address in `1531576320.0;tcp://10.96.0.1,10.148.0.1:34911` that other machines can use to reach
+/// mpirun.
 fn first_address(uri: &str) -> Option<std::net::Ipv4Addr> {
     let contacts = uri
         .split(';')

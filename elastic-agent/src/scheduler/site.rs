@@ -26,7 +26,7 @@ pub struct Found {
     pub nodes: Finding<usize>,
     /// The rank of this node, from 0.
     pub node_rank: Finding<usize>,
-    /// Why the rank cannot be right, if it cannot.
+    /// The reason why the rank is wrong, if it contradicts other variables.
     pub contradiction: Option<String>,
     /// The host and port where nodes meet, the same on all nodes: on the node with rank 0.
     pub endpoint: Finding<String>,
@@ -150,7 +150,8 @@ impl Variables<'_> {
         }
     }
 
-    /// The endpoint on a host: at the port in MASTER_PORT, if it is set, and else at the port of the run id.
+    /// Returns the endpoint on a host: at the port in MASTER_PORT if it is set, otherwise at the port of the run
+    /// id.
     pub(crate) fn endpoint_on(
         &self,
         host: Sourced<String>,
@@ -172,7 +173,7 @@ impl Variables<'_> {
     }
 }
 
-/// The port of a job: the same for all of its nodes, and most likely another one for each job.
+/// Returns the port of a job: the same for all of its nodes, and most likely different for each job.
 pub(crate) fn port_of(run_id: &str) -> u16 {
     // FNV-1a: stable across releases, unlike the standard library's hash.
     let hash = run_id

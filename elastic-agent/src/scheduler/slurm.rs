@@ -12,7 +12,7 @@ const NAME: &str = "Slurm";
 /// Slurm's default of `KillWait`.
 const KILL_WAIT: Duration = Duration::from_secs(30);
 
-/// From this number on, step ids have a meaning of their own: the batch script, an interactive shell.
+/// From this number on, step ids have a special meaning, for example the batch script or an interactive shell.
 const SPECIAL_STEPS_FROM: u64 = 0xffff_fff0;
 
 const NODELISTS_OF_STEP: [&str; 2] = ["SLURM_STEP_NODELIST", "SLURM_NODELIST"];
@@ -63,7 +63,7 @@ pub(super) fn find_step(variables: Variables<'_>, site: &Site<'_>) -> Option<Fou
             tasks.from, tasks.value,
         )));
     }
-    // `srun --pty` connects only the first task to the terminal. The others run a shell that ends.
+    // `srun --pty` connects only the first task to the terminal. The other tasks run a shell that exits.
     if site.is_interactive
         && variables.has("SLURM_PTY_PORT")
         && let Ok(Sourced { value: 2.., from }) = &found.nodes

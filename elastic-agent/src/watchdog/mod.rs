@@ -1,8 +1,8 @@
-//! PyTorch's watchdog for workers: ends those that stay in a block of code for too long.
+//! PyTorch's watchdog for workers, which kills workers that stay in a block of code for too long.
 //!
 //! Workers write the timers of `torch.distributed.elastic.timer` into a named pipe. In PyTorch: `FileTimerServer`
-//! (`torch/distributed/elastic/timer/file_based_local_timer.py`), which also ends the agent when a timer expires;
-//! here the agent restarts the workers.
+//! (`torch/distributed/elastic/timer/file_based_local_timer.py`), which also stops the agent when a timer expires; here
+//! the agent restarts the workers.
 
 mod timers;
 
@@ -33,13 +33,13 @@ const WAIT_MAX: Duration = Duration::from_secs(1);
 /// How often the pipe is read before timers are checked again.
 const READS_MAX: usize = 64;
 
-/// The watchdog of the workers of one round. Dropping it ends its thread and removes the pipe.
+/// The watchdog of the workers of one round. Dropping it stops its thread and removes the pipe.
 #[derive(Debug)]
 pub(crate) struct Watchdog {
     path: PathBuf,
     progress: Arc<AtomicU64>,
     sessions: Sender<Vec<Pid>>,
-    /// Closing it ends the thread.
+    /// Closing it stops the thread.
     stop: Option<io::PipeWriter>,
     thread: JoinedThread,
 }
@@ -111,7 +111,7 @@ impl Watchdog {
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        // A thread that waits for its sessions sees that, too.
+        // A thread that waits for its sessions also notices this.
         let (closed, _) = bounded(0);
         self.sessions = closed;
         self.stop = None;
@@ -199,7 +199,7 @@ impl Loop {
     /// Waits for requests, or until the next timer expires. Returns whether to stop.
     fn wait(&self, now: f64) -> bool {
         let left = self.timers.next_expiry().map_or(WAIT_MAX, |at| {
-            // A millisecond more, as the clock is read again. NaN is no time.
+            // One millisecond is added because the clock is read again. NaN is not a time.
             Duration::try_from_secs_f64((at - now).max(0.0) + 0.001).unwrap_or(WAIT_MAX)
         });
         let timeout = Timespec::try_from(left.min(WAIT_MAX)).ok();
@@ -270,7 +270,7 @@ pub(crate) fn seconds_since_epoch() -> f64 {
     since.map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// Why a watchdog could not be started.
+/// The reason why a watchdog could not be started.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WatchdogError {
@@ -283,10 +283,10 @@ pub enum WatchdogError {
     Pipe {
         /// The path of the pipe.
         path: PathBuf,
-        /// Why not.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// No pipe could be made in the directories for temporary files.
+    /// A pipe could not be created in any directory for temporary files.
     #[error("cannot make the watchdog's pipe: {0}; set TMPDIR")]
     NoPlace(io::Error),
     /// The system has no thread or descriptor left.

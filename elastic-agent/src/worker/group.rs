@@ -23,15 +23,14 @@ const STDERR_PATIENCE: Duration = Duration::from_millis(50);
 
 /// The worker processes of this node in one round.
 ///
-/// Each worker leads a session and a process group of its own. On Linux no worker outlives the agent, even
-/// if the agent is killed: the system then kills the workers, and a helper process their children. Only a
-/// process that left its worker's process group (a daemon) is out of reach, here as in
-/// [`stop`](Self::stop).
+/// Each worker leads its own session and process group. On Linux no worker outlives the agent, even if the agent is
+/// killed: the system then kills the workers, and a helper process their children. Only a process that left its
+/// worker's process group (a daemon) is out of reach, including for [`stop`](Self::stop).
 ///
-/// A group has the threads `worker-spawn`, one `worker-wait` per worker, `worker-stdout` and `worker-stderr`
-/// where output is shown, and `worker-logs` where files have it too. [`stop`](Self::stop) and `Drop` join them.
-/// Dropping a group kills its processes and waits for their end: milliseconds, or 10 s for a process that the
-/// system cannot end.
+/// A group has the threads `worker-spawn`, one `worker-wait` per worker, `worker-stdout` and `worker-stderr` where
+/// output is shown, and `worker-logs` where output is also written to files. [`stop`](Self::stop) and `Drop` join them.
+/// Dropping a group kills its processes and waits for their end: milliseconds, or 10 s for a process that the system
+/// cannot end.
 ///
 /// ```
 /// use std::time::Duration;
@@ -145,7 +144,7 @@ impl WorkerGroup {
         Some(outcome(worker, exit))
     }
 
-    /// How many workers are running.
+    /// Returns the number of running workers.
     #[must_use]
     pub fn running(&mut self) -> usize {
         self.note_ended();
@@ -163,13 +162,13 @@ impl WorkerGroup {
         }
     }
 
-    /// Ends the group: running workers, processes that exited workers left behind, and threads. Call it
-    /// also when all workers have exited.
+    /// Stops the group: running workers, processes that exited workers left behind, and threads. Call it even if all
+    /// workers have exited.
     ///
-    /// Running workers get `signal`, with or without the other processes of their groups as the
-    /// [plan](GroupPlan::with_signal_target) says; processes left by others get SIGTERM. Processes that still run after
-    /// `grace`, or when `kill_switch` is triggered, are killed. `None` waits indefinitely, zero kills at
-    /// once. All output of workers has been shown when this returns.
+    /// Running workers get `signal`, with or without the other processes of their groups, depending on the
+    /// [plan](GroupPlan::with_signal_target); processes that exited workers left behind get SIGTERM. Processes that
+    /// still run after `grace`, or when `kill_switch` is triggered, are killed. `None` waits indefinitely, zero kills
+    /// at once. All output of workers has been shown when this returns.
     ///
     /// Blocks until all processes have ended: at most for `grace`, and then, for a process that the system
     /// cannot end, for `grace` again or 10 s, whichever is longer (10 s if `kill_switch` is triggered);
@@ -382,7 +381,7 @@ fn abandoned(worker: &Worker) -> AbandonedWorker {
     }
 }
 
-/// How the workers of a group ended.
+/// The results of the workers of a stopped group.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct StopReport {
@@ -404,7 +403,7 @@ pub struct AbandonedWorker {
     pub local_rank: usize,
     /// The worker's global rank.
     pub rank: usize,
-    /// The process id.
+    /// The id of the process.
     pub pid: u32,
 }
 

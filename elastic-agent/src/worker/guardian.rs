@@ -1,9 +1,9 @@
 //! The process that kills the children of workers when the agent is killed.
 //!
-//! Linux kills a worker together with its agent, but not the worker's own children, such as data loaders:
-//! they would keep memory and devices. A killed agent cannot clean up, so a small process waits for its
-//! end, and also removes the agent's temporary files then. It is a shell and not a fork of the agent, which would
-//! keep the agent's memory and sockets.
+//! Linux kills a worker together with its agent, but not the worker's own children, such as data loaders: they would
+//! keep memory and devices. A killed agent cannot clean up, so a small process waits for the agent's exit, kills the
+//! children, and removes the agent's temporary files. It is a shell and not a fork of the agent, which would keep the
+//! agent's memory and sockets.
 //!
 //! The guardian starts before the first worker, and each worker reports its process group before it
 //! executes its program. So the guardian knows every group that can have a child. It does nothing while
@@ -15,9 +15,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-/// Standard input has a line for each process group, and ends with the agent. Milliseconds later the
-/// system has hardly given a group id to other processes. The arguments are those of [`Remains`]; `rmdir` leaves
-/// directories with files.
+/// Standard input has a line for each process group, and is closed when the agent exits. Within milliseconds, the
+/// system is unlikely to give a group id to other processes. The arguments are the fields of [`Remains`]; `rmdir`
+/// leaves directories with files.
 const SCRIPT: &str = "\
 trap '' HUP INT QUIT TERM
 logs=$1 above=$2 groups=
@@ -28,14 +28,14 @@ PATH=/bin:/usr/bin
 if [ $# -gt 0 ]; then rm -rf -- \"$@\"; fi
 if [ -n \"$logs\" ]; then rmdir -- \"$logs\"/*/* \"$logs\"/* \"$logs\" ${above:+\"$above\"}; fi";
 
-/// What a guardian removes.
+/// The files that a guardian removes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Remains {
     /// Files and directories.
     pub(crate) temporary: Vec<PathBuf>,
     /// The log directory of the job: the directories in it that have no file, and itself.
     pub(crate) logs: Option<PathBuf>,
-    /// The directory above it, if it is temporary too.
+    /// The parent directory, if it is also temporary.
     pub(crate) above_logs: Option<PathBuf>,
 }
 
@@ -64,15 +64,15 @@ pub(crate) struct Guardian {
 }
 
 impl Guardian {
-    /// Starts a guardian, which kills the process groups reported to it, and then removes what remains, when this process
-    /// ends without dropping it. Blocks until the shell is loaded, about a millisecond.
+    /// Starts a guardian, which kills the process groups reported to it, and then removes the remaining files, when
+    /// this process exits without dropping it. Blocks until the shell is loaded, about a millisecond.
     ///
     /// # Errors
-    /// Those of the system: `/bin/sh` does not exist, or no process or descriptor is left.
+    /// The error of the operating system: `/bin/sh` does not exist, or no process or descriptor is left.
     pub(crate) fn start(remains: &Remains) -> io::Result<Self> {
         // Both ends are close-on-exec: a program that inherited one would keep the input open.
         let (reader, names) = io::pipe()?;
-        // A shell that was stopped (SIGSTOP) must not block workers.
+        // A stopped shell (SIGSTOP) must not block workers.
         rustix::io::ioctl_fionbio(&names, true)?;
         let mut command = Command::new("/bin/sh");
         command
@@ -194,7 +194,7 @@ mod tests {
         std::fs::remove_file(with_file).unwrap();
         killed();
         assert!(!above.exists() && folder.path().exists());
-        // One that is not temporary stays.
+        // A directory that is not temporary stays.
         worker("attempt_0", "0");
         let mut guardian = Guardian::start(&Remains {
             above_logs: None,

@@ -8,14 +8,14 @@ use rustix::process::WaitIdStatus;
 
 use crate::wording::name_of;
 
-/// How a process ended.
+/// The way in which a process exited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExitKind {
     /// The process exited with this code, 0 to 255.
     Code(i32),
     /// A signal ended the process.
     Signal {
-        /// The signal's number.
+        /// The number of the signal.
         number: i32,
         /// Whether the system wrote a core file.
         has_dumped_core: bool,
@@ -76,9 +76,9 @@ pub struct WorkerExit {
     pub local_rank: usize,
     /// The worker's global rank.
     pub rank: usize,
-    /// The process id.
+    /// The id of the process.
     pub pid: u32,
-    /// How the process ended.
+    /// The way in which the process exited.
     pub exit: ExitKind,
     /// When the agent noticed.
     pub ended_at: SystemTime,
@@ -93,7 +93,7 @@ pub struct WorkerOutcome {
     pub rank: usize,
     /// The process id, which may be in use again.
     pub pid: u32,
-    /// How the process ended.
+    /// The way in which the process exited.
     pub exit: ExitKind,
     /// When the agent noticed.
     pub ended_at: SystemTime,

@@ -8,7 +8,7 @@ use super::guardian::Remains;
 use crate::command_line::CommandLine;
 use crate::logs::{FilteredLog, WorkerLogs};
 
-/// Why no worker was started. Those that were already running are killed.
+/// The reason why no worker was started. Workers that were already running are killed.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
@@ -19,23 +19,23 @@ pub enum StartError {
         program: OsString,
         /// The local rank of the first worker that could not be started.
         local_rank: usize,
-        /// The system's error.
+        /// The error of the operating system.
         source: io::Error,
     },
 
     /// A log file could not be created.
     #[error("cannot create the log file {}: {source}", path.display())]
     LogFile {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The system's error.
+        /// The error of the operating system.
         source: io::Error,
     },
 
-    /// No worker could be forked from the template, and none may be started without it.
+    /// A worker could not be forked from the template, and workers may not be started without it.
     #[error("preload: {source}")]
     Forked {
-        /// Why.
+        /// The reason, as text.
         source: io::Error,
     },
 
@@ -46,14 +46,14 @@ pub enum StartError {
     /// The system had no thread, pipe or descriptor left.
     #[error("cannot supervise the workers: {source}")]
     System {
-        /// The system's error.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
 c10d_socket::debug_as_display!(StartError);
 
-/// One worker to start.
+/// The plan of one worker to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub struct WorkerPlan {
@@ -102,13 +102,13 @@ impl WorkerPlan {
         self
     }
 
-    /// Where the output of the worker goes. The default is the console, without an error file.
+    /// Sets the destination of the worker's output. The default is the console, without an error file.
     pub fn with_logs(mut self, logs: WorkerLogs) -> Self {
         self.logs = logs;
         self
     }
 
-    /// The prefix of lines that are shown as well as written to files. Empty by default.
+    /// Sets the prefix of lines that are shown as well as written to files. Empty by default.
     pub fn with_line_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.line_prefix = prefix.into();
         self
@@ -120,20 +120,20 @@ impl WorkerPlan {
         self
     }
 
-    /// The worker's rank on this node.
+    /// Returns the worker's rank on this node.
     #[must_use]
     pub const fn local_rank(&self) -> usize {
         self.local_rank
     }
 
-    /// Where the output of the worker goes.
+    /// Returns the destination of the worker's output.
     #[must_use]
     pub const fn logs(&self) -> &WorkerLogs {
         &self.logs
     }
 }
 
-/// Which processes get a signal that is meant for a worker.
+/// The processes that receive a signal for a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SignalTarget {
     /// The worker alone. When the worker exits after the signal of a [stop](crate::WorkerGroup::stop), the remaining
@@ -157,7 +157,7 @@ pub struct GroupPlan {
 }
 
 impl GroupPlan {
-    /// A group of these workers.
+    /// Creates a plan for these workers.
     pub const fn new(workers: Vec<WorkerPlan>) -> Self {
         Self {
             workers,
@@ -168,26 +168,28 @@ impl GroupPlan {
         }
     }
 
-    /// Which processes get signals for the workers. By default all of their process groups. SIGKILL always reaches all.
+    /// Sets which processes receive signals for the workers. By default all processes of the workers' groups. SIGKILL
+    /// always reaches all of them.
     pub const fn with_signal_target(mut self, target: SignalTarget) -> Self {
         self.signal_target = target;
         self
     }
 
-    /// The file that also gets matching lines of standard output which is both shown and written to files.
+    /// Sets the file that also receives the matching lines of standard output which is both shown and written to files.
     /// None by default.
     pub fn with_filtered_stdout(mut self, log: impl Into<Option<FilteredLog>>) -> Self {
         self.filtered_stdout = log.into();
         self
     }
 
-    /// The same for standard error.
+    /// Sets the file that also receives the matching lines of standard error which is both shown and written to files.
+    /// None by default.
     pub fn with_filtered_stderr(mut self, log: impl Into<Option<FilteredLog>>) -> Self {
         self.filtered_stderr = log.into();
         self
     }
 
-    /// What another process removes if this one is killed while the workers run.
+    /// Sets the files that another process removes if this process is killed while the workers run.
     pub(crate) fn with_remains(mut self, remains: Remains) -> Self {
         self.remains = remains;
         self

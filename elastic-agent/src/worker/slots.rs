@@ -95,7 +95,7 @@ impl WorkerSlots {
         }
     }
 
-    /// Puts a group in the place of one that has [ended](Self::end).
+    /// Puts a group in the place of a group that has [ended](Self::end).
     pub(crate) fn replace(&mut self, slot: usize, group: WorkerGroup) {
         let Some(slot) = self.slots.get_mut(slot) else {
             return;

@@ -118,7 +118,7 @@ impl OwnStreams {
     }
 }
 
-/// What the threads write and show.
+/// The streams that the threads write and show.
 #[derive(Debug, Default)]
 pub(super) struct GroupSources {
     pub(super) logs: Vec<LoggedStream>,

@@ -1,4 +1,4 @@
-//! What an agent tells its listeners.
+//! The events that an agent reports to its listeners.
 
 use std::sync::{Arc, Mutex};
 

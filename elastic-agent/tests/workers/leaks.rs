@@ -11,7 +11,8 @@ use elastic_agent::{Destination, KillSwitch, Signal, WorkerLogs, WorkerPlan};
 use crate::second_process::{self, test_name};
 use crate::util::{eventually, next, shells, start};
 
-/// A shell blocks signals while it forks, so that its child can miss that of the group and is killed after this time.
+/// A shell blocks signals while it forks, so that its child can miss the group's signal and is killed after this
+/// time.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// The numbers of descriptors, threads and children of this process.

@@ -14,7 +14,7 @@ use elastic_agent::{CommandLine, Console, GroupPlan, WorkerExit, WorkerGroup, Wo
 /// Far longer than any step takes: ends a test that hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// No test gets this far: a test that waits until it has passed fails.
+/// A time that a passing test never reaches: a test that waits for this long fails.
 pub(crate) const NEVER_REACHED: Option<Duration> = Some(Duration::from_secs(3600));
 
 /// A worker that runs a shell script, with its output on the console.

@@ -24,7 +24,7 @@ fn pauses() -> BackoffOptions {
         .with_max(Duration::from_secs(30))
 }
 
-/// Sends announcements to one store: that of the workers of the current round, or that of the rendezvous.
+/// Sends announcements to one store: the current round's workers' store, or the rendezvous' store.
 #[derive(Debug)]
 pub(super) struct Link {
     store: Option<TcpStore>,
@@ -32,7 +32,7 @@ pub(super) struct Link {
     cancel: Cancel,
     /// `None` if the workers' store is not served by an agent.
     target: Option<Address>,
-    /// What the store asks for.
+    /// The credentials that the store requires.
     credentials: Option<Credentials>,
     /// Where workers reach the store.
     reached_at: Option<HostPort>,
@@ -108,7 +108,7 @@ impl Link {
     /// Waits until the server has taken the announcements so far, for at most 1 s.
     pub(super) fn confirm(&self) {
         if let Some(store) = &self.store {
-            // A connection that was lost shows at the next announcement.
+            // The next announcement detects a lost connection.
             let _ = store.ping();
         }
     }
@@ -164,7 +164,7 @@ impl Link {
     }
 }
 
-/// The address of this machine that the store sees; `None` if it is unknown.
+/// The address of this machine from the store's side; `None` if it is unknown.
 fn seen_by(master: &HostPort, deadline: Deadline, cancel: &Cancel) -> Option<IpAddr> {
     let addresses = resolve(master, deadline, cancel).ok()?;
     own_address_towards(*addresses.first()?).ok()

@@ -1,4 +1,4 @@
-//! What a launcher tells the stores while it waits for other nodes. Pure.
+//! The announcements that a launcher sends to the stores while it waits for other nodes. Pure.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
@@ -11,11 +11,11 @@ use super::roster::NodeIdentity;
 /// Nodes that meet sooner announce nothing.
 const ANNOUNCED_AFTER: Duration = Duration::from_secs(2);
 
-/// At most so many nodes connect to the rendezvous' store within [`ANNOUNCED_AFTER`].
+/// Maximum number of nodes that connect to the rendezvous' store within [`ANNOUNCED_AFTER`].
 const NODES_AT_ONCE: usize = 32;
 
-/// What has changed is announced again after this time, what has not after that: a report of a large rendezvous comes
-/// every 10 s.
+/// A changed meeting is announced again after `CHANGE_INTERVAL`, and an unchanged meeting after `RENEWAL`, because a
+/// large rendezvous reports every 10 s.
 const CHANGE_INTERVAL: Duration = Duration::from_secs(1);
 const RENEWAL: Duration = Duration::from_secs(9);
 
@@ -27,7 +27,7 @@ pub(super) struct MeetingReport {
     nodes_max: usize,
 }
 
-/// The meeting that this node waits in, and what has been announced of it.
+/// The meeting that this node waits in, and its last announcement.
 #[derive(Debug, Default)]
 pub(super) struct Meeting {
     now: Option<(MeetingReport, Instant)>,
@@ -35,10 +35,10 @@ pub(super) struct Meeting {
 }
 
 impl MeetingReport {
-    /// What an event says about a meeting that this node waits in, if it does.
+    /// Returns the report in an event about a meeting that this node waits in; `None` for other events.
     pub(super) fn of(event: &RendezvousEvent<'_>) -> Option<Self> {
         let (waited, nodes_max, node_rank, mut meeting) = match event {
-            // A node that is no member of a complete round waits for the next one, while the job runs.
+            // A node outside of a complete round waits for the next round, while the job runs.
             RendezvousEvent::Waiting(report) if !report.is_complete => {
                 let mut meeting = AnnouncedMeeting::default();
                 meeting.round = report.round;

@@ -1,8 +1,8 @@
-//! Tells the workers' store about the workers of this node: ranks, processes, connections, ends. While nodes meet,
-//! tells it and the rendezvous' store which of them are missing.
+//! Announces the workers of this node to the workers' store: ranks, processes, connections, exits. While nodes meet,
+//! announces the missing nodes to this store and to the rendezvous' store.
 //!
-//! An announcement is no key, and the server forgets it with its connection, which is one of the
-//! announcer's own. A server that does not support it, as PyTorch's, gets none.
+//! An announcement is not a key, and the server drops it with its connection, which only the announcer uses. Servers
+//! that do not support announcements, such as PyTorch's, receive none.
 
 mod link;
 mod meeting;
@@ -48,7 +48,7 @@ const NCCL_AGE_MAX: Duration = Duration::from_secs(60);
 pub(super) struct Announcer {
     messages: Sender<Message>,
     shared: Arc<Shared>,
-    /// Ends what the thread waits for.
+    /// Interrupts the waits of the thread.
     cancel: Cancel,
     ended: Receiver<()>,
     /// `None` if the workers' NCCL cannot be asked.
@@ -56,7 +56,7 @@ pub(super) struct Announcer {
     _thread: JoinedThread,
 }
 
-/// What the thread shares with its owner.
+/// The data that the thread shares with its owner.
 #[derive(Debug, Default)]
 struct Shared {
     /// The last announcement.
@@ -73,7 +73,7 @@ enum Message {
     Exited(WorkerExit),
     Stopping,
     Cause(AnnouncedCause),
-    /// What the workers' NCCL says, if anything.
+    /// The report of the workers' NCCL, if there is one.
     Nccl(Option<AnnouncedNccl>),
     Observed(Observations),
     /// Asks for an answer when all earlier messages are announced.
@@ -143,7 +143,7 @@ impl Announcer {
         ObservationSender(self.messages.clone())
     }
 
-    /// What was last found out about this node's workers, though it may not have reached the store.
+    /// Returns the latest facts about this node's workers, which may not have reached the store yet.
     pub(super) fn view(&self) -> LocalView {
         LocalView(Arc::clone(&self.shared))
     }
@@ -215,17 +215,17 @@ impl ObservationSender {
 pub(super) struct Flusher(Sender<Message>);
 
 impl Flusher {
-    /// Waits until the store knows everything that has happened so far, for at most `timeout`.
+    /// Waits until all earlier events have been announced to the store, for at most `timeout`.
     pub(super) fn flush(&self, timeout: Duration) {
         let (done, answer) = channel();
         if self.0.send(Message::Flush(done)).is_ok() {
-            // Without an answer the store knows a little less.
+            // Without an answer, the store may miss the last events.
             let _ = answer.recv_timeout(timeout);
         }
     }
 }
 
-/// What a launcher itself knows about its workers.
+/// A launcher's own view of its workers.
 #[derive(Debug, Clone)]
 pub(super) struct LocalView(Arc<Shared>);
 
@@ -270,7 +270,7 @@ struct Thread {
 impl Thread {
     fn run(mut self) {
         loop {
-            // Events come first: they decide what the next announcement says.
+            // Events are taken first, because they change the next announcement.
             let message = match self.inbox.try_recv() {
                 Ok(message) => Some(message),
                 Err(TryRecvError::Disconnected) => return,
@@ -291,7 +291,7 @@ impl Thread {
         }
     }
 
-    /// Returns whether the thread goes on.
+    /// Handles a message. Returns whether the thread continues.
     fn take(&mut self, message: Message) -> bool {
         let now = Instant::now();
         match message {
@@ -449,7 +449,8 @@ impl Thread {
     }
 }
 
-/// What is announced of an answer; nothing of one that is so old that a newer one should have come.
+/// Returns the part of an answer that is announced; `None` if the answer is so old that a newer answer should have
+/// arrived.
 fn announced_nccl((said, at): &(AnnouncedNccl, Instant), now: Instant) -> Option<AnnouncedNccl> {
     let age = now.saturating_duration_since(*at);
     let mut said = said.clone();

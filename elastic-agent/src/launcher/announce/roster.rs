@@ -1,4 +1,4 @@
-//! What is announced about the workers of this node, and when. Pure.
+//! Decides on the contents and the times of announcements about the workers of this node. Pure.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -13,11 +13,11 @@ use c10d_inspect::{
 
 use crate::launcher::observer::Observations;
 
-/// How often the host is looked at while workers start, and later.
+/// How often the host's processes are read while workers start, and later.
 const LOOK_INTERVAL_STARTING: Duration = Duration::from_secs(1);
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How often only the states of the known processes are read, so that one that is stopped or continued is announced
+/// How often only the states of the known processes are read, so that a stopped or continued process is announced
 /// within this time.
 const GLANCE_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -36,7 +36,7 @@ const OBSERVATION_AGE_MAX: Duration = Duration::from_secs(15);
 /// A worker without a connection is no longer starting after this time: it may never use the store.
 const STARTING_MAX: Duration = Duration::from_secs(600);
 
-/// What never changes about a node.
+/// The constant facts about a node.
 #[derive(Debug, Clone)]
 pub(in crate::launcher) struct NodeIdentity {
     pub(in crate::launcher) host: String,
@@ -59,11 +59,11 @@ pub(super) enum Step {
     Glance,
     /// Send an announcement.
     Announce,
-    /// Wait for a message, at most until then.
+    /// Wait for a message, at most until this time.
     Wait(Instant),
 }
 
-/// The workers of one start, and what is known of them.
+/// The workers of one start, with the known facts about them.
 #[derive(Debug)]
 pub(super) struct Roster {
     identity: NodeIdentity,
@@ -141,7 +141,7 @@ impl Roster {
         }
     }
 
-    /// Notes that this worker runs in the place of one that died.
+    /// Notes that this worker has replaced a dead worker.
     pub(super) fn note_replaced(
         &mut self,
         worker: StartedWorker,
@@ -229,14 +229,15 @@ impl Roster {
         self.looked = now;
     }
 
-    /// The processes of the workers that run, as of the last look.
+    /// The processes of the running workers, at the time of the last look.
     pub(super) fn known(&self) -> Vec<u32> {
         let running = self.workers.iter().filter(|worker| worker.end.is_none());
         let processes = running.flat_map(|worker| &worker.processes);
         processes.map(|process| process.pid).collect()
     }
 
-    /// Takes over the states of processes. Those that are not in `states` are gone, which the next look finds out.
+    /// Takes over the states of processes. The next look detects processes that have exited, which are not in
+    /// `states`.
     pub(super) fn note_glance(&mut self, states: &HashMap<u32, char>, now: Instant) {
         let processes = self.workers.iter_mut().flat_map(|it| &mut it.processes);
         for process in processes {
@@ -392,8 +393,7 @@ fn millis(now: Instant, then: Instant) -> u64 {
     u64::try_from(now.saturating_duration_since(then).as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Whether nothing has changed that is worth an announcement of its own: not the CPU time, nor whether a
-/// process runs or sleeps.
+/// Whether no change needs an announcement. CPU time, or whether a process runs or sleeps, does not.
 fn is_alike(before: &[AnnouncedProcess], after: &[AnnouncedProcess]) -> bool {
     before.len() == after.len()
         && before.iter().zip(after).all(|(before, after)| {

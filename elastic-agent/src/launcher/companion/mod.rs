@@ -101,7 +101,8 @@ impl Companion {
         Ok(())
     }
 
-    /// Why a store that this process serves can keep nothing more; `None` while it can. The agent should end.
+    /// Returns why a store that this process serves can no longer persist writes; `None` while it can. After an error,
+    /// the agent should stop.
     #[must_use]
     pub fn journal_failure(&self) -> Option<String> {
         self.hosted.journal_failure()

@@ -2,7 +2,7 @@
 //!
 //! In PyTorch: `torch/distributed/elastic/events/api.py`, and `_construct_event` and `_record_metrics` in
 //! `torch/distributed/elastic/agent/server/api.py`. Two differences: `timestamp` is the time, where PyTorch writes 0;
-//! and a missing number is `null` inside `metadata`, too.
+//! and a missing number is `null` inside `metadata` as well.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::worker::ExitKind;
 use elastic_rendezvous::{RecordedEvent, this_host};
 use serde_json::{Value, json};
 
-/// What stays the same during a run.
+/// The names that stay the same during a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::launcher) struct JobNames {
     pub(in crate::launcher) run_id: String,
@@ -62,7 +62,7 @@ impl<'a> WorkerPlace<'a> {
     }
 }
 
-/// An event of the agent. `duration` is that of a phase.
+/// An event of the agent. `duration` is the length of a phase.
 pub(super) fn agent_event(
     names: &JobNames,
     state: &str,
@@ -102,7 +102,7 @@ pub(super) fn worker_event(
     event
 }
 
-/// The error file, or what PyTorch has in its place.
+/// The error file, or PyTorch's replacement for a missing error file.
 fn raw_error(failure: &ProcessFailure) -> String {
     failure.error_json().unwrap_or_else(|| {
         let mut error = json!({ "message": "<NONE>" });
@@ -176,7 +176,7 @@ pub(super) const fn has_failed(result: &Result<AgentOutcome, AgentError>) -> Opt
     }
 }
 
-/// The last state of a worker. One that ended in order, although others failed, is `TERMINATED`.
+/// The last state of a worker. A worker that exited in order, although other workers failed, is `TERMINATED`.
 pub(super) const fn state_of(
     result: &Result<AgentOutcome, AgentError>,
     has_worker_failed: bool,

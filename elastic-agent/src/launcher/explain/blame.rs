@@ -1,4 +1,4 @@
-//! Names the root cause of a failure: the rank that the others waited for. Pure.
+//! Finds the root cause of a failure: the rank that the other ranks waited for. Pure.
 
 use std::collections::BTreeSet;
 
@@ -120,7 +120,7 @@ fn sentence(text: &str) -> String {
     first.into_iter().chain(chars).chain(['.']).collect()
 }
 
-/// The first cause that is a rank which has not ended by itself, and a clause about the rank.
+/// The first cause that is a rank which has not exited on its own, and a clause about the rank.
 fn cause(report: &Report) -> Option<(&Finding, &'static str)> {
     let causes = || {
         report
@@ -152,7 +152,7 @@ const fn clause(kind: FindingKind) -> Option<&'static str> {
     }
 }
 
-/// Whether a finding is only about ranks that ended because they had waited for those of `cause`.
+/// Whether a finding is only about ranks that exited because they had waited for the ranks of `cause`.
 fn follows_from(finding: &Finding, cause: &Finding) -> bool {
     is_end(finding) && finding.culprits.0.is_subset(&cause.waiting.0)
 }
@@ -242,7 +242,7 @@ mod tests {
     use crate::worker::{ExitKind, WorkerOutcome};
     use c10d_inspect::Finding;
 
-    /// Rank 1 has timed out, rank 2 was stopped, and rank 3 has ended by itself.
+    /// Rank 1 has timed out, rank 2 was stopped, and rank 3 has exited on its own.
     fn failures() -> Failures {
         let outcome = |rank: usize, seconds: u64, was_stopped| WorkerOutcome {
             local_rank: rank,

@@ -1,8 +1,8 @@
-//! Whether a job makes no progress in its collectives, of which the store knows nothing: one rank's flight recorder is read
-//! from time to time, and those of all ranks are compared when it has not moved.
+//! Detects a job that makes no progress in its collectives, which are not visible in the store. The flight recorder of
+//! one rank is read from time to time. When it has not moved, the recorders of all ranks are compared.
 //!
-//! Only the launcher that serves the workers' store does so. All blocking calls are made on a thread of their own, which
-//! is left behind if a rank does not answer when the job ends.
+//! Only the launcher that serves the workers' store does so. All blocking calls are made on a separate thread, which is
+//! abandoned if a rank does not answer at the end of the job.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -23,13 +23,13 @@ const THREAD: &str = "explain-flight";
 /// How often the recorder of one rank is read at the least time between: it answers with up to 1 MiB.
 const SAMPLE_INTERVAL_MIN: Duration = Duration::from_secs(1);
 
-/// How often a rank is sampled within the time after which a standstill is told.
+/// How often a rank is sampled within the time after which a hang is reported.
 const SAMPLES: u32 = 3;
 
 /// How often all ranks are compared while the sampled one does not move.
 const COMPARE_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What to ask next.
+/// The next question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ask {
     Nothing,
@@ -59,7 +59,7 @@ impl Stall {
         }
     }
 
-    /// What is due at `now`.
+    /// Returns the question that is due at `now`.
     fn due(&self, now: Duration) -> Ask {
         let interval = (self.after / SAMPLES).max(SAMPLE_INTERVAL_MIN);
         let has_passed =
@@ -83,14 +83,14 @@ impl Stall {
         }
     }
 
-    /// Takes what the sampled rank has recorded; `None` if it does not answer, which tells nothing. Returns whether it
+    /// Takes what the sampled rank has recorded; `None` if it does not answer, which proves nothing. Returns whether it
     /// has moved.
     fn note_sample(&mut self, recording: Option<FlightRecording>, now: Duration) -> bool {
         let Some(recording) = recording else {
             return false;
         };
         if recording.is_empty() {
-            // No group is made, so it has not begun.
+            // The rank has not created a group, so it has not begun.
             self.moved = None;
             self.compared = None;
             return true;
@@ -117,7 +117,7 @@ impl Stall {
     }
 }
 
-/// Ranks that stand still in collectives.
+/// Ranks that hang in collectives.
 #[derive(Debug)]
 pub(super) struct Stuck {
     pub(super) report: FlightReport,
@@ -149,8 +149,8 @@ impl Collectives {
         }
     }
 
-    /// The ranks that stand still in collectives, as far as known at `now`. Asks for more in the background. `report` has
-    /// all ranks, `node` this launcher's.
+    /// Returns the ranks known at `now` to hang in collectives. Asks for more in the background. `report` has all
+    /// ranks, and `node` has this launcher's ranks.
     pub(super) fn look(
         &mut self,
         now: Duration,
@@ -195,7 +195,8 @@ impl Collectives {
                 self.stuck = self.stuck.take().filter(|_| !has_moved);
             }
             Some(Answer::Comparison(report)) => {
-                // A rank that computes for long enters no collective either, and neither do the others.
+                // A rank in a long computation does not enter a collective either, and then the other ranks do not
+                // either.
                 let tells = !report.findings.is_empty() || self.stall.is_inside();
                 self.stuck = tells.then_some(report);
             }
@@ -253,7 +254,7 @@ fn ask_in_background(ask: impl FnOnce() -> Answer + Send + 'static) -> Option<Re
     let asking = std::thread::Builder::new()
         .name(THREAD.to_owned())
         .spawn(move || {
-            // The job may have ended meanwhile.
+            // The job may have ended before the answer.
             let _ = sender.send(ask());
         });
     asking.ok().map(|_| answers)
@@ -263,7 +264,7 @@ fn ask_in_background(ask: impl FnOnce() -> Answer + Send + 'static) -> Option<Re
 mod tests {
     use super::*;
 
-    /// A recorder whose rank has entered `entered` collectives, and has ended all or all but the last.
+    /// A recorder whose rank has entered `entered` collectives, and has completed all of them, or all except the last.
     fn recording(entered: u64, is_inside: bool) -> FlightRecording {
         let entry = serde_json::json!({
             "pg_id": 0, "process_group": ["0", "default_pg"], "collective_seq_id": entered,
@@ -279,7 +280,8 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// What is asked in each second, when the sampled rank has entered so many collectives.
+    /// Returns the questions by second. `entered` gives the number of collectives that the sampled rank has entered by
+    /// a second.
     fn asked(seconds: u64, entered: impl Fn(u64) -> Option<u64>) -> Vec<(u64, Ask)> {
         let mut stall = Stall::new(at(30));
         let mut asked = Vec::new();
@@ -323,12 +325,12 @@ mod tests {
             stall.note_sample(Some(FlightRecording::parse(b"{}").unwrap()), at(second));
             assert_ne!(stall.due(at(second)), Ask::All);
         }
-        // It begins late, and stands still from then on.
+        // It begins late, and makes no progress after that.
         stall.note_sample(Some(recording(1, false)), at(100));
         assert_ne!(stall.due(at(129)), Ask::All);
         assert_eq!(stall.due(at(130)), Ask::All);
         assert!(!stall.is_inside());
-        // It goes on.
+        // It continues.
         assert!(stall.note_sample(Some(recording(1, true)), at(131)));
         assert!(stall.is_inside());
         assert_ne!(stall.due(at(150)), Ask::All);

@@ -37,7 +37,7 @@ const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 /// A look takes at most this part of the time of a CPU: a report on 16,384 ranks takes part of a second.
 const LOOK_SHARE: u32 = 20;
 
-/// How long the agent waits for the report when a worker has failed, before it stops the others.
+/// How long the agent waits for the report when a worker has failed, before it stops the other workers.
 const FAILURE_TIMEOUT: Duration = Duration::from_secs(1);
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
 
@@ -59,7 +59,7 @@ pub(super) struct Explainer {
     _thread: JoinedThread,
 }
 
-/// What the thread, the agent's and the owner share.
+/// The data that this thread, the agent's thread and the owner share.
 #[derive(Debug)]
 struct Shared {
     hosted: Arc<Hosted>,
@@ -194,7 +194,7 @@ impl Shared {
         });
     }
 
-    /// Prints what the workers wait for, if the store tells.
+    /// Prints why the workers wait, if the store reports it.
     fn print_failure(&self) {
         let reports = lock(&self.failure).clone().unwrap_or_default();
         if let Some(report) = reports.at_failure.or(reports.before) {
@@ -299,7 +299,7 @@ impl Thread {
         }
         let alarm = requests::alarm(&report);
         let waits = Standstill::of(&report);
-        // What the store knows comes first: collectives stand still because of it.
+        // The store's report has precedence, because it is the cause when collectives hang as well.
         let collectives = working
             .collectives
             .as_mut()

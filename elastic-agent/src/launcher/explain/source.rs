@@ -110,7 +110,7 @@ impl Source {
         observed.unwrap_or(report)
     }
 
-    /// The report about the job at this moment, if the store tells, and from what it was made, if this
+    /// Returns a new report about the job, if the store provides it, and the snapshot that it is based on, if this
     /// process hosts the store. Blocks for at most `timeout`, and while the report is made.
     pub(super) fn fresh_report(&self, timeout: Duration) -> (Option<Report>, Option<Snapshot>) {
         match &self.store {

@@ -20,11 +20,11 @@ const CHANGE_INTERVAL: Duration = Duration::from_secs(10);
 /// samples, because a sample may come late, and a waiting process may use the CPU for a moment.
 const CONTINUES_AFTER: Duration = Duration::from_secs(10);
 
-/// What can no longer become right by itself is reported after this time: the store's keys are written in
-/// some order, so a first glance may be wrong.
+/// A problem that cannot resolve itself is reported after this time. It is not reported at once, because the store's
+/// keys are written one after the other, so that a first look may be wrong.
 const URGENT_AFTER: Duration = Duration::from_secs(2);
 
-/// How often a job is looked at while it stands still, and while it does not.
+/// How often a job is checked while it makes no progress, and while it does.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 const LOOK_INTERVAL_IDLE: Duration = Duration::from_secs(5);
 
@@ -33,7 +33,7 @@ const LOOK_INTERVAL_IDLE: Duration = Duration::from_secs(5);
 const REMOTE_INTERVAL_MIN: Duration = Duration::from_secs(5);
 const REMOTE_INTERVAL_MAX: Duration = Duration::from_secs(60);
 
-/// What stands still.
+/// A job that makes no progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Standstill {
     /// Differs if something else, or less, is waited for.
@@ -91,7 +91,7 @@ struct Said {
 }
 
 impl Standstill {
-    /// `None` if nobody waits.
+    /// Returns the state in a report of a job that makes no progress; `None` if no rank waits.
     pub(super) fn of(report: &Report) -> Option<Self> {
         if !report.is_stuck && report.state != ReportState::PartlyObserved {
             return None;
@@ -125,7 +125,7 @@ impl Standstill {
         })
     }
 
-    /// The same standstill with another explanation.
+    /// Returns this state with another explanation.
     pub(super) const fn explained_by(self, other: Self) -> Self {
         Self {
             fingerprint: other.fingerprint,
@@ -133,7 +133,7 @@ impl Standstill {
         }
     }
 
-    /// Ranks that have stood still in collectives for `lasted`.
+    /// Returns the state of ranks that have hung in collectives for `lasted`.
     pub(super) fn of_collectives(report: &FlightReport, lasted: Duration) -> Self {
         let mut hasher = DefaultHasher::new();
         for cause in report.findings.iter().filter(|it| !it.is_consequence) {
@@ -190,13 +190,13 @@ impl Watch {
             .clamp(REMOTE_INTERVAL_MIN, REMOTE_INTERVAL_MAX)
     }
 
-    /// For how long the same is waited for; `None` if nobody waits.
+    /// Returns for how long the ranks have waited for the same thing; `None` if no rank waits.
     pub(super) fn unchanged_for(&self, now: Duration) -> Option<Duration> {
         let still = self.still.as_ref()?;
         Some(now.saturating_sub(still.changed))
     }
 
-    /// Takes what stands still at `now`, and decides what to say.
+    /// Takes the state of the job at `now`, and decides what to report.
     pub(super) fn look(&mut self, now: Duration, seen: Option<Standstill>) -> Say {
         let Some(seen) = seen else {
             return self.note_progress(now);
@@ -313,7 +313,7 @@ mod tests {
         Standstill::of(&report(FindingKind::NeverConnected, culprits, age_s))
     }
 
-    /// What is said at which second, looking once a second.
+    /// Returns the reports by second, when the job is checked once a second.
     fn said(
         watch: &mut Watch,
         seconds: std::ops::Range<u64>,

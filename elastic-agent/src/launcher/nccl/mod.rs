@@ -45,8 +45,8 @@ pub(super) fn service(environment: &[(OsString, OsString)]) -> Option<HostPort> 
 }
 
 impl NcclAsker {
-    /// Starts the thread. `node` returns the announced workers of this launcher, `note` takes the answer of their NCCL; `None`
-    /// if it says nothing.
+    /// Starts the thread. `node` returns the announced workers of this launcher, `note` takes the answer of their NCCL;
+    /// `None` if it does not report anything.
     ///
     /// # Errors
     /// The system has no thread left.
@@ -170,7 +170,7 @@ impl Outcome {
     }
 }
 
-/// Whether this launcher asks: it is one of the first nodes, and a worker runs.
+/// Whether this launcher queries NCCL: its node is one of the first nodes, and a worker runs.
 fn is_asking(node: &AnnouncedNode) -> bool {
     let is_first = node.node_rank.is_some_and(|rank| rank < ASKERS);
     is_first && node.workers.iter().any(|worker| worker.end.is_none())

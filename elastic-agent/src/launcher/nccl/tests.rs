@@ -1,4 +1,4 @@
-//! The thread with a service of this process, which stands for a worker.
+//! The thread with a service of this process, which simulates a worker.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -25,7 +25,7 @@ fn serve(answer: &'static str) -> HostPort {
                 .next()
                 .is_some_and(|line| line.unwrap() != "VERBOSE STATUS")
             {}
-            // It may be gone already.
+            // It may have disconnected already.
             let _ = connection.write_all(answer.as_bytes());
         }
     });

@@ -1,6 +1,6 @@
 //! The processes of the workers on this host, and their connections to the workers' store.
 //!
-//! Reads /proc, so it knows nothing on other systems than Linux.
+//! It reads /proc, so it finds processes only on Linux.
 
 mod proc_files;
 
@@ -17,8 +17,8 @@ use c10d_socket::ProcessStat;
 pub(super) use self::proc_files::TcpSocket;
 use self::proc_files::TcpState;
 
-/// How many processes of one worker are listed, and of a node with many workers; at least two of each. Those
-/// with a connection come first. An announcement has 256 KiB at most.
+/// How many processes of one worker are listed, and of a node with many workers; at least two of each. Processes with a
+/// connection are listed first. An announcement has 256 KiB at most.
 const LISTED_MAX: usize = 16;
 const LISTED_OF_NODE_MAX: usize = 600;
 
@@ -39,7 +39,8 @@ const FILE_BYTES_MAX: u64 = 64 << 10;
 pub(super) struct StoreAddress {
     pub(super) ips: Vec<IpAddr>,
     pub(super) port: u16,
-    /// What the store sees in place of a worker's IP address, if these are a relay's addresses. It sees the port.
+    /// The IP address that appears in the store instead of a worker's address, if these are a relay's addresses. The
+    /// port stays the same.
     pub(super) seen_as: Option<IpAddr>,
 }
 
@@ -48,7 +49,7 @@ pub(super) struct StoreAddress {
 pub(super) struct Scanner {
     root: PathBuf,
     ticks_per_second: u64,
-    /// The processes that hold a socket, by its inode, as of the last look.
+    /// The processes that hold a socket, by its inode, at the time of the last look.
     holders: HashMap<u64, Vec<u32>>,
 }
 
@@ -269,7 +270,7 @@ impl Scanner {
 }
 
 impl StoreAddress {
-    /// The address that the store sees of a worker's socket.
+    /// The address of a worker's socket from the store's side.
     fn seen(&self, local: SocketAddr) -> SocketAddr {
         SocketAddr::new(self.seen_as.unwrap_or(local.ip()), local.port())
     }
@@ -279,7 +280,7 @@ impl StoreAddress {
     }
 }
 
-/// Keeps the worker itself, then those with connections, then the others in their order.
+/// Keeps the worker itself, then processes with connections, then the other processes in their order.
 fn shorten(listed: &mut Vec<AnnouncedProcess>, share: usize) {
     let count = share.clamp(2, LISTED_MAX);
     if listed.len() <= count {

@@ -57,7 +57,7 @@ pub(super) fn inner_pid(status: &[u8]) -> Option<u32> {
         .ok()
 }
 
-/// The inode of a socket, from what a link in `/proc/PID/fd` points to.
+/// The inode of a socket, from the target of a link in `/proc/PID/fd`.
 pub(super) fn socket_inode(target: &[u8]) -> Option<u64> {
     let number = target.strip_prefix(b"socket:[")?.strip_suffix(b"]")?;
     str::from_utf8(number).ok()?.parse().ok()

@@ -22,10 +22,10 @@ const ANSWER_PER_WORKER: Duration = Duration::from_millis(50);
 /// Standbys are forked when the workers before them have started, so as not to slow them down.
 const STANDBY_DELAY: Duration = Duration::from_secs(1);
 
-/// How often a template that ends by itself is replaced before workers have been started from it.
+/// How often a template that exits unexpectedly is replaced before workers have been started from it.
 const REPLACEMENTS_MAX: u32 = 3;
 
-/// What happened.
+/// An event in the life of a template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Input {
     /// The process could not be started.
@@ -51,7 +51,7 @@ pub(super) enum Input {
 pub(super) enum Effect {
     /// Start a template. There is none.
     Spawn,
-    /// Kill the template and all that it has forked in its process group. No [`Input::Ended`] follows.
+    /// Kill the template and everything that it has forked in its process group. No [`Input::Ended`] follows.
     Kill,
     /// Ask for workers.
     Fork,
@@ -103,7 +103,7 @@ pub(super) struct Life {
 }
 
 impl Life {
-    /// The life of a template that is [spawned](Effect::Spawn) now and forks so many workers for each start.
+    /// Creates the life of a template that is [spawned](Effect::Spawn) now and forks `workers` workers for each start.
     pub(super) fn new(workers: u32, has_standbys: bool, now: Instant) -> Self {
         Self {
             state: State::Importing {
@@ -225,7 +225,7 @@ impl Life {
             }
             (Reply::Fresh, State::Checking { .. }) => {
                 self.state = State::Idle;
-                // The workers may have ended meanwhile.
+                // The workers may have exited in the meantime.
                 match self.is_asked {
                     true if self.has_workers => self.give(now, effects),
                     true => self.fork(now, effects),
@@ -249,7 +249,7 @@ impl Life {
         }
     }
 
-    /// The template has ended by itself, or had to be killed.
+    /// Handles the exit of a template that has exited unexpectedly, or had to be killed.
     fn on_end(&mut self, now: Instant, why: String, effects: &mut Vec<Effect>) {
         self.discard(effects);
         if self.replacements == REPLACEMENTS_MAX {

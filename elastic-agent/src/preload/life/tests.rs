@@ -18,7 +18,7 @@ fn changed() -> Input {
     Input::Reply(Reply::Changed("/a.py".to_owned()))
 }
 
-/// A life, and what its steps have caused.
+/// A life, and the effects of its steps.
 struct Story {
     life: Life,
     now: Instant,
@@ -87,7 +87,7 @@ fn a_start_that_comes_while_standbys_are_forked_gets_them() {
     story.step(ready());
     assert_eq!(story.step(Input::Asked), []);
     assert_eq!(story.step(adopted()), [Effect::Give]);
-    // A start that comes before the next fork does not wait for it.
+    // A start that is requested before the next fork does not wait for it.
     assert_eq!(story.step(Input::Asked), [Effect::Fork]);
 }
 
@@ -130,7 +130,7 @@ fn a_template_that_ends_is_replaced_a_few_times_in_a_row() {
     story.step(ready());
     story.step(Input::Asked);
     assert_eq!(story.step(adopted()), [Effect::Give]);
-    // Workers were started, so it counts anew.
+    // Workers were started, so the count restarts.
     for _ in 0..REPLACEMENTS_MAX {
         let effects = story.step(Input::Ended("SIGKILL".to_owned()));
         assert!(matches!(effects[..], [Effect::Warn(_), Effect::Spawn]));

@@ -1,4 +1,5 @@
-//! What a node does about its workers: which effects, in which order, how long workers have to stop, and whom it blames.
+//! A node's actions on its workers: which effects, in which order, how long workers have to stop, and which failure it
+//! blames.
 
 use std::time::Duration;
 
@@ -61,7 +62,7 @@ fn stuck() -> Input {
     }))
 }
 
-/// The other nodes stop their workers while those of this one take their time.
+/// The other nodes stop their workers while the workers of this node take their time.
 #[test]
 fn a_final_exit_code_ends_the_job_elsewhere_before_the_workers_of_this_node_are_stopped() {
     let effects = effects(&mut running(3), [exit(1, FINAL)]);
@@ -94,7 +95,7 @@ fn workers_have_30_s_to_stop_or_5_if_they_are_stuck_or_their_node_is_removed() {
     let membership = |it| Input::Membership(Some(Box::new(it)));
     for (inputs, expected) in [
         (vec![exit(0, 1)], slow),
-        // What they have left behind.
+        // The processes that they have left behind.
         (vec![exit(0, 0), exit(1, 0)], slow),
         (vec![exit(0, 0), exit(1, 1)], slow),
         (vec![membership(lost), Input::Finished(Some(0))], slow),
@@ -179,7 +180,7 @@ fn a_start_that_the_system_refuses_counts_as_a_failure() {
     let why = "cannot create the log file /log: no storage space".to_owned();
     assert_eq!(ended.ending, RoundEnding::NotStarted(why));
     assert_eq!(ended.restarts_left, 0);
-    // No restart is left. The failure of a worker before is the cause.
+    // All restarts are used up. The earlier failure of a worker is the cause.
     let last = effects(&mut round, start(None));
     let Some(Effect::Finish(outcome)) = last.last() else {
         panic!("{last:?}");

@@ -79,7 +79,7 @@ fn names(effects: Vec<Effect>) -> Vec<String> {
     effects.map(name).collect()
 }
 
-/// The service learns it first: the others wait for that in a collective.
+/// The service is notified first, because the other workers wait for that in a collective.
 #[test]
 fn a_dead_worker_is_replaced_while_a_restart_is_left() {
     let mut round = running(1, KeepOptions::new(1));
@@ -252,7 +252,7 @@ fn all_are_stopped_if_there_is_no_group_to_go_on() {
         let mut round = running(9, KeepOptions::new(1));
         let stopped = death(&mut round, 1, group);
         assert_eq!(stopped, ["TellFailed", "ForkAhead", "Stop"]);
-        // Counted when what the others did meanwhile is known.
+        // It is counted once the other nodes' actions in the meantime are known.
         assert_eq!(round.policy.used(), 0);
     }
 }

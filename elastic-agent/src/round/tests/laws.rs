@@ -1,4 +1,4 @@
-//! What holds in every history.
+//! The properties that hold in every history.
 
 use super::super::RoundEnding;
 use super::super::input::RoundSummary;
@@ -121,7 +121,7 @@ impl World {
         }
     }
 
-    /// What must hold when all nodes are over.
+    /// Checks the properties that must hold when all nodes have finished.
     pub(super) fn check_end(&self) {
         let ended: Vec<_> = self
             .nodes

@@ -9,7 +9,7 @@ use crate::job_end::EndNotice;
 pub(super) struct Meeting {
     pub(super) number: usize,
     pub(super) members: BTreeSet<usize>,
-    /// The members that it had when it was complete, and those of them whose workers have started.
+    /// The members of the complete round, and the members whose workers have started.
     pub(super) first: BTreeSet<usize>,
     pub(super) started: BTreeSet<usize>,
     /// Whether it takes no node in any more.
@@ -27,7 +27,7 @@ pub(super) struct Meeting {
     pub(super) counted: usize,
     /// Whether the store did not answer for some time.
     pub(super) was_down: bool,
-    /// Whether those that are left have opened the exit barrier.
+    /// Whether the remaining nodes have opened the exit barrier.
     pub(super) is_open: bool,
     /// The membership group: 0 while it is empty, 1 while its members work, 2 when too few members were left, 3 when it has
     /// finished.

@@ -10,7 +10,7 @@ use super::world::{Doing, Event, Shape, World};
 /// Far more steps than any history needs until all nodes are over.
 const STEPS_MAX: usize = 2000;
 
-/// Runs a history from the start, and returns the world after it; two nodes run by then.
+/// Runs a history from the start, and returns the world after it, in which two nodes run.
 fn replay(history: &[Event], shape: Shape) -> World {
     let mut world = World::new(shape);
     for event in [
@@ -70,8 +70,8 @@ impl Explorer {
     }
 }
 
-/// Explores jobs of two nodes, with at least so many in a round and so many restarts, otherwise as `shape`; returns how
-/// many histories there are.
+/// Explores jobs of two nodes, otherwise like `shape`. `shapes` has the minimum number of nodes in a round and the
+/// number of restarts. Returns the number of histories.
 fn explore(shapes: &[(usize, usize)], depth: usize, shape: Shape) -> usize {
     let mut tried = 0;
     for &(nodes_min, restarts) in shapes {
@@ -138,7 +138,7 @@ fn twenty_lost_nodes_use_up_no_restart() {
     }
 }
 
-/// One worker can fail while the other has succeeded, runs, or fails too.
+/// One worker can fail while the other worker has succeeded, runs, or also fails.
 #[test]
 fn two_nodes_with_two_workers_in_every_order() {
     let workers = 2;
@@ -192,7 +192,7 @@ fn nodes_that_survive_another_one_end_together() {
     assert_eq!(world.now, Duration::ZERO);
 }
 
-/// A third node enters a round that has a place, or is a spare; the others run on.
+/// A third node enters a round that has a place, or is a spare; the other nodes keep running.
 #[test]
 fn nodes_enter_and_leave_a_running_round_in_every_order() {
     let mut tried = 0;
@@ -306,7 +306,7 @@ fn two_nodes_with_health_checks_in_every_order() {
     assert!(tried >= 5_000, "{tried}");
 }
 
-/// `SEED=n` repeats a history, `ROUNDS=n` runs n new ones.
+/// `SEED=n` repeats a history, `ROUNDS=n` runs n new histories.
 #[test]
 fn more_nodes_at_random() {
     let number = |name| {

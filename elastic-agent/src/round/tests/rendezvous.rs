@@ -126,7 +126,7 @@ impl World {
             && node.signal.is_none()
     }
 
-    /// Whether others of this node's round are gone.
+    /// Whether other nodes of this node's round have left.
     pub(super) fn is_changed(&self, index: usize) -> bool {
         let gone = self.meeting.left.union(&self.meeting.lost);
         self.is_member(index) && gone.count() > 0 && !self.is_store_down

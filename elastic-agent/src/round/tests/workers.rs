@@ -64,8 +64,8 @@ impl World {
         }
     }
 
-    /// The others run on, and the worker is replaced, if their group works and a restart is left; or they run on without it.
-    /// Otherwise all are stopped.
+    /// The other workers keep running, and the worker is replaced, if their group works and a restart is left; or they
+    /// keep running without it. Otherwise all are stopped.
     fn check_kept(&self, index: usize, worker: usize, left: usize, others: usize) {
         let node = &self.nodes[index];
         let replacement = self.keep.map(|(replacement, _)| replacement);
@@ -135,7 +135,7 @@ impl World {
         }))
     }
 
-    /// Another worker runs in the place of one that died.
+    /// Replaces a dead worker with a new one.
     pub(super) fn replace(&mut self, index: usize, local_rank: usize) -> Input {
         let node = &mut self.nodes[index];
         assert_eq!(node.doing, Doing::Running);

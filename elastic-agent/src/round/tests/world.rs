@@ -466,7 +466,7 @@ impl World {
             }
             Event::Recover(index) => {
                 self.nodes[index].doing = Doing::Joining;
-                // The members are told that somebody waits.
+                // The members are notified that a node waits.
                 self.tell_members();
             }
             Event::ToggleStore => {
@@ -630,7 +630,7 @@ impl World {
                     Joins::Running => Doing::Entering,
                     Joins::Next => Doing::Joining,
                 };
-                // The members are told that somebody waits.
+                // The members are notified that a node waits.
                 self.tell_members();
             }
             Effect::OpenRound if !is_down && !self.nodes[index].has_entered => {

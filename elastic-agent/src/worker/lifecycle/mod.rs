@@ -26,11 +26,11 @@ const KILL_WAIT_MIN: Duration = Duration::from_secs(10);
 const CHECK_PAUSE_MIN: Duration = Duration::from_millis(2);
 const CHECK_PAUSE_MAX: Duration = Duration::from_millis(100);
 
-/// When to log which workers a stop waits for: soon at first, as a person may be watching.
+/// When to log the workers that a stop waits for: soon at first, because a person may be watching.
 const NOTICE_FIRST: Duration = Duration::from_secs(2);
 const NOTICE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What happened, or is asked for. Workers are named by their positions in the group.
+/// An event or a request. Workers are named by their positions in the group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Input {
     Exited {
@@ -38,7 +38,7 @@ pub(super) enum Input {
         exit: ExitKind,
         at: SystemTime,
     },
-    /// No exit is reported any more: those of all running workers are unknown.
+    /// Exits are no longer reported, so the exits of all running workers are unknown.
     ExitsLost { at: SystemTime },
     /// Sends the signal that begins a stop, which then does not. Only the first has an effect.
     SendStop(Signal),
@@ -57,7 +57,7 @@ pub(super) enum Input {
     Tick,
 }
 
-/// The live processes in the groups of workers, all of which have exited.
+/// The live processes in the groups of workers that have all exited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Leftover {
     Nothing,
@@ -219,8 +219,8 @@ impl Lifecycle {
         matches!(self.phase, Phase::Over)
     }
 
-    /// The local ranks of the workers that were killed because they did not exit in time. `is_escalated`: whether the
-    /// kill switch was triggered, which kills workers before the group knows.
+    /// Returns the local ranks of killed workers, which had not exited in time. `is_escalated`: whether the kill
+    /// switch was triggered, which kills workers before the group knows.
     pub(super) fn killed(&self, is_escalated: bool) -> Vec<usize> {
         let killed = self.members.iter().filter(|member| {
             let by_switch = member.exit.is_some_and(|exit| {

@@ -1,4 +1,4 @@
-//! Groups that are stopped, in virtual time.
+//! Tests the stop of groups in virtual time.
 
 use proptest::prelude::*;
 
@@ -14,7 +14,7 @@ fn killed_by(signal: Signal) -> ExitKind {
     }
 }
 
-/// A group, the time, and what is in the process groups of exited workers.
+/// A group, the time, and the processes in the groups of exited workers.
 struct Story {
     lifecycle: Lifecycle,
     now: Instant,
@@ -35,7 +35,7 @@ impl Story {
         }
     }
 
-    /// What a step causes, without its log. Questions are answered.
+    /// Returns the effects of a step, without its log. Questions are answered.
     fn step(&mut self, input: Input) -> Vec<Effect> {
         let mut all = self.lifecycle.step(self.now, input);
         while all.last() == Some(&Effect::FindLeftover) {
@@ -65,7 +65,7 @@ impl Story {
         (passed, self.step(Input::Tick))
     }
 
-    /// The time until something other than a log is to do, and what it is.
+    /// Returns the time until the next effect other than a log, and this effect.
     fn wait(&mut self) -> (Duration, Vec<Effect>) {
         let mut waited = Duration::ZERO;
         loop {
@@ -190,7 +190,7 @@ fn processes_that_workers_left_behind_are_awaited_and_killed() {
         (CHECK_PAUSE_MIN, vec![Effect::EndGuardian])
     );
     assert!(story.lifecycle.is_over());
-    // It had exited by itself.
+    // It had exited on its own.
     assert_eq!(story.killed(), Vec::<usize>::new());
 }
 
@@ -277,7 +277,7 @@ fn a_worker_that_other_code_has_reaped_gets_no_signal() {
         story.stop(Signal::INT, GRACE),
         [Effect::Signal(0, Signal::INT)]
     );
-    // Nor do those whose exits are not reported any more.
+    // The same holds for workers whose exits are no longer reported.
     let at = SystemTime::UNIX_EPOCH;
     let expected = [Effect::Release(0), Effect::EndGuardian];
     assert_eq!(story.step(Input::ExitsLost { at }), expected);
