@@ -1,4 +1,4 @@
-//! What a launcher tells the store about the workers of its node, as JSON in an ANNOUNCE request.
+//! The description of a node's workers that its launcher sends to the store, as JSON in an ANNOUNCE request.
 //!
 //! Times are ages at the moment of sending, in milliseconds: the clocks of two hosts differ.
 
@@ -16,7 +16,7 @@ use crate::stacks::Stacks;
 #[serde(default)]
 #[non_exhaustive]
 pub struct AnnouncedNode {
-    /// The host's name.
+    /// The name of the host.
     pub host: String,
     /// The node's rank in the rendezvous.
     pub node_rank: Option<usize>,
@@ -24,28 +24,29 @@ pub struct AnnouncedNode {
     pub nodes: Option<usize>,
     /// The number of ranks of the job.
     pub world_size: Option<usize>,
-    /// The launcher's process.
+    /// The process id of the launcher.
     pub pid: u32,
-    /// The id of the run, as of `--rdzv-id`.
+    /// The id of the run, for example from `--rdzv-id`.
     pub run_id: String,
-    /// How often the workers have been restarted.
+    /// The number of restarts of the workers.
     pub restarts: usize,
     /// The membership group of the workers (`--keep-workers`); `None` if the death of a worker restarts all workers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub membership: Option<String>,
-    /// How long ago the launcher looked at the state of the workers' processes, in milliseconds.
+    /// The time since the launcher read the state of the workers' processes, in milliseconds.
     pub looked_ago_ms: u64,
     /// The workers of this node.
     pub workers: Vec<AnnouncedWorker>,
-    /// Where the launcher answers requests for stacks, if it does.
+    /// The address at which the launcher answers requests for stacks, if it does.
     pub debug_address: Option<SocketAddr>,
     /// The addresses of this machine.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<IpAddr>,
-    /// The network interface that leads to the other nodes, as `eth0`; `None` if it is unknown, or there is one node.
+    /// The network interface that leads to the other nodes, such as `eth0`; `None` if it is unknown, or there is one
+    /// node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
-    /// What NCCL says on this node; `None` if nothing.
+    /// The last answer of NCCL on this node; `None` if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nccl: Option<AnnouncedNccl>,
     /// The nodes' meeting that this launcher waits in; `None` while it waits in none.
@@ -56,7 +57,8 @@ pub struct AnnouncedNode {
     /// The distinct stacks that the samples of the workers refer to.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stacks: Vec<Stacks>,
-    /// How long a job makes no progress before this launcher reports it, in milliseconds; `None` if it never does.
+    /// The time for which a job makes no progress before this launcher reports it, in milliseconds; `None` if it never
+    /// does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub explain_after_ms: Option<u64>,
 }
@@ -66,7 +68,7 @@ pub struct AnnouncedNode {
 #[serde(default)]
 #[non_exhaustive]
 pub struct AnnouncedCause {
-    /// One or two sentences.
+    /// The cause in one or two sentences.
     pub text: String,
     /// The ranks that are the cause.
     pub ranks: RankSet,
@@ -81,31 +83,31 @@ pub struct AnnouncedCause {
 pub struct AnnouncedMeeting {
     /// The round; 0 in a rendezvous that has no rounds.
     pub round: i64,
-    /// How many nodes are missing; 0 while the nodes that suffice give others time to join.
+    /// The number of missing nodes; 0 while there are enough nodes, which give more nodes time to join.
     pub missing: usize,
-    /// Which nodes have joined and which are missing, in the words of the launcher's own reports.
+    /// The nodes that have joined and the missing nodes, in the words of the launcher's own reports.
     pub text: String,
-    /// How long the launcher has waited, in milliseconds.
+    /// The time for which the launcher has waited, in milliseconds.
     pub waited_ms: u64,
 }
 
-/// One worker.
+/// A worker of a node, with its processes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct AnnouncedWorker {
-    /// Its global rank.
+    /// The worker's global rank.
     pub rank: usize,
-    /// Its rank on the node.
+    /// The worker's rank on its node.
     pub local_rank: usize,
     /// The process that the launcher started: Python, or a shell around it.
     pub pid: u32,
-    /// How long ago it started, in milliseconds.
+    /// The time since the worker started, in milliseconds.
     pub started_ago_ms: u64,
-    /// Whether it runs in the place of one that died while the others ran on.
+    /// Whether the worker has replaced a dead worker while the other workers kept running.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub is_replacement: bool,
-    /// How it ended; `None` while it runs.
+    /// The worker's exit; `None` while it runs.
     pub end: Option<WorkerEnd>,
     /// The worker's processes: itself and its descendants.
     pub processes: Vec<AnnouncedProcess>,
@@ -121,18 +123,18 @@ pub struct AnnouncedWorker {
 #[serde(default)]
 #[non_exhaustive]
 pub struct AnnouncedSample {
-    /// How long ago the observation was made, in milliseconds.
+    /// The time since the observation, in milliseconds.
     pub taken_ago_ms: u64,
     /// The observed process: the process of the worker that runs Python, or the worker itself.
     pub pid: u32,
-    /// For how long its main thread has used less than 1 % of a CPU, in milliseconds; 0 if it uses more.
+    /// The time for which the main thread has used less than 1 % of a CPU, in milliseconds; 0 if it uses more.
     pub quiet_ms: u64,
-    /// For how long its main thread has not run at all, so that it is where it was, in milliseconds. `None` if the kernel
-    /// does not count it.
+    /// The time for which the main thread has not run at all, so that its stack is unchanged, in milliseconds. `None`
+    /// if the kernel does not count it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub blocked_ms: Option<u64>,
-    /// For how long the worker has shown no progress in any other way, in milliseconds: its descendants used less than
-    /// 10 % of a CPU, no bytes were read or written, and no step was reported. 0 if it progresses.
+    /// The time for which the worker has shown no progress in any other way, in milliseconds: its descendants used less
+    /// than 10 % of a CPU, no bytes were read or written, and no step was reported. 0 if it progresses.
     pub idle_ms: u64,
     /// The part of a CPU that the main thread used in the last seconds, in percent.
     pub cpu_percent: u32,
@@ -177,18 +179,18 @@ pub struct UnacknowledgedData {
     pub bytes: u64,
 }
 
-/// How a worker ended.
+/// The exit of a worker.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct WorkerEnd {
-    /// The exit code; `None` if a signal ended it.
+    /// The exit code; `None` if a signal killed the worker.
     pub exit_code: Option<i32>,
-    /// The signal that ended it.
+    /// The signal that killed the worker.
     pub signal: Option<i32>,
-    /// How long ago it ended, in milliseconds.
+    /// The time since the exit, in milliseconds.
     pub ago_ms: u64,
-    /// Whether the launcher itself ended it.
+    /// Whether the launcher itself stopped the worker.
     pub by_launcher: bool,
 }
 
@@ -197,20 +199,20 @@ pub struct WorkerEnd {
 #[serde(default)]
 #[non_exhaustive]
 pub struct AnnouncedProcess {
-    /// Its id on the host.
+    /// The process id on the host.
     pub pid: u32,
-    /// Its id in its own process namespace, which is what PyTorch's client sends.
+    /// The process id in the process's own namespace. PyTorch's client sends this id.
     pub inner_pid: Option<u32>,
     /// The process that started it, on the host.
     pub parent: Option<u32>,
-    /// The name of its program, as `python3` or `bash`.
+    /// The name of its program, such as `python3` or `bash`.
     pub command: Option<String>,
     /// The state letter of /proc: R, S, D, T, Z.
     pub state: Option<char>,
     /// CPU time used so far, in milliseconds.
     pub cpu_ms: Option<u64>,
-    /// The local addresses of its connections to the workers' store; through a relay, with the IP address that the store
-    /// sees.
+    /// The local addresses of its connections to the workers' store; through a relay, with the IP address that appears
+    /// in the store.
     pub store_connections: Vec<SocketAddr>,
     /// Addresses to which it tries to connect without an answer yet.
     pub connecting_to: Vec<SocketAddr>,

@@ -58,7 +58,7 @@ pub struct Exit {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeyWait {
-    /// The global rank.
+    /// The rank's number in the job.
     pub rank: usize,
     /// The key, as it is on the wire.
     pub key: String,
@@ -73,7 +73,8 @@ pub struct RootCause {
     /// The indices of the exits that caused it, in the order of their times. There are several if the first one is
     /// unknown.
     pub culprits: Vec<usize>,
-    /// One sentence without a full stop, such as "rank 1 exited with code 0, 0.1 s before rank 0 lost its connection to it".
+    /// The cause as a sentence without a full stop, such as "rank 1 exited with code 0, 0.1 s before rank 0 lost its
+    /// connection to it".
     pub text: String,
     /// Whether the exits show beyond doubt that the first culprit is the cause.
     pub is_certain: bool,

@@ -119,7 +119,7 @@ impl<'a> Identities<'a> {
         self.by_rank.keys().copied()
     }
 
-    /// The host of a connection: the name that its process published, else its address.
+    /// The host of a connection: the name that its process published, otherwise its address.
     pub(crate) fn host(&self, index: &Index<'_>, slot: Slot) -> String {
         let ip = index.connections[slot].peer.ip().to_canonical();
         let by_ip = || self.hosts_by_ip.get(&ip).copied().flatten();
@@ -162,7 +162,7 @@ impl<'a> Identities<'a> {
     }
 }
 
-/// What a connection's keys say about its rank.
+/// The rank in a connection's keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Claim {
     Rank(usize),
@@ -171,7 +171,8 @@ enum Claim {
     Contradiction,
 }
 
-/// The prefix under which most connected ranks have published; of equally many, the one written last.
+/// The prefix that most connected ranks have used to publish. If several prefixes have equally many ranks, it is
+/// the prefix that was written last.
 fn main_prefix<'a>(index: &Index<'a>) -> Option<&'a [u8]> {
     let mut prefixes: BTreeMap<&[u8], (usize, Duration)> = BTreeMap::new();
     for group in index.groups.iter().filter(|group| group.is_default()) {
@@ -188,7 +189,7 @@ fn main_prefix<'a>(index: &Index<'a>) -> Option<&'a [u8]> {
         .map(|(prefix, _)| prefix)
 }
 
-/// What connections have written that only one rank writes.
+/// The keys written by connections that only a single rank writes.
 fn claims(index: &Index<'_>, prefix: Option<&[u8]>) -> HashMap<Slot, Claim> {
     let mut claims = HashMap::new();
     let mut add = |slot: Option<Slot>, claim: Claim| {
@@ -217,7 +218,7 @@ fn claims(index: &Index<'_>, prefix: Option<&[u8]>) -> HashMap<Slot, Claim> {
             add(member.previous.and_then(|previous| previous.writer), claim);
         }
     }
-    // Ranks of RPC are those of the job only if it has no others.
+    // Ranks of RPC are the ranks of the job only if the job has no other ranks.
     if !has_default {
         for group in index
             .groups
@@ -245,11 +246,11 @@ fn claims(index: &Index<'_>, prefix: Option<&[u8]>) -> HashMap<Slot, Claim> {
     claims
 }
 
-/// Gives further connections of a process the rank that it claimed on another one.
+/// Gives further connections of a process the rank that the process claimed on its first connection.
 ///
-/// A process id proves this only if the address is not shared: a claimed connection must have published the very
-/// address that the server sees, all connections with this address and id must agree, and the further connection
-/// must be about the same job. The intervals must overlap, as ids are reused.
+/// A process id proves this only if the address is not shared: a claimed connection must have published exactly
+/// the peer address that the server has recorded, all connections with this address and id must agree, and the
+/// further connection must be about the same job. The intervals must overlap, because ids are reused.
 fn same_process(
     index: &Index<'_>,
     prefix: Option<&[u8]>,
@@ -294,7 +295,7 @@ fn same_process(
     }
 }
 
-/// The connections whose processes have published the address that the server sees.
+/// The connections whose processes have published the same address as the server has recorded for them.
 fn own_addresses(index: &Index<'_>) -> HashSet<Slot> {
     let members = index.groups.iter().flat_map(|group| &group.members);
     members

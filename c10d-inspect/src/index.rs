@@ -23,7 +23,7 @@ pub(crate) struct Index<'a> {
     /// The gloo groups, in the order of their keys.
     pub(crate) groups: Vec<GlooGroup<'a>>,
     by_stem: HashMap<&'a [u8], usize>,
-    /// All other keys of PyTorch's, with what they mean.
+    /// All other keys of PyTorch, with their meanings.
     pub(crate) others: Vec<(Family<'a>, &'a KeyRecord)>,
 }
 
@@ -205,7 +205,7 @@ pub(crate) const fn is_container_pid(pid: u32) -> bool {
     pid < 300
 }
 
-/// Whether a nonce is that of this crate's client, which sends no process id.
+/// Whether a nonce belongs to this crate's client, which sends no process id.
 pub(crate) const fn is_own_client(nonce: u32) -> bool {
     nonce & !CAPABILITY_MASK == CAPABILITY_NONCE
 }

@@ -38,9 +38,9 @@ pub(crate) struct Job<'a> {
     pub(crate) world_size: Option<usize>,
     /// The group of survivors that the workers form, if they do.
     pub(crate) members: Option<Members>,
-    /// What open connections wait for, by the first missing key; watchers of changes left out.
+    /// The waits of open connections, by the first missing key, without watchers of changes.
     pub(crate) waits: BTreeMap<&'a [u8], Waiting>,
-    /// Where the workers are whose nodes meet here.
+    /// The workers' stores of the runs whose nodes meet here.
     pub(crate) workers_stores: Vec<WorkersStore>,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct GroupState<'a> {
     pub(crate) members: Vec<MemberState<'a>>,
     /// The ranks in the group that have not published.
     pub(crate) missing: BTreeSet<usize>,
-    /// The size, if any member says it.
+    /// The size, if a member has published it.
     pub(crate) size: Option<usize>,
 }
 
@@ -149,8 +149,8 @@ impl<'a> Job<'a> {
             .or_else(|| self.barrier_size())
     }
 
-    /// The number of ranks in what the first launcher assigned: `[first rank, ranks, ..]`. They are not those of this
-    /// store if the workers use another one.
+    /// The number of ranks in the assignment of the first launcher: `[first rank, ranks, ..]`. `None` if the workers
+    /// use another store, because these are not the ranks of this store.
     fn assigned_world_size(&self) -> Option<usize> {
         if !self.workers_stores.is_empty() {
             return None;
@@ -182,7 +182,8 @@ impl<'a> Job<'a> {
     }
 
     fn group_state(&self, group: &'a GlooGroup<'a>, missing_left: &mut usize) -> GroupState<'a> {
-        // What the members say counts for the group; the launcher decides between members that disagree.
+        // The size that the members have published counts for the group; the launcher decides between members that
+        // disagree.
         let is_said = |size: &usize| {
             group
                 .members
@@ -251,7 +252,7 @@ impl<'a> Job<'a> {
         self.mains.iter().map(|&place| &self.groups[place])
     }
 
-    /// The default group of which an address was written last.
+    /// The default group whose addresses were written last.
     pub(crate) fn newest_main(&self) -> Option<&GroupState<'a>> {
         self.mains().max_by_key(|state| {
             state
@@ -262,7 +263,7 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// The ranks from which the default group has an address, written by a connection that is still open.
+    /// Whether the rank has an open connection.
     pub(crate) fn is_connected(&self, rank: usize) -> bool {
         self.who
             .connections(rank)
@@ -280,7 +281,8 @@ impl<'a> Job<'a> {
         away?.into_iter().max()
     }
 
-    /// The connection by which a rank does most: the one with its latest address, else the newest open one.
+    /// The main connection of a rank: the connection with its latest address; without an address, the newest open
+    /// connection, or the newest closed connection if none is open.
     pub(crate) fn main_connection(&self, rank: usize) -> Option<Slot> {
         let published = self
             .mains()
@@ -298,7 +300,7 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// What a rank does, as far as known: "pid 4711 on vm, connected, idle for 31 s".
+    /// The state of a rank as far as it is known, for example "pid 4711 on vm, connected, idle for 31 s".
     pub(crate) fn status(&self, rank: usize) -> String {
         let launched = || {
             let worker = self.launched.worker(rank)?;
@@ -374,7 +376,7 @@ fn waits<'a>(index: &Index<'a>, counts: impl Fn(Slot) -> bool) -> BTreeMap<&'a [
 }
 
 impl GroupState<'_> {
-    /// The global ranks, as far as known, of the members of which `select` is true.
+    /// The known global ranks of the members that `select` returns true for.
     pub(crate) fn ranks(&self, select: impl Fn(&MemberState<'_>) -> bool) -> RankSet {
         let members = self.members.iter().filter(|member| select(member));
         RankSet(members.filter_map(|member| member.rank).collect())

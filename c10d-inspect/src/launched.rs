@@ -75,7 +75,8 @@ impl Launched {
             })
             .collect();
         tell_hosts_apart(&mut nodes, index);
-        // Later announcements replace earlier ones, and those of connected launchers all others.
+        // Later announcements replace earlier announcements, and announcements of connected launchers replace all
+        // other announcements.
         nodes.sort_by_key(|node| (node.closed.is_none(), node.at));
         let mut launched = Self {
             nodes,
@@ -147,9 +148,11 @@ fn limit_samples(announced: &mut AnnouncedNode) {
 /// A process of a worker: the node, the worker and the process, by their places.
 type Place = (usize, usize, usize);
 
-/// The announced processes, by what a connection shows of its process. `None` is one that two processes show.
+/// The announced processes, by the properties that are visible on a connection. The value is `None` if two processes
+/// share the property.
 struct Tables {
-    /// With the process id that connections send: a forked child holds its parent's connection too.
+    /// The key contains the process id that connections send, because a forked child also holds its parent's
+    /// connection.
     by_address: HashMap<(SocketAddr, u32), Option<Place>>,
     by_process: HashMap<(IpAddr, u32), Option<Place>>,
     /// Programs that are not Python, for example `c10d store barrier` in a shell script: this crate's clients send no
@@ -296,7 +299,8 @@ fn insert<K: std::hash::Hash + Eq>(table: &mut HashMap<K, Option<Place>>, key: K
 }
 
 /// Whether a process has the rank of its worker: it is the worker itself, or the only Python that shells around it
-/// started. A Python that starts others, or a shell that starts several, may have given each a rank of its own.
+/// started. A Python that starts other Pythons, or a shell that starts several, may have given each of them its own
+/// rank.
 pub(crate) fn speaks_for(worker: &AnnouncedWorker, process: &AnnouncedProcess) -> bool {
     if process.pid == worker.pid {
         return true;
@@ -327,7 +331,7 @@ pub(crate) fn speaks_for(worker: &AnnouncedWorker, process: &AnnouncedProcess) -
 /// How many shells are around a worker at most.
 const PARENTS_MAX: usize = 8;
 
-/// Whether a process runs Python, for all that is known. PyTorch renames its main thread.
+/// Whether a process seems to run Python. PyTorch renames its main thread.
 fn is_python(process: &AnnouncedProcess) -> bool {
     let Some(command) = &process.command else {
         return true;
@@ -379,7 +383,7 @@ impl Worker<'_> {
             .saturating_sub(Duration::from_millis(announced.looked_ago_ms))
     }
 
-    /// A process of it that is stopped, as by SIGSTOP.
+    /// A stopped process of this worker, for example after SIGSTOP.
     pub(crate) fn stopped_pid(&self) -> Option<u32> {
         let mut stopped = self.stopped();
         stopped.next().map(|process| process.pid)

@@ -1,17 +1,18 @@
-//! Which worker a process is that NCCL names by its host's address and its id.
+//! Finds the worker of a process that NCCL names by its host's address and its id.
 //!
-//! A wrong rank sends a person to the wrong host, so a rank is named only if no other process can be meant. Else the
-//! address and the id have to do. A process has the rank of a worker if all of this holds:
+//! A wrong rank sends a person to the wrong host, so a rank is named only if no other process can be meant. Otherwise
+//! only the address and the id are named. A process has the rank of a worker if all of these conditions hold:
 //!
-//! 1. Launchers have announced all ranks of the job, each once: another process of the job with this id on this host,
-//!    which nobody has announced, there is not.
-//! 2. One node has announced the address as its own. The loopback address is that of the only node.
-//! 3. All processes of the node's workers have the ids by which the launcher knows them: no process has a namespace of its
-//!    own, in which the same id means another one.
+//! 1. Launchers have announced all ranks of the job, and each rank once, so that the job has no unannounced process
+//!    with this id on this host.
+//! 2. One node has announced the address as its own. The loopback address belongs to the only node.
+//! 3. All processes of the node's workers have the ids that the launcher has announced: no process has a separate
+//!    namespace, in which the same id means another process.
 //! 4. One process of them has the id, and its worker's rank (`speaks_for`). It started before NCCL answered.
-//! 5. A silent process is one of a worker that started when the job did. What NCCL misses may have ended long ago, and a
-//!    worker that has taken its place may have its id.
-//! 6. Ranks in communicators of all ranks of the job are those of the job. One that contradicts puts all names in doubt.
+//! 5. A silent process belongs to a worker that started with the job. A process that NCCL misses may have exited long
+//!    ago, and the id may belong to a later worker.
+//! 6. Ranks in communicators of all ranks of the job are the ranks of the job. A single contradiction puts all names in
+//!    doubt.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -25,7 +26,7 @@ use crate::nccl::{NcclMember, NcclProblem, NcclProcess, ProblemKind};
 /// Workers that start together do so within this time.
 const TOGETHER: Duration = Duration::from_secs(30);
 
-/// The workers by what NCCL says of a process.
+/// The workers, by the host and the id of a process in NCCL's answer.
 pub(crate) struct NcclNames<'j> {
     by_process: HashMap<NcclProcess, Known<'j>>,
     /// When the first worker of the job started; `None` if all have been replaced.
@@ -36,7 +37,7 @@ pub(crate) struct NcclNames<'j> {
 type Known<'j> = Option<Worker<'j>>;
 
 impl<'j> NcclNames<'j> {
-    /// The names for what NCCL answered at `answered`, since the server's start.
+    /// Creates the names for an answer of NCCL at the time `answered`, since the server's start.
     pub(crate) fn new(job: &'j Job<'_>, problems: &[NcclProblem], answered: Duration) -> Self {
         let workers: Vec<Worker<'j>> = job.launched.workers().collect();
         let first = workers.iter().filter(|it| !it.worker.is_replacement);

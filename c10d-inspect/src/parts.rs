@@ -76,7 +76,7 @@ pub(crate) fn memberships(job: &Job<'_>) -> Vec<MembershipReport> {
         .collect()
 }
 
-/// What is waited for, the longest wait first.
+/// The keys that connections wait for, the longest wait first.
 pub(crate) fn waits(job: &Job<'_>) -> Vec<WaitFor> {
     let mut waits: HashMap<&[u8], Waiting> = HashMap::new();
     for (slot, connection) in job.index.snapshot.connections.iter().enumerate() {
@@ -144,7 +144,8 @@ pub(crate) fn groups(job: &Job<'_>) -> Vec<Group> {
 
 /// The nodes that announced workers. A launcher that waits for other nodes announces none.
 pub(crate) fn nodes(job: &Job<'_>) -> Vec<NodeReport> {
-    // Later announcements of a node replace earlier ones, as after a restart of its launcher.
+    // Later announcements of a node replace earlier announcements, for example after a restart of its
+    // launcher.
     let mut nodes: BTreeMap<(Option<usize>, String), NodeReport> = BTreeMap::new();
     let nodes_of_workers = job.launched.nodes.iter();
     for node in nodes_of_workers.filter(|node| !node.announced.workers.is_empty()) {

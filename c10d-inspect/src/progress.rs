@@ -1,6 +1,7 @@
-//! How far a rank has come in joining a group, from the last request of its connection.
+//! The progress of a rank in joining a group, derived from the last request of its connection.
 //!
-//! A rank publishes its own address, then waits for and reads those of all members in order, its own included.
+//! A rank publishes its own address. Then it waits for the addresses of all members and reads them in order,
+//! including its own address.
 
 use std::time::Duration;
 

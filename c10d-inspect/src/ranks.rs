@@ -1,4 +1,4 @@
-//! What each rank does.
+//! The activity of each rank.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -13,7 +13,8 @@ use crate::progress::Progress;
 use crate::report::{Finding, FindingKind, RankReport, RankState, Sureness, milliseconds};
 use crate::text;
 
-/// The ranks of the job, in order; those of which nothing is known too, if the number of ranks is known.
+/// The ranks of the job, in order. If the number of ranks is known, they include ranks that have never
+/// connected.
 pub(crate) fn ranks(
     job: &Job<'_>,
     findings: &[Finding],
@@ -257,7 +258,7 @@ pub(crate) fn last_request(connection: &ConnectionRecord) -> Option<String> {
     Some(format!("{command} {}{cut}{more}", text::shown(&last.key)))
 }
 
-/// The addresses of debug servers, made of what the ranks published: `http://<host>:<port>`.
+/// The addresses of debug servers, built from the published keys of the ranks: `http://<host>:<port>`.
 fn debug_urls(job: &Job<'_>) -> HashMap<usize, String> {
     let servers = job
         .index

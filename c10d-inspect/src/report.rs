@@ -1,5 +1,5 @@
-//! The answer: what stands still, who is missing, and what each rank does. Serialized as it is for `c10d why
-//! --json` and the status page.
+//! The report on a job: causes of a hang, missing ranks, and the state of each rank. Its JSON form is the output of
+//! `c10d why --json` and the content of the status page.
 //!
 //! All texts are free of control characters; no text contains a value of the store.
 
@@ -13,26 +13,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::text;
 
-/// What is known about a job at one moment. Ages are in milliseconds at that moment.
+/// A report on a job at one moment. Ages are in milliseconds at that moment.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct Report {
     /// The moment, in milliseconds since 1970 by the server's clock; 0 if unknown.
     pub taken_unix_ms: u64,
-    /// How long the server has run, in milliseconds.
+    /// The time for which the server has run, in milliseconds.
     pub uptime_ms: u64,
-    /// One sentence: what is wrong, or that nobody waits.
+    /// The most important problem, or that no rank waits, in one sentence.
     pub headline: String,
-    /// Whether somebody waits for a rank that is missing or stands still.
+    /// Whether a process waits for a missing or blocked rank.
     pub is_stuck: bool,
     /// Whether the job makes progress, as far as that is known. `NoProgress` if `is_stuck`.
     pub state: ReportState,
-    /// What was found: causes first, each followed by nothing that it explains.
+    /// The findings, causes first. Findings that another finding explains are marked as consequences.
     pub findings: Vec<Finding>,
     /// The number of ranks of the job, if known.
     pub world_size: Option<usize>,
-    /// The ranks, in order; ranks of which nothing is known included, if the world size is known.
+    /// The ranks, in order. If the world size is known, the list also has ranks that never connected.
     pub ranks: Vec<RankReport>,
     /// Processes with connections that belong to no known rank.
     pub unknown_processes: Vec<Process>,
@@ -40,17 +40,17 @@ pub struct Report {
     pub nodes: Vec<NodeReport>,
     /// The groups that are being made or have been made.
     pub groups: Vec<Group>,
-    /// The groups whose members agree through the store's server, by name.
+    /// The groups whose members agree through the store's server, sorted by their names.
     pub memberships: Vec<MembershipReport>,
-    /// What is waited for, the longest wait first.
+    /// The keys that ranks wait for, the longest wait first.
     pub waits: Vec<WaitFor>,
-    /// The stores of the workers whose nodes meet at this one, that of the latest round first. Empty for a store that
-    /// the workers use themselves.
+    /// The workers' stores of the runs whose nodes meet at this store, the latest round's store first. Empty for a
+    /// store that the workers use themselves.
     pub workers_stores: Vec<WorkersStore>,
 }
 
 impl Report {
-    /// Where the workers are of which this report says nothing, because their nodes only meet at its store.
+    /// Returns the stores of workers that are not in this report, because only their nodes meet at the reported store.
     #[must_use]
     pub fn stores_elsewhere(&self) -> &[WorkersStore] {
         // Nodes that wait for others have no workers at present.
@@ -61,7 +61,7 @@ impl Report {
     }
 }
 
-/// A duration as the ages of a report have it.
+/// A duration in the unit of a report's ages.
 pub(crate) fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -78,9 +78,9 @@ pub enum ReportState {
     Running,
     /// Ranks wait for a rank that computes, reads or writes. This rank may be in an endless loop.
     WaitingForBusyRank,
-    /// The observed ranks make no progress, and others are not observed.
+    /// The observed ranks make no progress, and other ranks are not observed.
     PartlyObserved,
-    /// No rank makes progress, or ranks wait for a missing or blocked rank.
+    /// The job makes no progress, or ranks wait for a missing or blocked rank.
     NoProgress,
     /// A state that a later version of this crate reports.
     #[serde(other)]
@@ -92,7 +92,7 @@ pub enum ReportState {
 #[serde(default)]
 #[non_exhaustive]
 pub struct WorkersStore {
-    /// The id of the run, as of `--rdzv-id`.
+    /// The id of the run, for example from `--rdzv-id`.
     pub run_id: String,
     /// The round of the rendezvous.
     pub round: u64,
@@ -107,13 +107,13 @@ pub struct WorkersStore {
 pub struct MembershipReport {
     /// The name, without control characters.
     pub name: String,
-    /// What the group is doing, as in "members leave their mesh".
+    /// The group's current activity, for example "members leave their mesh".
     pub stage: String,
     /// Whether all is well: a generation works, or the group has ended.
     pub is_settled: bool,
-    /// The number of the last generation, and of the newest attempt; 0 for none.
+    /// The number of the last generation; 0 for none.
     pub generation: u32,
-    /// See `generation`.
+    /// The number of the newest attempt; 0 for none.
     pub attempt: u32,
     /// The uuid of the last generation (`generation.uuid` in Python), as a decimal number; empty for none.
     pub uuid: String,
@@ -121,43 +121,44 @@ pub struct MembershipReport {
     pub is_whole: bool,
     /// The ranks that are in a whole generation of the group of `c10d run --keep-workers`; empty for other groups.
     pub ranks: RankSet,
-    /// How many members the last generation has.
+    /// The number of members of the last generation.
     pub size: usize,
-    /// The processes of the group, and those that wait to be.
+    /// The number of processes that are in the group or wait to join it.
     pub members: usize,
-    /// Who is waited for, at most 8, as in "member 2.1 (rank 0)".
+    /// The members that the group waits for, at most 8, for example "member 2.1 (rank 0)".
     pub waits_for: Vec<String>,
-    /// How many are waited for.
+    /// The number of members that the group waits for.
     pub waits_for_count: usize,
-    /// The time until the group goes on without them, in milliseconds.
+    /// The time until the group continues without these members, in milliseconds.
     pub time_left_ms: Option<u64>,
-    /// The last processes that ceased to be members, the newest first, at most 8, as in "member 2.1 (its process has ended)".
+    /// The last processes that ceased to be members, the newest first, at most 8, for example "member 2.1 (its process
+    /// has ended)".
     pub departures: Vec<String>,
 }
 
-/// One thing that was found.
+/// A problem or an observation, with the ranks involved.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Finding {
-    /// What it is about, for programs.
+    /// The kind of the finding, for programs.
     pub kind: FindingKind,
-    /// One or two sentences that a person can act on.
+    /// The finding in one or two sentences that a person can act on.
     pub text: String,
-    /// The ranks that caused it: missing, frozen, lost, or in conflict.
+    /// The ranks that caused the problem: missing, frozen, lost, or in conflict.
     pub culprits: RankSet,
-    /// The ranks that wait for them.
+    /// The ranks that wait for the culprits.
     pub waiting: RankSet,
     /// The hosts between which data is not acknowledged.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<String>,
-    /// How long it has lasted, in milliseconds, if known.
+    /// The time for which the problem has lasted, in milliseconds, if known.
     pub age_ms: Option<u64>,
     /// Whether another finding explains this one.
     pub is_consequence: bool,
 }
 
 impl Finding {
-    /// A cause without ranks.
+    /// Creates a cause without ranks.
     #[must_use]
     pub fn new(kind: FindingKind, text: String) -> Self {
         Self {
@@ -177,7 +178,8 @@ impl Finding {
 #[serde(transparent)]
 pub struct RankSet(pub BTreeSet<usize>);
 
-/// "rank 2", "ranks 1 and 3", "ranks 0-4095 and 4100", at most 8 ranges; nothing if there are none.
+/// Formats the ranks as "rank 2", "ranks 1 and 3" or "ranks 0-4095 and 4100", with at most 8 ranges; an empty text if
+/// there are none.
 impl fmt::Display for RankSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.is_empty() {
@@ -187,7 +189,7 @@ impl fmt::Display for RankSet {
     }
 }
 
-/// What a finding is about, for programs. Its text is for people.
+/// The kind of a finding, for programs. People read the finding's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -196,15 +198,15 @@ pub enum FindingKind {
     NeverConnected,
     /// A rank connected and stopped before it published its address.
     NotPublished,
-    /// A rank published its address and then read nothing: it stands still.
+    /// A rank published its address and then read nothing, so it is blocked.
     Frozen,
     /// A rank's connection closed while the group was being made.
     LostInInit,
-    /// A rank left first, and others followed.
+    /// A rank left first, and other ranks followed.
     LostLater,
     /// A launcher reports the end of a worker.
     WorkerEnded,
-    /// A launcher reports that a worker is stopped, as by SIGSTOP.
+    /// A launcher reports that a worker is stopped, for example by SIGSTOP.
     WorkerStopped,
     /// A launcher has gone silent.
     NodeLost,
@@ -212,7 +214,7 @@ pub enum FindingKind {
     NodesMissing,
     /// Ranks whose relay has no connection to the store.
     Away,
-    /// Two processes say that they have the same rank.
+    /// Two processes claim the same rank.
     SameRank,
     /// Two jobs share this store.
     TwoJobs,
@@ -234,13 +236,13 @@ pub enum FindingKind {
     NcclSilent,
     /// NCCL has an error in some ranks.
     NcclFailed,
-    /// Ranks have launched fewer operations of NCCL than others.
+    /// Ranks have launched fewer operations of NCCL than other ranks.
     NcclBehind,
     /// A NCCL communicator works for some ranks, and not for others.
     NcclApart,
     /// Ranks wait at a barrier.
     Barrier,
-    /// Ranks that survive others wait for some of them at a step boundary, or after the last step.
+    /// Surviving ranks wait for some of their group at a step boundary, or after the last step.
     Boundary,
     /// Ranks wait for a key whose meaning is not known.
     Key,
@@ -254,75 +256,76 @@ pub enum FindingKind {
     TransportStalled,
     /// All ranks are blocked outside of known calls.
     AllBlocked,
-    /// The observed ranks make no progress, and others are not observed.
+    /// The observed ranks make no progress, and other ranks are not observed.
     PartlyObserved,
     /// Ranks wait for other ranks that are at work, which is no alarm.
     WaitsForBusyRank,
-    /// Nobody waits on the store, so a hang would be elsewhere.
+    /// The ranks do not wait on the store, so a hang would be elsewhere.
     NotInTheStore,
-    /// Ranks have connections to a store that is kept, which end with the process that serves it.
+    /// Ranks are connected directly to a durable store, so they lose their connections when the process that serves it
+    /// exits.
     ConnectedDirectly,
     /// A kind that a later version of this crate reports.
     #[serde(other)]
     Other,
 }
 
-/// What is known of one rank of the job.
+/// The state of one rank of the job.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct RankReport {
-    /// The global rank.
+    /// The rank's number in the job.
     pub rank: usize,
-    /// What it does.
+    /// The rank's current activity.
     pub state: RankState,
     /// Whether a finding names it as a cause.
     pub is_suspect: bool,
-    /// One clause about what it does, as in "waits for ranks 1 and 3".
+    /// The rank's activity as a clause, for example "waits for ranks 1 and 3".
     pub doing: String,
     /// The host's name or address, if known.
     pub host: Option<String>,
     /// The node's rank, if a launcher announced it.
     pub node_rank: Option<usize>,
-    /// Its process, if known.
+    /// The process id, if known.
     pub pid: Option<u32>,
-    /// How sure it is that the process has this rank.
+    /// The evidence that the process has this rank.
     pub sureness: Sureness,
-    /// The addresses of its open connections.
+    /// The addresses of the process's open connections.
     pub connections: Vec<SocketAddr>,
-    /// The command and key of its last request.
+    /// The command and the key of the last request.
     pub last_request: Option<String>,
-    /// How long ago its last request came, in milliseconds.
+    /// The time since the last request, in milliseconds.
     pub last_request_ms: Option<u64>,
-    /// The key it waits for.
+    /// The key that the process waits for.
     pub waits_for: Option<String>,
-    /// How long it has waited, in milliseconds.
+    /// The time for which the rank has waited, in milliseconds.
     pub waits_ms: Option<u64>,
-    /// Where its debug server listens, as `http://host:port`, if it published one.
+    /// The URL of the rank's debug server, as `http://host:port`, if the rank published it.
     pub debug_url: Option<String>,
-    /// The unix socket of its debug server on its host.
+    /// The unix socket of the rank's debug server on its host.
     pub debug_socket: Option<PathBuf>,
 }
 
-/// What a rank does, as far as the store and the launchers know.
+/// The activity of a rank, as observed by the store and the launchers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum RankState {
-    /// Nothing is known of it: it has never connected.
+    /// The rank has never connected.
     #[default]
     NotSeen,
-    /// A launcher has started it; it has not connected.
+    /// A launcher has started the rank, which has not connected.
     Starting,
-    /// It is connected, and has not finished joining its group.
+    /// The rank is connected, and has not finished joining its group.
     Connecting,
-    /// It waits on the store.
+    /// The rank waits on the store.
     Waiting,
-    /// It is connected and asks the store for nothing.
+    /// The rank is connected and sends no requests to the store.
     Idle,
-    /// It ended in order.
+    /// The rank exited in order.
     Ended,
-    /// It ended otherwise, or its connection closed while others needed it.
+    /// The rank exited otherwise, or its connection closed while other ranks needed it.
     Lost,
 }
 
@@ -334,11 +337,11 @@ pub enum Sureness {
     /// Nothing links the connection to a rank.
     #[default]
     Unknown,
-    /// The same host and process id as a connection that is known.
+    /// The connection has the same host and process id as another connection of this rank.
     SameProcess,
-    /// The process says so: it wrote a key that only this rank writes.
+    /// The process claims the rank: it wrote a key that only this rank writes.
     Claimed,
-    /// The launcher says so.
+    /// The launcher has announced the process with this rank.
     Launched,
 }
 
@@ -346,13 +349,13 @@ pub enum Sureness {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Process {
-    /// "unknown process 4711 on 10.0.0.3".
+    /// The name for people, such as "unknown process 4711 on 10.0.0.3".
     pub name: String,
-    /// The addresses of its open connections.
+    /// The addresses of the process's open connections.
     pub connections: Vec<SocketAddr>,
-    /// The command and key of its last request.
+    /// The command and the key of the last request.
     pub last_request: Option<String>,
-    /// The key it waits for.
+    /// The key that the process waits for.
     pub waits_for: Option<String>,
 }
 
@@ -361,23 +364,23 @@ pub struct Process {
 #[serde(default)]
 #[non_exhaustive]
 pub struct NodeReport {
-    /// The host's name.
+    /// The name of the host.
     pub host: String,
-    /// From 0; `None` if its launcher announced none.
+    /// The node's rank, from 0; `None` if its launcher announced none.
     pub node_rank: Option<usize>,
-    /// The launcher's process.
+    /// The process id of the launcher.
     pub pid: u32,
-    /// The launcher's address, as the server sees it.
+    /// The launcher's address from the server's side.
     pub address: Option<SocketAddr>,
     /// The ranks on this node.
     pub ranks: RankSet,
     /// Whether the launcher's connection is open.
     pub is_connected: bool,
-    /// How long ago the launcher announced itself last, in milliseconds.
+    /// The time since the launcher's last announcement, in milliseconds.
     pub announced_ms: u64,
-    /// How often the workers have been restarted.
+    /// The number of restarts of the workers.
     pub restarts: usize,
-    /// Where the launcher answers requests for stacks.
+    /// The address at which the launcher answers requests for stacks.
     pub debug_address: Option<SocketAddr>,
     /// Whether the launcher has announced observations of its workers.
     pub is_observed: bool,
@@ -393,7 +396,7 @@ pub struct NodeReport {
 pub struct Group {
     /// The group's name in its keys: "0" for the default group.
     pub name: String,
-    /// How it is made: "gloo", "NCCL", "barrier", "RPC".
+    /// The way in which the group is created: "gloo", "NCCL", "barrier" or "RPC".
     pub kind: String,
     /// The number of members, if known.
     pub size: Option<usize>,
@@ -401,23 +404,23 @@ pub struct Group {
     pub arrived: usize,
     /// The missing members, by their rank in the group.
     pub missing: RankSet,
-    /// Whether all have arrived.
+    /// Whether all members have arrived.
     pub is_complete: bool,
 }
 
-/// Something that is waited for.
+/// A key that connections wait for.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct WaitFor {
     /// The key, without control characters.
     pub key: String,
-    /// What the key means, as in "the address of rank 2, for the default group".
+    /// The meaning of the key, for example "the address of rank 2, for the default group".
     pub meaning: String,
-    /// The number of connections that wait for it.
+    /// The number of connections that wait for the key.
     pub connections: usize,
-    /// The ranks that wait for it, as far as known.
+    /// The ranks that wait for the key, as far as known.
     pub ranks: RankSet,
-    /// How long the longest of these waits has lasted, in milliseconds.
+    /// The duration of the longest of these waits, in milliseconds.
     pub age_ms: u64,
 }

@@ -16,7 +16,7 @@ const ENTRIES_MAX: usize = 8;
 /// The most departures of a group that its line names.
 const DEPARTURES_MAX: usize = 3;
 
-/// How to write a report.
+/// The style of a report's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TextStyle {
     columns: usize,
@@ -38,8 +38,9 @@ impl TextStyle {
 }
 
 impl Report {
-    /// The report as lines for a terminal or a log: the answer in the first one, details below. Safe to print, whoever
-    /// sent the report: what is not printable is escaped. Lists are cut to 8 entries.
+    /// Returns the report as lines for a terminal or a log, with the answer in the first line and details below. The
+    /// text is safe to print even if the sender of the report is not trusted, because unprintable characters are
+    /// escaped. Lists are cut to 8 entries.
     #[must_use]
     pub fn to_text(&self, style: TextStyle) -> String {
         let mut lines = Lines {
@@ -109,7 +110,7 @@ fn write_findings(report: &Report, lines: &mut Lines) {
     lines.rest(findings.len());
 }
 
-/// What a finding is to the reader.
+/// The label of a finding for the reader.
 fn label_of(finding: &Finding) -> (&'static str, Tone) {
     match finding.kind {
         _ if finding.is_consequence => ("consequence", Tone::Dim),
@@ -328,7 +329,7 @@ impl Lines {
         self.rest(items.len());
     }
 
-    /// How many of `count` entries are left out.
+    /// Writes how many of `count` entries are omitted.
     fn rest(&mut self, count: usize) {
         match count.checked_sub(ENTRIES_MAX) {
             None | Some(0) => {}

@@ -16,7 +16,7 @@ pub(crate) fn shown(bytes: &[u8]) -> String {
     shown_up_to(bytes, SHOWN_CHARS_MAX)
 }
 
-/// What others wrote, as [`printable`] makes it.
+/// A text of another process, made [`printable`].
 pub(crate) fn shown_up_to(bytes: &[u8], chars_max: usize) -> String {
     printable(bytes, chars_max).to_string()
 }

@@ -37,11 +37,11 @@ const INTERFACE_CHARS_MAX: usize = 64;
 const TEXT_BYTES_MAX: usize = 64 * 1024;
 const SENTENCES_MAX: usize = 4;
 
-/// Says which ranks an error text is about: those behind the addresses that gloo prints, whose ports have their
-/// bytes swapped, and those whose keys a wait timed out for.
+/// Names the ranks in an error text: the ranks behind the addresses that gloo prints, whose ports have their bytes
+/// swapped, and the ranks whose keys a wait timed out for.
 ///
-/// Returns `None` if the text names nobody that the store knows. Ports that no rank has published, as those of
-/// outgoing connections, stay unknown.
+/// Returns `None` if the text contains no rank that is known in the store. Ports that no rank has published, such as
+/// the ports of outgoing connections, stay unknown.
 #[must_use]
 pub fn translate(text: &str, snapshot: &Snapshot) -> Option<String> {
     let end = (0..=text.len().min(TEXT_BYTES_MAX))
@@ -103,7 +103,7 @@ pub fn published_ranks(snapshot: &Snapshot) -> HashMap<SocketAddr, usize> {
         .collect()
 }
 
-/// The ranks by the addresses that they listen on; `None` for one that two ranks have published.
+/// The ranks by the addresses that they listen on; `None` for an address that two ranks have published.
 fn published(job: &Job<'_>) -> HashMap<SocketAddr, Option<(usize, Option<Slot>)>> {
     let mut published = HashMap::new();
     for state in &job.groups {

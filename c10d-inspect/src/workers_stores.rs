@@ -1,7 +1,7 @@
-//! Where the workers are of runs whose nodes meet at this store.
+//! Finds the workers' stores of runs whose nodes meet at this store.
 //!
-//! The node with rank 0 of each round publishes the address, PyTorch's too: `torch.rendezvous.<run>.<round>/MASTER_ADDR`
-//! and `MASTER_PORT`.
+//! The node with rank 0 of each round, including PyTorch's nodes, publishes the address:
+//! `torch.rendezvous.<run>.<round>/MASTER_ADDR` and `MASTER_PORT`.
 
 use std::collections::BTreeMap;
 
@@ -12,23 +12,23 @@ use crate::keys::Family;
 use crate::report::WorkersStore;
 use crate::text::{decimal, shown};
 
-/// Has the id of the run whose workers use this store, too, wherever it is served by now.
+/// The key of the id of the run whose workers also use this store, wherever it is served by now.
 const OWNER_KEY: &[u8] = b"c10d/workers_of";
 
-/// The most runs of one store that are told.
+/// The most runs of one store that are reported.
 const RUNS_MAX: usize = 16;
 
-/// The longest name of a host, as in DNS.
+/// The longest name of a host, like in DNS.
 const HOST_BYTES_MAX: usize = 253;
 
-/// What a round has published, by which key.
+/// The keys that a round has published.
 #[derive(Default)]
 struct Round<'k> {
     addr: Option<&'k KeyRecord>,
     port: Option<&'k KeyRecord>,
 }
 
-/// The store of each run's latest round that has one, the one that was published last first.
+/// The stores of each run's latest round with a store, the last published store first.
 pub(crate) fn workers_stores(index: &Index<'_>) -> Vec<WorkersStore> {
     let mut rounds: BTreeMap<(&[u8], u64), Round<'_>> = BTreeMap::new();
     for (_, key) in index
@@ -47,7 +47,7 @@ pub(crate) fn workers_stores(index: &Index<'_>) -> Vec<WorkersStore> {
         };
         *place = Some(key);
     }
-    // In the order of rounds: a later one replaces an earlier one of the same run.
+    // The rounds are in order: a later round replaces an earlier round of the same run.
     let mut latest: BTreeMap<&[u8], (Version, WorkersStore)> = BTreeMap::new();
     for ((run, number), round) in rounds {
         let (Some(addr), Some(port)) = (round.addr, round.port) else {
@@ -80,7 +80,7 @@ fn is_whole(key: &KeyRecord) -> bool {
     key.value_len == key.value_head.len()
 }
 
-/// The run, the round, and whether the key is that of the host.
+/// The run, the round, and whether the key is the host's.
 fn parsed(key: &[u8]) -> Option<(&[u8], u64, bool)> {
     let path = without_slash(key).strip_prefix(b"torch.rendezvous.")?;
     let (path, is_addr) = match path.strip_suffix(b"/MASTER_ADDR") {
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(found(&keys), expected);
     }
 
-    /// As after a takeover: the address is that of the server before.
+    /// The address is the previous server's, like after a takeover.
     #[test]
     fn a_run_whose_workers_use_this_store_has_no_other() {
         let keys: [(&str, &[u8]); 5] = [

@@ -15,15 +15,15 @@ pub struct PythonStacks {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PythonThread {
-    /// Its name in `threading`; `None` if it has none there.
+    /// The thread's name in `threading`; `None` if it has none there.
     pub name: Option<String>,
-    /// Its id in the system, with Python 3.11 and later.
+    /// The thread's id in the operating system, with Python 3.11 and later.
     pub system_id: Option<u32>,
-    /// Its innermost frames, at most 64, the most recent call last. Empty while it runs no Python.
+    /// The thread's innermost frames, at most 64, the most recent call last. Empty while it runs no Python.
     pub frames: Vec<PythonFrame>,
 }
 
-/// A call.
+/// One call in the stack of a thread.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PythonFrame {

@@ -55,21 +55,21 @@ pub(super) struct GroupRecording {
     pub(super) collectives: BTreeMap<u64, Collective>,
 }
 
-/// One collective, as a rank has entered it.
+/// A collective that a rank has entered.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Collective {
     /// The group's name: "0" for the default group.
     pub group: String,
-    /// Its number in its group, from 1.
+    /// The collective's number in its group, from 1.
     pub number: u64,
-    /// The operation, as "all_reduce".
+    /// The operation, such as "all_reduce".
     pub operation: String,
-    /// The backend, as "gloo"; empty if it is not recorded.
+    /// The backend, such as "gloo"; empty if it is not recorded.
     pub backend: String,
     /// The sizes of its inputs, one list for each tensor.
     pub sizes: Vec<Vec<u64>>,
-    /// The types of its inputs, as "float".
+    /// The types of its inputs, such as "float".
     pub types: Vec<String>,
     /// When the rank entered it, in nanoseconds since 1970 by the rank's clock; 0 if not recorded.
     pub entered_unix_ns: u64,
@@ -78,7 +78,7 @@ pub struct Collective {
 }
 
 impl fmt::Display for Collective {
-    /// `all_reduce, [1000] float`.
+    /// Formats the collective, for example as `all_reduce, [1000] float`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.operation)?;
         for (index, sizes) in self.sizes.iter().take(TENSORS_SHOWN).enumerate() {
@@ -94,24 +94,24 @@ impl fmt::Display for Collective {
     }
 }
 
-/// Why an answer is not a flight recording.
+/// The reason why an answer is not a flight recording.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FlightError {
     /// The answer is not JSON, or not an object.
     #[error("the answer is not a flight recording: {reason}")]
     Malformed {
-        /// What is wrong with it.
+        /// The problem, as a clause.
         reason: String,
     },
 }
 
 impl FlightRecording {
-    /// Reads the answer to `POST /handler/fr_trace_json`. Parts that are missing or of another type than
-    /// expected are ignored, as other versions of PyTorch may write them differently.
+    /// Parses the answer to `POST /handler/fr_trace_json`. Missing parts, and parts of an unexpected type, are ignored,
+    /// because other versions of PyTorch may write them differently.
     ///
     /// # Errors
-    /// [`FlightError::Malformed`].
+    /// [`FlightError::Malformed`] if the answer is not a JSON object.
     pub fn parse(json: &[u8]) -> Result<Self, FlightError> {
         let malformed = |reason: String| FlightError::Malformed { reason };
         let value: Value =
@@ -218,7 +218,7 @@ impl FlightRecording {
             || progress(self) != progress(earlier)
     }
 
-    /// Adds what another recorder of the same rank knows: each backend may have one of its own.
+    /// Adds the recording of another recorder of the same rank, because each backend may have its own recorder.
     pub fn merge(&mut self, other: Self) {
         self.is_empty &= other.is_empty;
         self.is_partial |= other.is_partial;
@@ -235,7 +235,7 @@ impl FlightRecording {
         }
     }
 
-    /// The collective that the rank is in: the one that it entered last of those that have not ended.
+    /// Returns the collective that the rank is in: the last entered collective that has not ended.
     #[must_use]
     pub fn current(&self) -> Option<&Collective> {
         let open = self.groups.values().filter_map(GroupRecording::open);
@@ -263,7 +263,7 @@ impl FlightRecording {
         if let Some(description) = description {
             recording.description = description;
         }
-        // Sends and receives have numbers of their own, which only the two ranks share.
+        // Sends and receives have separate numbers, which only the two ranks share.
         if entry.get("is_p2p").and_then(Value::as_bool) == Some(true) {
             return;
         }
@@ -334,8 +334,8 @@ impl Collective {
         }
     }
 
-    /// Whether this rank and one that has entered `other` under the same number do the same. Sizes and types
-    /// are compared where all ranks must agree on them: a gather, say, has inputs of any size.
+    /// Whether this collective matches `other`, which another rank has entered under the same number. Sizes and types
+    /// are compared only where all ranks must agree on them: for example, the inputs of a gather can have any size.
     pub(super) fn agrees_with(&self, other: &Self) -> bool {
         if self.operation != other.operation || self.backend != other.backend {
             return false;

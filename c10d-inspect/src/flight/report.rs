@@ -11,7 +11,7 @@ use crate::report::RankSet;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct FlightReport {
-    /// One or two sentences: the first thing that differs, or that nothing does.
+    /// The first difference, or that there is none, in one or two sentences.
     pub headline: String,
     /// The differences, causes first.
     pub findings: Vec<FlightFinding>,
@@ -19,13 +19,13 @@ pub struct FlightReport {
     pub ranks: Vec<FlightRank>,
 }
 
-/// One difference between ranks of a group.
+/// A difference between ranks of a group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct FlightFinding {
-    /// In which way the ranks differ.
+    /// The kind of the difference.
     pub kind: FlightFindingKind,
-    /// One or two sentences.
+    /// The difference in one or two sentences.
     pub text: String,
     /// The group's name: "0" for the default group.
     pub group: String,
@@ -40,7 +40,7 @@ pub struct FlightFinding {
 }
 
 impl FlightReport {
-    /// The first finding that is a cause, if it names ranks.
+    /// Returns the first finding that is a cause, if it names ranks.
     #[must_use]
     pub fn named(&self) -> Option<&FlightFinding> {
         let cause = self.findings.iter().find(|it| !it.is_consequence);
@@ -70,7 +70,7 @@ pub enum FlightFindingKind {
     Behind,
     /// These ranks alone have entered a collective.
     Ahead,
-    /// These ranks have recorded nothing, while others have.
+    /// These ranks have recorded nothing, while other ranks have.
     NothingRecorded,
     /// Ranks wait in a group for missing members, which are not known.
     MembersMissing,
@@ -78,27 +78,27 @@ pub enum FlightFindingKind {
     Crossed,
 }
 
-/// One rank.
+/// The recording of one rank.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct FlightRank {
-    /// The global rank.
+    /// The rank's number in the job.
     pub rank: usize,
-    /// Why its recording is unknown, or is not compared.
+    /// The reason why the recording is unknown, or is not compared.
     pub error: Option<String>,
-    /// The collective that it is in.
+    /// The collective that the rank is in.
     pub current: Option<Collective>,
-    /// Its progress in each of its groups.
+    /// The rank's progress in each of its groups.
     pub groups: Vec<GroupProgress>,
 }
 
-/// How far a rank is in one group.
+/// The progress of a rank in one group.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct GroupProgress {
     /// The group's name: "0" for the default group.
     pub group: String,
-    /// The group's description, as "default_pg".
+    /// The group's description, such as "default_pg".
     pub description: String,
     /// The number of the last collective that the rank has entered; 0 if none.
     pub entered: u64,

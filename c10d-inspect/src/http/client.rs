@@ -1,7 +1,7 @@
 //! A client for short exchanges with status pages, launchers and PyTorch's debug servers.
 //!
-//! Each request has a connection of its own, a deadline for all of it, and a limit on the answer's size, so
-//! that a stopped or hostile server costs its caller a bounded time and amount of memory.
+//! Each request has a separate connection, a deadline for the whole exchange, and a limit on the answer's size, so that
+//! a stopped or hostile server costs its caller a bounded time and amount of memory.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -46,7 +46,7 @@ const FAR: Duration = Duration::from_secs(365 * 86_400);
 /// How long to wait before connecting again to a unix socket whose queue is full.
 const FULL_QUEUE_PAUSE: Duration = Duration::from_millis(20);
 
-/// Where a server listens.
+/// The address of a server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Target {
@@ -81,7 +81,7 @@ pub struct HttpRequest {
 }
 
 impl HttpRequest {
-    /// A GET of `path`, which starts with `/` and may end in a query.
+    /// Creates a GET of `path`, which starts with `/` and may end in a query.
     pub fn get(target: Target, path: impl Into<String>) -> Self {
         Self {
             target,
@@ -93,7 +93,8 @@ impl HttpRequest {
         }
     }
 
-    /// A POST to `path`, with a body of one byte: PyTorch 2.9's debug server does not answer one without.
+    /// Creates a POST to `path`, with a body of one byte, because PyTorch 2.9's debug server does not answer a POST
+    /// without a body.
     pub fn post(target: Target, path: impl Into<String>) -> Self {
         Self {
             is_post: true,
@@ -101,25 +102,25 @@ impl HttpRequest {
         }
     }
 
-    /// The most bytes that the answer's body may have. The default is 32 MiB.
+    /// Sets the maximum size of the answer's body, in bytes. The default is 32 MiB.
     pub const fn with_limit(mut self, bytes: usize) -> Self {
         self.limit = bytes;
         self
     }
 
-    /// Sends the word that the server asks for ([`with_token`](super::StatusOptions::with_token)), if it does.
+    /// Sets the token for servers that require one ([`with_token`](super::StatusOptions::with_token)).
     pub fn with_token(mut self, token: Option<&str>) -> Self {
         self.token = token.map(|token| Token::new(token.to_owned()));
         self
     }
 
-    /// Ends the exchange. Default [`Cancel::NEVER`].
+    /// Sets a handle that cancels the exchange. Default [`Cancel::NEVER`].
     pub fn with_cancel(mut self, cancel: Cancel) -> Self {
         self.cancel = cancel;
         self
     }
 
-    /// The server.
+    /// The address of the server.
     #[must_use]
     pub const fn target(&self) -> &Target {
         &self.target
@@ -158,20 +159,21 @@ impl HttpRequest {
     }
 }
 
-/// A complete answer.
+/// A complete answer of a server.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HttpResponse {
-    /// The status code, as 200 or 404.
+    /// The status code, such as 200 or 404.
     pub status: u16,
     /// All bytes after the header.
     pub body: Vec<u8>,
-    /// The server's own address, as a server of this project tells it: with a relay in between not the one that was asked.
+    /// The server's own address, if a server of this project reports it. Through a relay, it differs from the requested
+    /// address.
     pub answered_at: Option<SocketAddr>,
 }
 
 impl HttpResponse {
-    /// An answer with this status and body.
+    /// Creates an answer with this status and body.
     #[must_use]
     pub fn new(status: u16, body: impl Into<Vec<u8>>) -> Self {
         Self {
@@ -197,34 +199,35 @@ impl fmt::Debug for HttpResponse {
     }
 }
 
-/// Why there is no answer.
+/// The reason why a request has no answer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HttpError {
-    /// The caller's request is not valid. Nothing was sent.
+    /// The caller's request is invalid, and was not sent.
     #[error("invalid HTTP request: {reason}")]
     InvalidRequest {
-        /// What is wrong with it.
+        /// The problem, as a clause.
         reason: String,
     },
 
-    /// This process cannot open what a client needs, as when it has too many open files. Nothing was sent.
+    /// This process cannot open the descriptors for a client, for example because it has too many open files. The
+    /// request was not sent.
     #[error("cannot start an HTTP client: {0}")]
     System(#[source] io::Error),
 
-    /// Nothing listens there, or it cannot be reached, at least not in time. Nothing was sent.
+    /// The server does not listen, or cannot be reached in time. The request was not sent.
     #[error("cannot connect to {target}: {source}")]
     Connect {
-        /// The server.
+        /// The address of the server.
         target: Target,
-        /// The system's error, or [`io::ErrorKind::TimedOut`].
+        /// The error of the operating system, or [`io::ErrorKind::TimedOut`].
         source: io::Error,
     },
 
     /// The system accepted the connection, and the process behind it did not answer in time.
     #[error("{target} does not answer within {timeout:?}")]
     NoAnswer {
-        /// The server.
+        /// The address of the server.
         target: Target,
         /// The time that the caller gave.
         timeout: Duration,
@@ -233,7 +236,7 @@ pub enum HttpError {
     /// The server started to answer and did not finish in time.
     #[error("{target} does not finish its answer within {timeout:?}")]
     Unfinished {
-        /// The server.
+        /// The address of the server.
         target: Target,
         /// The time that the caller gave.
         timeout: Duration,
@@ -242,37 +245,37 @@ pub enum HttpError {
     /// The request's [`Cancel`] has ended the exchange.
     #[error("the request to {target} was cancelled")]
     Cancelled {
-        /// The server.
+        /// The address of the server.
         target: Target,
     },
 
     /// The server closed the connection without an answer, as PyTorch's store does for HTTP.
     #[error("{target} closed the connection without an answer; it may not support HTTP")]
     Closed {
-        /// The server.
+        /// The address of the server.
         target: Target,
     },
 
     /// The connection was lost in the middle of the answer.
     #[error("{target} closed the connection in the middle of its answer")]
     Truncated {
-        /// The server.
+        /// The address of the server.
         target: Target,
     },
 
     /// The answer is not HTTP, or its head is too large.
     #[error("{target} does not answer with HTTP: {reason}")]
     NotHttp {
-        /// The server.
+        /// The address of the server.
         target: Target,
-        /// What is wrong with it.
+        /// The problem, as a clause.
         reason: String,
     },
 
     /// The answer is larger than the request allows.
     #[error("the answer of {target} is larger than {limit} bytes")]
     TooLarge {
-        /// The server.
+        /// The address of the server.
         target: Target,
         /// The request's limit, in bytes.
         limit: usize,
@@ -405,7 +408,7 @@ async fn connect_and_talk(
 async fn connect_unix(path: &Path) -> io::Result<UnixStream> {
     loop {
         match UnixStream::connect(path).await {
-            // Linux: the queue of the listening socket is full. TCP would try again by itself.
+            // Linux: the queue of the listening socket is full. TCP would retry automatically.
             Err(error) if error.kind() == ErrorKind::WouldBlock => sleep(FULL_QUEUE_PAUSE).await,
             result => return result,
         }
@@ -428,7 +431,7 @@ where
             .max_buf_size(HEAD_BYTES_MAX)
             .handshake(TokioIo::new(stream))
             .await?;
-        // Aborted when this set is dropped, so that a deadline also ends the connection.
+        // Aborted when this set is dropped, so that a deadline also closes the connection.
         let mut driver = JoinSet::new();
         driver.spawn(connection);
         Ok((sender.send_request(wire).await?, driver))

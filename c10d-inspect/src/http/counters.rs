@@ -3,7 +3,7 @@
 use c10d_store::{Counters, Opcode};
 use serde::{Deserialize, Serialize};
 
-/// The content of `/stats.json`: the counters of a server since its start, and what it has now.
+/// The content of `/stats.json`: the counters of a server since its start, and its current sizes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
@@ -18,15 +18,15 @@ pub struct StoreCounters {
     pub opened: u64,
     /// Connections that their peers closed.
     pub closed_by_peer: u64,
-    /// Connections that failed.
+    /// Connections that were closed because of an error.
     pub closed_by_failure: u64,
-    /// Connections that the server closed because of what the peer sent or did not read.
+    /// Connections that the server closed because the peer sent invalid data or did not read.
     pub closed_by_refusal: u64,
     /// Connections that were turned away because of the limit.
     pub rejected: u64,
     /// Connections that were HTTP.
     pub handed_over: u64,
-    /// The keys now.
+    /// The current number of keys.
     pub keys: usize,
     /// The bytes of keys and values now.
     pub stored_bytes: usize,

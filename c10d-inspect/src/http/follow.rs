@@ -6,18 +6,18 @@ use super::status_error::StatusError;
 use super::status_pages::StatusPages;
 use crate::{Report, WorkersStore};
 
-/// How many stores are tried: those of runs that have ended are gone.
+/// How many stores are tried. The stores of finished runs no longer exist.
 const STORES_TRIED_MAX: usize = 3;
 
 /// The answer of a workers' store.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Followed<T> {
-    /// What the rendezvous says about the store.
+    /// The rendezvous' description of the store.
     pub store: WorkersStore,
-    /// The store's pages.
+    /// The client of the store's pages.
     pub pages: StatusPages,
-    /// What it answers.
+    /// The answer of the store.
     pub answer: T,
 }
 

@@ -1,4 +1,4 @@
-//! Takes snapshots when somebody asks, and makes answers of them.
+//! Takes snapshots on request, and builds answers from them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -38,7 +38,7 @@ pub(super) struct Looker {
     timeline: Arc<Timeline>,
     conflicts: Conflicts,
     look: Kept<Arc<Look>>,
-    /// What the snapshot before cost the store's thread.
+    /// The time that the previous snapshot took on the store's thread.
     store_time_before: Option<Duration>,
     counters: Kept<Counters>,
 }

@@ -50,7 +50,7 @@ impl Conflicts {
     }
 }
 
-/// The whole text. `report` is the newest one, and its age; without one the job's metrics are left out.
+/// The whole text. `report` is the newest report, with its age; without a report, the job's metrics are omitted.
 pub(super) fn text(
     format: Format,
     counters: &Counters,

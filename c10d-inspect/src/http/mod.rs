@@ -1,5 +1,5 @@
-//! HTTP: the status server that a store hands its HTTP connections to, clients, and a small server on a listener of
-//! its own.
+//! HTTP: the status server that receives a store's HTTP connections, clients, and a small server with a separate
+//! listener.
 //!
 //! [`StatusServer`] serves, and [`StatusPages`] reads, all of it read-only:
 //!
@@ -13,7 +13,7 @@
 //! | `/status.json` | what the page shows |
 //! | `/stats.json` | the store's counters |
 //! | `/metrics` | the same for Prometheus, in its text format or as OpenMetrics, as `Accept` says |
-//! | `/healthz` | 200 while the store's thread answers, else 503 |
+//! | `/healthz` | 200 while the store's thread answers, otherwise 503 |
 
 mod answer;
 mod client;

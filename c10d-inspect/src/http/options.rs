@@ -20,7 +20,7 @@ impl StatusOptions {
         self
     }
 
-    /// Adds names under which browsers reach this server, for example that of a reverse proxy. IP addresses, `localhost`
+    /// Adds names that browsers use for this server, for example the name of a reverse proxy. IP addresses, `localhost`
     /// and this machine's own name are always accepted; requests for other names are refused, because a stranger's page
     /// could send them (DNS rebinding).
     pub fn with_host_names(mut self, names: impl IntoIterator<Item = String>) -> Self {

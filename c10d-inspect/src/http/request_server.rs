@@ -1,4 +1,4 @@
-//! A small HTTP server on a listener of its own, for answers that take blocking work.
+//! A small HTTP server with a separate listener, for answers that take blocking work.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -25,10 +25,11 @@ const LIMITS: Limits = Limits {
 /// Makes the answer for the path and the query of a request. May block for as long as the client should wait.
 pub type RequestHandler = Arc<dyn Fn(&str) -> HttpResponse + Send + Sync>;
 
-/// Answers GET requests on a listener, from up to 128 connections at a time, each for 60 s at most. Eight requests are
-/// answered at a time, and others wait. Accepts only requests whose Host is an address, `localhost` or the name of this
-/// machine, as other names can be those of a stranger's web page. Dropping it shuts it down, which blocks for up to 1 s if
-/// answers are being made.
+/// A server that answers GET requests on a listener, from up to 128 connections at a time, each for 60 s at most.
+///
+/// Eight requests are answered at a time, and further requests wait. The server accepts only requests whose Host is an
+/// address, `localhost` or the name of this machine, because a stranger's web page could send other names. Dropping it
+/// shuts it down, which blocks for up to 1 s if answers are being made.
 #[derive(Debug)]
 pub struct RequestServer {
     address: SocketAddr,
@@ -36,7 +37,7 @@ pub struct RequestServer {
 }
 
 impl RequestServer {
-    /// Starts a thread with this name. With a token, answers only requests that have it, as of
+    /// Starts a thread with this name. With a token, the server answers only requests that have it, for example from
     /// [`HttpRequest::with_token`](super::HttpRequest::with_token).
     ///
     /// # Errors

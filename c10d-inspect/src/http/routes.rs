@@ -11,7 +11,7 @@ use super::exposition::Format;
 /// The rows of a list unless the request says how many.
 const ROWS_DEFAULT: usize = 1000;
 
-/// What a request asks for.
+/// The content that a request asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Wanted {
     Page,

@@ -14,7 +14,7 @@ use crate::{RankReport, Report};
 /// The most rows in one answer.
 pub(super) const ROWS_MAX: usize = 16_384;
 
-/// The most ranks that a report names without `ranks=all`: what a person reads.
+/// The most ranks that a report names without `ranks=all`: as many as a person reads.
 const NAMED_RANKS_MAX: usize = 1024;
 
 /// Of the ranks that wait in a finding: their states are all the same.
@@ -26,8 +26,8 @@ const KEY_CHARS_MAX: usize = 512;
 /// The most found ranks.
 const FOUND_MAX: usize = 64;
 
-/// The report with the ranks that its findings are about: suspects, causes, and the first ones that wait. The report
-/// itself stays as it is.
+/// Returns a copy of the report with only the ranks that its findings are about: suspects, causes, and the first
+/// waiting ranks.
 pub(super) fn without_bystanders(report: &mut Report) -> Report {
     let mut named: BTreeSet<usize> = BTreeSet::new();
     for finding in &report.findings {
@@ -75,15 +75,15 @@ pub(super) fn find<'a>(report: &'a Report, text: &str) -> Vec<&'a RankReport> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ClientRow {
-    /// The connection's number.
+    /// The number of the connection.
     pub id: u64,
-    /// The peer's address.
+    /// The address of the peer.
     pub address: SocketAddr,
     /// The rank that it belongs to, if known.
     pub rank: Option<usize>,
-    /// The process id, as PyTorch's clients send it.
+    /// The process id, if the client sends it, like PyTorch's clients.
     pub pid: Option<u32>,
-    /// How long ago it was opened, in milliseconds.
+    /// The time since the connection was opened, in milliseconds.
     pub open_ms: u64,
     /// The number of its requests.
     pub requests: u64,
@@ -91,17 +91,17 @@ pub struct ClientRow {
     pub last_command: Option<String>,
     /// The key of its last request.
     pub last_key: Option<String>,
-    /// How long ago its last request came, in milliseconds.
+    /// The time since the last request, in milliseconds.
     pub last_ms: Option<u64>,
     /// The key that it waits for.
     pub waits_for: Option<String>,
-    /// How long it has waited, in milliseconds.
+    /// The time for which the connection has waited, in milliseconds.
     pub waits_ms: Option<u64>,
-    /// How long the relay that it is behind has had no connection, in milliseconds; `None` if it has one.
+    /// The time for which the relay of this client has had no connection, in milliseconds; `None` if it has one.
     pub away_ms: Option<u64>,
-    /// Why it closed: "peer", "refused" or "failed"; `None` while it is open.
+    /// The reason why the connection closed: "peer", "refused" or "failed"; `None` while it is open.
     pub closed: Option<String>,
-    /// How long ago it closed, in milliseconds.
+    /// The time since the connection closed, in milliseconds.
     pub closed_ms: Option<u64>,
 }
 
@@ -183,13 +183,13 @@ pub(super) fn clients(
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct KeyRow {
-    /// The key as it is on the wire, without control characters: that of a PyTorch client starts with `/`.
+    /// The key as it is on the wire, without control characters. A key of a PyTorch client starts with `/`.
     pub key: String,
     /// A number that each write of the key changes.
     pub version: u64,
     /// The length of its value.
     pub value_bytes: usize,
-    /// How long ago it was written, in milliseconds.
+    /// The time since the key was written, in milliseconds.
     pub written_ms: u64,
     /// The number of the connection that wrote it.
     pub writer: u64,

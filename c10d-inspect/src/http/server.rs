@@ -18,11 +18,11 @@ use super::source::StatusSource;
 use super::timeline::Timeline;
 use crate::Report;
 
-/// Serves a page, JSON and metrics about a store, on connections that the store hands over. Install it with
+/// A server of a page, JSON and metrics about a store, on connections that the store hands over. Install it with
 /// [`TcpStoreServer::set_http_handler`](c10d_store::TcpStoreServer::set_http_handler).
 ///
-/// It reads only. While nobody asks, it does nothing. It serves 64 connections at a time, which are enough for a few
-/// people and a Prometheus: each holds a descriptor that a rank may need. Dropping it shuts it down.
+/// It is read-only, and uses no CPU time without requests. It serves 64 connections at a time, which are enough for a
+/// few people and a Prometheus: each holds a descriptor that a rank may need. Dropping it shuts it down.
 #[derive(Debug)]
 pub struct StatusServer {
     server: Server<Looker>,

@@ -49,6 +49,6 @@ pub(super) struct Look {
     /// The time that the store's thread spent on the snapshot, and this thread on its explanation.
     pub(super) store_time: Duration,
     pub(super) explain_time: Duration,
-    /// How long this look is the newest one, unless nobody asks.
+    /// How long this look is the newest look, if there are requests.
     pub(super) interval: Duration,
 }

@@ -10,16 +10,16 @@ use super::client::HttpError;
 /// The most characters of a text of the other side.
 const TEXT_CHARS_MAX: usize = 400;
 
-/// Why a status page cannot be read. Each error names the server.
+/// The reason why a status page cannot be read. Each error names the server.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StatusError {
     /// The host name has no address.
     #[error("cannot find the host of the store {server}: {source}")]
     UnknownHost {
-        /// As the caller named it.
+        /// The server, as named by the caller.
         server: HostPort,
-        /// Why the lookup failed.
+        /// The error of the lookup.
         source: io::Error,
     },
 
@@ -28,7 +28,7 @@ pub enum StatusError {
     NoServer {
         /// The name of the directory.
         store: String,
-        /// Why there is none.
+        /// The reason why no server leads.
         reason: String,
     },
 
@@ -36,51 +36,51 @@ pub enum StatusError {
     #[error(transparent)]
     DataLost(#[from] DataLost),
 
-    /// No answer, for a reason that does not depend on the kind of the server.
+    /// The server did not answer, for a reason that does not depend on the kind of the server.
     #[error(transparent)]
     Http(#[from] HttpError),
 
-    /// A store of this project that serves no pages.
+    /// The server is a store of this project that serves no pages.
     #[error(
         "the server at {server} is a c10d store without status pages: a program hosts it, or it runs with \
          --no-status; serve the store with `c10d run` or `c10d store serve`"
     )]
     TurnedOff {
-        /// As the caller named it.
+        /// The server, as named by the caller.
         server: HostPort,
     },
 
-    /// PyTorch's store.
+    /// The server is PyTorch's store, which has no pages.
     #[error(
         "the server at {server} is PyTorch's: it does not know who waits; serve the store with `c10d run` or \
          `c10d store serve` instead of torchrun or rank 0; if only the nodes meet there, ask the store of \
          MASTER_ADDR and MASTER_PORT in a worker"
     )]
     PyTorchs {
-        /// As the caller named it.
+        /// The server, as named by the caller.
         server: HostPort,
     },
 
-    /// The server closes connections, as a store does whose places are used up.
+    /// The server closes connections, for example because its places are used up.
     #[error(
         "the server at {server} closes each connection without an answer: it has no file descriptor or no place left for \
          more connections, or it is not a store; its log says which"
     )]
     ClosesAtOnce {
-        /// As the caller named it.
+        /// The server, as named by the caller.
         server: HostPort,
     },
 
-    /// A server of another kind.
+    /// The server is not a store.
     #[error("the server at {server} is not a store: {source}")]
     NotAStore {
-        /// As the caller named it.
+        /// The server, as named by the caller.
         server: HostPort,
-        /// Why it has no pages.
+        /// The reason why the server has no pages.
         source: HttpError,
     },
 
-    /// The store of the workers cannot be asked, and the rendezvous that names it says nothing about them.
+    /// The workers' store does not answer, and the rendezvous that names it has no information about the workers.
     #[error(
         "the workers of run \"{}\" use the store {}, which the rendezvous at {rendezvous} names, and it cannot be asked: \
          {source}",
@@ -94,7 +94,7 @@ pub enum StatusError {
         run_id: String,
         /// The server that was asked.
         rendezvous: HostPort,
-        /// Why the workers' store cannot be asked.
+        /// The reason why the workers' store does not answer.
         source: Box<Self>,
     },
 
@@ -112,7 +112,7 @@ pub enum StatusError {
         }
     )]
     WrongSecret {
-        /// As the caller named it.
+        /// The server, as named by the caller.
         server: HostPort,
         /// Whether the caller has given a secret.
         has_secret: bool,
@@ -121,11 +121,11 @@ pub enum StatusError {
     /// The server answers with another status than 200 to 299.
     #[error("{server} refuses {path} with HTTP status {status}: {reason}")]
     Refused {
-        /// As the caller named it.
+        /// The server, as named by the caller.
         server: HostPort,
         /// The path of the page.
         path: String,
-        /// The HTTP status.
+        /// The HTTP status code.
         status: u16,
         /// The start of the answer, safe to print.
         reason: String,
@@ -137,11 +137,11 @@ pub enum StatusError {
         printable(&source.to_string(), TEXT_CHARS_MAX)
     )]
     NotUnderstood {
-        /// As the caller named it.
+        /// The server, as named by the caller.
         server: HostPort,
         /// The path of the page.
         path: String,
-        /// What is wrong with the answer.
+        /// The error of parsing the answer.
         source: serde_json::Error,
     },
 }

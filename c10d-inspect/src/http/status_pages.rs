@@ -62,7 +62,7 @@ struct Page<T> {
     rows: Vec<T>,
 }
 
-/// What a server is that does not answer HTTP.
+/// The kind of a server that does not answer HTTP.
 enum Kind {
     C10d,
     PyTorch,
@@ -187,11 +187,12 @@ impl StatusPages {
         serde_json::from_slice(&self.body(path)?).map_err(|error| self.not_understood(path, error))
     }
 
-    /// All rows of `/clients.json` (as [`ClientRow`](super::ClientRow)) or `/keys.json` (as [`KeyRow`](super::KeyRow)), of which
-    /// one answer has a part. `path` may end in a query. Blocks for up to the timeout for each 4,096 rows.
+    /// Returns all rows of `/clients.json` (as [`ClientRow`](super::ClientRow)) or `/keys.json` (as
+    /// [`KeyRow`](super::KeyRow)), which a server sends in several answers. `path` may end in a query. Blocks for up to
+    /// the timeout per 4,096 rows.
     ///
     /// # Errors
-    /// As [`get`](Self::get).
+    /// The errors of [`get`](Self::get).
     pub fn rows<T: DeserializeOwned>(&self, path: &str) -> Result<Vec<T>, StatusError> {
         let separator = if path.contains('?') { '&' } else { '?' };
         let mut rows = Vec::new();
@@ -208,10 +209,10 @@ impl StatusPages {
         }
     }
 
-    /// The keys that begin with `prefix`, as they are on the wire. Blocks for up to the timeout for each 4,096 keys.
+    /// Returns the keys that begin with `prefix`, as they are on the wire. Blocks for up to the timeout per 4,096 keys.
     ///
     /// # Errors
-    /// As [`get`](Self::get).
+    /// The errors of [`get`](Self::get).
     pub fn keys(&self, prefix: &str) -> Result<Vec<KeyRow>, StatusError> {
         let prefix: String = form_urlencoded::byte_serialize(prefix.as_bytes()).collect();
         self.rows(&format!("/keys.json?prefix={prefix}"))
@@ -332,8 +333,8 @@ impl StatusPages {
         })
     }
 
-    /// Asks the addresses of the host in their order, until one accepts a connection. Each has an equal part of the
-    /// time: one that swallows packets must not take that of the others.
+    /// Tries the addresses of the host in their order, until one accepts a connection. Each address has an equal part
+    /// of the time, so that an address which drops packets does not use up the time of the other addresses.
     fn fetch_of(
         &self,
         addresses: &[SocketAddr],

@@ -16,9 +16,10 @@ const CELLS_MAX: usize = 1 << 17;
 /// The most entries of each list: more than fits a screen.
 const ENTRIES_MAX: usize = 100;
 
-/// The report without its ranks, of which `cells` has the state of each, with ranks in lists as text, and with what the
-/// server itself knows. `interval_ms` is the time until the next snapshot may be taken, at most; `snapshot_ms` is what this
-/// snapshot cost the store's thread, and `explain_ms` the CPU time of its explanation.
+/// The report with one character in `cells` for each rank instead of the ranks themselves, with ranks in lists as text,
+/// and with the server's own data. `interval_ms` is the longest time until the next snapshot may be taken;
+/// `snapshot_ms` is the time that this snapshot took on the store's thread, and `explain_ms` the CPU time of its
+/// explanation.
 pub(super) fn status(
     look: &Look,
     title: &str,
@@ -69,14 +70,14 @@ pub(super) fn status(
     })
 }
 
-/// The first entries of a list, and how many are left out.
+/// The first entries of a list, and how many are omitted.
 fn limited<T>(entries: &[T], value_of: impl Fn(&T) -> Value) -> Value {
     let shown: Vec<Value> = entries.iter().take(ENTRIES_MAX).map(value_of).collect();
     let left_out = entries.len() - shown.len();
     json!({ "entries": shown, "left_out": left_out })
 }
 
-/// A character for each rank from 0 on, `-` for a rank of which the report knows nothing; and the number of ranks beyond the
+/// A character for each rank from 0 on, `-` for a rank that is not in the report; and the number of ranks beyond the
 /// limit.
 fn cells(report: &Report) -> (String, usize) {
     let beyond_last = report

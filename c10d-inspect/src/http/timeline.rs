@@ -1,4 +1,4 @@
-//! What happened to a job: rounds, restarts, lost nodes, and since when it has been stuck.
+//! The history of a job: rounds, restarts, lost nodes, and when it got stuck.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
@@ -15,14 +15,14 @@ const EVENTS_MAX: usize = 256;
 /// The longest text of an event, in characters.
 const TEXT_CHARS_MAX: usize = 400;
 
-/// The events of a job, in the order of their arrival. A launcher adds its own; the status server adds when the job got
-/// stuck and when it went on.
+/// The events of a job, in the order of their arrival. A launcher adds its own events; the status server adds when the
+/// job got stuck and when it continued.
 #[derive(Debug, Default)]
 pub struct Timeline {
     log: Mutex<Log>,
 }
 
-/// What kind of event it is.
+/// The kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -31,7 +31,7 @@ pub enum EventKind {
     Round,
     /// The workers are restarted.
     Restart,
-    /// A worker failed.
+    /// A worker has failed.
     Failure,
     /// A launcher announced itself.
     NodeJoined,
@@ -39,9 +39,9 @@ pub enum EventKind {
     NodeLost,
     /// The job got stuck.
     Stuck,
-    /// The job went on.
+    /// The job continues after it was stuck.
     Resolved,
-    /// Anything else.
+    /// Any other event.
     Note,
 }
 
@@ -54,15 +54,15 @@ pub struct RoundSize {
     pub workers: usize,
 }
 
-/// One event.
+/// An event in the history of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Event {
     /// When it happened, in milliseconds since 1970.
     pub unix_ms: u64,
-    /// What it is about, for programs.
+    /// The kind of the event, for programs.
     pub kind: EventKind,
-    /// One sentence or clause.
+    /// The event as a sentence or clause.
     pub text: String,
 }
 
@@ -73,7 +73,7 @@ impl Timeline {
         self.push_at(SystemTime::now(), kind, text);
     }
 
-    /// As [`push`](Self::push), for an event that happened earlier.
+    /// Adds an event that happened earlier, like [`push`](Self::push).
     pub fn push_at(&self, at: SystemTime, kind: EventKind, text: impl AsRef<str>) {
         self.with(|log| {
             *log.launcher

@@ -1,4 +1,4 @@
-//! What keys can mean.
+//! The possible meanings of keys.
 
 use crate::text::{self, decimal};
 
@@ -7,7 +7,7 @@ use crate::text::{self, decimal};
 pub(crate) enum Family<'a> {
     /// Each client that is given a world size adds 1.
     Init,
-    /// What one member of a group publishes, most often its gloo address.
+    /// The value that a member of a group publishes, most often its gloo address.
     Member(Member<'a>),
     /// The number of ranks that have entered `init_process_group` or `new_group`.
     InitBarrier {
@@ -24,7 +24,7 @@ pub(crate) enum Family<'a> {
         group: GroupName<'a>,
         root: usize,
     },
-    /// What the lower of two ranks publishes for sending between them.
+    /// The value that the lower of two ranks publishes for sending between them.
     NcclPair {
         group: GroupName<'a>,
         lower: usize,
@@ -73,11 +73,11 @@ pub(crate) enum Family<'a> {
     },
     /// A group is being made again with other members.
     Reconfigure,
-    /// The address of one member of such a group, by its rank in the new one.
+    /// The address of a member of a reconfigured group, by its rank in the new group.
     Reconfigured {
         rank: usize,
     },
-    /// What one member of a group publishes about symmetric memory.
+    /// The value that a member of a group publishes about symmetric memory.
     SymmetricMemory {
         rank: usize,
     },
@@ -87,11 +87,11 @@ pub(crate) enum Family<'a> {
     Broadcast {
         rank: usize,
     },
-    /// An object for one rank of such a group.
+    /// An object for one rank of a library's own group.
     SentTo {
         rank: usize,
     },
-    /// That one rank of such a group has come to a barrier, or has left it.
+    /// A rank of a library's own group has arrived at a barrier, or has left it.
     Attendance {
         rank: usize,
         is_arrival: bool,
@@ -101,13 +101,13 @@ pub(crate) enum Family<'a> {
         name: &'a [u8],
         is_last: bool,
     },
-    /// What each rank waits for as long as the job runs, to restart in the process.
+    /// The key that each rank waits for as long as the job runs, to restart in the process.
     InProcessEvent,
-    /// What a rank says about itself for such restarts.
+    /// The state that a rank publishes for restarts in the process.
     InProcessRank {
         rank: usize,
     },
-    /// No known library's.
+    /// The key belongs to no known library.
     Unknown,
 }
 
@@ -124,9 +124,9 @@ pub(crate) struct Member<'a> {
 /// The name of a group in keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct GroupName<'a> {
-    /// What precedes the groups: the prefix of the job.
+    /// The part before the groups: the prefix of the job.
     pub(crate) prefix: &'a [u8],
-    /// The groups that this one is nested in, as in the key.
+    /// The groups that this group is nested in, in the form of the key.
     pub(crate) parents: &'a [u8],
     /// The group's own name: "0" for the default group.
     pub(crate) name: &'a [u8],

@@ -1,8 +1,8 @@
 //! The address that a gloo rank publishes.
 //!
 //! `u64 h | h bytes host name | u64 a (136) | sockaddr_storage, 128 bytes | i64 sequence | N x i64 pair id`,
-//! little endian but for the port. Most of the sockaddr is uninitialized memory: only family, port and address
-//! are read.
+//! little endian except for the port. Most of the sockaddr is uninitialized memory: only family, port and
+//! address are read.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -66,7 +66,7 @@ fn sized(bytes: &[u8], length_max: usize) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked(length)
 }
 
-/// What a rank of a gloo group of `size` publishes, for tests.
+/// The value that a rank of a gloo group of `size` publishes, for tests.
 #[cfg(test)]
 pub(crate) fn encoded(host: &str, address: SocketAddr, size: usize) -> Vec<u8> {
     use byteorder::WriteBytesExt;
@@ -76,7 +76,7 @@ pub(crate) fn encoded(host: &str, address: SocketAddr, size: usize) -> Vec<u8> {
     bytes.write_u64::<LE>(host.len() as u64).expect(write);
     bytes.extend(host.as_bytes());
     bytes.write_u64::<LE>(136).expect(write);
-    // What follows the address is uninitialized in PyTorch.
+    // The bytes after the address are uninitialized in PyTorch.
     let mut sockaddr = [0xa5; 128];
     BE::write_u16(&mut sockaddr[2..4], address.port());
     match address.ip() {

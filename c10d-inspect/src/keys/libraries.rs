@@ -2,10 +2,10 @@
 //!
 //! | library | keys | from |
 //! |---|---|---|
-//! | vLLM, and copies of its `StatelessProcessGroup` as in SGLang and TRL | `broadcast_from/<rank>/<n>`, `send_to/<rank>/<n>`, `arrival_barrier_<uuid>_<rank>`, `departure_barrier_<uuid>_<rank>` | `vllm/distributed/utils.py` |
+//! | vLLM, and copies of its `StatelessProcessGroup` such as SGLang's and TRL's | `broadcast_from/<rank>/<n>`, `send_to/<rank>/<n>`, `arrival_barrier_<uuid>_<rank>`, `departure_barrier_<uuid>_<rank>` | `vllm/distributed/utils.py` |
 //! | nvidia-resiliency-ext's restart in the process | `_inprocess_<n>/` with `inprocess_barrier_prefix:barrier:<name>`, behind it `:arrived` and `:last_worker_arrived`, and `any_rank_interrupted`, `any_rank_completed`, `heartbeat_<rank>`, `state_<rank>`, `key_<rank>`, `active_rank_<rank>` | `nvidia_resiliency_ext/inprocess/store.py` |
 //!
-//! Their ranks are those in a group of their own.
+//! Their ranks are the ranks in a separate group of the library.
 
 use super::family::Family;
 use crate::text::decimal;

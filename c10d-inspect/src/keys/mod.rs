@@ -1,4 +1,4 @@
-//! What a key means, by its shape.
+//! Finds the meaning of a key by its shape.
 //!
 //! PyTorch nests groups as `<parent>//<group>//<device>//<the backend's key>`, behind the `/` that its client puts
 //! first. A key can be shown in words without its value; an address counts as one only if its value has the
@@ -260,7 +260,7 @@ fn group_name(above: &[u8]) -> GroupName<'_> {
     }
 }
 
-/// NCCL repeats the group's name in its own key, and pairs have a name of their own.
+/// NCCL repeats the group's name in its own key, and pairs have a separate name.
 fn nccl_group<'a>(group: GroupName<'a>, name: &'a [u8]) -> GroupName<'a> {
     let name = after_last(name, b'/');
     if name == group.name {

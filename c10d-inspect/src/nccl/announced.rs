@@ -1,4 +1,4 @@
-//! What a launcher tells the store about NCCL: that it was asked, and what is wrong.
+//! The part of an announcement about NCCL: when it was queried, and its problems.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::report::{
 };
 use crate::report::milliseconds;
 
-/// The most problems of an announcement: of each kind that of the largest communicator is told first.
+/// The most problems of an announcement. For each kind, the problem of the largest communicator is first.
 const PROBLEMS_MAX: usize = 16;
 
 /// The most processes of one problem. An announcement has 256 KiB at most.
@@ -20,38 +20,39 @@ const PROCESSES_MAX: usize = 64;
 #[serde(default)]
 #[non_exhaustive]
 pub struct AnnouncedNccl {
-    /// How long ago it came, in milliseconds.
+    /// The time since the answer, in milliseconds.
     pub asked_ago_ms: u64,
     /// The release of NCCL.
     pub version: String,
-    /// What is wrong; empty if nothing is.
+    /// The problems that NCCL reports; empty if there are none.
     pub problems: Vec<NcclProblem>,
 }
 
-/// One thing that is wrong.
+/// A problem that NCCL reports.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct NcclProblem {
-    /// What.
+    /// The kind of the problem.
     pub kind: ProblemKind,
-    /// The processes that it is about, with their ranks in the communicator.
+    /// The processes with this problem, with their ranks in the communicator.
     pub members: Members,
-    /// The communicator's id in NCCL's log; empty if it is about none.
+    /// The communicator's id in NCCL's log; empty if the problem is not about a communicator.
     pub communicator: String,
-    /// How many ranks that has, if known.
+    /// The number of ranks of the communicator, if known.
     pub size: Option<usize>,
-    /// How many other communicators have the same problem.
+    /// The number of other communicators with the same problem.
     pub others: usize,
     /// The error, or the kind of operations.
     pub detail: String,
-    /// How many operations these members have launched, and how many the furthest ones.
+    /// The number of operations that these members have launched, and the number that the most advanced members have
+    /// launched.
     pub launched: (u64, u64),
-    /// For how long each answer has had it unchanged, in milliseconds.
+    /// The time for which each answer has had this problem unchanged, in milliseconds.
     pub for_ms: u64,
 }
 
-/// What can be wrong.
+/// The kind of a problem that NCCL reports.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -62,16 +63,17 @@ pub enum ProblemKind {
     Silent,
     /// Members whose NCCL has an error.
     Failed,
-    /// Members that have launched fewer operations than others.
+    /// Members that have launched fewer operations than other members.
     Behind,
-    /// Members that are still being made members, or that have aborted, while others work.
+    /// Members that are still initializing, or have aborted, while other members work.
     #[default]
     Apart,
 }
 
 impl NcclReport {
-    /// What is wrong, the largest communicators first. Operations are launched one after the other, and communicators
-    /// begin and end: [`Behind`](ProblemKind::Behind) and [`Apart`](ProblemKind::Apart) are normal for a moment.
+    /// Returns the problems in this answer, the largest communicators first. [`Behind`](ProblemKind::Behind) and
+    /// [`Apart`](ProblemKind::Apart) are normal for a moment, because operations are launched one after the other,
+    /// and communicators begin and end.
     #[must_use]
     pub fn problems(&self) -> Vec<NcclProblem> {
         let mut communicators: Vec<&Communicator> = self.communicators.iter().collect();
@@ -114,7 +116,7 @@ fn of(kind: ProblemKind, communicator: &Communicator, members: Members) -> NcclP
     }
 }
 
-/// Adds the problems of the largest communicator, and counts those that others have too.
+/// Adds the problems of the largest communicator, and counts how many other communicators have the same problem.
 fn add_first(problems: &mut Vec<NcclProblem>, all: impl Iterator<Item = NcclProblem>) {
     let begin = problems.len();
     for problem in all {

@@ -1,4 +1,4 @@
-//! What a client sends to the RAS service, and which form the answer has.
+//! The requests of a client to the RAS service, and the parsing of its answer.
 
 use c10d_socket::printable;
 
@@ -11,11 +11,11 @@ pub const RAS_ADDRESS: &str = "localhost:28028";
 /// The most bytes of an answer: the JSON of 8,192 ranks in one communicator. A text is some kilobytes.
 pub const ANSWER_BYTES_MAX: usize = 4 << 20;
 
-/// The line by which both sides say what they speak.
+/// The first line of a client, which negotiates the version of the protocol.
 pub const GREETING: &str = "CLIENT PROTOCOL 2\n";
 
-/// The further lines, after which the service answers all of them and ends the connection. A text is much shorter than
-/// JSON, but does not name all ranks.
+/// Returns the lines after [`GREETING`]. The service answers all of them and then closes the connection. A text answer
+/// is much shorter than JSON, but does not name all ranks.
 #[must_use]
 pub const fn question(as_json: bool) -> &'static str {
     match as_json {
@@ -25,10 +25,11 @@ pub const fn question(as_json: bool) -> &'static str {
 }
 
 impl NcclReport {
-    /// Reads all that the service has sent, from its greeting on.
+    /// Parses all bytes that the service has sent, including its greeting.
     ///
     /// # Errors
-    /// [`NcclAnswerError`]; never for the text of a later release with other lines, which are passed over.
+    /// [`NcclAnswerError`] if the answer does not have the form of a known release. Unknown lines in the text of a
+    /// later release are skipped.
     pub fn parse(answer: &[u8]) -> Result<Self, NcclAnswerError> {
         let mut rest = &answer[..answer.len().min(ANSWER_BYTES_MAX)];
         let not_ras = || NcclAnswerError::NotRas {

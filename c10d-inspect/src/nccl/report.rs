@@ -12,13 +12,14 @@ pub(super) const LISTED_MAX: usize = 1024;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NcclReport {
-    /// The release, as `2.30.7+cuda13.3`.
+    /// The release of NCCL, such as `2.30.7+cuda13.3`.
     pub version: String,
-    /// How many connections of the service did not answer in time.
+    /// The number of connections of the service that did not answer in time.
     pub timeouts: usize,
-    /// How many processes are silent, and those that are named.
+    /// The number of silent processes, and the processes that are named.
     pub silent: Counted<NcclProcess>,
-    /// The same of processes that have been silent for a minute.
+    /// The number of processes that have been silent for a minute, and the processes that are
+    /// named.
     pub dead: Counted<NcclProcess>,
     /// The communicators with errors or warnings. An answer in JSON contains all communicators.
     pub communicators: Vec<Communicator>,
@@ -27,9 +28,9 @@ pub struct NcclReport {
 /// A number of things, and the names of some or all of them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Counted<T> {
-    /// How many there are.
+    /// The number of things.
     pub count: usize,
-    /// Those that are named.
+    /// The things that are named.
     pub named: Vec<T>,
 }
 
@@ -48,11 +49,11 @@ pub struct NcclProcess {
 /// A member of a communicator.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct NcclMember {
-    /// Its rank in the communicator; `None` if that is not said.
+    /// The member's rank in the communicator; `None` if the answer does not contain it.
     pub rank: Option<usize>,
-    /// `None` if the service does not know it.
+    /// The member's process; `None` if the answer does not contain it.
     pub process: Option<NcclProcess>,
-    /// Its GPU, as CUDA numbers it in the process.
+    /// The number of the member's GPU in CUDA's numbering of the process.
     pub device: Option<u32>,
 }
 
@@ -60,9 +61,9 @@ pub struct NcclMember {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Communicator {
-    /// Its id in NCCL's own log: 16 hexadecimal digits.
+    /// The communicator's id in NCCL's own log: 16 hexadecimal digits.
     pub id: String,
-    /// How many ranks it has, if that is said.
+    /// The number of ranks, if the answer contains it.
     pub size: Option<usize>,
     /// Members whose processes did not answer.
     pub missing: Members,
@@ -77,38 +78,38 @@ pub struct Communicator {
 /// Members with an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failed {
-    /// As in "Remote process error".
+    /// The error in NCCL's words, such as "Remote process error".
     pub error: String,
-    /// Who has it.
+    /// The members with this error.
     pub members: Members,
 }
 
 /// Members in one status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InStatus {
-    /// Which.
+    /// The status of these members.
     pub status: CommunicatorStatus,
-    /// Who is in it.
+    /// The members with this status.
     pub members: Members,
 }
 
 /// The status of a communicator, as a member reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CommunicatorStatus {
-    /// Its process answers, but is not a member, or not any more.
+    /// The process answers, but is not a member, or is no longer a member.
     None,
-    /// It is being made.
+    /// The communicator is being created.
     Init,
-    /// It works.
+    /// The communicator works.
     Running,
-    /// It is being ended.
+    /// The communicator is being destroyed.
     Finalize,
-    /// It was aborted.
+    /// The communicator was aborted.
     Abort,
 }
 
 impl CommunicatorStatus {
-    /// The service's word for it: `UNKNOWN` up to 2.25 is `NOCOMM` later.
+    /// Parses the service's word for a status: `UNKNOWN` up to 2.25 is `NOCOMM` later.
     pub(super) fn of(word: &str) -> Option<Self> {
         Some(match word {
             "UNKNOWN" | "NOCOMM" => Self::None,
@@ -121,12 +122,13 @@ impl CommunicatorStatus {
     }
 }
 
-/// How many operations of one kind the members have launched.
+/// The numbers of operations of one kind that the members have launched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DifferentCounts {
-    /// As in "AllReduce"; "collective", of all kinds together, up to NCCL 2.25.
+    /// The kind of operation, such as "AllReduce"; up to NCCL 2.25 "collective", for all kinds
+    /// together.
     pub operation: String,
-    /// The members by how many they have launched.
+    /// The members by the number of operations that they have launched.
     pub launched: Vec<(u64, Members)>,
 }
 

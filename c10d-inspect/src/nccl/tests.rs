@@ -11,12 +11,12 @@ use fastrand::Rng;
 use super::*;
 use fake::{Fake, Life, Release};
 
-/// What the launcher sends.
+/// The lines that the launcher sends.
 fn lines(as_json: bool) -> String {
     format!("{GREETING}{}", question(as_json))
 }
 
-/// A job and what is wrong in it, one line a problem.
+/// A job and its problems, one line for each problem.
 type Case = (&'static str, Fake, &'static [&'static str]);
 
 /// Changes a job.
@@ -192,7 +192,7 @@ fn shown(problem: &NcclProblem) -> String {
     text
 }
 
-/// `C10D_WRITE_TRANSCRIPTS=1` writes the files anew.
+/// `C10D_WRITE_TRANSCRIPTS=1` rewrites the files.
 #[test]
 fn transcripts_of_each_release_say_what_is_wrong() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/ras");
@@ -214,7 +214,8 @@ fn transcripts_of_each_release_say_what_is_wrong() {
     }
 }
 
-/// What JSON says of a job, its text says too, but for ranks that it only counts.
+/// The text form of a job has the same facts as its JSON form, except for ranks that it only
+/// counts.
 #[test]
 fn text_and_json_agree() {
     for (name, mut fake, _) in cases() {
@@ -359,7 +360,7 @@ fn a_problem_is_as_old_as_the_answers_that_have_it_unchanged() {
     fake.comms[0].ranks[2].reduced = 7;
     assert_eq!(note(&fake, 5), [(ProblemKind::Behind, 0)]);
     assert_eq!(note(&fake, 15), [(ProblemKind::Behind, 10)]);
-    // It goes on, and is behind again.
+    // It continues, and is behind again.
     fake.comms[0].ranks[2].reduced = 8;
     assert_eq!(note(&fake, 20), [(ProblemKind::Behind, 0)]);
     fake.processes[1].life = Life::Silent;

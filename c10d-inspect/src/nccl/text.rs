@@ -14,7 +14,7 @@ use crate::text::shown_up_to;
 /// The most characters of a release or of the name of an operation.
 const NAME_CHARS_MAX: usize = 40;
 
-/// What the next lines list.
+/// The kind of entries in the next lines.
 enum Listing {
     Nothing,
     Silent,
@@ -46,7 +46,7 @@ pub(super) fn parse(text: &str) -> Result<NcclReport, NcclAnswerError> {
         is_in_table: false,
     };
     for line in text.lines() {
-        // What cannot be read is passed over.
+        // Unknown lines are skipped.
         let _ = parser.line(line);
     }
     Ok(parser.report)
@@ -253,7 +253,7 @@ fn member(rank: usize, place: &str) -> NcclMember {
     }
 }
 
-/// The number at the start, and what follows.
+/// The number at the start, and the rest of the text.
 fn number(text: &str) -> Option<(usize, &str)> {
     let end = text
         .find(|it: char| !it.is_ascii_digit())

@@ -1,4 +1,4 @@
-//! A thousand random jobs of which NCCL names processes: no process is ever given a wrong rank.
+//! A thousand random jobs, in which NCCL names processes: no process is ever given a wrong rank.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -14,11 +14,11 @@ use crate::launched::Launched;
 use crate::nccl::{Counted, Members};
 use crate::sim::Script;
 
-/// A process that uses NCCL. What NCCL says of it is its address and its id.
+/// A process that uses NCCL. NCCL reports its address and its id.
 #[derive(Debug, Clone)]
 struct Truth {
     process: NcclProcess,
-    /// The rank of which it is the process; `None` of one that has ended and was replaced.
+    /// The rank of the process; `None` if the process has exited and was replaced.
     rank: Option<usize>,
     /// Its rank in the communicator of all.
     in_whole: usize,
@@ -34,7 +34,7 @@ struct World {
     is_plain: bool,
 }
 
-/// What is special about a job. Most jobs have little of it.
+/// The special traits of a job. Most jobs have few of them.
 struct Traits {
     /// Containers, each with processes from the same small id on.
     has_containers: bool,
@@ -44,7 +44,7 @@ struct Traits {
     is_shared: bool,
     /// Some nodes have launchers that announce nothing.
     has_strangers: bool,
-    /// Workers run in process namespaces of their own.
+    /// Workers run in separate process namespaces.
     is_nested: bool,
     /// Workers are behind shells.
     is_wrapped: bool,
@@ -172,7 +172,7 @@ impl World {
             let child = process(*next_pid, python, "python3");
             worker.processes.push(child);
         }
-        // What a launcher has not listed yet.
+        // A process that the launcher has not listed yet.
         if random.u8(..10) == 0 {
             worker.processes.truncate(1);
         }
@@ -202,7 +202,7 @@ impl World {
             process: NcclProcess { host, pid: inner },
             rank: Some(rank),
             in_whole: rank,
-            // A process is silent for a while before NCCL says so.
+            // A process is silent for a while before NCCL reports it.
             is_silent: is_silent && !is_young,
         });
         node.workers.push(worker);
@@ -294,6 +294,6 @@ fn no_process_is_given_a_wrong_rank_in_1000_jobs() {
             }
         }
     }
-    // Names that are always left out would be right, too.
+    // Without this check, a version that never names a process would also pass.
     assert!(named > 4000, "{named} of {} are named", named + unnamed);
 }

@@ -35,7 +35,7 @@ fn snapshot(absent: &BTreeSet<usize>, is_in_order: bool, is_launched: bool) -> S
     for &rank in &present {
         let connection = store.connect(peer(rank), pid(rank));
         store.add(connection, "init/", 1);
-        // An address takes 128 kB: only the part that differs is written anew.
+        // An address takes 128 kB: only the part that differs is rewritten.
         let listening = SocketAddr::new(peer(rank).ip(), 30_000 + rank as u16 % 8);
         let start = encoded(&format!("node-{:04}", rank / RANKS_PER_HOST), listening, 0);
         value[..start.len()].copy_from_slice(&start);
@@ -158,7 +158,7 @@ fn many_subgroups_are_explained_in_time() {
         store.add(connection, "init/", 1);
         let listening = SocketAddr::new(peer(rank).ip(), 30_000);
         store.set(connection, &format!("{DEFAULT}{rank}"), &value);
-        // Groups of 8 ranks each, of which the last never arrives.
+        // Groups of 8 ranks each, whose last rank never arrives.
         let stem = format!("/default_pg/0//{}//cpu//0/", 1 + rank / 8);
         if rank % 8 != 7 {
             store.set(

@@ -92,7 +92,7 @@ fn check_culprits(seed: u64, world: &World, snapshot: &Snapshot, tally: &mut Tal
         );
         tally.stuck += 1;
     } else if world.faulty.is_empty() {
-        // A stranger's tool may wait for a key of its own.
+        // A stranger's tool may wait for its own key.
         let is_quiet = |kind| matches!(kind, FindingKind::NotInTheStore | FindingKind::Key);
         assert!(
             report.findings.iter().all(|finding| is_quiet(finding.kind)),
@@ -134,7 +134,7 @@ fn no_rank_is_ever_named_wrongly() {
         eprintln!("{tally:?}");
     }
     if count > 1 {
-        // Naming nobody would be right and useless.
+        // A report without names would be right and useless.
         assert!(tally.named > 4 * tally.unknown, "{tally:?}");
         assert!(
             tally.strangers > 500 && tally.stuck > 100 && tally.blamed > 200,

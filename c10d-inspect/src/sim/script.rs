@@ -1,4 +1,4 @@
-//! A job of gloo ranks that a test moves by hand, in PyTorch's order of requests.
+//! A job of gloo ranks that a test moves step by step, in PyTorch's order of requests.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -35,11 +35,11 @@ pub(super) struct World {
 #[derive(Debug)]
 struct Host {
     name: String,
-    /// What the server sees, and what the host's processes see.
+    /// The address from the server's side, and the address from the side of the host's processes.
     public: IpAddr,
     private: IpAddr,
     launcher: Option<Launcher>,
-    /// Whether a launcher that announces nothing ends all its workers when one has ended.
+    /// Whether a launcher without announcements stops all its workers when one of them has exited.
     ends_together: bool,
     /// A process id that is handed out again.
     reused_pid: u32,
@@ -59,7 +59,7 @@ struct Process {
     rank: usize,
     host: usize,
     host_pid: u32,
-    /// What it sends as its nonce.
+    /// The process id that it sends as its nonce.
     inner_pid: u32,
     address: IpAddr,
     size: usize,
@@ -150,7 +150,7 @@ impl World {
     }
 
     fn add_ranks(&mut self, random: &mut Rng) {
-        // All ranks in containers of their own, behind the host's address or with it.
+        // All ranks are in separate containers, behind the host's address or with it.
         let containers = random.u8(..4);
         let is_spawned = random.u8(..8) == 0;
         for rank in 0..self.size {
@@ -210,7 +210,7 @@ impl World {
         }
     }
 
-    /// Processes of another job, started by hand on the same hosts, with the same keys.
+    /// Adds processes of another job, started manually on the same hosts, with the same keys.
     fn add_second_job(&mut self, random: &mut Rng) {
         self.is_simple = false;
         for rank in 0..random.usize(1..=self.size) {
@@ -235,7 +235,7 @@ impl World {
         }
     }
 
-    /// The address on the host, and what the server sees of it.
+    /// Returns the address on the host, and the address from the server's side.
     fn peer(&mut self, host: &Host, address: IpAddr) -> (SocketAddr, SocketAddr) {
         self.next_port += 1;
         let local = SocketAddr::new(address, self.next_port);
@@ -280,7 +280,7 @@ impl World {
         }
     }
 
-    /// No process is disturbed; all run until they wait.
+    /// Lets all processes run until they wait, without disturbing them.
     pub(super) fn settle(&mut self, ticks: usize, random: &mut Rng) {
         for tick in 0..ticks {
             self.store.pass(TICK);
@@ -360,7 +360,7 @@ impl World {
             self.store.set(connection, &key, b"http://node:1234");
             self.store.close(connection);
         } else {
-            // A group of one member on a connection of its own.
+            // A group of one member on a separate connection.
             let key = format!("/default_pg/0//{:040x}//0/0", u128::from(random.u64(..)));
             let value = encoded(&self.host_name(place), listening, 1);
             self.store.set(connection, &key, &value);
@@ -392,7 +392,7 @@ impl World {
             }
             1 => self.kill(place),
             2 => {
-                // Killed and started again, with the same process id or another one.
+                // The process is killed and restarted, with the same process id or a different id.
                 self.kill(place);
                 self.is_simple = false;
                 let before = &self.processes[place];
@@ -433,7 +433,7 @@ impl World {
                 }
             }
             // The same process makes its default group once more, on a new connection; an object of Python still
-            // holds the old one.
+            // holds the old connection.
             4 if self.processes[place].stage == Stage::Done => {
                 self.is_simple = false;
                 self.processes[place].connections.clear();
@@ -449,7 +449,8 @@ impl World {
         self.end(place);
     }
 
-    /// What torchrun does: it ends the other workers of its node, whose addresses may then be missing as well.
+    /// Does the same as torchrun: stops the other workers of the node, whose addresses may then be missing as
+    /// well.
     fn end_neighbours(&mut self) {
         let killed = self.processes.iter().filter(|other| other.ended.is_some());
         let hosts: BTreeSet<usize> = killed.map(|process| process.host).collect();

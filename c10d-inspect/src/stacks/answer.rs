@@ -1,4 +1,4 @@
-//! What is known about one rank: its Python stacks, or why there are none, and what its process does instead.
+//! The answer about one rank: its Python stacks, or the reason why there are none and the state of its process.
 
 use std::fmt::Write as _;
 
@@ -13,31 +13,31 @@ const TEXT_CHARS_MAX: usize = 400;
 /// A process that uses at least this much of a core computes.
 const BUSY_PERCENT: u32 = 50;
 
-/// What is known about one rank. Its JSON is what a launcher answers about its workers.
+/// An answer about one rank. A launcher answers with its JSON form about its workers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct RankAnswer {
-    /// The global rank.
+    /// The rank's number in the job.
     pub rank: usize,
     /// The host's name, if known.
     pub host: Option<String>,
-    /// Its Python stacks.
+    /// The Python stacks of the rank's process.
     pub stacks: Option<Stacks>,
     /// The reason why there are no stacks.
     pub error: Option<String>,
-    /// The collective that it is in, if its debug server says that but no stacks.
+    /// The collective that the rank is in, if its debug server reports this but no stacks.
     pub collective: Option<String>,
-    /// Its process, if a launcher or this host knows it.
+    /// The state of the rank's process, if a launcher or this host can read it.
     pub process: Option<ProcessState>,
 }
 
-/// A process, as its host shows it.
+/// The state of a process, read on its host.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct ProcessState {
-    /// Its process id.
+    /// The id of the process.
     pub pid: u32,
     /// The state letter of /proc; `None` if there is no such process.
     pub state: Option<char>,
@@ -52,7 +52,7 @@ pub struct ProcessState {
 }
 
 impl RankAnswer {
-    /// The answer of a rank of which nothing is known.
+    /// Creates an answer without any information about the rank.
     #[must_use]
     pub fn new(rank: usize) -> Self {
         Self {
@@ -90,8 +90,8 @@ impl RankAnswer {
         self
     }
 
-    /// Why there are no stacks, in sentences: "Rank 2 (pid 4711 on node7): its debug server does not answer within
-    /// 2 s. The process is stopped ...".
+    /// Returns the reason why there are no stacks, in sentences, for example "Rank 2 (pid 4711 on node7): its
+    /// debug server does not answer within 2 s. The process is stopped ...".
     #[must_use]
     pub fn explanation(&self) -> String {
         let mut text = format!("Rank {}", self.rank);
@@ -190,7 +190,7 @@ pub fn answers_text(answers: &[RankAnswer]) -> String {
 }
 
 impl StackGroup {
-    /// As [`of`](Self::of), of the ranks that show their stacks.
+    /// Groups the ranks that have stacks, like [`of`](Self::of).
     #[must_use]
     pub fn of_answers(answers: &[RankAnswer]) -> Vec<Self> {
         Self::of(

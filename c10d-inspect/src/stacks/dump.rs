@@ -32,18 +32,18 @@ pub struct Stacks {
     pub is_cut: bool,
 }
 
-/// One thread.
+/// The stack of one thread.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct ThreadStack {
-    /// Its name, if it is known.
+    /// The name of the thread, if it is known.
     pub name: Option<String>,
-    /// Its frames, the most recent call last, as in a Python traceback.
+    /// The frames of the thread, the most recent call last, like in a Python traceback.
     pub frames: Vec<Frame>,
 }
 
-/// One call.
+/// One call in a stack.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
@@ -59,7 +59,7 @@ pub struct Frame {
 }
 
 impl fmt::Display for Frame {
-    /// "train.py:12 in load_data".
+    /// Formats the call, for example as "train.py:12 in load_data".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{} in {}", self.file, self.line, self.function)
     }
@@ -103,9 +103,9 @@ impl Stacks {
         (!stacks.threads.is_empty()).then(|| stacks.cleaned())
     }
 
-    /// Reads the answer to `POST /handler/dump_traceback`, which is the format of Python's `faulthandler`:
-    /// threads from the newest to the oldest, each with its most recent call first. Threads without Python
-    /// frames are left out. `None` if there is no Python frame in it.
+    /// Parses the answer to `POST /handler/dump_traceback`, which is the format of Python's `faulthandler`: threads
+    /// from the newest to the oldest, each with its most recent call first. Threads without Python frames are
+    /// omitted. `None` if the answer has no Python frame.
     #[must_use]
     pub fn parse_faulthandler(text: &str) -> Option<Self> {
         let mut stacks = Self::default();
@@ -182,9 +182,9 @@ impl Stacks {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct StackGroup {
-    /// At least one rank.
+    /// The ranks of the group, at least one.
     pub ranks: RankSet,
-    /// Their stacks.
+    /// The stacks that these ranks share.
     pub stacks: Stacks,
 }
 

@@ -1,4 +1,4 @@
-//! Why a rank has not published its address, as far as the store and the launchers know.
+//! Why a rank has not published its address, as far as the store and the launchers show it.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::job::Job;
 use crate::launched::Worker;
 use crate::text;
 
-/// What is known of an absent rank.
+/// The state of an absent rank.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Absence<'a> {
     /// Its worker has ended.
@@ -18,7 +18,7 @@ pub(super) enum Absence<'a> {
         end: WorkerEnd,
         at: Duration,
     },
-    /// The launcher of its node is gone.
+    /// The launcher of its node is lost.
     NodeLost(Worker<'a>),
     /// Its connection is open.
     Connected(Slot),
@@ -26,7 +26,7 @@ pub(super) enum Absence<'a> {
     Left { slot: Slot, at: Duration },
     /// It runs and is not connected.
     NotConnected(Worker<'a>),
-    /// No launcher knows it.
+    /// The rank was not announced by a launcher.
     Unknown,
 }
 

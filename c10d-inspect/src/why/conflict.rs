@@ -52,8 +52,8 @@ fn pair<'s>(job: &Job<'_>, member: &'s MemberState<'s>) -> Option<Pair<'s>> {
     })
 }
 
-/// Whether a launcher that has restarted its workers knows the new process and not the old one: then a child of the
-/// old one holds the connection open.
+/// Whether a launcher that has restarted its workers has announced the new process but not the old process. A child
+/// of the old process then holds the connection open.
 fn is_leftover(job: &Job<'_>, member: &MemberState<'_>, before: Slot, now: Slot) -> bool {
     let Some(worker) = job.launched.worker(member.published.rank) else {
         return false;

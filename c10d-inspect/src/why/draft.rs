@@ -13,7 +13,7 @@ pub(super) struct Draft {
     pub(super) finding: Finding,
     /// Since when it lasts, since the server's start.
     pub(super) since: Duration,
-    /// Whether somebody waits because of it now.
+    /// Whether a process waits because of this problem now.
     pub(super) is_stall: bool,
     /// Whether another finding is known to explain it.
     pub(super) is_explained: bool,

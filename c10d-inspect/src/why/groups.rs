@@ -33,7 +33,7 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
     );
 }
 
-/// A group that somebody waits in.
+/// An incomplete group in which members wait.
 struct Incomplete<'s> {
     state: &'s GroupState<'s>,
     slots: Vec<Slot>,
@@ -165,7 +165,7 @@ impl<'s> Incomplete<'s> {
         )
     }
 
-    /// A job of another prefix: its ranks are not those of this report.
+    /// A job of another prefix, whose ranks are not the ranks of this report.
     fn of_another_job(&self, job: &Job<'_>) -> Draft {
         let state = self.state;
         let text = format!(

@@ -1,4 +1,4 @@
-//! What stands still and why: findings, causes first.
+//! Finds the causes of a hang: findings, causes first.
 
 mod absence;
 mod barrier;
@@ -28,7 +28,7 @@ pub(crate) use notes::{connected_directly, nothing_waits};
 use crate::job::Job;
 use crate::report::{Finding, FindingKind, RankSet, milliseconds};
 
-/// The findings, causes first, and whether somebody waits for a rank that is missing or stands still.
+/// The findings, causes first, and whether a process waits for a missing or blocked rank.
 pub(crate) fn find(job: &Job<'_>) -> (Vec<Finding>, bool) {
     let mut drafts: Vec<Draft> = Vec::new();
     missing_ranks::find(job, &mut drafts);
@@ -133,7 +133,7 @@ fn ordered(job: &Job<'_>, mut drafts: Vec<Draft>) -> Vec<Finding> {
 /// explains the other.
 fn explains(cause: &Draft, draft: &Draft) -> bool {
     let of = |set: &RankSet, others: &RankSet| is_within(&set.0, &others.0);
-    // A process that ended, stands still or never came does so for a reason of its own.
+    // An exited, blocked or missing process is not a consequence of another problem.
     let can_follow = class(draft.finding.kind) >= class(FindingKind::GroupNamesDiffer)
         || draft.finding.kind == FindingKind::LostInInit;
     can_follow
@@ -143,7 +143,7 @@ fn explains(cause: &Draft, draft: &Draft) -> bool {
         && !of(&draft.finding.culprits, &cause.finding.culprits)
 }
 
-/// Whether a rank left the group after something else stood still: it gave up.
+/// Whether a rank left the group after another problem began, because it gave up.
 fn drives_away(cause: &Draft, draft: &Draft) -> bool {
     draft.finding.kind == FindingKind::LostLater
         && class(cause.finding.kind) < class(FindingKind::LostLater)
@@ -151,7 +151,7 @@ fn drives_away(cause: &Draft, draft: &Draft) -> bool {
         && cause.since <= draft.since
 }
 
-/// Whether a wait for nobody in particular began after something else stood still.
+/// Whether a wait that names no rank began after another problem.
 fn precedes(cause: &Draft, draft: &Draft) -> bool {
     let waits = class(FindingKind::NcclId);
     class(draft.finding.kind) == waits

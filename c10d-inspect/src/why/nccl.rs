@@ -110,7 +110,8 @@ fn is_of_job(job: &Job<'_>, group: &GroupName<'_>) -> bool {
     group.is_default() && job.who.is_of_job(group)
 }
 
-/// Nobody waits in the store: the readers sit in NCCL. Only the launchers' tables say who is absent.
+/// Handles a NCCL id that has not been read: no rank waits in the store, because the readers wait in NCCL. Only the
+/// launchers' tables show the absent ranks.
 fn not_read(job: &Job<'_>, drafts: &mut Vec<Draft>) {
     let ids = job
         .index
@@ -128,7 +129,7 @@ fn not_read(job: &Job<'_>, drafts: &mut Vec<Draft>) {
     if job.ago(key.written) < NCCL_GRACE || drafts.iter().any(|draft| draft.is_stall) {
         return;
     }
-    // A connection that asked for something later may have read it before.
+    // A connection with a later request may have read the id before that request.
     let may_have_read = |slot: Slot| {
         let connection = job.index.connections[slot];
         connection.id == key.writer

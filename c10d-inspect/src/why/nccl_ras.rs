@@ -1,4 +1,4 @@
-//! What NCCL itself says is wrong, by its RAS service: of that the store sees nothing.
+//! The problems that NCCL itself reports through its RAS service, which are not visible in the store.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -43,7 +43,8 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
         };
         let mut draft = answer.draft();
         let culprits = &draft.finding.culprits.0;
-        // Stopped, ended, or never there: what the store and the launchers know of a rank is nearer to the cause.
+        // If a rank is stopped, has exited or never connected, the facts from the store and the launchers are nearer
+        // to the cause.
         let is_known =
             !culprits.is_empty() && known.iter().any(|others| culprits.is_subset(others));
         let is_silence = matches!(problem.kind, ProblemKind::Dead | ProblemKind::Silent);
@@ -53,7 +54,7 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
     }
 }
 
-/// How long a problem lasts before it is told: see [`NcclReport::problems`](crate::nccl::NcclReport::problems).
+/// How long a problem lasts before it is reported: see [`NcclReport::problems`](crate::nccl::NcclReport::problems).
 const fn grace(kind: ProblemKind) -> Duration {
     match kind {
         ProblemKind::Dead | ProblemKind::Failed => Duration::ZERO,
@@ -106,7 +107,7 @@ impl Answer<'_, '_> {
         draft.caused_by(ranks).waited_by(waiting)
     }
 
-    /// All others, if all that are behind are known and the communicator is that of the whole job.
+    /// All other ranks, if all ranks that are behind are known and the communicator has all ranks of the job.
     fn waiting(&self, behind: &BTreeSet<usize>) -> BTreeSet<usize> {
         let members = &self.problem.members;
         let is_whole = self.problem.kind == ProblemKind::Behind
@@ -188,7 +189,7 @@ impl Answer<'_, '_> {
         text::joined(&words)
     }
 
-    /// `None` of a member of which nothing is known but its rank in a communicator.
+    /// The name of a member; `None` if only its rank in a communicator is known.
     fn name(&self, member: &NcclMember) -> Option<String> {
         let process = member.process.as_ref()?;
         Some(match self.worker(member) {

@@ -1,4 +1,4 @@
-//! Each way of standing still, with 4 ranks of which rank 2 is the cause.
+//! Each kind of hang, with 4 ranks. Rank 2 is the cause.
 
 use std::collections::BTreeSet;
 
@@ -184,7 +184,7 @@ fn a_launcher_says_that_a_rank_is_stopped_though_none_waits_for_it() {
         "Rank 2 is stopped: pid 4102 on vm is in state T, seen 1 s ago. Continue it with kill -CONT 4102."
     );
     assert!(script.report().is_stuck);
-    // A group that the others wait for it to make is a consequence.
+    // A group that the other ranks wait for is a consequence.
     let group = "/default_pg/0//1//cpu//0/";
     let members = [0, 1, 3].map(|rank| script.cloned(&ranks[rank]));
     for member in &members {
@@ -265,7 +265,7 @@ fn a_rank_stopped_before_it_published_is_only_probably_that_process() {
         "unknown process 4102 on vm"
     );
 
-    // The launcher knows the process.
+    // The launcher has announced the process.
     script.launch(&ranks);
     let report = script.report();
     assert_eq!(
@@ -303,7 +303,7 @@ fn a_rank_stopped_after_it_published_is_frozen() {
     assert_eq!(report.ranks[1].state, RankState::Idle);
     assert_eq!(report.findings.len(), 1);
 
-    // The others time out: one in its first collective, two in the mesh.
+    // The other ranks time out: one in its first collective, two in the mesh.
     script.close(&ranks[3]);
     script.pass(15.0);
     for rank in [0, 1] {
@@ -420,7 +420,7 @@ fn a_rank_killed_before_it_published_is_reported_at_once() {
     );
 }
 
-/// What torchrun does with the workers beside one that ended.
+/// torchrun stops the workers beside an exited worker.
 #[test]
 fn a_rank_that_is_ended_with_a_lost_neighbour_is_not_blamed() {
     let mut script = Script::new();

@@ -10,7 +10,7 @@ use crate::flight::{FlightRecording, FlightReport, compare_flights};
 use crate::http::{HttpRequest, fetch_all};
 use crate::report::Report;
 
-/// How many ranks are asked at a time: what they answer is kept only until it is parsed.
+/// How many ranks are asked at a time. Their answers are kept only until they are parsed.
 const BATCH: usize = 64;
 
 /// Asks ranks and compares what they have recorded.
@@ -32,7 +32,7 @@ pub(super) fn compare(
     compare_flights(&known.recordings, &known.silent, job, clock)
 }
 
-/// What each rank has recorded, or why that is unknown.
+/// The recording of each rank, or why it is unknown.
 #[derive(Debug, Default)]
 struct Known {
     recordings: BTreeMap<usize, FlightRecording>,

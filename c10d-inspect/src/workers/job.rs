@@ -158,7 +158,7 @@ impl Job {
     }
 }
 
-/// Why the ranks of a job are not known.
+/// The reason why the ranks of a job are unknown.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JobError {

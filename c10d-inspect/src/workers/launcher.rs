@@ -1,4 +1,5 @@
-//! A launcher answers for its workers, so that ranks on other hosts are reached: what it is asked, and what it answers.
+//! The requests to a launcher, which answers for its workers so that ranks on other hosts can be reached, and its
+//! answers.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -55,7 +56,7 @@ fn read_answer(rank: usize, result: Result<HttpResponse, HttpError>) -> Result<R
     }
     let answer: RankAnswer =
         serde_json::from_slice(&answer.body).map_err(|error| error.to_string())?;
-    // Of another rank: a launcher that has restarted its workers meanwhile.
+    // An answer of another rank: its launcher has restarted its workers in the meantime.
     if answer.rank == rank {
         Ok(answer)
     } else {
@@ -63,7 +64,7 @@ fn read_answer(rank: usize, result: Result<HttpResponse, HttpError>) -> Result<R
     }
 }
 
-/// What these ranks have recorded, by their launchers.
+/// Requests the recordings of these ranks from their launchers.
 pub(super) fn ask_for_recordings(
     ranks: &[(usize, SocketAddr)],
     token: Option<&str>,
@@ -125,12 +126,12 @@ pub fn answer(path: &str, worker: impl FnOnce(Question) -> Option<Worker>) -> Ht
 pub enum Question {
     /// `/stacks?rank=R`: its Python stacks.
     Stacks {
-        /// The worker's rank.
+        /// The global rank of the worker.
         rank: usize,
     },
     /// `/flight?rank=R`: its flight recorder.
     Flight {
-        /// The worker's rank.
+        /// The global rank of the worker.
         rank: usize,
         /// The recorder: 0 for PyTorch's, and 1 (`&recorder=1`) for NCCL's.
         recorder: usize,
@@ -157,7 +158,7 @@ impl Question {
         }
     }
 
-    /// The worker's rank.
+    /// The global rank of the worker.
     #[must_use]
     pub const fn rank(self) -> usize {
         match self {

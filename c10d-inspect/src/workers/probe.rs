@@ -157,7 +157,7 @@ fn ask_for_collectives(reached: &[(usize, Target)], answers: &mut [RankAnswer]) 
     }
 }
 
-/// The process that serves a unix socket, which a stopped process still tells, or else the one that is known.
+/// The process that serves a unix socket, which works even for a stopped process; otherwise the announced process.
 fn process_of(worker: &Worker) -> Option<u32> {
     let served = worker.targets.iter().find_map(|target| match target {
         Target::Unix(path) => process::serving(path),

@@ -11,10 +11,10 @@ use crate::report::{RankReport, Report};
 /// How long a store without status pages has to answer.
 const KEYS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The prefix of the keys under which PyTorch's debug servers publish their addresses.
+/// The prefix of the keys that PyTorch's debug servers use to publish their addresses.
 const KEYS_PREFIX: &str = "debug_server";
 
-/// After this many ranks without an address, no later ones are looked for.
+/// After this many ranks without an address, no later ranks are looked up.
 const GAP_MAX: usize = 64;
 
 /// The most ranks that are looked for in a store without status pages.

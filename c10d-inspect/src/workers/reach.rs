@@ -74,7 +74,8 @@ impl Names {
         }
     }
 
-    /// The addresses of a published server: those of its name, or else those that the rank's connections have.
+    /// The addresses of a published server: the addresses of its name, or otherwise the addresses of the
+    /// rank's connections.
     fn targets(&mut self, server: &HostPort, peers: Vec<IpAddr>) -> Vec<Target> {
         let deadline = self.deadline;
         let lookup = || -> io::Result<Vec<SocketAddr>> {

@@ -8,7 +8,7 @@ use super::worker::{AT_ONCE, TIMEOUT};
 /// The most bytes of a flight recorder: four times a full one.
 const BYTES_MAX: usize = 4 << 20;
 
-/// The paths of a rank's flight recorders. Gloo's is the default; NCCL's is another one.
+/// The paths of a rank's flight recorders: the default path is Gloo's, and the other path is NCCL's.
 const PATHS: [&str; 2] = [
     "/handler/fr_trace_json",
     "/handler/fr_trace_json?backend=nccl",
@@ -17,7 +17,7 @@ const PATHS: [&str; 2] = [
 /// The number of a rank's flight recorders.
 pub(super) const RECORDERS: usize = PATHS.len();
 
-/// Why the flight recorders of a rank cannot be read, in a clause.
+/// The reason why the flight recorders of a rank cannot be read, in a clause.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordingError {
@@ -52,10 +52,11 @@ fn no_answer(error: &HttpError) -> String {
     }
 }
 
-/// What the rank with this debug server has recorded, by Gloo and NCCL together. Blocks for up to 2 s.
+/// Returns the recordings of Gloo and NCCL, merged, of the rank with this debug server. Blocks for up
+/// to 2 s.
 ///
 /// # Errors
-/// None of the recorders can be read: the reason for the first one.
+/// [`RecordingError`] if none of the recorders can be read, with the reason for the first recorder.
 pub fn fetch_recording(target: &Target) -> Result<FlightRecording, RecordingError> {
     merged(fetch_all(&requests(target), TIMEOUT, AT_ONCE))
 }

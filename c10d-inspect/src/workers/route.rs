@@ -34,7 +34,7 @@ pub(super) enum Subject {
     Flights,
 }
 
-/// What this host knows about itself.
+/// The facts about this host.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Here<'a> {
     /// Its name.
@@ -110,7 +110,8 @@ impl Here<'_> {
         Some(SocketAddr::new(self.as_seen(ip), announced.port()))
     }
 
-    /// An address that the store has seen, as seen from here: its loopback is that of the store's host.
+    /// Translates an address from the store's side to this host's side: its loopback is the loopback of the store's
+    /// host.
     fn as_seen(&self, ip: IpAddr) -> IpAddr {
         match self.store {
             Some(store) if ip.is_loopback() && !store.is_loopback() => store,

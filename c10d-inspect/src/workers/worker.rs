@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::http::Target;
 use crate::stacks::Stacks;
 
-/// How long a rank has to answer. A debug server answers in a few milliseconds, unless its rank stands still.
+/// How long a rank has to answer. A debug server answers in a few milliseconds, unless its rank is blocked.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How many ranks are asked at a time.

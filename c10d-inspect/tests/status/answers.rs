@@ -1,4 +1,4 @@
-//! What is answered to which request, over real connections to a real store.
+//! The answers to all requests, over real connections to a real store.
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
@@ -490,7 +490,7 @@ fn shutdown_ends_open_connections_and_the_store_goes_on() {
     silent.write_all(b"GET").expect("sent");
     front.status.shutdown();
     for stream in [&mut idle, &mut silent] {
-        // Closed; a reset is the end too.
+        // The connection is closed. A reset counts as well.
         let _ = stream.read_to_end(&mut Vec::new());
     }
     assert!(matches!(

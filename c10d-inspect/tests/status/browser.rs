@@ -44,7 +44,7 @@ fn open(front: &Front, window: (u32, u32)) -> Chromium {
     browser
 }
 
-/// Nothing was blocked, no script failed, and only this server was asked.
+/// Checks that nothing was blocked, that no script failed, and that only this server got requests.
 fn assert_quiet(browser: &mut Chromium, front: &Front) {
     browser.value("1");
     assert!(browser.complaints.is_empty(), "{:#?}", browser.complaints);
@@ -118,7 +118,7 @@ fn a_broken_job_shows_its_missing_rank_until_it_comes() {
 fn a_rank_is_found_among_16384_and_the_grid_is_there_within_a_second() {
     let front = Front::start(Canned::new(job_without(16_384, &[9001])));
     let mut browser = open(&front, (1280, 860));
-    // Others use the machine too: one of some loads must be undisturbed.
+    // Other processes also use the machine: one of several loads must be undisturbed.
     let mut times = Vec::new();
     while times.last().is_none_or(|ms| *ms >= GRID_MS_MAX) {
         assert!(times.len() < 5, "the grid was drawn after {times:?} ms");
@@ -170,7 +170,7 @@ fn hostile_names_do_nothing() {
     browser.wait_until("document.getElementById('waits').innerText.includes('<script>')");
     assert_harmless(&mut browser, &front);
 
-    // From a report whose texts nobody has cleaned, everywhere.
+    // The texts of this report are not cleaned anywhere.
     let mut report = job_without(3, &[2]);
     report.headline.clone_from(&hostile);
     report.findings[0].text.clone_from(&hostile);
@@ -220,7 +220,7 @@ fn the_page_says_when_the_server_is_gone() {
     canned.answers().error = Some(SnapshotError::Stopped);
     browser.wait_until("!document.getElementById('gone').hidden");
     browser.wait_until("document.getElementById('gone').innerText.includes('has stopped')");
-    // What was known stays.
+    // The known state stays on the page.
     assert!(browser.text("#headline").contains("rank 2"));
     canned.answers().error = None;
     browser.wait_until("document.getElementById('gone').hidden");

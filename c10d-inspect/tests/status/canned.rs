@@ -8,7 +8,7 @@ use c10d_inspect::{Finding, FindingKind, RankReport, RankState, Report, Sureness
 use c10d_store::Opcode;
 use c10d_store::{Counters, Snapshot, SnapshotError};
 
-/// What the source answers. Clones share it.
+/// The answers of the source. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Canned(Arc<Mutex<Answers>>);
 
@@ -74,7 +74,7 @@ pub(crate) fn unix_ms() -> u64 {
     u64::try_from(now.unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A rank that waits for another one.
+/// A rank that waits for another rank.
 pub(crate) fn waiting_rank(rank: usize, for_rank: usize) -> RankReport {
     let mut report = RankReport::default();
     report.rank = rank;
@@ -139,7 +139,7 @@ pub(crate) fn job_without(size: usize, missing: &[usize]) -> Report {
     report
 }
 
-/// A job of this size in which nobody waits.
+/// A job of this size in which no rank waits.
 pub(crate) fn healthy_job(size: usize) -> Report {
     let ranks = (0..size).map(|rank| {
         let mut report = waiting_rank(rank, 0);

@@ -280,7 +280,7 @@ impl Chromium {
 
 impl Drop for Chromium {
     fn drop(&mut self) {
-        // The browser ends when its pipe closes; this also ends one that hangs.
+        // The browser exits when its pipe closes, even if it hangs.
         self.input = None;
         let _ = self.child.kill();
         let _ = self.child.wait();

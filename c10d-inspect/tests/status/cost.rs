@@ -1,4 +1,4 @@
-//! What an open page and a Prometheus cost the store's thread, in a job of 16,384 ranks.
+//! The cost of an open page and a Prometheus on the store's thread, in a job of 16,384 ranks.
 
 use std::env;
 use std::fs;
@@ -15,7 +15,7 @@ use crate::ranks::Rank;
 
 const RANKS: usize = 16_384;
 
-/// The rank that all others wait for.
+/// The rank that all other ranks wait for.
 const MISSING: usize = 9001;
 
 /// How long to measure.
@@ -58,7 +58,7 @@ fn measure() {
         thread::sleep(Duration::from_millis(50));
     }
     let idle = cost_of(|| {});
-    // A page asks each second for the summary and for the chosen rank, a Prometheus for the metrics.
+    // A page requests the summary and the chosen rank once a second, and a Prometheus requests the metrics.
     let mut bytes = 0;
     let mut cheapest = f64::MAX;
     let watched = cost_of(|| {
@@ -82,12 +82,12 @@ fn measure() {
          it takes {} ms of the store's thread, and its explanation {} ms; /status.json {bytes} bytes; {}",
         status["interval_ms"], status["snapshot_ms"], status["explain_ms"], status["headline"]
     );
-    // What a person runs this for.
+    // People run this test for these numbers.
     io::Write::write_all(&mut io::stderr(), format!("{figures}\n").as_bytes()).expect("written");
     drop(fleet);
 }
 
-/// The CPU time of the store's thread, in milliseconds a second, while `work` runs each second.
+/// The CPU time of the store's thread, in milliseconds per second, while `work` runs once a second.
 fn cost_of(mut work: impl FnMut()) -> f64 {
     let start = Instant::now();
     let before = store_thread_time();
@@ -115,7 +115,7 @@ fn store_thread_time() -> Duration {
     time
 }
 
-/// Runs one test of this program in a process of its own. Other tests have stores and connections too.
+/// Runs one test of this program in a separate process, because other tests also have stores and connections.
 fn run_alone(test: &str, variable: &str, value: &str) -> Child {
     let child = Command::new(env::current_exe().expect("this program"))
         .args(["--exact", test, "--ignored", "--nocapture"])

@@ -26,7 +26,7 @@ impl Front {
         Self::with(store, source)
     }
 
-    /// Serves what the store itself knows.
+    /// Serves the reports of a real store.
     pub(crate) fn of_a_store() -> Self {
         let store = start_store();
         let observer = store.observer();

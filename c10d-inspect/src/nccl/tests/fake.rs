@@ -8,7 +8,7 @@ use std::net::IpAddr;
 /// The releases whose forms differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Release {
-    /// 2.24.3: members that are missing by their ranks alone, operations of all kinds together.
+    /// 2.24.3: missing members by their ranks alone, operations of all kinds together.
     V2_24,
     /// 2.28.3: missing members with their processes, operations by kind.
     V2_28,
@@ -37,7 +37,7 @@ pub(super) struct Process {
 pub(super) struct Rank {
     /// Its process, by its place.
     pub(super) process: usize,
-    /// `None` if its process is no member any more.
+    /// `None` if its process is no longer a member.
     pub(super) status: Option<&'static str>,
     /// `ncclResult_t` of asynchronous errors; 0 for none.
     pub(super) error: usize,
@@ -387,7 +387,7 @@ impl Fake {
         }
     }
 
-    /// Ranks of which the same is said. Sets of half of all ranks and more are counted only.
+    /// Ranks with the same facts. Sets of half of all ranks or more are only counted.
     fn write_set(
         &self,
         text: &mut String,

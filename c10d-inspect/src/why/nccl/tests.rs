@@ -1,7 +1,8 @@
 use crate::sim::Script;
 use crate::{Finding, explain};
 
-/// What ranks of a job of this size wait for, of whose id all parts but the one of `root` are published.
+/// Returns the cause in a job of this size, in which all parts of the id are published except the part
+/// of `root`.
 fn cause(size: usize, roots: usize, root: usize) -> Finding {
     let mut script = Script::new();
     let mut ranks = script.processes(2);

@@ -1,4 +1,4 @@
-//! What a report says of NCCL's problems: 4 ranks, of which a launcher announces all.
+//! Reports on NCCL's problems, with 4 ranks that one launcher announces.
 
 use crate::announced::AnnouncedNode;
 use crate::nccl::{AnnouncedNccl, Counted, NcclMember, NcclProblem, NcclProcess, ProblemKind};
@@ -39,7 +39,8 @@ fn behind(named: Vec<NcclMember>, for_s: u64) -> NcclProblem {
     }
 }
 
-/// The report on a job in which no rank waits on the store, of which a launcher says this.
+/// Returns the report on a job in which no rank waits on the store, with this change to the
+/// launcher's announcement.
 fn report(change: impl FnOnce(&mut AnnouncedNode)) -> Report {
     let mut script = Script::new();
     let ranks = script.run_all(4);
@@ -91,7 +92,7 @@ fn without_problems_the_report_is_that_without_nccl() {
     assert_eq!(without.findings[0].kind, FindingKind::NotInTheStore);
     assert_eq!(with(Vec::new()), without);
     assert_eq!(report(|node| node.addresses.clear()), without);
-    // What is normal for a moment.
+    // This is normal for a moment.
     assert_eq!(with(vec![behind(vec![member(2, 4102)], 9)]), without);
     assert_eq!(
         with(vec![problem(ProblemKind::Silent, vec![member(2, 4102)], 3)]),
@@ -214,7 +215,7 @@ fn what_follows_from_silence_or_is_known_already_is_a_consequence() {
     );
 }
 
-/// What a stranger announces is text without control characters.
+/// A stranger's announcement is shown as text without control characters.
 #[test]
 fn a_hostile_announcement_is_shown_safely() {
     let report = with(vec![NcclProblem {

@@ -4,7 +4,7 @@ use crate::report::FindingKind;
 use crate::sim::Script;
 use crate::{Finding, Report};
 
-/// The report on 4 ranks that are idle, of which these wait for these keys.
+/// Returns the report on 4 idle ranks, some of them waiting for these keys.
 fn waiting_for(waits: &[(usize, &str)]) -> Report {
     let mut script = Script::new();
     let ranks = script.run_all(4);
