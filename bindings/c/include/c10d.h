@@ -28,7 +28,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// A log level: nothing, as from the start.
+// A log level: nothing, the default.
 #define C10D_LOG_NOTHING 0
 
 // A log level: also what the library could not do.
@@ -51,7 +51,7 @@
 
 // Whether a failed call can have taken effect.
 typedef enum c10d_outcome {
-    // Nothing was sent or changed: a retry is safe.
+    // The request was not sent, and the store is unchanged: a retry is safe.
     C10D_OUTCOME_NOT_SENT = 0,
     // The request may have been carried out: a retry of `add`, say, may count twice.
     C10D_OUTCOME_UNKNOWN = 1,
@@ -61,16 +61,16 @@ typedef enum c10d_outcome {
 typedef enum c10d_status {
     // The call succeeded.
     C10D_OK = 0,
-    // An argument is invalid: null, a host name that is not UTF-8, a negative time. Nothing was sent.
+    // An argument is invalid: null, a host name that is not UTF-8, a negative time. The request was not sent.
     C10D_ERROR_INVALID_ARGUMENT = 1,
-    // The key, the element or the ranks did not appear in time. Nothing is broken: the call can be repeated, except
-    // an arrival at a barrier, which stays counted.
+    // The key, the element or the ranks did not appear in time. The handle stays usable, and the call can be
+    // repeated, except an arrival at a barrier, which stays counted.
     C10D_ERROR_TIMEOUT = 2,
     // A `c10d_cancel` ended the call. The store stays usable.
     C10D_ERROR_INTERRUPTED = 3,
     // This process closed the handle.
     C10D_ERROR_CLOSED = 4,
-    // The server could not be reached. Nothing was sent.
+    // The server could not be reached. The request was not sent.
     C10D_ERROR_CONNECT = 5,
     // The connection was lost: `c10d_last_outcome` tells whether the request can have taken effect. The handle stays
     // unusable.
@@ -79,7 +79,7 @@ typedef enum c10d_status {
     C10D_ERROR_NO_REPLY = 7,
     // The peer does not speak TCPStore's protocol, or speaks another version of it.
     C10D_ERROR_PROTOCOL = 8,
-    // A key, a value or a list exceeds a limit. Nothing was sent.
+    // A key, a value or a list exceeds a limit. The request was not sent.
     C10D_ERROR_LIMIT = 9,
     // The value is not a decimal number. Nothing changed.
     C10D_ERROR_NOT_A_NUMBER = 10,
@@ -99,15 +99,16 @@ typedef enum c10d_status {
     C10D_ERROR_ENVIRONMENT = 17,
     // The ranks of a group do not agree: about the world size, a sub-group, or the length of a value.
     C10D_ERROR_MISMATCH = 18,
-    // An earlier call of the group failed, so that this rank may be out of step with the others: join a group of
-    // another name.
+    // An earlier call of the group failed, so that this rank may be out of step with the other ranks: join a group
+    // with a different name.
     C10D_ERROR_BROKEN = 19,
     // Another process has this rank, or this process has joined a group of this name before.
     C10D_ERROR_TAKEN = 20,
     // Another operation of the group is not complete: another thread carries it out, or it was abandoned after a
     // failure that allows to repeat it.
     C10D_ERROR_OUT_OF_STEP = 21,
-    // A forked child used a handle of its parent, which is unharmed. Nothing was sent: open another one in the child.
+    // A forked child used a handle of its parent. The handle is unharmed, and the request was not sent: open a new
+    // handle in the child.
     C10D_ERROR_FORKED = 22,
     // The directory of a server is in use, damaged, of a newer version, or cannot be read or written.
     C10D_ERROR_JOURNAL = 23,
@@ -135,16 +136,16 @@ typedef enum c10d_swapped {
 // Ends blocking calls from another thread. Give it to any number of calls, one after the other or at the same time.
 typedef struct c10d_cancel c10d_cancel;
 
-// All ranks of a job, or some of them. All do the same operations in the same order, one at a time, and each
-// operation returns when all ranks have taken part. After `C10D_ERROR_MISSING_RANKS` and `C10D_ERROR_INTERRUPTED`
-// the same call can be made again: it goes on where it was.
+// All ranks of a job, or some of them. All do the same operations in the same order, one at a time, and each operation
+// returns when all ranks have taken part. After `C10D_ERROR_MISSING_RANKS` and `C10D_ERROR_INTERRUPTED` the same call
+// can be repeated: it continues where it was interrupted.
 typedef struct c10d_group c10d_group;
 
 // Options for opening a store, starting a server or joining a group. One thread at a time may use such an object.
 typedef struct c10d_options c10d_options;
 
-// A TCPStore server for clients of this library, of `c10d` and of PyTorch, with one thread of its own. Any number of
-// threads of the process that started it may use one.
+// A TCPStore server for clients of this library, of `c10d` and of PyTorch, which runs in a separate thread. Any number
+// of threads of the process that started a server may use it.
 typedef struct c10d_server c10d_server;
 
 // A store of the process that opened it. Any number of threads may use one at a time; a call that waits delays no
@@ -180,29 +181,29 @@ typedef struct c10d_bytes {
 extern "C" {
 #endif // __cplusplus
 
-// The text of the last call of this thread that failed: which operation, on what, why. Empty if none has failed. A
-// call that succeeds leaves it as it is. Valid until the next failure of this thread, and until the thread ends. In
-// destructors that run at the end of a thread it may be cut after 1023 bytes.
+// The error text of the last failed call of this thread: the operation, its object and the cause. Empty if no call
+// has failed. A successful call does not change it. Valid until the next failure of this thread, and until the
+// thread exits. In destructors that run at the end of a thread, it may be cut after 1023 bytes.
 const char *c10d_last_error(void);
 
-// Whether the last call of this thread that failed can have taken effect.
+// Whether the last failed call of this thread may have taken effect.
 enum c10d_outcome c10d_last_outcome(void);
 
-// The ranks that were missing when the last call of this thread failed, with the status
-// `C10D_ERROR_MISSING_RANKS`. Writes their number to `count`, and returns the first of them; null if none is known.
-// Valid as long as the text.
+// The missing ranks of the last failed call of this thread, if its status was `C10D_ERROR_MISSING_RANKS`. Returns
+// a pointer to the first rank, and writes their number to `count`; null if no rank is known. Valid as long as the
+// text.
 const size_t *c10d_last_missing_ranks(size_t *count);
 
 // The name of a status, such as `C10D_ERROR_TIMEOUT`; `unknown` for a number that is none.
 const char *c10d_status_name(int32_t status);
 
-// Writes the library's log lines to standard error from now on, in all threads: `C10D_LOG_WARNINGS`,
-// `C10D_LOG_PROGRESS` or `C10D_LOG_DEBUG` and what is more severe, or `C10D_LOG_NOTHING`, as from the start. With
-// `C10D_LOG_PROGRESS`, a connect that takes long says what it waits for.
+// Writes the library's log lines of this level and of more severe levels to standard error from now on, in all
+// threads: `C10D_LOG_WARNINGS`, `C10D_LOG_PROGRESS`, `C10D_LOG_DEBUG`, or `C10D_LOG_NOTHING`, the default. With
+// `C10D_LOG_PROGRESS`, a slow connect reports why it waits.
 enum c10d_status c10d_log_to_stderr(int32_t level);
 
-// Frees a buffer and sets it to zero. Null, a buffer of zeros and one that was freed are left alone. Do not free a
-// copy of a buffer that was freed.
+// Frees a buffer and sets it to zero. Null, a buffer of zeros and a freed buffer are ignored. Do not free a copy
+// of a freed buffer.
 void c10d_buffer_free(struct c10d_buffer *buffer);
 
 // Frees a list and all its buffers, and sets it to zero. Otherwise as `c10d_buffer_free`.
@@ -215,57 +216,61 @@ enum c10d_status c10d_options_new(struct c10d_options **options);
 // Frees options. Null is left alone.
 void c10d_options_free(struct c10d_options *options);
 
-// The time limit for opening the store or joining the group, and its default timeout. 300 s by default, as in
+// The time limit for opening the store or joining the group, and its default timeout. 300 s by default, like in
 // PyTorch.
-enum c10d_status c10d_options_set_timeout(struct c10d_options *options, int64_t timeout_ms);
+enum c10d_status c10d_options_set_timeout(struct c10d_options *options,
+                                          int64_t timeout_ms);
 
-// The number of workers, at least 1. A master then waits until all have opened the store. The last of so many
-// closed file stores removes the file. By default workers are not counted.
-enum c10d_status c10d_options_set_world_size(struct c10d_options *options, size_t world_size);
+// The number of workers, at least 1. A master then waits until all workers have opened the store. The last of this
+// number of closed file stores removes the file. By default workers are not counted.
+enum c10d_status c10d_options_set_world_size(struct c10d_options *options,
+                                             size_t world_size);
 
-// Whether a master with a world size waits for the other workers while it opens. True by default, as in PyTorch.
+// Whether a master with a world size waits for the other workers while it opens. True by default, like in PyTorch.
 enum c10d_status c10d_options_set_wait_for_workers(struct c10d_options *options,
                                                    bool wait_for_workers);
 
-// Whether masters of this process on the same port share one server. False by default, as in PyTorch.
+// Whether masters of this process on the same port share one server. False by default, like in PyTorch.
 enum c10d_status c10d_options_set_multi_tenant(struct c10d_options *options, bool multi_tenant);
 
 // Where a master listens: a literal address, `*` for all interfaces, or null for the addresses of the store's
 // host, the default. A plain server listens on the host that it is started with.
 enum c10d_status c10d_options_set_listen_address(struct c10d_options *options, const char *address);
 
-// How long a TCP store tries to reconnect after it lost its connection, in milliseconds; then each request takes
-// effect exactly once. 0, the default: a lost connection is final, as in PyTorch, whose servers know no sessions.
+// How long a TCP store tries to reconnect after it lost its connection, in milliseconds. Each request takes effect
+// exactly once. With 0, the default, a lost connection is final, like in PyTorch, whose servers have no sessions.
 enum c10d_status c10d_options_set_resume(struct c10d_options *options,
                                          uint64_t resume_ms);
 
-// Connects only to servers, and serves only clients, that have the same secret: the file is one that
-// `c10d secret new` writes, and only its owner may read it. PyTorch's clients and servers have none.
+// Connects only to servers, and serves only clients, that have the same secret. The file is written by `c10d
+// secret new`, and only its owner may read it. PyTorch's clients and servers do not support secrets.
 // `C10D_ERROR_UNSUPPORTED` if the library was built without the feature `tls`.
 enum c10d_status c10d_options_set_secret_file(struct c10d_options *options, const char *path);
 
-// The longest key in bytes, including one for the client's prefix. 8192 by default, as in PyTorch. Of every kind of
-// store: a longer key is refused before it is read. A server closes the connection on a longer one: change it on both
-// sides.
+// The longest key in bytes, including one for the client's prefix. 8192 by default, like in PyTorch. The limit
+// applies to every kind of store: a longer key is refused before it is read. A server closes the connection on a
+// longer key, so change the limit on both sides.
 enum c10d_status c10d_options_set_key_bytes_max(struct c10d_options *options,
                                                 size_t bytes);
 
-// The longest value of a store or a group in bytes. 8 MiB by default, as in PyTorch. A server closes the
-// connection on a longer one: change it on both sides.
+// The longest value of a store or a group in bytes. 8 MiB by default, like in PyTorch. A server closes the
+// connection on a longer value, so change the limit on both sides.
 enum c10d_status c10d_options_set_value_bytes_max(struct c10d_options *options, size_t bytes);
 
-// The most connections of a server at a time; it closes further ones. 262,144 by default.
+// The maximum number of connections of a server at a time; it closes further connections. 262,144 by default.
 enum c10d_status c10d_options_set_connections_max(struct c10d_options *options, size_t connections);
 
-// Keeps the store of a server or a master in this directory, and continues with what it has. It is made if it is
-// missing, for this user only, and has one server at a time. What a server has confirmed survives its process. Null, the
-// default: the data is lost when the server stops. If it cannot write, it closes all connections and stops, and
-// `c10d_server_check` says why. `C10D_ERROR_UNSUPPORTED` if the library was built without the feature `journal`.
+// Keeps the store of a server or a master in this directory, and continues with the data in it. A missing
+// directory is created for this user only. Only one server can use a directory at a time. Confirmed writes survive
+// the server's process. With null, the default, the data is lost when the server stops. If the server cannot
+// write, it closes all connections and stops, and `c10d_server_check` reports the reason. `C10D_ERROR_UNSUPPORTED`
+// if the library was built without the feature `journal`.
 enum c10d_status c10d_options_set_directory(struct c10d_options *options,
                                             const char *path);
 
-// Lets `cancel` end the calls that open a store or join a group with these options; later calls on it take a handle of
-// their own. Null, the default: only the timeout ends them. The handle may be freed before the options.
+// Lets `cancel` interrupt the calls that open a store or join a group with these options; later calls take a
+// separate handle. With null, the default, only the timeout interrupts them. The handle may be freed before the
+// options.
 enum c10d_status c10d_options_set_cancel(struct c10d_options *options,
                                          const struct c10d_cancel *cancel);
 
@@ -300,22 +305,23 @@ enum c10d_status c10d_store_open_prefix(const struct c10d_store *underlying,
                                         size_t prefix_len,
                                         struct c10d_store **store);
 
-// A second, independent handle to the same store, with a connection and an end of its own. It does not keep a master's
-// server running.
+// Opens a second, independent handle to the same store, with a separate connection, which is closed separately. It
+// does not keep a master's server running.
 enum c10d_status c10d_store_clone(const struct c10d_store *original,
                                   struct c10d_store **store);
 
-// Closes a store: its calls in other threads fail at once with `C10D_ERROR_CLOSED`, and so do all later ones. A
-// prefix store closes the store that it wraps. Does not block, and frees nothing.
+// Closes a store: its calls in other threads, and all later calls, fail at once with `C10D_ERROR_CLOSED`. A prefix
+// store closes the store that it wraps. Does not block, and does not free memory.
 enum c10d_status c10d_store_close(const struct c10d_store *store);
 
-// Frees a store. No call on it may be in progress, and none may follow: to end those of other threads, close it, then
-// join the threads. Blocks while a master's server stops, which takes microseconds, and for a file store until it has
-// the file's lock, at most 5 s. Null is left alone. In a forked child only the memory of the handle is freed.
+// Frees a store. Calls on the store must have returned, and further calls are not allowed: to stop calls in other
+// threads, close the store, then join the threads. Blocks while a master's server stops, which takes microseconds,
+// and for a file store until it has the file's lock, at most 5 s. Null is ignored. In a forked child, only the
+// memory of the handle is freed.
 void c10d_store_free(struct c10d_store *store);
 
-// The port of a TCP store's server: of a master that was opened with port 0, the one that the system chose.
-// `C10D_ERROR_UNSUPPORTED` for other stores, clones included.
+// Gets the port of a TCP store's server. For a master that was opened with port 0, this is the port that the
+// system chose. `C10D_ERROR_UNSUPPORTED` for other stores, including clones.
 enum c10d_status c10d_store_port(const struct c10d_store *store, uint16_t *port);
 
 // Measures a round trip to the server of a TCP store. Waits at most the store's timeout.
@@ -328,8 +334,8 @@ enum c10d_status c10d_store_label(const struct c10d_store *store, struct c10d_bu
 // The default timeout, in milliseconds or `C10D_FOREVER`.
 enum c10d_status c10d_store_timeout(const struct c10d_store *store, int64_t *timeout_ms);
 
-// Sets the default timeout of later calls: milliseconds, `C10D_CHECK_ONCE` or `C10D_FOREVER`. Of a prefix store, that
-// of the store that it wraps.
+// Sets the default timeout of later calls: milliseconds, `C10D_CHECK_ONCE` or `C10D_FOREVER`. For a prefix store,
+// sets the timeout of the store that it wraps.
 enum c10d_status c10d_store_set_timeout(const struct c10d_store *store,
                                         int64_t timeout_ms);
 
@@ -433,7 +439,7 @@ enum c10d_status c10d_store_get(const struct c10d_store *store,
                                 const struct c10d_cancel *cancel,
                                 struct c10d_buffer *value);
 
-// Waits until all keys exist. The store tells the waiting call: nothing polls, except in file stores.
+// Waits until all keys exist. The server notifies the waiting call, so only file stores poll.
 enum c10d_status c10d_store_wait(const struct c10d_store *store,
                                  const struct c10d_bytes *keys,
                                  size_t key_count,
@@ -488,10 +494,11 @@ enum c10d_status c10d_store_barrier(const struct c10d_store *store,
                                     int64_t timeout_ms,
                                     const struct c10d_cancel *cancel);
 
-// Writes the value and owns the key: `owned` is true, and `present` is empty. If the key has a value of another owner, or
-// of none, nothing changes: `owned` is false, and `present` has the value. The server deletes the key when the handle is
-// closed or freed, its process ends, or its connection breaks. Then it writes `will_value` to `will_key`, unless that is
-// null. Clones of the handle own other keys; a handle owns at most 1024.
+// Writes the value and owns the key: `owned` is true, and `present` is empty. If the key has a value of another
+// owner, or without an owner, the store does not change: `owned` is false, and `present` has the value. The server
+// deletes the key when the handle is closed or freed, its process exits, or its connection breaks. Then it writes
+// `will_value` to `will_key`, unless `will_key` is null. Clones of the handle own other keys; a handle owns at
+// most 1024.
 enum c10d_status c10d_store_set_ephemeral(const struct c10d_store *store,
                                           const char *key,
                                           size_t key_len,
@@ -518,9 +525,9 @@ enum c10d_status c10d_store_end_waits(const struct c10d_store *store,
                                       size_t prefix_len,
                                       uint64_t *count);
 
-// Deletes the values and queues of all names that begin with the prefix, which must not be empty, and writes to `count`,
-// which may be null, how many. With a `delay_ms` that is not 0, it returns at once with 0, and the server deletes those of
-// then after this time.
+// Deletes the values and queues of all names that begin with the prefix, which must not be empty, and writes their
+// number to `count`, which may be null. If `delay_ms` is not 0, the function returns at once with a count of 0.
+// The server then deletes the names that exist after this time.
 enum c10d_status c10d_store_delete_prefix(const struct c10d_store *store,
                                           const char *prefix,
                                           size_t prefix_len,
@@ -530,16 +537,16 @@ enum c10d_status c10d_store_delete_prefix(const struct c10d_store *store,
 // A new handle that cancels calls. Free it with `c10d_cancel_free`.
 enum c10d_status c10d_cancel_new(struct c10d_cancel **cancel);
 
-// Ends all blocking calls that were given this handle: they return `C10D_ERROR_INTERRUPTED`, as later ones do at once,
-// until `c10d_cancel_reset`. A call whose result is present, or arrives at the same time, may return it. To cancel a
-// wait, the server is told, which has 100 ms to confirm it, or 2 s for `c10d_store_queue_take`: the store stays usable.
-// Any thread may call it. Does not block.
+// Cancels all blocking calls with this handle: they return `C10D_ERROR_INTERRUPTED`. Later calls do the same at
+// once, until `c10d_cancel_reset`. A call whose result is present, or arrives at the same time, may return it. To
+// cancel a wait, the library notifies the server, which has 100 ms to confirm it, or 2 s for
+// `c10d_store_queue_take`, so that the store stays usable. Any thread may call this function. Does not block.
 enum c10d_status c10d_cancel_now(const struct c10d_cancel *cancel);
 
 // Lets later calls with this handle wait again. Calls that were cancelled before still end.
 enum c10d_status c10d_cancel_reset(const struct c10d_cancel *cancel);
 
-// Frees a handle. No call that was given it may be in progress. Null is left alone.
+// Frees a handle. Calls with this handle must have returned. Null is ignored.
 void c10d_cancel_free(struct c10d_cancel *cancel);
 
 // Starts a server. It listens on `host`: an address, a name, which means all of its addresses that this machine has,
@@ -556,16 +563,17 @@ enum c10d_status c10d_server_port(const struct c10d_server *server, uint16_t *po
 // The number of connections. A host can wait until its clients have left before it stops the server.
 enum c10d_status c10d_server_connection_count(const struct c10d_server *server, size_t *count);
 
-// Whether the server still serves. `C10D_ERROR_JOURNAL` if its directory could not be written: then it has stopped by
-// itself and closed all connections, and the directory has all that it has confirmed. `C10D_ERROR_CLOSED` after a stop.
+// Checks that the server still serves. `C10D_ERROR_JOURNAL` if its directory could not be written: the server has
+// then stopped and closed all connections, and the directory has all confirmed writes. `C10D_ERROR_CLOSED` after a
+// stop.
 enum c10d_status c10d_server_check(const struct c10d_server *server);
 
 // Closes all connections and joins the server's thread, which takes microseconds. Without a directory the data is lost.
 // Stopping it again changes nothing.
 enum c10d_status c10d_server_stop(const struct c10d_server *server);
 
-// Stops the server if it runs, and frees it. No call on it may be in progress. Null is left alone. In a forked child
-// only the memory of the handle is freed.
+// Stops the server if it runs, and frees it. Calls on the server must have returned. Null is ignored. In a forked
+// child, only the memory of the handle is freed.
 void c10d_server_free(struct c10d_server *server);
 
 // The rank of this process in the job: `RANK`.
@@ -574,7 +582,8 @@ enum c10d_status c10d_env_rank(size_t *rank);
 // The number of processes of the job: `WORLD_SIZE`.
 enum c10d_status c10d_env_world_size(size_t *world_size);
 
-// The rank of this process among those of its node: `LOCAL_RANK`, usually the number of its GPU.
+// The rank of this process among the processes of its node: `LOCAL_RANK`, usually the number of
+// its GPU.
 enum c10d_status c10d_env_local_rank(size_t *local_rank);
 
 // The number of processes of this node: `LOCAL_WORLD_SIZE`.
@@ -616,15 +625,15 @@ enum c10d_status c10d_group_rank(const struct c10d_group *group, size_t *rank);
 // The number of ranks in the group.
 enum c10d_status c10d_group_world_size(const struct c10d_group *group, size_t *world_size);
 
-// A handle to the store of the group, for values of the program's own; the group's keys begin with `c10d/`.
-// Closing it closes the group's store. Free it with `c10d_store_free`; a store that this process hosts ends with
+// Opens a handle to the store of the group, for the program's own values; the group's keys begin with `c10d/`.
+// Closing it closes the group's store. Free it with `c10d_store_free`; a store that this process hosts stops with
 // the last handle.
 enum c10d_status c10d_group_store(const struct c10d_group *group,
                                   struct c10d_store **store);
 
-// Copies `len` bytes from rank `root` to all ranks: `value` is read on the root and written on the others, for
-// instance the id of an NCCL communicator. Returns when all have it. `C10D_ERROR_MISMATCH` if the root's value has
-// another length; then this rank has taken part, and `value` is unchanged.
+// Copies `len` bytes from rank `root` to all ranks, for example the id of an NCCL communicator: `value` is read on
+// the root and written on all other ranks. Returns when all ranks have the value. `C10D_ERROR_MISMATCH` if the
+// root's value has a different length; this rank has still taken part, and `value` is unchanged.
 enum c10d_status c10d_group_broadcast(const struct c10d_group *group,
                                       size_t root,
                                       void *value,
@@ -656,12 +665,13 @@ enum c10d_status c10d_group_all_gather(const struct c10d_group *group,
                                        struct c10d_buffer_list *values);
 
 // Waits until all ranks have called it, at most the timeout of the group: the last operation before the group is
-// freed. A rank that hosts the store returns when the others have left, or after 10 s.
+// freed. A rank that hosts the store returns when the other ranks have left, or after 10 s.
 enum c10d_status c10d_group_finish(const struct c10d_group *group,
                                    const struct c10d_cancel *cancel);
 
-// Frees a group; a store that this process hosts for it ends, unless a handle of `c10d_group_store` remains. No
-// call on it may be in progress. Null is left alone. In a forked child only the memory of the handle is freed.
+// Frees a group. A store that this process hosts for it stops, unless a handle of `c10d_group_store` remains.
+// Calls on the group must have returned. Null is ignored. In a forked child, only the memory of the handle is
+// freed.
 void c10d_group_free(struct c10d_group *group);
 
 // The version of the library that runs, such as `0.2.0`.

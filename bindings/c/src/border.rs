@@ -1,8 +1,8 @@
 //! C's pointers as slices, and Rust's memory as C's: the only file with `unsafe` blocks.
 //!
 //! The pointer types have a private field and no constructor, so that their values come only from callers in C, which
-//! keep the contract of the header: a pointer that is not null points to as many readable bytes or elements as the
-//! length beside it says, until the function returns. So do buffers, which are made here or are zero.
+//! keep the contract of the header: a pointer that is not null points to at least as many readable bytes or elements as
+//! the length beside it, until the function returns. The same holds for buffers, which are created here or are zero.
 
 #![expect(
     unsafe_code,
@@ -190,7 +190,7 @@ impl Buffer {
     /// Takes the bytes back from C, and leaves none.
     pub(crate) fn take(&mut self) -> Box<[u8]> {
         let Self { data, len } = mem::take(self);
-        // SAFETY: a buffer of a C caller is one that `from` made, whose bytes no other buffer owns, or zero.
+        // SAFETY: a buffer of a C caller was created by `from`, and no other buffer owns its bytes, or it is zero.
         unsafe { unleak(data.map(NonNull::cast), len) }
     }
 }
@@ -221,7 +221,7 @@ impl BufferList {
     /// Takes the buffers back from C, and leaves none.
     pub(crate) fn take(&mut self) -> Box<[Buffer]> {
         let Self { items, len } = mem::take(self);
-        // SAFETY: a list of a C caller is one that `from` made, whose buffers no other list owns, or zero.
+        // SAFETY: a list of a C caller was created by `from`, and no other list owns its buffers, or it is zero.
         unsafe { unleak(items, len) }
     }
 }

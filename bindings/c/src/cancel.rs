@@ -34,7 +34,7 @@ fn fresh() -> Mutex<Cancel> {
 }
 
 impl CancelHandle {
-    /// What ends the calls that begin now.
+    /// The handle that cancels calls which begin now.
     fn lock(&self) -> MutexGuard<'_, Cancel> {
         let cancel = self.0.cancel.get();
         let cancel = cancel.unwrap_or_else(|_| self.0.of_child.get_or_init(fresh));
@@ -54,10 +54,10 @@ impl Argument for Option<&CancelHandle> {
 /// The parameters `timeout_ms` and `cancel` of an operation that waits.
 pub(crate) type Wait<'c> = (i64, Option<&'c CancelHandle>);
 
-/// What ends a call that was given this handle.
+/// Returns the handle that cancels a call with this C handle.
 ///
 /// # Errors
-/// If the call must not begin.
+/// [`Failure`] if the call must not begin.
 pub(crate) fn of_call(handle: Option<&CancelHandle>) -> Result<Cancel, Failure> {
     let cancel = handle.map_or(Cancel::NEVER, |handle| handle.lock().clone());
     if cancel.is_cancelled() {
@@ -71,10 +71,10 @@ operations! {
     /// A new handle that cancels calls. Free it with `c10d_cancel_free`.
     fn c10d_cancel_new() -> cancel: Option<Box<CancelHandle>> = Box::<CancelHandle>::default();
 
-    /// Ends all blocking calls that were given this handle: they return `C10D_ERROR_INTERRUPTED`, as later ones do at once,
-    /// until `c10d_cancel_reset`. A call whose result is present, or arrives at the same time, may return it. To cancel a
-    /// wait, the server is told, which has 100 ms to confirm it, or 2 s for `c10d_store_queue_take`: the store stays usable.
-    /// Any thread may call it. Does not block.
+    /// Cancels all blocking calls with this handle: they return `C10D_ERROR_INTERRUPTED`. Later calls do the same at
+    /// once, until `c10d_cancel_reset`. A call whose result is present, or arrives at the same time, may return it. To
+    /// cancel a wait, the library notifies the server, which has 100 ms to confirm it, or 2 s for
+    /// `c10d_store_queue_take`, so that the store stays usable. Any thread may call this function. Does not block.
     fn c10d_cancel_now(cancel: Option<&CancelHandle>) = {
         let cancel = border::not_null(cancel, "cancel")?.lock().clone();
         cancel.cancel();
@@ -83,7 +83,7 @@ operations! {
     /// Lets later calls with this handle wait again. Calls that were cancelled before still end.
     fn c10d_cancel_reset(cancel: Option<&CancelHandle>) = {
         let mut present = border::not_null(cancel, "cancel")?.lock();
-        // The calls in progress have the one that was cancelled.
+        // The calls in progress use the cancelled handle.
         if present.is_cancelled() {
             *present = Cancel::new();
         }
@@ -91,7 +91,7 @@ operations! {
 }
 
 frees! {
-    /// Frees a handle. No call that was given it may be in progress. Null is left alone.
+    /// Frees a handle. Calls with this handle must have returned. Null is ignored.
     fn c10d_cancel_free(cancel: CancelHandle);
 }
 

@@ -41,7 +41,8 @@ exported! {
         read("WORLD_SIZE", world_size)
     }
 
-    /// The rank of this process among those of its node: `LOCAL_RANK`, usually the number of its GPU.
+    /// The rank of this process among the processes of its node: `LOCAL_RANK`, usually the number of
+    /// its GPU.
     pub extern "C" fn c10d_env_local_rank(local_rank: Option<&mut MaybeUninit<usize>>) -> Status {
         read("LOCAL_RANK", local_rank)
     }

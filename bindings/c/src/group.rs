@@ -1,4 +1,4 @@
-//! The ranks of a job, and what they do together.
+//! The ranks of a job, and their collective operations.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,9 +14,9 @@ use crate::options::Options;
 use crate::store::StoreHandle;
 use crate::timeout;
 
-/// All ranks of a job, or some of them. All do the same operations in the same order, one at a time, and each
-/// operation returns when all ranks have taken part. After `C10D_ERROR_MISSING_RANKS` and `C10D_ERROR_INTERRUPTED`
-/// the same call can be made again: it goes on where it was.
+/// All ranks of a job, or some of them. All do the same operations in the same order, one at a time, and each operation
+/// returns when all ranks have taken part. After `C10D_ERROR_MISSING_RANKS` and `C10D_ERROR_INTERRUPTED` the same call
+/// can be repeated: it continues where it was interrupted.
 #[derive(Debug)]
 pub struct GroupHandle(JoinedGroup);
 
@@ -30,7 +30,7 @@ pub(crate) struct JoinedGroup {
 impl GroupHandle {
     fn new(group: Group, key_bytes_max: usize) -> Box<Self> {
         let joined = JoinedGroup {
-            // What ended the joining ends no later call.
+            // The handle that cancels the joining does not cancel later calls.
             group: group.with_cancel(&Cancel::NEVER),
             key_bytes_max,
         };
@@ -106,15 +106,15 @@ operations! {
     /// The number of ranks in the group.
     fn c10d_group_world_size(group: Option<&GroupHandle>) -> world_size: usize = group.group.world_size();
 
-    /// A handle to the store of the group, for values of the program's own; the group's keys begin with `c10d/`.
-    /// Closing it closes the group's store. Free it with `c10d_store_free`; a store that this process hosts ends with
+    /// Opens a handle to the store of the group, for the program's own values; the group's keys begin with `c10d/`.
+    /// Closing it closes the group's store. Free it with `c10d_store_free`; a store that this process hosts stops with
     /// the last handle.
     fn c10d_group_store(group: Option<&GroupHandle>) -> store: Option<Box<StoreHandle>> =
         StoreHandle::new(Arc::clone(group.group.store()), group.key_bytes_max);
 
-    /// Copies `len` bytes from rank `root` to all ranks: `value` is read on the root and written on the others, for
-    /// instance the id of an NCCL communicator. Returns when all have it. `C10D_ERROR_MISMATCH` if the root's value has
-    /// another length; then this rank has taken part, and `value` is unchanged.
+    /// Copies `len` bytes from rank `root` to all ranks, for example the id of an NCCL communicator: `value` is read on
+    /// the root and written on all other ranks. Returns when all ranks have the value. `C10D_ERROR_MISMATCH` if the
+    /// root's value has a different length; this rank has still taken part, and `value` is unchanged.
     fn c10d_group_broadcast(group: Option<&GroupHandle>, root: usize, value: ValuePointer[len]; wait) = {
         value.check()?;
         let (group, timeout) = group.waiting(wait)?;
@@ -149,13 +149,14 @@ operations! {
     };
 
     /// Waits until all ranks have called it, at most the timeout of the group: the last operation before the group is
-    /// freed. A rank that hosts the store returns when the others have left, or after 10 s.
+    /// freed. A rank that hosts the store returns when the other ranks have left, or after 10 s.
     fn c10d_group_finish(group: Option<&GroupHandle>, cancel: Option<&CancelHandle>) =
         group.group.with_cancel(&cancel::of_call(cancel)?).finish()?;
 }
 
 frees! {
-    /// Frees a group; a store that this process hosts for it ends, unless a handle of `c10d_group_store` remains. No
-    /// call on it may be in progress. Null is left alone. In a forked child only the memory of the handle is freed.
+    /// Frees a group. A store that this process hosts for it stops, unless a handle of `c10d_group_store` remains.
+    /// Calls on the group must have returned. Null is ignored. In a forked child, only the memory of the handle is
+    /// freed.
     fn c10d_group_free(group: GroupHandle);
 }

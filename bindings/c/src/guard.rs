@@ -10,8 +10,8 @@ use crate::status::Status;
 
 /// Runs `body`, keeps its failure as the thread's last error, and returns its status.
 ///
-/// What a panicking body leaves behind is used again by later calls. That is sound: locks of this library and of the
-/// stores ignore poisoning, and keep their invariants at every step.
+/// Later calls use the same data after a panic. This is sound because locks of this library and of the stores ignore
+/// poisoning, and keep their invariants at every step.
 pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> Status {
     let failure = match panic::catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => return Status::C10D_OK,
@@ -45,7 +45,7 @@ fn panicked(payload: Box<dyn Any + Send>) -> Failure {
     Failure::new(Status::C10D_ERROR_PANIC, text).with_unknown_outcome()
 }
 
-/// Drops what a panic carried, whose destructor may panic too.
+/// Drops the payload of a panic, whose destructor may also panic.
 fn discard(payload: Box<dyn Any + Send>) {
     if let Err(another) = panic::catch_unwind(AssertUnwindSafe(|| drop(payload))) {
         mem::forget(another);

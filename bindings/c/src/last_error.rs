@@ -14,8 +14,8 @@ type LastError = (CString, Failure);
 
 thread_local! {
     static LAST: RefCell<Option<LastError>> = const { RefCell::new(None) };
-    /// What remains of it for the destructors of a thread's other values, which may run after that of `LAST`. It has
-    /// no destructor itself.
+    /// The part of the last error that remains for the destructors of a thread's other values, which may run after the
+    /// destructor of `LAST`. It has no destructor itself.
     static LATE: RefCell<Late> = const { RefCell::new(Late::NONE) };
 }
 
@@ -65,9 +65,9 @@ fn last<T>(read: impl FnOnce(&LastError) -> T) -> Option<T> {
 }
 
 exported! {
-    /// The text of the last call of this thread that failed: which operation, on what, why. Empty if none has failed. A
-    /// call that succeeds leaves it as it is. Valid until the next failure of this thread, and until the thread ends. In
-    /// destructors that run at the end of a thread it may be cut after 1023 bytes.
+    /// The error text of the last failed call of this thread: the operation, its object and the cause. Empty if no call
+    /// has failed. A successful call does not change it. Valid until the next failure of this thread, and until the
+    /// thread exits. In destructors that run at the end of a thread, it may be cut after 1023 bytes.
     pub extern "C" fn c10d_last_error() -> *const c_char {
         if is_late() {
             return LATE.with_borrow(|late| late.text.as_ptr().cast());
@@ -75,7 +75,7 @@ exported! {
         last(|(text, _)| text.as_ptr()).unwrap_or(c"".as_ptr())
     }
 
-    /// Whether the last call of this thread that failed can have taken effect.
+    /// Whether the last failed call of this thread may have taken effect.
     pub extern "C" fn c10d_last_outcome() -> CallOutcome {
         if is_late() {
             return LATE.with_borrow(|late| late.outcome);
@@ -83,9 +83,9 @@ exported! {
         last(|(_, failure)| failure.outcome).unwrap_or(CallOutcome::C10D_OUTCOME_NOT_SENT)
     }
 
-    /// The ranks that were missing when the last call of this thread failed, with the status
-    /// `C10D_ERROR_MISSING_RANKS`. Writes their number to `count`, and returns the first of them; null if none is known.
-    /// Valid as long as the text.
+    /// The missing ranks of the last failed call of this thread, if its status was `C10D_ERROR_MISSING_RANKS`. Returns
+    /// a pointer to the first rank, and writes their number to `count`; null if no rank is known. Valid as long as the
+    /// text.
     pub extern "C" fn c10d_last_missing_ranks(count: Option<&mut MaybeUninit<usize>>) -> *const usize {
         let Ok(count) = border::result(count, "count") else {
             return ptr::null();

@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::interface::operations;
 use crate::status::Status;
 
-/// A log level: nothing, as from the start.
+/// A log level: nothing, the default.
 pub const C10D_LOG_NOTHING: i32 = 0;
 
 /// A log level: also what the library could not do.
@@ -35,7 +35,7 @@ impl Log for StandardError {
         }
         let level = record.level().as_str().to_lowercase();
         let line = format!("c10d: {level}: {}\n", record.args());
-        // One write, so that lines of several processes do not mix. Nobody can be told of a failure.
+        // A single write, so that lines of several processes do not mix. A failure cannot be reported anywhere.
         let _ = io::stderr().write_all(line.as_bytes());
     }
 
@@ -43,9 +43,9 @@ impl Log for StandardError {
 }
 
 operations! {
-    /// Writes the library's log lines to standard error from now on, in all threads: `C10D_LOG_WARNINGS`,
-    /// `C10D_LOG_PROGRESS` or `C10D_LOG_DEBUG` and what is more severe, or `C10D_LOG_NOTHING`, as from the start. With
-    /// `C10D_LOG_PROGRESS`, a connect that takes long says what it waits for.
+    /// Writes the library's log lines of this level and of more severe levels to standard error from now on, in all
+    /// threads: `C10D_LOG_WARNINGS`, `C10D_LOG_PROGRESS`, `C10D_LOG_DEBUG`, or `C10D_LOG_NOTHING`, the default. With
+    /// `C10D_LOG_PROGRESS`, a slow connect reports why it waits.
     fn c10d_log_to_stderr(level: i32) = {
         static INSTALLED: OnceLock<bool> = OnceLock::new();
         let filter = match level {

@@ -4,8 +4,8 @@ use crate::border::{Buffer, BufferList, exported};
 use crate::guard;
 
 exported! {
-    /// Frees a buffer and sets it to zero. Null, a buffer of zeros and one that was freed are left alone. Do not free a
-    /// copy of a buffer that was freed.
+    /// Frees a buffer and sets it to zero. Null, a buffer of zeros and a freed buffer are ignored. Do not free a copy
+    /// of a freed buffer.
     pub extern "C" fn c10d_buffer_free(buffer: Option<&mut Buffer>) {
         guard::value((), || drop(buffer.map(Buffer::take)));
     }

@@ -128,7 +128,7 @@ operations! {
         waiting.get_timeout(&store.key(&key)?, timeout)?
     };
 
-    /// Waits until all keys exist. The store tells the waiting call: nothing polls, except in file stores.
+    /// Waits until all keys exist. The server notifies the waiting call, so only file stores poll.
     fn c10d_store_wait(store: Option<&StoreHandle>, keys: BytesArray[key_count]; wait) = {
         let (waiting, timeout) = store.waiting(wait)?;
         waiting.wait_timeout(&as_strs(&store.keys(keys.read()?)?), timeout)?
@@ -177,10 +177,11 @@ operations! {
 }
 
 operations! {
-    /// Writes the value and owns the key: `owned` is true, and `present` is empty. If the key has a value of another owner, or
-    /// of none, nothing changes: `owned` is false, and `present` has the value. The server deletes the key when the handle is
-    /// closed or freed, its process ends, or its connection breaks. Then it writes `will_value` to `will_key`, unless that is
-    /// null. Clones of the handle own other keys; a handle owns at most 1024.
+    /// Writes the value and owns the key: `owned` is true, and `present` is empty. If the key has a value of another
+    /// owner, or without an owner, the store does not change: `owned` is false, and `present` has the value. The server
+    /// deletes the key when the handle is closed or freed, its process exits, or its connection breaks. Then it writes
+    /// `will_value` to `will_key`, unless `will_key` is null. Clones of the handle own other keys; a handle owns at
+    /// most 1024.
     fn c10d_store_set_ephemeral(
         store: Option<&StoreHandle>,
         key: KeyPointer[key_len],
@@ -211,9 +212,9 @@ operations! {
     fn c10d_store_end_waits(store: Option<&StoreHandle>, prefix: KeyPointer[prefix_len]) -> count(or_null): u64 =
         store.store.end_waits(&store.key(&prefix)?)?;
 
-    /// Deletes the values and queues of all names that begin with the prefix, which must not be empty, and writes to `count`,
-    /// which may be null, how many. With a `delay_ms` that is not 0, it returns at once with 0, and the server deletes those of
-    /// then after this time.
+    /// Deletes the values and queues of all names that begin with the prefix, which must not be empty, and writes their
+    /// number to `count`, which may be null. If `delay_ms` is not 0, the function returns at once with a count of 0.
+    /// The server then deletes the names that exist after this time.
     fn c10d_store_delete_prefix(
         store: Option<&StoreHandle>, prefix: KeyPointer[prefix_len], delay_ms: u64,
     ) -> count(or_null): u64 = store.store.delete_prefix(&store.key(&prefix)?, Duration::from_millis(delay_ms))?;

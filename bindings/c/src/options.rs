@@ -1,4 +1,4 @@
-//! Options of stores and servers, set one by one, so that new ones need no new functions to open a store.
+//! Options of stores and servers, set one by one, so that new options need no new functions to open a store.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -180,13 +180,13 @@ frees! {
 }
 
 operations! {
-    /// The time limit for opening the store or joining the group, and its default timeout. 300 s by default, as in
+    /// The time limit for opening the store or joining the group, and its default timeout. 300 s by default, like in
     /// PyTorch.
     fn c10d_options_set_timeout(options: Option<&mut Options>, timeout_ms: i64) =
         options.timeout = timeout::explicit(timeout_ms)?;
 
-    /// The number of workers, at least 1. A master then waits until all have opened the store. The last of so many
-    /// closed file stores removes the file. By default workers are not counted.
+    /// The number of workers, at least 1. A master then waits until all workers have opened the store. The last of this
+    /// number of closed file stores removes the file. By default workers are not counted.
     fn c10d_options_set_world_size(options: Option<&mut Options>, world_size: usize) = {
         if world_size == 0 {
             return Err(Failure::invalid_argument("a world size of 0: give at least 1"));
@@ -194,11 +194,11 @@ operations! {
         options.world_size = Some(world_size);
     };
 
-    /// Whether a master with a world size waits for the other workers while it opens. True by default, as in PyTorch.
+    /// Whether a master with a world size waits for the other workers while it opens. True by default, like in PyTorch.
     fn c10d_options_set_wait_for_workers(options: Option<&mut Options>, wait_for_workers: bool) =
         options.wait_for_workers = Some(wait_for_workers);
 
-    /// Whether masters of this process on the same port share one server. False by default, as in PyTorch.
+    /// Whether masters of this process on the same port share one server. False by default, like in PyTorch.
     fn c10d_options_set_multi_tenant(options: Option<&mut Options>, multi_tenant: bool) =
         options.multi_tenant = multi_tenant;
 
@@ -207,41 +207,43 @@ operations! {
     fn c10d_options_set_listen_address(options: Option<&mut Options>, address: CText) =
         options.listen_on = address.optional("address")?.map_or(Ok(ListenOn::Host), listen_on)?;
 
-    /// How long a TCP store tries to reconnect after it lost its connection, in milliseconds; then each request takes
-    /// effect exactly once. 0, the default: a lost connection is final, as in PyTorch, whose servers know no sessions.
+    /// How long a TCP store tries to reconnect after it lost its connection, in milliseconds. Each request takes effect
+    /// exactly once. With 0, the default, a lost connection is final, like in PyTorch, whose servers have no sessions.
     fn c10d_options_set_resume(options: Option<&mut Options>, resume_ms: u64) =
         options.resume = Some(Duration::from_millis(resume_ms)).filter(|it| !it.is_zero());
 
-    /// Connects only to servers, and serves only clients, that have the same secret: the file is one that
-    /// `c10d secret new` writes, and only its owner may read it. PyTorch's clients and servers have none.
+    /// Connects only to servers, and serves only clients, that have the same secret. The file is written by `c10d
+    /// secret new`, and only its owner may read it. PyTorch's clients and servers do not support secrets.
     /// `C10D_ERROR_UNSUPPORTED` if the library was built without the feature `tls`.
     fn c10d_options_set_secret_file(options: Option<&mut Options>, path: CText) =
         options.credentials = Some(read_secrets(path.required("path")?)?);
 
-    /// The longest key in bytes, including one for the client's prefix. 8192 by default, as in PyTorch. Of every kind of
-    /// store: a longer key is refused before it is read. A server closes the connection on a longer one: change it on both
-    /// sides.
+    /// The longest key in bytes, including one for the client's prefix. 8192 by default, like in PyTorch. The limit
+    /// applies to every kind of store: a longer key is refused before it is read. A server closes the connection on a
+    /// longer key, so change the limit on both sides.
     fn c10d_options_set_key_bytes_max(options: Option<&mut Options>, bytes: usize) =
         options.limits.key_bytes_max = bytes;
 
-    /// The longest value of a store or a group in bytes. 8 MiB by default, as in PyTorch. A server closes the
-    /// connection on a longer one: change it on both sides.
+    /// The longest value of a store or a group in bytes. 8 MiB by default, like in PyTorch. A server closes the
+    /// connection on a longer value, so change the limit on both sides.
     fn c10d_options_set_value_bytes_max(options: Option<&mut Options>, bytes: usize) =
         options.limits.value_bytes_max = bytes;
 
-    /// The most connections of a server at a time; it closes further ones. 262,144 by default.
+    /// The maximum number of connections of a server at a time; it closes further connections. 262,144 by default.
     fn c10d_options_set_connections_max(options: Option<&mut Options>, connections: usize) =
         options.connections_max = Some(connections);
 
-    /// Keeps the store of a server or a master in this directory, and continues with what it has. It is made if it is
-    /// missing, for this user only, and has one server at a time. What a server has confirmed survives its process. Null, the
-    /// default: the data is lost when the server stops. If it cannot write, it closes all connections and stops, and
-    /// `c10d_server_check` says why. `C10D_ERROR_UNSUPPORTED` if the library was built without the feature `journal`.
+    /// Keeps the store of a server or a master in this directory, and continues with the data in it. A missing
+    /// directory is created for this user only. Only one server can use a directory at a time. Confirmed writes survive
+    /// the server's process. With null, the default, the data is lost when the server stops. If the server cannot
+    /// write, it closes all connections and stops, and `c10d_server_check` reports the reason. `C10D_ERROR_UNSUPPORTED`
+    /// if the library was built without the feature `journal`.
     fn c10d_options_set_directory(options: Option<&mut Options>, path: CText) =
         options.journal = path.optional("path")?.map(journal_in).transpose()?;
 
-    /// Lets `cancel` end the calls that open a store or join a group with these options; later calls on it take a handle of
-    /// their own. Null, the default: only the timeout ends them. The handle may be freed before the options.
+    /// Lets `cancel` interrupt the calls that open a store or join a group with these options; later calls take a
+    /// separate handle. With null, the default, only the timeout interrupts them. The handle may be freed before the
+    /// options.
     fn c10d_options_set_cancel(options: Option<&mut Options>, cancel: Option<&CancelHandle>) =
         options.cancel = cancel.cloned();
 }

@@ -11,8 +11,8 @@ use crate::interface::{Argument, frees, operations};
 use crate::options::Options;
 use crate::status::Status;
 
-/// A TCPStore server for clients of this library, of `c10d` and of PyTorch, with one thread of its own. Any number of
-/// threads of the process that started it may use one.
+/// A TCPStore server for clients of this library, of `c10d` and of PyTorch, which runs in a separate thread. Any number
+/// of threads of the process that started a server may use it.
 #[derive(Debug)]
 pub struct ServerHandle(ProcessBound<Server>);
 
@@ -70,8 +70,9 @@ operations! {
         running.as_ref().ok_or_else(|| server.stopped())?.connection_count()
     };
 
-    /// Whether the server still serves. `C10D_ERROR_JOURNAL` if its directory could not be written: then it has stopped by
-    /// itself and closed all connections, and the directory has all that it has confirmed. `C10D_ERROR_CLOSED` after a stop.
+    /// Checks that the server still serves. `C10D_ERROR_JOURNAL` if its directory could not be written: the server has
+    /// then stopped and closed all connections, and the directory has all confirmed writes. `C10D_ERROR_CLOSED` after a
+    /// stop.
     fn c10d_server_check(server: Option<&ServerHandle>) = {
         let running = server.running();
         let running = running.as_ref().ok_or_else(|| server.stopped())?;
@@ -95,7 +96,7 @@ operations! {
 }
 
 frees! {
-    /// Stops the server if it runs, and frees it. No call on it may be in progress. Null is left alone. In a forked child
-    /// only the memory of the handle is freed.
+    /// Stops the server if it runs, and frees it. Calls on the server must have returned. Null is ignored. In a forked
+    /// child, only the memory of the handle is freed.
     fn c10d_server_free(server: ServerHandle);
 }

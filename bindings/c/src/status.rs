@@ -33,16 +33,16 @@ macro_rules! statuses {
 statuses! {
     /// The call succeeded.
     C10D_OK = 0,
-    /// An argument is invalid: null, a host name that is not UTF-8, a negative time. Nothing was sent.
+    /// An argument is invalid: null, a host name that is not UTF-8, a negative time. The request was not sent.
     C10D_ERROR_INVALID_ARGUMENT = 1,
-    /// The key, the element or the ranks did not appear in time. Nothing is broken: the call can be repeated, except
-    /// an arrival at a barrier, which stays counted.
+    /// The key, the element or the ranks did not appear in time. The handle stays usable, and the call can be
+    /// repeated, except an arrival at a barrier, which stays counted.
     C10D_ERROR_TIMEOUT = 2,
     /// A `c10d_cancel` ended the call. The store stays usable.
     C10D_ERROR_INTERRUPTED = 3,
     /// This process closed the handle.
     C10D_ERROR_CLOSED = 4,
-    /// The server could not be reached. Nothing was sent.
+    /// The server could not be reached. The request was not sent.
     C10D_ERROR_CONNECT = 5,
     /// The connection was lost: `c10d_last_outcome` tells whether the request can have taken effect. The handle stays
     /// unusable.
@@ -51,7 +51,7 @@ statuses! {
     C10D_ERROR_NO_REPLY = 7,
     /// The peer does not speak TCPStore's protocol, or speaks another version of it.
     C10D_ERROR_PROTOCOL = 8,
-    /// A key, a value or a list exceeds a limit. Nothing was sent.
+    /// A key, a value or a list exceeds a limit. The request was not sent.
     C10D_ERROR_LIMIT = 9,
     /// The value is not a decimal number. Nothing changed.
     C10D_ERROR_NOT_A_NUMBER = 10,
@@ -71,15 +71,16 @@ statuses! {
     C10D_ERROR_ENVIRONMENT = 17,
     /// The ranks of a group do not agree: about the world size, a sub-group, or the length of a value.
     C10D_ERROR_MISMATCH = 18,
-    /// An earlier call of the group failed, so that this rank may be out of step with the others: join a group of
-    /// another name.
+    /// An earlier call of the group failed, so that this rank may be out of step with the other ranks: join a group
+    /// with a different name.
     C10D_ERROR_BROKEN = 19,
     /// Another process has this rank, or this process has joined a group of this name before.
     C10D_ERROR_TAKEN = 20,
     /// Another operation of the group is not complete: another thread carries it out, or it was abandoned after a
     /// failure that allows to repeat it.
     C10D_ERROR_OUT_OF_STEP = 21,
-    /// A forked child used a handle of its parent, which is unharmed. Nothing was sent: open another one in the child.
+    /// A forked child used a handle of its parent. The handle is unharmed, and the request was not sent: open a new
+    /// handle in the child.
     C10D_ERROR_FORKED = 22,
     /// The directory of a server is in use, damaged, of a newer version, or cannot be read or written.
     C10D_ERROR_JOURNAL = 23,
@@ -156,7 +157,7 @@ impl Status {
     reason = "the names of C, so that both sides can be searched"
 )]
 pub enum CallOutcome {
-    /// Nothing was sent or changed: a retry is safe.
+    /// The request was not sent, and the store is unchanged: a retry is safe.
     C10D_OUTCOME_NOT_SENT = 0,
     /// The request may have been carried out: a retry of `add`, say, may count twice.
     C10D_OUTCOME_UNKNOWN = 1,

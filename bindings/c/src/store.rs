@@ -25,7 +25,7 @@ pub struct StoreHandle(OpenStore);
 #[derive(Debug)]
 pub(crate) struct OpenStore {
     pub(crate) store: Arc<dyn Store>,
-    /// The store itself or the one that it wraps, if that is a TCP store.
+    /// The store itself or the wrapped store, if that is a TCP store.
     pub(crate) tcp: Option<Arc<TcpStore>>,
     /// The longest key, which is checked before the key is read.
     pub(crate) key_bytes_max: usize,
@@ -109,7 +109,7 @@ fn open_tcp(
     is_master: bool,
 ) -> Result<Box<StoreHandle>, Failure> {
     let tcp = TcpStore::open(host.required("host")?, port, options.tcp(is_master)?)?;
-    // What ended the opening ends no later call.
+    // The handle that cancels the opening does not cancel later calls.
     let tcp = Arc::new(tcp.with_cancel(&Cancel::NEVER));
     Ok(StoreHandle::with(OpenStore {
         store: tcp.clone(),
@@ -167,26 +167,27 @@ operations! {
         })
     };
 
-    /// A second, independent handle to the same store, with a connection and an end of its own. It does not keep a master's
-    /// server running.
+    /// Opens a second, independent handle to the same store, with a separate connection, which is closed separately. It
+    /// does not keep a master's server running.
     fn c10d_store_clone(original: Option<&StoreHandle>) -> store: Option<Box<StoreHandle>> =
         StoreHandle::new(original.store.clone_store()?, original.key_bytes_max);
 
-    /// Closes a store: its calls in other threads fail at once with `C10D_ERROR_CLOSED`, and so do all later ones. A
-    /// prefix store closes the store that it wraps. Does not block, and frees nothing.
+    /// Closes a store: its calls in other threads, and all later calls, fail at once with `C10D_ERROR_CLOSED`. A prefix
+    /// store closes the store that it wraps. Does not block, and does not free memory.
     fn c10d_store_close(store: Option<&StoreHandle>) = store.store.close();
 }
 
 frees! {
-    /// Frees a store. No call on it may be in progress, and none may follow: to end those of other threads, close it, then
-    /// join the threads. Blocks while a master's server stops, which takes microseconds, and for a file store until it has
-    /// the file's lock, at most 5 s. Null is left alone. In a forked child only the memory of the handle is freed.
+    /// Frees a store. Calls on the store must have returned, and further calls are not allowed: to stop calls in other
+    /// threads, close the store, then join the threads. Blocks while a master's server stops, which takes microseconds,
+    /// and for a file store until it has the file's lock, at most 5 s. Null is ignored. In a forked child, only the
+    /// memory of the handle is freed.
     fn c10d_store_free(store: StoreHandle);
 }
 
 operations! {
-    /// The port of a TCP store's server: of a master that was opened with port 0, the one that the system chose.
-    /// `C10D_ERROR_UNSUPPORTED` for other stores, clones included.
+    /// Gets the port of a TCP store's server. For a master that was opened with port 0, this is the port that the
+    /// system chose. `C10D_ERROR_UNSUPPORTED` for other stores, including clones.
     fn c10d_store_port(store: Option<&StoreHandle>) -> port: u16 = tcp(store)?.port();
 
     /// Measures a round trip to the server of a TCP store. Waits at most the store's timeout.
@@ -200,8 +201,8 @@ operations! {
     /// The default timeout, in milliseconds or `C10D_FOREVER`.
     fn c10d_store_timeout(store: Option<&StoreHandle>) -> timeout_ms: i64 = timeout::to_ms(store.store.timeout());
 
-    /// Sets the default timeout of later calls: milliseconds, `C10D_CHECK_ONCE` or `C10D_FOREVER`. Of a prefix store, that
-    /// of the store that it wraps.
+    /// Sets the default timeout of later calls: milliseconds, `C10D_CHECK_ONCE` or `C10D_FOREVER`. For a prefix store,
+    /// sets the timeout of the store that it wraps.
     fn c10d_store_set_timeout(store: Option<&StoreHandle>, timeout_ms: i64) = {
         let Some(timeout) = timeout::explicit(timeout_ms)? else {
             let text = "the default timeout cannot be C10D_DEFAULT";

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 
 use crate::signals;
 
-/// Ends the calls of [`run`] by Ctrl-C: what they wait on must have it.
+/// Returns the handle that cancels calls of [`run`] on Ctrl-C. Every wait of these calls must use it.
 pub(crate) fn cancel() -> Cancel {
     signals::cancel().clone()
 }
@@ -15,7 +15,7 @@ pub(crate) fn cancel() -> Cancel {
 /// Runs a call that may block, without Python's lock.
 ///
 /// # Errors
-/// What a signal handler raised. The result of the call is lost then.
+/// The exception that a signal handler raised. The result of the call is then lost, even if it succeeded.
 pub(crate) fn run<T: Send>(py: Python<'_>, call: impl FnOnce() -> T + Send) -> PyResult<T> {
     if !is_main_thread(py)? {
         return Ok(py.detach(call));

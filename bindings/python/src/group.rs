@@ -14,7 +14,7 @@ use crate::errors::{raise, store_error};
 use crate::store::Store;
 
 /// Joins the group of all workers of this job, and returns when all have joined. Reads torchrun's variables: RANK,
-/// WORLD_SIZE, MASTER_ADDR and MASTER_PORT. The timeout is that of the group's later calls too, 300 s by default.
+/// WORLD_SIZE, MASTER_ADDR and MASTER_PORT. The timeout, 300 s by default, also applies to the group's later calls.
 #[pyfunction]
 #[pyo3(signature = (name=None, timeout=None))]
 pub(crate) fn init_from_env(
@@ -22,7 +22,7 @@ pub(crate) fn init_from_env(
     name: Option<String>,
     timeout: Option<Timeout>,
 ) -> PyResult<Group> {
-    // A copy: another thread may change the environment meanwhile.
+    // This is a copy, because another thread may change the environment in the meantime.
     let environment = py.import("os")?.getattr("environ")?.call_method0("copy")?;
     let environment: HashMap<String, String> = environment.extract()?;
     let options = options(name, timeout);
@@ -79,7 +79,7 @@ impl Group {
         &self.name
     }
 
-    /// The store of the group. Closing it ends the group.
+    /// The store of the group. Closing it also makes the group unusable.
     #[getter]
     fn store(&self, py: Python<'_>) -> PyResult<Store> {
         Ok(Store::new(Arc::clone(self.group.get(py)?.store())))
@@ -128,7 +128,7 @@ impl Group {
         PyList::new(py, values.iter().map(|value| PyBytes::new(py, value)))
     }
 
-    /// Makes a group of some of the ranks; only these call it. Their order is that of the new ranks.
+    /// Makes a group of some of the ranks; only these ranks call it. Their order determines the new ranks.
     #[pyo3(signature = (name, ranks, timeout=None))]
     fn split(
         &self,
@@ -151,7 +151,7 @@ impl Group {
         self.close(py)
     }
 
-    /// Leaves the group without waiting for the others. Stops the store if this rank hosts it.
+    /// Leaves the group without waiting for the other ranks. Stops the store if this rank hosts it.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let group = self.group.take();
         py.detach(|| drop(group));

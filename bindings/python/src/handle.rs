@@ -50,10 +50,11 @@ impl Handle {
         run(py, || call(&*store))?.map_err(|error| store_error(py, &error))
     }
 
-    /// Ends the calls in progress in other threads, and later ones. The process' last handle of a server stops it.
+    /// Makes the calls in progress in other threads fail, and later calls. The process' last handle of a server
+    /// stops the server.
     ///
     /// # Errors
-    /// In a forked child, whose parent's handle stays open.
+    /// An exception in a forked child, whose parent's handle stays open.
     pub(crate) fn close(&self, py: Python<'_>) -> PyResult<()> {
         let owned = self.0.get()?;
         if let Some(Err(error)) = owned.read(|store| store.check_process()) {

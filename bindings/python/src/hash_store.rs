@@ -30,7 +30,7 @@ impl HashStore {
         slf.as_super().handle.open(store)
     }
 
-    /// Opens the same store again, with a timeout of its own.
+    /// Opens the same store again, with a separate timeout.
     fn clone(slf: PyRef<'_, Self>, py: Python<'_>) -> PyResult<Py<Self>> {
         let store = slf
             .as_super()

@@ -69,7 +69,7 @@ impl PrefixStore {
         Ok(class.call1((&wrapped.prefix, store))?.unbind())
     }
 
-    /// Closes this store and the one that it wraps.
+    /// Closes this store and the store that it wraps.
     fn close(slf: PyRef<'_, Self>, py: Python<'_>) -> PyResult<()> {
         slf.as_super().end(py)?;
         let wrapped = slf.wrapped.get()?;

@@ -224,8 +224,9 @@ fn address(place: &HostPort) -> Address {
     (place.host().to_owned(), place.port())
 }
 
-/// Runs a call of the rendezvous, whose own threads do the work. If Ctrl-C ends it on the main thread, `interrupt` makes
-/// this node leave, for which it has [`LEAVE_GRACE`]. After that its thread is left behind, and ends with its timeouts.
+/// Runs a call of the rendezvous, whose own threads do the work. If Ctrl-C interrupts it on the main thread,
+/// `interrupt` makes this node leave within [`LEAVE_GRACE`]. After this time, the call's thread is abandoned, and exits
+/// when its timeouts have passed.
 fn run_aside<T: Send + 'static>(
     py: Python<'_>,
     interrupt: impl FnOnce() + Send,
@@ -266,7 +267,7 @@ fn run_aside<T: Send + 'static>(
     })
 }
 
-/// What the main thread waits for.
+/// The events that the main thread waits for.
 enum News<T> {
     /// `None` if it has panicked.
     Ended(Option<T>),

@@ -27,7 +27,7 @@ static CANCEL: LazyLock<Cancel> = LazyLock::new(|| Cancel::with_check(must_end))
 /// How often `c10d-signals` has received something.
 static RECEIVED: AtomicU64 = AtomicU64::new(0);
 
-/// The user's descriptor, for what is received.
+/// The user's descriptor, which gets the received bytes.
 static USERS: AtomicI32 = AtomicI32::new(NONE);
 
 /// The process and the end that its handlers write to. A forked child has no thread that reads it.
@@ -52,7 +52,7 @@ pub(crate) fn cancel() -> &'static Cancel {
     &CANCEL
 }
 
-/// A call on the main thread, whose waits run the signal handlers. A handler may make another one.
+/// A call on the main thread, whose waits run the signal handlers. A handler may make another call.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Handling {
@@ -117,7 +117,7 @@ fn run_handlers(py: Python<'_>) -> PyResult<()> {
             }
         });
     }
-    // Also those of signals that came before.
+    // This also runs the handlers of earlier signals.
     py.check_signals()
 }
 

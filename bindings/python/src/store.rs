@@ -45,7 +45,7 @@ impl Store {
         Ok(())
     }
 
-    /// The timeout of the call, or else the store's.
+    /// The timeout of the call; without one, the store's timeout.
     fn limit(&self, py: Python<'_>, timeout: Option<Timeout>) -> PyResult<Option<Duration>> {
         match timeout {
             Some(Timeout(timeout)) => Ok(Some(timeout)),
@@ -56,7 +56,7 @@ impl Store {
 
 #[pymethods]
 impl Store {
-    /// Creates the key or replaces its value, and wakes all that wait for it.
+    /// Creates the key or replaces its value, and wakes all calls that wait for it.
     fn set(&self, py: Python<'_>, key: Key, value: Value) -> PyResult<()> {
         self.handle.call(py, |store| store.set(&key.0, &value.0))
     }
@@ -200,8 +200,9 @@ impl Store {
         })
     }
 
-    /// Writes the value and owns the key, or returns the value that is there and not this store's. The server deletes
-    /// the key when this store is closed or its process ends; then it writes the will, a key and a value, if there is one.
+    /// Writes the value and owns the key, or returns the present value if this store does not own it. The server
+    /// deletes the key when this store is closed or its process exits. If there is a will, a key and a value, the
+    /// server then writes it.
     #[pyo3(signature = (key, value, will=None))]
     fn set_ephemeral<'py>(
         &self,
@@ -251,14 +252,14 @@ impl Store {
         Ok(())
     }
 
-    /// The timeout of calls that have none of their own.
+    /// The timeout of calls without an explicit timeout.
     #[getter]
     fn timeout(&self, py: Python<'_>) -> PyResult<Option<Duration>> {
         Ok(self.handle.store(py)?.timeout())
     }
 
-    /// Closes this store: calls in progress in other threads fail, and so do later ones. Stops the server that this
-    /// store hosts, unless another store of the process shares it.
+    /// Closes this store: calls in progress in other threads fail, and so do later calls. Stops the server that this
+    /// store hosts, unless another store of the process shares the server.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.end(py)
     }

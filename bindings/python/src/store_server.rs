@@ -65,7 +65,7 @@ impl StoreServer {
         &self.host
     }
 
-    /// The port; the one that the system chose for port 0.
+    /// The port. For port 0, this is the port that the system chose.
     #[getter]
     const fn port(&self) -> u16 {
         self.port
@@ -79,7 +79,7 @@ impl StoreServer {
             .unwrap_or(0)
     }
 
-    /// Why the server has stopped by itself, as text: its directory could not be written. What it has confirmed is in
+    /// The error that made the server stop because its directory could not be written, as text. Confirmed writes are in
     /// the directory. None while it serves, after close, and without a dir.
     #[getter]
     fn journal_failure(&self) -> Option<String> {

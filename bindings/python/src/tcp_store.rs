@@ -151,13 +151,13 @@ impl TCPStore {
         Ok(&self.server.get()?.host)
     }
 
-    /// The server's port; for a master with port 0, the one that the system chose.
+    /// The server's port. For a master with port 0, this is the port that the system chose.
     #[getter]
     fn port(&self) -> PyResult<u16> {
         Ok(self.server.get()?.port)
     }
 
-    /// What use_libuv was, which has no effect.
+    /// The value of use_libuv, which has no effect.
     #[getter]
     #[pyo3(name = "libuvBackend")]
     fn libuv_backend(&self) -> PyResult<bool> {

@@ -1,7 +1,7 @@
-//! `Membership`: this process as a member of a group whose survivors go on, for `c10d_rs.torch`.
+//! `Membership`: this process as a member of a group whose survivors continue, for `c10d_rs.torch`.
 //!
-//! The state machine is `c10d_membership::Member`; here is what carries it. This module knows neither tensors nor gloo,
-//! nor what a step is: Python calls torch, and says what has happened.
+//! The state machine is `c10d_membership::Member`; this module connects it to Python. It has no notion of tensors, gloo
+//! or steps: Python calls torch, and reports the events.
 
 mod watch;
 
@@ -33,7 +33,7 @@ pub(crate) struct Membership {
 /// A process of a generation: id, steps done, and rank in the generation before.
 type Seat = (u64, u64, Option<u32>);
 
-/// What comes next, of one of four kinds.
+/// The next action of the program, of one of four kinds.
 #[derive(IntoPyObject)]
 enum Directive {
     /// `("leave",)`: leave the mesh, then say so.
@@ -42,14 +42,15 @@ enum Directive {
     Call(&'static str, u64, Vec<String>),
     /// `("enter", uuid, rank, source, seats)`: the generation may be used.
     Enter(&'static str, u64, usize, usize, Vec<Seat>),
-    /// `("over", class, text)`: the process is no member any more; why, and the exception for it if it is one.
+    /// `("over", class, text)`: the process is no longer a member. Has the reason, and the class of an exception if the
+    /// reason is an error.
     Over(&'static str, Option<&'static str>, String),
 }
 
 #[pymethods]
 impl Membership {
-    /// Opens the group, on a connection of its own, and starts the thread. `options` are the group's sizes and waits, in
-    /// seconds, which all members must give alike.
+    /// Opens the group, on a separate connection, and starts the thread. `options` are the group's sizes, and its waits
+    /// in seconds, which must be the same for all members.
     #[new]
     #[pyo3(signature = (store, group, key_prefix, member, incarnation, options, silence_max))]
     #[expect(clippy::too_many_arguments, reason = "Python passes them")]
@@ -86,7 +87,7 @@ impl Membership {
         self.tell(py, MemberInput::Join { handle, step })
     }
 
-    /// Returns what comes next: waits for it, unless the timeout is over before.
+    /// Returns the next action of the program. Waits for it, at most the timeout.
     #[pyo3(signature = (timeout=None))]
     fn next(&self, py: Python<'_>, timeout: Option<Timeout>) -> PyResult<Directive> {
         let timeout = timeout.map(|Timeout(timeout)| timeout);
@@ -128,7 +129,7 @@ impl Membership {
         self.tell(py, MemberInput::Called { is_ok })
     }
 
-    /// Torch begins to make a subgroup: the connections that it makes end with the mesh.
+    /// Reports that torch begins to create a subgroup. Its connections will be closed with the mesh.
     fn subgroup_begins(&self, py: Python<'_>) -> PyResult<()> {
         Ok(self.watch.get_here(py)?.subgroup_begins()?)
     }
@@ -138,12 +139,12 @@ impl Membership {
         Ok(self.watch.get_here(py)?.subgroup_ends()?)
     }
 
-    /// Whether to begin the next step, after this number of them; else `next` says why not.
+    /// Whether to begin the next step, after this number of steps; if not, `next` returns the reason.
     fn boundary(&self, py: Python<'_>, step: u64) -> PyResult<bool> {
         self.wait(py, |watch| watch.ask(MemberInput::Boundary(step)))
     }
 
-    /// After an exception in a step: whether the generation is broken, so that `next` goes on.
+    /// Whether the generation is broken after an exception in a step, so that the program continues with `next`.
     fn is_broken_after_error(&self, py: Python<'_>) -> PyResult<bool> {
         self.wait(py, |watch| watch.ask(MemberInput::StepFailed))
             .map(|is_own| !is_own)
@@ -155,7 +156,7 @@ impl Membership {
         Ok(self.watch.get_here(py)?.must_leave())
     }
 
-    /// Whether it knows of a change that waits for a step boundary. Neither blocks nor asks.
+    /// Whether a change is known that waits for a step boundary. Does not block, and sends no request.
     #[getter]
     fn has_change(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.watch.get_here(py)?.has_change())
@@ -172,8 +173,9 @@ impl Membership {
         self.tell(py, MemberInput::Leave)
     }
 
-    /// The last step is done: waits for the others. Returns `True` when the group has ended, which `next` tells, and `False` if
-    /// a member is lost or a change begins before, so that the mesh must be left.
+    /// Reports that the last step is done, and waits for the other members. Returns `True` when the group has ended,
+    /// which `next` also returns, and `False` if a member is lost or a change begins earlier, so that the mesh must be
+    /// left.
     #[pyo3(signature = (timeout=None))]
     fn finish(&self, py: Python<'_>, timeout: Option<Timeout>) -> PyResult<bool> {
         let timeout = timeout.map(|Timeout(timeout)| timeout);
@@ -233,7 +235,7 @@ fn directive(news: News) -> Directive {
     }
 }
 
-/// The exception for an end, unless it is the one that was asked for.
+/// The exception for the end of a membership, unless the program requested this end.
 fn over(ending: Ending) -> (Option<&'static str>, String) {
     match ending {
         Ending::Evicted(Reason::Left) | Ending::Ended(EndReason::Finished) => (None, String::new()),
@@ -260,7 +262,7 @@ fn over(ending: Ending) -> (Option<&'static str>, String) {
     }
 }
 
-/// The fields of [`GroupOptions`], by name; durations are in seconds.
+/// Converts named values to [`GroupOptions`]; durations are in seconds.
 fn group_options(named: BTreeMap<String, f64>) -> PyResult<GroupOptions> {
     let mut options = GroupOptions::new(1);
     for (name, value) in named {

@@ -1,4 +1,4 @@
-//! The thread of a member, and what it shares with the thread that calls torch.
+//! The thread of a member, and the state that it shares with the thread that calls torch.
 
 use std::fmt;
 use std::io;
@@ -21,8 +21,9 @@ use crate::call::cancel;
 const SWEEP_FIRST: Duration = Duration::from_millis(10);
 const SWEEP_MAX: Duration = Duration::from_millis(200);
 
-/// An operation that waits for this long after the end of all connections of its mesh has been lost by gloo: it forgets
-/// those that it has begun to send or to receive. It may also leave a connection open, and never see its end.
+/// An operation that still waits this long after all connections of its mesh were closed has been lost by gloo, which
+/// drops operations that it has begun to send or to receive. Gloo may also leave a connection open, and never notice
+/// its end.
 const LOST_AFTER: Duration = Duration::from_millis(250);
 
 /// How much later than due an answer is if the service was away: its server or the way to it was lost.
@@ -41,7 +42,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(300);
 #[derive(Debug)]
 pub(super) struct Settings {
     pub(super) key: MemberKey,
-    /// The service removes a member from which it hears nothing for so long.
+    /// The time without a sign of life after which the service removes a member.
     pub(super) silence_max: Duration,
 }
 
@@ -55,7 +56,7 @@ impl fmt::Debug for Abort {
     }
 }
 
-/// What comes next for the calling thread.
+/// The next event for the calling thread.
 #[derive(Debug)]
 pub(super) enum News {
     /// Leave the mesh.
@@ -64,7 +65,7 @@ pub(super) enum News {
     Call(Arc<Record>),
     /// The generation may be used, with this rank.
     Enter(Arc<Record>, usize),
-    /// The process is no member any more.
+    /// The process is no longer a member.
     Over(Ending),
     /// The service cannot be reached.
     Lost(String),
@@ -86,7 +87,7 @@ pub(super) struct Watch {
 
 #[derive(Debug)]
 struct Shared {
-    /// For the calling thread: Ctrl-C ends its calls.
+    /// The client for the calling thread, whose calls are cancelled by Ctrl-C.
     service: Membership,
     settings: Settings,
     started: Instant,
@@ -132,7 +133,7 @@ enum Mesh {
 /// The calling thread has to leave its mesh.
 #[derive(Debug)]
 struct Leaving {
-    /// The mesh is whole: nobody waits in it.
+    /// The mesh is whole, and no rank waits in it.
     is_at_boundary: bool,
     next_sweep: Instant,
     pause: Duration,
@@ -194,9 +195,10 @@ impl Watch {
         self.shared.wait(timeout, State::take_news)
     }
 
-    /// Asks a question, which ends with its answer or with news.
+    /// Asks a question, and waits for its answer or for other news.
     ///
-    /// Returns whether the answer has come: Proceed at a boundary, and after an exception that it is the program's own.
+    /// Returns whether the answer has arrived: at a boundary, that the program proceeds; after an exception, that it is
+    /// the program's own.
     pub(super) fn ask(&self, question: MemberInput) -> Result<bool, Waited> {
         if self.must_leave() {
             return Ok(false);
@@ -235,7 +237,7 @@ impl Watch {
         swept.is_some_and(|swept| swept.elapsed() >= LOST_AFTER)
     }
 
-    /// Has the thread call this in place of ending connections.
+    /// Makes the thread call this function instead of closing connections.
     pub(super) fn free_by(&self, abort: Abort) {
         self.shared.lock().abort = Some(abort);
     }
@@ -248,10 +250,10 @@ impl Watch {
         };
     }
 
-    /// Ends the mesh that all members have left, and begins another one.
+    /// Closes the mesh that all members have left, and begins a new mesh.
     ///
-    /// Torch closes the old one when it has the new one. Gloo waits for up to 10 ms for each connection that is whole then,
-    /// the pause of its thread, and not at all for one that this thread has closed.
+    /// Torch closes the old mesh when it has the new mesh. Gloo then waits for up to 10 ms, the pause of its thread,
+    /// for each connection that is still whole, but not for connections that this thread has closed.
     pub(super) fn call_begins(&self) -> io::Result<()> {
         let made = Mesh::Made(OwnConnections::now()?);
         let before = mem::replace(&mut self.shared.lock().mesh, made);
@@ -344,7 +346,7 @@ impl Shared {
             self.lock().is_sending = false;
             match reply {
                 Ok(reply) => self.step(MemberInput::Reply(message, reply)),
-                // The caller raises, or the watch has ended. What is owed stays so.
+                // The caller raises an exception, or the watch has ended. Pending messages stay pending.
                 Err(StoreError::Interrupted { .. }) => return,
                 Err(error) => return self.lose(error.to_string()),
             }
@@ -508,7 +510,7 @@ impl State {
             Action::Enter { record, rank } => self.news = Some(News::Enter(record, rank)),
             Action::Proceed | Action::StepError => self.answer = Some(true),
             Action::Over(ending) => self.ending = Some(ending),
-            // What is owed is sent anyway.
+            // Pending messages are sent anyway.
             _ => {}
         }
     }
