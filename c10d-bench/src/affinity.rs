@@ -50,7 +50,7 @@ pub(super) fn on_server_core<T>(
     started
 }
 
-/// Lets this thread, and what it starts, run on all cores.
+/// Lets this thread, and everything that it starts, run on all cores.
 pub(super) fn unpin_this_thread() -> Result<(), Failure> {
     pin(None).context("cannot take a thread off its core")
 }

@@ -15,7 +15,7 @@ use crate::failure::{Context as _, Failure};
 use crate::process::Process;
 use crate::report::print_line;
 
-/// The start of the line with a server's address; `c10d store serve` prints it too.
+/// The start of the line with a server's address; `c10d store serve` also prints it.
 const ANNOUNCEMENT: &str = "listening on ";
 
 /// How long one may take to serve.
@@ -37,7 +37,7 @@ impl ServerChild {
         Self::start_with_log(arguments, cores, "warn")
     }
 
-    /// One whose failures are wanted, so that it logs nothing unless the user asks.
+    /// Starts a server whose failures are intended, so that it logs nothing unless the user asks for logs.
     pub(super) fn start_silent(
         arguments: &[String],
         cores: Option<Cores>,

@@ -5,13 +5,14 @@ use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
-/// An error of any kind with what was attempted before it. It implements no `Error`, so that every error
-/// [becomes one](From) with `?`.
+/// An error of any kind, with the attempted action before it. It does not implement `Error`, so that every error
+/// [becomes a `Failure`](From) with `?`.
 #[derive(Debug)]
 pub(crate) struct Failure {
     text: String,
-    /// 1 if the measured programs fail a check. The others are those of `c10d`: 2 for invalid arguments, as for those that clap rejects; 4 if standard output cannot be written,
-    /// as when the disk is full; 141, that of a program ended by SIGPIPE, if its reader closed it; otherwise 3.
+    /// 1 if the measured programs fail a check. The other codes are the same as for `c10d`: 2 for invalid arguments,
+    /// including arguments that clap rejects; 4 if standard output cannot be written, for example because the disk is
+    /// full; 141, the code of a program that SIGPIPE killed, if its reader closed it; otherwise 3.
     exit_code: u8,
 }
 
@@ -24,7 +25,7 @@ impl Failure {
         }
     }
 
-    /// The measurement is complete, and what it checks does not hold.
+    /// The measurement is complete, and one of its checks has failed.
     pub(crate) fn check(text: impl fmt::Display) -> Self {
         Self {
             exit_code: 1,

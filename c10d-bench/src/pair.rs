@@ -102,7 +102,8 @@ pub(super) enum Host<W> {
 }
 
 impl<W: Send + 'static> Pair<W> {
-    /// Both in this process. Threads inherit their core from the one that starts them.
+    /// Starts both workers in this process. Threads inherit their core from the thread that starts
+    /// them.
     pub(super) fn in_process(
         cores: Option<Cores>,
         start: impl Fn(Role, Arc<dyn Store>) -> Result<W, Failure> + Clone + Send + 'static,
@@ -125,7 +126,7 @@ impl<W: Send + 'static> Pair<W> {
         })
     }
 
-    /// The server in a process of its own with these arguments, which also serves the store.
+    /// Starts the server in a separate process with these arguments, which also serves the store.
     pub(super) fn two_processes(
         cores: Option<Cores>,
         arguments: &[String],
@@ -167,7 +168,7 @@ pub(super) fn start_agent(
     Ok(Agent::start(options, registry, store)?)
 }
 
-/// The server, as the client sees it. Looked up once, so that no call does it.
+/// The client's information about the server. It is looked up once, so that no call does it.
 pub(super) fn server_of(client: &Agent) -> Result<WorkerInfo, Failure> {
     Ok(client.handle().worker(SERVER.name)?)
 }

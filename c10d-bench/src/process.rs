@@ -11,15 +11,15 @@ use crate::failure::{Context as _, Failure};
 pub(super) struct Process(pub(super) u32);
 
 impl Process {
-    /// Those that run.
+    /// All running processes.
     pub(super) fn all() -> impl Iterator<Item = Self> {
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
         entries.filter_map(|entry| Some(Self(entry.file_name().to_str()?.parse().ok()?)))
     }
 
-    /// What a variable of its environment was when it started its program.
+    /// The value of an environment variable when the process started its program.
     pub(super) fn variable(self, name: &str) -> Option<String> {
-        // Empty of one that has ended.
+        // It is empty for a process that has exited.
         let environment = fs::read(format!("/proc/{}/environ", self.0)).ok()?;
         let mut entries = environment.split(|byte| *byte == 0);
         let value = entries.find_map(|it| it.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;

@@ -185,7 +185,8 @@ impl Row {
         }
     }
 
-    /// In a table whose columns are not those of a row: one value, or the median, the maximum and how many there are.
+    /// Formats the figure for a table with different columns than a row: one value, or the median, the maximum and the
+    /// number of values.
     pub(super) fn cell(&self) -> String {
         let decimals = self.unit.decimals() - usize::from(self.unit == Unit::Count);
         let show = |value: Option<f64>| value.map(|it| with_separators(it, decimals));
@@ -232,8 +233,8 @@ impl Row {
 }
 
 /// Measures rows in `rounds` after a warm-up: with the floor, or only the measured software. The two are measured in
-/// turn, so that other load affects both, and each is the first in every second round, as the second finds caches filled
-/// by the first.
+/// turn, so that other load affects both, and each is measured first in every second round, because the second
+/// measurement finds caches filled by the first.
 pub(super) fn measure_in_turn<const N: usize>(
     rows: &mut [Row; N],
     rounds: usize,
@@ -320,8 +321,8 @@ impl Report {
     }
 }
 
-/// Lines of a table, of which the first has the headings. Leaves out columns without cells; aligns the columns of words
-/// left, all others right.
+/// Aligns the lines of a table, whose first line has the headings. Omits columns without cells; aligns the columns of
+/// words left, and all other columns right.
 pub(super) fn aligned<const N: usize>(lines: &[[String; N]], words: &[usize]) -> String {
     let mut widths = [0; N];
     for line in lines {

@@ -1,5 +1,5 @@
-//! The measured servers, each in a process of its own: `c10d store serve` and `c10d relay` without what the command adds
-//! (a status page, limits of memory, signals).
+//! The measured servers, each in a separate process: `c10d store serve` and `c10d relay` without the additions of the
+//! commands (a status page, limits of memory, signals).
 
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ pub(crate) struct StoreServerArgs {
     #[arg(long)]
     dir: Option<PathBuf>,
 
-    /// Its journal is in etcd: it stands by while another server leads.
+    /// Its journal is in etcd: it is a standby while another server leads.
     #[arg(long, conflicts_with = "dir")]
     etcd: Option<EtcdOptions>,
 }
@@ -40,7 +40,7 @@ pub(crate) struct RelayServerArgs {
 }
 
 impl RelayServerArgs {
-    /// The arguments with which [`ServerChild`](super::child::ServerChild) starts it.
+    /// The arguments that [`ServerChild`](super::child::ServerChild) uses to start it.
     pub(crate) fn command_line(upstream: &str, secret: Option<String>) -> Vec<String> {
         let words = ["relay-server".to_owned(), upstream.to_string()];
         words.into_iter().chain(secret).collect()

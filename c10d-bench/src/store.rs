@@ -19,7 +19,7 @@ use crate::workload::ranks::ranks;
 use crate::workload::setting::Setting;
 use crate::workload::throughput::{Kind, Throughput};
 
-/// Measures a store server from one thread. Without --connect it starts a server, on a core of its own.
+/// Measures a store server from one thread. Without --connect it starts a server, on a separate core.
 ///
 /// Writes keys that start with `bench/`, and `init/`: never use it on the store of a running job.
 #[derive(Debug, Args)]
@@ -84,8 +84,8 @@ enum Workload {
     /// ADD, SET and GET of a server with a journal, beside one without, and how soon its keys are there again after
     /// the server was killed. Left out with --connect.
     Durable,
-    /// A store in etcd: what its requests cost, and how long they wait when the server is lost. Starts
-    /// three members of the program that C10D_ETCD names, and takes minutes: runs only if it is named.
+    /// A store in etcd: the cost of its requests, and how long they wait when the server is lost. Starts three
+    /// members of the program that C10D_ETCD names, and takes minutes: runs only if it is named.
     Etcd,
 }
 

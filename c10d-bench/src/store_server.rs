@@ -37,7 +37,7 @@ impl StoreServer {
         })
     }
 
-    /// Without a secret, and with what is in the directory.
+    /// Starts a server without a secret, with the content of the directory.
     pub(crate) fn with_journal(directory: &Path, cores: Option<Cores>) -> Result<Self, Failure> {
         let option = format!("--dir={}", directory.display());
         Ok(Self {
@@ -65,7 +65,7 @@ impl StoreServer {
         self.secret.as_ref().map(|it| &it.credentials)
     }
 
-    /// The option with which another process uses the secret.
+    /// The option for another process to use the secret.
     pub(crate) fn secret_file_option(&self) -> Option<String> {
         self.secret.as_ref().map(ServerSecret::option)
     }

@@ -1,4 +1,4 @@
-//! What a history comes to: steps kept and redone, how long the job waited after each fault, and laws that do not hold.
+//! The results of a history: steps kept and redone, how long the job waited after each fault, and violated laws.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,23 +8,23 @@ use super::training::Training;
 
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Account {
-    /// Of an undisturbed step.
+    /// The duration of an undisturbed step.
     pub(super) step_ms: f64,
-    /// How many of them fit into the measured time.
+    /// The number of undisturbed steps that fit into the measured time.
     pub(super) possible: f64,
-    /// By how many steps the job is further at the end of it than at its begin.
+    /// The number of steps that the job advanced in the measured time.
     pub(super) kept: u64,
-    /// Of the measured time: pauses.
+    /// The total length of the pauses in the measured time.
     pub(super) stalled_ms: u64,
-    /// Steps of the whole history that were done again, as a checkpoint was older.
+    /// Steps of the whole history that were repeated because the checkpoint was older.
     pub(super) redone: u64,
     /// For each fault that found the job running, the longest time from then on without a step: to the next fault.
     pub(super) waits: Vec<(Kind, u64)>,
-    /// Pauses over which no launcher lived.
+    /// Pauses that no launcher survived.
     pub(super) jobs_lost: usize,
     /// Processes that were ranks.
     pub(super) processes: usize,
-    /// What must not be, each in words.
+    /// Violations of the laws, each in words.
     pub(super) violations: Vec<String>,
 }
 
@@ -148,7 +148,7 @@ fn waits(side: &SideHistory, pauses: &[(u64, u64)]) -> Vec<(Kind, u64)> {
     let next = side.faults.iter().skip(1).map(|it| it.at_ms);
     let nexts = next.chain([side.measured_ms.1]);
     let of = |(at, next): (u64, u64)| {
-        // One that begins with the next fault begins at the last step before it.
+        // A pause that is caused by the next fault begins at the last step before that fault.
         let after = pauses
             .iter()
             .filter(|it| it.1 > at && it.0 + PAUSE_MS < next);
@@ -206,7 +206,7 @@ fn wrong_last_ends(side: &SideHistory) -> Vec<String> {
         .collect()
 }
 
-/// A run whose last state or loss is not that of the undisturbed run.
+/// A run whose last state or loss differs from the undisturbed run.
 fn wrong_ends(process: &Process, training: &mut Training) -> Vec<String> {
     let wrong = process
         .runs
@@ -278,7 +278,7 @@ fn disagreement(group: &Group<'_>) -> Vec<String> {
     found
 }
 
-/// A group that begins after steps that nobody has done, or before a checkpoint that was there.
+/// A group that begins after steps that no group has done, or before an existing checkpoint.
 fn wrong_begin(side: &SideHistory, group: &Group<'_>, earlier: &[Group<'_>]) -> Option<String> {
     let first = group.first()?;
     let done = earlier.iter().filter_map(Group::last).max();

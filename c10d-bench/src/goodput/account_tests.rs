@@ -1,4 +1,4 @@
-//! Histories that were written by hand, right ones and wrong ones.
+//! Handwritten histories, both right and wrong.
 
 use super::super::history::{FaultRecord, Launcher};
 use super::super::plan::{RANKS, Seat};
@@ -136,7 +136,7 @@ fn restarted() -> Script {
     script
 }
 
-/// A rank is killed after 400 steps; the others go on after 200 ms, and a new process comes in 100 steps later.
+/// A rank is killed after 400 steps; the other ranks continue after 200 ms, and a new process joins 100 steps later.
 fn kept() -> Script {
     let mut script = Script::new(true);
     script.group(0, 400);
@@ -238,7 +238,7 @@ fn a_pause_is_of_the_fault_that_it_begins_with() {
     assert_eq!(script.account().waits, waits);
 }
 
-/// A second fault comes before the first step after the first one.
+/// A second fault happens before the first step after the first fault.
 #[test]
 fn a_fault_of_a_job_that_is_down_has_no_time_and_ends_that_of_the_one_before() {
     let mut script = Script::new(false);
@@ -252,7 +252,7 @@ fn a_fault_of_a_job_that_is_down_has_no_time_and_ends_that_of_the_one_before() {
     assert_eq!(script.account().waits, [(Kind::KillStore, 3000)]);
 }
 
-/// What happened before and after the undisturbed stretch has no part in it.
+/// Steps before and after the undisturbed stretch do not count.
 #[test]
 fn an_undisturbed_step_is_one_of_the_undisturbed_stretch() {
     let mut script = Script::new(false);
@@ -318,7 +318,7 @@ fn a_dropped_checkpoint_is_found() {
         side.processes[0].runs[0].saved = Some((400, 8000))
     });
     assert_found(&found, "begins at step 350, and the checkpoint had 400");
-    // One that is written while they start may come too late for them.
+    // A checkpoint that is written while they start may be too late for them.
     let found = mutant(restarted(), |side| {
         side.processes[0].runs[0].saved = Some((400, 12_500))
     });
@@ -378,7 +378,7 @@ fn members_that_disagree_are_found() {
     assert_found(&order, "do not ascend");
 }
 
-/// After a cut, say: each half goes on.
+/// Each half continues, for example after a cut.
 #[test]
 fn two_groups_at_a_time_are_found() {
     let mut script = Script::new(true);
@@ -406,7 +406,7 @@ fn a_rank_that_ends_without_a_fault_of_its_own_is_found() {
     );
 }
 
-/// Not even one that a fault has hit before, and that lived on.
+/// This holds even for a rank that an earlier fault has hit, and that survived it.
 #[test]
 fn a_rank_that_ends_long_after_a_fault_of_its_own_is_found() {
     let mut script = Script::new(true);

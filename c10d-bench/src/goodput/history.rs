@@ -1,4 +1,4 @@
-//! What happened in a run, small enough to be kept: one object of JSON a line.
+//! The events of a run, small enough to be kept: one JSON object per line.
 
 use std::io::{BufRead, Write};
 
@@ -10,10 +10,11 @@ use crate::failure::{Context as _, Failure};
 /// A pause of a rank that is longer than this ends a run of steps. Five steps.
 pub(super) const PAUSE_MS: u64 = 100;
 
-/// From one checkpoint to the next one, as in `worker.py`. A run of steps ends there too.
+/// The number of steps from one checkpoint to the next, like in `worker.py`. A run of steps also ends
+/// there.
 pub(super) const CHECKPOINT_STEPS: u64 = 50;
 
-/// Of all sides.
+/// The history of all sides.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct History {
     pub(super) setting: Setting,
@@ -27,7 +28,7 @@ pub(super) struct Setting {
     /// How long a step takes at least.
     #[serde(default = "step_ms_of_first_histories")]
     pub(super) step_ms: u64,
-    /// What reads this file must know of it.
+    /// Facts that readers of this file need.
     pub(super) notes: Vec<String>,
 }
 
@@ -39,7 +40,7 @@ const fn step_ms_of_first_histories() -> u64 {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct SideHistory {
     pub(super) side: String,
-    /// Whether survivors go on, in place of restarts.
+    /// Whether survivors continue, instead of restarts.
     pub(super) keeps_ranks: bool,
     /// The undisturbed stretch.
     pub(super) calm_ms: (u64, u64),
@@ -64,16 +65,16 @@ pub(super) struct FaultRecord {
     pub(super) end_ms: u64,
     /// The ranks that it may end or evict.
     pub(super) hit: Vec<Seat>,
-    /// What it was done to.
+    /// The target of the fault.
     pub(super) what: String,
-    /// It found nothing, as the job was down.
+    /// Whether the fault had no target, because the job was down.
     pub(super) is_void: bool,
 }
 
-/// How a launcher ends whose job is done.
+/// The exit of a launcher whose job is done.
 pub(super) const SUCCESS: &str = "exit code 0";
 
-/// The life of one.
+/// The life of a launcher.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Launcher {
     pub(super) node: usize,
@@ -135,7 +136,7 @@ pub(super) struct Run {
     /// When the first and the last step ended.
     pub(super) begin_ms: u64,
     pub(super) end_ms: u64,
-    /// What the process has after the last step.
+    /// The state of the process after the last step.
     pub(super) chain: u64,
     pub(super) loss: f64,
     /// The checkpoint after it: how many steps it has, and when it was written.
@@ -146,7 +147,7 @@ pub(super) struct Run {
 #[serde(rename_all = "snake_case")]
 enum Line {
     Setting(Setting),
-    /// What follows is of this side.
+    /// The following lines belong to this side.
     Side(SideHistory),
     Fault(FaultRecord),
     Launcher(Launcher),

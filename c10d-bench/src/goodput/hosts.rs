@@ -1,7 +1,7 @@
 //! Hosts of a job: network namespaces on a bridge where this is possible, otherwise this machine's loopback interface.
 //!
-//! The names of namespaces, links and folders, and a variable in the environment of each process, have the id of this
-//! process. What a process has left behind that was killed is removed by the next one.
+//! The names of namespaces, links and folders, and a variable in the environment of each process, contain the id of
+//! this process. The next measurement removes the remains of a killed measurement.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -22,13 +22,13 @@ const VARIABLE: &str = "C10D_GOODPUT_HOST";
 /// Of names of namespaces and links; the latter have at most 15 characters.
 const PREFIX: &str = "gp";
 
-/// Of folders.
+/// The prefix of the names of folders.
 const FOLDER_PREFIX: &str = "c10d-goodput-";
 
-/// Of the file system of the checkpoint and the logs.
+/// The size of the file system for the checkpoint and the logs.
 const DISK_BYTES: u64 = 16 << 20;
 
-/// Of a slow link: a twenty-fifth of a gigabit.
+/// The rate of a slow link: a twenty-fifth of a gigabit.
 const SLOW_RATE: &str = "40mbit";
 
 /// Hosts by number. Everything ends when it is dropped.
@@ -83,12 +83,12 @@ impl Hosts {
         self.has_namespaces
     }
 
-    /// What the ranks write for the measurement.
+    /// The folder of files that the ranks write for the measurement.
     pub(super) fn ranks(&self) -> PathBuf {
         self.folder.join("ranks")
     }
 
-    /// What launchers and servers write.
+    /// The folder of files that launchers and servers write.
     pub(super) fn logs(&self) -> PathBuf {
         self.folder.join("logs")
     }
@@ -125,7 +125,7 @@ impl Hosts {
         command(self.has_namespaces, host, program)
     }
 
-    /// Whether a process is of this host: another one may have got the id of one that has ended.
+    /// Whether a process runs on this host. Another process may have received the id of a process that has exited.
     pub(super) fn has(&self, host: usize, process: Process) -> bool {
         tag_of(process) == Some((std::process::id(), host))
     }
@@ -166,7 +166,7 @@ impl Hosts {
         Ok(())
     }
 
-    /// Takes all the space that is left. The ranks may have freed some since the last call.
+    /// Takes all the remaining space. The ranks may have freed some after the last call.
     pub(super) fn fill_disk(&self) {
         let open = OpenOptions::new()
             .create(true)
@@ -296,7 +296,7 @@ fn tag_of(process: Process) -> Option<(u32, usize)> {
     Some((measurement.parse().ok()?, host.parse().ok()?))
 }
 
-/// Of measurements that were killed.
+/// Removes the remains of killed measurements.
 fn remove_leftovers() {
     let mut pids: Vec<u32> = tagged().iter().map(|it| it.1).collect();
     let number = |text: &str| {
@@ -334,7 +334,7 @@ fn names(folder: &Path, prefix: &str) -> Vec<String> {
     names.filter(|it| it.starts_with(prefix)).collect()
 }
 
-/// All that a measurement has: what is missing was never made, or is gone.
+/// Removes everything of a measurement. Missing parts were never created, or have been removed already.
 fn remove(measurement: u32) {
     kill_tagged(|of, _| of == measurement);
     let prefix = format!("{PREFIX}{measurement}");
@@ -347,7 +347,7 @@ fn remove(measurement: u32) {
         }
     }
     let folder = std::env::temp_dir().join(format!("{FOLDER_PREFIX}{measurement}"));
-    // A process that was killed may have a file open until it is gone.
+    // A killed process may have a file open until it has exited.
     let shared = folder.join("shared");
     let _ = call("umount", [OsStr::new("--lazy"), shared.as_os_str()]);
     let _ = fs::remove_dir_all(folder);

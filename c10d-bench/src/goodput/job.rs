@@ -1,4 +1,5 @@
-//! A job with its hosts and processes: starts what is due, and reads what the ranks write.
+//! A job with its hosts and processes: starts the processes that are due, and reads the output of
+//! the ranks.
 
 mod nemesis;
 mod parts;
@@ -25,10 +26,10 @@ use super::training::Training;
 use crate::failure::{Context as _, Failure};
 use crate::workload::etcd::{MEMBERS, Site};
 
-/// Of the rendezvous and of candidates, on hosts of their own.
+/// The port of the rendezvous and of candidates, if they have separate hosts.
 const PORT: u16 = 29_400;
 
-/// Of relays, on nodes of their own.
+/// The port of relays, if nodes have separate hosts.
 const RELAY_PORT: u16 = 29_500;
 
 const PREFIX: &str = "c10d/goodput";
@@ -218,7 +219,7 @@ impl Job {
         Ok(())
     }
 
-    /// Reads what the ranks have written.
+    /// Reads the output of the ranks.
     pub(super) fn read(&mut self, training: &mut Training) -> Result<(), Failure> {
         let folder = self.hosts.ranks();
         for entry in fs::read_dir(&folder)
@@ -275,7 +276,7 @@ impl Job {
         self.scheduler.is_over()
     }
 
-    /// What has happened to launchers and ranks.
+    /// The history of launchers and ranks.
     pub(super) fn history(&self) -> SideHistory {
         let processes = self.records.values().map(|it| it.0.process.clone());
         let mut processes: Vec<RankProcess> = processes.collect();
@@ -316,7 +317,7 @@ fn clock_ms() -> u64 {
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
-/// A port of a host: its own where hosts have addresses of their own, otherwise a free one.
+/// A port of a host: the port `own` if each host has its own address, otherwise a free port.
 fn port(hosts: &Hosts, own: u16) -> Result<u16, Failure> {
     if hosts.has_namespaces() {
         return Ok(own);

@@ -1,7 +1,8 @@
 //! Goodput of a training job under faults: the share of its time in which it makes progress.
 //!
-//! `plan` says which fault happens when, `account` what a history comes to; neither has a clock or a process. `job` starts
-//! the processes, `hosts` gives each node a network of its own. docs/reports/faults/README.md has the results.
+//! `plan` decides on the times of faults, and `account` computes the results of a history; neither has a clock or a
+//! process. `job` starts the processes, and `hosts` gives each node a separate network. docs/reports/faults/README.md
+//! has the results.
 
 mod account;
 mod history;
@@ -36,7 +37,7 @@ use crate::failure::{Context as _, Failure};
 
 const TICK: Duration = Duration::from_millis(5);
 
-/// Between two readings of what the ranks write.
+/// The interval between two readings of the ranks' output.
 const READ_INTERVAL_MS: u64 = 250;
 
 /// How long a job may take to begin: with 8 imports of PyTorch, on a busy machine.
@@ -49,14 +50,14 @@ const CALM_MS: u64 = 20_000;
 /// How long a job may take to end.
 const END_TIMEOUT_MS: u64 = 120_000;
 
-/// Of `--fast`.
+/// The time per side with `--fast`.
 const SHORT: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Args)]
 pub(super) struct GoodputArgs {
     #[command(subcommand)]
     command: Option<GoodputCommand>,
-    /// What is measured, one after the other.
+    /// The sides to measure, one after the other.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Side::Torchrun, Side::Plain, Side::Preload, Side::Everything])]
     sides: Vec<Side>,
     /// How long each side is disturbed.
@@ -68,7 +69,7 @@ pub(super) struct GoodputArgs {
     /// How long a step takes at least. On few processors more than 20 ms, so that their speed does not decide how long it takes.
     #[arg(long, default_value_t = 20, value_name = "MS", value_parser = value_parser!(u64).range(1..=50))]
     step_ms: u64,
-    /// Repeats the faults of a run. [default: another one each time]
+    /// Repeats the faults of a run. [default: a random seed]
     #[arg(long)]
     seed: Option<u64>,
     /// All nodes on the loopback interface, as without root: leaves out faults of links and of the disk.
@@ -110,7 +111,7 @@ pub(super) fn run(args: &GoodputArgs) -> Result<(), Failure> {
     if history.sides.is_empty() {
         return measured;
     }
-    // The sides before one that failed are complete.
+    // The sides before the failed side are complete.
     let mut training = Training::default();
     let accounts: Vec<_> = history
         .sides
@@ -171,7 +172,7 @@ fn measure(args: &GoodputArgs, history: &mut History) -> Result<(), Failure> {
         step_ms: args.step_ms,
         notes: vec![versions(&tools), machine()],
     };
-    // Before hours of measuring: what cannot be written is known now.
+    // Written before hours of measuring, so that an unwritable file is detected now.
     write(args, history)?;
     if let Some(folder) = &args.logs {
         fs::create_dir_all(folder).context("cannot make the folder of --logs")?;
@@ -207,7 +208,7 @@ fn write(args: &GoodputArgs, history: &History) -> Result<(), Failure> {
     history.write(file?)
 }
 
-/// Of the programs that are measured.
+/// The versions of the measured programs.
 fn versions(tools: &Tools) -> String {
     let first_line = |program: &Path, arguments: &[&str]| {
         let output = Command::new(program).args(arguments).output();
@@ -223,7 +224,7 @@ fn versions(tools: &Tools) -> String {
     format!("{c10d}, {torch}")
 }
 
-/// What else it does matters to all figures.
+/// The state of this machine. Other load affects all figures.
 fn machine() -> String {
     let cores = thread::available_parallelism().map_or(0, NonZero::get);
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
@@ -232,7 +233,7 @@ fn machine() -> String {
 }
 
 fn say(text: std::fmt::Arguments<'_>) {
-    // Nobody needs it.
+    // These lines are not essential, so errors are ignored.
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 

@@ -5,21 +5,21 @@ use std::time::Duration;
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 
-/// A job has so many nodes, each with so many ranks.
+/// The number of nodes of a job, and of ranks of each node.
 pub(super) const NODES: usize = 4;
 pub(super) const RANKS_PER_NODE: usize = 2;
 pub(super) const RANKS: usize = NODES * RANKS_PER_NODE;
 
-/// From one fault to the next.
+/// The time from one fault to the next.
 pub(super) const INTERVAL: Duration = Duration::from_secs(30);
 
-/// A fault comes at most so long after the begin of its interval: the rest of it is for what follows.
+/// The latest time of a fault within its interval. The rest of the interval is for its consequences.
 const LATENESS_MAX_MS: u64 = 5000;
 
 /// How long a host without power stays away.
 const HOST_AWAY_MS: u64 = 5000;
 
-/// What is done to a job.
+/// The kinds of faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Kind {
@@ -37,7 +37,7 @@ pub(super) enum Kind {
     KillRelay,
     /// SIGKILL of the process that serves the store.
     KillStore,
-    /// The host of that process is cut off at once, and loses all its processes.
+    /// The host of the process that serves the store is cut off at once, and loses all its processes.
     LoseStoreHost,
     /// A node's link is down for some seconds.
     Cut,
@@ -82,7 +82,7 @@ impl Kind {
     const fn lengths_ms(self) -> Option<(u64, u64)> {
         match self {
             Self::StopRank | Self::Cut | Self::Slow => Some((3000, 8000)),
-            // Beyond the 15 s after which other launchers take it for lost.
+            // This is longer than the 15 s after which other launchers consider it lost.
             Self::StopLauncher => Some((3000, 20_000)),
             Self::FillDisk => Some((5000, 10_000)),
             Self::LoseStoreHost => Some((HOST_AWAY_MS, HOST_AWAY_MS + 1)),
@@ -109,12 +109,12 @@ impl Seat {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Fault {
-    /// Since the begin of the faults.
+    /// The time since the begin of the faults.
     pub(super) at_ms: u64,
     pub(super) kind: Kind,
-    /// Whose ranks are hit. What hits a node hits that of the first one.
+    /// The seats of the ranks that are hit. A fault of a node hits the node of the first seat.
     pub(super) seats: Vec<Seat>,
-    /// 0: it has no end.
+    /// The length of the fault; 0 if it has no end.
     pub(super) length_ms: u64,
 }
 
@@ -124,12 +124,12 @@ impl Fault {
     }
 }
 
-/// What a side and this machine are able to do.
+/// The faults that a side and this machine support.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Abilities {
-    /// Relays are processes of their own.
+    /// Relays are separate processes.
     pub(super) has_relays: bool,
-    /// Each node has a network of its own, and the checkpoint a file system.
+    /// Each node has a separate network, and the checkpoint has a file system.
     pub(super) has_namespaces: bool,
 }
 

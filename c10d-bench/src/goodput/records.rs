@@ -1,22 +1,22 @@
-//! Reads what a rank has written, line by line, and compresses it to runs of steps.
+//! Reads the output of a rank line by line, and compresses it to runs of steps.
 
 use super::history::{CHECKPOINT_STEPS, Joined, PAUSE_MS, Process, Run};
 use super::training::Training;
 use crate::failure::Failure;
 
-/// Of the wrong steps of a process; others follow from the first.
+/// The most wrong steps of a process that are kept; later wrong steps follow from the first.
 const WRONG_MAX: usize = 10;
 
-/// More than any job does: two weeks of them.
+/// More steps than any job does: two weeks.
 const STEPS_MAX: u64 = 1 << 26;
 
 /// The file of a process. Its name is node, local rank and process id.
 #[derive(Debug)]
 pub(super) struct Record {
     pub(super) process: Process,
-    /// What the clock showed at the begin of the side, in milliseconds.
+    /// The clock at the begin of the side, in milliseconds.
     origin_ms: u64,
-    /// Of a line that is not complete.
+    /// The start of a line that is not complete.
     rest: String,
 }
 
@@ -71,7 +71,8 @@ impl Record {
                 let chain = words.next()?.parse().ok()?;
                 let loss: f64 = words.next()?.parse().ok()?;
                 if step > STEPS_MAX || !loss.is_finite() {
-                    // What is right there cannot be computed, or the history not be read again.
+                    // The right values cannot be computed for such a step, or the history could not
+                    // be read again.
                     note(process, format!("step {step}: loss {loss}"));
                     return Some(());
                 }

@@ -1,4 +1,5 @@
-//! What a scheduler of a cluster does: starts again what has ended, and submits a job again of which nothing is left.
+//! Simulates the scheduler of a cluster: restarts processes that have exited, and resubmits a job of which all
+//! processes have exited.
 
 /// From the end of a process to its next start.
 const RESTART_MS: u64 = 2000;
@@ -18,9 +19,9 @@ enum State {
 #[derive(Debug)]
 pub(super) struct Scheduler {
     states: Vec<State>,
-    /// Of these first ones the job consists.
+    /// The number of the first processes, which make up the job.
     launchers: usize,
-    /// The number of the job: another one each time it was submitted.
+    /// The number of the job's submission.
     submission: usize,
 }
 
@@ -71,7 +72,7 @@ impl Scheduler {
         }
     }
 
-    /// What has ended on a host that is away starts when it is back.
+    /// Delays the start of a process on an absent host until the host is back.
     pub(super) fn hold(&mut self, index: usize, until_ms: u64) {
         if let State::Due { at_ms } = &mut self.states[index] {
             *at_ms = (*at_ms).max(until_ms);

@@ -11,7 +11,7 @@ use super::plan::{NODES, RANKS_PER_NODE};
 /// Modules that each rank imports, and that are imported once where workers are forked.
 const PRELOADED: &str = "torch,torch._dynamo";
 
-/// With which the job goes on, in place of waiting for others.
+/// The number of workers that suffices to continue, instead of waiting for more.
 const WORKERS_MIN: usize = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -36,13 +36,13 @@ impl Side {
         }
     }
 
-    /// Whether survivors go on, over a store in etcd.
+    /// Whether survivors continue, over a store in etcd.
     pub(super) const fn keeps_ranks(self) -> bool {
         matches!(self, Self::Everything)
     }
 }
 
-/// Programs.
+/// The paths of the measured programs.
 #[derive(Debug, Clone)]
 pub(super) struct Tools {
     pub(super) c10d: PathBuf,

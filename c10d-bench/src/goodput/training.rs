@@ -1,10 +1,10 @@
-//! What the ranks of `worker.py` compute, as one process without faults: the same model on the same batches.
+//! The computation of the ranks of `worker.py` in one process without faults: the same model on the same batches.
 
 const ROWS: u64 = 840;
 const FEATURES: usize = 8;
 const LEARNING_RATE: f64 = 0.05;
 
-/// Sums of different groups are rounded differently; a step that is missing or done twice changes later losses by more.
+/// Sums of different groups are rounded differently; a missing or repeated step changes later losses by more.
 const LOSS_TOLERANCE: f64 = 1e-9;
 
 /// The undisturbed run, as far as it was asked for.
@@ -22,7 +22,8 @@ struct Step {
 }
 
 impl Training {
-    /// What a rank must have after this step: its chain, which follows from all steps before, and the loss in it.
+    /// The state that a rank must have after this step: its chain, which follows from all earlier steps, and the loss
+    /// of the step.
     pub(super) fn after(&mut self, step: u64) -> (u64, f64) {
         let index = usize::try_from(step).unwrap_or(usize::MAX);
         while self.steps.len() <= index {
@@ -83,7 +84,7 @@ mod tests {
         assert!(training.is_right(816, 1_590_591_766, 0.08348624709834664));
     }
 
-    /// A lost or a repeated step shows in the losses of the steps after it, as in the chain.
+    /// A lost or repeated step changes the losses of the later steps, like the chain.
     #[test]
     fn a_step_that_is_left_out_or_done_twice_is_found() {
         let mut right = Training::default();
@@ -92,7 +93,7 @@ mod tests {
         repeated.after(99);
         let saved = (repeated.weights, repeated.bias);
         repeated.after(100);
-        // The state before step 100 is taken for that after it.
+        // The state before step 100 is used as the state after it.
         (repeated.weights, repeated.bias) = saved;
         let (chain, loss) = repeated.after(150);
         let (right_chain, right_loss) = right.after(150);

@@ -1,8 +1,8 @@
-//! `c10d-bench relay`: a job with a relay on each node, beside one whose ranks connect to the store themselves.
+//! `c10d-bench relay`: a job with a relay on each node, beside a job whose ranks connect to the store themselves.
 //!
 //! Thousands of relays are simulated: the load generator holds a connection for each node, and speaks the protocol of
-//! sessions for the node's ranks. Without relays it holds a connection for each rank. Only the latency of one rank is that of a
-//! real relay.
+//! sessions for the node's ranks. Without relays it holds a connection for each rank. Only the latency of one rank is
+//! measured with a real relay.
 
 mod ranks;
 
@@ -25,7 +25,7 @@ use crate::workload::setting::{Setting, open_store};
 
 /// Measures what a relay on each node changes. The floor of each figure is the same without relays.
 ///
-/// The servers have a core of their own; the load generator, which also stands for the relays, has another.
+/// The servers have a separate core; the load generator, which also simulates the relays, has another core.
 #[derive(Debug, Args)]
 pub(crate) struct RelayBenchArgs {
     /// Prints one JSON object instead of a table.
@@ -129,7 +129,7 @@ fn measure(args: &RelayBenchArgs) -> Result<Report, Failure> {
     })
 }
 
-/// The most ranks of a node: those of one group of requests.
+/// The most ranks of a node: as many as one group of requests can have.
 const RANKS_PER_NODE_MAX: usize = c10d_store::unstable::GROUP_CLIENTS_MAX;
 
 const KEY: &str = "bench/relay/value";

@@ -90,7 +90,8 @@ fn figures(
     let after = usage(server.process());
     let (together, frames) = job.barrier_by_add_and_wait(Turns::Together)?;
     let (apart, requests) = if is_direct {
-        // ADD and WAIT of each rank, and one SET. Ranks with connections of their own never ask together.
+        // ADD and WAIT of each rank, and one SET. Ranks with separate connections never send a request
+        // together.
         (together, 2 * shape.ranks() + 1)
     } else {
         (job.barrier_by_add_and_wait(Turns::Apart)?.0, frames)

@@ -1,8 +1,8 @@
 //! `c10d-bench rendezvous`: how long many nodes take to agree on their ranks.
 //!
-//! The store has a process of its own; the nodes share several, because of the limit on open files. All are
-//! connected before the start signal. This measures the protocol in its worst case, when all nodes arrive at
-//! once, not a network. It starts no workers.
+//! The store has a separate process; the nodes share several processes, because of the limit on open files. All are
+//! connected before the start signal. This measures the protocol in its worst case, when all nodes arrive at once, not
+//! a network. It starts no workers.
 
 mod agreement;
 mod node;
@@ -28,7 +28,7 @@ use crate::store_server::StoreServer;
 const NODES_PER_PROCESS: usize = 2500;
 
 /// Measures how long nodes that arrive at the same time take to get their ranks. The store and the nodes run in
-/// processes of their own on this machine.
+/// separate processes on this machine.
 #[derive(Debug, Args)]
 pub(crate) struct RendezvousBenchArgs {
     /// The numbers of nodes, measured one after the other.
@@ -52,8 +52,8 @@ pub(crate) struct RendezvousBenchArgs {
 /// streams, and two more connections of each node of a small job.
 const OTHER_FILES: u64 = 160;
 
-/// The figures of one round, and their decimals in a table. The first is the time from the start signal until the last
-/// node knew its rank and the workers' store.
+/// The figures of one round, and their decimals in a table. The first figure is the time from the start signal until
+/// the last node had its rank and the workers' store.
 const FIGURES: [(&str, usize); 7] = [
     ("agree_ms", 1),
     ("store_peak_bytes", 0),

@@ -36,7 +36,7 @@ pub(crate) struct RendezvousNodesArgs {
 }
 
 impl RendezvousNodesArgs {
-    /// The arguments with which the measurement starts a process.
+    /// The arguments that the measurement uses to start a process.
     pub(super) fn command_line(job: &Job, nodes: &Range<usize>) -> [String; 5] {
         [
             "rendezvous-nodes".to_owned(),

@@ -1,4 +1,4 @@
-//! Two agents, of which the second serves an echo function.
+//! Two agents; the second agent serves an echo function.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::report::repeat;
 
 const FUNCTION: &str = "echo";
 
-/// The key under which the second process finds the secret of a measurement.
+/// The key of the secret of a measurement, for the second process.
 const SECRET_KEY: &str = "bench secret";
 
 /// A calling agent, and the agent that it calls.

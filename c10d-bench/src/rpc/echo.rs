@@ -28,12 +28,12 @@ const HEADER_BYTES: usize = 4;
 pub(super) struct EchoPair {
     stream: TcpStream,
     received: Vec<u8>,
-    /// Dropping it ends the server.
+    /// Dropping it stops the server.
     _host: ServerChild,
 }
 
 impl EchoPair {
-    /// The server in a process of its own.
+    /// Starts the server in a separate process.
     pub(super) fn two_processes(cores: Option<Cores>) -> Result<Self, Failure> {
         let host = ServerChild::start(&PeerKind::Echo.command_line(), cores)?;
         Ok(Self {

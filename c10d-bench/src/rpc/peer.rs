@@ -33,7 +33,7 @@ pub(super) enum PeerKind {
 }
 
 impl PeerKind {
-    /// The arguments by which [`ServerChild`](super::super::child::ServerChild) starts it.
+    /// The arguments that [`ServerChild`](super::super::child::ServerChild) uses to start it.
     pub(super) fn command_line(self) -> Vec<String> {
         let kind = self.to_possible_value();
         let kind = kind.map(|kind| kind.get_name().to_owned());

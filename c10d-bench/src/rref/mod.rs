@@ -1,8 +1,8 @@
 //! `c10d-bench rref`: the cost of a reference to a value on another worker.
 //!
 //! The two workers share one process, or have one each; the first creates, fetches and drops values owned
-//! by the second. Latencies stand beside those of a plain call in the same round. A measurement of many
-//! references ends when both sides have freed everything, not when the last handle is dropped.
+//! by the second. Latencies are shown beside the latencies of a plain call in the same round. A measurement
+//! of many references ends when both sides have freed everything, not when the last handle is dropped.
 
 mod workers;
 
@@ -59,7 +59,8 @@ pub(super) fn serve() -> Result<(), Failure> {
 
 fn measure(args: &RRefBenchArgs, cores: Option<Cores>) -> Result<Vec<Row>, Failure> {
     let time = args.pair.time();
-    // First, and with an owner of its own: memory freed by other measurements would be reused unnoticed.
+    // This is measured first, with a separate owner, because memory freed by other measurements would be
+    // reused unnoticed.
     let memory = owner_memory(args.live, cores)?;
     let mut comparisons = [
         (Place::OneProcess, WorkerPair::in_process(cores)?),

@@ -1,4 +1,4 @@
-//! Two workers, of which the second owns the values that the first creates.
+//! Two workers; the second worker owns the values that the first worker creates.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

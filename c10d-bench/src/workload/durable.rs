@@ -1,5 +1,5 @@
-//! What a journal costs: the same requests to a server with one and to a server without, in turn; and how soon a store is
-//! there again after its server was killed.
+//! The cost of a journal: the same requests to a server with a journal and to a server without one, in turn; and how
+//! soon a store is available again after its server was killed.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -49,7 +49,8 @@ pub(crate) fn durable(
     Ok(rows)
 }
 
-/// The requests a second of the server with a journal, beside those of the one without.
+/// The requests per second of the server with a journal, beside the requests per second of the server without a
+/// journal.
 pub(super) fn against(
     plain: &Setting,
     with_journal: &Setting,
@@ -70,8 +71,8 @@ pub(super) fn add_256(kind: &str, ratio_min: f64) -> Throughput {
     }
 }
 
-/// The floor is a write of as many bytes and fdatasync(2), in the same file system and on the server's core: where one of
-/// the cores takes the interrupts of the disk, a sync from another one takes 1.4 times as long.
+/// The floor is a write of as many bytes and fdatasync(2), in the same file system and on the server's core. If one of
+/// the cores takes the interrupts of the disk, a sync from a different core takes 1.4 times as long.
 fn one_add(setting: &Setting, directory: &Path) -> Result<[Row; 1], Failure> {
     const BYTES: usize = 200;
     let file = OpenOptions::new()

@@ -8,9 +8,9 @@ use crate::report::{Goal, Row, Unit, measure_in_turn};
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Kind {
-    /// ADD of 1; each connection has a key of its own.
+    /// ADD of 1; each connection has its own key.
     Add,
-    /// SET and GET of the same key, two operations; each connection has a key of its own.
+    /// SET and GET of the same key, two operations; each connection has its own key.
     SetGet { value_bytes: usize },
 }
 
@@ -90,7 +90,7 @@ impl Throughput {
         }
     }
 
-    /// Sends one request on each connection and compares the whole reply; later ones are only counted.
+    /// Sends one request on each connection and compares the whole reply; later replies are only counted.
     /// Returns the number of units sent.
     fn warm_up(&self, fleet: &mut Fleet) -> Result<u64, Failure> {
         let expected = self.reply();

@@ -1,4 +1,5 @@
-//! `c10d-bench goodput check`: histories of a few lines. What it finds in others is tested where it is decided.
+//! `c10d-bench goodput check`: histories of a few lines. Its findings in other histories are tested where they
+//! are decided.
 
 use std::fs;
 
@@ -6,7 +7,8 @@ use serde_json::Value;
 
 use crate::process::run;
 
-/// Two ranks that do ten steps in a second without faults and ten in one with a fault, which nobody notices.
+/// Two ranks that do ten steps in a second without faults, and ten steps in a second with a fault that has no
+/// effect.
 const HISTORY: &str = r#"{"setting":{"seed":7,"minutes":0,"notes":[]}}
 {"side":{"side":"a job","keeps_ranks":true,"calm_ms":[0,1000],"measured_ms":[1000,2000],"has_finished":true,"left_out":["cut"]}}
 {"fault":{"kind":"fill-disk","at_ms":1100,"end_ms":1200,"hit":[],"what":"","is_void":false}}

@@ -98,7 +98,7 @@ impl Server {
         self.child.id()
     }
 
-    /// Waits until it ends by itself.
+    /// Waits until it exits.
     pub(crate) fn end(mut self) -> ExitStatus {
         self.child.wait().unwrap()
     }

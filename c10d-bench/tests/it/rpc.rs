@@ -86,7 +86,7 @@ fn a_table_of_calls_has_the_chosen_lengths_and_names_the_floor() {
 #[test]
 fn the_second_process_of_calls_announces_its_address() {
     let agent = Server::start_with(["rpc-peer", "agent"]);
-    // The announced address is that of a store, which any client can use.
+    // The announced address belongs to a store, which any client can use.
     assert_eq!(agent.store().add("counter", 1).unwrap(), 1);
 
     let echo = Server::start_with(["rpc-peer", "echo"]);

@@ -92,7 +92,7 @@ fn a_small_run_with_etcd() {
     for row in report["rows"].as_array().unwrap() {
         assert!(row["min"].as_f64().unwrap() >= 0.0, "{row}");
     }
-    // The lease of a server that says nothing ends after 2 s.
+    // The lease of a silent server expires after 2 s.
     let stopped = &report["rows"][3]["median"];
     assert!(stopped.as_f64().unwrap() > 1000.0, "{stopped}");
 }

@@ -109,7 +109,7 @@ impl Job {
 
     pub(super) fn restore(&self, what: Lasting) -> Result<(), Failure> {
         match what {
-            // It may have been killed meanwhile.
+            // It may have been killed in the meantime.
             Lasting::Stopped(process) => drop(process.signal(Signal::CONT)),
             Lasting::LinkDown(host) => self.hosts.set_link(host, true)?,
             Lasting::LinkSlow(host) => self.hosts.set_slow(host, false)?,
@@ -129,7 +129,8 @@ impl Job {
         process.signal(Signal::STOP).is_ok()
     }
 
-    /// Kills the launcher first, as if it alone were killed: its guardian ends the ranks, if it has one.
+    /// Kills the launcher first, as if it alone were killed: its guardian kills the ranks, if it has a
+    /// guardian.
     fn kill_node(&self, node: usize) -> bool {
         let launcher = self.process(Role::Launcher(node));
         let is_hit = launcher.is_some_and(|it| it.signal(Signal::KILL).is_ok());

@@ -1,9 +1,9 @@
-//! What a job consists of, and what faults have changed in it.
+//! The parts of a job, and the lasting effects of faults on it.
 
 use super::super::plan::NODES;
 use crate::process::Process;
 
-/// What is supervised, in the order of its numbers.
+/// The role of a supervised process, in the order of the processes' numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     Launcher(usize),
@@ -31,7 +31,7 @@ impl Role {
     }
 }
 
-/// What a fault has changed until it ends.
+/// The effect of a fault until the fault is over.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Lasting {
     Stopped(Process),

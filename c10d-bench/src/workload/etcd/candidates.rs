@@ -1,4 +1,4 @@
-//! Servers of one store in etcd: one serves, the others stand by.
+//! Servers of one store in etcd: one serves, and the other servers are standbys.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -28,7 +28,7 @@ pub(super) struct Candidates {
 }
 
 impl Candidates {
-    /// Starts servers, and waits until one serves and the others follow.
+    /// Starts servers, and waits until one serves and the other servers follow.
     pub(super) fn start(site: &Site, prefix: &str, cores: Option<Cores>) -> Result<Self, Failure> {
         let address = site.address(prefix);
         let options: EtcdOptions = address.parse()?;
@@ -42,12 +42,13 @@ impl Candidates {
         Ok(this)
     }
 
-    /// Where clients find the one that serves.
+    /// The address at which clients find the leading server.
     pub(super) fn address(&self) -> &str {
         &self.address
     }
 
-    /// Replaces the servers that have ended, or lead no more, and waits until one serves and the others follow.
+    /// Replaces the servers that have exited, or no longer lead, and waits until one serves and the other
+    /// servers follow.
     pub(super) fn refill(&mut self) -> Result<(), Failure> {
         let by = Deadline::after(Instant::now(), TIMEOUT);
         let status = self.directory.status(by, &Cancel::NEVER)?;

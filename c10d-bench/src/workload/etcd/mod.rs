@@ -1,5 +1,6 @@
-//! A store in etcd: what its requests cost beside those of a store without a journal, and how long ranks wait when the
-//! server is lost. Three members of etcd, with its default timers, on the disk of the system's folder for temporary files.
+//! A store in etcd: the cost of its requests beside the requests of a store without a journal, and how long ranks wait
+//! when the server is lost. Three members of etcd, with its default timers, on the disk of the system's folder for
+//! temporary files.
 
 mod candidates;
 mod pauses;

@@ -25,7 +25,7 @@ const RANK_PAUSE: Duration = Duration::from_millis(2);
 const WATCHED: Duration = Duration::from_secs(5);
 const BEFORE: Duration = Duration::from_secs(1);
 
-/// How long servers have to watch over the one that has taken over, which they do not tell.
+/// How long standby servers have to start watching a new leader, which they do not report.
 const SETTLING: Duration = Duration::from_secs(1);
 
 /// A server is killed, and then one is stopped, in each round.
@@ -82,7 +82,7 @@ fn longest_wait_after(
     Ok(longest.as_secs_f64() * 1e3)
 }
 
-/// A rank adds to a counter of its own, one request after another.
+/// A rank adds to its own counter, one request after another.
 fn longest_wait(number: usize, rank: &TcpStore) -> Result<Duration, Failure> {
     let key = format!("bench/pause/{number}");
     let mut sum = rank.add(&key, 0)?;

@@ -1,4 +1,4 @@
-//! Three members of etcd, in processes of their own.
+//! Three members of etcd, in separate processes.
 
 use std::env;
 use std::ffi::OsString;
@@ -42,7 +42,7 @@ pub(crate) struct EtcdMemberArgs {
 }
 
 impl EtcdMemberArgs {
-    /// Goes on as etcd, on any core, until the parent of this process ends.
+    /// Continues as etcd, on any core, until the parent of this process exits.
     pub(crate) fn become_member(&self) -> Result<(), Failure> {
         end_with_measurement();
         unpin_this_thread()?;
@@ -83,7 +83,8 @@ impl Site {
         Self::start_members(members, Box::new(here), &env::temp_dir())
     }
 
-    /// Starts each member on a host of its own, with its data in a directory below `folder`, and waits until all answer.
+    /// Starts each member on a separate host, with its data in a directory below `folder`, and waits until all members
+    /// answer.
     pub(crate) fn start_on(
         hosts: [IpAddr; MEMBERS],
         place: Place,
