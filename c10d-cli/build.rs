@@ -11,7 +11,8 @@ const PYTORCH_RELEASE: &str = "2.15";
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    // Not that of the build, of which cargo may take the program for another folder.
+    // The folder is read at run time and not at build time, because cargo may use this program for
+    // another folder.
     let crate_folder = env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it");
     let root = Path::new(&crate_folder).join("..");
     let commit = commit(&root.join(".git"))
@@ -38,7 +39,7 @@ fn commit(dot_git: &Path) -> Option<String> {
     // Branches of a further work tree are in the main one.
     let common = read(&directory.join("commondir"))
         .map_or_else(|| directory.clone(), |common| directory.join(common));
-    // Grows with each commit and checkout, also when the branch's own file is new.
+    // This file grows with each commit and checkout, even if the branch's own file is new.
     watch(&directory.join("logs/HEAD"));
     let head = read(&directory.join("HEAD"))?;
     let Some(branch) = head.strip_prefix("ref: ") else {
@@ -47,7 +48,7 @@ fn commit(dot_git: &Path) -> Option<String> {
     read(&common.join(branch)).or_else(|| packed(&common.join("packed-refs"), branch))
 }
 
-/// The commit of a branch that has no file of its own.
+/// The commit of a branch without its own file.
 fn packed(path: &Path, branch: &str) -> Option<String> {
     let refs = read(path)?;
     let mut refs = refs.lines().filter_map(|line| line.split_once(' '));

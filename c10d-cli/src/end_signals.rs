@@ -23,8 +23,8 @@ pub(crate) struct EndSignals {
 }
 
 impl EndSignals {
-    /// From now on these signals do not end the process. An ignored signal stays ignored. `with_parent` makes the system
-    /// send SIGTERM when the parent of this process ends (Linux).
+    /// From now on, these signals do not kill the process. An ignored signal stays ignored. `with_parent` makes the
+    /// system send SIGTERM when the parent of this process exits (Linux).
     pub(crate) fn catch(with_parent: bool) -> Result<Self, Failure> {
         if with_parent {
             end_with_parent().map_err(Failure::system("cannot watch the parent process"))?;

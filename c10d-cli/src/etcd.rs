@@ -121,7 +121,7 @@ fn lease_time(text: &str) -> Result<Duration, String> {
 }
 
 impl EtcdArgs {
-    /// Another journal, with what etcd asks for.
+    /// The options of another journal, with the credentials that etcd requires.
     pub(crate) fn access(&self, options: EtcdOptions) -> Result<EtcdOptions, Failure> {
         self.access.of(options)
     }
@@ -151,7 +151,7 @@ impl EtcdAccessArgs {
         Ok(StoreAddress::LookedUp(Arc::new(directory)))
     }
 
-    /// With what etcd asks for.
+    /// The options, with the credentials that etcd requires.
     pub(crate) fn of(&self, mut options: EtcdOptions) -> Result<EtcdOptions, Failure> {
         if let (Some(user), Some(file)) = (&self.etcd_user, &self.etcd_password_file) {
             let password = fs::read_to_string(file);

@@ -19,7 +19,7 @@ pub(crate) enum Failure {
     #[error("{0}")]
     No(String),
 
-    /// Invalid arguments. Exit code 2, as for arguments that clap rejects.
+    /// Invalid arguments. Exit code 2, like for arguments that clap rejects.
     #[error("{0}")]
     Usage(String),
 
@@ -35,7 +35,7 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Store(#[from] StoreError),
 
-    /// A write was sent, but its confirmation failed. The exit code is that of the confirmation.
+    /// A write was sent, but its confirmation failed. The exit code is the confirmation's exit code.
     #[error("{what}: outcome unknown: the request was sent, but not confirmed: {source}")]
     Unconfirmed {
         /// The command and its key.
@@ -69,8 +69,8 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Status(#[from] StatusError),
 
-    /// Ranks wait for a rank that is missing, as the printed report says. Without a message. Exit code 4,
-    /// of `c10d why` only.
+    /// Ranks wait for a missing rank, which the report has printed. Without a message. Exit code 4, of
+    /// `c10d why` only.
     #[error("")]
     Stuck,
 
@@ -79,7 +79,7 @@ pub(crate) enum Failure {
     LeaseLost {
         /// The key, without the prefix.
         key: String,
-        /// What ended it.
+        /// The reason why it ended.
         why: String,
     },
 
@@ -91,8 +91,8 @@ pub(crate) enum Failure {
     #[error("cannot write to standard output: {0}")]
     Output(#[source] io::Error),
 
-    /// The reader of standard output closed it, as `head` does. Without a message. Exit code 141, that of a
-    /// program ended by SIGPIPE, which Rust programs ignore.
+    /// The reader of standard output closed it, as `head` does. Without a message. Exit code 141, the code
+    /// of a program killed by SIGPIPE, which Rust programs ignore.
     #[error("")]
     OutputClosed,
 
@@ -121,7 +121,7 @@ impl Failure {
         }
     }
 
-    /// A server has ended by itself.
+    /// A server has stopped unexpectedly.
     pub(crate) fn ended(server: &str) -> Self {
         let error = io::Error::other("its thread ended, see the log");
         Self::system(format!("the {server} stopped serving"))(error)

@@ -20,7 +20,7 @@ const COLUMNS_MAX: usize = 140;
 /// Shorter lines break in the middle of most names.
 const COLUMNS_MIN: usize = 40;
 
-/// The style that fits standard output: width and colors of a terminal, else unwrapped lines for other programs.
+/// The style that fits standard output: width and colors of a terminal, otherwise unwrapped lines for other programs.
 pub(crate) fn text_style() -> TextStyle {
     if !is_for_terminal() {
         return TextStyle::new(usize::MAX, false);
@@ -83,7 +83,7 @@ pub(crate) fn columns(rows: &[Vec<String>], numbers: Range<usize>) -> String {
     rows.iter().map(line).collect()
 }
 
-/// Prints the first address, so that a script can wait for it and read the port, and logs the others.
+/// Prints the first address, so that a script can wait for it and read the port, and logs the other addresses.
 pub(crate) fn announce(what: &str, addresses: &[SocketAddr]) -> Result<(), Failure> {
     let mut stdout = io::stdout();
     let mut addresses = addresses.iter();

@@ -35,7 +35,7 @@ pub(crate) struct SecretArgs {
 }
 
 impl SecretArgs {
-    /// What the options or the environment name; `None` for a store without protection.
+    /// The credentials that the options or the environment name; `None` for a store without protection.
     pub(crate) fn credentials(&self) -> Result<Option<Credentials>, Failure> {
         self.credentials_or(|| env::var_os(FILE_VARIABLE).map(PathBuf::from))
     }

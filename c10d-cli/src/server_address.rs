@@ -39,14 +39,14 @@ pub(crate) struct ServerArgs {
 }
 
 impl ServerArgs {
-    /// What the server asks for, if the options or the environment say so.
+    /// The credentials that the server requires, if the options or the environment name them.
     pub(crate) fn credentials(&self) -> Result<Option<Credentials>, Failure> {
         self.secret.credentials()
     }
 
-    /// The server of --connect or of the environment, for a client with these credentials. In a worker with a relay that
-    /// is the relay, which asks for no secret, or the store itself, which does: where the relay has found it, unless a
-    /// certificate needs the name of the environment.
+    /// The server in --connect or in the environment, for a client with these credentials. In a worker with a relay,
+    /// this is the relay for a client without a secret, and the store itself for a client with a secret. The address of
+    /// the store is then the address that the relay has found, unless a certificate needs the name in the environment.
     pub(crate) fn target(
         &self,
         credentials: Option<&Credentials>,

@@ -3,8 +3,8 @@
 //! On a terminal the live line is always the last one; text is written above it. Workers write to the same
 //! terminal directly, so the line must be hidden before they start.
 //!
-//! A command that others depend on [queues](start_queue) what it writes: a console that accepts no output, as after
-//! Ctrl-S, must not stop it. Other commands wait for their reader, as `grep` does.
+//! A command that other processes depend on [queues](start_queue) its output: a console that accepts no output, for
+//! example after Ctrl-S, must not stop it. Other commands wait for their reader, like `grep`.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal, Write};
@@ -29,8 +29,9 @@ const COLUMNS_DEFAULT: usize = 80;
 /// Longer lines are hard to read.
 const COLUMNS_MAX: usize = 120;
 
-/// Locked while standard error is written, so that changes are written in their order. The thread that writes what is
-/// queued does not hold it meanwhile: no other thread writes then.
+/// The state of the screen. It is locked while standard error is written, so that changes are written in their order.
+/// The thread that writes the queue does not need the lock while it writes, because other threads only add to the
+/// queue.
 static SCREEN: Mutex<Screen> = Mutex::new(Screen::new());
 
 static QUEUE: OnceLock<QueuedWriter<Change>> = OnceLock::new();
@@ -43,8 +44,8 @@ enum Change {
     Hide,
 }
 
-/// From now on, a thread writes to standard error, and nothing else waits for it: text that it does not accept is
-/// dropped in the end, and counted. Panics go there too.
+/// Starts a thread that writes to standard error from now on, so that no other thread waits for it. Text that is not
+/// accepted is eventually dropped, and counted. Panics are also written there.
 ///
 /// # Errors
 /// The system has no thread left.
@@ -137,7 +138,7 @@ pub(crate) fn hide() {
     }
 }
 
-/// Queues a change of so many bytes, or writes it. Ignores errors of the terminal, which the next writer gets.
+/// Queues a change of `bytes` bytes, or writes it. Ignores errors of the terminal, which the next writer gets.
 fn write(bytes: usize, change: Change) {
     if let Some(queue) = QUEUE.get() {
         return queue.push(bytes, change);
@@ -147,7 +148,7 @@ fn write(bytes: usize, change: Change) {
     drop(screen);
 }
 
-/// The columns of a terminal that knows its width.
+/// The number of columns of a terminal that reports its width.
 pub(crate) fn columns_of(terminal: impl AsFd) -> Option<u16> {
     let size = rustix::termios::tcgetwinsize(terminal).ok()?;
     (size.ws_col > 0).then_some(size.ws_col)

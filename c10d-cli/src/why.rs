@@ -36,7 +36,7 @@ pub(crate) struct WhyArgs {
     json: bool,
 }
 
-/// Prints the report. Fails with [`Failure::Stuck`] if somebody is missing.
+/// Prints the report. Fails with [`Failure::Stuck`] if a rank is missing.
 pub(crate) fn run(args: &WhyArgs) -> Result<(), Failure> {
     let asked = args.status.open_for_all()?;
     let first = Answer::of(&asked, args.json)?;
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &WhyArgs) -> Result<(), Failure> {
     }) {
         Ok(None) => first.print(None)?,
         Ok(Some(followed)) => followed.answer.print(Some((&followed.store, &asked)))?,
-        // What is known comes first, then why it is not all.
+        // The known part is printed first, then the reason why it is incomplete.
         Err(error) => {
             first.print(None).or_else(|failure| match failure {
                 Failure::Stuck => Ok(()),
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &WhyArgs) -> Result<(), Failure> {
 struct Answer {
     server: HostPort,
     report: Report,
-    /// Every field that the server knows, also those of a newer version, if JSON is to be printed.
+    /// Every field of the server's answer, including fields of a newer version, if JSON is to be printed.
     json: Option<Map<String, Value>>,
 }
 

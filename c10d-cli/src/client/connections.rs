@@ -27,7 +27,7 @@ pub(crate) struct ClientsArgs {
 pub(super) fn run(args: &ClientsArgs) -> Result<(), Failure> {
     let pages = args.status.open()?;
     if args.json {
-        // Every field that the server knows, also those of a newer version.
+        // Every field of the server's answer, including fields of a newer version.
         let mut rows: Vec<Value> = pages.rows("/clients.json")?;
         rows.retain(|row| args.closed || row["closed"].is_null());
         return print_json(json!({ "clients": rows }));

@@ -80,7 +80,7 @@ pub(super) fn run(args: &LeaseArgs) -> Result<(), Failure> {
         }
         command.exit.try_recv().ok()
     });
-    // What it leaves behind ends too, before another client can hold the key.
+    // The processes that it has left behind are also stopped, before another client can hold the key.
     let report = command
         .group
         .stop(Signal::TERM, lease.silence(), &KillSwitch::new());
@@ -147,7 +147,8 @@ impl<'a> Lease<'a> {
         })
     }
 
-    /// A third of the time to live. A lease that is lost in silence is noticed after two, and the command has one to end.
+    /// A third of the time to live. A lease lost in silence is detected after two thirds, and the command has one third
+    /// to exit.
     fn silence(&self) -> Duration {
         self.args.ttl / 3
     }
@@ -179,8 +180,8 @@ impl<'a> Lease<'a> {
         }
     }
 
-    /// Sends a heartbeat, and checks that the key still belongs to this process. Waits for the answers until `by`: so long
-    /// may a takeover of a store in etcd last.
+    /// Sends a heartbeat, and checks that the key still belongs to this process. Waits for the answers until `by`, the
+    /// longest time for a takeover of a store in etcd.
     fn ask(&self, by: Instant) -> Result<(), Failure> {
         let limit = |client: &Client| {
             let left = by.saturating_duration_since(Instant::now());
@@ -206,7 +207,8 @@ impl<'a> Lease<'a> {
         }
     }
 
-    /// Ends the lease, and waits until others see that. The server does so by itself if it cannot be asked.
+    /// Releases the lease, and waits until this is visible to other clients. If the server cannot be reached, it lets
+    /// the lease expire.
     fn release(self) {
         let deadline = Instant::now() + RELEASE_MAX;
         drop(self.holder);
@@ -220,7 +222,7 @@ impl<'a> Lease<'a> {
     }
 }
 
-/// A command that runs in a session of its own, which ends with this process.
+/// A command that runs in its own session, and is killed when this process exits.
 struct Command {
     group: WorkerGroup,
     exit: Receiver<ExitKind>,

@@ -67,7 +67,8 @@ pub(super) fn run(args: &EtcdStatusArgs) -> Result<(), Failure> {
         .map_err(|error| Failure::Etcd(error.to_string()))
 }
 
-/// How many batches it has not read. One that has just taken over may be ahead of what was read of it.
+/// The number of batches that a candidate has not read. A candidate that has just taken over may be
+/// ahead of the status that was read.
 fn lag(status: &EtcdStatus, candidate: &EtcdCandidate) -> u64 {
     status.position.saturating_sub(candidate.position)
 }

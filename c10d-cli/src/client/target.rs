@@ -71,7 +71,7 @@ impl TargetArgs {
         pages_of(&self.server, self.timeout)
     }
 
-    /// Prints the object with --json, else the bytes.
+    /// Prints the object with --json, otherwise the bytes.
     pub(super) fn answer(&self, json: Value, bytes: &[u8]) -> Result<(), Failure> {
         if self.json {
             print_json(json)
@@ -80,7 +80,7 @@ impl TargetArgs {
         }
     }
 
-    /// Prints the object with --json, else the text and a newline.
+    /// Prints the object with --json, otherwise the text and a newline.
     pub(super) fn answer_line(&self, json: Value, text: impl Display) -> Result<(), Failure> {
         if self.json {
             print_json(json)

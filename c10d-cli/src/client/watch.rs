@@ -106,7 +106,7 @@ fn print_change(time: Timestamp, mut change: Value) -> Result<(), Failure> {
     print_json(change)
 }
 
-/// What identifies a value: its length, and a number that differs for another value.
+/// A mark that identifies a value: its length, and a number that differs for different values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Mark {
     length: usize,
@@ -121,7 +121,7 @@ struct Change<'k> {
     length: Option<usize>,
 }
 
-/// What is different now, in the order of the keys.
+/// The changes, in the order of the keys.
 fn changes<'k>(
     before: &'k BTreeMap<String, Mark>,
     now: &'k BTreeMap<String, Mark>,

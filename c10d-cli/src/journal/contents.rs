@@ -1,10 +1,10 @@
-//! What a directory has kept.
+//! The contents of a directory.
 
 use c10d_journal::SqliteJournalReader;
 use c10d_store::journal::{JournalError, Recovered};
 use c10d_store::unstable::{Contents, effects};
 
-/// The contents, and what they were read from.
+/// The contents, and where they were read from.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     pub(super) contents: Contents,
@@ -36,7 +36,7 @@ impl Kept {
         self.snapshot.count == 0 && self.batches.count == 0
     }
 
-    /// Reads all of it, as a server does when it starts. What was read before an error is kept.
+    /// Reads everything, like a server at its start. The contents read before an error are kept.
     pub(super) fn read(&mut self, reader: &SqliteJournalReader) -> Result<(), JournalError> {
         let position = reader.recover(&mut |piece| {
             let (position, bytes, of) = match piece {

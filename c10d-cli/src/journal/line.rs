@@ -49,10 +49,10 @@ impl Line {
         }
     }
 
-    /// The key, and what is under it.
+    /// The key, and its value and queue.
     ///
     /// # Errors
-    /// What is wrong with the line.
+    /// The problem of the line, as a text.
     pub(super) fn decode(self) -> Result<(Vec<u8>, Entry), String> {
         let key = decode("key", self.key, "key_base64", self.key_base64)?;
         let key = key.ok_or("neither key nor key_base64")?;

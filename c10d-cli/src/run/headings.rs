@@ -22,7 +22,7 @@ Under Slurm or MPI, or in Kubernetes:
 
 All options, environment variables and exit codes: c10d run --help, or man c10d-run";
 
-/// After those of `--help`.
+/// Printed after the options of `--help`.
 pub(super) const AFTER_HELP: &str = "\
 One machine:
   c10d run --standalone --nproc-per-node 4 train.py

@@ -60,8 +60,8 @@ fn launch(plan: &RunPlan) -> Result<u8, Failure> {
         log::debug!("{line}");
     }
     let options = plan.launcher.clone().with_screen(Arc::new(Terminal));
-    // Outlives the last output: until then a signal must not end this process before its workers, and must end it even
-    // if nobody reads the output.
+    // This value outlives the last output. Until then, a signal must not kill this process before its workers, and
+    // must kill it even if the output has no reader.
     let report = Launcher::new(options).run();
     let mut code = report.exit_code();
     if plan.json

@@ -45,7 +45,7 @@ const THREADS: &str = "OMP_NUM_THREADS";
 /// `1` on all nodes: all nodes have the same number of workers, so ranks need no exchange.
 const IDENTICAL_WORKERS: &str = "TORCH_ELASTIC_WORKER_IDENTICAL";
 
-/// Names the file in which the launcher writes why it failed, as in PyTorch.
+/// Names the file in which the launcher writes why it failed, like in PyTorch.
 const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 
 /// torchrun's options and more, in the order of the help. Parse them with their [variables](with_variables).
@@ -109,8 +109,8 @@ fn explain_default(arg: Arg) -> Arg {
 /// What `c10d run` does.
 #[derive(Debug, Clone)]
 pub(crate) struct RunPlan {
-    /// What runs, and what accompanies it. The endpoint of the rendezvous is well-formed, unless it is a path. Its
-    /// settings contain `timeout`, and with the static backend `rank`.
+    /// The options of the launcher. The endpoint of the rendezvous is well-formed, unless it is a path. Its settings
+    /// contain `timeout`, and with the static backend `rank`.
     pub(crate) launcher: LauncherOptions,
     /// The scheduler whose environment was used.
     pub(crate) scheduler: Option<&'static str>,
@@ -157,7 +157,7 @@ impl RunOptions {
         }
     }
 
-    /// What the stores of the job ask for. Reads the file that the options or the environment name.
+    /// The credentials that the stores of the job require. Reads the file that the options or the environment name.
     pub(crate) fn credentials(&self) -> Result<Option<Credentials>, Failure> {
         self.security.secret.credentials()
     }
@@ -311,7 +311,7 @@ impl RunOptions {
     }
 }
 
-/// torchrun goes on without a server, too, if the variable is no number.
+/// torchrun also continues without a server if the variable is not a number.
 fn health_port(surroundings: &Surroundings<'_>, warnings: &mut Vec<StartWarning>) -> Option<u16> {
     let given = surroundings.variable("TORCHELASTIC_HEALTH_CHECK_PORT")?;
     match port(&given.value) {

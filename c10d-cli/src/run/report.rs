@@ -27,7 +27,7 @@ pub(super) fn print(report: &LauncherReport) -> Result<(), Failure> {
     printed.unwrap_or_else(|| Err(Failure::Output(std::io::ErrorKind::TimedOut.into())))
 }
 
-/// The outcome, the log directory, the failed workers, and what the job waited for when one failed.
+/// The outcome, the log directory, the failed workers, and the report of the job's waits when a worker failed.
 fn json(report: &LauncherReport) -> Value {
     let failures = report.failures();
     let outcome = match &report.result {
@@ -118,8 +118,8 @@ fn of_root(root: &RootExit) -> Value {
     json
 }
 
-/// `cause` tells why it is the root cause although another worker failed first. `time` is in seconds since the
-/// epoch; `exit_code` is negative for a signal, as in PyTorch.
+/// `cause` is the reason why it is the root cause although another worker failed first. `time` is in seconds
+/// since the epoch; `exit_code` is negative for a signal, like in PyTorch.
 fn of_failure(failure: &ProcessFailure, is_root_cause: bool, cause: Option<&str>) -> Value {
     let error_file = failure.error_file.as_ref();
     json!({

@@ -1,4 +1,4 @@
-//! What the plan depends on besides the options: the environment, devices and names of this machine.
+//! The inputs of the plan besides the options: the environment, devices and names of this machine.
 
 use std::io::{self, IsTerminal};
 use std::net::IpAddr;
@@ -23,7 +23,7 @@ use crate::ephemeral_ports::EphemeralPorts;
 use crate::etcd::{EtcdAccessArgs, EtcdCandidateArgs};
 use crate::failure::Failure;
 
-/// The limit for looking up the host of an endpoint, as in the rendezvous.
+/// The limit for looking up the host of an endpoint, which is the rendezvous' limit.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The plan of this node. May block for 2 s, to ask for names.

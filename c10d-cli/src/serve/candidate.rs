@@ -1,4 +1,5 @@
-//! A server whose store is in etcd: it stands by while another one serves, and again after another one has taken over.
+//! A server whose store is in etcd: it is a standby while another server leads, and again after another server has
+//! taken over.
 
 use std::net::TcpListener;
 use std::time::Duration;

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use c10d_inspect::Report;
 
-/// How many ranks are asked at most if nobody is suspected and none is named.
+/// The maximum number of ranks that are asked if no rank is suspected or named.
 const DEFAULT_MAX: usize = 64;
 
 /// A rank, or a range of ranks as `4-7`.

@@ -11,7 +11,7 @@ pub(crate) enum UsageError {
     Value {
         /// The value.
         given: Given,
-        /// What is wrong with it.
+        /// The reason of the refusal.
         refusal: Refusal,
     },
     #[error("{name} is {node_rank}, but with {max_nodes} nodes the highest rank is {}", max_nodes - 1)]
@@ -75,9 +75,9 @@ pub(crate) struct Given {
 pub(crate) enum Refusal {
     /// The value is not this.
     IsNot(&'static str),
-    /// It could be used, but for this.
+    /// The value could be used without this problem.
     But(String),
-    /// What is wrong with the value, which the text names.
+    /// The problem of the value; the text names the value.
     Because(String),
 }
 

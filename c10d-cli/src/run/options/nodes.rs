@@ -232,8 +232,8 @@ fn quota_warning(
     }
 }
 
-/// The GPUs of this node that belong to the job: as many as the scheduler names, but no more than are visible here; or
-/// else all that are visible.
+/// The GPUs of this node that belong to the job: as many as the scheduler names, but no more than are visible here;
+/// otherwise all visible GPUs.
 fn allotted_gpus(surroundings: &Surroundings<'_>, found: &Found) -> Option<Sourced<usize>> {
     // Several launchers share this node's GPUs in a way that is unknown.
     if !found.is_alone_on_node {

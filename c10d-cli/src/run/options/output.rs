@@ -1,4 +1,4 @@
-//! The options about what is shown and kept of a run.
+//! The options for the shown and the kept output of a run.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

@@ -201,7 +201,7 @@ impl NodeArgs {
                     given: rank.map(|rank| rank.given),
                 })
             }
-            // The endpoint is on the node with rank 0, which may have other names too.
+            // The endpoint is on the node with rank 0, which may have further names.
             Meeting::C10d(Some(Place { is_found: true, .. })) => {
                 if let Some(found) = found
                     && given.is_none()
@@ -286,7 +286,7 @@ impl NodeArgs {
             self.rdzv_backend.is_some() || master_addr.is_some() || master_port.is_some();
         let is_static = match &self.rdzv_backend {
             Some(backend) if !is_standalone => backend.value()? == Backend::Static,
-            // No node of it is the first.
+            // Such a rendezvous has no first node.
             _ => !endpoint.as_ref().is_some_and(|it| is_in_etcd(&it.value)),
         };
 

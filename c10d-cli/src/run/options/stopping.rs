@@ -51,12 +51,12 @@ pub(super) struct StoppingArgs {
     stop_signal_to: Option<Parsed<SignalTarget>>,
 }
 
-/// How a job ends by a signal.
+/// The limits for a job that a signal stops.
 #[derive(Debug)]
 pub(super) struct Limits {
     /// How long workers have to exit; zero kills them at once.
     pub(super) shutdown_timeout: Duration,
-    /// The time between SIGTERM and SIGKILL, if it is limited, and what follows from it for the launcher.
+    /// The time between SIGTERM and SIGKILL, if it is limited, and the launcher's limits that follow from it.
     pub(super) grace: Option<(Duration, ExitLimits)>,
 }
 

@@ -182,7 +182,7 @@ impl StoreArgs {
         Ok(parameters)
     }
 
-    /// The rendezvous with its store in etcd, which is the workers' too.
+    /// Applies the options of a rendezvous whose store is in etcd. Workers use the same store.
     fn apply_in_etcd(
         &self,
         parameters: &RendezvousParameters,
@@ -213,7 +213,7 @@ impl StoreArgs {
     }
 }
 
-/// The value of an option for a store in etcd, without effect on another one.
+/// The value of an option for a store in etcd, which has no effect on other stores.
 fn in_etcd<T: Clone>(
     option: &Option<Parsed<T>>,
     is_in_etcd: bool,
