@@ -84,7 +84,7 @@ def crates_of_command() -> dict[str, list[str]]:
 
 
 def add_command(archive: Path) -> None:
-    """Add the command's crates to a source distribution: maturin packs those of the module."""
+    """Add the command's crates to a source distribution: maturin packs the module's crates."""
     with tarfile.open(archive) as packed:
         members = {member.name: member for member in packed}
         contents = {name: file.read() for name, member in members.items() if (file := packed.extractfile(member))}

@@ -1,6 +1,7 @@
 """``python -m c10d_rs ARGUMENTS``: replaces this process by the command ``c10d`` of the same installation.
 
-Under ``python -m debugpy`` the process stays, because the debugger's session ends with it, and runs the command as a child.
+Under ``python -m debugpy`` the process stays and runs the command as a child, because the debugger's session lasts only as long
+as the process.
 """
 
 import ctypes
@@ -40,7 +41,7 @@ def debugger() -> List[str]:
 
 
 def end_with_parent() -> None:
-    """Have the system send this process SIGTERM when its parent is killed, as an editor does (Linux)."""
+    """Have the system send this process SIGTERM when its parent is killed, for example by an editor (Linux)."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
@@ -54,7 +55,7 @@ def run_as_child(arguments: List[str]) -> int:
         child.send_signal(number)
 
     def leave_to_child(number: int, _: Optional[FrameType]) -> None:
-        """The terminal sends these to the child too."""
+        """The terminal also sends these signals to the child."""
 
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, forward)
@@ -68,7 +69,7 @@ def main() -> None:
     """Run the command with the arguments of this process."""
     arguments = [command(), *sys.argv[1:]]
     if sys.executable:
-        # The workers' interpreter, unless PYTHON_EXEC names another one.
+        # The workers' interpreter, unless PYTHON_EXEC names a different interpreter.
         os.environ["C10D_PYTHON"] = sys.executable
     words = debugger()
     if words:

@@ -11,14 +11,15 @@ _GLOO = getattr(_c10d, "ProcessGroupGloo", ())
 
 
 def device_type() -> str:
-    """Return the type of device by which torch names the only back end of the default group."""
+    """Return torch's device type for the only back end of the default group."""
     return _only_backend()[0]
 
 
 def own_abort() -> Callable[[], None] | None:
-    """Return the function of the default group's back end that ends its operations, but ``None`` for gloo.
+    """Return the function of the default group's back end that aborts its operations, but ``None`` for gloo.
 
-    Gloo inherits one that does nothing. Whether another back end does too cannot be seen from Python, and does no harm.
+    Gloo inherits a function that does nothing. Whether another back end also does cannot be detected from Python, and does no
+    harm.
     """
     backend = _only_backend()[1]
     abort: Callable[[], None] | None = None if isinstance(backend, _GLOO) else backend.abort

@@ -65,7 +65,7 @@ class GroupError(DistError):
 
 
 class MissingRanksError(GroupError, TimeoutError):
-    """Some ranks did not come in time. The same call can be made again."""
+    """Some ranks did not arrive in time. The same call can be repeated."""
 
     __module__ = "c10d_rs"
 
@@ -80,13 +80,13 @@ class MembershipError(DistError):
 
 
 class MembershipChanged(MembershipError):
-    """Members were lost or come in: the generation ends. ``with generation:`` takes it."""
+    """Members were lost or are joining, so the generation ends. ``with generation:`` handles this exception."""
 
     __module__ = "c10d_rs.torch"
 
 
 class Evicted(MembershipError):
-    """The others go on without this process."""
+    """The other members continue without this process."""
 
     __module__ = "c10d_rs.torch"
 
@@ -127,7 +127,7 @@ class RendezvousGracefulExitError(RendezvousError):
     """The job ended while this node was a spare."""
 
 
-# For each exception of the stores, that of torch.distributed which it is too, or the first of these that exists.
+# For each exception of the stores, the exceptions of torch.distributed that it can also be. The first existing one is used.
 _TORCH = {
     "DistError": ("DistError",),
     "DistNetworkError": ("DistNetworkError", "DistError"),
@@ -146,9 +146,9 @@ _combined: dict[str, type[Exception]] = {}
 
 
 def class_of(name: str) -> type[Exception]:
-    """Return the class to raise: one that ``except torch.distributed.DistStoreError`` catches too, if torch is there.
+    """Return the class to raise. If torch is imported, ``except torch.distributed.DistStoreError`` also catches it.
 
-    A program that has imported torch.distributed can name its classes; no other can. So torch is never imported here.
+    Only a program that has imported torch.distributed can name its classes, so torch is never imported here.
     """
     combined = _combined.get(name)
     if combined is not None:

@@ -1,8 +1,8 @@
-"""What gloo lacks: waits that end when a generation is broken, and DDP objects that cannot be used in the wrong one.
+"""Additions to gloo: waits that end when a generation is broken, and DDP objects that cannot be used in the wrong generation.
 
-The native thread ends the receiving side of a broken mesh's connections, on which gloo's operations fail. Gloo forgets those
-that it has begun to send or to receive (``Pair::signalException`` visits pending ones only): they wait for the group's
-timeout. So waits are made in slices, and barriers of another operation.
+The native thread shuts down the receiving side of a broken mesh's connections, so that gloo's operations fail. Gloo drops
+operations that it has begun to send or to receive (``Pair::signalException`` visits only pending operations): they wait for the
+group's timeout. Therefore waits are split into slices, and barriers use a different operation.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,11 +23,11 @@ from c10d_rs._native import Membership as _Native
 # How late a wait notices that its operation has been lost.
 _SLICE = timedelta(milliseconds=50)
 
-# OpType::SEND, RECV and RECVANYSOURCE: a wait for one that times out closes its connections.
+# OpType::SEND, RECV and RECVANYSOURCE: a wait for such an operation closes its connections if it times out.
 _POINT_TO_POINT = (12, 13, 14)
 
-# Each lost operation occupies one of gloo's threads until the group's timeout, and gloo has two: with both lost, all that comes
-# later waits without an error.
+# Each lost operation occupies one of gloo's threads until the group's timeout, and gloo has two: if both are lost, all later
+# operations wait without an error.
 _THREADS = 16
 
 # The operations of this package that are on their way at once. All of them can be lost by one change.
@@ -52,7 +52,7 @@ def more_threads() -> Iterator[None]:
             return group
         made_for = arguments[0]
         options._threads = _THREADS
-        # The first one has not met anybody yet. Its device is that of the second.
+        # The first group has not met any other rank yet. The second group has the same device.
         return dist.ProcessGroupGloo(made_for.store, made_for.group_rank, made_for.group_size, options)
 
     plugins["GLOO"] = plugin._replace(creator_fn=create)
@@ -70,12 +70,12 @@ def _thread_count() -> int:
 
 
 class Waits:
-    """Makes waits for torch's operations end with the generation, until it is closed."""
+    """Makes waits for torch's operations stop with the generation, until this object is closed."""
 
     def __init__(self, native: _Native, after: Callable[[], None] = lambda: None, *, is_gloo: bool = True) -> None:
         """Begin. ``after`` is called after each wait for an operation. Another back end's waits are left alone."""
         self._begun: list[Any] = []
-        # A thread is left after the next change, too.
+        # One thread is left even after the next change.
         self._lost_max = max(1, _thread_count() - IN_FLIGHT_MAX - 1) if is_gloo else 0
         self._original = original = _Work.wait
 
@@ -92,7 +92,7 @@ class Waits:
                 try:
                     result = original(work, _SLICE)
                 except RuntimeError as error:
-                    # It may have ended in between: then torch says how. Some operations have no waits with an end.
+                    # It may have ended in between: torch then returns the result. Some operations have no waits with a timeout.
                     if not work.is_completed() and "not implemented" not in str(error):
                         result = None
                     else:
@@ -108,7 +108,9 @@ class Waits:
         self._original_barrier = original_barrier = _ProcessGroup.barrier
 
         def barrier(group: Any, *arguments: Any, **named: Any) -> Any:
-            """Begin what ``torch.distributed.barrier`` asks for. Gloo's own waits for lost operations too."""
+            """Begin the barrier that ``torch.distributed.barrier`` requests. Gloo's own barrier would also wait for lost
+            operations.
+            """
             opts = named.get("opts")
             if opts is None or opts.device is None or opts.device.type != "cpu":
                 return original_barrier(group, *arguments, **named)
@@ -137,10 +139,11 @@ class Waits:
 
 
 class DdpGuard:
-    """Refuses each ``DistributedDataParallel`` in other generations than that in which it was made, until it is closed.
+    """Refuses each ``DistributedDataParallel`` outside of its own generation, until this object is closed.
 
-    One whose backward failed has the divisor of that iteration in the next one: gradients that are wrong by the factor of the
-    sizes, once, without an error. A newcomer's has other buckets than an old one, which ends processes.
+    An object whose backward failed keeps the divisor of that iteration for the next iteration: its gradients are wrong once, by
+    the factor of the sizes, without an error. A newcomer's object has different buckets than an older object, which makes
+    processes exit.
     """
 
     def __init__(self) -> None:
@@ -164,7 +167,8 @@ class _OfGeneration:
     def __init__(self, uuid: str) -> None:
         self.uuid = uuid
 
-    # Outside of what torch.compile traces: it cannot ask for the handle, and the answer is no constant of a compiled forward.
+    # This is excluded from torch.compile's traces, which cannot request the handle. Besides, the answer is not a constant of a
+    # compiled forward.
     @torch._disable_dynamo(recursive=True)  # type: ignore[untyped-decorator]
     def __call__(self, *_: Any) -> None:
         if _communicator() != self.uuid:

@@ -1,7 +1,7 @@
-"""Where the nodes of a torchrun command meet, if PET_RDZV_BACKEND has chosen this rendezvous.
+"""Find where the nodes of a torchrun command meet, if PET_RDZV_BACKEND has chosen this rendezvous.
 
-Without the variable, torchrun meets by the backend ``static``, or for one node at a free port. No command that works so
-may fail or wait with the variable: docs/reference/torchrun-variable.md has the table.
+Without the variable, torchrun uses the backend ``static``, or for one node a free port. A command that works without the variable
+must not fail or wait with it: docs/reference/torchrun-variable.md has the table.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def choose(endpoint: str, run_id: str, max_nodes: int, settings: dict[str, str],
 
 
 def _host_of_static(command: Command, max_nodes: int) -> dict[str, str]:
-    """Return the setting by which the node serves the store that does so without the variable.
+    """Return the setting that makes the same node serve the store as without the variable.
 
     The endpoint may be a name that leads to it only from outside, for example the name of a Kubernetes Service.
     """
@@ -87,7 +87,7 @@ def _host_of_static(command: Command, max_nodes: int) -> dict[str, str]:
 def running_command() -> Command:
     """Return the options of the torchrun command that this process runs; none, if it runs another program.
 
-    They are those that torchrun's parser has found, in the stack: a program may call torchrun with words of its own.
+    The options are read from torchrun's parser in the stack, because a program may call torchrun with its own arguments.
     """
     frame = sys._getframe().f_back
     while frame is not None:
@@ -101,8 +101,8 @@ def running_command() -> Command:
 def given(found: argparse.Namespace, words: list[str], environment: dict[str, str]) -> Command:
     """Return the options that do not have their values by default.
 
-    torchrun fills in its defaults before it asks for a rendezvous, so an option with such a value is looked for in the
-    words of the command line before the script, and in the environment.
+    torchrun fills in its defaults before it requests a rendezvous, so an option with its default value is searched for in the
+    arguments before the script, and in the environment.
     """
     of_script = len(getattr(found, "training_script_args", None) or [])
     own = words[: max(0, len(words) - of_script)]

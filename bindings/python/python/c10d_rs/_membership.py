@@ -1,6 +1,6 @@
-"""A process group whose survivors go on when a member dies: the loop of ``c10d_rs.torch.join``.
+"""A process group whose survivors continue when a member dies: the loop of ``c10d_rs.torch.join``.
 
-The decisions are those of the server (docs/spec/membership.md). This module calls torch, and runs on the thread of the program.
+The server makes the decisions (docs/spec/membership.md). This module calls torch, and runs on the thread of the program.
 """
 
 import logging
@@ -31,14 +31,15 @@ _TIMEOUT = timedelta(minutes=30)
 _GROUP_KEYS = "cpu//reconfigure/"
 _TORCH_KEYS = f"torch/0//{_GROUP_KEYS}"
 
-# Set in the number of steps that the others are told once this process has the state of the job. So one that does not, as no
-# ``sync`` of it has succeeded yet, is behind all that do, whatever its number.
+# This bit is set in the number of steps that is sent to the other members, once this process has the state of the job. So a
+# process without the state, whose ``sync`` has not succeeded yet, is behind all processes with the state, whatever its number.
 _HAS_STATE = 1 << 62
 
-# Of torch's call, which takes milliseconds when all are ready. A member that stops in it costs the others five times this.
+# The timeout of torch's call, which takes milliseconds when all members are ready. A member that stops during the call costs the
+# other members five times this time.
 _CALL_TIMEOUT = timedelta(seconds=2)
 
-# How long a member that has finished waits for the others to finish.
+# How long a finished member waits for the other members to finish.
 _FINISH_TIMEOUT = timedelta(minutes=30)
 
 
@@ -55,11 +56,10 @@ def join(
 ) -> "Membership":
     """Join the group of this job, as the default process group of torch, over gloo. Iterate over the result.
 
-    The store is that of ``MASTER_ADDR`` and ``MASTER_PORT``, or a ``TCPStore`` of this package. A launcher ``c10d run`` or
-    ``c10d store serve`` serves it, because PyTorch's server keeps no groups. The group forms with ``first_size`` members, by
-    default ``WORLD_SIZE``, and continues with at least ``min_size``. All members give the same numbers and waits. The server
-    removes a process from which it receives nothing for ``silence_max``.
-    ``step`` is the number of steps that this process has done already.
+    The store is at ``MASTER_ADDR`` and ``MASTER_PORT``, or is a ``TCPStore`` of this package. A launcher ``c10d run`` or ``c10d
+    store serve`` serves it, because PyTorch's server keeps no groups. The group forms with ``first_size`` members, by default
+    ``WORLD_SIZE``, and continues with at least ``min_size``. All members give the same numbers and waits. The server removes a
+    process that sends nothing for ``silence_max``. ``step`` is the number of steps that this process has done already.
 
     The waits: ``form_timeout``, ``ready_timeout``, ``below_min_timeout``, ``replace_wait``, ``boundary_timeout``
     (docs/reference/survivors.md). Raises Unrecoverable if torch or the server cannot do it.
@@ -71,7 +71,7 @@ def join(
     size_first = place.size_first(first_size)
     size_min = min_size or int(os.environ.get("C10D_MEMBERS_MIN", "1"))
     if place.is_mixed:
-        # All restart when one dies. Until then the others must not end the job without it.
+        # All workers restart when one dies. Until then, the other workers must not finish the job without it.
         size_min = size_first
     options = {name: wait.total_seconds() for name, wait in waits.items()}
     options |= {"size_min": size_min, "size_first": max(size_first, size_min)}
@@ -141,7 +141,7 @@ class Membership:
             raise Unrecoverable("the generation is whole: do its work in `with generation:`")
         self._generation = None
         if not self._has_joined:
-            # Only now, as the others wait from then on.
+            # The process joins only now, because the other members wait for it from then on.
             self._has_joined = True
             self._native.join(dist._get_reconfigure_handle(), self._progress())
         elif not self._is_over:
@@ -164,7 +164,7 @@ class Membership:
         """
         if self._is_over or self._generation is None:
             return
-        # The service waits for the others, and not a collective, which would be paired with one of their steps.
+        # The service waits for the other members. A collective would be paired with one of their steps.
         self._is_finishing = True
         try:
             is_over = self._native.finish(_FINISH_TIMEOUT)
@@ -177,7 +177,7 @@ class Membership:
         self._advance()
 
     def close(self) -> None:
-        """End the membership without waiting for the others, which go on without this process."""
+        """End the membership without waiting for the other members, which continue without this process."""
         self._is_over = True
         self._waits.close()
         self._guard.close()
@@ -185,7 +185,7 @@ class Membership:
         self._native.close()
 
     def _progress(self) -> int:
-        """Return what the others compare: who has the most gives its state."""
+        """Return the number that the members compare: the member with the highest number gives its state."""
         return self._step | _HAS_STATE if self._has_state else self._step
 
     def _advance(self, timeout: timedelta | None = None) -> Optional["Generation"]:
@@ -206,7 +206,7 @@ class Membership:
             _, error, text = news
             self.close()
             if error is None and not self._members and _is_kept():
-                # So the launcher of a node that entered at the end of the job ends as those of the others.
+                # This makes the launcher of a node that entered at the end of the job exit like the launchers of the other nodes.
                 _log.warning("the others have finished, and nothing is left to do: this process exits with 0")
                 sys.exit(0)
             if error is None and not self._is_leaving and not self._is_finishing:
@@ -217,7 +217,7 @@ class Membership:
 
 
 class Generation:
-    """The members that take part now. Use it as ``with generation:`` around all that uses the process group."""
+    """The members that take part now. Use it as ``with generation:`` around all code that uses the process group."""
 
     def __init__(
         self,
@@ -260,19 +260,19 @@ class Generation:
 
     @property
     def has_change(self) -> bool:
-        """Whether this process knows that members are to come or leave at a boundary. Neither blocks nor asks.
+        """Whether this process knows that members will join or leave at a boundary. Does not block, and sends no request.
 
-        Others may learn of it earlier or later. If a collective of each step tells all members whether one of them knows,
-        call ``boundary`` after those steps only: the others need no request to the store.
+        Other members may be notified earlier or later. If a collective in each step tells all members whether one of them has
+        been notified, call ``boundary`` only after such steps: other steps then need no request to the store.
         """
         return self.is_current and self._membership._native.has_change
 
     def sync(self, state: dict[str, Any]) -> int:
         """Give the state of the source to members that are new or behind, and return the number of steps in it.
 
-        All members call it, with the same names. An entry with ``load_state_dict`` is loaded; a tensor is overwritten;
-        another value is replaced in the dictionary. Who takes the state takes torch's random numbers too, unless no member
-        had the state yet, as in the first generation.
+        All members call it, with the same names. An entry with ``load_state_dict`` is loaded; a tensor is overwritten; another
+        value is replaced in the dictionary. A member that takes the state also takes torch's random numbers, unless no member had
+        the state yet, for example in the first generation.
         """
         begun = self._membership._waits.begun
         sync(state, self.rank, self.source, self._takers, begun, has_random=self._has_state)
@@ -284,8 +284,8 @@ class Generation:
     def ddp(self, module: Any, **options: Any) -> Any:
         """Return a ``DistributedDataParallel`` for this generation. Call ``sync`` before.
 
-        No DDP object runs in another generation than that in which it was made. The waits of this one end when its
-        generation is broken.
+        A DDP object runs only in the generation in which it was created. The waits of this object end when its generation is
+        broken.
         """
         if not self._is_synced:
             raise MembershipError("call generation.sync first: DDP takes the weights of rank 0, which may be new")
@@ -293,20 +293,20 @@ class Generation:
         return ddp(module, options, size=self.size, waits=waits, is_current=lambda: self.is_current)
 
     def done(self, step: int) -> None:
-        """Say that this many steps are done and in the state, without a request: where not each step has a boundary.
+        """Report that this many steps are done and in the state, without a request, if not each step has a boundary.
 
-        Call it when the state has changed, before the next collective. A member that is behind takes the state of one that
-        is not: so members know by this number whose state is the newest, and which step comes next.
+        Call it when the state has changed, before the next collective. A member that is behind takes the state of the most
+        advanced member. Members use this number to find the newest state and the next step.
         """
         _check_step(step)
         if self.is_current:
             self._membership._step = step
 
     def boundary(self, step: int) -> None:
-        """Say that this many steps are done. Raises MembershipChanged if the others change the group here.
+        """Report that this many steps are done. Raises MembershipChanged if the group changes here.
 
         All members call it after the same steps. It is one request to the store. Call ``done`` after steps without it;
-        ``has_change`` tells which steps need it.
+        ``has_change`` shows which steps need it.
         """
         _check_step(step)
         self._membership._step = step
@@ -322,7 +322,7 @@ class Generation:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        """Take the exceptions of a broken generation. Without one, the work is done, as by ``finish``."""
+        """Handle the exceptions of a broken generation. Without an exception, the work is done, so this calls ``finish``."""
         membership = self._membership
         if error is None:
             try:
@@ -339,7 +339,7 @@ class Generation:
         return False
 
     def _is_broken(self, error: BaseException) -> bool:
-        """Whether an exception came from a change of the members. What else it is, only the program knows."""
+        """Whether an exception was caused by a change of the members. Only the program knows other causes."""
         membership = self._membership
         if membership._is_over or not _is_of_torch(error):
             return False

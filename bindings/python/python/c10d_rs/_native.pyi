@@ -22,7 +22,7 @@ __version__: str
 
 _S = TypeVar("_S", bound="Store")
 
-# Not Sequence[str]: a single text is one too.
+# Not Sequence[str], because a single text is also a Sequence[str].
 _Keys = list[str] | tuple[str, ...] | AbstractSet[str]
 _Value = bytes | bytearray | str
 _Values = Sequence[_Value]

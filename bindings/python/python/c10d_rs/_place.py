@@ -12,7 +12,8 @@ from c10d_rs._native import Store as _Store
 from c10d_rs._native import TCPStore as _TCPStore
 from c10d_rs._torch_store import Store
 
-# Of a process that is stopped, or whose host is lost. A system that swaps runs one again in seconds.
+# The longest silence of a process, which may be stopped, or whose host may be lost. A swapping system runs a process again within
+# seconds.
 SILENCE_MAX = timedelta(seconds=10)
 
 # For a job whose store keeps no groups.
@@ -32,7 +33,7 @@ def check_torch() -> None:
 
 
 def describe_generation(uuid: int) -> None:
-    """Have torch's flight recorder note of which generation the collectives are: it numbers them from 1 in each.
+    """Have torch's flight recorder note the generation of the collectives, because it numbers them from 1 in each generation.
 
     ``c10d flight`` reads the description: it compares the collectives of one generation only.
     """
@@ -66,7 +67,7 @@ class Place:
         return f"c10d_rs/{self.name}/{name}"
 
     def size_first(self, wanted: int | None) -> int:
-        """Return how many members form the first generation: what the first of them has said."""
+        """Return how many members form the first generation: the number that the first of them has written."""
         size = wanted or int(os.environ.get("WORLD_SIZE", "1"))
         return int(self.own.compare_set(self.key("size"), "", str(size)))
 
@@ -106,7 +107,7 @@ class Place:
             raise Unrecoverable(f"cannot join a group: {cause}; {_ALTERNATIVE}") from error
 
     def torch_store(self) -> Any:
-        """Return the store for torch, which has a connection of its own."""
+        """Return the store for torch, which has a separate connection."""
         if self.store is not None or self.secret:
             store: Any = Store(self.own.clone(), _keeper=self.own)
         else:

@@ -1,8 +1,8 @@
-"""How a worker whose launcher keeps the others ends by an exception: without the collection of its memory.
+"""Exit after an exception without collecting memory, in a worker whose launcher keeps the other workers.
 
-The launcher starts a replacement when the process has ended. After torch's import, Python collects garbage for 1 to 2 s of
-processor time at the end, in which it does nothing for anybody. So the process does what Python does before that, and
-ends, as the children of ``multiprocessing`` do.
+The launcher starts a replacement when the process has exited. After torch's import, Python collects garbage for 1 to 2 s of
+processor time at the end, which is of no use. So the process runs only the earlier steps of Python's shutdown and exits, like the
+children of ``multiprocessing``.
 """
 
 import atexit
@@ -14,14 +14,14 @@ import threading
 from contextlib import suppress
 from types import FrameType, TracebackType
 
-# The outermost function of a program that runs: that of a script, and of `python -m`.
+# The outermost functions of a running program: of a script, and of `python -m`.
 _PROGRAMS = ("<module>", "_run_module_as_main")
 
 _is_on = False
 
 
 def end_quickly_after_exceptions() -> None:
-    """From now on, end this process so if its program ends by an exception. Otherwise it ends as ever."""
+    """From now on, exit in this way if the program of this process ends by an exception. Otherwise the process exits normally."""
     global _is_on
     if _is_on:
         return
@@ -38,7 +38,7 @@ def end_quickly_after_exceptions() -> None:
 
 
 def _has_ended() -> bool:
-    """Whether Python calls the hook since the program has ended. One that calls it itself goes on."""
+    """Whether Python calls the hook because the program has ended. A program that calls it itself continues."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         outermost, frame = frame, frame.f_back

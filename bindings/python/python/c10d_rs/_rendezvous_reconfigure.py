@@ -25,12 +25,12 @@ def rendezvous_reconfigure(
 ) -> tuple[int, list[str]]:
     """Return a uuid and the handles of all members for ``torch.distributed._reconfigure``, which all of them call now.
 
-    Call it with ``_get_reconfigure_handle()``, after ``init_process_group(enable_reconfigure=True)`` and after each exception
-    of a collective. The first time it waits for ``WORLD_SIZE`` members, or the timeout for ``min_size``. Wait for what
-    ``_reconfigure`` returns: that waits until all have done it, and raises MembershipChanged if one has not; call this
-    again then. Torch's rank must be one that no other process of the job has or had.
+    Call it with ``_get_reconfigure_handle()``, after ``init_process_group(enable_reconfigure=True)`` and after each exception of
+    a collective. The first time it waits for ``WORLD_SIZE`` members, or the timeout for ``min_size``. Wait for the work that
+    ``_reconfigure`` returns: this waits until all members have called it, and raises MembershipChanged if one has not. In that
+    case, call this function again. Torch's rank must be a number that no other process of the job has or had.
 
-    Raises MembershipError if the group is whole, as the exception was the program's own, and as ``join`` does.
+    Raises MembershipError if the group is whole, because the exception was the program's own, and the errors of ``join``.
     """
     global _group
     if _group is None:
@@ -93,12 +93,12 @@ class _Group:
         return news
 
     def confirm(self) -> None:
-        """After a wait: if it was for torch's call, wait until the others have done theirs."""
+        """After a wait for torch's call, wait until the other members have done their calls."""
         if self.uuid is None or dist._get_reconfigure_handle().split(":")[2] != str(self.uuid):
             return
         self.uuid = None
         self.native.called(True)
-        # The others' calls have an end: the service waits for them no longer than ack_timeout.
+        # The other members' calls have a timeout: the service waits for them no longer than ack_timeout.
         while (news := self.next(None))[0] != "enter":
             if news[0] == "leave":
                 self.is_out = True

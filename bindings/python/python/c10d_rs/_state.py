@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-# Small tensors travel together, as a message has a cost of its own; a large one alone, as a copy has, too.
+# Small tensors are sent together, because each message has a cost. A large tensor is sent alone, because copying it also has a
+# cost.
 _CHUNK_BYTES = 1 << 20
 
-# Of the first message, which has the state of most programs but for the tensors.
+# The size of the first message, which has the state of most programs except for the tensors.
 _FIRST_BYTES = 16 << 10
 
 _RANDOM = "c10d_rs.random"
@@ -25,12 +26,12 @@ _Layout = list[tuple[tuple[int, ...], torch.dtype]]
 def sync(
     state: dict[str, Any], rank: int, source: int, takers: list[int], begun: Callable[[Any], None], *, has_random: bool
 ) -> None:
-    """Give the state of the source to the takers. All ranks call it. Nothing is loaded before all has arrived.
+    """Give the state of the source to the takers. All ranks call it. The state is loaded only after all of it has arrived.
 
-    ``begun`` is told each operation for which nobody waits at once.
+    ``begun`` is called for each operation that is not waited for at once.
 
-    A single taker gets the tensors by an all-to-all in which the others have nothing to pass: gloo's receive from one rank has no
-    wait that another thread can end.
+    A single taker gets the tensors by an all-to-all to which the other ranks contribute nothing, because gloo's receive from one
+    rank has no wait that another thread can interrupt.
     """
     if not takers:
         return
@@ -71,7 +72,7 @@ def _pass_bytes(data: bytes | None, source: int) -> bytes:
 def _pass_tensors(
     layout: _Layout, tensors: list[torch.Tensor], rank: int, source: int, takers: list[int], begun: Callable[[Any], None]
 ) -> None:
-    """Pass tensors of which the takers have empty ones, and the other ranks none.
+    """Pass tensors. The takers have empty tensors, and the other ranks have none.
 
     The next message is prepared while one is on its way. No more than ``IN_FLIGHT_MAX`` of ``_gloo`` are.
     """
@@ -110,7 +111,7 @@ def _begin(data: torch.Tensor, rank: int, source: int, takers: list[int]) -> Any
 
 
 def _arrive(work: Any, data: torch.Tensor, parts: list[torch.Tensor]) -> None:
-    """Wait for a message, and take it apart if several tensors have come in it."""
+    """Wait for a message, and split it if it has several tensors."""
     work.wait()
     if len(parts) > 1:
         for part, received in zip(parts, data.split([len(part) for part in parts]), strict=True):
@@ -118,7 +119,7 @@ def _arrive(work: Any, data: torch.Tensor, parts: list[torch.Tensor]) -> None:
 
 
 def _only(rank: int, size: int) -> list[int]:
-    """Return a size for one rank, and none for the others."""
+    """Return a size for one rank, and 0 for the other ranks."""
     return [size if other == rank else 0 for other in range(dist.get_world_size())]
 
 

@@ -1,4 +1,4 @@
-"""Subgroups of torch that belong to one generation: those of ``new_group``, ``init_device_mesh`` and what uses them.
+"""Subgroups of torch that belong to one generation: the groups of ``new_group``, ``init_device_mesh`` and their users.
 
 Torch names a subgroup by a counter of the process, which differs between a newcomer and the other members, and its members
 meet under that name in the store, where the keys of dead processes stay.
@@ -28,7 +28,7 @@ _EARLIER = (
     "and make what uses it again, for example by init_device_mesh and fully_shard"
 )
 
-# No hook of torch has this number.
+# A number that torch does not use for a hook.
 _HOOK = 0x63313064
 
 
@@ -65,13 +65,13 @@ class Subgroups:
 
         def mesh(made: Any, *arguments: Any, **options: Any) -> None:
             original_mesh(made, *arguments, **options)
-            # Part of what makes meshes equal: torch's caches would return that of an earlier generation, with its groups.
+            # Meshes compare this value. Otherwise torch's caches would return the mesh of an earlier generation, with its groups.
             made._thread_id = self._uuid
             self._meshes.append(weakref.ref(made))
 
         def dimension(*arguments: Any) -> Any:
-            # A dimension with all ranks would use the default group, which works in later generations too. What is sharded
-            # for the ranks of this generation would have wrong values there.
+            # A dimension with all ranks would use the default group, which also works in later generations. Tensors that are
+            # sharded for the ranks of this generation would have wrong values there.
             backend, _ = _c10d._world.pg_map[world]
             return original_dimension(*((backend, None) if it == (None, None) else it for it in arguments))
 
@@ -84,7 +84,7 @@ class Subgroups:
         """End the subgroups of the earlier generation, and name those that are made from now on after this one."""
         self._uuid = uuid
         groups = _c10d._world
-        # The last reference to a group waits for an operation that gloo has lost. The program may drop its own one now.
+        # The last reference to a group waits for an operation that gloo has lost. The program may drop its own reference now.
         last = self._ended
         for group in last:
             if group in groups.pg_map:
@@ -106,7 +106,9 @@ class Subgroups:
         groups.pg_group_ranks[self._world] = {rank: rank for rank in range(size)}
 
     def _meet(self, store: Any, rank: int, size: int, timeout: Any) -> None:
-        """Wait for the other members, so that torch's call takes milliseconds. The server ends the wait with the generation."""
+        """Wait for the other members, so that torch's call takes milliseconds. The server stops the wait when the generation
+        ends.
+        """
         store.set(str(rank), "")
         store.wait([str(other) for other in range(size)], *([timeout] if timeout else []))
 

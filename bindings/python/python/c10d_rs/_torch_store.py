@@ -101,7 +101,7 @@ class Store(dist.Store):
 
     @property
     def timeout(self) -> timedelta:
-        """The timeout of calls that have none of their own."""
+        """The timeout of calls without an explicit timeout."""
         return self._waiting().timeout
 
 

@@ -1,7 +1,7 @@
-"""For PyTorch jobs: process groups whose survivors go on (``join``), and a store of this package for PyTorch's process
-groups: ``init_process_group(store=c10d_rs.torch.Store(store), ...)``.
+"""For PyTorch jobs: process groups whose survivors continue (``join``), and a store of this package for PyTorch's process groups:
+``init_process_group(store=c10d_rs.torch.Store(store), ...)``.
 
-The store has what PyTorch's own client lacks, above all the shared secret. This module imports torch.
+The store supports features that PyTorch's own client lacks, above all the shared secret. This module imports torch.
 """
 
 from c10d_rs._errors import BelowMinimum, Evicted, MembershipChanged, MembershipError, Unrecoverable

@@ -1,7 +1,7 @@
 """The rendezvous of ``c10d run`` for torchrun: ``PET_RDZV_BACKEND=c10d-rs``, or ``torchrun --rdzv-backend c10d-rs``.
 
-torchrun finds it by the entry point group ``torchrun.handlers``. Its nodes meet those of ``--rdzv-backend c10d`` and of
-``c10d run`` in one job: all keep the same state in the same store. With --master-addr they meet those of the backend
+torchrun finds it by the entry point group ``torchrun.handlers``. Its nodes join one job with nodes of ``--rdzv-backend c10d`` and
+of ``c10d run``: all of them keep the same state in the same store. With --master-addr they join a job with nodes of the backend
 ``static``. This is the only module that imports torch.
 """
 
@@ -24,7 +24,7 @@ BACKEND = "c10d-rs"
 log = logging.getLogger("torch.distributed.elastic.c10d_rs")
 log.setLevel(os.environ.get("LOGLEVEL", "INFO"))
 
-# The timeout of one call of the rendezvous' store, in seconds, as in PyTorch.
+# The timeout of one call of the rendezvous' store, in seconds, like in PyTorch.
 READ_TIMEOUT_SECONDS = 60
 
 
@@ -34,7 +34,7 @@ def handler_creator() -> Callable[[api.RendezvousParameters], api.RendezvousHand
 
 
 class Handler(api.RendezvousHandler):
-    """One node of a rendezvous, which elastic-rendezvous runs on threads of its own."""
+    """A node of a rendezvous, which elastic-rendezvous runs on separate threads."""
 
     def __init__(self, parameters: api.RendezvousParameters) -> None:
         """Open the store of the rendezvous; serve it if the endpoint names this machine."""
