@@ -108,7 +108,7 @@ fn a_server_that_was_stopped_answers_nothing_and_stands_by_again() {
     assert_eq!(first.store().add("sum", 1).unwrap(), 7);
 }
 
-/// docs/how-to/etcd-operate.md, "Free space in etcd": as with a full disk.
+/// docs/how-to/etcd-operate.md, "Free space in etcd": the server exits, like with a full disk.
 #[test]
 #[ignore = "needs etcd (C10D_ETCD)"]
 fn a_server_whose_etcd_is_full_ends() {
@@ -162,7 +162,7 @@ fn clients_of_a_relay_do_not_notice_that_another_server_takes_over() {
         "{text}"
     );
     run(["store", "get", "sum", &connect]).assert_prints("7");
-    // It stands by no more.
+    // It is no longer a standby.
     second.running.signal(Signal::TERM);
     assert_eq!(second.running.end().code, Some(0));
     let nobody = run(["store", "get", "sum", &connect]);
@@ -212,12 +212,12 @@ fn a_status_shows_what_a_standby_has_read_just_now() {
     assert!(lags(&shown).iter().any(|lag| *lag >= 50), "{shown}");
 }
 
-/// Also where nobody serves, and one member does not answer.
+/// The status is printed even if no server leads, and one member does not answer.
 #[test]
 #[ignore = "needs etcd (C10D_ETCD)"]
 fn a_status_says_how_each_member_of_etcd_is() {
     let etcd = Etcd::start();
-    // As a process that is stopped: the system accepts connections for it.
+    // It behaves like a stopped process: the system accepts connections for it.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = silent.local_addr().unwrap();
     let connect = format!("--connect=etcd://{},{silent}/job", etcd.client);
@@ -244,7 +244,7 @@ fn a_status_says_how_each_member_of_etcd_is() {
     line(&format!("etcd      {silent}  "), "no answer in time");
     line("serves    nobody", "");
 
-    // Without a member that answers, these lines are all that there is.
+    // Without a member that answers, there are only these lines.
     let ended = run(["store", "status", &format!("--connect=etcd://{silent}/job")]);
     assert_eq!(ended.code, Some(3), "{ended:?}");
     assert!(
@@ -283,7 +283,7 @@ fn a_killed_server_is_followed_before_its_lease_ends() {
         serving.store();
         client.wait_for_calls();
         killed.push(client.longest());
-        // The process goes on writing.
+        // The process continues to write.
         logs.push(log);
     }
     let mut other = Candidate::start(&etcd);

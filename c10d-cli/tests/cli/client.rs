@@ -147,7 +147,7 @@ fn keys_and_their_count() {
     server.store(&["count"]).assert_prints("2\n");
 }
 
-/// What others wrote cannot control the terminal; a pipe and a file get it unchanged.
+/// Values of other clients cannot control the terminal; a pipe and a file get them unchanged.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_terminal_gets_escapes_for_what_is_not_printable() {

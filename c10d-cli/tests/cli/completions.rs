@@ -23,7 +23,7 @@ fn write_script(shell: &str, path: &Path) {
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
 }
 
-/// What bash offers for the last word.
+/// Returns bash's completions of the last word.
 fn offered(script: &Path, words: &[&str]) -> Vec<String> {
     let mut bash = Command::new("bash");
     bash.args(["--norc", "--noprofile", "-c", COMPLETE, "bash"]);
@@ -103,7 +103,7 @@ fn a_page_that_cannot_be_written_or_does_not_exist_is_an_error() {
     run(arguments).assert_fails(3, "cannot write manual pages to /dev/null/pages");
 }
 
-/// What groff says about a page. `None` on a machine without groff.
+/// Returns groff's warnings about a page. `None` on a machine without groff.
 fn warnings(page: &Path) -> Option<String> {
     let mut groff = Command::new("groff");
     groff.args(["-man", "-ww", "-Tutf8", "-z"]).arg(page);

@@ -1,4 +1,4 @@
-//! Ranks of a job as the store sees them: the requests of PyTorch 2.15 for a gloo group.
+//! Ranks of a job from the store's side: the requests of PyTorch 2.15 for a gloo group.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -7,7 +7,7 @@ use c10d_store::Opcode;
 
 use crate::process::Server;
 
-/// The bytes of a socket address in gloo's value: those of `struct sockaddr_storage`.
+/// The bytes of a socket address in gloo's value: the size of `struct sockaddr_storage`.
 const ADDRESS_BYTES: usize = 128;
 
 /// A rank that has published its address and waits for that of rank `missing`. The process id is 4000 + rank.

@@ -226,7 +226,7 @@ fn damage_is_reported_with_what_is_intact() {
     assert!(!missing.exists());
 }
 
-/// A file that may not grow, as on a full disk: the server ends with a code and a message of its own.
+/// A file that may not grow, like on a full disk: the server exits with a specific code and message.
 #[test]
 fn a_failed_write_ends_the_server() {
     let folder = tempfile::tempdir().unwrap();

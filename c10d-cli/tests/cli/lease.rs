@@ -21,7 +21,7 @@ fn first_line(running: &mut Running) -> (String, BufReader<ChildStdout>) {
     (line, stdout)
 }
 
-/// A command in the shell, of which the first line is awaited.
+/// Starts a command in the shell, and waits for its first line.
 fn start_shell(server: &Server, options: &[&str], script: &str) -> (Running, String) {
     let mut running = start(
         server,
@@ -110,7 +110,7 @@ fn commands_under_one_key_exclude_each_other() {
     let server = Server::start();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("held");
-    // It fails if another one is inside.
+    // It fails if another process is inside.
     let script = "set -e; mkdir \"$1\"; sleep 0.05; rmdir \"$1\"";
     let path = path.to_str().unwrap();
     let words = ["k", "--", "sh", "-c", script, "sh", path];
@@ -167,7 +167,7 @@ fn a_killed_lease_ends_its_command_and_its_key() {
     assert_eq!(server.store(&["check", "k"]).code, Some(1));
 }
 
-/// Another client can have the key now: the command must not go on.
+/// Another client can have the key now, so the command must not continue.
 #[test]
 fn a_command_ends_when_the_key_is_deleted_even_if_it_ignores_sigterm() {
     let server = Server::start();

@@ -1,4 +1,4 @@
-//! A server that answers HTTP with prepared pages, in place of a store's status pages.
+//! A server that answers HTTP with prepared pages instead of a store's status pages.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::process::PATIENCE;
 
-/// Prepared answers by path. The thread ends with the test process.
+/// Prepared answers by path. The thread runs until the test process exits.
 #[derive(Debug, Clone)]
 pub(crate) struct Pages {
     pub(crate) address: SocketAddr,
@@ -29,7 +29,7 @@ impl Pages {
         let served = pages.clone();
         thread::spawn(move || {
             for stream in listener.incoming() {
-                // A command that is killed resets its connection.
+                // A killed command resets its connection.
                 let _ = served.answer(stream.unwrap());
             }
         });

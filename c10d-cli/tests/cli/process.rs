@@ -98,7 +98,7 @@ impl Running {
         self.0.stdout.take().unwrap()
     }
 
-    /// The first line on standard error, the rest of which cannot be read afterwards.
+    /// Returns the first line on standard error. The rest of standard error cannot be read afterwards.
     pub(crate) fn line_of_stderr(&mut self) -> String {
         let mut line = String::new();
         let stderr = self.0.stderr.take().unwrap();
@@ -181,7 +181,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// `c10d store serve` on a port of its own.
+    /// Starts `c10d store serve` on a free port.
     pub(crate) fn start() -> Self {
         Self::start_with(["store", "serve", "--port", "0"])
     }
@@ -263,8 +263,8 @@ pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// A free port of 127.0.0.1, for a server that cannot report its own. Nothing else gets it meanwhile: the system
-/// assigns other ports (above 32767 on Linux), and no port is returned twice.
+/// Returns a free port of 127.0.0.1, for a server that cannot report its own port. The port stays free until it
+/// is used, because the system assigns other ports (above 32767 on Linux), and each port is returned only once.
 pub(crate) fn free_port() -> u16 {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     let first = process::id().wrapping_mul(64);
@@ -280,7 +280,7 @@ pub(crate) fn free_port() -> u16 {
 /// An address that refuses connections while the socket exists: bound, so that no other process gets the
 /// port, but not listening. Afterwards its port is a [`free_port`].
 pub(crate) fn refusing_address() -> (Socket, String) {
-    // Connections that have ended keep some ports from a socket that shares its own with nobody.
+    // Closed connections keep some ports from a socket that does not share its port.
     let bound = (0..1000).find_map(|_| {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));

@@ -8,7 +8,7 @@ use std::path::Path;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
-/// Both ends of a new terminal: the one that draws, and the one of its programs.
+/// Both ends of a new terminal: the drawing end, and the end for its programs.
 pub(crate) fn terminal(columns: usize, rows: usize) -> (OwnedFd, File) {
     let near = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
     grantpt(&near).unwrap();

@@ -12,7 +12,8 @@ use rustix::process::Signal;
 use crate::process::{Ended, PATIENCE, Running, Server, command, free_port, run, until};
 use crate::secret::{new_secret, option};
 
-/// Every rank sets a key and waits for those of all others, through the store at MASTER_ADDR and MASTER_PORT.
+/// Every rank sets a key and waits for the keys of all other ranks, through the store at MASTER_ADDR and
+/// MASTER_PORT.
 const MEET: &str = "
     set -e
     $C10D store set met/$TORCHELASTIC_RESTART_COUNT/$RANK 1 --timeout 60s
@@ -25,7 +26,7 @@ const ADDRESSES: &str = "
     echo $RANK $MASTER_ADDR $MASTER_PORT $C10D_MASTER_ADDR $C10D_MASTER_PORT \
         $TORCHELASTIC_USE_AGENT_STORE $DCP_USE_PREFIX_STORE";
 
-/// A relay to a store, on a port of its own.
+/// Starts a relay to a store, on a free port.
 fn start_relay(upstream: &Server, options: &[&str]) -> Server {
     let upstream = format!("--upstream={}", upstream.address);
     let own = ["relay", "--listen=127.0.0.1:0", upstream.as_str()];

@@ -35,7 +35,7 @@ use crate::process::{
     Ended, PROGRAM, Running, Server, command, command_of, free_port, refusing_address, until,
 };
 
-/// The job's folder, in the environment of all its processes, so that a test finds those that are left.
+/// The job's folder, in the environment of all its processes, so that a test finds the remaining processes.
 const FOLDER: &str = "C10D_TEST_FOLDER";
 
 /// One job: a folder with its scripts and their files. Drop kills processes that still run.

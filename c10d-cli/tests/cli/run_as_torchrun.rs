@@ -1,5 +1,5 @@
-//! Command lines that users of torchrun have, each as a whole job of one node: what PyTorch's own tests of its launcher
-//! ask of it.
+//! Command lines of torchrun users, each as a whole job of one node, with the requirements of PyTorch's own tests of
+//! its launcher.
 
 use std::collections::BTreeSet;
 use std::fs;

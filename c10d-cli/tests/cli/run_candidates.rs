@@ -10,7 +10,7 @@ use crate::candidates::Candidate;
 use crate::etcd::Etcd;
 use crate::process::{Ended, Running, command, run, until};
 
-/// Says which worker of which world runs, and waits for the key `done`.
+/// Prints the worker's rank and world size, and waits for the key `done`.
 const WORKER: &str = "\
     c10d() { \"$C10D\" store \"$@\" --connect=$MASTER_ADDR:$MASTER_PORT; }
     c10d set $WORLD_SIZE-$RANK here && c10d get done --timeout=10m";
@@ -87,7 +87,7 @@ fn the_others_form_the_next_round_when_the_launcher_that_serves_is_killed() {
         ended.stderr.contains("this process serves the store"),
         "{ended:?}"
     );
-    // It has handed over at once: nobody is left.
+    // It has released the store at once: no candidate is left.
     let connect = format!("--connect={place}");
     let nobody = run(["store", "get", "done", &connect]);
     nobody.assert_fails(3, "no process serves the store");
@@ -155,7 +155,7 @@ fn workers_find_the_server_that_has_taken_over() {
     }
     for rank in 0..4 {
         let why = folder.path().join(format!("{rank}/why"));
-        // Those that were stopped before they asked have written nothing.
+        // Workers that were stopped before their first request have written nothing.
         let why = std::fs::read_to_string(why).unwrap_or_default();
         let is_answer = why.is_empty() || why.contains("rank");
         assert!(is_answer, "{why}");

@@ -1,4 +1,5 @@
-//! `c10d run` with an etcd, or a store, that asks who it is. Needs etcd (`C10D_ETCD`) and openssl.
+//! `c10d run` with an etcd, or a store, that requires credentials. Needs etcd (`C10D_ETCD`) and
+//! openssl.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -11,7 +12,7 @@ use crate::process::{Running, free_port, until};
 use crate::run_candidates::{await_keys_with, finish_with, launcher, store};
 use crate::secret;
 
-/// The options of etcd for a certificate of its own.
+/// The options of etcd for its own certificate.
 fn with_certificate(certificates: &Certificates) -> [String; 2] {
     [
         file_option(certificates, "--cert-file", "etcd.pem"),
@@ -61,7 +62,7 @@ fn a_job_proves_itself_to_etcd_by_a_certificate_and_a_password() {
     certificates.issue("client", "/O=c10d");
     let option = |name, file| file_option(&certificates, name, file);
     let own = with_certificate(&certificates);
-    // With authorities, it asks for certificates.
+    // With authorities, it requires certificates.
     let authority = option("--trusted-ca-file", "ca.pem");
     let mut options: Vec<&str> = own.iter().map(String::as_str).collect();
     // Passwords are checked often, and the machine may be busy.

@@ -1,4 +1,4 @@
-//! `c10d run`: why a job stands still, told while it does and when a worker fails.
+//! `c10d run`: why a job makes no progress, reported while it hangs and when a worker fails.
 //!
 //! The workers are shells that send the requests of a rank in a gloo group over one connection, as PyTorch does.
 
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use crate::process::{Running, Server, command, until};
 
-/// The key with the address of a rank, as on the wire.
+/// The keys with the addresses of ranks, like on the wire.
 const KEYS: [&str; 2] = ["/default_pg/0//cpu//0/0", "/default_pg/0//cpu//0/1"];
 
 /// Rank 0 publishes its address and waits for that of rank 1, in a child of the worker. Rank 1 waits for the file
@@ -87,7 +87,7 @@ impl Job {
         self.folder.path().join(name)
     }
 
-    /// Lets rank 1 go on.
+    /// Lets rank 1 continue.
     pub(crate) fn go(&self) {
         fs::write(self.path("go"), "").unwrap();
     }
@@ -222,7 +222,7 @@ fn a_worker_that_fails_on_its_own_stays_the_root_cause() {
     );
 }
 
-/// The launcher of rank 1 does not host the workers' store, so it asks the other one.
+/// The launcher of rank 1 does not host the workers' store, so it sends its request to the other launcher.
 #[test]
 fn a_launcher_on_another_node_explains_too() {
     let job = Job::new();
@@ -265,7 +265,7 @@ fn serve_recorder(stream: UnixStream, entered: u64) -> std::io::Result<()> {
     reader.into_inner().write_all((head + &body).as_bytes())
 }
 
-/// The store sees two workers that ask it for nothing. Their debug servers know that one skips a collective.
+/// Two workers send no requests to the store. Their debug servers report that one of them skips a collective.
 #[test]
 fn a_skipped_collective_is_explained_where_debug_servers_run() {
     let job = Job::new();

@@ -1,5 +1,5 @@
-//! The first minutes with `c10d run`: what it says before the job does, what it finds out before it joins, and what it
-//! leaves behind.
+//! The first minutes with `c10d run`: its messages before the job's output, its checks before it joins, and the files
+//! that it leaves behind.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::process::{Ended, Running, Server, command, free_port};
 
-/// `c10d run WORDS` with a temporary directory of its own.
+/// `c10d run WORDS` with a separate temporary directory.
 fn launcher<'w>(folder: &TempDir, words: impl IntoIterator<Item = &'w str>) -> Command {
     let mut command = command(["run"].into_iter().chain(words));
     command
@@ -107,7 +107,7 @@ fn a_directory_of_logs_stays_if_a_worker_has_written_to_it() {
     assert_matches(&ended.stderr, &["logs of this node's workers are in "]);
     assert_eq!(entries(&folder).len(), 1);
 
-    // Nothing is written, not even by a worker that fails.
+    // The run writes no file, even if a worker fails.
     let folder = TempDir::new().unwrap();
     let ended = run(&folder, &["--standalone", "sh", "-c", "exit 3"]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
@@ -115,7 +115,7 @@ fn a_directory_of_logs_stays_if_a_worker_has_written_to_it() {
     assert_eq!(entries(&folder), [""; 0]);
 }
 
-/// Nobody is at the endpoint: a node that joined would wait for it.
+/// There is no server at the endpoint, so a node that joined would wait for it.
 #[test]
 fn what_keeps_workers_from_starting_is_noticed_before_the_join() {
     let folder = TempDir::new().unwrap();
@@ -162,7 +162,7 @@ fn what_keeps_workers_from_starting_is_noticed_before_the_join() {
         "cannot create the log directory /nonexistent: No such file",
     );
 
-    // The report of a run without a round is one too.
+    // A run without a round also writes a report.
     let report = folder.path().join("error.json");
     let mut command = launcher(&folder, common);
     command

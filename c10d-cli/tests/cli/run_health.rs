@@ -112,7 +112,7 @@ fn a_check_in_progress_ends_with_the_launcher() {
         job.line("check");
         node.signal(signal);
         assert_eq!(node.end().code, code);
-        // After SIGKILL another process ends it.
+        // After SIGKILL, another process kills it.
         until("nothing runs", || job.processes().is_empty());
         fs::remove_file(job.path("check")).unwrap();
     }

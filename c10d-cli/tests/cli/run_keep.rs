@@ -125,7 +125,7 @@ impl Member {
         self.group.ask(self.key, &message, LONG).unwrap()
     }
 
-    /// Takes part in what the group does next. Ends the process if there is no group any more.
+    /// Takes part in the group's next action. Exits if the group no longer exists.
     fn next(&mut self) -> Option<String> {
         let poll = Message::Poll {
             after: self.after,
@@ -173,7 +173,7 @@ impl Member {
     }
 }
 
-/// A job of members, and what they have written.
+/// A job of members, and their output.
 pub(crate) struct Members {
     pub(crate) job: Job,
     pub(crate) launcher: Option<Running>,
@@ -245,7 +245,7 @@ impl Members {
         self.end()
     }
 
-    /// Ends the job of several nodes, none of which has started its workers again.
+    /// Finishes the job of several nodes, and checks that none of them has restarted its workers.
     pub(crate) fn finish_with<const N: usize>(self, others: [Running; N]) {
         fs::write(self.job.path("finish"), "").unwrap();
         let others = others.map(Running::end);
@@ -352,7 +352,7 @@ fn a_job_survives_kills_at_random_times() {
     for _ in 0..10 {
         let survivor = random.u64(..WORKERS);
         for _ in 0..random.u8(1..4) {
-            // Also one that has just started.
+            // This includes a process that has just started.
             let live = members.job.processes();
             let mut all = members.processes();
             all.retain(|(_, pid)| live.contains(pid));
@@ -403,7 +403,7 @@ fn a_job_goes_on_without_the_worker_for_which_no_restart_is_left() {
     kill(second[&2]);
     let third = members.generation(2, &[first[&2], second[&2]]);
     assert_eq!((third[&0], third[&1]), (first[&0], first[&1]));
-    // The others are not the last ones to end then.
+    // The other workers are then not the last to exit.
     until("the launcher knows", || {
         members.log().contains("no restart is left")
     });
@@ -411,7 +411,7 @@ fn a_job_goes_on_without_the_worker_for_which_no_restart_is_left() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
 }
 
-/// Workers that come and go: one that ends with 0 is not missed.
+/// Workers join and leave: a worker that exits with 0 is not replaced.
 #[test]
 fn a_worker_that_succeeds_is_not_replaced() {
     let options = ["--nproc-per-node=3", "--max-restarts=3"];
@@ -449,7 +449,7 @@ fn a_script_that_does_not_use_the_service_is_named_and_restarts_as_a_whole() {
     assert_eq!(starts.lines().count(), 4, "{starts}");
 }
 
-/// As without the option: for the whole job, though the others are members.
+/// They end the whole job, like without the option, although the other workers are members.
 #[test]
 fn final_exit_codes_and_errors_of_each_start_end_the_job() {
     let traceback = r#"printf 'Traceback (most recent call last):\n  File "/t/x.py", line 1, in <module>\n    import x\n' >&2
@@ -492,7 +492,7 @@ fn a_group_that_has_ended_restarts_as_a_whole() {
         let members = Members::start_with(rendezvous, &options, &[("BELOW_MIN_MS", "1")], MEMBER);
         let first = members.generation(2, &[]);
         kill(first[&0]);
-        // The other one fails when the group ends.
+        // The other worker fails when the group ends.
         let second = members.generation(2, &[first[&0], first[&1]]);
         assert_ne!(second[&1], first[&1]);
         let ended = members.finish();
@@ -650,7 +650,7 @@ fn workers_survive_those_of_another_node_and_its_loss() {
     let mut dead: Vec<i32> = next.into_values().chain([four[&0], four[&3]]).collect();
     dead.retain(|pid| left.values().all(|it| it != pid));
     assert_eq!(members.generation(2, &dead), left);
-    // Once the others count as lost, those that are left end.
+    // Once the other members count as lost, the remaining members exit.
     let ended = members.finish();
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(
@@ -718,7 +718,7 @@ fn a_new_node_grows_a_running_job() {
     members.finish_with([second, third]);
 }
 
-/// The ranks are those of the lost node.
+/// The spare has the ranks of the lost node.
 #[test]
 fn a_spare_takes_the_place_of_a_lost_node() {
     let (members, second) = two_nodes("--nnodes=2", &[]);

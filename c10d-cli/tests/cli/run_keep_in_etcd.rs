@@ -1,4 +1,4 @@
-//! `c10d run --keep-workers` with its store in etcd: the workers that are left survive the process that serves their
+//! `c10d run --keep-workers` with its store in etcd: the remaining workers survive the process that serves their
 //! group. Needs etcd: `C10D_ETCD`.
 
 use serde_json::Value;

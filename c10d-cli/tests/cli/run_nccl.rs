@@ -1,4 +1,5 @@
-//! `c10d why` with the words of NCCL: a worker that answers as its RAS service does. No GPU is needed, and none was there.
+//! `c10d why` with NCCL's reports: a worker answers like NCCL's RAS service. The test needs no GPU, and was written
+//! without one.
 #![cfg(target_os = "linux")]
 
 use std::fs;
@@ -13,7 +14,7 @@ use crate::process::{Running, command, free_port, run, until};
 /// Where the workers of this test write, and find each other's process ids.
 const FOLDER: &str = "C10D_TEST_NCCL_FOLDER";
 
-/// A transcript of two nodes with four processes each, of which members 3 and 7 have an error.
+/// A transcript of two nodes with four processes each. Members 3 and 7 have an error.
 const FAILED: &str = include_str!("../../../c10d-inspect/testdata/ras/2.28-failed");
 
 /// The worker of the test below, which starts this program with it.
@@ -30,7 +31,7 @@ fn a_worker_that_answers_for_nccl() {
     let other = folder.join("1");
     until("rank 1 has started", || other.exists());
     let pid = fs::read_to_string(other).unwrap();
-    // Member 3 is rank 1 of this machine, and member 7 a process of another one.
+    // Member 3 is rank 1 of this machine, and member 7 is a process of another machine.
     let answer = FAILED
         .replace("4003", &pid)
         .replace("10.0.0.10", "127.0.0.1");

@@ -25,13 +25,14 @@ const SCRIPT: &str = "
 
 const NODES: [&str; 3] = ["a", "b", "c"];
 
-/// So long that no node counts as lost, however busy the machine is, and with heartbeats each second.
+/// The silence is so long that no node counts as lost, however busy the machine is, and heartbeats are sent every
+/// second.
 const PATIENT: &str = "is_host=0,keep_alive_interval=1,keep_alive_max_attempt=30";
 
 /// Nodes are lost after 5 s.
 const QUICK: &str = "is_host=0,keep_alive_interval=1,keep_alive_max_attempt=5";
 
-/// Three launchers, of which two are enough, each with a worker and a proxy in front of the store.
+/// Three launchers, each with a worker and a proxy in front of the store. Two of them are enough.
 struct Nodes {
     job: Job,
     store: Option<Server>,

@@ -1,4 +1,4 @@
-//! `c10d run`: when workers are restarted, when the job ends instead, and what is recorded about it.
+//! `c10d run`: when workers are restarted, when the job stops instead, and the records about it.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -65,7 +65,8 @@ fn an_exit_code_of_the_list_ends_all_nodes_and_each_names_the_rank() {
     job.assert_nothing_runs();
 }
 
-/// The store ends with the node that ends the job, but not before the other one has read why.
+/// The store stops with the node that stops the job, but only after the other node has read the
+/// reason.
 #[test]
 fn a_node_that_hosts_the_store_ends_the_job_for_all() {
     let job = Job::new();
@@ -306,7 +307,7 @@ fn a_restart_without_its_log_directory_is_tried_again() {
         "--log-dir",
         logs.to_str().unwrap(),
     ];
-    // The first worker puts a file in place of the directory of the run.
+    // The first worker replaces the directory of the run by a file.
     let script = format!(
         r#"{START} [ -e "$C10D_TEST_FOLDER/back" ] && exit 0
         run=$(dirname "$(dirname "$(dirname "$TORCHELASTIC_ERROR_FILE")")")

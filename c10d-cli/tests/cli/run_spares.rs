@@ -59,7 +59,7 @@ fn members_keep_their_ranks_and_a_spare_takes_the_rank_of_one_that_leaves() {
     assert_eq!(ranks(&job, "c"), ["1", "1"]);
     assert!(ranks(&job, "a").is_empty());
 
-    // Also serves the workers' store, so that the spare has to start another one.
+    // This node also serves the workers' store, so that the spare has to start another store.
     b.signal(Signal::TERM);
     assert_eq!(b.end().code, Some(1));
     until("the spare runs", || !ranks(&job, "a").is_empty());

@@ -51,7 +51,7 @@ fn a_launcher_that_is_killed_continues_with_its_store() {
     };
     until("both workers run", has_keys);
 
-    // Neither its port nor another one is a way into the directory.
+    // A second node cannot use the directory at its port, nor at another port.
     let second = node(free_port(), &options, STAY);
     let ended = Running::start(second).end();
     assert_eq!(ended.code, Some(5), "{ended:?}");
@@ -106,7 +106,7 @@ fn a_job_whose_journal_fails_ends_with_code_5() {
     assert!(sum > 10, "{sum}");
 }
 
-/// The rendezvous' own keys stay when those of an earlier round's workers are removed.
+/// The rendezvous' own keys stay when the keys of an earlier round's workers are removed.
 #[test]
 fn workers_use_an_external_store_for_each_round_anew() {
     let folder = tempfile::tempdir().unwrap();
@@ -145,7 +145,8 @@ fn workers_use_an_external_store_for_each_round_anew() {
         "{keys:?}"
     );
 
-    // The job has ended, so that another one may use the store; while it runs, a third may not.
+    // The job has ended, so that a second job may use the store; while the second job runs, a third job may
+    // not.
     let other = |id| {
         let mut options = options.to_vec();
         options.extend(["--nnodes=1", id]);
@@ -164,7 +165,8 @@ fn workers_use_an_external_store_for_each_round_anew() {
     drop(second);
 }
 
-/// A launcher that serves and has no workers in the round, as a spare or one whose health check fails.
+/// A launcher that serves and has no workers in the round, such as a spare or a launcher whose health check
+/// fails.
 #[test]
 fn workers_behind_relays_outlive_the_launcher_that_serves_their_store() {
     let folder = tempfile::tempdir().unwrap();
@@ -219,7 +221,8 @@ fn workers_behind_relays_outlive_the_launcher_that_serves_their_store() {
     drop(host);
 }
 
-/// A launcher that serves and has workers: theirs and all others start in a new round, and the job goes on.
+/// A launcher that serves and has workers: its workers and all other workers start in a new round, and the
+/// job continues.
 #[test]
 fn a_job_goes_on_when_the_launcher_that_serves_is_killed_and_started_again() {
     let folder = tempfile::tempdir().unwrap();

@@ -177,7 +177,7 @@ fn log_lines_and_output_of_workers_go_above_the_live_line() {
     }
 }
 
-/// The test serves the store in place of node rank 0, which does not join.
+/// The test serves the store instead of node rank 0, which does not join.
 #[test]
 fn a_static_rendezvous_shows_which_node_rank_is_missing() {
     let server = Server::start();

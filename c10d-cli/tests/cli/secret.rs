@@ -1,4 +1,4 @@
-//! `c10d secret`, and a store that asks for one.
+//! `c10d secret`, and a store that requires a secret.
 
 use std::fs::{self, Permissions};
 use std::io::{Read, Write};

@@ -118,7 +118,7 @@ fn the_stores_port_also_serves_a_status_page() {
             .any(|line| line.starts_with("c10d_store_keys 1")),
         "{metrics}"
     );
-    // The store goes on.
+    // The store continues to serve.
     server.store(&["get", "k"]).assert_prints("secret");
     server.running.signal(Signal::TERM);
     let log = server.end().stderr;
@@ -231,8 +231,8 @@ fn a_connection_beyond_the_limit_is_logged_with_its_address() {
     );
 }
 
-/// Without a free descriptor the server rejects new connections at once, keeps serving the others, and accepts
-/// again as soon as one disconnects. (PyTorch's older server aborts.)
+/// Without a free descriptor the server rejects new connections at once, keeps serving the other connections,
+/// and accepts again as soon as one disconnects. (PyTorch's older server aborts.)
 #[test]
 fn without_a_free_descriptor_new_connections_are_rejected_and_others_are_served() {
     let mut limited = Command::new("sh");

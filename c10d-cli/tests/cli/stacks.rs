@@ -81,7 +81,7 @@ fn suspects_are_shown_beside_one_other_and_equal_stacks_once() {
 #[test]
 fn a_rank_that_does_not_answer_costs_two_seconds_and_hides_no_other() {
     let good = debug_server(7, 2);
-    // Accepted by the system only, as with a stopped process.
+    // Only the system accepts the connection, like for a stopped process.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let hostile = Pages::start();
     let escape = "Thread 0x1 (most recent call first):\n  File \"\x1b[2J\", line 1 in \u{202e}f\n";

@@ -76,7 +76,8 @@ fn a_watch_waits_for_a_key_and_prints_json() {
     assert_eq!(change["length"], 3);
 }
 
-/// With status pages by the number of each value, without them as on PyTorch's servers.
+/// Changes are found by the number of each value with status pages, and by the values themselves
+/// without them, like on PyTorch's servers.
 #[test]
 fn changes_of_all_keys_with_a_prefix_are_lines_without_values() {
     for option in [&[][..], &["--no-status"]] {

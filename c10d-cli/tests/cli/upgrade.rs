@@ -110,7 +110,7 @@ fn a_client_that_is_told_of_refused_writes_outlives_a_server_of_the_release_befo
     }
 }
 
-/// Each of two releases serves what the other one has kept.
+/// Each of two releases serves the directory of the other release.
 #[test]
 #[ignore = "needs the release before (C10D_BEFORE)"]
 fn a_directory_is_served_by_two_releases_in_turn() {
@@ -150,7 +150,7 @@ fn put(etcd: &Etcd, key: &str, value: &Value) {
         let Ok(mut stream) = TcpStream::connect(&etcd.client) else {
             return false;
         };
-        // One that starts may close it.
+        // A starting server may close it.
         stream
             .write_all(request.as_bytes())
             .and_then(|()| stream.read_to_string(&mut answer))
@@ -158,7 +158,7 @@ fn put(etcd: &Etcd, key: &str, value: &Value) {
     });
 }
 
-/// A server that cannot read the log says so, and is no candidate. Nobody is kept from looking up the one that leads.
+/// A server that cannot read the log reports it, and is not a candidate. Clients can still look up the leading server.
 #[test]
 #[ignore = "needs etcd (C10D_ETCD) and the release before (C10D_BEFORE)"]
 fn a_newer_format_is_refused_by_name() {

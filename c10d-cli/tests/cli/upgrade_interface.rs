@@ -1,5 +1,5 @@
-//! What scripts and monitors know of the release before (`C10D_BEFORE`) is still there: options, JSON, metrics; and its launchers
-//! form a job with ours. docs/reference/compatibility.md has the promises.
+//! The interface of the previous release (`C10D_BEFORE`) for scripts and monitors still exists: options, JSON, metrics.
+//! Its launchers also form a job with ours. docs/reference/compatibility.md has the promises.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -45,7 +45,7 @@ fn options(program: &str) -> BTreeSet<String> {
         let name = page.file_name().into_string().unwrap();
         let text = fs::read_to_string(page.path()).unwrap();
         options.insert(name.clone());
-        // The heading of an option has its names, as in `\fB\-r\fR, \fB\-\-redirects\fR \fI<SPEC>\fR`.
+        // The heading of an option has its names, for example `\fB\-r\fR, \fB\-\-redirects\fR \fI<SPEC>\fR`.
         let headings = text.lines().filter(|line| line.starts_with(r"\fB\-"));
         for word in headings.flat_map(|line| line.split([' ', ','])) {
             let word = word.replace(r"\fB", "").replace(r"\fR", "");
@@ -67,7 +67,7 @@ fn options_of_the_release_before_exist() {
     assert!(present.is_empty(), "listed as removed: {present:#?}");
 }
 
-/// The paths of all fields, as in `why findings[].kind`.
+/// Collects the paths of all fields, such as `why findings[].kind`.
 fn add_fields(at: &str, value: &Value, fields: &mut BTreeSet<String>) {
     match value {
         Value::Object(object) => {
@@ -86,7 +86,7 @@ fn add_fields(at: &str, value: &Value, fields: &mut BTreeSet<String>) {
     }
 }
 
-/// Metrics and their types, as in `# TYPE c10d_store_keys gauge`. The release before has only this format.
+/// Returns metrics and their types, such as `# TYPE c10d_store_keys gauge`. The previous release has only this format.
 fn metrics_at(store: SocketAddr) -> Vec<String> {
     let mut connection = TcpStream::connect(store).unwrap();
     connection.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -185,7 +185,7 @@ fn exit_codes_of_the_release_before_are_kept() {
         ),
         (2, to(&address, &["store", "add", "key", "1x"])),
         (2, vec!["store", "gett"]),
-        // Its value is no number.
+        // Its value is not a number.
         (2, to(&address, &["store", "add", "key", "1"])),
         (3, to(&closed, &["store", "get", "key"])),
         (3, to(&closed, &["why"])),

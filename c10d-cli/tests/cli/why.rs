@@ -73,8 +73,8 @@ fn json_is_the_report_as_it_is_without_control_characters() {
     assert_eq!(pages.asked(), ["/why.json?ranks=all"]);
 }
 
-/// PyTorch's older server closes the connection on anything but its protocol; the one with libuv waits for more
-/// bytes, as measured with 2.15.
+/// PyTorch's older server closes the connection on data of other protocols; the server with libuv waits for
+/// more bytes, as measured with 2.15.
 #[test]
 fn a_pytorch_server_is_named_as_such() {
     for is_silent in [false, true] {

@@ -1,4 +1,5 @@
-//! One answer for a job, whichever of its two stores is asked: that where its nodes meet, or that of its workers.
+//! One answer for a job, whichever of its two stores is asked: the store where its nodes meet, or its workers'
+//! store.
 
 use std::net::SocketAddr;
 
@@ -100,7 +101,7 @@ fn a_workers_store_that_does_not_answer_is_named_with_exit_code_3() {
         );
         assert!(ended.stderr.contains(&text), "{}", ended.stderr);
     }
-    // The store of a run that has ended is passed over.
+    // The store of a finished run is skipped.
     let workers = Pages::start();
     workers.set("/why.json", &stuck_report());
     let both = [gone, workers.address.to_string()];
@@ -177,7 +178,7 @@ fn a_node_rank_that_is_absent_is_missing_at_the_static_endpoint() {
     });
 }
 
-/// None of them has connected to the store, so only the launcher can know it.
+/// The workers have not connected to the store, so only the launcher can report this.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_worker_is_called_stopped_while_it_is() {

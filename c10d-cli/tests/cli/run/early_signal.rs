@@ -1,5 +1,5 @@
-//! `c10d run` gets SIGTERM before it has workers: as a process of its own, and as process 1, which gets no signal that
-//! it does not handle.
+//! `c10d run` gets SIGTERM before it has workers: as a normal process, and as process 1, which gets only signals that
+//! it handles.
 
 use std::io::{self, Write};
 use std::process::Stdio;
@@ -14,7 +14,7 @@ enum Place {
     First,
 }
 
-/// What a node of two waits for.
+/// The events that a node of two waits for.
 const WAITS: [(&str, Wait); 3] = [
     ("a store that is not there", Wait::Store),
     ("a name that is not known", Wait::Name),

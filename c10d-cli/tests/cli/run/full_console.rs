@@ -1,5 +1,5 @@
-//! `c10d run` with a standard output and error that accept nothing, as after Ctrl-S or with a stopped reader: every way
-//! to stop it works.
+//! `c10d run` with a standard output and error that accept nothing, for example after Ctrl-S or with a stopped reader:
+//! every way to stop it works.
 
 use std::io::PipeReader;
 use std::time::{Duration, Instant};

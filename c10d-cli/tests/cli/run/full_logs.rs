@@ -1,6 +1,7 @@
-//! `c10d run --tee` with a file system that has no space for the log files: workers and console go on.
+//! `c10d run --tee` with a file system that has no space for the log files: workers and console
+//! continue.
 //!
-//! A limit of the launcher's file sizes stands for the file system, except in one test.
+//! A limit of the launcher's file sizes simulates the file system, except in one test.
 
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -13,7 +14,7 @@ use crate::process::{full_pipe, prepared};
 
 const NOTICE: &str = " bytes of output are missing here";
 
-/// Writes 20,000 numbered lines when it may, and a last one when it may go on.
+/// Writes 20,000 numbered lines when it may, and a last line when it may continue.
 const SCRIPT: &str = "
     cd $C10D_TEST_FOLDER
     echo $$ > up
@@ -93,7 +94,7 @@ fn read_all(mut console: impl Read + Send + 'static) -> JoinHandle<String> {
     })
 }
 
-/// What the worker has written.
+/// The output of the worker.
 fn written() -> String {
     let lines = (1..=20_000).map(|line| format!("line {line}\n"));
     lines.collect::<String>() + "after\n"
@@ -112,7 +113,8 @@ fn a_full_file_system_fails_no_write_and_leaves_the_console_whole() {
     teed.touch("go");
     teed.job.line("written");
     until("the file is full", || teed.log().len() == 10_000);
-    // Space again: the file says what it lacks, although the worker writes nothing now.
+    // There is space again: the file reports its missing lines, although the worker writes nothing
+    // now.
     teed.limit_files(getrlimit(Resource::Fsize).current);
     until("a notice", || teed.log().contains(NOTICE));
     teed.touch("on");

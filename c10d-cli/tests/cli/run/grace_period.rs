@@ -45,7 +45,7 @@ fn a_stubborn_worker_is_killed_in_time_and_the_other_node_goes_on() {
         !ended.stderr.contains("cannot leave the rendezvous"),
         "{ended:?}"
     );
-    // In a round of its own.
+    // This is printed in a separate round.
     job.line("polite-1");
     other.signal(Signal::TERM);
     let ended = other.end();

@@ -184,8 +184,8 @@ fn a_dry_run_refuses_the_same_options_as_a_run() {
     many.assert_fails(2, "use srun --ntasks-per-node=1");
 }
 
-/// The id of a job whose endpoint has a free port, and this port. No outgoing connection gets it, as it is not from the
-/// range of the system.
+/// The id of a job whose endpoint has a free port, and this port. Outgoing connections do not get it, because it is not
+/// from the range of the system.
 fn job_with_free_port() -> (u32, u16) {
     let mut jobs = 0..1000_u32;
     let free = jobs.find_map(|_| {
