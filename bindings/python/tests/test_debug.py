@@ -1,4 +1,4 @@
-"""The pages on debugging, typed as they stand, with a small client of the debug protocol in place of the editor."""
+"""The page on debugging, typed as it stands, with a small client of the debug protocol in place of the editor."""
 
 import importlib.util
 import json
@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from c10d_rs.__main__ import command
 
-PAGES = Path(__file__).resolve().parents[3] / "docs/how-to"
+PAGE = Path(__file__).resolve().parents[3] / "docs/how-to/debug.md"
 PORT_OF_PAGE = 5678
 SCRIPT = """\
 import os
@@ -31,9 +31,8 @@ HAS_DEBUGPY = importlib.util.find_spec("debugpy") is not None
 
 
 def block(language: str) -> str:
-    """Return the first block in a language: of the page on the terminal, or else of the page on editors."""
-    pages = "".join((PAGES / name).read_text() for name in ["debug.md", "debug-in-editor.md"])
-    text: str = re.findall(rf"^```{language}\n(.*?)^```", pages, re.MULTILINE | re.DOTALL)[0]
+    """Return the first block in a language."""
+    text: str = re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)[0]
     return text
 
 

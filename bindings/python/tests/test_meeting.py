@@ -1,4 +1,4 @@
-"""Where the nodes of a torchrun command meet, as a table: the rows of docs/reference/torchrun-variable.md. Needs no PyTorch."""
+"""Where the nodes of a torchrun command meet, as a table: the cases of docs/reference/torchrun-variable.md. Needs no PyTorch."""
 
 import argparse
 import unittest

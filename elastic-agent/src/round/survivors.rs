@@ -1,4 +1,4 @@
-//! Keeps the other workers running when one dies: docs/reference/keep-workers.md.
+//! Keeps the other workers running when one dies: docs/how-to/keep-workers.md.
 //!
 //! The membership service coordinates the remaining workers. This module decides whether only the dead worker is
 //! started again, or all workers are stopped and restarted, which is the behaviour without `--keep-workers`.

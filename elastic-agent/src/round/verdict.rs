@@ -1,4 +1,4 @@
-//! Decides the next step when the workers of a round have exited: the table of docs/reference/restarts.md, "When to
+//! Decides the next step when the workers of a round have exited: the rules of docs/reference/restarts.md, "When to
 //! restart".
 
 use std::time::Duration;

@@ -301,7 +301,7 @@ fn jobs_start_in_each_setup_or_explain_why_not() {
     }
 }
 
-/// Prints the outcomes for the table in `docs/reference/host-names.md`.
+/// Prints the outcomes for the list in `docs/how-to/addresses.md`.
 #[test]
 #[ignore = "needs PyTorch (C10D_TORCH_PYTHON)"]
 fn torchrun_in_the_same_setups() {

@@ -48,7 +48,7 @@ const INCARNATION: u64 = 77;
 /// Timeout of fetches of nonexistent values; the owner parks them for this long.
 const SOON: Duration = Duration::from_millis(300);
 
-/// Maximum number of references in one message (docs/reference/rref-limits.md).
+/// Maximum number of references in one message (docs/reference/rref-functions.md).
 const FORKS_MAX: u32 = 65_536;
 
 fn worker(id: u32) -> WorkerId {

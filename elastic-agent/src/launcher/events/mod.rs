@@ -243,7 +243,7 @@ fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// The fields that docs/reference/events.md describes. The phases add up to the total, in milliseconds.
+/// The fields that docs/reference/exit-codes.md describes. The phases add up to the total, in milliseconds.
 fn line(names: &JobNames, record: &RoundRecord) -> Value {
     let (began, began_why) = cause(&record.cause);
     let (ended, ended_why) = ending(&record.ending);

@@ -1,4 +1,4 @@
-//! The table of docs/reference/keep-workers.md, row by row, and the order of effects.
+//! The rules of docs/how-to/keep-workers.md, one by one, and the order of effects.
 
 use std::time::{Duration, SystemTime};
 

@@ -1,4 +1,4 @@
-//! The table of docs/reference/restarts.md, "When to restart", row by row.
+//! The rules of docs/reference/restarts.md, "When to restart", one by one.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Every rank waits for all ranks, but rank 2 sleeps, so that there is a hang to explain. Needs only `c10d` on the PATH:
 #
-#   c10d run --standalone --nproc-per-node 4 --explain-after 5s examples/hang.sh
+#   c10d run --standalone --nproc-per-node 4 --explain-after 5s examples/sleeping-rank.sh
 set -eu
 
 # Or the launcher's own file, for example after `cargo run --release -p c10d-cli`, wherever Cargo has put it.
