@@ -195,7 +195,7 @@ impl WorkerEnvironment {
         Ok(environment)
     }
 
-    /// Sets the variables of the membership group of the worker: docs/reference/keep-workers.md.
+    /// Sets the variables of the membership group of the worker: docs/how-to/keep-workers.md.
     pub(crate) fn with_membership(self, ranks: &Assignment, member: GroupMember<'_>) -> Self {
         let incarnation = places::incarnation(member.serial);
         self.with(KEEP_WORKERS, "1")

@@ -1,7 +1,7 @@
 """Find where the nodes of a torchrun command meet, if PET_RDZV_BACKEND has chosen this rendezvous.
 
 Without the variable, torchrun uses the backend ``static``, or for one node a free port. A command that works without the variable
-must not fail or wait with it: docs/reference/torchrun-variable.md has the table.
+must not fail or wait with it: docs/reference/torchrun-variable.md lists them.
 """
 
 import argparse
