@@ -24,6 +24,7 @@ mod process_bound;
 mod process_stat;
 mod refusal_log;
 mod resolve;
+mod silence;
 mod strangers;
 mod sys;
 mod tls;
@@ -53,6 +54,7 @@ pub use printable::{Printable, is_printable, printable};
 pub use process_bound::{OtherProcess, Process, ProcessBound};
 pub use process_stat::ProcessStat;
 pub use resolve::resolve;
+pub use silence::{Liveness, Silence};
 
 pub use sys::{is_signal_ignored, recv_into_spare, release_freed_memory};
 #[cfg(feature = "tls")]

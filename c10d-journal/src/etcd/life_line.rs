@@ -38,7 +38,7 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::{
     Cancel, ConnectError, ConnectOptions, Deadline, Dialer, HostPort, ListenOptions, Moment,
-    is_loopback_name, listen, sleep, wait_for_input,
+    Silence, is_loopback_name, listen, sleep, wait_for_input,
 };
 
 use c10d_store::journal::Authority;
@@ -291,10 +291,10 @@ pub(super) struct Vigil {
     leader: SocketAddr,
     /// A part of a heartbeat.
     received: Vec<u8>,
-    /// Since when the next heartbeat is missing. `None` before the first.
-    silent_since: Option<Instant>,
-    /// The position of the log at that time, beyond the last batch that the standby had read.
-    ahead: Option<(u64, Instant)>,
+    /// The silence since the last heartbeat; `None` before the first one.
+    heartbeats: Option<Silence>,
+    /// The position of the log in a heartbeat, and the silence of etcd about batches up to that position.
+    ahead: Option<(u64, Silence)>,
     /// Where the log was at the last heartbeat, and how much it had grown since the one before.
     last: Option<(u64, u64)>,
 }
@@ -333,7 +333,7 @@ impl Vigil {
             stream,
             leader,
             received: Vec::new(),
-            silent_since: None,
+            heartbeats: None,
             ahead: None,
             last: None,
         };
@@ -378,9 +378,9 @@ impl Vigil {
     /// this position and the batches in between do not arrive.
     pub(super) fn doubts_at(&mut self, position: u64) -> Option<Instant> {
         self.lacks(position);
-        let ahead_since = self.ahead.map(|(_, since)| since);
-        let since = [self.silent_since, ahead_since].into_iter().flatten().min();
-        since.map(|since| since + SILENCE_MAX)
+        let batches = self.ahead.map(|(_, silence)| silence);
+        let silences = [self.heartbeats, batches].into_iter().flatten();
+        silences.filter_map(|silence| silence.lost_at()).min()
     }
 
     /// Whether a standby that has read up to this position lacks what a heartbeat has told of.
@@ -392,13 +392,13 @@ impl Vigil {
     /// By when to hear the next heartbeat, if the log grows fast.
     pub(super) fn is_fast_until(&self) -> Option<Instant> {
         let (_, grown) = self.last?;
-        let heard = self.silent_since.filter(|_| grown >= FAST_BATCHES);
-        heard.map(|heard| heard + LATE_AFTER)
+        let silence = self.heartbeats.filter(|_| grown >= FAST_BATCHES);
+        silence?.suspect_at()
     }
 
     /// It has been looked who leads.
     pub(super) fn begin_anew(&mut self, now: Instant) {
-        self.silent_since = self.silent_since.map(|_| now);
+        self.heartbeats = self.heartbeats.map(|_| silence_since(now));
         self.ahead = None;
         self.last = None;
     }
@@ -438,11 +438,11 @@ impl Vigil {
             };
             let rest = rest.to_vec();
             self.received = rest;
-            self.silent_since = Some(now);
+            self.heartbeats = Some(silence_since(now));
             let before = self.last.map_or(position, |(before, _)| before);
             self.last = Some((position, position.saturating_sub(before)));
             // Until the standby has read this batch, later batches do not count.
-            self.ahead = self.ahead.or(Some((position, now)));
+            self.ahead = self.ahead.or(Some((position, silence_since(now))));
         }
         true
     }
@@ -468,6 +468,11 @@ impl Vigil {
         }
         false
     }
+}
+
+/// The silence of a leader, or of etcd about its batches, that has sent something at `now`.
+fn silence_since(now: Instant) -> Silence {
+    Silence::new(now, SILENCE_MAX).suspect_after(LATE_AFTER)
 }
 
 fn is_refusal(error: &ConnectError) -> bool {

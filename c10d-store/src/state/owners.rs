@@ -9,6 +9,7 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
+use c10d_socket::{Liveness, Silence};
 use indexmap::IndexSet;
 
 use super::hashing::ConnHash;
@@ -136,10 +137,10 @@ pub(super) fn silence_max(millis: u32) -> Option<Duration> {
     (millis > 0).then(|| Duration::from_millis(u64::from(millis)))
 }
 
-/// When an owner that has sent nothing since `last` seems silent, and when it is.
-fn looks_at(last: Moment, silence_max: Duration) -> (Moment, Moment) {
-    let silence = silence_max.saturating_add(LATE_MAX);
-    (last + silence.saturating_sub(SUSPICION), last + silence)
+/// The silence of an owner that has sent nothing since `last`: it is suspect early enough for a second look.
+fn silence_since(last: Moment, silence_max: Duration) -> Silence<Moment> {
+    let longest = silence_max.saturating_add(LATE_MAX);
+    Silence::new(last, longest).suspect_after(longest.saturating_sub(SUSPICION))
 }
 
 /// The owners of keys, and those that have asked for the end of their keys after a silence.
@@ -258,7 +259,7 @@ impl Owners {
         };
         let by = match owner.silence_max {
             Some(silence_max) if !owner.keys.is_empty() || owner.speaks => {
-                Some(looks_at(now, silence_max).0)
+                silence_since(now, silence_max).suspect_at()
             }
             _ => None,
         };
@@ -294,23 +295,20 @@ impl Owners {
             return false;
         };
         let last = last.max(owner.heard);
-        let (suspected, ended) = looks_at(last, silence_max);
         let before = owner.suspicion.take().filter(|it| it.last == last);
         let was_late = now > due + LATE_MAX;
-        if ended <= now && before.is_some_and(|it| it.was_late || !was_late) {
-            return true;
-        }
-        if suspected <= now {
+        let again = now + SUSPICION;
+        let (is_suspect, next) = match silence_since(last, silence_max).check(now) {
+            Liveness::Lost if before.is_some_and(|it| it.was_late || !was_late) => return true,
+            Liveness::Lost => (true, Some(again)),
+            Liveness::Suspect { until } if was_late => (true, until.max(Some(again))),
+            Liveness::Suspect { until } => (true, until),
+            Liveness::Alive { until } => (false, until),
+        };
+        if is_suspect {
             owner.suspicion = Some(Suspicion { last, was_late });
         }
-        let next = if now < suspected {
-            suspected
-        } else if now < ended && !was_late {
-            ended
-        } else {
-            ended.max(now + SUSPICION)
-        };
-        self.set_check(id, Some(next));
+        self.set_check(id, next);
         false
     }
 

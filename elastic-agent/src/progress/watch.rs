@@ -2,6 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
+use c10d_socket::Silence;
+
 use crate::restart_policy::RoundProgress;
 
 /// The content of a progress file.
@@ -100,17 +102,16 @@ impl ProgressWatch {
         if self.was_stuck {
             return Verdict::Until(None);
         }
-        let (since, patience) = match self.seen.last {
+        let (since, timeout) = match self.seen.last {
             None => (Duration::ZERO, self.first_timeout),
             Some(last) => (last, self.timeout),
         };
-        match patience.map(|patience| since.saturating_add(patience)) {
-            Some(end) if end <= now => {
-                self.was_stuck = true;
-                Verdict::Stuck(now.saturating_sub(since))
-            }
-            end => Verdict::Until(end),
+        let silence = Silence::new(since, timeout);
+        if silence.is_lost(now) {
+            self.was_stuck = true;
+            return Verdict::Stuck(now.saturating_sub(since));
         }
+        Verdict::Until(silence.lost_at())
     }
 
     pub(super) const fn seen(&self) -> &ProgressSeen {

@@ -60,7 +60,8 @@ fn heartbeats_are_heard_and_missed() {
     while ahead != hear(&line, 8) {
         ahead = hear(&line, 8);
     }
-    let silent = vigil.silent_since.expect("it hears") + SILENCE_MAX;
+    let silent = vigil.heartbeats.and_then(|silence| silence.lost_at());
+    let silent = silent.expect("it hears");
     assert!(ahead.expect("it lacks one") < silent);
     assert_eq!(vigil.doubts_at(8), Some(silent));
     let now = Instant::now();

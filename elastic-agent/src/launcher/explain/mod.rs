@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use c10d_inspect::report_text::TextStyle;
 use c10d_inspect::{AnnouncedNode, FindingKind, Report};
-use c10d_socket::Cancel;
+use c10d_socket::{Cancel, Silence};
 
 use self::blame::{Absent, FailureReports};
 use self::collectives::Collectives;
@@ -210,7 +210,7 @@ impl Shared {
 struct Working {
     watch: Watch,
     source: Source,
-    silence: Silence,
+    answers: Answers,
     /// `None` unless this process serves the workers' store and they have debug servers.
     collectives: Option<Box<Collectives>>,
     requests: NodeRequests,
@@ -264,7 +264,7 @@ impl Thread {
         self.working = Some(Working {
             watch,
             source,
-            silence: Silence::default(),
+            answers: Answers::default(),
             collectives,
             requests: NodeRequests::new(after, started.node_rank),
             next_look,
@@ -279,12 +279,12 @@ impl Thread {
         };
         let report = match working.source.report(LOOK_TIMEOUT) {
             Some(report) => {
-                working.silence.note_answer();
+                working.answers.note_answer();
                 report
             }
             None => {
                 let can_answer = working.source.can_answer();
-                if let Some(pause) = working.silence.retry(now, self.epoch.elapsed(), can_answer) {
+                if let Some(pause) = working.answers.retry(now, self.epoch.elapsed(), can_answer) {
                     working.next_look = Instant::now() + pause;
                     return;
                 }
@@ -389,18 +389,18 @@ const SILENT_MAX: Duration = Duration::from_secs(5);
 /// How long after a missing answer the store is asked again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
-/// The answers of a store.
+/// The answers of a store to the requests for reports.
 #[derive(Debug, Default)]
-struct Silence {
+struct Answers {
     has_answered: bool,
-    /// When the store was first asked without an answer.
-    since: Option<Duration>,
+    /// The silence since the first request without an answer.
+    silence: Option<Silence<Duration>>,
 }
 
-impl Silence {
+impl Answers {
     const fn note_answer(&mut self) {
         self.has_answered = true;
-        self.since = None;
+        self.silence = None;
     }
 
     /// Notes that there was no answer at `now` to the request of `asked`. Returns when to ask again before anything is
@@ -408,8 +408,8 @@ impl Silence {
     /// to have answered before.
     fn retry(&mut self, asked: Duration, now: Duration, can_answer: bool) -> Option<Duration> {
         self.has_answered |= can_answer;
-        let since = *self.since.get_or_insert(asked);
-        (self.has_answered && now < since + SILENT_MAX).then_some(RETRY_INTERVAL)
+        let silence = self.silence.get_or_insert(Silence::new(asked, SILENT_MAX));
+        (self.has_answered && !silence.is_lost(now)).then_some(RETRY_INTERVAL)
     }
 }
 
@@ -436,25 +436,25 @@ mod tests {
 
     #[test]
     fn a_store_that_answers_late_is_asked_again_for_5_s() {
-        let mut silence = Silence::default();
-        silence.note_answer();
+        let mut answers = Answers::default();
+        answers.note_answer();
         let again = Some(RETRY_INTERVAL);
-        assert_eq!(silence.retry(seconds(30), seconds(32), false), again);
-        silence.note_answer();
-        assert_eq!(silence.retry(seconds(60), seconds(62), false), again);
-        assert_eq!(silence.retry(seconds(64), seconds(66), false), None);
-        assert_eq!(silence.retry(seconds(90), seconds(90), false), None);
+        assert_eq!(answers.retry(seconds(30), seconds(32), false), again);
+        answers.note_answer();
+        assert_eq!(answers.retry(seconds(60), seconds(62), false), again);
+        assert_eq!(answers.retry(seconds(64), seconds(66), false), None);
+        assert_eq!(answers.retry(seconds(90), seconds(90), false), None);
     }
 
     #[test]
     fn a_store_that_never_answers_delays_nothing() {
-        let mut silence = Silence::default();
-        assert_eq!(silence.retry(seconds(5), seconds(5), false), None);
+        let mut answers = Answers::default();
+        assert_eq!(answers.retry(seconds(5), seconds(5), false), None);
         // The launcher has reached it now.
-        let mut silence = Silence::default();
+        let mut answers = Answers::default();
         let again = Some(RETRY_INTERVAL);
-        assert_eq!(silence.retry(seconds(5), seconds(5), true), again);
-        assert_eq!(silence.retry(seconds(7), seconds(7), false), again);
-        assert_eq!(silence.retry(seconds(9), seconds(10), false), None);
+        assert_eq!(answers.retry(seconds(5), seconds(5), true), again);
+        assert_eq!(answers.retry(seconds(7), seconds(7), false), again);
+        assert_eq!(answers.retry(seconds(9), seconds(10), false), None);
     }
 }
