@@ -1,9 +1,12 @@
 //! The ranks of a running round, for nodes that enter it. Each node writes the ranks of its workers. An entering node
 //! takes the ranks of the node whose place it has, or new ranks above all ranks that the round has ever had. The nodes
-//! also agree on the name of the workers' membership group, and a counter numbers the processes of that group.
+//! also agree on the name of the workers' membership group, and a counter numbers the starts of that group's processes.
 //!
 //! Only jobs whose workers survive other workers have these keys.
 
+use std::ops::Range;
+
+use c10d_membership::MemberKey;
 use elastic_rendezvous::{BoardError, RoundBoard};
 use serde_json::{Value, json};
 
@@ -14,7 +17,7 @@ const FIRST_SIZE: &str = "c10d/places/size";
 
 /// How many ranks entering nodes have got besides, and how many processes were started besides the first.
 const RANKS: &str = "c10d/places/ranks";
-const SERIALS: &str = "c10d/places/serials";
+const STARTS: &str = "c10d/places/serials";
 
 /// The name of the membership group of the round's workers.
 const GROUP: &str = "c10d/places/group";
@@ -27,11 +30,26 @@ pub(crate) struct Place {
     pub(crate) first_size: usize,
 }
 
+/// One process of a worker, among all processes of the membership group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ProcessId {
+    pub(crate) rank: usize,
+    /// The number of the start: no other process of the group has it, and it ascends with each process of the rank.
+    pub(crate) start: u64,
+}
+
+impl ProcessId {
+    /// The name of the process in the membership group, which refuses an earlier process of the same rank.
+    pub(crate) const fn member(self) -> MemberKey {
+        MemberKey::new(self.rank as u64, self.start.saturating_add(1))
+    }
+}
+
 fn place_name(group_rank: usize) -> String {
     format!("c10d/places/{group_rank}")
 }
 
-/// Writes the ranks of a node's workers, before the round is opened, and numbers the workers, which all start. The first that
+/// Writes the ranks of a node's workers, before the round is opened, and numbers their starts. The first processes that
 /// start in a place have their ranks as numbers. A place that is known had workers: this launcher may have started them, or its
 /// predecessor on a node that was itself started again in the same round.
 pub(crate) fn occupy(
@@ -40,7 +58,7 @@ pub(crate) fn occupy(
     has_entered: bool,
     place: &Place,
     node: &RoleInfo,
-) -> Result<Vec<u64>, BoardError> {
+) -> Result<Vec<ProcessId>, BoardError> {
     let name = place_name(group_rank);
     let is_first = !has_entered && !board.has(&name)?;
     let text = json!({
@@ -50,13 +68,15 @@ pub(crate) fn occupy(
     });
     board.put(FIRST_SIZE, place.first_size.to_string())?;
     board.put(&name, text.to_string())?;
-    match is_first {
-        true => {
-            let first = place.ranks.first_rank as u64;
-            Ok((first..).take(node.local_world_size).collect())
-        }
-        false => next_serials(board, place.first_size, node.local_world_size),
-    }
+    let (first_rank, count) = (place.ranks.first_rank, node.local_world_size);
+    let starts = match is_first {
+        true => first_rank as u64..(first_rank + count) as u64,
+        false => next_starts(board, place.first_size, count)?,
+    };
+    let processes = (first_rank..).zip(starts);
+    Ok(processes
+        .map(|(rank, start)| ProcessId { rank, start })
+        .collect())
 }
 
 /// The ranks for the workers of a node that has entered the round with this group rank.
@@ -110,21 +130,15 @@ pub(crate) fn group(
     })
 }
 
-/// Numbers later processes of workers. No other process of the round has these numbers.
-pub(crate) fn next_serials(
+/// Numbers the starts of later processes. No other process of the round has these numbers.
+pub(crate) fn next_starts(
     board: &RoundBoard,
     first_size: usize,
     count: usize,
-) -> Result<Vec<u64>, BoardError> {
-    let taken = board.take_numbers(SERIALS, count)?;
+) -> Result<Range<u64>, BoardError> {
+    let taken = board.take_numbers(STARTS, count)?;
     let end = (first_size as u64).saturating_add(taken);
-    Ok((end.saturating_sub(count as u64)..end).collect())
-}
-
-/// The incarnation in the membership group of the process with this number. It ascends with each process of a worker: the
-/// service refuses an earlier process of the same worker.
-pub(crate) const fn incarnation(serial: u64) -> u64 {
-    serial.saturating_add(1)
+    Ok(end.saturating_sub(count as u64)..end)
 }
 
 /// The ranks in the description of a place, if they fit the workers of this node.
@@ -159,8 +173,12 @@ mod tests {
             let ranks = RankBlock::identical(rank, 2, 2);
             let first_size = 4;
             let place = Place { ranks, first_size };
-            let serials = occupy(&board, rank, false, &place, &node(2)).unwrap();
-            assert_eq!(serials, [2 * rank as u64, 2 * rank as u64 + 1]);
+            let processes = occupy(&board, rank, false, &place, &node(2)).unwrap();
+            let first = |rank| ProcessId {
+                rank,
+                start: rank as u64,
+            };
+            assert_eq!(processes, [first(2 * rank), first(2 * rank + 1)]);
         }
         board
     }

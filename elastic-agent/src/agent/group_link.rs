@@ -10,7 +10,7 @@ use c10d_store::{StoreAddress, StoreError, StoreExt, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::{BoardError, RendezvousInfo};
 
 use super::handle::Shared;
-use crate::places::{self, Place};
+use crate::places::{self, Place, ProcessId};
 use crate::ranks::RoleInfo;
 use crate::round::{AgentError, GroupNews};
 use crate::worker::WorkerExit;
@@ -33,11 +33,10 @@ pub(super) struct GroupLink {
     cancel: Cancel,
     open: Option<Membership>,
     first_size: usize,
-    first_rank: usize,
     /// Whether the store has had the group.
     is_known: bool,
-    /// The number of the last process of each worker, by local rank.
-    serials: Vec<u64>,
+    /// The last process of each worker, by local rank.
+    processes: Vec<ProcessId>,
 }
 
 /// Which processes of the group the workers are that start.
@@ -46,8 +45,8 @@ pub(super) struct GroupStart<'l> {
     pub(super) name: &'l str,
     /// The number of members that the group had at first.
     pub(super) first_size: usize,
-    /// The numbers of the processes, by local rank.
-    pub(super) serials: &'l [u64],
+    /// The processes, by local rank.
+    pub(super) processes: &'l [ProcessId],
 }
 
 /// The name that nodes of release 0.2 give to the group of a round.
@@ -112,9 +111,8 @@ impl GroupLink {
             cancel: shared.stopping.clone(),
             open: None,
             first_size: place.first_size,
-            first_rank: place.ranks.first_rank,
             is_known: false,
-            serials: Vec::new(),
+            processes: Vec::new(),
         };
         let board = round.board();
         let fresh = fresh_name(round, shared);
@@ -123,7 +121,7 @@ impl GroupLink {
         if link.has_ended(&name, round)? && !shared.handler.has_store_per_round() {
             link.set_name(places::group(&board, Some(&name), &fresh)?);
         }
-        link.serials = places::occupy(&board, round.rank, round.has_entered, &place, node)?;
+        link.processes = places::occupy(&board, round.rank, round.has_entered, &place, node)?;
         Ok(link)
     }
 
@@ -156,7 +154,7 @@ impl GroupLink {
         GroupStart {
             name: &self.name,
             first_size: self.first_size,
-            serials: &self.serials,
+            processes: &self.processes,
         }
     }
 
@@ -166,15 +164,14 @@ impl GroupLink {
         local_rank: usize,
         round: &RendezvousInfo,
     ) -> Result<GroupStart<'_>, AgentError> {
-        let next = places::next_serials(&round.board(), self.first_size, 1)?;
-        self.serials[local_rank..=local_rank].copy_from_slice(&next);
+        let next = places::next_starts(&round.board(), self.first_size, 1)?;
+        self.processes[local_rank].start = next.start;
         Ok(self.start())
     }
 
     /// Says that a worker is dead, and asks how the group is after that.
     pub(super) fn dead(&mut self, exit: &WorkerExit) -> GroupNews {
-        let incarnation = places::incarnation(self.serials[exit.local_rank]);
-        let member = MemberKey::new(exit.rank as u64, incarnation);
+        let member = self.processes[exit.local_rank].member();
         self.status_after(|group| group.dead(member).map(drop))
     }
 
@@ -185,10 +182,7 @@ impl GroupLink {
 
     /// The workers of this node that the group has evicted, by local rank: not those that have left.
     pub(super) fn evicted(&mut self) -> Vec<usize> {
-        let own: Vec<MemberKey> = (self.first_rank as u64..)
-            .zip(&self.serials)
-            .map(|(rank, serial)| MemberKey::new(rank, places::incarnation(*serial)))
-            .collect();
+        let own: Vec<MemberKey> = self.processes.iter().map(|it| it.member()).collect();
         let find = |group: &Membership| {
             let members = group.status()?.map(|status| status.members);
             let members = members.unwrap_or_default();

@@ -47,11 +47,11 @@ pub(super) struct Shared {
 
 #[derive(Debug)]
 pub(super) enum Event {
-    /// A worker of this generation exited. The agent counts generations, one for each start of workers.
-    Exit(u64, WorkerExit),
+    /// A worker of this start exited. The agent counts the starts of all workers of the node.
+    Exit(usize, WorkerExit),
     MembersChanged,
-    /// The workers of this generation have reported no progress for this long.
-    Stuck(u64, Duration),
+    /// The workers of this start have reported no progress for this long.
+    Stuck(usize, Duration),
     /// A stop signal arrived: see [`Shared::stop_signal`].
     Stop,
     /// A signal for the workers.

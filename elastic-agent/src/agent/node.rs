@@ -42,7 +42,7 @@ pub(super) struct Node {
     /// Of the current round.
     pub(super) network: WorkersNetwork,
     /// How often this agent has started workers.
-    pub(super) generation: u64,
+    pub(super) starts: usize,
 }
 
 impl Node {
@@ -79,7 +79,7 @@ impl Node {
             published: None,
             first_failure: None,
             network: WorkersNetwork::default(),
-            generation: 0,
+            starts: 0,
         })
     }
 }
@@ -112,7 +112,7 @@ impl Node {
             return Ok(());
         };
         let stop = &self.shared.stopping;
-        if self.generation > 0 {
+        if self.starts > 0 {
             self.shared.handler.exit_round()?;
         }
         let variables = [

@@ -25,8 +25,6 @@ use crate::worker::{GroupPlan, Remains, StartError, WorkerInput, WorkerPlan, Wor
 pub(super) struct PlannedStart<'s> {
     /// The number of restarts that this node has used, and the total number that it may use.
     pub(super) restarts: (usize, usize),
-    /// How often this agent had started all workers before these.
-    pub(super) starts: u64,
     /// The local rank of the worker that is replaced while the other workers run; `None` to start
     /// all workers.
     pub(super) replaced: Option<usize>,
@@ -95,19 +93,23 @@ impl Node {
         let group = start.group.zip(options.keep.as_ref());
         let member = group.map(|(group, keep)| GroupMember {
             group: group.name,
-            serial: group.serials[local_rank],
+            process: group.processes[local_rank],
             members_first: group.first_size,
             members_min: keep.members_min,
         });
-        let starts = usize::try_from(start.starts).unwrap_or(usize::MAX);
+        // The start that is planned is counted when it begins.
+        let before = match start.replaced {
+            None => self.starts,
+            Some(_) => self.starts - 1,
+        };
         let progress_file = self
             .progress
             .as_ref()
-            .map(|directory| ProgressOptions::worker_file(directory.path(), starts, local_rank));
+            .map(|directory| ProgressOptions::worker_file(directory.path(), before, local_rank));
         let debug_socket = options
             .debug_sockets
             .as_deref()
-            .map(|directory| AgentOptions::debug_socket(directory, starts, local_rank));
+            .map(|directory| AgentOptions::debug_socket(directory, before, local_rank));
         let is_debugged = options.debug_rank.map(|rank| rank == assignment.rank);
         let run_id = self.shared.handler.run_id();
         let inherited = options.environment.iter().cloned();
@@ -123,7 +125,7 @@ impl Node {
             environment = environment.with_one_device(local_rank)?;
         }
         if let Some(member) = member {
-            environment = environment.with_membership(&assignment, member);
+            environment = environment.with_membership(member);
         }
         if let Some(relay) = relay {
             environment = environment.with_relay(relay);
@@ -164,16 +166,16 @@ impl Node {
         let (Some(progress), Some(directory)) = (&self.options.progress, &self.progress) else {
             return Ok(None);
         };
-        let starts = usize::try_from(self.generation).unwrap_or(usize::MAX);
         let local_ranks = 0..self.options.local_world_size;
-        let own = local_ranks
-            .map(|local_rank| ProgressOptions::worker_file(directory.path(), starts, local_rank));
+        let own = local_ranks.map(|local_rank| {
+            ProgressOptions::worker_file(directory.path(), self.starts, local_rank)
+        });
         let mut directories = vec![own.collect()];
         directories.extend(progress.file.clone().map(|file| vec![file]));
-        let (events, generation) = (self.shared.events.clone(), self.generation + 1);
+        let (events, start) = (self.shared.events.clone(), self.starts + 1);
         let on_stuck = move |silent| {
             // Fails when the agent is dropped.
-            let _ = events.send(Event::Stuck(generation, silent));
+            let _ = events.send(Event::Stuck(start, silent));
         };
         let poller = Poller::start(
             directories,
@@ -216,7 +218,7 @@ impl Node {
             credentials: round.bootstrap.credentials.clone(),
             is_agent_store: round.bootstrap.is_agent_store,
             are_preloaded: group.are_forked(),
-            restarts: usize::try_from(self.generation - 1).unwrap_or(usize::MAX),
+            restarts: self.starts - 1,
             restarts_used: times.restarts,
             membership: None,
             rendezvous: times.rendezvous,

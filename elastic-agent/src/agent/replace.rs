@@ -23,12 +23,12 @@ impl Node {
     pub(super) fn start_group(&mut self, plan: GroupPlan) -> Result<WorkerGroup, AgentError> {
         let stop = &self.shared.stopping;
         let (forked, is_forked_only) = self.forking.forked_workers(stop)?;
-        let (events, generation) = (self.shared.events.clone(), self.generation);
+        let (events, start) = (self.shared.events.clone(), self.starts);
         let listeners = self.listeners.clone();
         let on_exit = move |exit| {
             listeners.notify(&AgentEvent::WorkerExited(&exit));
             // Fails when the agent is dropped.
-            let _ = events.send(Event::Exit(generation, exit));
+            let _ = events.send(Event::Exit(start, exit));
         };
         let kill_switch = self.shared.kill_switch.clone();
         let console = Console::inherited();
@@ -114,7 +114,6 @@ impl Runtime<'_> {
             running.watchdog.as_ref().map(Watchdog::path),
             PlannedStart {
                 restarts,
-                starts: node.generation - 1,
                 replaced: Some(local_rank),
                 group,
             },

@@ -276,11 +276,11 @@ impl<'a> Runtime<'a> {
                 // The agent itself holds a sender.
                 (Err(_), _) => return self.signal(),
             };
-            let generation = self.node.generation;
+            let newest = self.node.starts;
             match event {
-                Event::Exit(of, exit) if of == generation => return Input::WorkerExited(exit),
+                Event::Exit(start, exit) if start == newest => return Input::WorkerExited(exit),
                 Event::MembersChanged => return Input::MembersChanged,
-                Event::Stuck(of, silent_for) if of == generation => {
+                Event::Stuck(start, silent_for) if start == newest => {
                     if let Site::Running(running) = &self.site {
                         return Input::Stuck(Box::new(running.stuck(silent_for)));
                     }

@@ -96,8 +96,6 @@ impl Runtime<'_> {
             watchdog.as_ref().map(Watchdog::path),
             PlannedStart {
                 restarts,
-                // Counted up when the workers have a plan.
-                starts: self.node.generation,
                 replaced: None,
                 group: members.as_ref().map(GroupLink::start),
             },
@@ -271,7 +269,7 @@ impl Runtime<'_> {
         } = *prepared;
         let node = &mut *self.node;
         let progress = node.watch_progress()?;
-        node.generation += 1;
+        node.starts += 1;
         // As the template forks them, also in a round that keeps none.
         let plans = match node.options.keep {
             Some(_) => plan.split(),

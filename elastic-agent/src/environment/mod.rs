@@ -12,7 +12,7 @@ use std::path::Path;
 
 use c10d_socket::HostPort;
 
-use crate::places;
+use crate::places::ProcessId;
 use crate::ranks::Assignment;
 
 /// Names the unix socket on which the worker's debug server should listen.
@@ -77,8 +77,7 @@ pub struct WorkerEnvironment(BTreeMap<OsString, OsString>);
 pub(crate) struct GroupMember<'a> {
     /// The group's name on the workers' store.
     pub(crate) group: &'a str,
-    /// A number that no other process of the group ever has.
-    pub(crate) serial: u64,
+    pub(crate) process: ProcessId,
     /// How many members the group had at first.
     pub(crate) members_first: usize,
     /// With fewer members the group does no work.
@@ -200,9 +199,9 @@ impl WorkerEnvironment {
         let incarnation = places::incarnation(member.serial);
         self.with(KEEP_WORKERS, "1")
             .with("C10D_MEMBERSHIP_GROUP", member.group)
-            .with("C10D_MEMBER_ID", ranks.rank.to_string())
+            .with("C10D_MEMBER_ID", rank.to_string())
             .with("C10D_MEMBER_INCARNATION", incarnation.to_string())
-            .with("C10D_MEMBER_SERIAL", member.serial.to_string())
+            .with("C10D_MEMBER_SERIAL", start.to_string())
             .with("C10D_MEMBERS_FIRST", member.members_first.to_string())
             .with("C10D_MEMBERS_MIN", member.members_min.to_string())
     }

@@ -162,14 +162,11 @@ fn a_worker_knows_what_it_is_in_the_group() {
     let outer = plain(&[("C10D_KEEP_WORKERS", "1"), ("C10D_MEMBER_ID", "77")]);
     let member = GroupMember {
         group: "job/0",
-        serial: 21,
+        process: ProcessId { rank: 5, start: 21 },
         members_first: 7,
         members_min: 2,
     };
-    let mut own = outer
-        .clone()
-        .with_membership(&RANKS, member)
-        .into_variables();
+    let mut own = outer.clone().with_membership(member).into_variables();
     own.retain(|(name, _)| {
         name.as_encoded_bytes().starts_with(b"C10D_MEMBER") || name == "C10D_KEEP_WORKERS"
     });

@@ -1,4 +1,4 @@
-//! The numbers of the processes of a round, simulated or not: docs/spec/rendezvous.md, PLACES 2.
+//! The starts of the processes of a round, simulated or not: docs/spec/rendezvous.md, PLACES 2.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,23 +7,23 @@ use c10d_store::HashStore;
 use elastic_rendezvous::RoundBoard;
 
 use super::world::World;
-use crate::places::{self, Place};
+use crate::places::{self, Place, ProcessId};
 use crate::ranks::{RankBlock, RoleInfo};
 
-/// The board of a round, and the numbers that the processes of its group have got.
+/// The board of a round, and the starts of the processes of its group.
 #[derive(Debug)]
 pub(super) struct Numbers {
     board: RoundBoard,
-    /// All that were given, and the newest of each rank.
-    serials: BTreeSet<u64>,
-    newest: BTreeMap<usize, u64>,
+    /// All numbers of starts, and the newest of each rank.
+    starts: BTreeSet<u64>,
+    newest: BTreeMap<usize, ProcessId>,
 }
 
 impl Default for Numbers {
     fn default() -> Self {
         Self {
             board: RoundBoard::new(Arc::new(HashStore::new())),
-            serials: BTreeSet::new(),
+            starts: BTreeSet::new(),
             newest: BTreeMap::new(),
         }
     }
@@ -47,29 +47,33 @@ fn place(index: usize, nodes: usize, workers: usize) -> Place {
 
 impl Numbers {
     /// Two processes never have the same number, and the incarnations of a worker ascend.
-    fn check(&mut self, rank: usize, serial: u64) {
-        assert!(self.serials.insert(serial), "number {serial} repeats");
-        let last = self.newest.insert(rank, serial);
-        let incarnation = places::incarnation(serial);
+    fn check(&mut self, process: ProcessId) {
+        assert!(self.starts.insert(process.start), "{process:?} repeats");
+        let last = self.newest.insert(process.rank, process);
         assert!(
-            last.is_none_or(|last| places::incarnation(last) < incarnation),
-            "rank {rank}: incarnation {incarnation} of {serial} follows {last:?}"
+            last.is_none_or(|last| last.member().incarnation < process.member().incarnation),
+            "{process:?} follows {last:?}"
         );
     }
 
     /// A node starts all its workers.
     fn start(&mut self, index: usize, has_entered: bool, place: &Place, workers: usize) {
         let node = node(workers);
-        let serials = places::occupy(&self.board, index, has_entered, place, &node).unwrap();
-        assert_eq!(serials.len(), workers);
-        for (rank, serial) in (place.ranks.first_rank..).zip(serials) {
-            self.check(rank, serial);
+        let processes = places::occupy(&self.board, index, has_entered, place, &node).unwrap();
+        let ranks = processes.iter().map(|process| process.rank);
+        let first = place.ranks.first_rank;
+        assert!(ranks.eq(first..first + workers), "{processes:?}");
+        for process in processes {
+            self.check(process);
         }
     }
 
     fn replace(&mut self, place: &Place, local_rank: usize) {
-        let next = places::next_serials(&self.board, place.first_size, 1).unwrap();
-        self.check(place.ranks.first_rank + local_rank, next[0]);
+        let next = places::next_starts(&self.board, place.first_size, 1).unwrap();
+        self.check(ProcessId {
+            rank: place.ranks.first_rank + local_rank,
+            start: next.start,
+        });
     }
 }
 
@@ -146,7 +150,7 @@ fn carry_out(history: &[Next]) {
                 name = places::group(&numbers.board, Some(&name), &fresh).unwrap();
                 assert_eq!(name, fresh);
                 // Processes of another group can have the same numbers.
-                numbers.serials.clear();
+                numbers.starts.clear();
                 numbers.newest.clear();
             }
         }
