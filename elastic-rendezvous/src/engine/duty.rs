@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use c10d_socket::Silence;
+
 /// How long the store has been without a server when a node considers the standbys lost: longer than a
 /// takeover takes.
 const LOST_AFTER: Duration = Duration::from_secs(5);
@@ -16,7 +18,8 @@ pub(crate) struct Duty {
     candidates_max: usize,
     rank: Option<usize>,
     has_found_leader: bool,
-    without_leader_since: Option<Duration>,
+    /// The silence of leaders since a look has found none.
+    silence: Option<Silence<Duration>>,
     steps_in: bool,
 }
 
@@ -26,7 +29,7 @@ impl Duty {
             candidates_max,
             rank: None,
             has_found_leader: false,
-            without_leader_since: None,
+            silence: None,
             steps_in: false,
         }
     }
@@ -35,11 +38,11 @@ impl Duty {
     pub(crate) fn looked(&mut self, is_led: bool, now: Duration) {
         if is_led {
             self.has_found_leader = true;
-            self.without_leader_since = None;
+            self.silence = None;
             return;
         }
-        let since = *self.without_leader_since.get_or_insert(now);
-        self.steps_in |= !self.has_found_leader || now.saturating_sub(since) >= LOST_AFTER;
+        let silence = self.silence.get_or_insert(Silence::new(now, LOST_AFTER));
+        self.steps_in |= !self.has_found_leader || silence.is_lost(now);
     }
 
     /// The node has this rank in a round.

@@ -8,6 +8,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use c10d_socket::Silence;
+
 use crate::engine::links::Links;
 use crate::values::node::NodeId;
 use crate::values::report::LostNode;
@@ -190,7 +192,7 @@ impl Observations {
             .filter(|(node, _)| *node != me)
             .filter_map(|(node, sighting)| {
                 let lost_since = self.links.lost_since(node);
-                let is_silent = sighting.is_silent_at(moment, settings);
+                let is_silent = sighting.silence(settings).is_lost(moment);
                 (is_silent || lost_since.is_some()).then(|| {
                     let since = lost_since.unwrap_or(sighting.seen_at);
                     LostNode {
@@ -269,19 +271,17 @@ impl Observations {
         self.round.deadline.map(|(_, seen_at)| seen_at)
     }
 
-    /// When the next node will have been silent for too long, without those that already are at `moment`.
+    /// Returns when the next node will be silent for too long, without the nodes that already are at `moment`.
     pub(crate) fn next_silence_at(
         &self,
         me: &NodeId,
         settings: &RendezvousSettings,
         moment: Duration,
     ) -> Option<Duration> {
-        self.peers
-            .iter()
-            .filter(|(node, sighting)| *node != me && !sighting.is_silent_at(moment, settings))
-            .map(|(_, sighting)| sighting.silent_since)
-            .min()
-            .map(|from| from.saturating_add(settings.dead_after()))
+        let others = self.peers.iter().filter(|(node, _)| *node != me);
+        let silences = others.map(|(_, sighting)| sighting.silence(settings));
+        let lost_at = silences.filter_map(|silence| silence.lost_at());
+        lost_at.filter(|at| *at > moment).min()
     }
 
     /// The time to write as a heartbeat or deadline.
@@ -314,8 +314,12 @@ impl Observations {
 }
 
 impl Sighting {
-    fn is_silent_at(&self, moment: Duration, settings: &RendezvousSettings) -> bool {
-        moment.saturating_sub(self.silent_since) > settings.dead_after()
+    fn silence(&self, settings: &RendezvousSettings) -> Silence<Duration> {
+        // PyTorch also keeps a node that has been silent for exactly this time.
+        let longer = settings
+            .dead_after()
+            .saturating_add(Duration::from_nanos(1));
+        Silence::new(self.silent_since, longer)
     }
 }
 

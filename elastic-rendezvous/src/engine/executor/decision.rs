@@ -138,11 +138,11 @@ impl Executor {
         .filter(|&at| is_participant && at >= now.monotonic)
         .min()
         .map(|at| at.saturating_add(margin));
-        let silence = self
-            .decider
-            .observations
-            .next_silence_at(&self.me, &self.decider.settings, self.requests.requested_at)
-            .map(|at| at.saturating_add(margin));
+        let silence = self.decider.observations.next_silence_at(
+            &self.me,
+            &self.decider.settings,
+            self.requests.requested_at,
+        );
         let heartbeat = self
             .decider
             .observations

@@ -8,6 +8,8 @@ mod tenure;
 
 use std::time::Duration;
 
+use c10d_socket::Silence;
+
 use super::ask::{Ask, Ending, Reply};
 use super::holder::Holder;
 use super::message::{Lease, Place, RequestKind, Summary};
@@ -124,7 +126,7 @@ enum Standing {
     Evicted,
 }
 
-/// A node's part in the lease: it holds it, or knows of the node that does.
+/// A node's part in the lease: the node holds the lease, or follows the holder.
 #[derive(Debug)]
 enum Role {
     Follower(LeaseView),
@@ -137,11 +139,11 @@ struct Tenure {
     /// The lease as it was written last.
     lease: Vec<u8>,
     renewals: u64,
-    /// When the last renewal that succeeded was requested.
-    renewed_at: Duration,
+    /// The silence of this holder for the other nodes, since the last renewal that succeeded was requested.
+    silence: Silence<Duration>,
     /// Whether to empty the queue first. Other nodes may have seen the lease as free and have left
     /// alone, so that their requests are in the queue.
-    takes_first: bool,
+    drains_queue: bool,
     phase: TenurePhase,
     /// When the holder leaves its round itself, and until when it may put that off; `None` while it does not want to.
     leaves: Option<(Duration, Duration)>,
@@ -187,34 +189,35 @@ enum LeaseView {
     Unknown,
     Known {
         lease: Vec<u8>,
-        /// When this lease was read first and last.
-        since: Duration,
+        /// The silence of the holder since this lease was read first.
+        silence: Silence<Duration>,
+        /// When the lease was read last.
         polled: Duration,
     },
 }
 
 impl LeaseView {
-    fn new(lease: Vec<u8>, at: Duration) -> Self {
+    /// A lease that was read at this time, and is free without a renewal within `timeout`.
+    fn new(lease: Vec<u8>, at: Duration, timeout: Duration) -> Self {
         Self::Known {
             lease,
-            since: at,
+            silence: Silence::new(at, timeout),
             polled: at,
         }
     }
 
-    /// Whether the lease was given back, or was seen without a renewal for `timeout`.
-    fn is_free(&self, timeout: Duration) -> bool {
+    /// Whether the lease was given back, or was seen without a renewal for its timeout.
+    fn is_free(&self) -> bool {
         let Self::Known {
             lease,
-            since,
+            silence,
             polled,
         } = self
         else {
             return false;
         };
         let lease = Lease::from_text(lease);
-        lease.is_none_or(|lease| lease.renewal.is_none())
-            || polled.saturating_sub(*since) >= timeout
+        lease.is_none_or(|lease| lease.renewal.is_none()) || silence.is_lost(*polled)
     }
 
     /// The epoch of the lease; `None` before the first one.
@@ -437,7 +440,7 @@ impl Station {
             return self.poll_lease(at);
         };
         let epoch = view.epoch();
-        if view.is_free(self.lease_timeout()) {
+        if view.is_free() {
             if self.may_hold() {
                 // Two stores, one after the other, never have their first holders at the same microsecond.
                 let now = now.wall.as_micros().unsigned_abs();

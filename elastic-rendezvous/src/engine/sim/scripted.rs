@@ -310,9 +310,9 @@ fn a_node_checks_suspects_once_a_second_until_they_write_or_are_dead() {
     }
     let now = at(14 * SECOND + SECOND / 2);
     read_again(&mut executor, &state, now);
-    let until = START.monotonic + 15 * SECOND + MILLISECOND;
+    let until = START.monotonic + 15 * SECOND + NANOSECOND;
     assert_eq!(executor.step(now), Need::Wait { until });
-    let now = at(15 * SECOND + MILLISECOND);
+    let now = at(15 * SECOND + NANOSECOND);
     read_again(&mut executor, &state, now);
     assert_eq!(executor.step(now), Need::Write);
     assert_eq!(rule(&executor), Rule::J13);

@@ -70,7 +70,7 @@ impl Holder {
         }
         let as_of = self.as_of.oldest();
         match observations.next_silence_at(&self.me, settings, as_of) {
-            Some(at) => self.timers.set(Timer::Silence, at.saturating_add(margin)),
+            Some(at) => self.timers.set(Timer::Silence, at),
             None => self.timers.cancel(Timer::Silence),
         }
     }

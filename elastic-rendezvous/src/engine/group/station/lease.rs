@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use c10d_socket::{Liveness, Silence};
+
 use super::{LeaseView, Role, Station, Timer};
 use crate::engine::group::ask::Ask;
 use crate::engine::group::message::Lease;
@@ -112,16 +114,17 @@ impl Station {
         match view {
             LeaseView::Known {
                 lease,
-                since,
+                silence,
                 polled,
             } if *lease == current => {
                 *polled = at;
-                let free_at = since.saturating_add(timeout);
-                if free_at > at {
-                    self.timers.set(Timer::SecondPoll, free_at);
+                if let Liveness::Alive { until: Some(until) } = silence.check(at) {
+                    self.timers.set(Timer::SecondPoll, until);
                 }
             }
-            LeaseView::Known { .. } | LeaseView::Unknown => *view = LeaseView::new(current, at),
+            LeaseView::Known { .. } | LeaseView::Unknown => {
+                *view = LeaseView::new(current, at, timeout);
+            }
         }
     }
 
@@ -132,12 +135,12 @@ impl Station {
         match &mut self.role {
             Role::Holder(tenure) if is_mine => {
                 tenure.lease = current;
-                tenure.takes_first |= at.saturating_sub(tenure.renewed_at) >= timeout;
-                tenure.renewed_at = self.exchange.asked_at;
+                tenure.drains_queue |= tenure.silence.is_lost(at);
+                tenure.silence = Silence::new(self.exchange.asked_at, timeout);
                 // The renewal has succeeded, so there is no later holder that misses these requests.
                 self.misdirected.clear();
             }
-            Role::Holder(_) => self.follow(LeaseView::new(current, at), now),
+            Role::Holder(_) => self.follow(LeaseView::new(current, at, timeout), now),
             Role::Follower(_) => {
                 self.on_lease(current, now);
                 match Lease::from_text(lease) {

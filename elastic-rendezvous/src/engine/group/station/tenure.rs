@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use c10d_socket::Silence;
+
 use super::{Phase, Role, Standing, Station, Tenure, TenurePhase, Timer};
 use crate::engine::group::ask::{Ask, Reply};
 use crate::engine::group::holder::{Holder, Task};
@@ -85,7 +87,7 @@ impl Station {
             let lease = self.lease(epoch, Some(renewals), generation);
             return Ask::Claim { expected, lease };
         }
-        if std::mem::take(&mut tenure.takes_first) {
+        if std::mem::take(&mut tenure.drains_queue) {
             return Ask::TakeRequests { until: at };
         }
         if self.timers.is_due(Timer::Mark, at) {
@@ -210,8 +212,8 @@ impl Station {
             holder,
             lease,
             renewals: 0,
-            renewed_at: self.exchange.asked_at,
-            takes_first: false,
+            silence: Silence::new(self.exchange.asked_at, self.lease_timeout()),
+            drains_queue: false,
             // The summary of the holder before names the nodes that have left.
             phase: if epoch > 1 {
                 TenurePhase::Checking
