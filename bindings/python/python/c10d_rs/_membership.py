@@ -75,15 +75,15 @@ def join(
         size_min = size_first
     options = {name: wait.total_seconds() for name, wait in waits.items()}
     options |= {"size_min": size_min, "size_first": max(size_first, size_min)}
-    member, incarnation, serial = place.identity(size_first)
+    member, incarnation, start = place.identity(size_first)
     native = place.open(place.key(_TORCH_KEYS), member, incarnation, options, silence_max)
     try:
         with more_threads():
             dist.init_process_group(
                 "gloo",
                 store=place.torch_store(),
-                rank=serial,
-                world_size=serial + 1,
+                rank=start,
+                world_size=start + 1,
                 timeout=timeout,
                 enable_reconfigure=True,
             )

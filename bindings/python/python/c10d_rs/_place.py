@@ -72,12 +72,12 @@ class Place:
         return int(self.own.compare_set(self.key("size"), "", str(size)))
 
     def identity(self, size_first: int) -> tuple[int, int, int]:
-        """Return the id, its incarnation, and a number that no other process of the group ever has."""
+        """Return the id, its incarnation, and the number of the start, which no other process of the group ever has."""
         environment = os.environ
         if "C10D_MEMBER_ID" in environment:
             names = ("C10D_MEMBER_ID", "C10D_MEMBER_INCARNATION", "C10D_MEMBER_SERIAL")
-            member, incarnation, serial = (int(environment[name]) for name in names)
-            return member, incarnation, serial
+            member, incarnation, start = (int(environment[name]) for name in names)
+            return member, incarnation, start
         rank = int(environment.get("RANK", "-1"))
         if 0 <= rank < size_first and self.own.add(self.key(f"rank/{rank}"), 1) == 1:
             member = rank
