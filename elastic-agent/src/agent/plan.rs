@@ -98,10 +98,7 @@ impl Node {
             members_min: keep.members_min,
         });
         // The start that is planned is counted when it begins.
-        let before = match start.replaced {
-            None => self.starts,
-            Some(_) => self.starts - 1,
-        };
+        let before = self.starts - usize::from(start.replaced.is_some());
         let progress_file = self
             .progress
             .as_ref()
