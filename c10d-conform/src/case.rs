@@ -41,7 +41,7 @@ pub(crate) struct Case {
 #[derive(Debug, Clone)]
 pub(crate) enum Answer {
     Script(Script),
-    /// It is no question to this server.
+    /// This server has no answer to the case.
     Skip(String),
 }
 

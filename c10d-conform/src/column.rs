@@ -9,9 +9,9 @@ use crate::request::Opcode;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Column {
     name: &'static str,
-    /// Where a case states a different answer for this server, the most specific first.
+    /// The names of different answers for this server in a case, the most specific first.
     answers: &'static [&'static str],
-    /// It closes the connection on these.
+    /// The commands on which it closes the connection.
     lacks: &'static [Opcode],
     is_pytorch: bool,
 }

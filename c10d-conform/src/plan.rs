@@ -9,7 +9,7 @@ use crate::request::{Opcode, RequestBytes};
 use crate::rewrite::{is_movable, move_keys};
 use crate::script::{Act, Script, Send, Step, commands_and_keys};
 
-/// At most this many places at which one case is cut in two.
+/// The most places at which one case is cut in two.
 const CUTS_MAX: usize = 40;
 
 /// Longer requests are not sent byte by byte.
@@ -24,9 +24,9 @@ const CUT_PAUSE: Duration = Duration::from_millis(1);
 pub(crate) struct Plan {
     pub(crate) name: String,
     pub(crate) operation: String,
-    /// It looks at the whole store, or may stop others.
+    /// Whether the case reads the whole store, or may stop other cases.
     pub(crate) is_alone: bool,
-    /// Its connections may be in a state that they should not be in.
+    /// Whether its connections may be in a state that they should not be in.
     pub(crate) is_quirk: bool,
     pub(crate) attempts: Vec<Answer>,
 }

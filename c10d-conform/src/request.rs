@@ -77,7 +77,7 @@ impl Opcode {
 pub(crate) struct Requests<'b> {
     bytes: &'b [u8],
     position: usize,
-    /// Where the complete keys are.
+    /// The ranges of the complete keys.
     pub(crate) keys: Vec<Range<usize>>,
     pub(crate) opcodes: Vec<Opcode>,
     text: String,

@@ -70,7 +70,7 @@ impl Edits {
         edits
     }
 
-    /// Where the byte at a position is now. The prefix belongs to the byte after it.
+    /// The present position of a byte. The prefix belongs to the byte after it.
     fn moved(&self, position: usize) -> usize {
         let before = self.insertions.partition_point(|at| *at < position);
         position + before * self.inserted

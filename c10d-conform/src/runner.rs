@@ -21,7 +21,7 @@ use crate::worker::{Setting, Worker};
 /// Cases in progress at a time. Most of them wait.
 const THREADS: usize = 6;
 
-/// For a run. A case that has not ended then has no verdict.
+/// The time limit of a run. A case that has not ended at this time has no verdict.
 const RUN_TIME_MAX: Duration = Duration::from_secs(19);
 
 /// The error of a run without a report.
@@ -42,6 +42,16 @@ pub enum RunError {
 }
 
 /// A run of cases against a server.
+///
+/// ```no_run
+/// use c10d_conform::{COLUMNS, ServerRun};
+///
+/// let [newest, ..] = COLUMNS;
+/// let report = ServerRun::new("127.0.0.1:29500".parse()?, newest).run(1)?;
+/// println!("{}", report.to_text());
+/// assert!(report.is_conforming());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 #[must_use = "it does nothing until it runs"]
 pub struct ServerRun {

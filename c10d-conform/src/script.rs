@@ -27,7 +27,8 @@ pub(crate) enum Act {
     Fence,
     /// The server has to close, and to send nothing before.
     End,
-    /// For this long, the server has to send nothing and must not close: for the rest of a request, which no fence can follow.
+    /// The server must send nothing and not close the connection for this long: for the rest of a request, which no
+    /// fence can follow.
     Silence(Duration),
     Close,
     /// The script needs the connection no longer: another case may have it.
@@ -38,7 +39,7 @@ pub(crate) enum Act {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Send {
     pub(crate) bytes: Vec<u8>,
-    /// Where the bytes are cut, in ascending order.
+    /// The offsets where the bytes are cut, in ascending order.
     pub(crate) cuts: Vec<usize>,
     pub(crate) pause: Duration,
 }
@@ -58,7 +59,7 @@ impl Send {
     }
 }
 
-/// All that each connection sends, by its name.
+/// Returns the bytes that each connection sends, by its name.
 pub(crate) fn streams(script: &Script) -> Vec<(&str, Vec<u8>)> {
     let mut streams: Vec<(&str, Vec<u8>)> = Vec::new();
     for step in script {

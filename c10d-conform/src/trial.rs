@@ -10,7 +10,7 @@ use crate::verdict::{Bytes, Difference, Expected, Verdict};
 /// An order for the shell. Connections are numbers from 0 on.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Order<'t> {
-    /// With the handshake or without. A connection that has had it will do.
+    /// Open a connection, with the handshake or without. A connection that has had the handshake can be used as well.
     Open(usize, bool),
     Send(usize, &'t [u8]),
     /// Waits for bytes or the end of the stream, for a limited time.
@@ -27,7 +27,7 @@ pub(crate) enum Order<'t> {
 /// The result of the last order.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// It is done, or, for the first call, there was none.
+    /// The order was carried out; for the first call, there was no order.
     Done,
     /// The connection has had its handshake.
     Reused,
@@ -74,7 +74,7 @@ struct Connection {
 /// A script in progress.
 #[derive(Debug)]
 pub(crate) struct Trial {
-    /// Each with the number of its connection.
+    /// The operations, each with the number of its connection.
     operations: Vec<(usize, Operation)>,
     next: usize,
     /// The connection of the last order.

@@ -28,12 +28,12 @@ pub enum Verdict {
     Hangs(Difference),
     /// The column's server has no answer: its release lacks the command, or cannot be asked.
     NotAsked {
-        /// Why not.
+        /// The reason why not.
         why: String,
     },
     /// The case did not run: no time was left, or no connection could be made.
     NotRun {
-        /// Why not.
+        /// The reason why not.
         why: String,
     },
 }

@@ -43,7 +43,7 @@ pub(crate) struct Worker<'r> {
     setting: &'r Setting,
     fence: Exchange,
     idle: Vec<TcpStream>,
-    /// Only asked whether the server answers anybody.
+    /// A connection that only checks whether the server answers any client.
     witness: Option<TcpStream>,
 }
 

@@ -58,7 +58,7 @@ pub(crate) struct Database {
     pub(crate) header: Header,
     /// The state that was on the disk at the opening.
     pub(crate) newest: Option<Newest>,
-    /// Where SQLite reads, if it cannot in the directory. Dropped after the connection.
+    /// The copy that SQLite reads if it cannot read in the directory. Dropped after the connection.
     _copy: Option<Copy>,
 }
 
@@ -218,7 +218,7 @@ impl Database {
         bounds.map_err(|error| self.error("read", error))
     }
 
-    /// [`Journal::recover`](c10d_store::journal::Journal::recover).
+    /// Implements [`Journal::recover`](c10d_store::journal::Journal::recover).
     pub(crate) fn recover(
         &self,
         visit: &mut dyn FnMut(Recovered<'_>) -> Result<(), JournalError>,

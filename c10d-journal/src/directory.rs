@@ -30,7 +30,7 @@ impl Directory {
         &self.path
     }
 
-    /// For messages.
+    /// Describes the place of the journal, for messages.
     pub(crate) fn place(&self) -> String {
         format!("{} (SQLite)", self.path.display())
     }
@@ -65,7 +65,7 @@ impl Directory {
         self.path.join("owner")
     }
 
-    /// All that this program or SQLite opens.
+    /// Returns the paths of all files that this program or SQLite opens.
     pub(crate) fn files(&self) -> [PathBuf; 6] {
         let of_sqlite = |end| self.path.join(format!("journal.db{end}"));
         [

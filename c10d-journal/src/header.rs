@@ -20,7 +20,7 @@ pub(crate) struct Header {
     pub(crate) epoch: i64,
     /// A server has the journal open, or has ended without closing it: the write-ahead log is not empty.
     pub(crate) is_open: bool,
-    /// That of the snapshot; 0 without one.
+    /// The position of the snapshot; 0 without a snapshot.
     pub(crate) position: u64,
     /// The rows of the snapshot's chunks.
     pub(crate) chunks: Range<i64>,
@@ -41,7 +41,7 @@ impl Header {
         }
     }
 
-    /// How far the journal is with this last position and this last row of the batches.
+    /// Returns the newest state of the journal with this last position and this last row of the batches.
     pub(crate) fn newest(&self, position: u64, row: i64) -> Newest {
         Newest {
             epoch: self.epoch as u64,

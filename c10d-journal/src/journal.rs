@@ -32,6 +32,20 @@ const DELETION_BYTES: i64 = 128 << 10;
 ///
 /// One process serves it at a time: it holds a lock that is released when the process exits. Dropping the journal
 /// closes the database.
+///
+/// ```no_run
+/// use std::net::TcpListener;
+///
+/// use c10d_journal::SqliteJournal;
+/// use c10d_store::{ServerOptions, TcpStoreServer};
+///
+/// let journal = SqliteJournal::open("/var/lib/c10d/job-17")?; // creates it if it is missing
+/// let options = ServerOptions::default().with_journal(journal);
+/// let listener = TcpListener::bind("127.0.0.1:29500")?;
+/// let server = TcpStoreServer::serve(vec![listener], options)?; // has the keys of the journal
+/// # drop(server);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct SqliteJournal {
     database: Database,
@@ -46,12 +60,12 @@ pub struct SqliteJournal {
     snapshot: Option<SnapshotInProgress>,
     /// Rows that are no contents any more, the oldest first.
     old: VecDeque<(Table, Range<i64>)>,
-    /// How many bytes of them may go before the next append.
+    /// How many bytes of these rows may be deleted before the next append.
     deletion_bytes: i64,
     wal_bytes: i64,
     has_failed: bool,
     newest: NewestFile,
-    /// Where its files were when it was opened.
+    /// The places of its files when it was opened.
     places: Places,
 }
 

@@ -42,7 +42,7 @@ impl Newest {
         Ok(lines(&file)?.into_iter().flatten().max())
     }
 
-    /// Why a database with the state `found` has lost a part of this state.
+    /// Returns why a database with the state `found` has lost a part of this state.
     pub(crate) fn refute(&self, found: &Self) -> Option<String> {
         // An earlier release, which does not write this file, deletes rows that this one keeps.
         let is_of_same_epoch = found.epoch == self.epoch;

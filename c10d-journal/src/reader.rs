@@ -12,6 +12,17 @@ use crate::trust::Access;
 ///
 /// A journal that this process cannot write, for example on a read-only file system, is read from a copy in the directory for
 /// temporary files (`TMPDIR`).
+///
+/// ```no_run
+/// use c10d_journal::SqliteJournalReader;
+///
+/// let reader = SqliteJournalReader::open("/var/lib/c10d/job-17")?;
+/// println!("{} was opened {} times", reader.place(), reader.identity().epoch);
+/// for problem in reader.check_structure()? {
+///     println!("damaged: {problem}");
+/// }
+/// # Ok::<(), c10d_store::journal::JournalError>(())
+/// ```
 #[derive(Debug)]
 pub struct SqliteJournalReader {
     database: Database,

@@ -14,7 +14,7 @@ use crate::directory::Directory;
 /// Users who are neither the owner nor in the group may write.
 const OTHERS_WRITE: u32 = 0o002;
 
-/// Only the owner of a name may change it.
+/// The mode bit that lets only the owner of a name change it.
 const STICKY: u32 = 0o1000;
 
 /// Who opens a journal.
@@ -22,11 +22,11 @@ const STICKY: u32 = 0o1000;
 pub(crate) enum Access {
     /// Serves it, and writes what it is told in confidence.
     Serve,
-    /// Only reads it, which root does for any user.
+    /// The process only reads the journal, which root does for any user.
     Read,
 }
 
-/// Why a directory and its files are not to be opened. `None` if they can be, or if there are none.
+/// Returns why a directory and its files must not be opened. `None` if they may be, or do not exist.
 pub(crate) fn distrust(directory: &Directory, access: Access) -> io::Result<Option<String>> {
     let Some(metadata) = found(fs::metadata(directory.path()))? else {
         return Ok(None);

@@ -32,6 +32,21 @@ const KEY_CHARS_SHOWN_MAX: usize = 80;
 /// member at once.
 ///
 /// **Errors**: all methods return the errors of [`Store`]. After a lost connection all calls fail.
+///
+/// ```
+/// use c10d_membership::{GroupOptions, GroupStage, Membership};
+/// use c10d_store::{ServerOptions, TcpStore, TcpStoreServer};
+///
+/// let options = ServerOptions::default().with_groups(c10d_membership::groups);
+/// let server = TcpStoreServer::bind("127.0.0.1:0", options)?;
+/// let store = TcpStore::connect("127.0.0.1", server.local_addr().port())?;
+///
+/// let membership = Membership::connect(&store, "workers")?;
+/// membership.open(&GroupOptions::new(2), "default_pg/0//cpu//reconfigure/")?;
+/// let status = membership.status()?.expect("the group is open");
+/// assert_eq!(status.stage, GroupStage::Forming);
+/// # Ok::<(), c10d_store::StoreError>(())
+/// ```
 pub struct Membership {
     store: Arc<dyn Store>,
     group: String,
@@ -44,7 +59,7 @@ impl Membership {
     ///
     /// # Errors
     /// [`StoreError::Unsupported`] on other stores than TCP stores, and if the server has no [groups](crate::groups());
-    /// otherwise as [`StoreHandle::clone_store`](c10d_store::StoreHandle::clone_store).
+    /// otherwise the errors of [`StoreHandle::clone_store`](c10d_store::StoreHandle::clone_store).
     pub fn connect<S: Store + ?Sized>(store: &S, group: &str) -> Result<Self, StoreError> {
         let membership = Self {
             store: store.clone_store()?,
@@ -224,7 +239,7 @@ impl Membership {
 }
 
 impl fmt::Debug for Membership {
-    /// Without the list, which has handles.
+    /// Shows everything except the list, which has handles.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Membership")
             .field("store", &self.store)

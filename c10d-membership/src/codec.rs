@@ -604,7 +604,7 @@ fn cause_of(bytes: &mut &[u8]) -> Result<Cause, Malformed> {
     })
 }
 
-/// All reasons. On the wire each is its number, and 0 is none.
+/// All reasons. Each is represented by its number, and 0 by none.
 const REASONS: [Reason; 9] = [
     Reason::Dead,
     Reason::Silent,

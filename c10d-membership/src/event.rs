@@ -15,9 +15,9 @@ use crate::record::Record;
 pub enum Event {
     /// Leave the old mesh, then send [`Message::Ready`](crate::Message::Ready).
     Propose {
-        /// To say ready for.
+        /// The attempt for which members report that they are ready.
         attempt: Attempt,
-        /// When to leave.
+        /// The time at which the member must leave.
         leave: Leave,
         /// When the service continues without the members that are not ready, by its clock.
         deadline: Duration,
@@ -26,12 +26,12 @@ pub enum Event {
     Call {
         /// The list, and the uuid.
         record: Arc<Record>,
-        /// When the service gives the attempt up, by its clock.
+        /// The time when the service abandons the attempt, by its clock.
         deadline: Duration,
     },
     /// All members have acknowledged: the attempt is a generation. The first collective may begin.
     Commit {
-        /// The list.
+        /// The list of the generation.
         record: Arc<Record>,
     },
     /// The mesh is broken, and too few members remain: leave the mesh, and wait.
@@ -81,7 +81,7 @@ impl EventNumber {
     }
 }
 
-/// In the order in which an attempt goes through them.
+/// The stages of an attempt, in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
     Propose,

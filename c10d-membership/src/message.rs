@@ -14,7 +14,7 @@ pub enum Message {
     Hello {
         /// The handle of the process in torch's list.
         handle: Arc<str>,
-        /// How many steps it has done.
+        /// The number of steps that the process has done.
         step: u64,
     },
     /// The process has left the old mesh.
@@ -23,12 +23,12 @@ pub enum Message {
         attempt: Attempt,
         /// The handle after leaving.
         handle: Arc<str>,
-        /// How many steps it has done.
+        /// The number of steps that the process has done.
         step: u64,
     },
     /// Torch's call has returned.
     Ack {
-        /// That of the list.
+        /// The attempt of the list.
         attempt: Attempt,
         /// Whether it succeeded.
         is_ok: bool,
@@ -38,7 +38,7 @@ pub enum Message {
     Boundary {
         /// The generation of the member.
         generation: Attempt,
-        /// How many steps it has done.
+        /// The number of steps that the process has done.
         step: u64,
     },
     /// The process wants to leave: at the next step boundary if it is in a generation, otherwise at once.

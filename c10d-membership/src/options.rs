@@ -3,6 +3,13 @@
 use std::time::Duration;
 
 /// The time limits and size limits of a [`Group`](crate::Group). Every wait ends with one of these.
+///
+/// ```
+/// use c10d_membership::GroupOptions;
+///
+/// let mut options = GroupOptions::new(6);
+/// options.size_first = 8; // the first generation waits for all eight workers
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct GroupOptions {

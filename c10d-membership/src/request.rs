@@ -14,7 +14,7 @@ use crate::status::GroupStatus;
 /// The list of no attempt.
 const NO_LIST: u64 = u64::MAX;
 
-/// Where the message of `SAY` begins: after the member and the list.
+/// The offset of the message in `SAY`: after the member and the list.
 const SAID_AT: usize = 2 * 8 + 8;
 
 mod kind {
@@ -64,22 +64,22 @@ pub(crate) struct Opening {
     pub(crate) key_prefix: Box<[u8]>,
 }
 
-/// The answer.
+/// The answer to a [`GroupRequest`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum GroupReply {
     /// There is no such group.
     NotOpen,
-    /// To all requests except `Say` and `Status`.
+    /// The answer to all requests except `Say` and `Status`.
     Done,
-    /// To `KeepAlive`: members have ended by the silence of the connection.
+    /// The answer to `KeepAlive`: members have left because the connection was silent.
     WasSilent,
-    /// To `Say`.
+    /// The answer to `Say`.
     Reply(Reply),
-    /// To `Status`.
+    /// The answer to `Status`.
     Status(GroupStatus),
-    /// To `Open`: the group is there, and was opened with this.
+    /// The answer to `Open`: the group exists, and was opened with this.
     OpenOtherwise(Opening),
-    /// To `Open`: the server has as many groups as it may have.
+    /// The answer to `Open`: the server has as many groups as it may have.
     TooMany,
 }
 

@@ -58,10 +58,10 @@ impl Connection {
     }
 }
 
-/// By the numbers of their clients, which are their tokens and far below those of listeners.
+/// The connections by the numbers of their clients, which are their tokens and far below the listeners' tokens.
 type Connections = BTreeMap<u32, Connection>;
 
-/// By the numbers of their clients.
+/// The tunnels by the numbers of their clients.
 type Tunnels = BTreeMap<u32, Tunnel<TcpStream>>;
 
 #[derive(Debug)]

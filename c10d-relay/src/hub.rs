@@ -248,7 +248,7 @@ impl Hub {
         self.unread_bytes >= UNREAD_BYTES_MAX
     }
 
-    /// As if ranks had not read their replies.
+    /// Simulates ranks that have not read their replies.
     #[cfg(test)]
     pub(crate) const fn fill(&mut self) {
         self.unread_bytes += UNREAD_BYTES_MAX;
@@ -280,7 +280,7 @@ impl Hub {
         }
     }
 
-    /// When [`answer_cancels`](Self::answer_cancels) should be called next.
+    /// Returns when [`answer_cancels`](Self::answer_cancels) should be called next.
     pub(crate) fn next_cancel(&self) -> Option<Instant> {
         self.cancels.front().map(|(due, _, _)| *due)
     }

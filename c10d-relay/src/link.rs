@@ -24,7 +24,7 @@ pub(crate) struct Link {
 /// The event of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LinkState {
-    /// All that was there has been read.
+    /// All available bytes have been read.
     Idle,
     /// There may be more to read, for which no event comes.
     Busy,

@@ -13,7 +13,8 @@ const PAUSE_MAX: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(crate) struct Patience {
     give_up_at: Instant,
-    /// For a continuing session: `None` for a new session, because the store may start later.
+    /// How long the store may refuse connections of a continuing session; `None` for a new session, because the store
+    /// may start later.
     refused_timeout: Option<Duration>,
     /// The time of the first of the last attempts, if all of them were refused.
     refused_since: Option<Instant>,

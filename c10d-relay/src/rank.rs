@@ -25,12 +25,12 @@ const WAIT_CANCELED: u8 = 1;
 #[derive(Debug, Default)]
 pub(crate) struct Rank {
     pub(crate) requests: RawRequests,
-    /// Its requests that wait for credit, for room in the session, or for replies; and the replies to come.
+    /// The rank's requests that wait for credit, for room in the session, or for replies; and the expected replies.
     pub(crate) outstanding: Outstanding,
     /// Replies for the rank.
     pub(crate) down: SendBuf,
-    /// So many bytes in `down` are not of the credit: they are of the relay, or from before a restart of the store, or
-    /// they were withheld and the credit was returned.
+    /// The number of bytes in `down` that do not belong to the credit: they are the relay's, or from before a restart
+    /// of the store, or they were withheld and the credit was returned.
     uncounted_down: usize,
     /// The memory of the rank, as counted by the hub.
     pub(crate) counted_bytes: usize,
@@ -43,13 +43,13 @@ pub(crate) struct Rank {
     pub(crate) held: Option<Held>,
     /// The rank has closed its connection. Its earlier requests are still sent to the store.
     pub(crate) is_gone: bool,
-    /// Its last requests have no reply, so a request of the relay follows them that has one.
+    /// Whether the rank's last requests have no reply, so that a request of the relay with a reply follows them.
     pub(crate) is_marked: bool,
     /// The rank's connection is to be closed. The rank still gets the replies before that.
     pub(crate) closing: Option<Closing>,
-    /// In the list of ranks to look at.
+    /// Whether the rank is in the list of ranks to check.
     pub(crate) is_touched: bool,
-    /// In the list of ranks with requests that wait.
+    /// Whether the rank is in the list of ranks with waiting requests.
     pub(crate) waits_to_send: bool,
     /// The last request of this turn that this rank takes part in, from 1.
     pub(crate) last_in_turn: usize,

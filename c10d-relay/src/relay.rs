@@ -37,6 +37,21 @@ use crate::status::{Status, Upstream};
 /// there has no effect on the parent.
 ///
 /// It has two threads, `c10d-relay` and `c10d-relay-dial`, which [`shutdown`](Self::shutdown) and `Drop` stop.
+///
+/// ```
+/// use std::net::TcpListener;
+///
+/// use c10d_relay::{HostPort, Relay, RelayOptions};
+/// use c10d_store::{ServerOptions, TcpStoreServer};
+///
+/// let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default())?;
+/// let store = HostPort::new("127.0.0.1", server.local_addr().port());
+/// let listener = TcpListener::bind("127.0.0.1:0")?;
+/// let relay = Relay::start(store, vec![listener], RelayOptions::default())?;
+/// println!("ranks of this node connect to {}", relay.local_addrs()[0]);
+/// relay.shutdown();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Relay {
     target: StoreAddress,
@@ -245,13 +260,13 @@ pub enum RelayError {
     /// The session with the store could not begin, or has failed.
     #[error("the relay has no session with the store: {source}")]
     Session {
-        /// The cause.
+        /// The error of the session.
         source: Arc<SessionError>,
     },
     /// The store has not been reached in time; the relay keeps trying.
     #[error("the relay has not reached the store {target} in time")]
     Timeout {
-        /// The store.
+        /// The address of the store.
         target: StoreAddress,
     },
     /// The wait was cancelled; the relay keeps trying.

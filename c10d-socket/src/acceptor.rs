@@ -111,7 +111,7 @@ pub struct Acceptor<K> {
     listener_count: usize,
     /// Listeners that may have connections, for which no event will arrive.
     ready: Vec<usize>,
-    /// The same, from the next turn on.
+    /// Listeners that are ready from the next turn on.
     ready_later: Vec<usize>,
     current: Option<Current>,
     state: State<K>,
@@ -166,7 +166,7 @@ enum Need {
 }
 
 impl<K: Copy> Acceptor<K> {
-    /// For this number of listeners. `has_spare` is whether the spare descriptor is open.
+    /// Creates an acceptor for this number of listeners. `has_spare` is whether the spare descriptor is open.
     pub(crate) fn new(
         listeners: usize,
         limits: AcceptLimits,

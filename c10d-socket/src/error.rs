@@ -29,7 +29,7 @@ pub(crate) struct ConnectErrorParts {
     pub(crate) forgotten: u64,
 }
 
-/// Why connecting ended.
+/// The reason why connecting ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GaveUp {
     TimedOut,

@@ -21,7 +21,8 @@ use std::time::Duration;
 pub struct Moment {
     /// Since the machine has started.
     time: Duration,
-    /// How long of that the machine was suspended, at least and at most: two clocks are never read at once.
+    /// How long of the time since the start the machine was suspended, at least and at most: two clocks are never
+    /// read at once.
     asleep: (Duration, Duration),
 }
 

@@ -75,6 +75,20 @@ impl Default for SocketOptions {
 ///
 /// A stopped or busy process keeps its connections, since its system answers the probes. The system
 /// takes whole seconds: times are rounded up, and limited to 1 s to 32767 s (the maximum of Linux).
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use c10d_socket::{KeepAlive, SocketOptions};
+///
+/// // Considers an idle connection dead after 30 s + 5 s * 3.
+/// let keep_alive = KeepAlive::default()
+///     .with_idle(Duration::from_secs(30))
+///     .with_interval(Duration::from_secs(5))
+///     .with_probes(3);
+/// let options = SocketOptions::default().with_keep_alive(Some(keep_alive));
+/// # let _ = options;
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub struct KeepAlive {

@@ -16,6 +16,16 @@ use socket2::SockRef;
 use crate::sys;
 
 /// A set of TCP connections of this process.
+///
+/// ```no_run
+/// use c10d_socket::OwnConnections;
+///
+/// let before = OwnConnections::now()?;
+/// // ... a library connects to its peers, and blocks in another thread ...
+/// let connections = OwnConnections::now()?.since(&before);
+/// connections.end_receiving()?; // the library reads the end of its streams
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OwnConnections {
     inodes: BTreeSet<u64>,

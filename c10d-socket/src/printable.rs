@@ -87,7 +87,7 @@ impl fmt::Debug for Printable<'_> {
 enum Piece {
     Char(char),
     Escaped(char),
-    /// Not UTF-8.
+    /// A byte that is not UTF-8.
     Byte(u8),
 }
 
@@ -107,7 +107,7 @@ impl Piece {
         }
     }
 
-    /// In characters.
+    /// Returns the width in characters.
     fn width(self) -> usize {
         match self {
             Self::Char(_) => 1,
@@ -135,7 +135,7 @@ mod tests {
         printable(&text, usize::MAX).to_string()
     }
 
-    /// By number, and not by the table that `is_printable` uses.
+    /// Whether a character is harmful, by its number, and not by the table that `is_printable` uses.
     fn is_harmful(char: char) -> bool {
         matches!(char,
             '\0'..='\u{1f}' | '\u{7f}'..='\u{9f}' // controls, of which one is the escape

@@ -78,6 +78,14 @@ extern "C" fn forked() {
 ///
 /// A forked child has a copy: its sockets are the parent's, its threads do not exist, and its locks may be held by
 /// them. So the child gets [`OtherProcess`] instead of the value, and forgets its copy without dropping it.
+///
+/// ```
+/// use c10d_socket::ProcessBound;
+///
+/// let bound = ProcessBound::new(String::from("a handle"));
+/// assert_eq!(bound.get()?, "a handle"); // an error in a forked child
+/// # Ok::<(), c10d_socket::OtherProcess>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct ProcessBound<T> {
     process: Process,

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 /// next connections at once.
 const FAILURES_MAX: u32 = 64;
 
-/// How often one of them is forgotten: an address costs at most 8 failed handshakes a second from then on, 2.4 ms.
+/// How often one failed handshake is forgotten: from then on, an address costs at most 8 failed handshakes a second,
+/// 2.4 ms.
 const FORGET_INTERVAL: Duration = Duration::from_millis(125);
 
 /// How many addresses are remembered.

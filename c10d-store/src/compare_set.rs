@@ -28,7 +28,7 @@ impl CompareSet {
         }
     }
 
-    /// From the reply of COMPARE_SET (docs/spec/wire.md, COMPARE_SET 1 to 4).
+    /// Creates the result from the reply of COMPARE_SET (docs/spec/wire.md, COMPARE_SET 1 to 4).
     pub(crate) fn from_answer(answer: Vec<u8>, expected: &[u8], desired: &[u8]) -> Self {
         let swapped = if answer != desired {
             Some(false)

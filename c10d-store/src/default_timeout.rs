@@ -26,7 +26,7 @@ impl DefaultTimeout {
     }
 }
 
-/// At most 584 years.
+/// Returns the timeout in nanoseconds, at most 584 years.
 fn nanoseconds(timeout: Option<Duration>) -> u64 {
     let nanoseconds = |timeout: Duration| u64::try_from(timeout.as_nanos()).unwrap_or(NONE - 1);
     timeout.map_or(NONE, |timeout| nanoseconds(timeout).min(NONE - 1))

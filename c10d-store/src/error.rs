@@ -48,7 +48,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Of a write of this many pairs.
+    /// The operation of a write of this many pairs.
     pub(crate) const fn set_of(pairs: usize) -> Self {
         if pairs == 1 {
             Self::Set
@@ -57,7 +57,7 @@ impl Operation {
         }
     }
 
-    /// Of a read of this many keys.
+    /// The operation of a read of this many keys.
     pub(crate) const fn get_of(keys: usize) -> Self {
         if keys == 1 { Self::Get } else { Self::MultiGet }
     }
@@ -137,8 +137,8 @@ impl ErrorContext {
         }
     }
 
-    /// The same store and time with another operation and key, for an operation that is built from
-    /// simpler ones.
+    /// The same store and time with another operation and key, for an operation that is built from simpler
+    /// operations.
     #[must_use]
     pub(crate) fn for_operation(self, operation: Operation, key: &str) -> Self {
         Self {

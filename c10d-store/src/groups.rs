@@ -108,18 +108,18 @@ pub enum RequestKind {
 pub enum GroupEffect {
     /// Replies to a connection.
     Reply {
-        /// The connection.
+        /// The connection that gets the reply.
         conn: ConnId,
         /// Whether the reply answers a request that waits, and so completes the wait.
         waits: bool,
-        /// The reply.
+        /// The bytes of the reply.
         bytes: Vec<u8>,
         /// The list of members that follows the reply.
         list: Option<Value>,
     },
     /// Makes the connection wait for news of this group.
     Wait {
-        /// The connection.
+        /// The connection that waits.
         conn: ConnId,
         /// The name of the group.
         name: Arc<[u8]>,
@@ -128,7 +128,7 @@ pub enum GroupEffect {
     EndWait(ConnId),
     /// Sets how long the connection may be silent, and sends one of two replies.
     KeepAlive {
-        /// The connection.
+        /// The connection that may be silent.
         conn: ConnId,
         /// The longest silence in milliseconds; 0 for no limit.
         millis: u32,

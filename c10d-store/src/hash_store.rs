@@ -62,7 +62,8 @@ struct Shared {
     /// Notified after a write, and when a handle is closed. One condition for all keys and handles: a
     /// woken thread checks again and waits on, which costs little and cannot lose a wakeup.
     written: Condvar,
-    /// Only this process has the threads that hold the lock: a forked child has other contents.
+    /// The process of the store: only this process has the threads that hold the lock, and a forked child has other
+    /// contents.
     process: Process,
 }
 

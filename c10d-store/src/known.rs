@@ -24,7 +24,7 @@ use std::ops::Range;
 pub struct Known<'a> {
     offset: usize,
     bytes: &'a [u8],
-    /// Of the whole value; `None` matches any length.
+    /// The length of the whole value; `None` matches any length.
     len: Option<usize>,
 }
 

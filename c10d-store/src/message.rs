@@ -39,7 +39,7 @@ pub(crate) struct Keys<'a>(KeysRepr<'a>);
 
 #[derive(Clone, Copy)]
 enum KeysRepr<'a> {
-    /// As received, not copied.
+    /// The keys in the bytes in which they were received, not copied.
     Encoded(Blobs<'a>),
     Listed(&'a [&'a [u8]]),
 }
@@ -50,7 +50,7 @@ impl<'a> Keys<'a> {
         Self(KeysRepr::Encoded(blobs))
     }
 
-    /// Each key in the request's order.
+    /// Returns each key in the request's order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         // One of the two is always empty: chains two iterator types without an allocation.
         let (encoded, listed) = match self.0 {
@@ -192,17 +192,17 @@ pub(crate) enum Request<'a> {
 /// A request that PyTorch's servers do not have.
 #[cfg_attr(test, derive(Debug))]
 pub(crate) enum Extension<'a> {
-    /// Section 9.5.
+    /// COMPARE_EXCHANGE, section 9.5.
     CompareExchange {
         key: &'a [u8],
         expected: &'a [u8],
         desired: Payload<'a>,
     },
-    /// Section 9.2.
+    /// WAIT_GET, section 9.2.
     WaitGet { keys: Keys<'a> },
-    /// Section 9.4.
+    /// TRY_ADD, section 9.4.
     TryAdd { key: &'a [u8], delta: i64 },
-    /// Section 9.3.
+    /// WAIT_CHANGE, section 9.3.
     WaitChange {
         key: &'a [u8],
         /// The offset of the known bytes in the value.
@@ -211,9 +211,9 @@ pub(crate) enum Extension<'a> {
         length: Option<usize>,
         known: Payload<'a>,
     },
-    /// Section 9.7.
+    /// ANNOUNCE, section 9.7.
     Announce { bytes: Payload<'a> },
-    /// Section 9.8.
+    /// QUEUE_TAKE, section 9.8.
     QueueTake {
         key: &'a [u8],
         /// The most elements, at least 1.
@@ -221,7 +221,7 @@ pub(crate) enum Extension<'a> {
     },
     /// Section 9.9. For the event loop.
     Session(Hello),
-    /// Section 9.10.
+    /// SET_EPHEMERAL, section 9.10.
     SetEphemeral {
         key: &'a [u8],
         value: &'a [u8],
@@ -229,16 +229,16 @@ pub(crate) enum Extension<'a> {
         will_key: &'a [u8],
         will_value: &'a [u8],
     },
-    /// Section 9.12.
+    /// DELETE_PREFIX, section 9.12.
     DeletePrefix {
-        /// Not empty.
+        /// The prefix, which is not empty.
         prefix: &'a [u8],
         /// 0 for at once.
         delay_millis: u32,
     },
-    /// Section 9.11.
+    /// END_WAITS, section 9.11.
     EndWaits { prefix: &'a [u8] },
-    /// Section 9.13.
+    /// MEMBERSHIP or MEMBERSHIP_POLL, section 9.13.
     Membership {
         /// The name of the group.
         name: &'a [u8],
@@ -246,7 +246,7 @@ pub(crate) enum Extension<'a> {
         /// Whether it is MEMBERSHIP_POLL.
         waits: bool,
     },
-    /// Section 9.10.
+    /// KEEP_ALIVE, section 9.10.
     KeepAlive {
         /// The longest silence; 0 for any.
         millis: u32,
@@ -432,7 +432,7 @@ pub(crate) trait Replies {
     /// pieces to one connection is kept.
     fn reply(&mut self, conn: ConnId, reply: Reply<'_>);
 
-    /// Of a store with a journal: the pieces from now on are held until the batch with this position is durable. 0 for
-    /// those that depend on none.
+    /// For a store with a journal: the pieces from now on are held until the batch with this position is durable. 0
+    /// for pieces that depend on no batch.
     fn depend_on(&mut self, _position: u64) {}
 }

@@ -59,7 +59,7 @@ pub(crate) struct RequestParser {
 #[derive(Default)]
 struct Partial {
     bytes: Vec<u8>,
-    /// How far the bytes have been scanned.
+    /// The scanned part of the bytes.
     scan: FrameScan,
     /// Bytes needed before anything can be done.
     needed: usize,
@@ -99,7 +99,7 @@ struct Run {
 }
 
 impl RequestParser {
-    /// For a peer whose handshake was with someone else.
+    /// Creates a parser for a peer whose handshake was with another process.
     pub(crate) const fn after_handshake() -> Self {
         Self {
             handshake_done: true,
@@ -119,7 +119,7 @@ impl RequestParser {
         partial.map_or(0, |partial| partial.bytes.capacity())
     }
 
-    /// How much of a request that is not complete has arrived.
+    /// Returns how many bytes of an incomplete request have arrived.
     pub(crate) fn partial_bytes(&self) -> usize {
         self.partial
             .as_ref()
@@ -148,7 +148,7 @@ impl RequestParser {
         !self.handshake_done && self.partial.is_none()
     }
 
-    /// Where to read next; reserves the capacity for a direct read.
+    /// Returns where to read next; reserves the capacity for a direct read.
     pub(crate) fn next_read(&mut self) -> NextRead {
         let Some(partial) = &mut self.partial else {
             return NextRead::Anywhere;

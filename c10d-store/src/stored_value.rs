@@ -7,7 +7,7 @@ use std::sync::Arc;
 /// a vectored write.
 pub(crate) const SHARED_VALUE_BYTES_MIN: usize = 16 << 10;
 
-/// The same of a value that many connections are sent.
+/// The shortest value that is shared if it is sent to many connections.
 const SHARED_BY_MANY_BYTES_MIN: usize = 1 << 10;
 
 /// The bytes of one value or queue element.

@@ -77,7 +77,7 @@ pub enum GroupError {
         operation: &'static str,
         /// The rank that gave the value.
         rank: usize,
-        /// Its length.
+        /// The length of the value.
         bytes: usize,
         /// The most bytes that one value may have.
         limit: usize,

@@ -22,12 +22,25 @@ const LEAVE_LIMIT: Duration = Duration::from_secs(10);
 /// made again.
 ///
 /// The store must outlive the group: if a rank hosts it, end with [`finish`](Self::finish).
+///
+/// ```no_run
+/// let group = c10d::init_from_env()?;
+///
+/// // Rank 0 draws a seed, and all ranks get it.
+/// let seed = (group.rank() == 0).then(|| 17_u64.to_le_bytes());
+/// let seed = group.broadcast(0, seed.as_ref().map(|it| &it[..]))?;
+/// println!("rank {} of {} has the seed {seed:?}", group.rank(), group.world_size());
+///
+/// group.barrier()?;
+/// group.finish()?;
+/// # Ok::<(), c10d::GroupError>(())
+/// ```
 #[derive(Debug)]
 pub struct Group {
     name: String,
     membership: Membership,
     store: Arc<dyn Store>,
-    /// Of all keys.
+    /// The prefix of all keys.
     prefix: String,
     timeout: Option<Duration>,
     value_bytes_max: usize,

@@ -12,7 +12,8 @@ use c10d_store::{Known, StoreError, StoreExt};
 use crate::arrivals::Meeting;
 use crate::keys::{self, Generation, in_words, random, shown, this_process};
 
-/// How often a rank that waits looks for a newer generation, and for one on a store that cannot notify.
+/// How often a waiting rank looks for a newer generation, and for the first generation on a store that cannot notify
+/// it.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The next step of a rank.
@@ -20,7 +21,7 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 enum Step {
     Claim(Generation),
     WaitForAll(Generation),
-    /// Until the generation is another.
+    /// Wait until there is another generation.
     WaitForChange,
     /// Another process has this rank.
     GiveUp,

@@ -55,7 +55,7 @@ impl Kind {
     }
 }
 
-/// Where a group that is named by the user keeps its generation.
+/// The key of a group's generation, by the group's name.
 pub(crate) fn generation(name: &str) -> String {
     format!("c10d/{name}/generation")
 }
@@ -80,7 +80,7 @@ pub(crate) fn member(prefix: &str, rank: usize) -> String {
     format!("{prefix}/member/{rank}")
 }
 
-/// Where the members meet before their first operation.
+/// The place where the members meet before their first operation.
 pub(crate) fn joined(prefix: &str) -> String {
     format!("{prefix}/joined")
 }
@@ -90,7 +90,8 @@ pub(crate) fn begun(prefix: &str) -> String {
     format!("{prefix}/begun")
 }
 
-/// Where the members meet in an operation. With its kind: ranks that do different things do not meet.
+/// The place where the members meet in an operation. It contains the kind: ranks that do different operations do not
+/// meet.
 pub(crate) fn operation(prefix: &str, number: u64, kind: Kind) -> String {
     match kind {
         Kind::Broadcast { root } => format!("{prefix}/{number}/broadcast/{root}"),
@@ -115,7 +116,7 @@ pub(crate) fn arrived(place: &str) -> String {
     format!("{place}/arrived")
 }
 
-/// How many have arrived.
+/// The key of the number of ranks that have arrived.
 pub(crate) fn count(place: &str) -> String {
     format!("{place}/count")
 }
@@ -190,7 +191,8 @@ pub(crate) fn shown(text: &[u8]) -> String {
     printable(text, SHOWN_CHARS_MAX).to_string()
 }
 
-/// Not for secrets. The keys of the standard library's hash maps come from the system's generator.
+/// Returns a random number, not for secrets. The keys of the standard library's hash maps come from the system's
+/// generator.
 pub(crate) fn random() -> u64 {
     RandomState::new().hash_one(process::id())
 }

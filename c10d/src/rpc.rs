@@ -30,6 +30,20 @@ pub fn init_rpc(name: &str, functions: Functions) -> Result<Rpc, RpcError> {
 }
 
 /// Options of [`init_rpc`]: the way in which workers find each other, and their limits.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// use c10d::RpcOptions;
+/// use c10d::rpc::Functions;
+///
+/// let options = RpcOptions::default()
+///     .with_init_method("tcp://10.0.0.1:29500", 0, 2)
+///     .with_timeout(Duration::from_secs(60));
+/// let rpc = options.init("worker0", Functions::new())?;
+/// # rpc.shutdown()?;
+/// # Ok::<(), c10d::RpcError>(())
+/// ```
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct RpcOptions {
@@ -260,6 +274,19 @@ fn with_credentials(agent: AgentOptions, _: Option<Credentials>) -> AgentOptions
 }
 
 /// The calls and references of one worker, started by [`init_rpc`].
+///
+/// ```no_run
+/// use c10d::rpc::Functions;
+///
+/// let mut functions = Functions::new();
+/// functions.register("double", |_, number: i64| Ok(2 * number))?;
+/// let rpc = c10d::init_rpc("worker0", functions)?;
+/// let four: i64 = rpc.rrefs().call("worker1", "double").run(2_i64)?;
+/// println!("worker1 replied {four}");
+/// let held = rpc.shutdown()?;
+/// assert!(held.is_empty());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Rpc {
     rrefs: RRefs,

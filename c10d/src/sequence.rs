@@ -39,7 +39,7 @@ pub(crate) enum Refusal {
 /// How a call of an operation ended.
 #[derive(Debug)]
 pub(crate) enum Ending {
-    /// With the keys that this rank deletes.
+    /// The operation is complete, with the keys that this rank deletes.
     Complete(Vec<String>),
     /// The same call can resume it.
     Unfinished,

@@ -40,7 +40,7 @@ impl Clock {
         milliseconds(at.saturating_duration_since(self.start))
     }
 
-    /// When a call expires, rounded up; `None` for never.
+    /// Returns when a call expires, rounded up; `None` for never.
     pub(crate) fn deadline_ms(self, started_at: Instant, timeout: Option<Duration>) -> Option<u64> {
         let at = started_at.checked_add(timeout?)?;
         Some(self.ms_until(at))

@@ -15,6 +15,18 @@ use crate::wire::Failure;
 use crate::worker::WorkerInfo;
 
 /// The call that a function serves: the caller, the deadline, and the agent for nested calls.
+///
+/// ```
+/// use rpc_agent::{Context, Registry};
+///
+/// let mut registry = Registry::new();
+/// registry.register("forward", |context: Context, payload: &[u8]| {
+///     let caller = context.caller().to_string();
+///     let answer = context.agent().call("worker1", "reverse").send_bytes(payload.to_vec()).wait()?;
+///     Ok([caller.as_bytes(), &answer].concat())
+/// })?;
+/// # Ok::<(), rpc_agent::RegistryError>(())
+/// ```
 #[derive(Debug)]
 pub struct Context {
     pub(crate) call: ServedCall,

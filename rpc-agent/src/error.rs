@@ -50,7 +50,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Of a request without an answer.
+    /// The outcome of a request without an answer.
     pub(crate) const fn of_request(is_unsent: bool) -> Self {
         if is_unsent {
             Self::NotExecuted
@@ -114,7 +114,7 @@ pub enum RpcError {
     NotSent {
         /// The call that failed.
         call: Box<CallSite>,
-        /// Why it was not sent.
+        /// The reason why it was not sent.
         cause: NotSent,
     },
     /// The connection was lost while the request was being sent, or before its answer arrived. The
@@ -171,7 +171,7 @@ pub enum RpcError {
         max_retries: u32,
         /// Attempts made, the first one included.
         attempts: u32,
-        /// Of all attempts together.
+        /// The outcome of all attempts together.
         outcome: Outcome,
         /// Error of the last attempt.
         last: Box<Self>,
@@ -243,7 +243,7 @@ pub enum NotSent {
     Backlog {
         /// Bytes queued for the callee.
         waiting_bytes: u64,
-        /// [`AgentOptions::with_backlog_bytes_max`](crate::AgentOptions::with_backlog_bytes_max).
+        /// The limit: see [`AgentOptions::with_backlog_bytes_max`](crate::AgentOptions::with_backlog_bytes_max).
         max_bytes: u64,
     },
     /// Injected by a [`FaultInjector`](crate::FaultInjector). The text is PyTorch's.
@@ -378,6 +378,17 @@ impl From<DirectoryError> for StartError {
 /// The error of a function, which its caller receives as text. Text beyond 64 KiB is cut.
 ///
 /// Any [`std::error::Error`] converts into it with `?`; the causes are part of the text.
+///
+/// ```
+/// use rpc_agent::HandlerError;
+///
+/// fn parse(payload: &[u8]) -> Result<u64, HandlerError> {
+///     let text = std::str::from_utf8(payload)?;
+///     text.parse().map_err(|_| HandlerError::new(format!("{text:?} is not a number")))
+/// }
+///
+/// assert_eq!(parse(b"x").unwrap_err().message(), "\"x\" is not a number");
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HandlerError {
     message: String,

@@ -37,7 +37,7 @@ const SLOW: Duration = Duration::from_micros(100);
 #[derive(Default)]
 pub struct Registry {
     names: Functions,
-    /// In the order of their ids.
+    /// The functions in the order of their ids.
     functions: Vec<Function>,
     id: RegistryId,
 }

@@ -29,7 +29,7 @@ impl<T> SegmentedQueue<T> {
         if items == 0 { 1 } else { items }
     };
 
-    /// Allocates nothing.
+    /// Creates an empty queue. Allocates nothing.
     pub(crate) const fn new() -> Self {
         Self {
             first: VecDeque::new(),
@@ -110,7 +110,7 @@ impl<T> SegmentedQueue<T> {
     }
 }
 
-/// See [`SegmentedQueue::drain`].
+/// The iterator of [`SegmentedQueue::drain`].
 pub(crate) struct Drain<'a, T>(&'a mut SegmentedQueue<T>);
 
 impl<T> Iterator for Drain<'_, T> {

@@ -200,7 +200,7 @@ pub(crate) fn wait_tick<'a, T>(
     wait_timeout(condvar, guard, mutex, tick).0
 }
 
-/// In the model the timeout always passes.
+/// Waits for one tick. In the model the timeout always passes.
 #[cfg(shuttle)]
 pub(crate) fn wait_tick<'a, T>(
     _condvar: &Condvar,

@@ -53,7 +53,7 @@ pub(crate) enum Kind {
     Welcome = 2,
     /// Refuses the connection, which then closes.
     Refuse = 3,
-    /// A call.
+    /// The request of a call.
     Request = 4,
     /// The value that a call returned.
     Response = 5,
@@ -199,7 +199,7 @@ impl Header {
 /// The dialer introduces itself and names the worker that it expects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Hello {
-    /// The sender.
+    /// The worker that sent the frame.
     pub(crate) from: WorkerInfo,
     /// The worker that the dialer expects at this address.
     pub(crate) to: WorkerId,
@@ -230,7 +230,7 @@ pub(crate) struct Refuse {
     pub(crate) reason: RefuseReason,
     /// The sender's count of connections of this pair.
     pub(crate) links: u32,
-    /// For logs. Cut to the length of the frame.
+    /// The text for logs. Cut to the length of the frame.
     pub(crate) text: String,
 }
 
@@ -292,8 +292,8 @@ pub(crate) enum Frame<'a> {
     /// A request or a response.
     Message {
         id: u64,
-        /// Of a request: the time until the caller's deadline in milliseconds, 0 if it has none, and the function. `None`
-        /// for a response.
+        /// The fields of a request: the time until the caller's deadline in milliseconds, 0 if it has none, and the
+        /// function. `None` for a response.
         call: Option<(u32, &'a str)>,
         payload: Payload<'a>,
     },
@@ -316,7 +316,7 @@ pub(crate) enum Frame<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Payload<'a> {
     Whole(&'a [u8]),
-    /// So many bytes follow in parts.
+    /// The body follows in parts, with this number of bytes in all.
     InParts(u64),
 }
 

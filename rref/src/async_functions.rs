@@ -66,17 +66,17 @@ pub(crate) struct PendingCalls {
 struct Table {
     has_ended: bool,
     next_id: u64,
-    /// Each with its caller.
+    /// The tasks, each with its caller.
     tasks: BTreeMap<TaskId, (WorkerId, Arc<Task>)>,
     places: Places,
-    /// When a thread looks for passed deadlines.
+    /// The time when a thread checks for passed deadlines.
     tick_at: Option<Instant>,
 }
 
-/// Its due time, and a count.
+/// The due time of a task, and a count.
 type TaskId = (Due, u64);
 
-/// When a future ends at the latest.
+/// The time when a future ends at the latest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Due {
     At(Instant),
@@ -93,7 +93,7 @@ struct PendingCall {
 }
 
 enum State {
-    /// It was not woken after the last poll.
+    /// The future was not woken after the last poll.
     Waiting(Pending, Done),
     /// A thread is going to poll it.
     Scheduled(Pending, Done),

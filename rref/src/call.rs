@@ -39,7 +39,7 @@ pub struct RRefCall<'a> {
 
 #[derive(Clone)]
 enum Callee<'a> {
-    /// Or the error of every call, as before the references are attached.
+    /// A call to a worker, or the error of every call, for example before the references are attached.
     Worker(Result<&'a Arc<Runtime>, RRefError>, Destination<'a>),
     Value(&'a Arc<Cell>),
 }

@@ -24,7 +24,7 @@ pub(crate) struct Cell {
 /// The part of a handle that differs. Without the parts that are equal, which a program with many references has as
 /// often.
 enum Kind {
-    /// Of a value of this worker.
+    /// A handle of a value of this worker.
     Owner,
     User {
         owner: WorkerId,

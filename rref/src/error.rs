@@ -18,7 +18,7 @@ pub enum RRefError {
     /// The function that should have made the value failed, or did not run. Every holder gets this error.
     #[error("the value of reference {rref} was not created: {message}")]
     Creation {
-        /// The reference.
+        /// The id of the reference.
         rref: RRefId,
         /// The function's message, or the reason why the owner did not run it.
         message: Arc<str>,
@@ -30,9 +30,9 @@ pub enum RRefError {
          does not exist. ({rref}: {cause})"
     )]
     CreationTimedOut {
-        /// The reference.
+        /// The id of the reference.
         rref: RRefId,
-        /// How the creation failed.
+        /// The error of the creation.
         cause: Arc<str>,
     },
     /// The owner is dead, and the value is lost with it.
@@ -40,19 +40,19 @@ pub enum RRefError {
     OwnerLost {
         /// The worker that had the value.
         owner: WorkerInfo,
-        /// The reference.
+        /// The id of the reference.
         rref: RRefId,
     },
     /// The value was freed.
     #[error("the value of reference {rref} has been deleted")]
     Deleted {
-        /// The reference.
+        /// The id of the reference.
         rref: RRefId,
     },
     /// The value, or the confirmation, was not available in time. The function that makes the value may continue.
     #[error("reference {rref} was not ready after {} ms", after.as_millis())]
     TimedOut {
-        /// The reference.
+        /// The id of the reference.
         rref: RRefId,
         /// The timeout of the wait.
         after: Duration,
@@ -64,7 +64,7 @@ pub enum RRefError {
         rref: Arc<str>,
         /// The operation, by PyTorch's name if it has one.
         operation: &'static str,
-        /// This worker.
+        /// The worker that made the call.
         me: WorkerInfo,
         /// The worker that has the value.
         owner: WorkerInfo,
@@ -72,7 +72,7 @@ pub enum RRefError {
     /// The value or an error was set before. The refused value was dropped.
     #[error("cannot set the value of reference {rref}: it already has a value or an error")]
     AlreadySet {
-        /// The reference.
+        /// The id of the reference.
         rref: RRefId,
     },
     /// The called function or method failed.
@@ -100,7 +100,7 @@ pub enum RRefError {
     /// The reference belongs to another agent of this process.
     #[error("cannot send reference {rref}: it belongs to another agent of this process")]
     Foreign {
-        /// The reference.
+        /// The id of the reference.
         rref: RRefId,
     },
     /// The references have no agent yet: see [`RRefs::attach`](crate::RRefs::attach).

@@ -19,7 +19,7 @@ pub(crate) struct Forks {
 }
 
 impl Forks {
-    /// None yet, for a message from `runtime` to worker `to`.
+    /// Creates an empty set, for a message from `runtime` to worker `to`.
     pub(crate) fn new(runtime: &Arc<Runtime>, to: WorkerId) -> Self {
         Self {
             runtime: Arc::clone(runtime),

@@ -270,7 +270,7 @@ pub enum FunctionError {
     /// Another function has this name.
     #[error("a function named `{name}` is already registered")]
     Taken {
-        /// As the registry was given it twice.
+        /// The name that was registered twice.
         name: Arc<str>,
     },
 }
@@ -278,6 +278,16 @@ pub enum FunctionError {
 c10d_socket::debug_as_display!(FunctionError);
 
 /// The context of a running function: the request that it serves.
+///
+/// ```
+/// use rref::{CallContext, Functions};
+///
+/// let mut functions = Functions::new();
+/// functions.register("greet", |context: &CallContext, name: String| {
+///     Ok(format!("hello {name}, from the caller {}", context.caller()))
+/// })?;
+/// # Ok::<(), rref::FunctionError>(())
+/// ```
 #[derive(Debug)]
 pub struct CallContext {
     pub(crate) rrefs: RRefs,

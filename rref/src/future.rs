@@ -12,6 +12,21 @@ use rpc_agent::RpcFuture;
 use crate::error::RRefError;
 
 /// The future result of a request: a value or an [`RRefError`]. Clones share it; dropping them cancels nothing.
+///
+/// ```no_run
+/// # fn f(rrefs: &rref::RRefs) -> Result<(), rref::RRefError> {
+/// use rref::RRefFuture;
+///
+/// let sums: [RRefFuture<i64>; 2] = [
+///     rrefs.call("worker1", "add").send((1, 2))?,
+///     rrefs.call("worker2", "add").send((3, 4))?,
+/// ];
+/// for sum in sums {
+///     println!("{}", sum.wait()?);
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "an unread error is lost"]
 pub struct RRefFuture<T> {
     inner: RpcFuture<Result<T, RRefError>>,

@@ -38,6 +38,19 @@ use crate::value::type_name_of;
 /// [`RpcError::OtherProcess`](rpc_agent::RpcError::OtherProcess), and dropping its copies sends nothing.
 ///
 /// A method that may block takes a timeout: `None` waits indefinitely, and zero checks once without waiting.
+///
+/// ```no_run
+/// # fn f(rrefs: &rref::RRefs) -> Result<(), rref::RRefError> {
+/// use std::time::Duration;
+///
+/// use rref::RRef;
+///
+/// let sum: RRef<i64> = rrefs.call("worker1", "add").remote((1, 2))?; // does not block
+/// assert_eq!(sum.to_here(Duration::from_secs(5))?, 3);
+/// drop(sum); // worker1 frees the value
+/// # Ok(())
+/// # }
+/// ```
 pub struct RRef<T> {
     pub(crate) cell: Arc<Cell>,
     /// The value is on its owner, so a handle is `Send` and `Sync` whatever `T` is.
@@ -308,7 +321,7 @@ impl<T> Hash for RRef<T> {
 }
 
 impl<T> fmt::Display for RRef<T> {
-    /// As PyTorch prints it.
+    /// Shows the reference like PyTorch.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.cell.print())
     }

@@ -22,7 +22,7 @@ pub struct GloballyUniqueId {
 }
 
 impl fmt::Display for GloballyUniqueId {
-    /// As PyTorch prints it.
+    /// Shows the id like PyTorch.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             created_on,
@@ -84,7 +84,7 @@ const COUNT_MAX: u64 = (1 << COUNT_BITS) - 1;
 pub(crate) struct Mint {
     created_on: WorkerId,
     incarnation: u64,
-    /// By the worker that ids are for.
+    /// The counts by the worker that ids are for.
     counts: BTreeMap<WorkerId, u64>,
 }
 

@@ -42,7 +42,7 @@ impl Places {
         Ok(())
     }
 
-    /// How many are taken.
+    /// Returns how many places are taken.
     #[cfg(test)]
     pub(crate) const fn taken(&self) -> usize {
         self.taken

@@ -108,12 +108,12 @@ pub enum Message {
     },
     /// A request to the owner: send a copy of the value.
     Fetch {
-        /// The reference.
+        /// The id of the reference.
         rref: RRefId,
     },
     /// A request to the owner: run a function on the value.
     Call {
-        /// The reference.
+        /// The id of the reference.
         rref: RRefId,
         /// The registered name of what runs at the owner.
         function: Arc<str>,
@@ -122,14 +122,14 @@ pub enum Message {
     },
     /// A request to the owner: register the sender's user, which the sender received from another user.
     ForkRequest {
-        /// The reference.
+        /// The id of the reference.
         rref: RRefId,
         /// The sender's user.
         fork: ForkId,
     },
     /// A request to the parent: the owner has the child, or is its receiver, so the parent may be deleted.
     ChildAccept {
-        /// The child.
+        /// The id of the child.
         fork: ForkId,
     },
     /// A request to the owner: these users were deleted. At most [`DELETES_MAX`].
@@ -139,25 +139,25 @@ pub enum Message {
     },
     /// A request to the owner: the creation was abandoned. If it has not arrived by now, it fails for all workers.
     Abandon {
-        /// The reference.
+        /// The id of the reference.
         rref: RRefId,
         /// The creator's user.
         fork: ForkId,
-        /// Why it was abandoned.
+        /// The reason why it was abandoned.
         error: Arc<str>,
     },
     /// A request to a reference's receiver: has the reference arrived? If not, it is refused from now on.
     Probe {
-        /// The reference.
+        /// The id of the reference.
         rref: RRefId,
         /// The user that it makes.
         fork: ForkId,
     },
     /// A request to the owner: is this user known?
     Query {
-        /// The reference.
+        /// The id of the reference.
         rref: RRefId,
-        /// The user.
+        /// The id of the user.
         fork: ForkId,
     },
 }
@@ -440,47 +440,47 @@ pub enum DecodeError {
     /// The bytes end within a field.
     #[error("the message ends within its {what}")]
     Truncated {
-        /// The field.
+        /// The name of the field.
         what: &'static str,
     },
     /// Bytes follow the message.
     #[error("{bytes} bytes follow the end of the message")]
     Trailing {
-        /// How many bytes.
+        /// The number of further bytes.
         bytes: usize,
     },
     /// Another version of the protocol.
     #[error("version {version} of the reference protocol is not known here")]
     Version {
-        /// Its first byte.
+        /// The first byte of the message.
         version: u8,
     },
     /// An unknown kind.
     #[error("a message of kind {kind} is not known here")]
     Kind {
-        /// Its second byte.
+        /// The second byte of the message.
         kind: u8,
     },
     /// A worker id out of range.
     #[error("{worker} is no worker id")]
     Worker {
-        /// The number.
+        /// The number that is not a worker's id.
         worker: u16,
     },
     /// A field exceeds its limit.
     #[error("the {what} has the length {len}, the limit is {max}")]
     TooLong {
-        /// The field.
+        /// The name of the field.
         what: &'static str,
-        /// Its length, in bytes or elements.
+        /// The length of the field, in bytes or elements.
         len: usize,
-        /// The limit.
+        /// The limit of the field.
         max: usize,
     },
     /// A text is not UTF-8.
     #[error("the {what} is not UTF-8")]
     Text {
-        /// The field.
+        /// The name of the field.
         what: &'static str,
     },
 }

@@ -88,7 +88,7 @@ pub(crate) struct Inner {
     requests: HashMap<RequestToken, Request>,
     next_token: RequestToken,
     batches: HashMap<BatchToken, Batch>,
-    /// By user that is not confirmed yet.
+    /// The waiters by the user that is not confirmed yet.
     waiters: HashMap<ForkId, Vec<ConfirmationWaiter>>,
     /// The future that threads wait on, by such a user: however often they wait, it is a single waiter.
     answered: HashMap<ForkId, RpcFuture<()>>,
@@ -96,7 +96,7 @@ pub(crate) struct Inner {
     /// How many threads wait for the shutdown's conditions.
     pub(crate) shutdown_waiters: usize,
     pub(crate) is_shutting_down: bool,
-    /// When a thread is scheduled to tick; seldom more than two times.
+    /// The times at which a thread is scheduled to tick; seldom more than two.
     scheduled_ticks: BTreeSet<Instant>,
 }
 

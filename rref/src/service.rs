@@ -132,10 +132,10 @@ struct Server {
     calls: Mutex<HashMap<ForkId, Vec<Reply>>>,
 }
 
-/// Where the answer of a call goes.
+/// The destination of a call's answer.
 enum ReplyTo {
     One(Reply),
-    /// To all copies of the request with this first fork.
+    /// The answer goes to all copies of the request with this first fork.
     Copies(ForkId),
 }
 

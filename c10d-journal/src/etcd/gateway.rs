@@ -23,7 +23,7 @@ const LINE_BYTES_MAX: usize = 40 << 20;
 /// How long an attempt takes at first. A stopped member accepts connections and never answers.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(400);
 
-/// How long one takes at most: after a round without an answer all are slow, not stopped.
+/// How long an attempt takes at most: after a round without an answer, all members are slow, not stopped.
 const ATTEMPT_TIMEOUT_MAX: Duration = Duration::from_millis(6400);
 
 /// The pause after a round in which each member has failed at once.
@@ -32,7 +32,7 @@ const ROUND_PAUSE: Duration = Duration::from_millis(50);
 /// The most characters that are shown of an answer that is none of etcd's.
 const TEXT_CHARS_MAX: usize = 300;
 
-/// Where etcd is, and who asks.
+/// The members of etcd, and the credentials for them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Site {
     pub(crate) endpoints: Vec<HostPort>,
@@ -48,7 +48,7 @@ pub(crate) struct User {
 }
 
 impl std::fmt::Debug for User {
-    /// Without the password.
+    /// Shows everything except the password.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("User").field(&self.name).finish()
     }

@@ -33,7 +33,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// a stopped member sends nothing.
 const WATCH_SILENCE_MAX: Duration = Duration::from_secs(45);
 
-/// How long etcd may take to keep what others are to be told.
+/// How long etcd may take to keep a mark for other processes.
 const MARK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The pause after a watch that failed.
@@ -48,6 +48,21 @@ const WATCH_PAUSE: Duration = Duration::from_millis(100);
 /// A call blocks until etcd has settled it, or until the lease has expired; without a majority of its members, etcd
 /// settles nothing. The `Cancel` of the opening interrupts every call. A batch whose append was interrupted may have
 /// been kept.
+///
+/// ```no_run
+/// use std::net::TcpListener;
+///
+/// use c10d_journal::{EtcdJournal, EtcdOptions};
+/// use c10d_store::{ServerOptions, TcpStoreServer};
+///
+/// let etcd: EtcdOptions = "etcd://node1:2379,node2:2379/c10d/job-17".parse()?;
+/// let source = EtcdJournal::source(etcd, "node3:29400".parse()?);
+/// let options = ServerOptions::default().with_journal(source);
+/// let listener = TcpListener::bind("0.0.0.0:29400")?;
+/// let server = TcpStoreServer::stand_by(vec![listener], options)?; // serves once it leads
+/// # drop(server);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct EtcdJournal {
     options: EtcdOptions,
     me: Leader,
@@ -57,7 +72,7 @@ pub struct EtcdJournal {
     lease: Option<Lease>,
     writer: Option<Writer>,
     has_failed: bool,
-    /// After the lease: it shows that this process answers no more.
+    /// Dropped after the lease: its end shows that this process no longer answers.
     life_line: Option<LifeLine>,
     registration: Option<Registration>,
     #[cfg(test)]
@@ -514,7 +529,7 @@ impl Drop for EtcdJournal {
 }
 
 impl std::fmt::Debug for EtcdJournal {
-    /// Without what it writes.
+    /// Shows everything except the requests of the writer.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("EtcdJournal")
             .field("place", &self.place())

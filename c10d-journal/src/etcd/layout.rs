@@ -34,7 +34,7 @@ pub(crate) struct Layout {
     pub(crate) formats: Formats,
 }
 
-/// How far the log is, and which process has written this.
+/// The state of the log, and the process that wrote this head.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Head {
     /// The newest format version of the values below the prefix.
@@ -42,16 +42,17 @@ pub(crate) struct Head {
     pub(crate) store: [u8; 16],
     /// How often the journal was opened to serve.
     pub(crate) epoch: u64,
-    /// Of the last batch; 0 before the first.
+    /// The position of the last batch; 0 before the first.
     pub(crate) position: u64,
     /// Random, one for each candidate of this epoch.
     pub(crate) writer: u64,
     /// The number of the commit among the writer's commits. Together with the writer, it identifies the commit.
     pub(crate) commit: u64,
-    /// Of the batches after the snapshot. `None` if the release before has written it, until the next snapshot.
+    /// The bytes of the batches after the snapshot. `None` if the previous release has written it, until the next
+    /// snapshot.
     pub(crate) log_bytes: Option<u64>,
     pub(crate) snapshot: Option<Snapshot>,
-    /// How its writer came to lead, if another process had led.
+    /// The takeover of its writer, if another process had led.
     pub(crate) takeover: Option<Takeover>,
 }
 
@@ -64,27 +65,27 @@ pub(crate) struct Snapshot {
     pub(crate) serial: u64,
     /// How many parts it has.
     pub(crate) parts: u64,
-    /// Of its chunks. `None` if the release before has written it.
+    /// The bytes of its chunks. `None` if the previous release has written it.
     pub(crate) bytes: Option<u64>,
 }
 
 /// A process that has taken over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Takeover {
-    /// Of the process before.
+    /// The address of the previous leader.
     pub(crate) address: String,
     pub(crate) process: u64,
     pub(crate) host: String,
     /// Seconds since 1970, by the clock of the process after it.
     pub(crate) at: u64,
-    /// From the moment at which that saw that the one before had ended.
+    /// The time from the moment when the new leader noticed the end of the previous leader.
     pub(crate) millis: u64,
 }
 
 /// The process that serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Leader {
-    /// Where its store can be reached.
+    /// The address of its store.
     pub(crate) address: String,
     pub(crate) process: u64,
     pub(crate) host: String,
@@ -99,13 +100,13 @@ pub(crate) struct Leader {
 /// A listener of a process that holds every connection until it has ended: `life_line`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Life {
-    /// At the host of the leader's address.
+    /// The port, at the host of the leader's address.
     pub(crate) port: u16,
-    /// Random.
+    /// A random number that identifies the listener.
     pub(crate) id: u64,
 }
 
-/// A candidate.
+/// The entry of a candidate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Registered {
     /// Its entry as a leader; the writer is the one of its first candidacy.
@@ -142,7 +143,7 @@ impl Layout {
         self.key(&format!("candidates/{writer:016x}"))
     }
 
-    /// Before every candidate, and after.
+    /// Returns the keys before and after all candidates.
     pub(crate) fn candidates(&self) -> (String, String) {
         (self.key("candidates/"), self.key("candidates0"))
     }
@@ -160,7 +161,7 @@ impl Layout {
         self.key(&format!("log/{position:016x}"))
     }
 
-    /// After every key of the log.
+    /// Returns a key after every key of the log.
     pub(crate) fn log_end(&self) -> String {
         self.key("log0")
     }
@@ -175,7 +176,7 @@ impl Layout {
         self.key(&format!("part/{position:016x}-{writer:016x}/{number:08x}"))
     }
 
-    /// Before every part of the batches from this position on.
+    /// Returns a key before every part of the batches from this position on.
     pub(crate) fn parts_from(&self, position: u64) -> String {
         self.key(&format!("part/{position:016x}"))
     }
@@ -192,12 +193,12 @@ impl Layout {
         ))
     }
 
-    /// Before every part of every snapshot.
+    /// Returns a key before every part of every snapshot.
     pub(crate) fn snapshots(&self) -> String {
         self.key("snapshot/")
     }
 
-    /// After every part of every snapshot.
+    /// Returns a key after every part of every snapshot.
     pub(crate) fn snapshots_end(&self) -> String {
         self.key("snapshot0")
     }
@@ -238,7 +239,7 @@ impl Layout {
 }
 
 impl Head {
-    /// That of an empty store, before its first opening.
+    /// The head of an empty store, before its first opening.
     pub(crate) const fn new(store: [u8; 16], format: u8) -> Self {
         Self {
             format,

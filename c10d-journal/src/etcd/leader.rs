@@ -143,12 +143,12 @@ impl Candidate {
         }
     }
 
-    /// When it began to campaign, in seconds since 1970.
+    /// Sets the time when it began to campaign, in seconds since 1970.
     pub(crate) const fn campaigns_since(&mut self, since: u64) {
         self.me.since = since;
     }
 
-    /// So long ago it saw that the leader had ended.
+    /// Sets the time since this candidate noticed the end of the leader.
     pub(crate) const fn has_tried_for(&mut self, millis: u64) {
         self.tried_millis = millis;
     }
@@ -163,7 +163,7 @@ impl Candidate {
         self.known.as_ref()
     }
 
-    /// After an error, the loss of data in etcd, which others are to be told.
+    /// Returns, after an error, the loss of data in etcd, which must be reported to the other processes.
     pub(crate) fn lost(&self) -> Option<&str> {
         self.lost.as_deref()
     }
@@ -621,7 +621,7 @@ impl Candidate {
     }
 }
 
-/// With the revision since which it leads.
+/// Returns the leader, with the revision at which it began to lead.
 fn leader_of(key_value: &KeyValue) -> Option<(Leader, u64)> {
     Some((Leader::parse(&key_value.value)?, key_value.created))
 }

@@ -20,7 +20,7 @@ use super::loss::{Memory, Unfit, glimpse, judge_leader, mark};
 use super::message::{Answer, Request, Txn, code};
 use super::options::EtcdOptions;
 
-/// How long a look at who leads now may take, for a message.
+/// How long the lookup of the present leader may take, for a message.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long the revocation of a lease waits for etcd. Without an answer, the lease expires after its time to live.
@@ -29,7 +29,7 @@ const REVOKE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The pause after a keepalive that etcd refuses without an end of the lease.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 
-/// When a process that has a lease may answer. Pure.
+/// Decides until when a process with a lease may answer. Pure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Guard {
     ttl: Duration,
@@ -42,8 +42,9 @@ impl Guard {
         }
     }
 
-    /// Until when, if a keepalive succeeded that was sent then, or the grant. The margin is for clocks that differ in
-    /// speed, and for the time between the check and the system call.
+    /// Returns until when the process may answer, if the keepalive or the grant that was sent at `sent` has
+    /// succeeded. The margin is for clocks that differ in speed, and for the time between the check and the system
+    /// call.
     pub(crate) fn until<T: std::ops::Add<Duration, Output = T>>(self, sent: T) -> T {
         sent + self.ttl * 9 / 10
     }

@@ -55,7 +55,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a standby may take to send its position. Older releases do not send it.
 const POSITION_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// How long the listener of a process that ends may be open after its connections.
+/// How long the listener of an exiting process may stay open after its connections.
 const REFUSAL_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The pause between two attempts.
@@ -94,7 +94,7 @@ const RETRY_PAUSE_MAX: Duration = Duration::from_secs(320);
 pub(super) struct LifeLine {
     life: Life,
     cancel: Cancel,
-    /// Also held by the thread, but it is the last to let go.
+    /// The sockets. The thread holds them as well, but releases them before.
     sockets: Arc<Sockets>,
     thread: Option<JoinHandle<()>>,
 }
@@ -102,11 +102,11 @@ pub(super) struct LifeLine {
 #[derive(Debug)]
 struct Sockets {
     listener: TcpListener,
-    /// With the address at the other end; the oldest first.
+    /// The connections, each with the address at the other end; the oldest first.
     held: Mutex<Vec<(IpAddr, TcpStream)>>,
     /// Up to where the log is.
     position: AtomicU64,
-    /// Of the process, if it leads.
+    /// The authority of the process, if it leads.
     authority: Mutex<Option<Authority>>,
 }
 
@@ -369,7 +369,7 @@ impl Vigil {
         Ok(said)
     }
 
-    /// Of the process that it watches.
+    /// Returns the id of the process that it watches.
     pub(super) const fn id(&self) -> u64 {
         self.id
     }
@@ -389,14 +389,14 @@ impl Vigil {
         self.ahead.is_some()
     }
 
-    /// By when to hear the next heartbeat, if the log grows fast.
+    /// Returns by when the next heartbeat must arrive, if the log grows fast.
     pub(super) fn is_fast_until(&self) -> Option<Instant> {
         let (_, grown) = self.last?;
         let silence = self.heartbeats.filter(|_| grown >= FAST_BATCHES);
         silence?.suspect_at()
     }
 
-    /// It has been looked who leads.
+    /// Begins again, because the leader has been looked up.
     pub(super) fn begin_anew(&mut self, now: Instant) {
         self.heartbeats = self.heartbeats.map(|_| silence_since(now));
         self.ahead = None;

@@ -14,7 +14,7 @@ use super::layout::{Head, Layout, Leader, Snapshot, Takeover};
 use super::loss::{Known, Stopped, nothing_of_a_store, record_of};
 use super::message::{Answer, Compare, Failure, KeyValue, Op, Range, Request, Txn};
 
-/// How many positions that a snapshot covers one commit deletes: more than it adds.
+/// How many covered positions one commit deletes: more than it adds.
 const DELETED_POSITIONS: u64 = 16;
 
 /// Writes the log of a leader.
@@ -25,13 +25,13 @@ pub(crate) struct Writer {
     /// The value of the leader's key, and when it was made.
     leader: Vec<u8>,
     led_since: u64,
-    /// When the head was written, last; 0 if it is missing.
+    /// The revision at which the head was last written; 0 if it is missing.
     head_revision: u64,
     head: Head,
     steps: VecDeque<Step>,
     snapshot: Option<InProgress>,
     snapshots: u64,
-    /// Of the batch that it has written last.
+    /// The bytes of the batch that it has written last.
     batch_bytes: u64,
     /// Tells the batch that it has written last from others.
     record: Option<(u64, u64)>,
@@ -44,7 +44,7 @@ struct InProgress {
     snapshot: Snapshot,
     /// The revision of the head when it was begun.
     head_revision: u64,
-    /// Of the batches that are not in it.
+    /// The bytes of the batches after the snapshot.
     log_bytes: u64,
 }
 
@@ -54,10 +54,10 @@ enum Step {
     Write(Request),
     /// Changes the head to this one.
     Commit(Request, Head),
-    /// The same, to a newer format, unless a candidate has come.
+    /// A change of the head to a newer format, unless a candidate has arrived.
     Raise(Request, Head),
-    /// The same as a commit, after a raise that was refused. If a copy of that is carried out late, it has changed the head
-    /// to the second one.
+    /// A commit after a refused raise. If a copy of the raise is carried out late, it has changed the head to the
+    /// second one given here.
     Settle(Request, Head, Head),
     /// Is of no consequence if it fails.
     Compact(Request),

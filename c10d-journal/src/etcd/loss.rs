@@ -44,7 +44,7 @@ pub(crate) enum Unfit {
 pub(crate) struct Sight {
     pub(crate) leader: Option<KeyValue>,
     pub(crate) head: Option<Head>,
-    /// When it was written; 0 without one.
+    /// The revision at which the head was written; 0 without a head.
     pub(crate) head_revision: u64,
 }
 
@@ -147,7 +147,8 @@ pub(crate) fn record_of(value: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// The same without the value of the last batch, which can be large: the leader asks so every second.
+/// Like the full check, but without the value of the last batch, which can be large: the leader checks this every
+/// second.
 pub(crate) fn glimpse(layout: &Layout, known: Option<&Known>) -> Vec<Op> {
     let mut look = sight(layout, known);
     if let Some(Op::Range(log)) = look.last_mut() {
@@ -171,7 +172,8 @@ pub(crate) fn sight(layout: &Layout, known: Option<&Known>) -> Vec<Op> {
     keys.into_iter().chain([log]).map(Op::Range).collect()
 }
 
-/// For a process that has found no head: since then, another process can have written one, and etcd can have lost it.
+/// The comparison for a process that has found no head: since then, another process can have written a head, and etcd
+/// can have lost it.
 pub(crate) fn nothing_of_a_store(layout: &Layout) -> Compare {
     Compare::NoneCreatedAfter {
         key: layout.log(0),
@@ -294,14 +296,14 @@ pub(crate) enum Stopped {
     Deposed(Option<Leader>),
     /// The head is not what this leader has written.
     Overwritten,
-    /// etcd refuses.
+    /// etcd refuses the writes.
     Refused { code: u64, message: String },
     /// An answer is not one to its request.
     Broken,
 }
 
 impl Stopped {
-    /// As the journal's error.
+    /// Converts it to the journal's error.
     pub(crate) fn into_error(self, layout: &Layout, operation: &'static str) -> JournalError {
         let place = layout.place();
         match self {

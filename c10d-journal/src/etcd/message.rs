@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 /// The most characters that are shown of an error.
 const MESSAGE_CHARS_MAX: usize = 400;
 
-/// A call.
+/// A call of etcd.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Request {
     Range(Range),
@@ -30,7 +30,7 @@ pub(crate) enum Request {
     Revoke {
         lease: u64,
     },
-    /// How the member is that is asked.
+    /// Requests the status of the member.
     Status,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Range {
     pub(crate) end: Option<String>,
     /// The most keys; 0 for all.
     pub(crate) limit: u64,
-    /// As of this revision; 0 for the newest one.
+    /// The revision to read at; 0 for the newest revision.
     pub(crate) revision: u64,
     /// Values are empty.
     pub(crate) is_without_values: bool,
@@ -66,7 +66,7 @@ pub(crate) enum Compare {
         key: String,
         revision: u64,
     },
-    /// Not so of a missing key.
+    /// The value of the key. It is not true of a missing key.
     Value {
         key: String,
         value: Vec<u8>,
@@ -99,14 +99,14 @@ pub(crate) enum Op {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answer {
     Range {
-        /// Of the whole store, when the range was read.
+        /// The revision of the whole store when the range was read.
         revision: u64,
         keys: Keys,
     },
     Txn {
         revision: u64,
         succeeded: bool,
-        /// Of the ranges that were carried out.
+        /// The keys of the ranges that were carried out.
         ranges: Vec<Keys>,
     },
     /// `ttl_seconds` is 0 if the lease has ended.
@@ -147,9 +147,9 @@ pub(crate) struct Keys {
 pub(crate) struct KeyValue {
     pub(crate) key: String,
     pub(crate) value: Vec<u8>,
-    /// When it was made, last.
+    /// The revision at which the key was last made.
     pub(crate) created: u64,
-    /// When it was written, last.
+    /// The revision at which the key was last written.
     pub(crate) modified: u64,
 }
 
@@ -158,7 +158,7 @@ pub(crate) struct KeyValue {
 pub(crate) enum Failure {
     /// No answer, or none that settles it: it may have been carried out, or may be yet.
     Unknown(String),
-    /// It was not carried out. The code is gRPC's.
+    /// etcd did not carry out the call. The code is gRPC's.
     Refused { code: u64, message: String },
 }
 
@@ -181,7 +181,7 @@ pub(crate) mod code {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Watched {
     pub(crate) events: Vec<Event>,
-    /// It has ended.
+    /// Whether the watch has ended.
     pub(crate) is_canceled: bool,
 }
 
@@ -193,7 +193,7 @@ pub(crate) enum Event {
 }
 
 impl Event {
-    /// When it happened.
+    /// Returns the revision of the event.
     pub(crate) const fn revision(&self) -> u64 {
         match self {
             Self::Put(put) => put.modified,
@@ -216,14 +216,14 @@ impl Range {
 }
 
 impl Keys {
-    /// Its only key.
+    /// Returns its only key.
     pub(crate) fn first(&self) -> Option<&KeyValue> {
         self.keys.first()
     }
 }
 
 impl Request {
-    /// Where the gateway takes it.
+    /// Returns the path of the call at the gateway.
     pub(crate) const fn path(&self) -> &'static str {
         match self {
             Self::Range(_) => "/v3/kv/range",
@@ -462,7 +462,7 @@ fn list<'v>(answer: &'v Value, name: &str) -> impl Iterator<Item = &'v Value> {
     answer[name].as_array().into_iter().flatten()
 }
 
-/// As strings, which JSON's numbers are not exact enough for.
+/// Numbers as strings, because JSON's numbers are not exact enough.
 fn number(number: u64) -> Value {
     number.to_string().into()
 }

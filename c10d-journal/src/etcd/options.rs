@@ -33,7 +33,7 @@ pub struct EtcdOptions {
     pub(super) ttl: Duration,
     /// The port, or 0 if the system chooses it.
     pub(super) life_port: u16,
-    /// Of all journals in this process that were opened with clones of these options.
+    /// The memory of all journals in this process that were opened with clones of these options.
     pub(super) memory: Memory,
 }
 
@@ -153,6 +153,22 @@ impl fmt::Display for EtcdOptions {
 
 /// Finds the process that serves the store of a journal in etcd. As a [`Lookup`], it makes a
 /// [`StoreAddress`](c10d_store::StoreAddress).
+///
+/// ```no_run
+/// use std::time::{Duration, Instant};
+///
+/// use c10d_journal::{EtcdDirectory, EtcdOptions};
+/// use c10d_socket::{Cancel, Deadline};
+///
+/// let options: EtcdOptions = "etcd://node1:2379,node2:2379/c10d/job-17".parse()?;
+/// let directory = EtcdDirectory::new(options);
+/// let deadline = Deadline::after(Instant::now(), Duration::from_secs(5));
+/// match directory.lookup(deadline, &Cancel::NEVER)? {
+///     Some(leader) => println!("{} serves the store at {}", leader.process, leader.address),
+///     None => println!("no process serves the store"),
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EtcdDirectory(EtcdOptions);
 
@@ -395,7 +411,7 @@ fn process_of(process: u64, host: &str) -> String {
     format!("process {process} on {host}")
 }
 
-/// How long a member may take that is asked how it is.
+/// How long a member may take to report its status.
 const MEMBER_TIMEOUT: Duration = Duration::from_millis(1500);
 
 fn member_status(
@@ -452,7 +468,7 @@ const ASKED_MAX: usize = 16;
 /// The most candidates that are read.
 const CANDIDATES_MAX: u64 = 1000;
 
-/// All candidates that are listed.
+/// Returns the range of all listed candidates.
 pub(super) fn candidates_range(layout: &Layout) -> Range {
     let (key, end) = layout.candidates();
     Range {

@@ -9,7 +9,7 @@ use super::log::{LogRecord, snapshot_part};
 use super::loss::record_of;
 use super::message::{Keys, Range};
 
-/// How many parts of a snapshot, or of a batch, are read at once. They are as large as a value may be.
+/// How many parts of a snapshot, or of a batch, are read at once. They have the size limit of a value.
 const PARTS_PAGE: u64 = 8;
 
 /// How many batches are read at once: at first, and at most.
@@ -39,13 +39,13 @@ pub(crate) enum Piece {
 #[derive(Debug, Clone)]
 pub(crate) struct Reader {
     layout: Layout,
-    /// At which it reads; 0 for the newest.
+    /// The revision to read at; 0 for the newest revision.
     revision: u64,
     head: Head,
     /// The position of the last batch that was read.
     position: u64,
     log_page: u64,
-    /// Of the batch at `position`; `None` if it was not read.
+    /// The revision of the batch at `position`; `None` if it was not read.
     record: Option<u64>,
     phase: Phase,
 }

@@ -34,7 +34,7 @@ impl RealSite {
         started.expect("etcd starts")
     }
 
-    /// The same, with options of etcd, and without waiting for an answer.
+    /// Like [`start`](Self::start), with options of etcd, and without waiting for an answer.
     pub(crate) fn with_options(members: usize, scheme: &str, options: &[&str]) -> Self {
         let program = env::var("C10D_ETCD").expect("C10D_ETCD names the program etcd");
         let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
@@ -115,12 +115,12 @@ impl RealSite {
         true
     }
 
-    /// All members, from this one on.
+    /// Returns options with all members, beginning with this member.
     pub(crate) fn options_from(&self, first: usize) -> EtcdOptions {
         self.options_with(first, "c10d/test")
     }
 
-    /// All members, for another store.
+    /// Returns options with all members, for another store.
     pub(crate) fn options_below(&self, prefix: &str) -> EtcdOptions {
         self.options_with(0, prefix)
     }
@@ -192,7 +192,7 @@ impl RealSite {
         members.iter().for_each(|member| self.restart(*member));
     }
 
-    /// Where a member answers.
+    /// Returns the address at which a member answers.
     pub(crate) fn client_address(&self, member: usize) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.client_ports[member]).into()
     }

@@ -61,7 +61,7 @@ impl Registration {
         })
     }
 
-    /// It has the log up to this batch.
+    /// Records that the candidate has the log up to this batch.
     pub(super) fn followed(&self, position: u64) {
         self.position.store(position, Ordering::Relaxed);
     }
@@ -87,7 +87,7 @@ struct Keeper {
     key: String,
     me: Registered,
     position: Arc<AtomicU64>,
-    /// And when it is due to be renewed.
+    /// The lease, and the time when it is due to be renewed.
     lease: Option<(u64, Instant)>,
     gateway: Gateway,
 }

@@ -27,7 +27,7 @@ struct Held {
 }
 
 impl SimEtcd {
-    /// Of the newest change.
+    /// Returns the revision of the newest change.
     pub(crate) fn revision(&self) -> u64 {
         self.revision
     }

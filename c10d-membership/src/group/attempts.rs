@@ -58,7 +58,7 @@ impl Group {
         Some(attempt)
     }
 
-    /// All that the attempt waited for are ready: makes the list, and hands it out.
+    /// Makes the list and sends it, because all awaited members are ready.
     pub(super) fn call(
         &mut self,
         now: Duration,

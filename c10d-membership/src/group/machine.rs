@@ -18,6 +18,18 @@ const MEMBER_BYTES: usize = 256;
 const EVICTED_BYTES: usize = 128;
 
 /// The members of one process group, and the list that they agree on.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use c10d_membership::{Group, GroupOptions, Input, MemberKey, Message, Nonce, Reply};
+///
+/// let mut group = Group::new(GroupOptions::new(2), Nonce::new(0x5eed));
+/// let hello = Message::Hello { handle: "gloo:0".into(), step: 0 };
+/// let outcome = group.step(Duration::ZERO, Input::Message(MemberKey::new(0, 1), hello));
+/// assert_eq!(outcome.reply, Reply::Accepted);
+/// assert!(group.has_member(MemberKey::new(0, 1)));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Group {
     pub(super) options: GroupOptions,

@@ -12,7 +12,7 @@ pub(super) struct Entry {
     pub(super) incarnation: Incarnation,
     pub(super) handle: Arc<str>,
     pub(super) step: u64,
-    /// In the last generation.
+    /// The rank in the last generation.
     pub(super) rank: Option<u32>,
     pub(super) is_leaving: bool,
     /// Whether it has sent something to this life of the service.
@@ -60,7 +60,7 @@ pub(super) struct Roster {
     /// How many want to leave.
     leaving: usize,
     evicted: BTreeMap<MemberId, (Incarnation, Reason)>,
-    /// All that were evicted, the newest last.
+    /// The evicted members, the newest last.
     evictions: VecDeque<(MemberKey, Reason)>,
 }
 
@@ -96,7 +96,7 @@ impl Roster {
         self.members.get(&id).map(|entry| entry.incarnation)
     }
 
-    /// By id.
+    /// Returns the members by id.
     pub(super) fn iter(&self) -> impl Iterator<Item = (MemberKey, &Entry)> {
         self.members.iter().map(|(id, entry)| {
             let incarnation = entry.incarnation;

@@ -25,7 +25,7 @@ pub enum GroupState {
         cause: Cause,
         /// From this time on, `size_min` members continue without replacements.
         propose_at: Duration,
-        /// When fewer than `size_min` members end the group.
+        /// The time when fewer than `size_min` members end the group.
         end_at: Duration,
     },
     /// The members leave their old mesh.
@@ -33,37 +33,37 @@ pub enum GroupState {
     Proposed {
         /// The attempt for which they send that they are ready.
         attempt: Attempt,
-        /// Why it is made.
+        /// The cause of the attempt.
         cause: Cause,
         /// How many of the members that were present when it was proposed are not ready.
         missing: usize,
-        /// When these are evicted.
+        /// The time when these members are evicted.
         deadline: Duration,
     },
     /// The members are in torch's call.
     #[non_exhaustive]
     Calling {
-        /// The list.
+        /// The list of the attempt.
         record: Arc<Record>,
         /// How many have not acknowledged.
         missing: usize,
-        /// When these are evicted.
+        /// The time when these members are evicted.
         deadline: Duration,
     },
     /// A generation works.
     #[non_exhaustive]
     Committed {
-        /// The generation.
+        /// The list of the generation.
         record: Arc<Record>,
         /// The newest step boundary that was passed.
         passed: Passed,
         /// How many of its members have not done their last step.
         working: usize,
-        /// When the first member has stopped: at a boundary for the change, or after its last step.
+        /// The time when the first member has stopped: at a boundary for the change, or after its last step.
         stopped_at: Option<Duration>,
         /// The next attempt, for which members leave at a step boundary.
         change: Option<Change>,
-        /// When members of a restarted service that have not sent anything are evicted.
+        /// The time when the members of a restarted service that have not sent anything are evicted.
         return_by: Option<Duration>,
     },
     /// The group has ended; this state is final.

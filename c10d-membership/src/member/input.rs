@@ -38,7 +38,7 @@ pub enum MemberInput {
     Join {
         /// The handle of the process in torch's list.
         handle: Arc<str>,
-        /// How many steps it has done.
+        /// The number of steps that the process has done.
         step: u64,
     },
     /// The service has answered this message.
@@ -47,7 +47,7 @@ pub enum MemberInput {
     Left {
         /// Torch's handle now.
         handle: Arc<str>,
-        /// How many steps are done.
+        /// The number of steps that the process has done.
         step: u64,
     },
     /// Answers [`Action::Call`]: torch's call has returned.
@@ -86,14 +86,14 @@ pub enum Action {
     },
     /// Call torch's `_reconfigure` with this uuid and list.
     Call {
-        /// The list.
+        /// The list of the attempt.
         record: Arc<Record>,
-        /// When the service gives up, by its clock.
+        /// The time when the service abandons the attempt, by its clock.
         deadline: Duration,
     },
     /// The generation may be used.
     Enter {
-        /// The generation.
+        /// The list of the generation.
         record: Arc<Record>,
         /// This member's rank in it.
         rank: usize,

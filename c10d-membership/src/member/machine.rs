@@ -13,6 +13,17 @@ use crate::message::Message;
 ///
 /// The shell sends each [`Action::Send`], keeps one [`Message::Poll`] of [`poll`](Self::poll) under way, and drops
 /// answers of lost connections.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use c10d_membership::{Action, Member, MemberInput, MemberKey, MemberOptions, Message};
+///
+/// let mut member = Member::new(MemberKey::new(0, 1), MemberOptions::default());
+/// let join = MemberInput::Join { handle: "gloo:0".into(), step: 0 };
+/// let actions = member.step(Duration::ZERO, join);
+/// assert!(matches!(actions[..], [Action::Send(Message::Hello { .. })]));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Member {
     pub(super) key: MemberKey,

@@ -128,8 +128,8 @@ impl EventLoop {
     }
 }
 
-/// How far a connection is on its way to be served. Ranks need descriptors more than pages do, so that a tunnel always
-/// makes room.
+/// Returns the stage of a connection on its way to be served. Ranks need descriptors more than pages do, so that a
+/// tunnel always makes room.
 fn stage_of(connections: &Connections, tunnels: &Tunnels, client: u32) -> Stage {
     match connections.get(&client) {
         Some(connection) => connection.stage,

@@ -25,12 +25,21 @@ use super::secret::{SECRETS_MAX, Secret};
 use super::server_names::Named;
 
 /// The credentials that prove the identity of a process: a shared secret, or a key with a certificate.
+///
+/// ```
+/// use c10d_socket::{Credentials, Secret};
+///
+/// // All processes of a job read the same secret, usually from a file.
+/// let credentials = Credentials::from_secrets(vec![Secret::random()?])?;
+/// assert!(!credentials.has_certificates());
+/// # Ok::<(), c10d_socket::CredentialsError>(())
+/// ```
 #[derive(Clone)]
 pub struct Credentials(Kind);
 
 #[derive(Clone)]
 enum Kind {
-    /// Not empty. The first is used to connect.
+    /// One or more secrets. The first secret is used to connect.
     Secrets(Vec<Secret>),
     Certificates {
         files: Arc<Certificates>,

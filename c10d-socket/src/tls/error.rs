@@ -11,7 +11,7 @@ pub enum CredentialsError {
     #[error("cannot read {}: {source}", .path.display())]
     #[non_exhaustive]
     File {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
@@ -20,9 +20,9 @@ pub enum CredentialsError {
     #[error("{} can be read by other users (mode {mode:04o}): run `chmod 600 {}`", .path.display(), .path.display())]
     #[non_exhaustive]
     Exposed {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Its permissions.
+        /// The permissions of the file.
         mode: u32,
     },
     /// The content of a file, or a value, is not valid.

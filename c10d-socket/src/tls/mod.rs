@@ -46,7 +46,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// Its name in keys and in the TLS handshake.
+    /// The name of the protocol in keys and in the TLS handshake.
     #[cfg(feature = "tls")]
     const fn name(self) -> &'static str {
         match self {

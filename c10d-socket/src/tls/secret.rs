@@ -16,7 +16,7 @@ pub(super) const SECRET_BYTES: usize = 32;
 /// The start of a secret's text: the program, and the version of the format.
 const PREFIX: &str = "c10ds1_";
 
-/// With it the text has no padding, and 56 bits tell a secret from a typing error.
+/// The bytes of the checksum. With it the text has no padding, and 56 bits distinguish a secret from a typing error.
 const CHECK_BYTES: usize = 7;
 
 /// 256 random bits that all processes of a job share. Only [`Secret::random`] makes a secret, because a server shows

@@ -18,7 +18,7 @@ use crate::wire::{
     WAIT_CANCELED, capability,
 };
 
-/// After a timeout, the most time spent on finding the missing keys, and the most keys checked.
+/// The most time spent on finding the missing keys after a timeout, and the most keys checked.
 const DIAGNOSIS_TIMEOUT: Duration = Duration::from_millis(100);
 const DIAGNOSED_KEYS_MAX: usize = 1024;
 
@@ -53,7 +53,7 @@ impl<'c> Call<'c> {
         }
     }
 
-    /// The same call over other connections.
+    /// Returns the same call over other connections.
     pub(super) fn over<'o>(&self, transport: &'o Transport) -> Call<'o>
     where
         'c: 'o,
@@ -164,7 +164,7 @@ impl<'c> Call<'c> {
         self.ask_on(&mut self.lease(self.transport.timeout.get())?, build, read)
     }
 
-    /// As [`ask`](Self::ask) of a request that [may be repeated](Self::repeated).
+    /// Like [`ask`](Self::ask), for a request that [may be repeated](Self::repeated).
     pub(super) fn ask_again<'v, T>(
         &self,
         build: impl Fn(&mut RequestBuf<'v>),
@@ -215,7 +215,7 @@ impl<'c> Call<'c> {
         self.ask_by(lease, deadline, timeout, build, read)
     }
 
-    /// As [`ask_on`](Self::ask_on) with another deadline; errors show `timeout`.
+    /// Like [`ask_on`](Self::ask_on) with another deadline; errors show `timeout`.
     pub(super) fn ask_by<'v, T>(
         &self,
         lease: &mut Lease<'_>,
@@ -246,7 +246,7 @@ impl<'c> Call<'c> {
         self.wait_by(lease, &wait, timeout, build)
     }
 
-    /// As [`wait_on`](Self::wait_on) with another deadline; errors show `timeout`.
+    /// Like [`wait_on`](Self::wait_on) with another deadline; errors show `timeout`.
     pub(super) fn wait_by<'v>(
         &self,
         lease: &mut Lease<'_>,

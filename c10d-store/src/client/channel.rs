@@ -16,7 +16,7 @@ pub(super) enum Channel {
 }
 
 impl Channel {
-    /// As [`Stream::shake_hands`].
+    /// See [`Stream::shake_hands`].
     pub(super) fn shake_hands(&mut self, deadline: Deadline) -> io::Result<()> {
         match self {
             Self::Plain(stream) => stream.shake_hands(deadline),
@@ -53,7 +53,7 @@ impl Channel {
         }
     }
 
-    /// As [`Stream::set_cancel`].
+    /// See [`Stream::set_cancel`].
     pub(super) fn set_cancel(&mut self, cancel: Cancel) {
         match self {
             Self::Plain(stream) => stream.set_cancel(cancel),
@@ -61,7 +61,7 @@ impl Channel {
         }
     }
 
-    /// As [`Stream::read_by`].
+    /// See [`Stream::read_by`].
     pub(super) fn read_by(&mut self, buf: &mut [u8], deadline: Deadline) -> io::Result<usize> {
         match self {
             Self::Plain(stream) => stream.read_by(buf, deadline),
@@ -69,7 +69,7 @@ impl Channel {
         }
     }
 
-    /// As [`Stream::read_exact_into_vec_by`].
+    /// See [`Stream::read_exact_into_vec_by`].
     pub(super) fn read_exact_into_vec_by(
         &mut self,
         buf: &mut Vec<u8>,
@@ -82,7 +82,7 @@ impl Channel {
         }
     }
 
-    /// As [`Stream::write_all_by`].
+    /// See [`Stream::write_all_by`].
     pub(super) fn write_all_by(
         &mut self,
         pieces: &mut [IoSlice<'_>],

@@ -34,11 +34,11 @@ const REST_GRACE: Duration = Duration::from_secs(1);
 /// The handshake of a new connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hello {
-    /// With a PING that requests the server's capabilities.
+    /// A handshake with a PING that requests the server's capabilities.
     Ping,
     /// The PING alone, in a session.
     InSession,
-    /// Without a PING: PyTorch's servers up to 2.4 close the connection on it.
+    /// A handshake without a PING: PyTorch's servers up to 2.4 close the connection on it.
     Plain,
 }
 
@@ -112,7 +112,7 @@ struct Pending {
 
 pub(super) struct Connection {
     stream: Channel,
-    /// Invariant: `start <= end <= ahead.len()`.
+    /// Bytes that were read ahead. Invariant: `start <= end <= ahead.len()`.
     ahead: Box<[u8]>,
     start: usize,
     end: usize,
@@ -488,7 +488,7 @@ impl Connection {
         }
     }
 
-    /// Why the connection cannot be used, if it is between two requests and that has arrived already.
+    /// Returns why the connection cannot be used, if it is between two requests and the reason has already arrived.
     pub(super) fn broken(&mut self) -> Option<io::Error> {
         if !self.is_in_step() {
             return None;
@@ -589,7 +589,7 @@ impl Connection {
 }
 
 impl fmt::Debug for Connection {
-    /// Without received or sent bytes: they contain values.
+    /// Shows no received or sent bytes, because they contain values.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection")
             .field("stream", &self.stream)

@@ -27,7 +27,7 @@ enum Claim {
 }
 
 impl TcpStore {
-    /// [`Store::set_ephemeral_bytes`](crate::Store::set_ephemeral_bytes).
+    /// Implements [`Store::set_ephemeral_bytes`](crate::Store::set_ephemeral_bytes).
     pub(super) fn claim_key(
         &self,
         key: &str,
@@ -75,7 +75,7 @@ impl TcpStore {
         }
     }
 
-    /// [`Store::keep_alive`](crate::Store::keep_alive).
+    /// Implements [`Store::keep_alive`](crate::Store::keep_alive).
     pub(super) fn keep_owner_alive(
         &self,
         silence_max: Option<Duration>,
@@ -149,7 +149,7 @@ impl TcpStore {
         owner.store.as_ref().map(Self::share)
     }
 
-    /// The same handle.
+    /// Returns another value of the same handle.
     fn share(&self) -> Self {
         self.with_cancel(&self.cancel)
     }

@@ -44,9 +44,9 @@ struct Lane<C> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Idle,
-    /// In use by a call that the server answers at once.
+    /// The lane is in use by a call that the server answers at once.
     Busy,
-    /// In use by a call that may wait long.
+    /// The lane is in use by a call that may wait long.
     Waiting(Wait),
 }
 
@@ -57,7 +57,7 @@ pub(super) struct Wait {
     pub(super) since: Instant,
     /// Everything sent on its lane earlier has been acknowledged.
     pub(super) settled: bool,
-    /// It can be cancelled and repeated.
+    /// Whether the wait can be cancelled and repeated.
     pub(super) gives_way: bool,
 }
 

@@ -32,7 +32,7 @@ static OF_FIRST_PROCESS: OnceLock<OfProcess> = OnceLock::new();
 /// millisecond, but its thread must be scheduled.
 const CLOSING_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// From one lookup of a master's name that failed to the next.
+/// The time from one failed lookup of a master's name to the next lookup.
 const LOOKUP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Starts the server of a master, or returns a server that it may share (docs/spec/wire.md, section 8).

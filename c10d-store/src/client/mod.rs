@@ -51,7 +51,7 @@ use transport::Transport;
 /// How long a store with a directory follows its server: as long as a server remembers a session by default.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// How often a master polls the worker count, as PyTorch does.
+/// How often a master polls the worker count, like PyTorch.
 const WORKER_COUNT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A client of a TCPStore server (PyTorch's or this crate's), and optionally the host of the server.
@@ -111,7 +111,7 @@ struct Handle {
     reply_bytes_max: usize,
     resume: Option<Duration>,
     lookup: Option<Arc<dyn Lookup>>,
-    /// Of ephemeral keys.
+    /// The owner of ephemeral keys.
     owner: Mutex<Owner>,
     /// Declared last: the client's connections close before the server stops.
     server: Option<Arc<TcpStoreServer>>,
@@ -121,7 +121,7 @@ struct Handle {
 #[derive(Debug, Default)]
 struct Owner {
     store: Option<TcpStore>,
-    /// Its keys have ended with its connection since the last sign that this process is alive.
+    /// Whether its keys have expired with its connection since the last sign that this process is alive.
     was_lost: bool,
 }
 

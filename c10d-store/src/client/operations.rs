@@ -485,7 +485,7 @@ impl StoreHandle for TcpStore {
 }
 
 impl TcpStore {
-    /// As [`clone_store`](StoreHandle::clone_store), connected by this deadline.
+    /// Like [`clone_store`](StoreHandle::clone_store), connected by this deadline.
     pub(super) fn clone_by(
         &self,
         deadline: Deadline,

@@ -34,7 +34,7 @@ pub(super) struct Pool {
     lane_changed: Condvar,
     /// The pool has ended, or a call was cancelled.
     has_ended: Condvar,
-    /// Only this process has the threads that hold the lock and share the connections.
+    /// The process of the pool: only this process has the threads that hold the lock and share the connections.
     process: Process,
 }
 
@@ -687,7 +687,7 @@ pub(super) struct Lease<'p> {
 /// A lane for a call.
 struct Taken {
     lane: usize,
-    /// If it has one.
+    /// The connection of the lane, if it has one.
     connection: Option<Connection>,
     /// Another connection that is no longer needed.
     unused: Option<Connection>,

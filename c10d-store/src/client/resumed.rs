@@ -55,19 +55,20 @@ pub(super) struct Resumed {
     /// Splits what the client sends.
     requests: RawRequests,
     outstanding: Outstanding,
-    /// When the link was made, until the server is told of a wait from before (docs/spec/wire-extensions.md, END_WAITS 4).
+    /// The time when the link was made, until the server is informed of an earlier wait
+    /// (docs/spec/wire-extensions.md, END_WAITS 4).
     untold: Option<Instant>,
     /// The server keeps the session in its journal.
     is_kept: bool,
     /// See [`SessionLink::has_heartbeats`].
     has_heartbeats: bool,
-    /// When a call, of those that read since anything has arrived, began to read.
+    /// The time when the first call began to read since anything has arrived.
     silent_since: Option<Instant>,
     /// The bytes that the server has sent to the client, read up to `start`.
     opened: Vec<u8>,
     start: usize,
-    /// So many of the bytes to read are not of the credit: they are from before a restart of the server, or they were
-    /// withheld and the credit was returned.
+    /// The number of bytes to read that do not belong to the credit: they are from before a restart of the server, or
+    /// they were withheld and the credit was returned.
     uncounted: usize,
     wire: Box<[u8]>,
     /// The server has closed the client.
@@ -138,7 +139,7 @@ impl Resumed {
         self.link.set_wakeable(is_wakeable);
     }
 
-    /// As [`Stream::read_by`].
+    /// See [`Stream::read_by`].
     pub(super) fn read_by(&mut self, buf: &mut [u8], deadline: Deadline) -> io::Result<usize> {
         if buf.is_empty() {
             return Ok(0);
@@ -163,7 +164,7 @@ impl Resumed {
         Ok(count)
     }
 
-    /// As [`Stream::read_exact_into_vec_by`].
+    /// See [`Stream::read_exact_into_vec_by`].
     pub(super) fn read_exact_into_vec_by(
         &mut self,
         buf: &mut Vec<u8>,
@@ -184,8 +185,8 @@ impl Resumed {
         Ok(())
     }
 
-    /// As [`Stream::write_all_by`]; but if the link is lost then, the bytes are sent over the next one. An error means
-    /// that the server never gets all of them.
+    /// Like [`Stream::write_all_by`]; but if the link is then lost, the bytes are sent over the next link. An error
+    /// means that the server never gets all of them.
     pub(super) fn write_all_by(
         &mut self,
         pieces: &[IoSlice<'_>],

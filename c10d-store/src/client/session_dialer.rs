@@ -65,15 +65,15 @@ pub enum SessionError {
     /// The connection was lost, or the server did not answer in time.
     #[error("{server}: the connection was lost before the session could begin: {source}")]
     Lost {
-        /// As the caller named it.
+        /// The server's address in the caller's form.
         server: HostPort,
-        /// The cause.
+        /// The cause of the loss.
         source: io::Error,
     },
     /// The peer does not have the secret, or is not a store.
     #[error("{server}: {reason}")]
     Refused {
-        /// As the caller named it.
+        /// The server's address in the caller's form.
         server: HostPort,
         /// The behaviour of the peer.
         reason: String,
@@ -81,7 +81,7 @@ pub enum SessionError {
     /// The store has no sessions, for example PyTorch's store.
     #[error("{server} has no sessions: it is not a store of c10d-store, or an older one")]
     Unsupported {
-        /// As the caller named it.
+        /// The server's address in the caller's form.
         server: HostPort,
     },
     /// The server does not have the session, because it was restarted and is another store now, or because the
@@ -91,7 +91,7 @@ pub enum SessionError {
         if *is_same_store { "it was without a connection for too long, or the store was restored from a copy" } else { "it was restarted and is another store" }
     )]
     Unknown {
-        /// As the caller named it.
+        /// The server's address in the caller's form.
         server: HostPort,
         /// Whether it is still the store that had the session.
         is_same_store: bool,
@@ -99,9 +99,9 @@ pub enum SessionError {
     /// The directory cannot be asked for the leading server.
     #[error("cannot look up {directory}: {source}")]
     Lookup {
-        /// [`Lookup::name`].
+        /// The name of the directory: [`Lookup::name`].
         directory: String,
-        /// The cause.
+        /// The error of the directory.
         source: Box<dyn Error + Send + Sync>,
     },
     /// The directory reports that the store has lost data.
@@ -110,13 +110,13 @@ pub enum SessionError {
     /// No server leads at the moment, according to the directory.
     #[error("no process serves the store {directory} at the moment")]
     NoLeader {
-        /// [`Lookup::name`].
+        /// The name of the directory: [`Lookup::name`].
         directory: String,
     },
     /// The server led once, but another server has taken over since.
     #[error("{server} does not know yet that another server has taken over")]
     Deposed {
-        /// Where it listens.
+        /// The address of the deposed server.
         server: HostPort,
     },
     /// The data of the store has gone back: the directory names a lower epoch than the last server of the session
@@ -125,7 +125,7 @@ pub enum SessionError {
         "the store of {server} has gone back from {known} to {found}: its data was restored from a copy, or deleted"
     )]
     WentBack {
-        /// Where it is served now.
+        /// The address of the present server.
         server: HostPort,
         /// The newest data that this session has seen: `epoch 3`, `batch 15`.
         known: String,
@@ -137,9 +137,9 @@ pub enum SessionError {
         "the store at {server} has ended: its machine has refused connections for {:.0} s", refused_for.as_secs_f64()
     )]
     Ended {
-        /// As the caller named it.
+        /// The server's address in the caller's form.
         server: HostPort,
-        /// How long.
+        /// How long the machine has refused connections.
         refused_for: Duration,
     },
     /// The server already has the most sessions that it may have.
@@ -148,7 +148,7 @@ pub enum SessionError {
          without a word, and it remembers those for some minutes"
     )]
     Full {
-        /// As the caller named it.
+        /// The server's address in the caller's form.
         server: HostPort,
     },
     /// The attempt was [cancelled](Closer::close).

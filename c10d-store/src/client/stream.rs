@@ -36,7 +36,7 @@ pub(super) struct Stream {
     /// The peer has closed its side, or the connection has failed: no further event may follow.
     has_ended: bool,
     waker: Option<Waker>,
-    /// Ends waits.
+    /// Interrupts waits.
     cancel: Cancel,
     /// A wake ends a wait early, as if the deadline had passed.
     is_wakeable: bool,

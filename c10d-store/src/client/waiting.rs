@@ -30,7 +30,7 @@ pub(super) enum Repeat {
     Never,
 }
 
-/// One wait.
+/// One wait of a call.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wait {
     pub(super) follows: Follows,

@@ -84,6 +84,18 @@ struct Handle {
 }
 
 /// Options of [`FileStore::open_with`].
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use c10d_store::{FileStore, FileStoreOptions, StoreExt};
+///
+/// let folder = tempfile::tempdir()?;
+/// let options = FileStoreOptions::default().with_timeout(Duration::from_secs(10));
+/// let store = FileStore::open_with(folder.path().join("store"), &options)?;
+/// store.set("key", "value")?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct FileStoreOptions {

@@ -147,9 +147,9 @@ fn agree(a: &[u8], b: &[u8]) -> bool {
 /// The contents of a file after replaying its records.
 #[derive(Default, PartialEq, Eq)]
 pub(super) struct Entries {
-    /// By users' key, without the `/`.
+    /// The values by users' keys, without the `/`.
     user: HashMap<Vec<u8>, Vec<u8>>,
-    /// By any other stored name: the internal counters.
+    /// The values by other stored names: the internal counters.
     other: HashMap<Vec<u8>, Vec<u8>>,
 }
 

@@ -30,7 +30,7 @@ struct Source {
 /// The bytes after the last whole record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tail {
-    /// Nothing.
+    /// Nothing follows it.
     Whole,
     /// An incomplete record, whose writer died.
     Torn { offset: u64, bytes: u64 },

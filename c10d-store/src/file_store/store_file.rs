@@ -35,7 +35,7 @@ pub(super) struct StoreFile {
     /// replica are not delayed.
     replica: Mutex<Replica>,
     closed: Cancel,
-    /// Only this process has the threads that hold the locks.
+    /// The process of the store: only this process has the threads that hold the locks.
     process: Process,
 }
 
@@ -152,7 +152,7 @@ impl StoreFile {
         change(&mut self.writer(call, file)?)
     }
 
-    /// As [`write`](Self::write), but leaves a missing file missing and returns `None`.
+    /// Like [`write`](Self::write), but leaves a missing file missing and returns `None`.
     pub(super) fn write_if_present<T>(
         &self,
         call: &Call<'_>,

@@ -20,19 +20,19 @@ use c10d_socket::Moment;
 pub struct Authority(Arc<Shared>);
 
 struct Shared {
-    /// In nanoseconds since the machine has started; 0 if there is none.
+    /// The end of the authority, in nanoseconds since the machine started; 0 without an authority.
     until: AtomicU64,
-    /// How long the machine had been suspended when this was asked for, in nanoseconds.
+    /// How long the machine had been suspended when the authority was requested, in nanoseconds.
     asleep: AtomicU64,
-    /// Why there is never any again.
+    /// The reason why the authority will never be extended again.
     ended: OnceLock<End>,
     /// The server has found it passed.
     is_awaited: AtomicBool,
-    /// Of the server.
+    /// The waker of the server.
     waker: Mutex<Option<Waker>>,
 }
 
-/// Why there is never any authority again.
+/// The reason why the authority will never be extended again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct End {
     pub(crate) reason: String,

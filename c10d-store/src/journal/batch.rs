@@ -40,7 +40,7 @@ const LENGTH_BYTES: usize = size_of::<u32>();
 
 const CHECKSUM_BYTES: usize = 8;
 
-/// Before the prefix of END_WAITS: one byte more than a session's id has.
+/// The bytes before the prefix of END_WAITS: one byte more than a session's id has.
 const NO_SESSION: [u8; 17] = [0; 17];
 
 /// A change of the store.
@@ -85,13 +85,13 @@ pub enum Effect<'a> {
     Executed {
         session: &'a [u8],
         client: u32,
-        /// Its number, from 1.
+        /// The number of the request, from 1.
         request: u32,
         /// Up to this request the client has its replies.
         answered: u32,
-        /// It has arrived at a barrier, and waits there: there is no reply yet.
+        /// Whether the request has arrived at a barrier, and waits there: there is no reply yet.
         waits: bool,
-        /// As it was sent.
+        /// The bytes of the reply.
         reply: &'a [u8],
     },
     /// A client of a session has ended.
@@ -134,7 +134,7 @@ pub struct BatchWriter {
 }
 
 impl Default for BatchWriter {
-    /// In the newest version.
+    /// Creates an empty batch in the newest version of the format.
     fn default() -> Self {
         Self::new(FORMAT_VERSION)
     }
@@ -315,7 +315,7 @@ pub fn effects(position: u64, batch: &[u8]) -> Result<Effects<'_>, DamagedBatch>
     }
 }
 
-/// The same, of any version, which the caller must check.
+/// Like [`effects`] for any version, which the caller must check.
 pub(crate) fn effects_with_format(
     position: u64,
     batch: &[u8],

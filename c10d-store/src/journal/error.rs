@@ -11,7 +11,7 @@ pub enum JournalError {
     Engine {
         /// The operation of the engine: `open`, `append to`, `write a snapshot into`.
         operation: &'static str,
-        /// See [`Journal::place`](super::Journal::place).
+        /// The place of the journal: see [`Journal::place`](super::Journal::place).
         place: String,
         /// The engine's error.
         source: Box<dyn Error + Send + Sync>,
@@ -19,7 +19,7 @@ pub enum JournalError {
     /// Another process serves this journal.
     #[error("the journal {place} is in use{}", by(.owner))]
     InUse {
-        /// See [`Journal::place`](super::Journal::place).
+        /// The place of the journal: see [`Journal::place`](super::Journal::place).
         place: String,
         /// Who it is, if it has said so: process and host.
         owner: Option<String>,
@@ -27,7 +27,7 @@ pub enum JournalError {
     /// Another process leads now, or may lead.
     #[error("another process has taken over the journal {place}: {reason}")]
     Deposed {
-        /// See [`Journal::place`](super::Journal::place).
+        /// The place of the journal: see [`Journal::place`](super::Journal::place).
         place: String,
         /// The finding of the engine.
         reason: String,
@@ -35,7 +35,7 @@ pub enum JournalError {
     /// The server was stopped before it led.
     #[error("cancelled while it waited for the journal {place}")]
     Cancelled {
-        /// See [`Journal::place`](super::Journal::place).
+        /// The place of the journal: see [`Journal::place`](super::Journal::place).
         place: String,
     },
     /// A later version of this program has written the journal.
@@ -43,7 +43,7 @@ pub enum JournalError {
         "the journal {place} has format {found}; this program reads up to format {known}, so a newer one is needed"
     )]
     Newer {
-        /// See [`Journal::place`](super::Journal::place).
+        /// The place of the journal: see [`Journal::place`](super::Journal::place).
         place: String,
         /// The format of the journal.
         found: u64,
@@ -55,7 +55,7 @@ pub enum JournalError {
         "the journal {place} has format {found}; this program reads format {known} and later: an older one, that reads both, must have written a snapshot first"
     )]
     Older {
-        /// See [`Journal::place`](super::Journal::place).
+        /// The place of the journal: see [`Journal::place`](super::Journal::place).
         place: String,
         /// The format of the journal.
         found: u64,
@@ -65,15 +65,15 @@ pub enum JournalError {
     /// The journal has process groups, but the server has no groups: see [`groups`](crate::groups).
     #[error("the store of the journal {place} has groups; serve it with c10d store serve")]
     HasGroups {
-        /// See [`Journal::place`](super::Journal::place).
+        /// The place of the journal: see [`Journal::place`](super::Journal::place).
         place: String,
     },
     /// The kept data differs from the written data.
     #[error("the journal {place} is damaged: {what}")]
     Damaged {
-        /// See [`Journal::place`](super::Journal::place).
+        /// The place of the journal: see [`Journal::place`](super::Journal::place).
         place: String,
-        /// The damage.
+        /// The description of the damage.
         what: String,
     },
 }

@@ -132,7 +132,7 @@ pub enum Recovered<'a> {
     Chunk {
         /// The position of the snapshot.
         position: u64,
-        /// As given to [`Journal::add_to_snapshot`].
+        /// The bytes that were passed to [`Journal::add_to_snapshot`].
         bytes: &'a [u8],
     },
     /// The pieces visited so far are void, because the engine has lost its place in the log: everything follows
@@ -140,9 +140,9 @@ pub enum Recovered<'a> {
     Restart,
     /// A batch that was appended after that snapshot.
     Batch {
-        /// As given to [`Journal::append`].
+        /// The position that was passed to [`Journal::append`].
         position: u64,
-        /// The same.
+        /// The bytes that were passed to [`Journal::append`].
         bytes: &'a [u8],
     },
 }

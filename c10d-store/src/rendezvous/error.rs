@@ -9,16 +9,16 @@ pub enum UrlError {
     /// The scheme does not name a store.
     #[error("No rendezvous handler for {scheme}:// (URL {url:?}); known are tcp, env and file")]
     Scheme {
-        /// As passed.
+        /// The URL that was passed.
         url: String,
-        /// Its scheme; empty if it has none.
+        /// The scheme of the URL; empty if it has none.
         scheme: String,
     },
 
     /// The URL lacks a part.
     #[error("{scheme}:// rendezvous: {what} missing in the URL {url:?}; it looks like {example}")]
     Missing {
-        /// As passed.
+        /// The URL that was passed.
         url: String,
         /// `tcp`, `env` or `file`.
         scheme: &'static str,
@@ -52,14 +52,14 @@ pub enum UrlError {
          or neither"
     )]
     NodeSpecific {
-        /// As passed.
+        /// The URL that was passed.
         url: String,
     },
 
     /// The URL cannot be parsed.
     #[error("{detail} in the URL {url:?}")]
     Malformed {
-        /// As passed.
+        /// The URL that was passed.
         url: String,
         /// The problem with the URL.
         detail: String,

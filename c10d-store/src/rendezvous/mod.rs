@@ -61,6 +61,16 @@ pub fn rendezvous(url: &str) -> Result<Rendezvous, UrlError> {
 }
 
 /// The arguments of PyTorch's `rendezvous()` besides the URL.
+///
+/// ```
+/// use c10d_store::{RendezvousOptions, StoreExt};
+///
+/// let options = RendezvousOptions::default().with_rank(0).with_world_size(1);
+/// let opened = options.open("tcp://localhost:0")?;
+/// assert_eq!((opened.rank, opened.world_size), (0, Some(1)));
+/// opened.store.set("key", "value")?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct RendezvousOptions {

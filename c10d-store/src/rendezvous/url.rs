@@ -6,7 +6,7 @@
 /// The parts of a URL.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Url<'a> {
-    /// In lower case; empty if there is none.
+    /// The scheme in lower case; empty if there is none.
     pub(super) scheme: String,
     /// The part between `//` and the path: user, host and port.
     authority: &'a str,

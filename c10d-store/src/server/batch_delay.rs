@@ -37,7 +37,7 @@ const COMMITS_UNAWAITED: u32 = 16;
 pub(super) struct BatchDelay {
     /// The first iteration that has seen something of the batch that gathers.
     since: Option<Instant>,
-    /// When the batch before has gone to the journal.
+    /// The time when the previous batch was handed to the journal.
     sent: Option<Instant>,
     awaited: Option<Awaited>,
     /// How many commits do not wait.
@@ -47,7 +47,7 @@ pub(super) struct BatchDelay {
 /// The clients that a batch waits for.
 #[derive(Debug)]
 struct Awaited {
-    /// With those that are in the batch.
+    /// The clients that the batch waits for, including clients that are already in the batch.
     clients: usize,
     until: Instant,
 }

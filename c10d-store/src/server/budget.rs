@@ -124,7 +124,7 @@ impl Budget {
 /// The peers that are closed if that is needed, the largest first.
 #[derive(Debug)]
 pub(super) struct Relief<P> {
-    /// Each with the memory that it takes.
+    /// The peers, each with the memory that it takes.
     peers: Vec<(P, usize)>,
     batch_min: usize,
 }

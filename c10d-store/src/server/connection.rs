@@ -59,7 +59,7 @@ pub(super) enum Phase {
 pub(super) enum InputTurn {
     /// There was room, or the request was short.
     Any,
-    /// Not now.
+    /// The request cannot be carried out now.
     Waits,
     /// Yes, until the request is complete.
     Has,
@@ -88,7 +88,7 @@ pub(super) struct Accepted {
     pub(super) deadline: Option<Instant>,
     /// The registered interest; `None` if not registered.
     pub(super) registered: Option<Interest>,
-    /// Its peer may ask whether a write was refused.
+    /// Whether its peer may ask whether a write was refused.
     is_shown_refusal: bool,
 }
 
@@ -107,15 +107,15 @@ pub(super) struct Client {
     pub(super) waiting_bytes: u32,
     /// What [`Connections::session_memory`] has counted of its requests and its wait.
     counted_bytes: u32,
-    /// In the list of clients whose replies wait for room in the session.
+    /// Whether it is in the list of clients whose replies wait for room in the session.
     pub(super) waits_for_room: bool,
-    /// In the list of clients whose requests wait for the session's budget.
+    /// Whether it is in the list of clients whose requests wait for the session's budget.
     pub(super) waits_for_budget: bool,
-    /// Its relay passes on how a write was refused.
+    /// Whether its relay passes on how a write was refused.
     pub(super) knows_refusal: bool,
     /// `None` while there are none.
     replies: Option<Box<ClientReplies>>,
-    /// Of its requests, if the journal keeps its session.
+    /// The numbers of its requests, if the journal keeps its session.
     pub(super) numbers: Option<Box<Numbers>>,
     /// The last request that has arrived may be a wait that was sent before its session was accepted at this time.
     pub(super) resent: Option<Box<(ResentWait, Moment)>>,
@@ -130,7 +130,7 @@ struct ClientReplies {
 }
 
 impl Client {
-    /// Of the session in this slot.
+    /// Creates a client of the session in this slot.
     pub(super) fn new(session: usize, number: u32) -> Self {
         Self {
             // There are at most 65,536.
@@ -155,7 +155,7 @@ impl Client {
         self.session as usize
     }
 
-    /// Its replies, and its credit to send them with; `None` without replies.
+    /// Returns its replies, and its credit to send them with; `None` without replies.
     pub(super) fn replies(&mut self) -> Option<(&mut SendBuf, &mut Credit)> {
         let replies = self.replies.as_mut()?;
         Some((&mut replies.out, &mut self.credit))
@@ -189,7 +189,7 @@ impl Client {
 /// How a connection treats the requests that have arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestFlow {
-    /// It carries them out.
+    /// The connection carries requests out.
     Reading,
     /// They wait until the peer reads its replies, or until there is room for more.
     Paused,
@@ -219,14 +219,14 @@ pub(super) struct Connection {
     pub(super) parser: RequestParser,
     pub(super) phase: Phase,
     pub(super) flow: RequestFlow,
-    /// In the event loop's list of connections that are read without an event.
+    /// Whether it is in the event loop's list of connections that are read without an event.
     pub(super) is_ready: bool,
     /// Whether the rest of a long request may arrive, if memory is scarce.
     pub(super) input_turn: InputTurn,
-    /// In the list of connections that have new replies.
+    /// Whether it is in the list of connections that have new replies.
     touched: bool,
     generation: u32,
-    /// Its part of [`Connections::budget`].
+    /// The connection's part of [`Connections::budget`].
     counted_bytes: usize,
     /// Replies that a crash would take back; `None` if there was never one.
     held: Option<Box<DelayedReplies>>,
@@ -316,7 +316,7 @@ impl Connection {
         }
     }
 
-    /// Where replies go.
+    /// Returns the buffer for replies.
     #[inline]
     pub(super) fn out_mut(&mut self) -> &mut SendBuf {
         match &mut self.carrier {
@@ -332,7 +332,7 @@ impl Connection {
         held + self.out().map_or(0, SendBuf::unsent_bytes)
     }
 
-    /// How much of a request that is not complete has arrived.
+    /// Returns how many bytes of an incomplete request have arrived.
     pub(super) fn input_bytes(&self) -> usize {
         self.parser.partial_bytes()
     }
@@ -365,7 +365,8 @@ impl Connection {
         self.held.as_ref().is_some_and(|held| !held.is_empty())
     }
 
-    /// Where a reply goes that depends on this position, and whether the connection is to be released at it.
+    /// Returns the buffer for a reply that depends on this position, and whether the connection is to be released at
+    /// it.
     fn hold(&mut self, position: u64) -> (&mut SendBuf, bool) {
         if matches!(self.carrier, Carrier::Session(_)) {
             // Its memory is counted there.
@@ -476,7 +477,7 @@ fn flush_to(
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Peer {
     Connection(Token, SocketAddr),
-    /// In this slot.
+    /// A client of the session in this slot.
     Session(usize),
 }
 
@@ -489,9 +490,9 @@ pub(super) struct Connections {
     unsent_bytes_max: usize,
     /// Connections with a socket that are to be flushed, in the order of their first reply.
     touched: Vec<Token>,
-    /// The same of clients of sessions.
+    /// Clients of sessions that have new replies.
     touched_clients: VecDeque<Token>,
-    /// Of each session, by slot.
+    /// The memory of each session, by slot.
     session_memory: Vec<SessionMemory>,
     /// The memory that all connections and sessions have the server keep.
     pub(super) budget: Budget,
@@ -641,7 +642,8 @@ impl Connections {
         !self.refused.is_empty()
     }
 
-    /// Why the connection has to be closed that sends a request, if it should have asked why its last write was refused.
+    /// Returns why a connection with a further request has to be closed, if it should have asked why its last write
+    /// was refused.
     pub(super) fn unasked_refusal(
         &mut self,
         token: Token,

@@ -18,7 +18,7 @@ pub(super) struct Counts {
     pub(super) memory_max: AtomicUsize,
     /// Another process leads, or may.
     pub(super) is_standby: AtomicBool,
-    /// Where the first client of another host has reached this one.
+    /// The address at which the first client of another host has reached this host.
     pub(super) reached_at: OnceLock<IpAddr>,
     /// The addresses of the clients of other hosts, each once, the latest last.
     peers: Mutex<Vec<IpAddr>>,

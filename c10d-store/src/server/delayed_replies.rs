@@ -7,7 +7,7 @@ use c10d_socket::SendBuf;
 /// Replies in their order, each with the position that it waits for. A reply holds those behind it.
 #[derive(Debug, Default)]
 pub(super) struct DelayedReplies {
-    /// In the order of their positions. At most two: batches gather and are appended one at a time.
+    /// The segments in the order of their positions. At most two: batches gather and are appended one at a time.
     segments: VecDeque<Segment>,
 }
 
@@ -18,7 +18,8 @@ struct Segment {
 }
 
 impl DelayedReplies {
-    /// Where a reply goes that waits for this position, and whether nothing has waited for so late a one.
+    /// Returns the buffer for a reply that waits for this position, and whether it is the first reply with so late a
+    /// position.
     pub(super) fn out(&mut self, position: u64) -> (&mut SendBuf, bool) {
         let is_new = self
             .segments

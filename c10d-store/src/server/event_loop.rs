@@ -90,7 +90,7 @@ pub(super) struct EventLoop {
     sessions: Sessions,
     state: StoreState,
     options: ServerOptions,
-    /// With it, other connections are strangers.
+    /// The TLS server. If it is set, connections without TLS are strangers.
     tls: Option<TlsServer>,
     acceptor: Acceptor<Token>,
     stop: Arc<AtomicBool>,
@@ -106,13 +106,13 @@ pub(super) struct EventLoop {
     ready: VecDeque<Ready>,
     turn: TurnClock,
     timers: Timers,
-    /// Of a store with a journal.
+    /// The journal of the store, if it has one.
     keeping: Option<JournalQueue>,
-    /// Until this process leads: nothing is served.
+    /// Set until this process leads: until then, nothing is served.
     standby: Option<Standby>,
-    /// When the next heartbeats are due, if any session wants some.
+    /// The time when the next heartbeats are due, if a session wants them.
     beat_at: Option<Instant>,
-    /// When to find out what peers have read, if they share values that are not stored any more.
+    /// The time to find out what peers have read, if they share values that are no longer stored.
     look_at: Option<Instant>,
     inputs: PausedInputs,
     waker: Arc<Waker>,
@@ -696,6 +696,6 @@ enum Input {
     Shared(usize),
     /// What TLS has opened, perhaps nothing.
     Opened,
-    /// In the parser: read directly into it, or kept there by a pause.
+    /// The input is in the parser: it was read directly into it, or is kept there by a pause.
     InParser,
 }

@@ -36,7 +36,7 @@ pub(super) struct JournalQueue {
     pub(super) hold: BatchDelay,
     /// The bytes of the batches since the last snapshot.
     pub(super) bytes_since_snapshot: usize,
-    /// Of the journal.
+    /// The number of bytes of batches after which the journal wants a snapshot.
     pub(super) snapshot_after_bytes: usize,
     /// Whether a snapshot is being copied.
     pub(super) is_copying: bool,
@@ -46,13 +46,13 @@ pub(super) struct JournalQueue {
     is_agreeing: bool,
     /// Connections whose requests wait, as too much is gathered.
     pub(super) paused: BTreeSet<Token>,
-    /// Until when something may be sent, if another process can take over.
+    /// The time limit for sending, if another process can take over.
     pub(super) authority: Option<Authority>,
     /// Connections that are flushed once something may be sent.
     pub(super) withheld: BTreeSet<Token>,
     /// Clients whose peers are told that requests are done when a position is durable, in its order.
     pub(super) done: VecDeque<(u64, Token, u32)>,
-    /// Until when sessions of earlier servers may come back, and send their waits again.
+    /// The time until sessions of earlier servers may return, and send their waits again.
     pub(super) ends_until: Option<Instant>,
 }
 

@@ -143,7 +143,7 @@ impl JournalThread {
         self.shared.chunk_bytes.load(Ordering::Relaxed)
     }
 
-    /// See [`Journal::place`].
+    /// Returns the place of the journal: see [`Journal::place`].
     pub(super) fn place(&self) -> &str {
         &self.place
     }

@@ -25,7 +25,7 @@ pub(super) struct Numbers {
     replied: u32,
     /// Up to this request the peer has its replies, and sends none again.
     answered: u32,
-    /// With the reply to this request, the stream had this length.
+    /// The last reply that was put into the stream: its request, and the length of the stream with it.
     handed: Option<(u32, u64)>,
     /// The last request that was reported to the peer as done.
     told: u32,
@@ -74,7 +74,7 @@ impl Numbers {
         self.is_resumed
     }
 
-    /// The same, if this request is the one.
+    /// Returns the resent wait, if this request is the resent one.
     pub(super) const fn take_resent(&mut self) -> Option<(ResentWait, Moment)> {
         self.resent.take()
     }
@@ -100,7 +100,7 @@ impl Numbers {
         self.answered
     }
 
-    /// All replies so far are in the stream, which has this length.
+    /// Records that all replies so far are in the stream, which has this length.
     pub(super) fn all_handed(&mut self, is_waiting: bool, is_between: bool, length: u64) {
         self.hand(self.replied.min(self.settled(is_waiting)), length);
         if self.replied == self.requests {

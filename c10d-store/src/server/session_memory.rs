@@ -7,10 +7,10 @@
 /// The memory of the clients of a session, or of one of them, in bytes.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SessionMemory {
-    /// For unsent replies.
+    /// The memory of unsent replies, in bytes.
     pub(super) reply_bytes: usize,
-    /// For waiting requests that arrived in groups, and for the keys that clients wait for. The budget does not
-    /// include them, because a request that waits for the budget cannot give it back.
+    /// The memory of waiting requests that arrived in groups, and of the keys that clients wait for, in bytes. The
+    /// budget does not include them, because a request that waits for the budget cannot give it back.
     pub(super) request_bytes: usize,
 }
 

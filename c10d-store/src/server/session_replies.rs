@@ -54,9 +54,9 @@ fn memory_of_client(executed: &VecDeque<Executed>) -> usize {
 /// The first outcome of a request that a client sends again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Again<'a> {
-    /// It was carried out, with this reply.
+    /// The request was carried out, with this reply.
     Reply(&'a [u8]),
-    /// It has arrived at a barrier.
+    /// The request has arrived at a barrier.
     Waits,
 }
 

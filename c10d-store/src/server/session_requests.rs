@@ -52,9 +52,9 @@ pub(super) struct CarriedRequest {
 pub(super) enum Begun {
     /// The state handles it.
     New(CarriedRequest),
-    /// It waits at a barrier, where it had arrived before a restart.
+    /// The request waits at a barrier, where it had arrived before a restart.
     Waits(CarriedRequest),
-    /// It was carried out before, and is answered.
+    /// The request was carried out before, and is answered.
     Answered,
 }
 

@@ -57,7 +57,7 @@ pub(super) struct Session {
     /// The number of the last client that was opened.
     last_client: Option<u32>,
     pub(super) link: Option<Token>,
-    /// When the last link was.
+    /// The time when the last link was accepted.
     pub(super) accepted: Moment,
     attempt: u64,
     keep: Duration,
@@ -67,9 +67,9 @@ pub(super) struct Session {
     pub(super) peer: IpAddr,
     /// `None` while none have had to wait.
     waiting: Option<Box<Waiting>>,
-    /// Its link gets heartbeats.
+    /// Whether its link gets heartbeats.
     wants_heartbeats: bool,
-    /// Its clients may be shown REFUSAL.
+    /// Whether its clients may be shown REFUSAL.
     pub(super) knows_refusal: bool,
     /// The position that its peer was told last; `None` if it does not take any.
     told: Option<u64>,

@@ -27,7 +27,7 @@ const CLOSE: u8 = 4;
 const CREDIT: u8 = 5;
 const END: u8 = 6;
 const RESUME: u8 = 7;
-/// To the server, RESENT.
+/// The kind of DONE; to the server, of RESENT.
 const DONE: u8 = 8;
 const PIECE: u8 = 9;
 const SHARED: u8 = 10;
@@ -39,52 +39,52 @@ const POSITION: u8 = 11;
 pub enum Frame<'a> {
     /// A new client, whose connection to the relay has this port. To the server only.
     Open {
-        /// Its number.
+        /// The number of the client within the session.
         client: u32,
         /// The port of its connection to the relay; 0 if it has none.
         port: u16,
     },
     /// The next bytes of a client: of its requests or of its replies. A frame of many bytes arrives in several.
     Data {
-        /// Its number within the session.
+        /// The number of the client within the session.
         client: u32,
-        /// At least one, and not more than have arrived.
+        /// The bytes: at least one, and not more than have arrived.
         bytes: &'a [u8],
     },
     /// The next bytes of a client's replies, which other clients get as well. From the server only.
     Shared {
-        /// Its number within the session.
+        /// The number of the client within the session.
         client: u32,
-        /// At least one.
+        /// The bytes, at least one.
         bytes: Arc<Vec<u8>>,
     },
     /// The same bytes of several clients, one client after the other. To the server only.
     Group(Group),
     /// The client has closed its connection or, from the server, was refused.
     Close {
-        /// Its number within the session.
+        /// The number of the client within the session.
         client: u32,
     },
     /// The sender has used this many bytes of the client.
     Credit {
-        /// Its number within the session.
+        /// The number of the client within the session.
         client: u32,
         /// The number of bytes.
         bytes: u32,
     },
     /// The client was open before the server's restart: its next request has this number. To the server only.
     Resume {
-        /// Its number within the session.
+        /// The number of the client within the session.
         client: u32,
-        /// Of the request, from 1.
+        /// The number of the request, from 1.
         request: u32,
     },
     /// Requests are done. From the server: all requests of the client up to this number are carried out, and survive
     /// a restart. To the server, the frame has another meaning: the wait that follows is a [`ResentWait`].
     Done {
-        /// Its number within the session.
+        /// The number of the client within the session.
         client: u32,
-        /// Of the request, from 1; or the encoded [`ResentWait`].
+        /// The number of the request, from 1; or the encoded [`ResentWait`].
         request: u32,
     },
     /// The session and all its clients have ended. From the server: everything before the client's END has been

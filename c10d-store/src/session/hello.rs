@@ -18,22 +18,24 @@ pub(crate) struct Hello {
     pub(crate) received: u64,
     /// How long the server should remember the session without a link.
     pub(crate) keep: Duration,
-    /// It can send requests again to a server that was restarted (docs/spec/wire-extensions.md, SESSION 12).
+    /// Whether the peer can send requests again to a server that was restarted (docs/spec/wire-extensions.md, SESSION
+    /// 12).
     pub(crate) carries_over: bool,
-    /// It takes pieces (docs/spec/wire-extensions.md, SESSION 16).
+    /// Whether the peer takes pieces (docs/spec/wire-extensions.md, SESSION 16).
     pub(crate) takes_pieces: bool,
-    /// It notices by the lack of heartbeats that the server does not answer (docs/spec/wire-extensions.md, SESSION 18).
+    /// Whether the peer detects by the lack of heartbeats that the server does not answer
+    /// (docs/spec/wire-extensions.md, SESSION 18).
     pub(crate) wants_heartbeats: bool,
-    /// It takes POSITION (docs/spec/wire-extensions.md, SESSION 19).
+    /// Whether the peer takes POSITION (docs/spec/wire-extensions.md, SESSION 19).
     pub(crate) takes_positions: bool,
-    /// It passes on the replies of REFUSAL (docs/spec/wire-extensions.md, REFUSAL 6).
+    /// Whether the peer passes on the replies of REFUSAL (docs/spec/wire-extensions.md, REFUSAL 6).
     pub(crate) knows_refusal: bool,
 }
 
 /// The reply to SESSION.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Welcome {
-    /// From here on, both sides send link frames.
+    /// The session is accepted. From here on, both sides send link frames.
     Accepted {
         store: StoreId,
         /// How many bytes of the stream the server has received.
@@ -56,15 +58,15 @@ const UNKNOWN: u8 = 1;
 const FULL: u8 = 2;
 const RESTARTED: u8 = 3;
 
-/// In the milliseconds: the peer carries requests over.
+/// Bit 31 of the milliseconds field: the peer resends requests after a server restart.
 const CARRIES_OVER: u32 = 1 << 31;
-/// In the milliseconds: the peer takes pieces.
+/// Bit 30 of the milliseconds field: the peer takes pieces.
 const TAKES_PIECES: u32 = 1 << 30;
-/// A bit of the milliseconds field: the peer requests heartbeats.
+/// Bit 29 of the milliseconds field: the peer requests heartbeats.
 const WANTS_HEARTBEATS: u32 = 1 << 29;
-/// In the milliseconds: the peer takes positions.
+/// Bit 28 of the milliseconds field: the peer takes positions.
 const TAKES_POSITIONS: u32 = 1 << 28;
-/// In the milliseconds: the peer supports REFUSAL.
+/// Bit 27 of the milliseconds field: the peer supports REFUSAL.
 const KNOWS_REFUSAL: u32 = 1 << 27;
 
 impl Hello {

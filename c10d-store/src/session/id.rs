@@ -8,10 +8,10 @@ use byteorder::{ByteOrder, LittleEndian};
 /// The length of an id.
 pub(super) const ID_BYTES: usize = 16;
 
-/// Where the number of the run is in the id of a store with a journal.
+/// The offset of the number of the run in the id of a store with a journal.
 const EPOCH_AT: usize = 8;
 
-/// In the last byte of an id: it has no such number, but random bits.
+/// A bit in the last byte of an id: the id has random bits instead of such a number.
 const WITHOUT_JOURNAL: u8 = 1 << 7;
 
 /// Names a session: 128 random bits. They are not logged, because any process that has them can take over the
@@ -37,7 +37,7 @@ impl SessionId {
         Self([number; ID_BYTES])
     }
 
-    /// As a journal has kept it; `None` if it has another length.
+    /// Restores an id from a journal; `None` if the bytes have another length.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }
@@ -63,7 +63,7 @@ impl StoreId {
         self.epoch() <= u64::from(u32::MAX)
     }
 
-    /// How often the journal of a store that has one was opened.
+    /// Returns how often the journal of a store was opened, if it has one.
     pub(crate) fn epoch(self) -> u64 {
         LittleEndian::read_u64(&self.0[EPOCH_AT..])
     }
@@ -107,7 +107,7 @@ impl fmt::Display for StoreId {
     }
 }
 
-/// 64 random bits.
+/// Returns 64 random bits.
 pub(crate) fn random_seed() -> u64 {
     RandomState::new().hash_one(0_u64)
 }

@@ -73,7 +73,7 @@ pub struct Outstanding {
     /// The part of that reply that has arrived again.
     repeated: Fingerprint,
     cancels: u64,
-    /// Of the last request that was a wait.
+    /// The origin of the last request that was a wait.
     wait: Option<WaitOrigin>,
     /// The last request, if that is a wait that END_WAITS has ended.
     ended_wait: Option<u64>,

@@ -68,7 +68,7 @@ impl Pieces {
 /// The server's end: which pieces the relay has. Keeps no bytes.
 #[derive(Debug, Default)]
 pub(crate) struct SentPieces {
-    /// By place: the value, and where the piece begins in it.
+    /// The pieces by place: the value, and where the piece begins in it.
     places: Vec<(Weak<Vec<u8>>, usize)>,
     next: usize,
 }

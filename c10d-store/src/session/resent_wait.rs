@@ -43,7 +43,7 @@ impl ResentWait {
     }
 }
 
-/// Of the wait of one client: when the client sent it, and the last server that had accepted the session before.
+/// The origin of a client's wait: when the client sent it, and the last server that had accepted the session before.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WaitOrigin {
     began: Instant,

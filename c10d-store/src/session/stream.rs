@@ -56,7 +56,7 @@ pub struct SessionStream {
     sent: u64,
     /// How many bytes have arrived.
     received: u64,
-    /// How many of them the peer has been told of over this link.
+    /// How many of these bytes were reported to the peer over this link.
     reported: u64,
     reader: LinkReader,
 }
@@ -85,7 +85,7 @@ impl SessionStream {
         self.room_in(SESSION_WINDOW_BYTES)
     }
 
-    /// The same, with this window.
+    /// Like [`room`](Self::room), with this window.
     pub(crate) fn room_in(&self, window_bytes: usize) -> usize {
         window_bytes.saturating_sub(self.kept.len())
     }

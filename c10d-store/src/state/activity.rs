@@ -32,11 +32,11 @@ pub(super) struct Activity {
 struct Last {
     id: ConnectionId,
     requests: u64,
-    /// When the last request arrived.
+    /// The time when the last request arrived.
     at: Moment,
     number: i64,
     key_count: u32,
-    /// Of the last request; `None` before the first one.
+    /// The command of the last request; `None` before the first request.
     command: Option<Opcode>,
     key_len: u8,
     is_key_cut: bool,

@@ -82,7 +82,7 @@ impl Announcements {
         self.ignored
     }
 
-    /// All of them, in the order of their connections.
+    /// Returns all announcements, in the order of their connections.
     pub(super) fn to_vec(&self) -> Vec<Announcement> {
         let all = self.by_connection.iter();
         all.map(|(connection, announced)| Announcement {

@@ -48,7 +48,7 @@ impl StoreState {
         }
     }
 
-    /// When the next deletion starts that is scheduled.
+    /// Returns when the next scheduled deletion starts.
     pub(crate) fn next_sweep(&self) -> Option<Moment> {
         self.sweeps.next_scheduled().map(|(at, _)| *at)
     }

@@ -36,7 +36,7 @@ impl Entry {
 
 #[derive(Debug, Default)]
 pub(super) struct Directory {
-    /// By [`ConnId::slot`].
+    /// The entries by [`ConnId::slot`].
     entries: Vec<Entry>,
     open: usize,
     /// The number of connections so far, and the last one's id.
@@ -45,7 +45,7 @@ pub(super) struct Directory {
     handed_over: u64,
     closed: ClosedConnections,
     closed_by: [u64; 3],
-    /// By [`Opcode::index`].
+    /// The numbers of requests by [`Opcode::index`].
     requests: [u64; Opcode::COUNT],
     /// The number of snapshots started so far.
     snapshots: u32,

@@ -96,7 +96,8 @@ impl StoreState {
         }
     }
 
-    /// The same, of a wait that was carried out before. Does nothing if the connection does not wait.
+    /// Like END_WAITS, for a wait that arrives after it was carried out. Does nothing if the connection does not
+    /// wait.
     pub(crate) fn end_missed_wait(
         &mut self,
         conn: ConnId,

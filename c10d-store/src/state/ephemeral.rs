@@ -133,7 +133,7 @@ impl StoreState {
         }
     }
 
-    /// When [`end_silent`](Self::end_silent) has something to do.
+    /// Returns when [`end_silent`](Self::end_silent) is due.
     pub(crate) fn next_silence(&self) -> Option<Moment> {
         self.owners.checks.first().map(|(at, _)| *at)
     }

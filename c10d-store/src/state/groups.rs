@@ -59,7 +59,7 @@ impl StoreState {
         Ok(())
     }
 
-    /// When [`tick_groups`](Self::tick_groups) has something to do.
+    /// Returns when [`tick_groups`](Self::tick_groups) is due.
     pub(crate) fn next_group_timer(&self) -> Option<Moment> {
         let wake_at = self.groups.groups.as_ref()?.wake_at();
         wake_at.map(Moment::from)

@@ -61,7 +61,7 @@ impl Hasher for KeyHasher {
     }
 }
 
-/// For maps by [`ConnId`](crate::message::ConnId).
+/// The hash of maps by [`ConnId`](crate::message::ConnId).
 pub(super) type ConnHash = BuildHasherDefault<ConnHasher>;
 
 /// Neighbouring slots hash to neighbouring places of a map, so that a walk over all connections finds their waits

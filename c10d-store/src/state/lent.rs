@@ -14,7 +14,7 @@ pub(super) struct Lent {
     values: Vec<Weak<Vec<u8>>>,
     /// The memory of these values at the last look.
     bytes: usize,
-    /// How many there were after the last look.
+    /// How many values there were after the last check.
     left: usize,
 }
 

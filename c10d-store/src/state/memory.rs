@@ -174,7 +174,7 @@ impl StoreState {
         }
     }
 
-    /// Without the will; `None` if nothing changes.
+    /// The growth of the data by a claim, without the will; `None` if nothing changes.
     fn growth_of_claim(&self, conn: ConnId, key: &[u8], value: &[u8]) -> Option<usize> {
         let of_value = self.growth_of_set(key, value);
         let slot = self.slots.get(key).filter(|slot| slot.stored.is_some());
@@ -205,7 +205,7 @@ pub(crate) fn peer_reserve(limit: usize) -> usize {
     (8 << 20).max(limit / 16)
 }
 
-/// At least what a request can add, without a look at the data.
+/// An upper bound of the growth that a request can cause, without reading the data.
 fn most_growth(request: &Request<'_>) -> usize {
     let of_bytes = |key: &[u8], bytes: usize| NAME_BYTES + ELEMENT_BYTES + key.len() + bytes;
     match request {

@@ -30,7 +30,7 @@ struct End {
     prefix: Box<[u8]>,
     /// The server that has carried it out; 0 for this server, if no session of an earlier server may come back.
     server: u32,
-    /// When, if that is this server.
+    /// The time, if that is this server.
     at: Moment,
 }
 

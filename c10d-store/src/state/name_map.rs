@@ -80,14 +80,14 @@ impl<T> NameMap<T> {
         (&entry.name, &entry.value)
     }
 
-    /// As [`at`](Self::at).
+    /// Like [`at`](Self::at), mutable.
     #[inline]
     pub(super) fn at_mut(&mut self, number: usize) -> (&Arc<[u8]>, &mut T) {
         let entry = self.entry_mut(number);
         (&entry.name, &mut entry.value)
     }
 
-    /// All names, in the order of their numbers.
+    /// Returns all names, in the order of their numbers.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&Arc<[u8]>, &T)> {
         let entries = self.pieces.iter().flatten();
         entries.map(|entry| (&entry.name, &entry.value))

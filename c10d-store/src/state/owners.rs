@@ -70,7 +70,7 @@ impl Ownership {
         self.will_key.len() + self.will_value.len()
     }
 
-    /// As the journal keeps it.
+    /// Returns the effect that the journal keeps.
     pub(super) fn effect<'a>(&'a self, key: &'a [u8]) -> Effect<'a> {
         let client = self.client.as_ref();
         Effect::Own {
@@ -94,20 +94,20 @@ pub(super) struct Owner {
     pub(super) silence_max: Option<Duration>,
     /// Whether it has members of groups.
     pub(super) speaks: bool,
-    /// When that was said, or the client came back.
+    /// The time when that was sent, or the client returned.
     pub(super) heard: Moment,
-    /// Its keys have ended by silence since its last KEEP_ALIVE.
+    /// Whether its keys have expired by silence since its last KEEP_ALIVE.
     pub(super) has_been_silent: bool,
-    /// When it is looked at.
+    /// The time of its next check.
     check: Option<Moment>,
-    /// If it seemed silent at the last look.
+    /// Set if it seemed silent at the last check.
     suspicion: Option<Suspicion>,
 }
 
 /// The state of an owner that seemed silent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Suspicion {
-    /// Its last request.
+    /// The time of its last request.
     last: Moment,
     /// The server was late. The next look decides, late or not, as it may always be.
     was_late: bool,

@@ -12,7 +12,7 @@ pub(super) struct WantedKeys {
     keys: Box<[Box<[u8]>]>,
     /// The position of the first occurrence of each key, if that is known.
     distinct: Option<Box<[u32]>>,
-    /// Of the keys, with [`KEY_BYTES`] more for each.
+    /// The bytes of the keys, with [`KEY_BYTES`] more for each.
     bytes: usize,
 }
 
@@ -54,7 +54,7 @@ impl WantedKeys {
         );
     }
 
-    /// Each key, at least once.
+    /// Returns each key, at least once.
     pub(super) fn distinct(&self) -> impl Iterator<Item = &[u8]> {
         // One of the two is always empty: chains two iterator types without an allocation.
         let (positions, all) = match &self.distinct {

@@ -16,8 +16,8 @@ use crate::message::ConnId;
 /// A map with room for at most this many names keeps its memory.
 const KEPT_NAMES: usize = 4096;
 
-/// Where an effect begins in the sequence of all effects since the start: the bytes before it. Older ones have smaller
-/// marks.
+/// The place of an effect in the sequence of all effects since the start: the bytes before it. Older effects have
+/// smaller marks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Mark(u64);
 
@@ -32,7 +32,7 @@ pub(super) struct Recorder {
     gathering: u64,
     /// Everything up to this position is durable.
     durable: u64,
-    /// By slot, the position of a connection's last write.
+    /// The position of each connection's last write, by slot.
     written_by: Vec<u64>,
     /// The last effects of names that were removed and are not durable, as those have no slot.
     removed: HashMap<Box<[u8]>, Mark, KeyHash>,

@@ -15,7 +15,7 @@ use crate::snapshot::GroupRecord;
 #[derive(Debug, Default)]
 pub(super) struct ServedGroups {
     pub(super) groups: Option<Box<dyn Groups>>,
-    /// By the name of a group, the mark of its last effect in the journal.
+    /// The mark of each group's last effect in the journal; the keys are the names of the groups.
     pub(super) recorded: HashMap<Arc<[u8]>, Mark, KeyHash>,
 }
 
@@ -56,13 +56,13 @@ impl ServedGroups {
         }
     }
 
-    /// All groups, for a snapshot.
+    /// Returns all groups, for a snapshot.
     pub(super) fn records(&self, now: Moment) -> Vec<GroupRecord> {
         let groups = self.groups.as_ref();
         groups.map_or_else(Vec::new, |it| it.records(now.since_start()))
     }
 
-    /// All groups, for a snapshot of the journal.
+    /// Writes all groups, for a snapshot of the journal.
     pub(super) fn write(&self, writer: &mut BatchWriter) {
         let Some(groups) = &self.groups else {
             return;

@@ -108,7 +108,7 @@ pub(super) struct Slots {
     sweeps: u32,
     /// The deletion that is under way.
     sweep: Option<Box<Sweeping>>,
-    /// Of a store with a journal.
+    /// The recorder of a store with a journal.
     pub(super) recorder: Option<Box<Recorder>>,
     pub(super) lent: Lent,
     /// The last [`listing`](Self::listing), while the keys are the same and a reply holds it.
@@ -173,7 +173,7 @@ struct Sweeping {
 /// Whom a snapshot is for.
 #[derive(Debug)]
 enum Target {
-    /// Observers.
+    /// A snapshot for observers.
     Image { image: KeysImage, keys_max: usize },
     /// The journal: everything.
     Chunks(Chunks),
@@ -294,7 +294,7 @@ impl Slots {
         self.map.capacity()
     }
 
-    /// Every name.
+    /// Returns every name.
     #[cfg(any(test, debug_assertions))]
     pub(super) fn iter(&self) -> impl Iterator<Item = (&Arc<[u8]>, &Slot)> {
         self.map.iter()
@@ -537,7 +537,7 @@ impl Slots {
         }
     }
 
-    /// From now on, [`sweep`](Self::sweep) deletes this.
+    /// Starts a deletion: from now on, [`sweep`](Self::sweep) deletes its names.
     pub(super) fn start_sweep(&mut self, sweep: Sweep) {
         self.sweep = Some(Box::new(Sweeping {
             sweep,

@@ -18,7 +18,7 @@ pub(super) const SCHEDULED_BYTES: usize = 256;
 /// The deletions in progress, the first of them under way, and the scheduled deletions.
 #[derive(Debug, Default)]
 pub(super) struct Sweeps {
-    /// Each with the connection that waits for its end.
+    /// The deletions, each with the connection that waits for its end.
     pub(super) queue: VecDeque<(Sweep, Option<ConnId>)>,
     scheduled: BTreeMap<Arc<[u8]>, (Moment, Duration)>,
     by_time: BTreeSet<(Moment, Arc<[u8]>)>,

@@ -26,7 +26,7 @@ use crate::wire::Opcode;
 pub(super) enum Wants {
     /// A value, or an element of a queue: WAIT.
     ValueOrElement,
-    /// The same, although the name may exist already: an unfinished BARRIER.
+    /// An unfinished BARRIER. It is satisfied like a missing name, although the name may already exist.
     Barrier,
     /// A value: WAIT_GET.
     Value,
@@ -54,7 +54,7 @@ pub(super) enum Answer {
     Stop,
     /// The values of these keys, which all exist at the same moment.
     Values(WantedKeys),
-    /// At most this many elements of the queue.
+    /// The entry takes at most this many elements of the queue.
     Elements(usize),
     /// The answer of a group to a poll.
     Event,
@@ -75,7 +75,7 @@ impl Answer {
 pub(super) struct Origin {
     /// WAIT, BARRIER, WAIT_GET, WAIT_CHANGE, QUEUE_TAKE or MEMBERSHIP_POLL.
     pub(super) command: Opcode,
-    /// When it arrived.
+    /// The time when the wait arrived.
     pub(super) since: Moment,
 }
 
@@ -132,7 +132,7 @@ struct List {
     name: Arc<[u8]>,
     first: u32,
     last: u32,
-    /// From here on, all entries are of connections that are away.
+    /// The first entry of a connection that is away; all entries from here on are.
     first_away: u32,
     /// The number of entries that a value, and that an element can satisfy; some count in both.
     for_value: u32,

@@ -31,21 +31,21 @@ pub enum WireErrorKind {
     KeyTooLong {
         /// The announced length.
         bytes: u64,
-        /// The limit.
+        /// The limit in bytes.
         bytes_max: usize,
     },
     /// A value is longer than the limit.
     ValueTooLong {
         /// The announced length.
         bytes: u64,
-        /// The limit.
+        /// The limit in bytes.
         bytes_max: usize,
     },
     /// A request has more keys than the limit.
     TooManyKeys {
         /// The announced count.
         keys: u64,
-        /// The limit.
+        /// The most keys.
         keys_max: usize,
     },
     /// A QUEUE_TAKE asks for no element.
@@ -56,7 +56,7 @@ pub enum WireErrorKind {
     RequestTooLong {
         /// The length as far as it is known.
         bytes: usize,
-        /// The limit.
+        /// The limit in bytes.
         bytes_max: usize,
     },
 }

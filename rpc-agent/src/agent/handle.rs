@@ -21,6 +21,16 @@ use crate::worker::{Destination, WorkerId, WorkerInfo};
 ///
 /// In a forked child every call fails with [`RpcError::OtherProcess`] without sending anything, futures of the
 /// parent's calls fail as well, and callbacks and jobs are dropped. To make calls, the child starts another agent.
+///
+/// ```no_run
+/// # fn f(agent: &rpc_agent::Agent) -> Result<(), rpc_agent::RpcError> {
+/// let handle = agent.handle().clone(); // for example for another thread
+/// for worker in handle.workers() {
+///     println!("{worker}: {:?}", handle.call(&worker, "status").send_bytes("").wait()?);
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct AgentHandle {
     runtime: ProcessBound<Arc<Runtime>>,
@@ -50,12 +60,12 @@ impl AgentHandle {
         Self { runtime }
     }
 
-    /// For the agent's own threads, and for what needs neither a lock nor a thread.
+    /// Returns the runtime for the agent's own threads, and for calls that need neither a lock nor a thread.
     pub(crate) fn runtime(&self) -> &Runtime {
         self.runtime.get_anywhere()
     }
 
-    /// For a call of the program. An error in a forked child.
+    /// Returns the runtime for a call of the program. An error in a forked child.
     pub(crate) fn here(&self) -> Result<&Runtime, OtherProcess> {
         Ok(&**self.runtime.get()?)
     }

@@ -20,6 +20,24 @@ use crate::termination::TerminationError;
 ///
 /// Dropping it ends it at once, like [`Agent::shutdown_now`]. An agent belongs to the process that started it: in a
 /// forked child every operation is an error or does nothing, and dropping the child's copy does not end the agent.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::time::Duration;
+///
+/// use c10d_store::HashStore;
+/// use rpc_agent::{Agent, AgentOptions, Registry};
+///
+/// let mut registry = Registry::new();
+/// registry.register("reverse", |_, payload| Ok(payload.iter().rev().copied().collect()))?;
+/// let options = AgentOptions::new("worker0", 0).with_world_size(1).with_host("127.0.0.1");
+/// let agent = Agent::start(options, registry, Arc::new(HashStore::new()))?;
+///
+/// let answer = agent.handle().call("worker0", "reverse").send_bytes("abc");
+/// assert_eq!(answer.wait()?, "cba");
+/// agent.shutdown(Duration::from_secs(30))?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Agent {
     handle: AgentHandle,
 }

@@ -32,7 +32,7 @@ impl BoundedStore {
         Self { store, cancel }
     }
 
-    /// The same handle, whose operations `cancel` interrupts.
+    /// Returns the same handle, whose operations `cancel` interrupts.
     pub(crate) fn with_cancel(&self, cancel: &Cancel) -> Self {
         Self {
             store: self.store.with_cancel(cancel),

@@ -138,7 +138,7 @@ impl Members {
         (member.info == *info).then_some(member)
     }
 
-    /// All members, by id.
+    /// Returns all members, by id.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Member> {
         self.by_id.values()
     }
@@ -168,7 +168,7 @@ fn parse_digits(text: &str) -> Option<u64> {
 #[derive(Debug, Default)]
 pub(crate) struct Looks {
     is_looking: bool,
-    /// When the last look ended, in milliseconds of the agent's clock.
+    /// The time when the last check ended, in milliseconds of the agent's clock.
     ended_ms: Option<u64>,
 }
 

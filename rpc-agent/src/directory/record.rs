@@ -22,7 +22,7 @@ pub(super) fn claim_key(id: WorkerId) -> String {
     format!("names/{id}")
 }
 
-/// Where a worker listens, and its incarnation: a random number for each start of the worker.
+/// The address at which a worker listens, and its incarnation: a random number for each start of the worker.
 ///
 /// A dialer names the incarnation that it expects, so that it does not talk to another process that has
 /// reused the port, or to a restarted worker.

@@ -250,6 +250,15 @@ impl<T> fmt::Debug for RpcFuture<T> {
 }
 
 /// The write half of an [`RpcFuture`]. Dropping it fails the future with [`RpcError::Broken`].
+///
+/// ```
+/// use rpc_agent::RpcFuture;
+///
+/// let (promise, future) = RpcFuture::new();
+/// assert!(promise.complete(Ok(42)));
+/// assert_eq!(future.wait()?, 42);
+/// # Ok::<(), rpc_agent::RpcError>(())
+/// ```
 pub struct Promise<T> {
     slot: Arc<Slot<T>>,
 }

@@ -54,7 +54,7 @@ pub(super) struct Slot<T> {
 
 struct State<T> {
     result: Option<Result<T, RpcError>>,
-    /// Each job holds the slot: a reference cycle until completion takes the jobs out.
+    /// The callbacks. Each job holds the slot: a reference cycle until completion takes the jobs out.
     jobs: SmallVec<[Job; 1]>,
     wakers: SmallVec<[(WakerKey, Waker); 1]>,
     wakers_seen: u64,
@@ -67,7 +67,7 @@ struct State<T> {
 pub(super) struct WakerKey(u64);
 
 impl<T> Slot<T> {
-    /// `None`: pending.
+    /// Creates a slot with this result; `None` for a pending future.
     pub(super) fn new(
         result: Option<Result<T, RpcError>>,
         executor: Option<Arc<dyn Executor>>,

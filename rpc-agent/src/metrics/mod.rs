@@ -36,11 +36,11 @@ pub(crate) struct Calls {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Requests {
-    /// Each must be followed by one `handled` or `refused`.
+    /// Received requests. Each must be followed by one `handled` or `refused`.
     pub(crate) received: Counter,
     pub(crate) handled: Counter,
     pub(crate) refused: Counter,
-    /// Each must be followed by one `deferred_answered`, besides `handled`.
+    /// Deferred requests. Each must be followed by one `deferred_answered`, besides `handled`.
     pub(crate) deferred: Counter,
     pub(crate) deferred_answered: Counter,
     pub(crate) panics: Counter,
@@ -67,7 +67,7 @@ impl Metrics {
         self.calls.succeeded.add(1);
     }
 
-    /// Also counts timeouts.
+    /// Counts a failed call, and timeouts separately.
     pub(crate) fn call_failed(&self, error: &RpcError) {
         self.calls.failed.add(1);
         if matches!(error, RpcError::Timeout { .. }) {

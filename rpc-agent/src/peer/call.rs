@@ -14,7 +14,7 @@ pub(crate) struct NewCall<'a, P> {
     pub(crate) started_at: Instant,
     /// `None` for no limit.
     pub(crate) timeout: Option<Duration>,
-    /// When it expires, in milliseconds of the caller's clock, rounded up.
+    /// The time when the call expires, in milliseconds of the caller's clock, rounded up.
     pub(crate) deadline_ms: Option<u64>,
     /// Whether a test sends the request more than once: that one copy was not sent does not mean that none was.
     pub(crate) is_repeated: bool,

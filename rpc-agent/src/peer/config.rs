@@ -39,7 +39,7 @@ impl Functions {
         &self.names[id.0 as usize]
     }
 
-    /// All names, in the order of the ids.
+    /// Returns all names, in the order of the ids.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.names.iter().map(|name| &**name)
     }

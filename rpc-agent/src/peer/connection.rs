@@ -37,7 +37,7 @@ pub(crate) struct Connection<S> {
 
 /// The thread that has the decoder.
 enum Reader {
-    /// None. Events start a read.
+    /// There is no reading thread. Events start a read.
     Idle(Box<Incoming>),
     /// One is reading.
     Busy {
@@ -52,9 +52,9 @@ pub(super) enum Writer {
     Idle,
     /// A thread is writing, and will also send messages that are queued in the meantime.
     Busy,
-    /// None: the socket takes no more bytes until it is writable.
+    /// There is no writing thread: the socket takes no more bytes until it is writable.
     Blocked,
-    /// None: the connection is over once what has arrived is read.
+    /// There is no writing thread: the connection is over once all received bytes are read.
     Failed,
 }
 
@@ -64,12 +64,12 @@ enum Waiter {
     Poller,
     /// A caller that waits for its answer, instead of the poller.
     Caller {
-        /// It also waits until the socket is writable.
+        /// Whether it also waits until the socket is writable.
         for_output: bool,
     },
 }
 
-/// On whose behalf a thread reads.
+/// The party for which a thread reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reads {
     ForPoller,
@@ -155,7 +155,7 @@ impl<S> Connection<S> {
         is_free
     }
 
-    /// Before the borrowing caller waits: whether it must also wait until the socket is writable.
+    /// Returns, before the borrowing caller waits, whether it must also wait until the socket is writable.
     pub(crate) fn waits_for_output(&mut self) -> bool {
         let for_output = self.writer == Writer::Blocked;
         self.waiter = Waiter::Caller { for_output };

@@ -118,8 +118,8 @@ impl<P, S> Effects<P, S> {
 /// How a connection ended.
 #[derive(Debug)]
 pub(super) enum End {
-    /// With the peer's farewell.
+    /// It ended with the peer's farewell.
     Left,
-    /// Without.
+    /// It ended without a farewell.
     Failed(io::Error),
 }

@@ -42,7 +42,7 @@ impl CallId {
 #[derive(Debug)]
 pub(crate) struct InFlight<T> {
     calls: Slab<Entry<T>>,
-    /// Of the latest call; 0 before the first.
+    /// The number of the latest call; 0 before the first call.
     last_number: u32,
     /// Head of the list of calls, newest first, for each deadline except `recent`.
     buckets: BTreeMap<u64, u32>,
@@ -69,7 +69,7 @@ struct Entry<T> {
 }
 
 impl<T> InFlight<T> {
-    /// Allocates nothing.
+    /// Creates an empty table. Allocates nothing.
     pub(crate) const fn new() -> Self {
         Self {
             calls: Slab::new(),

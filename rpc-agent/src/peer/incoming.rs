@@ -124,7 +124,7 @@ pub(crate) trait Recipient {
 enum Stage {
     Hello,
     WelcomeOrRefuse,
-    /// Until this side has answered the Hello, or indefinitely after a Refuse.
+    /// Frames are forbidden until this side has answered the Hello, or indefinitely after a Refuse.
     Nothing,
     Messages,
 }
@@ -185,7 +185,7 @@ struct Assembly {
 }
 
 impl Incoming {
-    /// Allocates nothing.
+    /// Creates a decoder. Allocates nothing.
     pub(crate) fn new(expects: Expects, limits: IncomingLimits) -> Self {
         Self {
             limits,

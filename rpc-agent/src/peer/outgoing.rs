@@ -459,8 +459,8 @@ impl Batch {
         self.sent_bytes
     }
 
-    /// After a write that would block: the writer has kept this many of the unwritten bytes. They count as unwritten,
-    /// and must be written again, but their requests count as sent.
+    /// Records, after a write that would block, that the writer has kept this many of the unwritten bytes. They count
+    /// as unwritten, and must be written again, but their requests count as sent.
     pub(crate) const fn keep(&mut self, bytes: usize) {
         self.kept_bytes = bytes;
     }

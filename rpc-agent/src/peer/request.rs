@@ -9,8 +9,8 @@ use super::config::FunctionId;
 use super::connection::ConnectionId;
 use crate::segmented_queue::SegmentedQueue;
 
-/// Where the answer to a request goes: to the connection on which it came, and to no later one. Another incarnation
-/// of the worker may use the same id for another call.
+/// The route of the answer to a request: the connection on which the request arrived, and no later connection.
+/// Another incarnation of the worker may use the same id for another call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct ReplyRoute {
     /// `None` for a request of this agent to itself.
@@ -23,7 +23,7 @@ pub(crate) struct ReplyRoute {
 pub(crate) struct Request {
     pub(crate) route: ReplyRoute,
     pub(crate) function: FunctionId,
-    /// When the caller stops waiting.
+    /// The time when the caller stops waiting.
     pub(crate) deadline: Deadline,
     pub(crate) arrived_at: Instant,
     pub(crate) payload: Bytes,
@@ -33,7 +33,7 @@ pub(crate) struct Request {
 /// unsent bytes than the limit no request begins, so that no further answers pile up.
 #[derive(Default)]
 pub(super) struct Admission {
-    /// All that have not begun: parked, or waiting for a thread.
+    /// The number of requests that have not begun: parked, or waiting for a thread.
     pub(super) queued: usize,
     /// Those that wait until the peer has read some of its answers.
     pub(super) parked: SegmentedQueue<Request>,

@@ -47,7 +47,7 @@ pub(super) struct Scheduler<R, C> {
     stage: Stage,
     requests: SegmentedQueue<QueuedRequest<R>>,
     slow_queued: usize,
-    /// With the time at which they were queued, or somewhat earlier.
+    /// The queued callbacks, with the time at which they were queued, or somewhat earlier.
     callbacks: SegmentedQueue<(Instant, C)>,
     /// Attempts to connect. Their threads are none of those that the limits count.
     dials: SegmentedQueue<(Instant, C)>,
@@ -58,7 +58,7 @@ pub(super) struct Scheduler<R, C> {
     /// Threads that run functions, and that run callbacks; those that wait in one are in `waiting`.
     handlers: usize,
     callers_back: usize,
-    /// How many of `callers_back` may run that do not block: more threads would not be faster.
+    /// How many non-blocking callbacks of `callers_back` may run: more threads would not be faster.
     callers_back_max: usize,
     /// The part of `callers_back` that blocks, so that more callbacks may run.
     blocked: usize,
@@ -99,7 +99,7 @@ pub(super) enum Next<R, C> {
     Refuse(R),
     /// Flushes, waits for the sockets once, then reports [`Scheduler::polled`].
     Poll,
-    /// Flushes.
+    /// The thread flushes unsent answers.
     Flush,
     /// Flushes if something is unsent, then reports [`Scheduler::looked`].
     Look,
@@ -112,11 +112,11 @@ pub(super) enum Next<R, C> {
 /// How a thread sleeps. It may wake up without a reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sleep {
-    /// For [`IDLE_MAX`], or until [`Effects::wake_idle`].
+    /// The thread sleeps for [`IDLE_MAX`], or until [`Effects::wake_idle`].
     Idle,
-    /// As the standby thread, for [`TICK`] or until [`Effects::wake_standby`].
+    /// The standby thread sleeps for [`TICK`] or until [`Effects::wake_standby`].
     Tick,
-    /// As the standby thread, until [`Effects::wake_standby`].
+    /// The standby thread sleeps until [`Effects::wake_standby`].
     Standby,
 }
 
@@ -135,13 +135,13 @@ pub(super) struct Effects {
 /// The result of the standby thread's check.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Look {
-    /// It had to flush.
+    /// Whether the standby thread had to flush.
     pub(super) flushed: bool,
     /// Something was produced since the last look.
     pub(super) collected: bool,
 }
 
-/// How many threads do what.
+/// The numbers of threads by activity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct PoolGauges {
     pub(crate) threads: usize,
@@ -239,7 +239,7 @@ enum Standby {
 }
 
 impl<R, C> Scheduler<R, C> {
-    /// At most `callers_back_max` callbacks run at a time that do not block.
+    /// Creates a scheduler that runs at most `callers_back_max` non-blocking callbacks at a time.
     pub(super) fn new(
         handlers_max: usize,
         threads_max: usize,
@@ -327,7 +327,7 @@ impl<R, C> Scheduler<R, C> {
         Ok(())
     }
 
-    /// When the last of the queued callbacks was queued.
+    /// Returns when the last of the queued callbacks was queued.
     pub(super) fn last_callback_at(&self) -> Option<Instant> {
         self.callbacks.back().map(|(at, _)| *at)
     }
@@ -383,8 +383,8 @@ impl<R, C> Scheduler<R, C> {
         was_asleep
     }
 
-    /// All threads end once the callbacks and the functions that run have run. Returns the requests and the dials that
-    /// are dropped.
+    /// Stops the pool: all threads end once the running callbacks and functions have returned. Returns the requests
+    /// and the dials that are dropped.
     pub(super) fn stop(
         &mut self,
     ) -> (
@@ -725,7 +725,7 @@ impl<R, C> Scheduler<R, C> {
         !self.callbacks.is_empty() && self.may_call_back() && !self.can_call_back()
     }
 
-    /// If callbacks are held back, and none has returned for a while, those that run block.
+    /// Marks the running callbacks as blocking, if callbacks are held back and none has returned for a while.
     fn find_blocked(&mut self, now: Instant) {
         if !self.holds_back() {
             self.held_since = None;
@@ -745,7 +745,8 @@ impl<R, C> Scheduler<R, C> {
         self.stage < Stage::Stopping && self.waiting >= self.threads_max
     }
 
-    /// How many threads there may be: one more than are busy, and than may be busy, and those that connect.
+    /// Returns how many threads there may be: one more than are busy, and than may be busy, and the threads that
+    /// connect.
     fn threads_limit(&self) -> usize {
         self.busy().max(self.threads_max) + 1 + self.dialers
     }

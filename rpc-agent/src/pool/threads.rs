@@ -58,7 +58,7 @@ pub(crate) struct Pool<R> {
     /// Idle threads, except the standby thread.
     idle: Condvar,
     standby: Condvar,
-    /// For [`Pool::stop`], which waits until no thread is being started.
+    /// Notifies [`Pool::stop`], which waits until no thread is being started.
     started: Condvar,
     /// [`Scheduler::is_watched`], to be read without the lock.
     is_watched: AtomicBool,

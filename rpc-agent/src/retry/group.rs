@@ -85,7 +85,7 @@ impl RetryMembership {
         self.worker.round_trip.lock().record(took);
     }
 
-    /// After this time the answer to an attempt is probably lost.
+    /// Returns the time after which the answer to an attempt is probably lost.
     pub(crate) fn measured_timeout(&self) -> Duration {
         self.worker.round_trip.lock().timeout()
     }
@@ -115,7 +115,7 @@ impl RoundTrip {
         });
     }
 
-    /// After this time a missing answer is probably lost.
+    /// Returns the time after which a missing answer is probably lost.
     fn timeout(&self) -> Duration {
         let timeout = |(smoothed, variation): (Duration, Duration)| {
             smoothed.saturating_add(variation.saturating_mul(4))

@@ -28,7 +28,7 @@ use crate::clock::milliseconds;
 #[must_use]
 pub struct RetryOptions {
     pub(super) max_retries: u32,
-    /// Whole milliseconds.
+    /// The first pause in whole milliseconds.
     pub(super) retry_duration: Duration,
     pub(super) backoff: f64,
     pub(super) max_delay: Duration,

@@ -135,7 +135,7 @@ impl<C, J> Schedule<C, J> {
         std::mem::take(&mut self.waiting).into_values()
     }
 
-    /// How many attempts wait.
+    /// Returns how many attempts wait.
     pub(crate) const fn attempts(&self) -> usize {
         self.attempts
     }

@@ -31,7 +31,7 @@ pub(crate) struct RetryState {
     /// The outcome of all attempts: an attempt that was sent may have run.
     outcome: Outcome,
     began: Instant,
-    /// For the jitter.
+    /// The random numbers of the jitter.
     random: fastrand::Rng,
 }
 
@@ -81,7 +81,7 @@ impl RetryState {
         Some(timeout.map_or(left, |timeout| timeout.min(left)))
     }
 
-    /// How long the answer of the latest attempt took, if that is to be measured.
+    /// Returns how long the answer of the latest attempt took, if that is to be measured.
     pub(crate) fn answered(&self, now: Instant) -> Option<Duration> {
         let is_measured = self.policy.measured_timeout_min.is_some();
         is_measured.then(|| now.saturating_duration_since(self.attempt_began))

@@ -45,7 +45,7 @@ const READABLE: Watch = Watch {
 /// Which connections are admitted, and how they are set up.
 pub(crate) struct AcceptOptions {
     pub(super) socket_options: SocketOptions,
-    /// With it, connections without TLS are refused.
+    /// The TLS server. With it, connections without TLS are refused.
     pub(super) tls: Option<TlsServer>,
     pub(super) limits: IncomingLimits,
 }
@@ -61,7 +61,7 @@ pub(super) struct Acceptor {
     reads: SealedReads,
 }
 
-/// By token.
+/// The handshakes in progress, by token.
 type Handshakes = HashMap<usize, Handshake>;
 
 /// The token of a connection, and when it was accepted, because another connection may get the same token.
@@ -192,7 +192,7 @@ impl Acceptor {
         }
     }
 
-    /// When [`expire`](Self::expire) has something to do.
+    /// Returns when [`expire`](Self::expire) is due.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let handshakes = self.handshakes.values();
         let first = handshakes.map(Handshake::until).min();
@@ -366,7 +366,7 @@ impl Acceptor {
     }
 }
 
-/// How far a connection is on its way to be served.
+/// Returns the stage of a connection on its way to be served.
 fn stage_of(handshakes: &Handshakes, sockets: &Sockets, (token, accepted_at): Key) -> Stage {
     match handshakes.get(&token) {
         Some(handshake) if handshake.accepted_at == accepted_at => {

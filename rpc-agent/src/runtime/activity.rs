@@ -86,7 +86,7 @@ const RUNNING: u8 = 0;
 const STOPPING: u8 = 1;
 const STOPPED: u8 = 2;
 
-/// Only ever advances.
+/// The stage of an agent's life, which only ever advances.
 #[derive(Debug, Default)]
 pub(crate) struct Stage(AtomicU8);
 

@@ -33,10 +33,10 @@ pub(crate) struct Served {
     pub(crate) request: Request,
 }
 
-/// How connections to other workers are made.
+/// Options of connections to other workers.
 pub(super) struct DialOptions {
     pub(super) socket_options: SocketOptions,
-    /// With them, every connection is TLS.
+    /// The credentials. With them, every connection uses TLS.
     pub(super) credentials: Option<Credentials>,
     pub(super) limits: IncomingLimits,
 }
@@ -71,13 +71,13 @@ pub(crate) struct Driver {
     pub(super) this: Weak<Self>,
     /// Runs the callbacks of futures, and helps threads that wait for one.
     pub(super) executor: Arc<dyn Executor>,
-    /// Of calls without their own.
+    /// The timeout of calls without an explicit timeout.
     pub(super) timeout_ms: AtomicU64,
     pub(super) faults: Option<Arc<dyn FaultInjector>>,
     gathered: Gathered,
     /// Ends what the agent's threads wait for: it is ending.
     pub(super) ended: Cancel,
-    /// Of the wait of a shutdown in the store.
+    /// Interrupts a shutdown's wait in the store.
     store_wait: Lock<Cancel>,
     /// Requests of all peers that have not begun.
     requests_queued: AtomicUsize,
@@ -88,11 +88,11 @@ pub(crate) struct Driver {
 pub(super) struct Membership {
     /// The looks at the list because of a Hello or a timeout.
     pub(super) looks: Lock<Looks>,
-    /// Why the list could not be read the last time.
+    /// The reason why the list could not be read the last time.
     pub(super) failure: Lock<Option<String>>,
     /// The change of the list that was checked last.
     pub(super) checked: AtomicU64,
-    /// It was logged that another process has replaced this one.
+    /// Whether it was logged that another process has replaced this one.
     pub(super) is_replaced: AtomicBool,
 }
 
@@ -189,10 +189,10 @@ impl Driver {
         result
     }
 
-    /// Before a caller to whom the connection is lent waits for the socket: whether it also waits until that is
-    /// writable, and for which deadline of a call at most. `None` when it must not wait: the connection has ended, or
-    /// another thread is expiring calls. One of them may be the caller's own, and nothing that comes on the connection
-    /// reports that.
+    /// Called before a caller that has borrowed the connection waits for the socket. Returns whether it also waits
+    /// until the socket is writable, and the earliest deadline of a call. `None` when it must not wait: the
+    /// connection has ended, or another thread is expiring calls. One of them may be the caller's own, and nothing
+    /// that comes on the connection reports that.
     pub(super) fn begin_lent_wait(
         &self,
         peer: &PeerEntry,
@@ -507,7 +507,8 @@ impl Driver {
     }
 }
 
-/// How many callbacks run at a time: one for each processor. Two at least, so that a long callback does not delay all.
+/// Returns how many callbacks run at a time: one for each processor, and at least two, so that a long callback does
+/// not delay all.
 fn callers_back_max() -> usize {
     thread::available_parallelism().map_or(2, |processors| processors.get().max(2))
 }

@@ -31,7 +31,7 @@ pub(crate) struct Runtime {
     /// Kept open for as long as the agent runs: it may host the server that the other workers use.
     pub(super) _store: Arc<dyn Store>,
     pub(super) turn: Arc<Monitor<Turn>>,
-    /// Of the waits of [`Runtime::join`] and [`Runtime::shutdown`].
+    /// Interrupts the waits of [`Runtime::join`] and [`Runtime::shutdown`].
     pub(super) cancel: Cancel,
     pub(super) ended: Lock<Vec<Job>>,
 }
@@ -66,7 +66,7 @@ pub(super) struct Turn {
     is_taken: bool,
     /// How often the group was joined for its end.
     joins: u64,
-    /// Where the last join stopped.
+    /// The place where the last join stopped.
     stopped: Option<Termination>,
 }
 

@@ -21,10 +21,11 @@ use crate::worker::{Destination, WorkerInfo};
 /// The time limit of one look at the list.
 const REFRESH_MAX: Duration = Duration::from_secs(2);
 
-/// From one look at the list to the next one because a call has timed out.
+/// The time from one check of the list to the next, if a call has timed out.
 const AFTER_TIMEOUT_MS: u64 = 1_000;
 
-/// From one look at the list to the next one because of a Hello. Everyone can send one, and the list may have megabytes.
+/// The time from one check of the list to the next, because of a Hello. Any peer can send a Hello, and the list may
+/// have megabytes.
 pub(super) const AFTER_HELLO_MS: u64 = 50;
 
 /// How many members a new process contacts at a time: calls that need a connection have the other threads that dial.
@@ -57,7 +58,7 @@ impl Driver {
         is_listed && !directory.is_published(me, self.config.incarnation)
     }
 
-    /// Why other members do not accept this process, if the list does not have it.
+    /// Returns why other members do not accept this process, if it is not in the list.
     pub(super) fn exclusion(&self) -> Option<Arc<str>> {
         let (directory, me) = (&self.directory, self.me());
         if !directory.is_dynamic() || directory.is_published(me, self.config.incarnation) {
@@ -70,7 +71,7 @@ impl Driver {
         })
     }
 
-    /// Why a process that sends a Hello is refused.
+    /// Returns why a process that sends a Hello is refused.
     pub(super) fn not_listed(&self, worker: &WorkerInfo) -> String {
         let text = format!("this process of {worker} is not on its list of members");
         match &*self.membership.failure.lock() {

@@ -63,7 +63,7 @@ impl PeerEntry {
         }
     }
 
-    /// To be called after each step, with the lock.
+    /// Called after each step, with the lock.
     pub(super) fn stepped(&self, state: &mut State) {
         if state.is_write_awaited && !state.core.is_writing() {
             state.is_write_awaited = false;
@@ -71,7 +71,7 @@ impl PeerEntry {
         }
     }
 
-    /// By which the future of a call to this worker is driven.
+    /// Returns the hint that leads a waiting caller to the connection of its call.
     pub(super) fn hint(&self) -> Hint {
         if self.is_self {
             return Hint::NONE;
@@ -129,7 +129,7 @@ impl PeerTable {
         table
     }
 
-    /// All, the agent's own worker included.
+    /// Returns all workers, including the agent's own worker.
     pub(crate) fn all(&self) -> Vec<Arc<PeerEntry>> {
         let places = self.places.read().unwrap_or_else(PoisonError::into_inner);
         places.by_id.iter().flatten().cloned().collect()

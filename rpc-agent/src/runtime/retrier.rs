@@ -28,7 +28,7 @@ use crate::worker::{Destination, WorkerId};
 /// Makes calls with retries on behalf of an agent.
 pub(crate) struct Retrier {
     driver: Arc<Driver>,
-    /// Of the next call's jitter.
+    /// The seed of the next call's jitter.
     next_seed: AtomicU64,
     /// How many attempts wait for their time.
     waiting: AtomicUsize,
@@ -96,7 +96,7 @@ impl Retrier {
         let _ = self.driver.retries.send(Input::Abandoned);
     }
 
-    /// How many attempts wait for their time.
+    /// Returns how many attempts wait for their time.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
@@ -212,7 +212,7 @@ impl Retrier {
         attempt.on_complete(move |result| this.after_attempt(call, result));
     }
 
-    /// On the thread that has completed the attempt.
+    /// Called on the thread that has completed the attempt.
     fn after_attempt(&self, call: Box<Call>, result: &Result<Bytes, RpcError>) {
         let error = match result {
             Ok(payload) => {

@@ -14,7 +14,7 @@ use crate::options::Fault;
 use crate::peer::{FunctionId, NewCall, ReplyRoute};
 use crate::wire::Failure;
 
-/// Where an answer goes.
+/// The destination of an answer.
 #[derive(Debug, Clone)]
 pub(crate) struct ReplyTo {
     pub(crate) peer: Arc<PeerEntry>,

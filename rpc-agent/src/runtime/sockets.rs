@@ -19,7 +19,7 @@ use crate::sync::Lock;
 
 pub(super) const WAKER: Token = Token(usize::MAX);
 
-/// At most this many unsent bytes of a connection are with the system: bytes handed to it cannot be overtaken.
+/// The most unsent bytes of a connection in the system: bytes handed to it cannot be overtaken.
 const NOT_SENT_LOW_WATER_BYTES: u32 = 1 << 20;
 
 /// No deadline at all.
@@ -30,7 +30,7 @@ pub(crate) struct Sockets {
     registry: mio::Registry,
     waker: Waker,
     owners: Lock<Slab<Owner>>,
-    /// When the earliest call expires, in milliseconds of the agent's clock, or an earlier time.
+    /// The time when the earliest call expires, in milliseconds of the agent's clock, or an earlier time.
     next_deadline_ms: AtomicU64,
     /// The poller waits, for that deadline at most.
     is_waiting: AtomicBool,

@@ -21,11 +21,11 @@ pub enum TerminationError {
         elapsed.as_secs_f64()
     )]
     Busy {
-        /// This worker.
+        /// The worker that failed to shut down.
         me: Box<WorkerInfo>,
         /// The round, from 1.
         round: u32,
-        /// Its unanswered calls; 0 if only handlers, callbacks or retries were active.
+        /// The number of its unanswered calls; 0 if only handlers, callbacks or retries were active.
         calls_out: usize,
         /// How long this worker had been shutting down.
         elapsed: Duration,
@@ -43,7 +43,7 @@ pub enum TerminationError {
         round: u32,
         /// This worker's unanswered calls.
         calls_out: usize,
-        /// How long it had been waiting.
+        /// How long this worker had been waiting.
         elapsed: Duration,
     },
     /// Workers died before they arrived in the round, so it cannot complete.
@@ -99,7 +99,7 @@ pub enum TerminationError {
     /// This worker could not be removed from the list of a dynamic group.
     #[error("graceful shutdown: {source}")]
     Leave {
-        /// Why it could not be removed.
+        /// The error of the directory.
         source: Box<DirectoryError>,
     },
 }

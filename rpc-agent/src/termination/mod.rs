@@ -304,7 +304,8 @@ impl Termination {
         Ok((absent.collect(), is_complete))
     }
 
-    /// All workers have terminated, so a store that has stopped is not an error.
+    /// Reports that this worker no longer needs the store. All workers have terminated, so a stopped store is not an
+    /// error.
     fn depart(&self, by: Deadline) {
         let store = self.store.by(by);
         let departed = store.add(&self.key("left"), 1).and_then(|left| {

@@ -85,7 +85,7 @@ impl<'a, T> Bounded<'a, T> {
         Self::with(inner, bounds, false)
     }
 
-    /// For the visitor of a sequence or map, whose length the peer announced.
+    /// Wraps the visitor of a sequence or map, whose length the peer announced.
     fn of_any_length(inner: T, bounds: &'a Bounds) -> Self {
         Self::with(inner, bounds, true)
     }

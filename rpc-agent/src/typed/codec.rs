@@ -17,7 +17,7 @@ pub enum CodecError {
     Encode {
         /// Rust's name of the type.
         type_name: &'static str,
-        /// postcard's text.
+        /// The error text of postcard.
         cause: String,
     },
     /// The value has more bytes than a message may have, and none of them was kept.
@@ -27,7 +27,7 @@ pub enum CodecError {
     TooLarge {
         /// Rust's name of the type.
         type_name: &'static str,
-        /// [`AgentOptions::with_message_bytes_max`](crate::AgentOptions::with_message_bytes_max).
+        /// The limit: see [`AgentOptions::with_message_bytes_max`](crate::AgentOptions::with_message_bytes_max).
         bytes_max: u64,
     },
     /// The bytes are not a value of the type. Caller and callee may use different types.
@@ -37,7 +37,7 @@ pub enum CodecError {
         type_name: &'static str,
         /// Number of bytes.
         bytes: usize,
-        /// postcard's text.
+        /// The error text of postcard.
         cause: String,
     },
     /// More bytes follow a value of the type. Caller and callee may use different types.

@@ -27,7 +27,7 @@ pub(crate) enum Control {
     Probe(ForkId),
     /// Asks whether the owner knows a child.
     Query(ForkId),
-    /// Deletes users.
+    /// A request that deletes users.
     Deletes {
         owner: WorkerId,
         /// Counts this context's batches.
@@ -41,7 +41,7 @@ pub(crate) enum Effect<V> {
     /// Send with retries, so the receiver may handle it twice, and report the outcome once by
     /// [`control_finished`](crate::context::RRefContext::control_finished).
     Send {
-        /// Another worker.
+        /// The other worker, which receives the message.
         to: WorkerId,
         control: Control,
         message: Message,
@@ -53,7 +53,7 @@ pub(crate) enum Effect<V> {
     RunFunction {
         /// The reference that gets the result.
         rref: RRefId,
-        /// The creator.
+        /// The worker that created the value.
         from: WorkerId,
         function: Arc<str>,
         /// Packed, with their references.
@@ -124,7 +124,7 @@ impl<V: std::fmt::Debug> std::fmt::Debug for Effect<V> {
 pub(crate) enum Delivery {
     /// The peer answered.
     Answered {
-        /// Of the process that answered.
+        /// The incarnation of the process that answered.
         incarnation: u64,
         answer: Answer,
     },
@@ -149,9 +149,9 @@ pub(crate) enum Carrier {
 /// A counted handle of the program: all clones of an `RRef` together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Handle {
-    /// Of a value of this worker.
+    /// A value of this worker.
     Owner(RRefId),
-    /// Of a value of another worker.
+    /// A value of another worker.
     User(ForkId),
 }
 
@@ -164,13 +164,13 @@ pub(crate) struct Received {
     pub(crate) is_confirmed: bool,
 }
 
-/// How far a user is.
+/// The state of a user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum UserStatus {
     /// The owner has not answered.
     Pending,
     /// The owner knows it.
     Confirmed,
-    /// It cannot be used.
+    /// The user cannot be used.
     Failed(UserError),
 }

@@ -38,13 +38,13 @@ pub(crate) enum UserError {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum FetchError {
-    /// It was freed.
+    /// The value was freed.
     #[error("the value of reference {0} has been deleted")]
     Deleted(RRefId),
-    /// Its id is still to be given by this worker.
+    /// The id has not been assigned by this worker yet.
     #[error("no reference has the id {0}")]
     UnknownId(RRefId),
-    /// It did not exist by the request's deadline.
+    /// The value did not exist by the request's deadline.
     #[error("reference {0} had no value by the deadline")]
     TimedOut(RRefId),
     /// The function that should have made it failed with this message.
@@ -56,7 +56,7 @@ pub(crate) enum FetchError {
     /// Too many requests wait for values.
     #[error("the limit of {max} requests that wait for values is reached")]
     TooMany {
-        /// The limit.
+        /// The most waiting requests.
         max: usize,
     },
 }
@@ -65,7 +65,7 @@ pub(crate) enum FetchError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum SetValueError {
-    /// It has a value or an error.
+    /// The reference already has a value or an error.
     #[error("the reference already has a value or an error")]
     AlreadySet,
     /// A function makes its value.
@@ -92,13 +92,13 @@ pub(crate) enum ForkError {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum ReceiveError {
-    /// It was received before, or was denied to a probe of its sender.
+    /// The reference was received before, or was denied to a probe of its sender.
     #[error("fork {0} was received before, or abandoned by its sender")]
     ReceivedBefore(ForkId),
-    /// Its parent did not give its id, or this worker is still to give it.
+    /// The id was not assigned by its parent, or has not been assigned by this worker yet.
     #[error("fork {0} was not named by the worker in its id")]
     UnknownId(ForkId),
-    /// Its value was freed: its sender broke the protocol or was declared dead.
+    /// The value was freed: the sender broke the protocol or was declared dead.
     #[error("the value of reference {0} has been deleted")]
     Deleted(RRefId),
     /// The owner is dead.
@@ -107,7 +107,7 @@ pub(crate) enum ReceiveError {
     /// The owner has it with another type.
     #[error("reference {rref} is of type `{ours}`, but was received as `{theirs}`")]
     TypeMismatch {
-        /// The reference.
+        /// The id of the reference.
         rref: RRefId,
         /// The owner's type.
         ours: Arc<str>,
@@ -120,13 +120,13 @@ pub(crate) enum ReceiveError {
     /// Too many references were named here before their creation.
     #[error("the limit of {max} references that wait for their creation is reached")]
     TooMany {
-        /// The limit.
+        /// The limit that was exceeded.
         max: usize,
     },
     /// Too many messages about references have no answer yet.
     #[error("the limit of {max} unanswered messages about references is reached")]
     TooManyMessages {
-        /// The limit.
+        /// The limit that was exceeded.
         max: usize,
     },
 }

@@ -14,7 +14,7 @@ pub(super) enum Holders {
     #[default]
     None,
     One(ForkId, Holder),
-    /// At least two.
+    /// The users, at least two.
     #[expect(
         clippy::box_collection,
         reason = "the usual value stays smaller than a table"
@@ -33,9 +33,9 @@ pub(super) struct Holder {
 /// Whether a user that was sent from here has arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Arrival {
-    /// Its message is being encoded.
+    /// The user's message is being encoded.
     Encoding,
-    /// In a call that has not ended.
+    /// The user is in a call that has not ended.
     InCall,
     /// Sent, or probed without a result, at that time.
     UnderWay { since: Instant },
@@ -43,8 +43,8 @@ pub(super) enum Arrival {
     Asked,
     /// The worker has confirmed it, or has sent a message about it.
     Arrived {
-        /// Of the worker's process, if it registered the user itself. A user that was sent from here may have arrived
-        /// at a later process.
+        /// The incarnation of the worker's process, if it registered the user itself. A user that was sent from here
+        /// may have arrived at a later process.
         registered_by: Option<NonZeroU64>,
     },
 }
@@ -67,7 +67,7 @@ impl Holder {
         }
     }
 
-    /// Of the worker's process that registered the user itself.
+    /// Returns the incarnation of the worker's process that registered the user itself.
     pub(super) fn registered_by(&self) -> Option<u64> {
         match self.arrival {
             Arrival::Arrived { registered_by } => registered_by.map(NonZeroU64::get),
@@ -129,7 +129,7 @@ impl Holders {
         }
     }
 
-    /// In ascending order.
+    /// Returns the users in ascending order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (ForkId, &Holder)> {
         let (one, many) = match self {
             Self::None => (None, None),

@@ -20,7 +20,7 @@ pub(super) struct Unanswered {
     pub(super) message: Message,
 }
 
-/// All messages without an answer, and queued deletions.
+/// The messages without an answer, and the queued deletions.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(super) struct Outbox {
     pub(super) unanswered: BTreeMap<Control, Unanswered>,
@@ -38,7 +38,7 @@ pub(super) struct Outbox {
 /// The stalled messages to one worker.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Stalled {
-    /// When the first of them stalled.
+    /// The time when the first of them stalled.
     pub(super) since: Instant,
     pub(super) controls: BTreeSet<Control>,
 }
@@ -55,7 +55,7 @@ impl Outbox {
             .is_some_and(|stalled| stalled.controls.contains(&control))
     }
 
-    /// When the oldest stalled message stalled.
+    /// Returns when the oldest stalled message stalled.
     pub(super) fn oldest_stall(&self) -> Option<Instant> {
         self.stalled.values().map(|stalled| stalled.since).min()
     }

@@ -24,7 +24,7 @@ pub(crate) struct Timing {
     /// How long a reference may be under way in an answer, or a child be unregistered, before its receiver is
     /// probed. Default 30 s.
     pub(crate) probe_after: Duration,
-    /// How long a stalled message waits for its receiver to be heard from before it is resent. Default 10 s.
+    /// How long a stalled message waits for a message of its receiver before it is resent. Default 10 s.
     pub(crate) resend_after: Duration,
 }
 
@@ -40,9 +40,9 @@ impl Default for Timing {
 /// How many deletions may be unanswered at one owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct DeleteWindow {
-    /// In one message.
+    /// The most deletions in one message.
     pub(super) deletes_max: usize,
-    /// Messages.
+    /// The most messages under way.
     pub(super) batches_max: usize,
 }
 
@@ -56,7 +56,7 @@ impl Default for DeleteWindow {
     }
 }
 
-/// How far the shutdown is.
+/// The phase of the shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Phase {
     Running,
@@ -81,9 +81,9 @@ pub(crate) struct RRefContext<V> {
     pub(super) uncreated: usize,
     /// Requests for values that do not exist yet.
     pub(super) waiting: BTreeMap<RequestToken, Waiting>,
-    /// Of the peers whose requests wait.
+    /// The places of the peers whose requests wait.
     pub(super) waiting_places: Places,
-    /// The same requests, by value. Not in `owned`, as few values are waited for.
+    /// The same requests, by value. Not in `owned`, because few values are waited for.
     pub(super) waiters: BTreeSet<(RRefId, RequestToken)>,
     pub(super) deadlines: BTreeSet<(Instant, RequestToken)>,
     pub(super) users: BTreeMap<ForkId, Box<User>>,
@@ -173,7 +173,7 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// How far a user is; `None` if it was deleted.
+    /// Returns the state of a user; `None` if it was deleted.
     #[must_use]
     pub(crate) fn status(&self, fork: ForkId) -> Option<UserStatus> {
         let user = self.users.get(&fork)?;
@@ -204,10 +204,11 @@ pub(super) fn has_elapsed(since: Instant, time: Duration, now: Instant) -> bool 
 /// How many former processes of a worker are remembered.
 const FORMER_MAX: usize = 8;
 
-/// Another worker.
+/// The state of another worker.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(super) struct Peer {
-    /// Of the process that was heard from last; `None` before that, and after its death.
+    /// The incarnation of the process that sent the last message; `None` before the first message, and after the
+    /// process's death.
     pub(super) incarnation: Option<u64>,
     /// Processes that were declared dead, the latest last. Their messages are refused, even if they live.
     pub(super) former: Vec<u64>,

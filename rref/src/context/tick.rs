@@ -28,7 +28,7 @@ impl<V: Clone> RRefContext<V> {
         }
     }
 
-    /// When [`RRefContext::tick`] is due; `None` while nothing waits.
+    /// Returns when [`RRefContext::tick`] is due; `None` while nothing waits.
     #[must_use]
     pub(crate) fn next_tick(&self) -> Option<Instant> {
         let deadline = self.deadlines.first().map(|&(deadline, _)| deadline);

@@ -23,7 +23,7 @@ pub(super) const RANGES_MAX: usize = 1 << 17;
 /// First and last local id of each range, by the process that gave the ids.
 type Ranges = BTreeMap<(WorkerId, u64), BTreeMap<u64, u64>>;
 
-/// Deleted ids.
+/// The ids of deleted references and users.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Tombstones {
     recent: Ranges,
@@ -84,7 +84,7 @@ impl Tombstones {
         }
     }
 
-    /// When [`Tombstones::expire`] is due.
+    /// Returns when [`Tombstones::expire`] is due.
     pub(super) fn next_expiry(&self) -> Option<Instant> {
         (self.ranges() > 0).then(|| self.rotated + TOMBSTONE_AGE)
     }

@@ -13,7 +13,7 @@ use crate::id::{ForkId, RRefId};
 pub(super) struct User {
     pub(super) rref: RRefId,
     pub(super) owner: WorkerId,
-    /// Of the owner's process; 0 while it is unknown.
+    /// The incarnation of the owner's process; 0 while it is unknown.
     pub(super) owner_incarnation: u64,
     pub(super) type_name: Arc<str>,
     /// The worker that sent it; `None` for the creator's user.
@@ -25,11 +25,11 @@ pub(super) struct User {
     pub(super) children: u32,
     /// Whether it was ever forked, so that other workers may have the reference.
     pub(super) was_forked: bool,
-    /// Its creation timed out, and its owner has not accepted it since.
+    /// Whether the creation timed out, and the owner has not accepted it since.
     pub(super) has_timed_out: bool,
 }
 
-/// How far a user is. A deleted user is not in the table; its deletion is in the outbox.
+/// The state of a user. A deleted user is not in the table; its deletion is in the outbox.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum State {
     /// The creation is under way.
@@ -55,7 +55,7 @@ pub(super) enum Failure {
     Unreported,
     /// The owner is being notified, because other workers may request the value.
     Reporting,
-    /// It knows the user, and answers requests with the error.
+    /// The owner has the user, and answers requests with the error.
     Reported,
 }
 
@@ -78,7 +78,7 @@ pub(super) struct Orphan {
 }
 
 impl User {
-    /// Why the user cannot be used; `None` if it can.
+    /// Returns why the user cannot be used; `None` if it can.
     pub(super) fn error(&self) -> Option<UserError> {
         match &self.state {
             State::Creating | State::Requesting | State::Confirmed => None,

@@ -24,12 +24,12 @@ pub(super) struct Owned<V> {
     pub(super) since: Instant,
 }
 
-/// How far a value is.
+/// The state of a value.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Value<V> {
     /// The reference was named here before its creation arrived.
     Uncreated,
-    /// Its function runs.
+    /// The function that makes the value runs.
     Running,
     /// This worker's program sets it later.
     Promised,

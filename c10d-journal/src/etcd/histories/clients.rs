@@ -4,7 +4,7 @@ use c10d_store::StoreExt;
 
 use super::*;
 
-/// Of an operation that is to be answered.
+/// The time limit of an operation that must be answered.
 const LONG: Duration = Duration::from_secs(60);
 
 /// The operations of a client, one after another, with their results.

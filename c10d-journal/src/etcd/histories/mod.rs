@@ -40,17 +40,17 @@ const TTL_SECONDS: u64 = 1;
 /// Between two operations of a rank, so that a history has some hundred for each key.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// How long one waits who asks a process directly: a stopped one does not answer.
+/// How long a direct request to a process waits, because a stopped process does not answer.
 const POLL_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// How many histories of four have barriers and waits instead of random operations: one.
+/// One of this number of histories has barriers and waits instead of random operations.
 const KINDS: u64 = 4;
 
 /// The address where a relay or a client finds the leading process, behind its own proxy.
 #[derive(Debug)]
 struct Routes {
     directory: EtcdDirectory,
-    /// Of the proxy, by the address that the process gives to etcd.
+    /// The port of the proxy, by the address that the process publishes in etcd.
     ports: Mutex<HashMap<String, u16>>,
 }
 
@@ -81,7 +81,7 @@ struct Slot {
     process: Process,
     to_etcd: Vec<Proxy>,
     from_clients: Vec<Proxy>,
-    /// Its process and the address of that.
+    /// The number of its process, and the process's address.
     current: Arc<Mutex<(u64, SocketAddr)>>,
     /// A fault of the process is in progress.
     is_disturbed: bool,

@@ -6,7 +6,7 @@ use super::super::real_site::call;
 use super::clients::{Recorder, client_of, following};
 use super::*;
 
-/// How long a process that is not to answer is waited for.
+/// How long the test waits for a process that must not answer.
 const SILENCE: Duration = Duration::from_secs(2);
 
 fn job(site: &RealSite, mutant: Mutant, ttl_seconds: u64) -> Job {

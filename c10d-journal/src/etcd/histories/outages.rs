@@ -6,7 +6,7 @@ use super::*;
 /// etcd's shortest lease at its default election timeout, which `c10d store serve` uses.
 const DEFAULT_TTL_SECONDS: u64 = 2;
 
-/// How long an answer may take that nothing delays, on a busy machine. Much less than a watch may be silent.
+/// How long an undelayed answer may take on a busy machine. Much less than a watch may be silent.
 const SOON: Duration = Duration::from_secs(20);
 
 fn job(site: &RealSite, ttl_seconds: u64) -> Job {

@@ -7,7 +7,7 @@ pub(super) const MEMBERS: usize = 3;
 /// Relays, and clients that follow the store themselves.
 pub(super) const CLIENTS: usize = 4;
 
-/// When the last fault begins at the latest.
+/// The time when the last fault begins at the latest.
 const FAULTS_END: Duration = Duration::from_millis(3500);
 
 /// The number of a candidate, counted from the leader at the beginning of the fault, which is 0.
@@ -15,9 +15,9 @@ pub(super) type Offset = usize;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Link {
-    /// Of a candidate to some members of etcd.
+    /// The route of a candidate to some members of etcd.
     Etcd(Offset, [bool; MEMBERS]),
-    /// Of a relay or a client to a candidate.
+    /// The route of a relay or a client to a candidate.
     Client(usize, Offset),
 }
 
@@ -35,7 +35,7 @@ pub(super) enum Fault {
     Kill(Offset),
     /// SIGSTOP, and SIGCONT.
     Pause(Offset),
-    /// It stops in order. Another process takes its place at the end of the fault.
+    /// The candidate stops in order. Another process takes its place at the end of the fault.
     Stop(Offset),
     KillMember(usize),
     PauseMember(usize),

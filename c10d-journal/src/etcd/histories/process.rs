@@ -84,9 +84,9 @@ pub(super) struct Process {
     pub(super) number: u64,
     pub(super) address: SocketAddr,
     child: Child,
-    /// Its end stops the process.
+    /// The input of the process, whose end stops it.
     stdin: Option<ChildStdin>,
-    /// It is to end.
+    /// Whether the process is expected to exit.
     may_end: Arc<AtomicBool>,
     reader: Option<JoinHandle<()>>,
 }
@@ -169,7 +169,7 @@ impl Process {
         assert!(status.is_ok_and(|status| status.success()));
     }
 
-    /// SIGKILL.
+    /// Kills the process with SIGKILL.
     pub(super) fn kill(&mut self) {
         self.may_end.store(true, Ordering::Release);
         let _ = self.child.kill();
@@ -227,7 +227,7 @@ impl Journal for Claiming {
         Ok(position)
     }
 
-    /// So that snapshots are taken during a history.
+    /// Few bytes, so that snapshots are taken during a history.
     fn snapshot_after_bytes(&self) -> usize {
         SNAPSHOT_AFTER_BYTES
     }
@@ -251,7 +251,7 @@ impl Journal for Claiming {
     }
 }
 
-/// Microseconds since 1970.
+/// Returns the time in microseconds since 1970.
 pub(super) fn now_us() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.expect("after 1970").as_micros() as u64

@@ -734,6 +734,6 @@ impl EventLoop {
 #[derive(Debug, Clone, Copy)]
 enum Sent {
     Once,
-    /// Once for all clients of a group.
+    /// The bytes arrived once for all clients of a group.
     InGroup,
 }

@@ -11,7 +11,7 @@ use crate::server::budget::Relief;
 use crate::server::connection::{Carrier, Connection, InputTurn, Peer};
 use crate::snapshot::CloseReason;
 
-/// To find out which values peers have read costs a look at each.
+/// How often to find out which values peers have read, because that costs a check of each value.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl EventLoop {
@@ -116,7 +116,7 @@ impl EventLoop {
         }
     }
 
-    /// Once a second while there are some: forgets the values that peers have read.
+    /// Forgets the values that peers have read, once a second while there are some.
     pub(super) fn look_at_lent(&mut self, now: Instant) {
         if self.look_at.is_some_and(|at| at <= now) {
             self.forget_read();

@@ -43,7 +43,7 @@ impl PausedInputs {
         self.turn = Some(Turn { token, ends, bytes });
     }
 
-    /// Of the request of this connection, `bytes` have arrived.
+    /// Records that `bytes` of this connection's request have arrived.
     pub(super) fn progress(&mut self, token: Token, bytes: usize, now: Instant) {
         if let Some(turn) = self.turn.as_mut().filter(|turn| turn.token == token)
             && bytes >= turn.bytes.saturating_add(PROGRESS_BYTES)

@@ -80,7 +80,7 @@ impl<P, S: Clone> Peer<P, S> {
         self.in_flight.contains(CallId::from_wire(id))
     }
 
-    /// How many calls have no answer.
+    /// Returns how many calls have no answer.
     pub(crate) fn calls_in_flight(&self) -> usize {
         self.in_flight.len()
     }

@@ -34,11 +34,11 @@ pub(crate) struct Peer<P, S> {
     /// The incarnation of the last process that has left.
     pub(super) left: Option<u64>,
     pub(super) dials: u64,
-    /// Of the present input; empty between two.
+    /// The effects of the present input; empty between two inputs.
     pub(super) effects: Effects<P, S>,
     /// The thread that gives the present input flushes before it sleeps.
     pub(super) thread_flushes: bool,
-    /// Why there is no connection, if there was one or an attempt.
+    /// The reason why there is no connection, if there was a connection or an attempt.
     pub(super) last_failure: Option<Arc<str>>,
     /// An [`Effect::SendSoon`] is under way.
     pub(super) sends_soon: bool,
@@ -67,9 +67,9 @@ pub(super) enum Phase<S> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Absence {
     NeverConnected,
-    /// Its last connection ended with a farewell.
+    /// The last connection ended with a farewell.
     Left,
-    /// Its last connection ended without one.
+    /// The last connection ended without a farewell.
     Lost,
     /// Nothing listens at its address any more: its process has ended.
     Dead,
@@ -88,7 +88,7 @@ pub(super) struct Dial {
     pub(super) backoff: Backoff,
     /// Made without a call, to announce this process: only what the peer answers leads to a further attempt.
     pub(super) is_contact: bool,
-    /// When the first attempt began.
+    /// The time when the first attempt began.
     pub(super) began: Option<Instant>,
     /// The incarnation in a Hello that was sent and has no answer; 0 for any.
     pub(super) hello_to: Option<u64>,
