@@ -152,7 +152,7 @@ impl Trial {
         })
     }
 
-    /// What to do next, after what came of the order before.
+    /// The next order, after the result of the previous order.
     pub(crate) fn next(&mut self, event: Event) -> Order<'_> {
         let mut is_silent = matches!(event, Event::Silent);
         if let Some(state) = self.connections.get_mut(self.ordered) {

@@ -20,7 +20,7 @@ const STICKY: u32 = 0o1000;
 /// Who opens a journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Serves it, and writes what it is told in confidence.
+    /// The process serves it, and writes confidential values.
     Serve,
     /// The process only reads the journal, which root does for any user.
     Read,

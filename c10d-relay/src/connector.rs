@@ -78,7 +78,7 @@ impl Connector {
     /// Orders a connection. There is one outcome for each order.
     pub(crate) fn order(&self, order: Order) {
         if let Some(orders) = &self.orders {
-            // It fails only if the thread has panicked; then no outcome comes.
+            // It fails only if the thread has panicked; then there is no outcome.
             let _ = orders.send(order);
         }
     }

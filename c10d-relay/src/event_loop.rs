@@ -89,7 +89,7 @@ pub(crate) struct EventLoop {
     report_at: Option<Instant>,
     status: Arc<Status>,
     read_buffer: Box<[u8]>,
-    /// Ranks with work left, for which no event comes.
+    /// Ranks with work left, for which no event will arrive.
     ready: BTreeSet<u32>,
     is_link_ready: bool,
     /// The store has closed its side of the link, or the link has failed: no further event may follow.

@@ -53,7 +53,7 @@ pub(crate) struct Hub {
     is_ended: bool,
     /// The store was informed of the end of the session.
     has_said_end: bool,
-    /// The store keeps the session in its journal; also until the first link says whether it does.
+    /// The store keeps the session in its journal; the relay assumes so until the first link shows it.
     is_kept: bool,
     /// The memory for replies that ranks have not read.
     unread_bytes: usize,
@@ -440,7 +440,7 @@ impl Hub {
         true
     }
 
-    /// Whether the store has ended the session, as it was told, after everything before that.
+    /// Whether the store has ended the session, as requested, after everything before that.
     pub(crate) const fn is_ended(&self) -> bool {
         self.is_ended
     }

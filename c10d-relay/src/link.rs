@@ -26,7 +26,7 @@ pub(crate) struct Link {
 pub(crate) enum LinkState {
     /// All available bytes have been read.
     Idle,
-    /// There may be more to read, for which no event comes.
+    /// There may be more to read, for which no event will arrive.
     Busy,
     /// The store has closed it.
     Closed,
@@ -60,7 +60,7 @@ impl Link {
         }
     }
 
-    /// Acknowledges the bytes that have arrived, so that the store can forget them.
+    /// Acknowledges the bytes that have arrived, so that the store can drop them.
     pub(crate) fn report(&mut self, stream: &mut SessionStream) -> io::Result<()> {
         stream.report(&mut self.out);
         self.send().map(|_| ())

@@ -53,7 +53,7 @@ pub(crate) struct Tunnel<S> {
     is_asking: bool,
     /// How many bytes of [`HEAD_END`] have just arrived from the client.
     head_end: usize,
-    /// There may be something to move, for which no event comes.
+    /// There may be something to move, for which no event will arrive.
     is_ready: bool,
     close_at: Instant,
 }
@@ -100,7 +100,7 @@ impl<S: Side> Tunnel<S> {
         tunnel
     }
 
-    /// An event has come for one of both sides.
+    /// An event has arrived for one of both sides.
     pub(crate) const fn on_event(&mut self) {
         self.is_ready = true;
     }
@@ -171,7 +171,7 @@ impl<S: Side> Tunnel<S> {
         if self.to_client.is_shut {
             self.close_at = self.close_at.min(now + CLOSING_TIMEOUT);
         }
-        // Discarding makes room for bytes of the client, for which no event comes any more.
+        // Discarding makes room for bytes of the client, for which no further event will arrive.
         self.is_ready = arrived + passed_on > 0 || self.to_store.is_discarded != was_discarded;
         Ok(!self.to_client.is_shut || !self.to_store.has_ended)
     }

@@ -1,4 +1,4 @@
-//! Decides which address to try next, and when to give up.
+//! Decides which address to try next, and when to stop.
 //!
 //! Pure: outcomes and the current time are arguments.
 

@@ -80,7 +80,7 @@ fn stands_for_others(user: u32, overflow: u32, uid_map: &str) -> bool {
         count.and_then(|count| count.parse::<u64>().ok())
     });
     let mapped: u64 = counts.map(Option::unwrap_or_default).sum();
-    // The id 2^32 - 1 is none.
+    // The id 2^32 - 1 is not a user.
     user == overflow && mapped < u64::from(u32::MAX)
 }
 
@@ -241,7 +241,7 @@ mod tests {
         let local = "10.0.0.1:5".parse().expect("an address");
         let peer = "10.0.0.2:5".parse().expect("an address");
         assert_eq!(loopback_user(local, peer).expect("not asked"), None);
-        // As if it came from this machine: there is no such socket.
+        // It looks like a socket of this machine, but there is no such socket.
         let own = "10.0.0.1:6".parse().expect("an address");
         assert_eq!(loopback_user(local, own).expect("netlink"), None);
     }

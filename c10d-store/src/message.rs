@@ -313,7 +313,7 @@ impl<'a> Request<'a> {
         )
     }
 
-    /// Whether the reply can say that there is no memory.
+    /// Whether the reply can report that there is no memory.
     pub(crate) const fn can_report(&self) -> bool {
         matches!(
             self,

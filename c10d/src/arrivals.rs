@@ -28,7 +28,7 @@ impl Meeting<'_> {
         self.deadline.remaining(Instant::now())
     }
 
-    /// Says that `rank` has arrived at `place`. Must be said once.
+    /// Reports that `rank` has arrived at `place`. Must be reported once.
     pub(crate) fn arrive(&self, place: &str, rank: usize) -> Result<(), StoreError> {
         let arrived = keys::arrived(place);
         self.store.append(&arrived, keys::arrival(rank))?;

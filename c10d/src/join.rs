@@ -32,7 +32,7 @@ enum Step {
 pub(crate) enum Obstacle {
     /// Rank 0 has not begun.
     NoGeneration,
-    /// Ranks have not come.
+    /// Ranks have not arrived.
     Absent(Generation),
     /// The process that has this rank in the newest generation.
     Taken(String),

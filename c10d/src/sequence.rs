@@ -25,7 +25,7 @@ struct Open {
 pub(crate) struct Turn {
     pub(crate) number: u64,
     pub(crate) kind: Kind,
-    /// Whether this rank has said that it has arrived, in an earlier call.
+    /// Whether this rank has reported that it has arrived, in an earlier call.
     pub(crate) has_arrived: bool,
 }
 
@@ -68,7 +68,7 @@ impl Sequence {
         Ok(open.turn)
     }
 
-    /// This rank has said that it has arrived, which counts once.
+    /// This rank has reported that it has arrived, which counts once.
     pub(crate) fn arrived(&mut self) {
         if let Some(open) = &mut self.open {
             open.turn.has_arrived = true;

@@ -79,7 +79,7 @@ fn train(store: Arc<dyn Store>) -> Result<(), Box<dyn Error>> {
         println!("read {}", read.wait()?);
     }
 
-    // An error names the call, and tells whether the function ran.
+    // An error names the call, and reports whether the function ran.
     if let Err(error) = calls.call("server", "write").run::<i64, ()>(-1) {
         println!("{error} ({:?})", error.outcome());
     }

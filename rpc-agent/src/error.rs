@@ -254,7 +254,7 @@ pub enum NotSent {
 c10d_socket::debug_as_display!(NotSent);
 
 impl RpcError {
-    /// Returns whether the function ran, as far as this worker knows.
+    /// Returns whether the function ran, as far as this worker can determine.
     #[must_use]
     pub fn outcome(&self) -> Outcome {
         match self {
@@ -331,7 +331,7 @@ fn describe_attempts(max_retries: u32, attempts: u32, outcome: Outcome, last: &R
     } else {
         "Stopped early. "
     };
-    // The text of the last error alone would say that the function did not run.
+    // The text of the last error alone would report that the function did not run.
     let earlier = if outcome == Outcome::Unknown && last.outcome() == Outcome::NotExecuted {
         ", of which one may have run"
     } else {

@@ -2,10 +2,10 @@
 //!
 //! # Guarantees
 //!
-//! A call ends once, with a value or an [`RpcError`], at its deadline at the latest. It runs its function **at
-//! most once**. If the connection is lost the call fails, and [`RpcError::outcome`] tells whether the function
-//! ran, did not run, or may have run. A call with retries runs its function **at least once** if it succeeds,
-//! so that function must be idempotent; see [`RetryOptions`].
+//! A call ends once, with a value or an [`RpcError`], at its deadline at the latest. It runs its function **at most
+//! once**. If the connection is lost the call fails, and [`RpcError::outcome`] returns whether the function ran, did
+//! not run, or may have run. A call with retries runs its function **at least once** if it succeeds, so that function
+//! must be idempotent; see [`RetryOptions`].
 //!
 //! A group of fixed size ([`AgentOptions::with_world_size`]) starts and shuts down together: no worker that calls
 //! [`Agent::shutdown`] leaves while another worker still needs it, however calls are nested. In other groups workers

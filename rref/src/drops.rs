@@ -38,8 +38,8 @@ impl<T> DropQueue<T> {
 
     /// Adds a note. Returns true for the first one: the caller schedules a [`DropQueue::take`].
     ///
-    /// Safe to call in any destructor: under the lock nothing is dropped, no other lock is taken, and none of `T`'s
-    /// code runs.
+    /// Safe to call in any destructor: under the lock nothing is dropped, no other lock is taken, and nothing of
+    /// `T`'s code runs.
     #[must_use = "true: schedule a take"]
     pub(crate) fn push(&self, note: T) -> bool {
         let mut notes = self.lock();

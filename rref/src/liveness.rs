@@ -16,9 +16,9 @@ use crate::runtime::{RunOn, Runtime};
 const ALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Runtime {
-    /// Finds out whether a worker's process has ended, and reports that to the context before the future
-    /// completes. A worker that has said Goodbye counts as ended, even if it still runs a function. A worker that cannot
-    /// be reached for as long as the agent dials counts as ended.
+    /// Finds out whether a worker's process has ended, and reports that to the context before the future completes. A
+    /// worker that has sent a Goodbye counts as ended, even if it still runs a function. A worker that cannot be
+    /// reached for as long as the agent dials counts as ended.
     pub(crate) fn check_alive(self: &Arc<Self>, worker: WorkerId) -> RpcFuture<bool> {
         if let Some(left) = self.agent.left_incarnation_of(worker) {
             return RpcFuture::ready(Ok(self.lose(worker, Some(left))));

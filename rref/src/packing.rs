@@ -179,7 +179,7 @@ pub(crate) fn put(cell: &Arc<Cell>) -> Result<u32, &'static str> {
         _ => None,
     });
     let (runtime, to, number) = packing.ok_or(NOT_IN_RPC)?;
-    // The scope is not borrowed meanwhile, as forking carries out effects.
+    // The scope is not borrowed during this, because forking carries out effects.
     let forked = if number >= FORKS_MAX {
         let what = format!("a message has at most {FORKS_MAX} references");
         Err(RRefError::Refused(what.into()))

@@ -117,7 +117,7 @@ impl Response {
     }
 }
 
-/// Whether a response says that the value exists.
+/// Whether a response reports that the value exists.
 pub(crate) fn is_ready(response: &[u8]) -> bool {
     response.first() == Some(&VALUE)
 }

@@ -474,7 +474,7 @@ impl Runtime {
         }
     }
 
-    /// Completes when the owner has confirmed or refused the user; the user's status says which.
+    /// Completes when the owner has confirmed or refused the user; the user's status shows which.
     pub(crate) fn answered(&self, user: ForkId) -> RpcFuture<()> {
         let mut inner = self.lock();
         if let Some(answered) = inner.answered.get(&user) {

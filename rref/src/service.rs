@@ -394,7 +394,8 @@ impl Server {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns where the answer of a call goes that has this first fork. `None` for a copy of a call that is being served.
+    /// Returns the destination of the answer of a call with this first fork. `None` for a copy of a call that is
+    /// being served.
     fn begin_call(&self, first: Option<&ForkData>, reply: Reply) -> Option<ReplyTo> {
         let Some(ForkData { fork, .. }) = first else {
             return Some(ReplyTo::One(reply));

@@ -29,7 +29,7 @@ const ATTEMPT_TIMEOUT_MAX: Duration = Duration::from_millis(6400);
 /// The pause after a round in which each member has failed at once.
 const ROUND_PAUSE: Duration = Duration::from_millis(50);
 
-/// The most characters that are shown of an answer that is none of etcd's.
+/// The most characters that are shown of an answer that is not etcd's.
 const TEXT_CHARS_MAX: usize = 300;
 
 /// The members of etcd, and the credentials for them.
@@ -162,7 +162,8 @@ impl Gateway {
                 let pause = left.map_or(ROUND_PAUSE, |left| left.min(ROUND_PAUSE));
                 sleep(pause, [&self.cancel]).map_err(|_| CallError::Cancelled)?;
             }
-            // The last attempt may have had no time for more than to run out of it: the one before says why.
+            // The last attempt may have had no time for more than to run out of it: the previous failure has the
+            // reason.
             let told = match last_whole.take() {
                 Some(earlier) if by != own => earlier,
                 _ => unknown,

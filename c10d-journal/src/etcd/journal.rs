@@ -279,8 +279,8 @@ impl EtcdJournal {
         })
     }
 
-    /// While the log grows fast, waits until a heartbeat tells of batches that this process lacks, or the leader's process
-    /// has ended. `false`: the log is to be watched. etcd makes a message for each batch of those that watch.
+    /// While the log grows fast, waits until a heartbeat announces batches that this process lacks, or the leader's
+    /// process has ended. `false`: the log is to be watched. etcd makes a message for each batch of those that watch.
     fn await_heartbeat(&self, candidate: &mut Candidate, watching: &mut Watching) -> bool {
         self.watch_over(candidate.leader(), watching);
         if let Watching::Process(vigil) = watching {
@@ -344,7 +344,7 @@ impl EtcdJournal {
                 if vigil.is_fast_until().is_some_and(|by| now < by) {
                     return Ok(None);
                 }
-                // While the leader is heard, it leads.
+                // While the leader sends heartbeats, it leads.
                 let doubts = vigil.doubts_at(candidate.position()).map(Deadline::at);
                 let until = doubts.unwrap_or(silence);
                 if until.has_passed(now) {

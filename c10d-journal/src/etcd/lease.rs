@@ -123,7 +123,7 @@ impl Lease {
         self.id
     }
 
-    /// Whether etcd has said that it has ended.
+    /// Whether etcd has reported that it has expired.
     pub(super) fn is_lost(&self) -> bool {
         self.is_lost.load(Ordering::SeqCst)
     }

@@ -72,10 +72,10 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
 /// A log that has grown by as many batches from one heartbeat to the next grows fast.
 const FAST_BATCHES: u64 = 16;
 
-/// A standby that reads with the heartbeats has etcd say more again if the next one is later than this.
+/// A standby that reads with the heartbeats watches etcd again if the next heartbeat is later than this.
 const LATE_AFTER: Duration = Duration::from_millis(750);
 
-/// A standby that has heard none for this time looks who leads. Sooner than the leader's lease can end.
+/// A standby without a heartbeat for this time looks up the leader. It is shorter than the leader's lease.
 const SILENCE_MAX: Duration = Duration::from_millis(1500);
 
 /// The most reads of one look: a stranger at the port may never stop to send.
@@ -155,7 +155,7 @@ impl LifeLine {
         self.sockets.position.store(position, Ordering::Relaxed);
     }
 
-    /// Standbys are told while this process may answer.
+    /// Standbys get heartbeats while this process may answer.
     pub(super) fn leads(&self, authority: Authority) {
         *self.sockets.authority() = Some(authority);
     }
@@ -383,7 +383,7 @@ impl Vigil {
         silences.filter_map(|silence| silence.lost_at()).min()
     }
 
-    /// Whether a standby that has read up to this position lacks what a heartbeat has told of.
+    /// Whether a standby that has read up to this position lacks a batch that a heartbeat has announced.
     pub(super) fn lacks(&mut self, position: u64) -> bool {
         self.ahead = self.ahead.filter(|(until, _)| position < *until);
         self.ahead.is_some()

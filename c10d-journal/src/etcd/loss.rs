@@ -32,7 +32,7 @@ pub(crate) struct Known {
 /// Reasons why a process cannot continue with the data in etcd.
 #[derive(Debug)]
 pub(crate) enum Unfit {
-    /// etcd lacks what this process knows: others are to be told.
+    /// etcd lacks data that this process has read or written, which must be reported to other processes.
     Lost(String),
     /// Another process leads, or may.
     Deposed(Option<Leader>),
@@ -237,7 +237,7 @@ pub(crate) fn judge_leader(
     }
 }
 
-/// Tells others what was found, unless another process has told it already.
+/// Reports the loss to other processes, unless another process has already reported it.
 pub(crate) fn mark(layout: &Layout, what: &str) -> Request {
     Request::Txn(Txn {
         compare: vec![Compare::Created {

@@ -89,8 +89,8 @@ fn delete(site: &RealSite, options: &EtcdOptions, from: &str, to: &str) {
     call(&mut site.gateway(), &delete).expect("etcd answers");
 }
 
-/// A process leads and a second process follows; etcd's data goes back. Both may never serve older data, and nor may a
-/// third process, which starts afterwards.
+/// A process leads and a second process follows; etcd's data goes back. Both may never serve older data, and a third
+/// may not either process, which starts afterwards.
 #[track_caller]
 fn nothing_older_is_served(members: usize, lose: impl FnOnce(&mut RealSite, &EtcdOptions)) {
     let mut site = RealSite::start(members);

@@ -28,9 +28,9 @@ pub(crate) enum Mutant {
     NoListFence,
     /// A candidate leads whatever the head is.
     NoCampaignFence,
-    /// A process forgets its knowledge after a takeover.
+    /// A process drops its knowledge after a takeover.
     Forgets,
-    /// A process that finds that etcd has lost something does not tell others.
+    /// A process that finds that etcd has lost something does not report it to other processes.
     NoMark,
 }
 
@@ -75,7 +75,7 @@ impl FromStr for Mutant {
     }
 }
 
-/// A mutant in the place of a journal that is none.
+/// A mutant for code that has no journal.
 #[derive(Debug)]
 pub(crate) struct Defect {
     pub(crate) mutant: Mutant,

@@ -39,7 +39,7 @@ impl RealSite {
         let program = env::var("C10D_ETCD").expect("C10D_ETCD names the program etcd");
         let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
         let folder = folder.expect("a folder");
-        // etcd must be told the ports that others find it at.
+        // etcd needs the ports that other members find it at.
         let sockets: Vec<_> = (0..2 * members).map(|_| free_port()).collect();
         let ports: Vec<u16> = sockets
             .iter()

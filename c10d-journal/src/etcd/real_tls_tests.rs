@@ -61,7 +61,7 @@ fn certificates_and_users() {
     let mut call = |path: &'static str, body: Value| {
         let deadline = Deadline::after(Instant::now(), Duration::from_secs(30));
         match root.call_other(path, &body, deadline) {
-            // The first attempt has done it, and its answer came late.
+            // The first attempt has done it, and its answer arrived late.
             Err(CallError::Refused { message, .. }) if message.contains("already") => {}
             result => drop(result.expect(path)),
         }

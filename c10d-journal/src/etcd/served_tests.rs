@@ -143,7 +143,7 @@ fn a_log_that_grows_fast_is_not_watched() {
     assert_eq!(store.add("sum", 0).expect("it leads"), sum);
 }
 
-/// A server whose lease is ended behind its back stops, and says who leads.
+/// A server whose lease is revoked by another process stops, and reports the leader.
 #[test]
 #[ignore = "needs etcd (C10D_ETCD)"]
 fn a_server_that_was_deposed_stops() {

@@ -51,7 +51,7 @@ enum Act {
     AnswerKeepAlive(usize),
     End(usize),
     Tick,
-    /// A follower looks who leads.
+    /// A follower looks up the leader.
     Look(usize),
     /// etcd's data goes back.
     Lose(Loss),
@@ -480,7 +480,7 @@ impl World {
 
     /// The data of etcd goes back, or a part of it is deleted.
     fn lose(&mut self, loss: Loss) {
-        // Without its head, a store that has no batch yet is none.
+        // Without its head and without batches, there is no store.
         let loss = match self.head() {
             Some(head) if loss == Loss::Head && head.position == 0 => Loss::Prefix,
             _ => loss,
@@ -530,7 +530,7 @@ impl World {
         Some(self.layout.parse_head_of_any(&head.value).expect("a head"))
     }
 
-    /// A process stops, and tells others why.
+    /// A process stops, and reports the reason to other processes.
     fn stop(&mut self, process: usize, lost: Option<&str>) {
         if let Some(what) = lost
             && self.mutant != Mutant::NoMark

@@ -15,7 +15,7 @@ impl Group {
     ///
     /// A group that had made no attempt forms. A whole generation continues, and its members have `return_timeout` to
     /// send something. If an attempt was under way, all its members leave it, and a new one begins. Members that were
-    /// not in the last generation are unknown, and say hello again.
+    /// not in the last generation are unknown, and send a hello again.
     pub fn recover(options: GroupOptions, kept: Kept, now: Duration) -> (Self, Vec<Effect>) {
         let Kept {
             last,

@@ -31,7 +31,7 @@ pub(super) enum Noted {
 pub(super) enum State {
     /// It has not joined.
     Outside,
-    /// It has no mesh, and knows no attempt.
+    /// It has no mesh, and no attempt has been announced.
     Waiting {
         /// Whether the service has its hello.
         is_known: bool,

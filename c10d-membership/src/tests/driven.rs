@@ -186,7 +186,7 @@ impl Driven {
         record.seats.iter().map(|seat| seat.member.id.0).collect()
     }
 
-    /// Members that were told that they are none, since the effects were last taken.
+    /// Members that were dismissed since the effects were last taken.
     pub(super) fn dismissed(&self) -> Vec<(u64, Reason)> {
         let dismissed = self.effects.iter().filter_map(|effect| match effect {
             Effect::Dismiss(member, reason) => Some((member.id.0, *reason)),

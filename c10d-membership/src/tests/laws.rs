@@ -22,7 +22,7 @@ pub(super) struct History {
     lists: BTreeMap<Attempt, Arc<Record>>,
     committed: BTreeMap<Attempt, Arc<Record>>,
     newest: Option<Attempt>,
-    /// Processes that the service was told are dead or silent.
+    /// Processes that were reported to the service as dead or silent.
     gone: BTreeSet<MemberKey>,
     /// The newest boundary of a generation that a member has passed, and the first at which one has stopped.
     passed: BTreeMap<Attempt, u64>,
@@ -239,7 +239,7 @@ impl World {
         assert!(!is_waiting || wake_at.is_some(), "a wait without an end");
     }
 
-    /// docs/spec/membership.md, LAW 7 and 8: what must hold when nothing goes wrong any more.
+    /// docs/spec/membership.md, LAW 7 and 8: the laws that must hold when there are no further faults.
     pub(super) fn check_end(&self, able: &[usize]) {
         let generation = match self.group.state() {
             GroupState::Committed {
@@ -252,7 +252,7 @@ impl World {
         };
         // Members that finish do not wait for a process that has not joined.
         let is_finished = *self.group.state() == GroupState::Ended(EndReason::Finished);
-        // Newcomers that calls failed with are no members any more, though a death may come to light later.
+        // Newcomers that calls failed with are no longer members, though a death may come to light later.
         let is_blamed = |at: &&usize| {
             self.processes[**at].ending() == Some(Ending::Evicted(Reason::CallsFailed))
         };

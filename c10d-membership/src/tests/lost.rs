@@ -34,7 +34,7 @@ fn survivors_are_asked_at_once_and_go_on_with_their_ranks_closed_up() {
         },
     );
     assert_eq!(seen, Reply::NotYet);
-    // A second loss in the same attempt; told twice.
+    // A second loss in the same attempt; reported twice.
     driven.input(Input::Silent(key(4)));
     driven.input(Input::Silent(key(4)));
     assert_eq!(driven.group.status(driven.now).lost, [key(2), key(4)]);

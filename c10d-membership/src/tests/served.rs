@@ -211,7 +211,7 @@ impl World {
         format!("gloo:{rank}:{uuid}:{id}:10.0.0.1:29500{suffix}")
     }
 
-    /// Members say hello, and agree on a list.
+    /// Members send their hellos, and agree on a list.
     fn form(&mut self, ids: Range<u64>) -> Arc<Record> {
         for id in ids.clone() {
             assert_eq!(self.say(id, hello(&self.handle(id))), Reply::Accepted);
@@ -325,7 +325,7 @@ fn members_are_sent_a_list_in_few_bytes() {
         assert_eq!(world.lists[&id], record, "member {id}");
     }
 
-    // An attempt fails whose list all have got: the next one is told as a change of that.
+    // An attempt fails after all members have received its list: the next list is sent as a change of that list.
     world.server.close(62);
     let survivors = survivors.filter(|id| *id != 62);
     for id in survivors.clone() {
@@ -682,7 +682,8 @@ fn replies_that_share_a_list_count_it_once() {
     assert!(lent_bytes(&mut world) > 1600);
 }
 
-/// docs/spec/wire-extensions.md, MEMBERSHIP 2; docs/spec/membership.md, COST 3: members that come and go, 1,000 times or `ROUNDS`.
+/// docs/spec/wire-extensions.md, MEMBERSHIP 2; docs/spec/membership.md, COST 3: members that join and leave, 1,000
+/// times or `ROUNDS`.
 #[test]
 fn changes_leave_memory_flat() {
     let rounds = std::env::var("ROUNDS").map_or(1000, |rounds| rounds.parse().expect("a number"));

@@ -34,7 +34,7 @@ pub(super) struct Budget {
     pub(super) is_split: bool,
     /// Whether members reach step boundaries without a change.
     pub(super) steps: u64,
-    /// Whether they ask only at boundaries for which the step has told that one of them knows of a change
+    /// Whether they ask only at boundaries for which the step has shown that one of them has a change
     /// (docs/spec/membership.md, MEMBER 7).
     pub(super) asks_for_changes: bool,
 }
@@ -74,7 +74,7 @@ pub(super) enum Mutant {
     None,
     /// One acknowledgement counts for all members of the list.
     AckForAll,
-    /// A process says that it has left its mesh while it uses it.
+    /// A process reports that it has left its mesh while it still uses it.
     LeftTooEarly,
     /// The state that the service keeps does not survive it, apart from the first.
     NotKept,
@@ -82,7 +82,7 @@ pub(super) enum Mutant {
     PassesBoundary,
     /// Members that ask only for changes decide from their local state alone.
     AsksByItself,
-    /// The service does not say that a process is evicted.
+    /// The service does not report that a process is evicted.
     NotTold,
     /// Timers of the service do not fire.
     NoTimer,
@@ -480,7 +480,7 @@ impl World {
                 self.carry_out(effects);
             }
             None => {
-                // Calls under way return when torch gives up waiting.
+                // Calls under way return when torch's timeout expires.
                 self.timed_out.extend(self.history.called.keys().copied());
                 self.nonces += 1;
                 self.kept = None;
@@ -652,7 +652,7 @@ impl World {
         panic!("the group does not come to rest: {:#?}", self.group);
     }
 
-    /// A process that raises waits for the service, as it would again at once.
+    /// A process that raises waits for the service, because it would raise again at once.
     fn next_step_of(&self, at: usize) -> Option<Step> {
         let steps = self.steps_of(at);
         steps.into_iter().find(|step| match step {

@@ -17,7 +17,7 @@ use crate::status::Upstream;
 const REPORT_DELAY: Duration = Duration::from_millis(200);
 
 impl EventLoop {
-    /// Orders a link. The time until the relay gives up runs from here, or from the loss of the last one.
+    /// Orders a link. The time limit of the relay runs from here, or from the loss of the last link.
     pub(super) fn connect(&mut self, now: Instant) {
         let from = *self.lost_at.get_or_insert(now);
         let far = now + Duration::from_secs(365 * 86_400);
@@ -258,7 +258,7 @@ impl EventLoop {
         })
     }
 
-    /// Lets the store forget the session at once, if it can be told.
+    /// Lets the store drop the session at once, if it can be reached.
     pub(super) fn say_goodbye(&mut self) {
         self.connections.clear();
         if let Some(link) = &mut self.link {

@@ -328,7 +328,7 @@ fn a_rank_that_sends_more_while_one_waits_is_passed_on_as_it_is() {
     let mut node = Node::with_ranks(1);
     node.send(0, &[wait("k"), add("n")].concat());
     assert_eq!(node.turn(), [bytes(&[0], [wait("k"), add("n")].concat())]);
-    // In this order or the other: only the rank can tell.
+    // In this order or the other: only the rank can distinguish them.
     let replies = [7, 0, 0, 0, 0, 0, 0, 0, 0];
     node.reply(0, &replies);
     assert_eq!(node.read(0), replies);
@@ -492,7 +492,7 @@ fn frames_that_arrive_at_once_wait_until_ranks_read() {
     assert_eq!(read, vec![reply.len(); count as usize]);
 }
 
-/// A restarted store does not send again what the relay has said has arrived.
+/// A restarted store does not send bytes again that the relay has acknowledged.
 #[test]
 fn frames_that_wait_are_not_lost_when_the_store_restarts() {
     let mut node = Node::with_ranks(2);

@@ -137,7 +137,7 @@ fn long_values_pass_in_both_directions() {
     let getting = thread::spawn(move || b.get("big"));
     a.set("big", &value).expect("set");
     assert!(getting.join().expect("no panic").expect("get") == value);
-    // A SET of a client that closes at once arrives, as it does without a relay.
+    // A SET of a client that closes at once arrives, like without a relay.
     a.set("last", &value).expect("set");
     drop(a);
     let c = rank_of(&relay);
@@ -186,7 +186,7 @@ fn a_cancelled_wait_is_answered_while_the_store_cannot_be_reached() {
         matches!(result, Err(StoreError::Timeout { .. })),
         "{result:?}"
     );
-    // Our client gives up waiting for the answer after 100 ms; PyTorch's never does.
+    // Our client stops waiting for the answer after 100 ms; PyTorch's never does.
     let took = started.elapsed();
     proxy.mend();
     other.set("k", b"v").expect("set");

@@ -23,7 +23,7 @@ fn failure(options: RelayOptions, port: u16) -> SessionError {
     let RelayError::Session { source } = error else {
         panic!("{error}");
     };
-    // A rank is told by the end of its connection, and does not hang.
+    // The connection of a rank is closed, so that the rank does not hang.
     let options = TcpStoreOptions::default().with_timeout(Duration::from_millis(300));
     let rank = TcpStore::open("127.0.0.1", rank_port, options);
     assert!(matches!(rank, Err(StoreError::Connect { .. })), "{rank:?}");

@@ -259,7 +259,7 @@ fn read_after_a_takeover(is_checked: bool) -> Result<(), String> {
         event(1, &|| set(&rank, b"old"));
         event(0, &|| add(&rank));
         if !is_checked {
-            // As a server that does not look at the clock.
+            // Like a server that does not read the clock.
             let hour = Duration::from_secs(3600);
             job.leader.0.renew(hour);
         }
@@ -317,7 +317,7 @@ fn a_relay_goes_on_though_a_silent_server_refuses_nothing() {
         let waiting = thread::spawn(move || rank.get("later").map(|value| (rank, value)));
         wait_until("it waits", || job.leader.1.waiting_count() == 1);
         job.take_over(End::Pause, false);
-        // The wait goes over without a request of the rank.
+        // The wait is moved without a request of the rank.
         wait_until("it waits at the new one", || {
             job.leader.1.waiting_count() == 1
         });

@@ -169,7 +169,7 @@ fn a_client_that_closes_its_sending_side_gets_its_answer() {
     let relay = connected(server.local_addr().port());
     let mut client = client_of(&relay);
     client.write_all(b"GET /a HTTP/1.1\r\n").expect("sent");
-    // Before that, the system may not tell whose connection it is.
+    // Before that, the system may not report the owner of the connection.
     wait_until("it is served", || open.load(Ordering::Relaxed) == 1);
     client.write_all(b"\r\n").expect("sent");
     client.shutdown(Shutdown::Write).expect("closed");

@@ -63,7 +63,7 @@ impl TlsLayer {
     pub fn receive(&mut self, mut wire: &[u8], opened: &mut Vec<u8>) -> Result<(), TlsError> {
         while !wire.is_empty() {
             match self.connection.read_tls(&mut wire) {
-                // The peer has said that this was its last byte.
+                // The peer has announced that this was its last byte.
                 Ok(0) => break,
                 Ok(_) => {}
                 Err(error) => return Err(failed(error.to_string())),

@@ -71,8 +71,8 @@ pub(super) fn derive(secret: &Secret, info: &[&str]) -> [u8; SECRET_BYTES] {
     }
 }
 
-/// The name of a key that both sides can say in clear: 64 bits of the hash of the public key, which the server shows
-/// to everyone anyway.
+/// The name of a key that both sides can send in clear text: 64 bits of the hash of the public key, which the server
+/// shows to everyone anyway.
 pub(super) fn id_of(key: &CertifiedKey) -> String {
     let sum = digest::digest(&digest::SHA256, key.cert[0].as_ref());
     let bytes = &sum.as_ref()[..8];

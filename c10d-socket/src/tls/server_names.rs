@@ -28,7 +28,7 @@ impl ServerCertVerifier for Named {
             verifier.verify_server_cert(end_entity, intermediates, name, ocsp_response, now)
         };
         match verify(host) {
-            // The error names the host that the user knows.
+            // The error names the host that the user passed.
             Err(error) if is_name(&error) => {
                 let found = self.names.iter().find_map(|name| verify(name).ok());
                 found.ok_or(error)

@@ -12,7 +12,7 @@ pub(super) fn explain(
     context: ErrorContext,
     timeout: Option<Duration>,
 ) -> StoreError {
-    // An error that names a limit comes from a call that has one.
+    // An error that names a limit is from a call with a limit.
     let timeout = timeout.unwrap_or(Duration::MAX);
     let failure = match error {
         PoolError::Connect(source) if source.is_cancelled() => {

@@ -129,7 +129,7 @@ fn start_new(
     TcpStoreServer::serve(listeners, server_options)
 }
 
-/// Listens where the options say; `ips` are [`host_ips`].
+/// Listens at the addresses of the options; `ips` are [`host_ips`].
 fn listen_for(
     target: &HostPort,
     options: &TcpStoreOptions,

@@ -234,7 +234,7 @@ impl Pool {
         Err(PoolError::Failure(Failure::NoReply))
     }
 
-    /// The ends of the first connection; `None` if the system did not tell them, and in a forked child.
+    /// The ends of the first connection; `None` if the system did not report them, and in a forked child.
     pub(super) fn ends(&self) -> Option<ConnectionEnds> {
         self.process.check().ok()?;
         self.lock().ends
@@ -611,7 +611,7 @@ impl Pool {
         // Another call may have noticed it, and connected again.
         if shared.losses == losses && shared.ended.is_none() {
             shared.losses += 1;
-            // It may come back at another address.
+            // It may return at another address.
             shared.server = None;
             self.drop_connections(shared);
         }

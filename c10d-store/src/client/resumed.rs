@@ -490,7 +490,7 @@ impl Resumed {
 }
 
 impl Drop for Resumed {
-    /// Lets the server forget the session at once, if it can be told.
+    /// Lets the server drop the session at once, if it can be reached.
     fn drop(&mut self) {
         self.session.push_end();
         self.flush(Deadline::at(Instant::now()));

@@ -106,7 +106,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Lets the closer close the connection. False if it has been told to already.
+    /// Lets the closer close the connection. False if [`Closer::close`] was already called.
     #[must_use]
     pub(super) fn register_with(&self, closer: &Closer) -> bool {
         closer.watch(&self.socket)

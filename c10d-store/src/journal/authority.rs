@@ -102,7 +102,7 @@ impl Authority {
     pub fn is_valid(&self, now: Moment) -> bool {
         let shared = &self.0;
         let (time, (asleep_min, _)) = now.parts();
-        // The latest first, as it is written last.
+        // The latest value is read first, because it is written last.
         let is_awake = nanos(asleep_min) <= shared.asleep.load(Ordering::SeqCst);
         is_awake
             && nanos(time) < shared.until.load(Ordering::SeqCst)

@@ -21,7 +21,7 @@ pub enum JournalError {
     InUse {
         /// The place of the journal: see [`Journal::place`](super::Journal::place).
         place: String,
-        /// Who it is, if it has said so: process and host.
+        /// The owner, if it is known: process and host.
         owner: Option<String>,
     },
     /// Another process leads now, or may lead.

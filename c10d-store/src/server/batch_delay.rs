@@ -2,7 +2,7 @@
 //! argument.
 //!
 //! A commit costs as much processor time as dozens of requests, however small its batch is. Therefore, a batch waits
-//! while the event loop has other requests to carry out, and goes as soon as it has none.
+//! while the event loop has other requests to carry out, and is committed as soon as it has none.
 //!
 //! A slow commit, for example by an engine behind a network, divides the clients into two halves: the requests of one
 //! half gather while the requests of the other half are committed, so each commit has half of the requests that it could
@@ -11,8 +11,8 @@
 
 use std::time::{Duration, Instant};
 
-/// A batch of as many bytes goes at once: half of what 256 clients with a counter each write. Larger ones save little,
-/// and leave more clients without an answer, and so the loop without requests, during the sync.
+/// A batch of this many bytes is committed at once: half of what 256 clients with a counter each write. Larger ones
+/// save little, and leave more clients without an answer, and so the loop without requests, during the sync.
 const HELD_BYTES_MAX: usize = 6 << 10;
 
 /// The longest that a batch waits, for a loop that always has requests which write little.
@@ -166,7 +166,7 @@ mod tests {
         let now = commit(&mut hold, SLOW_COMMIT, 128, 100);
         assert_eq!(hold.until(), Some(now + SLOW_COMMIT));
         assert!(!hold.may_go(NONE, false, now), "there is nothing");
-        // Of the 128 clients, 112 have come.
+        // Of the 128 clients, 112 have sent a request.
         for (clients, may_go) in [(100, false), (211, false), (212, true), (228, true)] {
             assert_eq!(hold.may_go(gathered(9000, clients), false, now), may_go);
         }

@@ -664,7 +664,7 @@ fn note_peer(counts: &Counts, accepted: &Accepted) {
     }
 }
 
-/// Totals that only the event loop knows.
+/// Totals that only the event loop has.
 #[derive(Debug, Default)]
 struct Traffic {
     received_bytes: u64,

@@ -23,7 +23,7 @@ pub(super) const GATHERED_BYTES_MAX: usize = 8 << 20;
 /// Chunks of a snapshot in the memory. Copying waits until the thread has written some.
 const CHUNK_BYTES_MAX: usize = 4 << 20;
 
-/// How long a session that has come back at the last moment has to send its requests again.
+/// How long a session that has returned at the last moment has to send its requests again.
 const RESENT_WITHIN: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub(super) struct JournalQueue {
     pub(super) authority: Option<Authority>,
     /// Connections that are flushed once something may be sent.
     pub(super) withheld: BTreeSet<Token>,
-    /// Clients whose peers are told that requests are done when a position is durable, in its order.
+    /// Clients whose requests are reported to their peers as done when a position is durable, in its order.
     pub(super) done: VecDeque<(u64, Token, u32)>,
     /// The time until sessions of earlier servers may return, and send their waits again.
     pub(super) ends_until: Option<Instant>,
@@ -139,7 +139,7 @@ impl JournalQueue {
         self.done.push_back((position, token, request));
     }
 
-    /// Whether a snapshot for the journal is being copied, so that none of observers can start.
+    /// Whether a snapshot for the journal is being copied, so that no snapshot for observers can start.
     pub(super) const fn is_copying(&self) -> bool {
         self.is_copying
     }

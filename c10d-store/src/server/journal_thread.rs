@@ -188,7 +188,7 @@ impl Shared {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Dropping `_ending` says that the thread has ended.
+    /// Dropping `_ending` reports that the thread has ended.
     fn run(&self, mut journal: Box<dyn Journal>, waker: &Waker, _ending: SyncSender<()>) {
         let result = self.work_until_the_end(&mut *journal, waker);
         // After the end the caller may open the journal again.

@@ -120,7 +120,7 @@ impl Numbers {
         self.undone_bytes = self.undone_bytes.saturating_add(bytes);
     }
 
-    /// Whether the peer should be told that requests are done.
+    /// Whether requests should be reported to the peer as done.
     pub(super) const fn is_due(&self) -> bool {
         self.undone_bytes >= UNDONE_BYTES_MAX || self.undone_requests >= UNDONE_REQUESTS_MAX
     }
@@ -218,7 +218,7 @@ mod tests {
         numbers.received(1);
         assert_eq!(numbers.take_done(false, true), Some(2));
         assert!(!numbers.is_due());
-        // A reply says nothing of those behind its request.
+        // A reply reports nothing about requests after its own request.
         for _ in 3..=4 {
             numbers.next(false);
         }

@@ -140,7 +140,7 @@ pub(super) struct Observed {
     current: Vec<SyncSender<Answered<Arc<Taken>>>>,
     /// The time spent on the snapshot in progress, in earlier turns.
     server_time: Duration,
-    /// When this turn started, if anybody waits for a snapshot.
+    /// The start of this turn, if a snapshot is requested.
     turn_started: Option<Instant>,
     /// The position on which the snapshot in progress depends.
     current_position: u64,

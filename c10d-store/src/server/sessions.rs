@@ -37,7 +37,7 @@ pub(super) struct Sessions {
     pub(super) carried: SessionReplies,
     /// The slots of sessions with clients that wait for their budget.
     pub(super) short_of_budget: BTreeSet<usize>,
-    /// Sessions of the journal that have ended since it was last told.
+    /// Sessions of the journal that have ended since the last record of this.
     pub(super) ended: Vec<SessionId>,
     /// The part of forgotten sessions in the [`Budget`](super::budget::Budget), which has to be taken off.
     pub(super) forgotten_bytes: usize,
@@ -71,7 +71,7 @@ pub(super) struct Session {
     wants_heartbeats: bool,
     /// Whether its clients may be shown REFUSAL.
     pub(super) knows_refusal: bool,
-    /// The position that its peer was told last; `None` if it does not take any.
+    /// The position that was last reported to its peer; `None` if it does not take any.
     told: Option<u64>,
     /// Whether the journal keeps the effects of its clients' requests.
     pub(super) is_carried: bool,

@@ -250,7 +250,7 @@ pub struct FrameReader {
     group: Option<Box<PartialGroup>>,
     /// `None` if the peer may not send pieces.
     pieces: Option<Box<Pieces>>,
-    /// `None` if the peer may not tell one.
+    /// `None` if the peer must not send a position.
     position: Option<u64>,
 }
 

@@ -45,7 +45,7 @@ pub(crate) enum Welcome {
     Unknown { store: StoreId, begins: u64 },
     /// The server has as many sessions as it may have.
     Full { store: StoreId },
-    /// The server was restarted and knows the session: both sides send link frames of new streams.
+    /// The server was restarted and has the session: both sides send link frames of new streams.
     Restarted {
         store: StoreId,
         /// The position of the journal at which this run began, plus 1; 0 if the server does not send it.
@@ -147,7 +147,7 @@ impl Welcome {
         bytes
     }
 
-    /// `None` if the status is none.
+    /// `None` if the status is not a refusal.
     pub(crate) fn decode(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let store = StoreId(id_of(&bytes[1..17]));
         let number = LittleEndian::read_u64(&bytes[17..]);

@@ -99,7 +99,7 @@ impl fmt::Debug for StoreId {
 }
 
 impl fmt::Display for StoreId {
-    /// The first half, in hex: enough to tell two servers apart in a log.
+    /// The first half, in hex: enough to distinguish two servers in a log.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0[..8]
             .iter()

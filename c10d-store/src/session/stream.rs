@@ -197,7 +197,7 @@ impl SessionStream {
         Ok(None)
     }
 
-    /// The offsets are in order: acknowledged, sent, end; and the peer is not told of bytes that have not arrived.
+    /// The offsets are in order: acknowledged, sent, end; and no bytes are acknowledged that have not arrived.
     #[cfg(test)]
     pub(super) fn check_invariants(&self) {
         assert!(

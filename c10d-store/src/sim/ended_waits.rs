@@ -54,8 +54,8 @@ fn carry_out(server: &mut SimServer, event: Event) {
     server.take(OTHER);
 }
 
-/// Reads the replies to a wait as both clients do: PyTorch's reads a second byte after a cancel if the first one is 0, and
-/// so does ours, after the values. Returns whether it was told that the wait is over without success.
+/// Reads the replies to a wait as both clients do: PyTorch's reads a second byte after a cancel if the first one is
+/// 0, and so does ours, after the values. Returns whether the reply reports that the wait is over without success.
 fn read(replies: &mut &[u8], opcode: Opcode, cancel: Cancel) -> bool {
     let first = take(replies);
     if first == 1 {

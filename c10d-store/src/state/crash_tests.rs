@@ -159,9 +159,9 @@ struct Event {
     key: usize,
     op: Op,
     called: u64,
-    /// When the client was answered, or the crash came.
+    /// The time of the answer, or of the crash.
     returned: u64,
-    /// `None` if the crash came.
+    /// `None` if there was a crash.
     answer: Option<Vec<OwnedReply>>,
 }
 

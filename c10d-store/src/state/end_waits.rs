@@ -49,23 +49,24 @@ impl StoreState {
         }
     }
 
-    /// This server of the journal has this number, and sessions of earlier servers may come back with waits
+    /// This server of the journal has this number, and sessions of earlier servers may return with waits
     /// (docs/spec/wire-extensions.md, END_WAITS 4), until [`forget_ends`](Self::forget_ends).
     pub(crate) const fn expect_sessions(&mut self, server: u32) {
         self.missed_ends.expect_sessions(server);
     }
 
-    /// There are sessions, which may lose their links and send waits meanwhile (docs/spec/wire-extensions.md, END_WAITS 4).
+    /// There are sessions, which may lose their links and send waits in the meantime (docs/spec/wire-extensions.md,
+    /// END_WAITS 4).
     pub(crate) const fn remember_ends(&mut self) {
         self.missed_ends.remember();
     }
 
-    /// No session of an earlier server can come back any more.
+    /// Sessions of earlier servers can no longer return.
     pub(crate) fn forget_ends(&mut self) {
         self.missed_ends.forget();
     }
 
-    /// Remembers an END_WAITS of this server for sessions that come back later.
+    /// Remembers an END_WAITS of this server for sessions that return later.
     pub(super) fn remember_end(&mut self, prefix: &[u8]) {
         if let Some(server) = self.missed_ends.add(prefix, self.now)
             && let Some(recorder) = &mut self.slots.recorder

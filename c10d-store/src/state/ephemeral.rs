@@ -113,7 +113,7 @@ impl StoreState {
         let was_silent = mem::take(&mut owner.has_been_silent);
         self.owners.watch(id, self.now);
         if was_silent && let Some(recorder) = &mut self.slots.recorder {
-            // It says that keys have ended.
+            // It reports that keys have expired.
             recorder.look_at_all();
         }
         if changes {
@@ -169,14 +169,14 @@ impl StoreState {
         }
     }
 
-    /// A client that has not come back after the server was restarted has ended.
+    /// A client that has not returned after a restart of the server has ended.
     pub(crate) fn end_client(&mut self, client: KeptClient, replies: &mut impl Replies) {
         if let Some(id) = self.owners.by_client.get(&client).copied() {
             self.end_absent(id, replies);
         }
     }
 
-    /// A session that the journal keeps has ended, and so have its clients that have not come back.
+    /// A session that the journal keeps has ended, and so have its clients that have not returned.
     pub(crate) fn end_clients_of(&mut self, session: SessionId, replies: &mut impl Replies) {
         let of_session = |(client, id): (&KeptClient, &OwnerId)| {
             (client.session == session).then_some((client.number, *id))
@@ -270,7 +270,8 @@ impl StoreState {
         }
     }
 
-    /// Deletes keys, whose owner has ended, then writes their wills, then wakes: no request comes between.
+    /// Deletes keys, whose owner has ended, then writes their wills, then wakes: no request is carried out in
+    /// between.
     fn end_keys(&mut self, keys: IndexSet<Arc<[u8]>, KeyHash>, replies: &mut impl Replies) {
         let mut wills = Vec::new();
         for key in keys {

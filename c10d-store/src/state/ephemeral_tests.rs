@@ -340,7 +340,7 @@ fn no_key_ends_by_a_pause_that_is_shorter_than_the_silence() {
     }
 }
 
-/// docs/spec/wire-extensions.md, EPHEMERAL 5. A stopped member is missed by so much, whatever its group does.
+/// docs/spec/wire-extensions.md, EPHEMERAL 5. A stopped member is detected within this time, whatever its group does.
 #[test]
 fn a_server_that_is_awake_ends_the_keys_of_a_silent_owner_within_21_ms() {
     let ms = Duration::from_millis(1);
@@ -475,7 +475,7 @@ fn keys_of_connections_end_at_a_restart_and_those_of_kept_clients_go_on() {
         assert!(!store.has("direct") && !store.has("w3"));
         assert_eq!(store.get("w"), "direct");
         assert!(store.has("3") && store.has("4") && store.has("5"));
-        // One has come back, and owns its key.
+        // One client has returned, and owns its key.
         store.connect(33);
         store.state.adopt(ConnId(33), client(3));
         assert_eq!(

@@ -20,7 +20,7 @@ impl StoreState {
         self.groups.is_some()
     }
 
-    /// Whether a request to a group says how long its connection may be silent.
+    /// Whether a request to a group sets how long its connection may be silent.
     pub(crate) fn keeps_alive(&self, request: &[u8]) -> bool {
         let groups = self.groups.groups.as_ref();
         groups.is_some_and(|it| it.kind_of(request) == RequestKind::KeepsAlive)

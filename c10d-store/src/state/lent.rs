@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use crate::stored_value::Value;
 
-/// Fewer of them are not worth a look.
+/// Fewer values are not worth a check.
 const FEW: usize = 64;
 
 #[derive(Debug, Default)]

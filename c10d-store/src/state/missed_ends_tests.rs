@@ -1,5 +1,5 @@
-//! END_WAITS, crashes and sessions that come back at any moment, in virtual time (docs/spec/wire-extensions.md, END_WAITS 4):
-//! no wait outlasts an END_WAITS for its name, and no older END_WAITS causes the end of a wait.
+//! END_WAITS, crashes and sessions that return at any moment, in virtual time (docs/spec/wire-extensions.md,
+//! END_WAITS 4): no wait outlasts an END_WAITS for its name, and no older END_WAITS causes the end of a wait.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -80,7 +80,7 @@ struct Wait {
     carried_out: Option<(u32, u64)>,
     /// The last server that has.
     carried_out_last: u32,
-    /// When the client was told of its end.
+    /// The time when the client was informed of its end.
     ended: Option<u64>,
     /// The client has cancelled it before it was sent.
     is_cancelled: bool,
@@ -92,7 +92,7 @@ struct End {
     at: u64,
     server: u32,
     position: u64,
-    /// The client was told.
+    /// The client was informed.
     is_acknowledged: bool,
 }
 
@@ -418,7 +418,7 @@ impl World {
         }
     }
 
-    /// Loses everything that is not durable. A batch may be durable although no client was told.
+    /// Loses everything that is not durable. A batch may be durable although no client was informed.
     fn crash(&mut self) {
         if self.random.bool()
             && let Some(batch) = self.state.take_batch(&mut Vec::new())
@@ -497,7 +497,7 @@ impl World {
         }
     }
 
-    /// All sessions come back, and everything arrives.
+    /// All sessions return, and everything arrives.
     fn settle(&mut self) {
         for _ in 0..3 {
             for client in 0..CLIENTS {

@@ -258,8 +258,8 @@ impl StoreState {
         counters
     }
 
-    /// A measure of the work that all requests so far have caused, in units of about 100 ns: a request counts, as does
-    /// each key, wait and kilobyte that it visits. It bounds the time between two looks at the clock.
+    /// A measure of the work that all requests so far have caused, in units of about 100 ns: a request counts, as
+    /// does each key, wait and kilobyte that it visits. It bounds the time between two readings of the clock.
     pub(crate) const fn work(&self) -> u64 {
         self.work.wrapping_add(self.waiters.visits())
     }

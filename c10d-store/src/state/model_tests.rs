@@ -45,7 +45,7 @@ enum Operation {
     Back,
 }
 
-/// The part of a value that a waiter knows: the bytes at an offset, and possibly the length.
+/// The known part of a waiter's value: the bytes at an offset, and possibly the length.
 #[derive(Debug, Clone)]
 struct KnownPart {
     offset: usize,

@@ -109,7 +109,7 @@ impl<T> NameMap<T> {
         number
     }
 
-    /// Removes the name with this number, which goes to the name with the highest one.
+    /// Removes the name with this number, which the name with the highest number gets.
     pub(super) fn remove_at(&mut self, number: usize) {
         self.exchange(number, self.len - 1);
         self.len -= 1;

@@ -109,7 +109,7 @@ pub(super) struct Owner {
 struct Suspicion {
     /// The time of its last request.
     last: Moment,
-    /// The server was late. The next look decides, late or not, as it may always be.
+    /// The server was late. The next check decides, even if it is late, because the server may always be late.
     was_late: bool,
 }
 

@@ -107,7 +107,7 @@ impl Recorder {
         self.dependency.set(self.dependency.get().max(position));
     }
 
-    /// The request looks at all names.
+    /// The request reads all names.
     pub(super) fn look_at_all(&self) {
         self.dependency
             .set(self.newest().max(self.dependency.get()));

@@ -48,7 +48,7 @@ pub struct ReplyScan {
     is_cancelled: bool,
     /// The answer to a CANCEL_WAIT that the reply has crossed follows last.
     has_tail: bool,
-    /// The wait was ended by END_WAITS, and not cancelled before the client was told.
+    /// The wait was ended by END_WAITS, and not cancelled before the client was informed.
     was_ended: bool,
 }
 
@@ -124,7 +124,7 @@ impl ReplyScan {
                 is_cancelled: self.is_cancelled,
                 ..scan
             },
-            // There is none such.
+            // There is no such request.
             None => *self,
         }
     }

@@ -356,7 +356,8 @@ fn a_wait_that_has_ended_does_not_wait_again() {
     assert_eq!(store.queue_len("q").expect("len"), 0);
 }
 
-/// The batch of the second request is lost: it is carried out again, and for the first time as far as anyone knows.
+/// The batch of the second request is lost: it is carried out again, and its first effect is not visible to any
+/// client.
 #[test]
 fn a_request_that_was_not_durable_is_carried_out_again() {
     let journal = Memory::default();
@@ -593,7 +594,7 @@ fn the_keys_of_kept_clients_outlive_a_restart_and_end_with_them() {
     peer.expect(1, &[0]);
     peer.request(1, |r| claim(r, 1));
     peer.expect(1, &[0]);
-    // The client before it has not come back.
+    // The previous client has not returned.
     peer.open(3);
     peer.stream.push_resume(3, 2);
     peer.flush();

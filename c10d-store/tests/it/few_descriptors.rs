@@ -22,7 +22,7 @@ pub(crate) fn told() -> Option<String> {
     env::var(TOLD).ok()
 }
 
-/// In the process of the server: tells the test the address, and returns when the test has ended.
+/// In the process of the server: sends the test the address, and returns when the test has ended.
 pub(crate) fn serve(address: SocketAddr) {
     writeln!(io::stdout(), "listening on {address}").expect("a pipe");
     let _ = io::stdin().read(&mut [0]);

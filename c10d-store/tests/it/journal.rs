@@ -479,7 +479,8 @@ fn a_journal_with_groups_is_not_opened_without_them() {
     );
 }
 
-/// docs/spec/wire-extensions.md, END_WAITS 3: a crash does not have a client wait again that was told of the end.
+/// docs/spec/wire-extensions.md, END_WAITS 3: after a crash, a client that was informed of the end does not wait
+/// again.
 #[test]
 fn the_end_of_a_wait_is_told_once_it_is_durable() {
     let journal = Memory::default();

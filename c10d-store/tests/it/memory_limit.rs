@@ -1,4 +1,4 @@
-//! A server whose data may take only so much memory.
+//! A server whose data has a memory limit.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -312,7 +312,7 @@ fn strangers_make_room_for_clients_when_descriptors_run_out() {
 /// address is soon refused, and open connections continue.
 #[test]
 fn an_address_whose_handshakes_fail_is_refused_for_a_while() {
-    // It says no more, or sends a bad record in the same segment.
+    // It sends no more, or sends a bad record in the same segment.
     for after_hello in [&[][..], &[0x17, 3, 3, 0, 20]] {
         let secret = secret();
         let server = serve(&secret);

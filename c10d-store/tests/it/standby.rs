@@ -247,7 +247,7 @@ fn a_server_that_was_taken_over_is_found_out_by_its_clients() {
     *directory.0.lock().expect("no panic") = leader(&new, 2);
     let link = dialer.connect(0, soon()).expect("it goes over");
     assert!(link.restart.is_some());
-    // It learns of the takeover by the client, and answers nothing until its engine knows.
+    // It learns of the takeover by the client, and answers nothing until its engine has detected it.
     *directory.0.lock().expect("no panic") = leader(&old, 2);
     let by = Deadline::after(Instant::now(), tried_for);
     let asking = std::thread::spawn(move || (dialer.connect(0, by).err(), dialer));

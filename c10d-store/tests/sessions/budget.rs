@@ -444,7 +444,7 @@ fn replies_that_one_write_causes() {
     );
 }
 
-/// Readers of a value that is still stored hold none of the memory that is too much.
+/// Readers of a value that is still stored hold none of the excess memory.
 #[test]
 fn readers_of_a_stored_value_are_not_closed_for_a_replaced_one() {
     if serve_if_child() {

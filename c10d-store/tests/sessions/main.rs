@@ -111,7 +111,7 @@ fn clients_whose_replies_are_not_read_share_a_budget() {
     let peak = server.peak_bytes();
     assert!(peak < 120 * MIB, "{} MiB", peak / MIB);
 
-    // The peer reads: everything comes.
+    // The peer reads: everything arrives.
     let expected = 100 * 2 * listing;
     link.receive_until("all replies", |link| link.received_bytes() == expected);
     assert!(

@@ -79,7 +79,7 @@ impl Work<Served> for Service {
             // The reply answers.
             Ok(None) => {}
             Err((text, unanswered)) => {
-                // Counted and logged before the answer: the caller may look at once.
+                // Counted and logged before the answer: the caller may read them at once.
                 runtime.driver.metrics.requests.panics.add(1);
                 log::error!(
                     "{}: function `{}` panicked, called by {}: {text}",

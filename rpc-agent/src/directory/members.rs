@@ -164,7 +164,7 @@ fn parse_digits(text: &str) -> Option<u64> {
     is_plain.then(|| text.parse().ok()).flatten()
 }
 
-/// One look at the list at a time, with a pause after each.
+/// One check of the list at a time, with a pause after each.
 #[derive(Debug, Default)]
 pub(crate) struct Looks {
     is_looking: bool,
@@ -173,7 +173,7 @@ pub(crate) struct Looks {
 }
 
 impl Looks {
-    /// Begins a look, unless one has not ended or ended less than `pause_ms` ago.
+    /// Begins a check, unless a check has not ended or ended less than `pause_ms` ago.
     pub(crate) fn begin(&mut self, now_ms: u64, pause_ms: u64) -> bool {
         let is_due = self.ended_ms.is_none_or(|ended_ms| {
             // A look may have ended since the caller read the clock.

@@ -33,12 +33,12 @@ pub(crate) trait Executor: Send + Sync {
     );
 }
 
-/// Tells the executor where the result of a future comes from. Only the executor knows its meaning.
+/// Identifies the source of a future's result for the executor. Only the executor interprets it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hint(pub(crate) u64);
 
 impl Hint {
-    /// The result does not come from a connection: the waiting thread only blocks.
+    /// The result does not arrive over a connection: the waiting thread only blocks.
     pub(crate) const NONE: Self = Self(u64::MAX);
 }
 
@@ -194,7 +194,7 @@ impl<T: Clone + Send + 'static> Slot<T> {
         }
         match &self.executor {
             Some(executor) => {
-                // A thread that reads from a socket hears no cancel.
+                // A thread that reads from a socket does not notice a cancel.
                 let hint = if cancel.is_never() {
                     self.hint
                 } else {

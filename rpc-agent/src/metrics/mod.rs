@@ -99,8 +99,8 @@ impl Metrics {
     /// `retries_waiting`: retries that are waiting to be sent.
     pub(crate) fn snapshot(&self, pool: PoolGauges, retries_waiting: usize) -> MetricsSnapshot {
         let (calls, requests, network) = (&self.calls, &self.requests, &self.network);
-        // Ends are read before starts, and subtractions saturate: a call that starts and ends meanwhile
-        // makes a gauge too great by one, and never a huge number.
+        // Ends are read before starts, and subtractions saturate: a call that starts and ends in the meantime makes a
+        // gauge too great by one, and never a huge number.
         let calls_succeeded = calls.succeeded.read();
         let calls_failed = calls.failed.read();
         let calls_started = calls.started.read();

@@ -29,7 +29,7 @@ pub(crate) struct PendingCall<P> {
     pub(super) is_repeated: bool,
 }
 
-/// The milliseconds that a request tells its callee: rounded up, so that no time becomes 0, which means no limit.
+/// The milliseconds that a request sends to its callee: rounded up, so that no time becomes 0, which means no limit.
 pub(super) fn budget_ms(timeout: Option<Duration>) -> u32 {
     timeout.map_or(0, |timeout| {
         u32::try_from(milliseconds(timeout))

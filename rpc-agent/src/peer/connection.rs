@@ -103,7 +103,7 @@ impl<S> Connection<S> {
     }
 
     /// Gives the decoder to a thread that is to read, and whether the end of the stream was reported: then a short
-    /// read does not mean that no more comes. `None` when another thread reads.
+    /// read does not mean that no more bytes will arrive. `None` when another thread reads.
     pub(crate) fn take_reader(&mut self, reads: Reads) -> Option<(Box<Incoming>, bool)> {
         if self.waiter != Waiter::Poller && reads == Reads::ForPoller {
             // An event from before the connection was lent. Reading now would take the answer from the caller that

@@ -43,7 +43,7 @@ pub(crate) enum Effect<P, S> {
     Count(Count),
 }
 
-/// A change that the program or the log is told of.
+/// A change for the program or the log.
 #[derive(Debug)]
 pub(crate) enum Notice {
     Connected {

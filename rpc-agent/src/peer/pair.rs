@@ -2,10 +2,10 @@
 //!
 //! Each side counts the connections of the pair (`links`), and every Hello, Welcome and Refuse carries the sender's
 //! count. If a Hello has a lower count than the listener's, its sender did not have the listener's connection yet:
-//! the listener keeps it. If the count is the same, the sender knew of that connection and has lost it: the listener
+//! the listener keeps it. If the count is the same, the sender had that connection and has lost it: the listener
 //! replaces it. When both dial at the same time, the dial of the worker with the lower id is accepted.
 //!
-//! No sockets, no clock. The caller knows whether there is a connection or a dial, decides when to dial again, and
+//! No sockets, no clock. The caller tracks whether there is a connection or a dial, decides when to dial again, and
 //! handles the calls on a lost connection. It must not report events of an abandoned dial or of a replaced
 //! connection.
 
@@ -20,7 +20,7 @@ pub(crate) struct Pair {
     peer: WorkerId,
     /// The process to which `links` applies.
     peer_incarnation: Option<u64>,
-    /// Number of connections accepted so far, as far as this side knows.
+    /// Number of connections accepted so far, as counted by this side.
     links: u32,
 }
 

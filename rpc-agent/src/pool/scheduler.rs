@@ -49,7 +49,7 @@ pub(super) struct Scheduler<R, C> {
     slow_queued: usize,
     /// The queued callbacks, with the time at which they were queued, or somewhat earlier.
     callbacks: SegmentedQueue<(Instant, C)>,
-    /// Attempts to connect. Their threads are none of those that the limits count.
+    /// Attempts to connect. The limits do not count their threads.
     dials: SegmentedQueue<(Instant, C)>,
     /// `None` while a thread polls.
     poller_free_since: Option<Instant>,
@@ -73,7 +73,7 @@ pub(super) struct Scheduler<R, C> {
     standby: Standby,
     /// Idle threads that were woken for a task and have not reported yet.
     wanted: usize,
-    /// A burst of requests has come since free memory was returned to the system.
+    /// A burst of requests has arrived since free memory was returned to the system.
     had_burst: bool,
     effects: Effects,
 }

@@ -76,7 +76,7 @@ impl RetryOptions {
     }
 
     /// Sets how long an attempt waits for its answer, more than zero; `None`: indefinitely. Default 10 s: with the 60
-    /// s of a call without retries, one lost answer would cost a minute, as it does in PyTorch.
+    /// s of a call without retries, one lost answer would cost a minute, like in PyTorch.
     pub fn with_attempt_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.attempt_timeout = timeout.into();
         self

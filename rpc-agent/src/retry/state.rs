@@ -101,7 +101,7 @@ impl RetryState {
             self.timeouts = self.timeouts.saturating_add(1);
         }
         let is_retried = match error {
-            // An agent that was shut down sends nothing any more, whatever the options say.
+            // An agent that was shut down sends nothing any more, whatever the options are.
             RpcError::Shutdown { .. } => false,
             _ => self.policy.retry_executed || error.is_transient(),
         };
@@ -438,7 +438,7 @@ mod tests {
         assert_eq!(timeouts(Some(1)), [200, 400, 800, 1600, 2000, 2000]);
         assert_eq!(timeouts(Some(300)), [300, 600, 1200, 2000, 2000, 2000]);
         assert_eq!(timeouts(None), [1000, 2000, 2000, 2000, 2000, 2000]);
-        // An attempt that fails at once says nothing about the worker's speed.
+        // An attempt that fails at once is not a measure of the worker's speed.
         let now = Instant::now();
         let mut state = RetryState::new(options.clone(), now, 1);
         for _ in 0..3 {

@@ -381,7 +381,7 @@ fn stage_of(handshakes: &Handshakes, sockets: &Sockets, (token, accepted_at): Ke
     }
 }
 
-/// Sends the first and only frame of a connection: the socket's buffer is empty, so all of it goes at once.
+/// Sends the first and only frame of a connection: the socket's buffer is empty, so all of it is sent at once.
 fn send_refusal(driver: &Driver, socket: &Socket, reason: RefuseReason, links: u32, text: String) {
     let mut bytes = Vec::new();
     Frame::Refuse(Refuse {

@@ -88,7 +88,7 @@ impl Driver {
     /// The worker that a call is for. Blocks in a dynamic group, for one request to the store, if it is not known.
     pub(crate) fn find(&self, to: Destination<'_>) -> Result<Arc<PeerEntry>, RpcError> {
         let found = match &to {
-            // Workers may leave: the list of members says whose a name or an id is.
+            // Workers may leave: the list of members has the owner of a name or an id.
             to if self.directory.is_dynamic() => {
                 let once = Deadline::at(self.clock.start());
                 let worker = self.directory.look_up(to, once).unwrap_or_else(|error| {

@@ -86,7 +86,7 @@ pub(crate) struct Driver {
 /// The state of an agent that concerns the list of members.
 #[derive(Debug, Default)]
 pub(super) struct Membership {
-    /// The looks at the list because of a Hello or a timeout.
+    /// The checks of the list because of a Hello or a timeout.
     pub(super) looks: Lock<Looks>,
     /// The reason why the list could not be read the last time.
     pub(super) failure: Lock<Option<String>>,
@@ -192,7 +192,7 @@ impl Driver {
     /// Called before a caller that has borrowed the connection waits for the socket. Returns whether it also waits
     /// until the socket is writable, and the earliest deadline of a call. `None` when it must not wait: the
     /// connection has ended, or another thread is expiring calls. One of them may be the caller's own, and nothing
-    /// that comes on the connection reports that.
+    /// that arrives on the connection reports that.
     pub(super) fn begin_lent_wait(
         &self,
         peer: &PeerEntry,

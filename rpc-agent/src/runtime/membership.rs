@@ -18,7 +18,7 @@ use crate::future::catch_panic;
 use crate::sync::Lock;
 use crate::worker::{Destination, WorkerInfo};
 
-/// The time limit of one look at the list.
+/// The time limit of one check of the list.
 const REFRESH_MAX: Duration = Duration::from_secs(2);
 
 /// The time from one check of the list to the next, if a call has timed out.

@@ -71,8 +71,8 @@ pub(super) fn read(
             driver.metrics.received(plain_bytes);
         }
         read_bytes += count;
-        // A stream that gave less than it could has no more; an edge reports what comes. But no other edge reports an
-        // end that was reported along with these bytes.
+        // A stream that gave less than it could has no more; an edge reports later bytes. But no other edge reports
+        // an end that was reported along with these bytes.
         let is_drained = count == 0 || count < bytes_max && !to_end;
         let is_more = !is_drained && read_bytes >= READ_BYTES_MAX;
         let ends = is_drained || is_more;
@@ -210,7 +210,7 @@ impl Executor for Weak<Driver> {
     }
 }
 
-/// Collects messages, and says which large answers are awaited.
+/// Collects messages, and reports which large answers are awaited.
 pub(super) struct Inbox<'a> {
     pub(super) driver: &'a Driver,
     pub(super) peer: &'a PeerEntry,

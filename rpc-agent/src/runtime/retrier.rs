@@ -128,8 +128,8 @@ impl Retrier {
         loop {
             let input = match schedule.next_at() {
                 None => inputs.recv().map_err(RecvTimeoutError::from),
-                // An input that has come goes first: it may be the end of a call. `recv_deadline` yields several
-                // times before it reads the clock, for each of the calls that are due.
+                // An input that has arrived is handled first: it may be the end of a call. `recv_deadline` yields
+                // several times before it reads the clock, for each of the calls that are due.
                 Some(at) if at <= Instant::now() => {
                     inputs.try_recv().map_err(|error| match error {
                         TryRecvError::Empty => RecvTimeoutError::Timeout,

@@ -23,7 +23,7 @@ pub(crate) struct ReplyTo {
     pub(crate) function: FunctionId,
 }
 
-/// Sends each message once, at once, unless a plan says otherwise. None of the methods blocks.
+/// Sends each message once, at once, unless there is a fault plan. None of the methods blocks.
 impl Driver {
     /// Makes a call; its future has the result, whatever it is.
     pub(super) fn request(
@@ -98,7 +98,7 @@ impl Driver {
         Some(fault)
     }
 
-    /// Sends a message as a fault says.
+    /// Sends a message according to a fault.
     fn send(
         self: &Arc<Self>,
         peer: &Arc<PeerEntry>,

@@ -55,7 +55,7 @@ impl Sockets {
         })
     }
 
-    /// Registers a listener under this token, which none of a connection is.
+    /// Registers a listener under this token, which is not a token of a connection.
     pub(super) fn listen(
         &self,
         listener: net::TcpListener,
@@ -102,7 +102,7 @@ impl Sockets {
     }
 
     /// Whether the earliest deadline has passed. If so it is forgotten: the caller finds the next one, and calls that
-    /// begin meanwhile report theirs.
+    /// begin in the meantime report their deadlines.
     pub(super) fn take_due(&self, now_ms: u64) -> bool {
         let is_due = now_ms >= self.next_deadline_ms.load(Ordering::SeqCst);
         if is_due {

@@ -104,7 +104,7 @@ pub(crate) trait Activity {
 pub(crate) struct Dead {
     /// Those that are known to have died.
     pub(crate) workers: Vec<WorkerInfo>,
-    /// Whether others may have: their connections are lost. To ask again may tell.
+    /// Whether other workers may have died: their connections are lost. A later call may return more.
     pub(crate) is_any_lost: bool,
 }
 

@@ -415,7 +415,7 @@ fn a_request_of_which_a_part_was_sent_may_have_run() {
         let secret = secret();
         let (agent, raw, store) = secure_agent(&secret);
         let mut peer = raw.dial_sealed(&*store, 0, secret);
-        // More than the system takes from a peer that does not read. The payload tells which call it is.
+        // More than the system takes from a peer that does not read. The payload identifies the call.
         let calls: Vec<_> = (0..6000_usize)
             .map(|number| {
                 // Where the system stops to take bytes differs by round.

@@ -636,7 +636,7 @@ fn a_worker_that_ends_while_a_function_runs_accepts_no_connection() {
     let under_way = call(agents[0].handle(), "worker1", "slow");
     gate.await_inside(1);
     let (address, _) = address_of(&*store, 1);
-    // A connection that has not said who it is.
+    // A connection that has not sent its Hello.
     let mut silent = TcpStream::connect(address).unwrap();
     thread::scope(|scope| {
         let end = scope.spawn(|| agents[1].shutdown_now());

@@ -456,7 +456,7 @@ fn strangers_do_not_keep_the_store_busy() {
         send(&mut socket, &frame(HELLO, 0, 0, 0, &hello));
         assert_eq!(read_frame(&mut socket).kind, REFUSE);
     }
-    // A look at the list is at most two requests.
+    // A check of the list is at most two requests.
     let looks = (requests() - before).div_ceil(2);
     let looks_max = began.elapsed().as_millis() / 50 + 2;
     assert!(u128::from(looks) <= looks_max, "{looks} of {looks_max}");

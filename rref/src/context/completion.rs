@@ -21,7 +21,7 @@ impl<V: Clone> RRefContext<V> {
             Some(owned) if matches!(owned.value, Value::Running) => {
                 self.complete_with(now, rref, result);
             }
-            // The entry was removed meanwhile, so no worker has a reference.
+            // The entry was removed in the meantime, so no worker has a reference.
             _ => self.effects.extend(result.ok().map(Effect::Free)),
         }
     }

@@ -25,7 +25,7 @@ pub(crate) enum Control {
     Abandon(ForkId),
     /// Asks whether a child has arrived.
     Probe(ForkId),
-    /// Asks whether the owner knows a child.
+    /// A query whether the owner has a child.
     Query(ForkId),
     /// A request that deletes users.
     Deletes {
@@ -64,7 +64,7 @@ pub(crate) enum Effect<V> {
         token: RequestToken,
         result: Result<V, FetchError>,
     },
-    /// The owner knows this user.
+    /// The owner has this user.
     Confirmed { fork: ForkId },
     /// This user cannot be used. After [`UserError::CreationUnknown`] it may still be confirmed.
     Failed { fork: ForkId, error: UserError },
@@ -160,7 +160,7 @@ pub(crate) enum Handle {
 pub(crate) struct Received {
     /// The program returns it by `drop_handle`.
     pub(crate) handle: Handle,
-    /// Whether the owner knows it; if not, [`Effect::Confirmed`] or [`Effect::Failed`] follows.
+    /// Whether the owner has it; if not, [`Effect::Confirmed`] or [`Effect::Failed`] follows.
     pub(crate) is_confirmed: bool,
 }
 
@@ -169,7 +169,7 @@ pub(crate) struct Received {
 pub(crate) enum UserStatus {
     /// The owner has not answered.
     Pending,
-    /// The owner knows it.
+    /// The owner has confirmed the user.
     Confirmed,
     /// The user cannot be used.
     Failed(UserError),

@@ -6,11 +6,11 @@
 //! # The two guarantees
 //!
 //! 1. The owner is notified of each user's deletion.
-//! 2. A user is not deleted before the owner knows its children.
+//! 2. A user is not deleted before the owner has its children.
 //!
-//! So if an owner knows no user of a created value, there is none: an unknown user has a living parent, which is
-//! known or has a living parent itself, and the chain ends at a user that the owner forked or at the creator's.
-//! Both are known. See PyTorch's `torch/csrc/distributed/rpc/rref_context.h` and
+//! Therefore, if an owner has no user of a created value, no user exists: a user that is unknown to the owner has a
+//! living parent, which is known or has a living parent itself, and the chain ends at a user that the owner forked or
+//! at the creator's. Both are known. See PyTorch's `torch/csrc/distributed/rpc/rref_context.h` and
 //! `torch/csrc/distributed/rpc/rref_impl.h`.
 //!
 //! # Beyond PyTorch

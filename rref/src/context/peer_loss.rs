@@ -17,7 +17,7 @@ use crate::protocol::Answer;
 /// The effect of the report that a process has exited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LossReport {
-    /// Another process of the worker was heard from since the report was made: make it again.
+    /// A message of another process of the worker has arrived since the report was made: make it again.
     Outdated,
     /// The worker is connected as a later process.
     Replaced,
@@ -32,7 +32,8 @@ impl<V: Clone> RRefContext<V> {
     /// A process of a worker has ended. `connected` is the process that the transport was last connected to,
     /// read after [`RRefContext::incarnation_of`] was `heard`.
     ///
-    /// The report is discarded if another process was heard from in between, because it does not concern that process.
+    /// The report is discarded if a message of another process has arrived in between, because it does not concern
+    /// that process.
     pub(crate) fn process_ended(
         &mut self,
         now: Instant,
@@ -77,15 +78,15 @@ impl<V: Clone> RRefContext<V> {
 
     /// A worker is dead: its users are released, and users of its values fail.
     ///
-    /// `incarnation` is its last process, if the transport knows it. That process is refused from now on, even if
-    /// it lives or was never heard from; a later process of the worker is accepted.
+    /// `incarnation` is its last process, if the transport has it. That process is refused from now on, even if it
+    /// lives or has never sent a message; a later process of the worker is accepted.
     pub(crate) fn peer_lost(&mut self, now: Instant, worker: WorkerId, incarnation: Option<u64>) {
         let known = self.incarnation_of(worker);
         if let Some(lost) = incarnation
             && known.is_some_and(|known| known != lost)
             && self.is_former(worker, lost)
         {
-            // Its successor was heard from before the report of its end.
+            // A message of its successor arrived before the report of its end.
             return;
         }
         let peer = self.peers.entry(worker).or_default();
@@ -115,7 +116,7 @@ impl<V: Clone> RRefContext<V> {
         self.release_forks_of(now, worker, is_released, is_its);
     }
 
-    /// The process of a worker that was heard from last; `None` if it was declared dead.
+    /// The process of a worker that sent the last message; `None` if it was declared dead.
     #[must_use]
     pub(crate) fn incarnation_of(&self, worker: WorkerId) -> Option<u64> {
         self.peers.get(&worker)?.incarnation
@@ -272,8 +273,8 @@ impl<V: Clone> RRefContext<V> {
     }
 
     /// The message of an orphaned user has ended. If a later process may have registered the user, the user is
-    /// deleted there, even if that process was not heard from yet, because the transport may have connected to it first.
-    /// Without such a process, the next report of the loss removes the deletion.
+    /// deleted there, even if no message of that process has arrived yet, because the transport may have connected to
+    /// it first. Without such a process, the next report of the loss removes the deletion.
     pub(super) fn orphan_ended(&mut self, now: Instant, orphans: Orphan, delivery: &Delivery) {
         let Orphan { owner, rref, fork } = orphans;
         let may_be_known = match delivery {

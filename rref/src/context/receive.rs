@@ -197,7 +197,7 @@ impl<V: Clone> RRefContext<V> {
                 return;
             }
         };
-        // `heard_from` has removed it if the answer came from a new process.
+        // `heard_from` has removed it if the answer is from a new process.
         let Some(sending) = self.outbox.remove(control) else {
             return;
         };

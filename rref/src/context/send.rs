@@ -88,7 +88,7 @@ impl<V: Clone> RRefContext<V> {
                 continue;
             };
             match sending.message {
-                // Deletions that were queued meanwhile go into the same batch.
+                // Deletions that were queued in the meantime are sent in the same batch.
                 Message::UserDelete { forks } => {
                     let queue = self.outbox.deletes.entry(to).or_default();
                     for fork in forks.into_iter().rev() {

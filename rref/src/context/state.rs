@@ -212,7 +212,7 @@ pub(super) struct Peer {
     pub(super) incarnation: Option<u64>,
     /// Processes that were declared dead, the latest last. Their messages are refused, even if they live.
     pub(super) former: Vec<u64>,
-    /// Declared dead, and no later process was heard from.
+    /// The process was declared dead, and no message of a later process has arrived.
     pub(super) is_lost: bool,
 }
 

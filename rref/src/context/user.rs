@@ -36,7 +36,7 @@ pub(super) enum State {
     Creating,
     /// The owner is asked to register it.
     Requesting,
-    /// The owner knows it.
+    /// The owner has confirmed it.
     Confirmed,
     /// The creation was not answered; the owner is asked to settle it.
     Unsettled(Arc<str>),

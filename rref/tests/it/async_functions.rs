@@ -261,7 +261,7 @@ fn a_panic_of_a_future_is_the_error_of_its_call() {
     shut_down(&workers);
 }
 
-/// A destructor tells that the future is dropped.
+/// A destructor reports that the future is dropped.
 fn register_never(functions: &mut Functions, alive: &Alive, wakers: &Arc<Mutex<Vec<Waker>>>) {
     let (alive, wakers) = (Arc::clone(alive), Arc::clone(wakers));
     let never = move |_: CallContext, refs: Vec<RRef<i64>>| {

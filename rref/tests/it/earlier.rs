@@ -28,7 +28,7 @@ fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
     seen.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The functions of the release that these messages need: `rref/controls` is none of them.
+/// The functions of the release that these messages need: `rref/controls` is not one of them.
 fn of_the_release(seen: &Arc<Mutex<Seen>>) -> Registry {
     let mut registry = Registry::new();
     let seen = Arc::clone(seen);

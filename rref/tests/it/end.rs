@@ -277,7 +277,7 @@ fn a_killed_workers_references_are_released_and_its_values_are_lost_at_once() {
     agent.shutdown_now();
 }
 
-/// The owner says Goodbye and refuses connections, but its process lives until the function returns.
+/// The owner sends a Goodbye and refuses connections, but its process lives until the function returns.
 #[test]
 fn an_owner_that_ends_while_a_function_runs_is_lost_at_once() {
     let gate = Gate::new();

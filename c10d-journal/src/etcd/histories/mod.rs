@@ -443,7 +443,7 @@ fn one_history(site: &mut RealSite, seed: u64) -> Result<(u64, usize), String> {
     Ok((job.wait_for_claim(1).epoch, job.reports.snapshots()))
 }
 
-/// `HISTORIES` says how many, `C10D_SEED` repeats the plan of one.
+/// `HISTORIES` says how many, `C10D_SEED` repeats the plan of a history.
 #[test]
 #[ignore = "needs etcd (C10D_ETCD)"]
 #[expect(clippy::print_stdout, reason = "the seeds are for readers")]

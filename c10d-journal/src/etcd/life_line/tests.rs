@@ -37,7 +37,7 @@ fn the_end_of_a_process_is_seen() {
     }
 }
 
-/// A leader says where the log is while it may answer, and a standby misses that after a while.
+/// A leader announces the position of the log while it may answer, and a standby misses that after a while.
 #[test]
 fn heartbeats_are_heard_and_missed() {
     let line = LifeLine::start(&HostPort::new("127.0.0.1", 1), 0).expect("a port");

@@ -506,7 +506,7 @@ impl EventLoop {
                 let mut before_piece = out.unsent_bytes();
                 if let Some((pieces, (before, piece))) = piece {
                     if before == 0 && piece.len() > credit.to_send() {
-                        // It gets credit for all of it soon, as it has much to read.
+                        // It gets credit for all of it soon, because it has much to read.
                         break;
                     }
                     if before == 0 && piece.len() <= room(stream) {
@@ -703,7 +703,7 @@ impl EventLoop {
         self.use_room(slot);
     }
 
-    /// The peer has ended the session, and is told that all before that was carried out.
+    /// The peer has ended the session, and is informed that everything before that was carried out.
     fn say_end(&mut self, slot: usize) {
         if let Some(session) = self.sessions.get_mut(slot)
             && let Some(link) = session.link

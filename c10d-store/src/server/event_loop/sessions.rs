@@ -126,7 +126,7 @@ impl EventLoop {
         }
     }
 
-    /// The journal forgets the sessions that have ended.
+    /// The journal drops the sessions that have ended.
     pub(super) fn end_carried_sessions(&mut self) {
         while let Some(id) = self.sessions.ended.pop() {
             self.state.end_clients_of(id, &mut self.connections);

@@ -29,7 +29,7 @@ impl<P, S: Clone> Peer<P, S> {
         self.end_connection(End::Failed(error));
     }
 
-    /// The agent shuts down: takes no more calls and connections, and tells the peer so.
+    /// The agent shuts down: takes no more calls and connections, and informs the peer.
     pub(crate) fn say_goodbye(&mut self) {
         self.is_closing = true;
         if self.is_connected() {

@@ -32,7 +32,7 @@ impl<P, S: Clone> Peer<P, S> {
         self.respond(route, Err(Failure::Rejected(reason)));
     }
 
-    /// Answers a request. False when the connection on which it came has ended.
+    /// Answers a request. False when the connection of the request has ended.
     pub(crate) fn respond(&mut self, route: ReplyRoute, answer: Result<Bytes, Failure>) -> bool {
         let limit = self.largest_message();
         let answer = match answer {

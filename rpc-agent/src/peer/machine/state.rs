@@ -157,7 +157,7 @@ impl<P, S: Clone> Peer<P, S> {
         CallSite::of(&self.info, Arc::clone(function))
     }
 
-    /// The largest message that goes between this agent and the peer, in bytes.
+    /// The largest message between this agent and the peer, in bytes.
     pub(super) fn largest_message(&self) -> u64 {
         self.config.message_bytes_max.min(self.message_bytes_max)
     }

@@ -81,8 +81,8 @@ impl<P, S: Clone> Peer<P, S> {
         }
     }
 
-    /// The thread that was told to [`Effect::Send`] has written so far. After a failure, answers may still have to be read, so the
-    /// socket must be shut down: its reader then finds the end behind them.
+    /// The thread that had to [`Effect::Send`] has written so far. After a failure, answers may still have to be
+    /// read, so the socket must be shut down: its reader then finds the end behind them.
     pub(crate) fn written(
         &mut self,
         connection: ConnectionId,

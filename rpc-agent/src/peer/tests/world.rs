@@ -154,7 +154,7 @@ struct Side {
     running: VecDeque<Request>,
     is_shut_down: bool,
     is_replaced: bool,
-    /// The peer's process that has said farewell.
+    /// The peer's process that has sent a farewell.
     left: Option<u64>,
 }
 

@@ -11,13 +11,13 @@ fn gate() -> Arc<Gate> {
     Arc::default()
 }
 
-/// A function body that blocks at the gate without telling the pool, like a computation.
+/// A function body that blocks at the gate without informing the pool, like a computation.
 fn blocked(gate: &Arc<Gate>) -> impl FnOnce(&Arc<FakeWork>) + Send + 'static {
     let gate = Arc::clone(gate);
     move |_| gate.pass()
 }
 
-/// A function body that waits at the gate with a wait that the pool knows, like a wait for a call.
+/// A function body that waits at the gate with a wait that is known to the pool, like a wait for a call.
 fn waiting(gate: &Arc<Gate>) -> impl FnOnce(&Arc<FakeWork>) + Send + 'static {
     let gate = Arc::clone(gate);
     move |work| work.wait_at(&gate)

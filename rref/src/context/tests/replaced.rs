@@ -182,7 +182,7 @@ fn a_creation_that_reaches_a_new_process_after_the_loss_of_the_old_one_is_delete
     assert_eq!(deleted(&user.take_effects()), [(rref, fork)]);
 }
 
-/// The transport connects to the next process before anything is heard from it, and gives up the creation.
+/// The transport connects to the next process before it has received anything from it, and abandons the creation.
 #[test]
 fn a_creation_whose_outcome_is_unknown_after_the_loss_is_deleted() {
     let now = Instant::now();

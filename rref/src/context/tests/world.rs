@@ -1,6 +1,6 @@
 //! A simulated world: several contexts, their programs, and a simulated network.
 //!
-//! Each value is the id of its reference, so that the test knows which value was freed.
+//! Each value is the id of its reference, so that the test can identify the freed value.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -195,7 +195,7 @@ pub(super) enum Step {
     NotDelivered(usize),
     /// A function fails.
     FunctionFails(usize),
-    /// A call was lost. The sender only knows that it got no answer.
+    /// A call was lost. The sender only notices that it got no answer.
     CallLost(usize),
     /// A call got no answer, but arrives later.
     CallLate(usize),

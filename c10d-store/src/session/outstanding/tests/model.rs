@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::{Credit, Frame, FrameReader, Opcode, RawRequests, SendBuf, SessionStream, WireLimits};
 
-/// So much of a request tells it from others.
+/// The part of a request that identifies it.
 pub(crate) const START_BYTES: usize = 40;
 
 /// The state that survives a crash.

@@ -241,7 +241,7 @@ impl World {
         let (at, thread) = &mut self.threads[index];
         let next = self.scheduler.next(thread);
         if matches!(next, Next::Sleep(_)) && self.scheduler.has_effects() {
-            // The thread carries out the effects first, then asks again.
+            // The thread carries out the effects first, then requests the next step again.
             return;
         }
         *at = match next {
