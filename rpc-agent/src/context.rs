@@ -20,7 +20,7 @@ use crate::worker::WorkerInfo;
 /// use rpc_agent::{Context, Registry};
 ///
 /// let mut registry = Registry::new();
-/// registry.register("forward", |context: Context, payload: &[u8]| {
+/// registry.register("forward", |context: &Context, payload| {
 ///     let caller = context.caller().to_string();
 ///     let answer = context.agent().call("worker1", "reverse").send_bytes(payload.to_vec()).wait()?;
 ///     Ok([caller.as_bytes(), &answer].concat())
