@@ -248,9 +248,10 @@ pub(crate) fn context<S: Store + ?Sized>(
     ErrorContext::new(operation, [key.as_str()], store.label(), elapsed)
 }
 
-/// Implements operations of [`Store`] for a store that wraps another one. `METHOD(ARGUMENT) OPERATION(..) -> T` calls
-/// `self.METHOD(ARGUMENT, request)`, where `request` carries out the operation on the store and with the argument that the
-/// method passes to it. A value in brackets, as in `METHOD[VALUE](ARGUMENT)`, is passed before the argument.
+/// Implements operations of [`Store`] for a store that wraps another store. `METHOD(ARGUMENT) OPERATION(..) -> T`
+/// calls `self.METHOD(ARGUMENT, request)`, where `request` carries out the operation on the store and with the
+/// argument that the method passes to it. A value in brackets, such as `METHOD[VALUE](ARGUMENT)`, is passed before
+/// the argument.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! forward_store {

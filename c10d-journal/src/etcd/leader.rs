@@ -287,7 +287,7 @@ impl Candidate {
                 _ => return Err(self.broken()),
             },
             Answer::Lease { id, .. } if matches!(phase, Phase::Grant) => {
-                // What an earlier campaign of this process writes late is not of this lease.
+                // Late writes of an earlier campaign of this process are not of this lease.
                 self.me.writer = self.me.writer.wrapping_add(1);
                 self.phase = Phase::Campaign { lease: id };
             }
@@ -468,7 +468,8 @@ impl Candidate {
 
     fn refused(&mut self, code: u64, message: String) -> Result<(), JournalError> {
         match &mut self.phase {
-            // What it reads was compacted. What it has passed on is as it was, but for an incomplete snapshot.
+            // The revision to read was compacted. The batches passed on remain valid, apart from an incomplete
+            // snapshot.
             Phase::Read {
                 purpose: Purpose::Follow { .. },
                 ..
