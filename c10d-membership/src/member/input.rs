@@ -30,7 +30,7 @@ impl Default for MemberOptions {
     }
 }
 
-/// An input of a member.
+/// An event that a member handles, from its process or from the service.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemberInput {
