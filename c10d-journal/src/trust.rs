@@ -58,7 +58,7 @@ fn others_may_write_names(directory: &Metadata) -> bool {
     directory.mode() & OTHERS_WRITE != 0 && directory.mode() & STICKY == 0
 }
 
-/// Says whose it is, if another user owns it.
+/// Reports the owner, if another user owns it.
 fn stranger(metadata: &Metadata, user: u32) -> Option<String> {
     let owner = metadata.uid();
     (owner != 0 && owner != user).then(|| {

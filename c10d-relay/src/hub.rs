@@ -217,10 +217,10 @@ impl Hub {
         })
     }
 
-    /// Goes on with the requests of a rank that is paused, if it can.
+    /// Continues with the requests of a paused rank, if it can.
     ///
     /// # Errors
-    /// As [`receive`](Self::receive).
+    /// The errors of [`receive`](Self::receive).
     pub(crate) fn resume(&mut self, client: u32, now: Instant) -> Result<(), WireError> {
         let Some(rank) = self.ranks.get_mut(&client) else {
             return Ok(());
@@ -310,7 +310,7 @@ impl Hub {
     /// next server must have the [position](Self::position) that they report.
     ///
     /// # Errors
-    /// As for [`receive_link`](Self::receive_link).
+    /// The errors of [`receive_link`](Self::receive_link).
     pub(crate) fn take_backlog(&mut self) -> Result<(), Violation> {
         let backlog = std::mem::take(&mut self.backlog);
         self.on_frames(&mut &backlog[..], usize::MAX)

@@ -172,8 +172,8 @@ impl Rank {
         self.credit.used(bytes - uncounted)
     }
 
-    /// Of `bytes` received bytes, `passed_on` are in `down` now, or more if some were withheld before. Returns the
-    /// credit to return to the store now, if any.
+    /// Counts received bytes: `passed_on` of `bytes` bytes are in `down` now, or more if some were withheld before.
+    /// Returns the credit to return to the store now, if any.
     pub(crate) fn was_received(&mut self, bytes: usize, passed_on: usize) -> Option<u32> {
         self.uncounted_down += passed_on.saturating_sub(bytes);
         self.credit.used(bytes.saturating_sub(passed_on))

@@ -382,7 +382,7 @@ impl<K: Copy> Acceptor<K> {
         }
     }
 
-    /// Goes on with the current listener in the next turn.
+    /// Continues with the current listener in the next turn.
     fn accept_later(&mut self) {
         let current = self.current.take().map(|current| current.listener);
         self.ready_later.extend(current);

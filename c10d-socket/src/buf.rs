@@ -57,7 +57,7 @@ struct Rest {
     pieces: VecDeque<Piece>,
     /// Unsent bytes in `pieces`.
     unsent: usize,
-    /// Those in shared pieces.
+    /// The number of bytes in shared pieces.
     shared_unsent: usize,
 }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Stands for no limit.
+/// Represents no limit.
 const NONE: u64 = u64::MAX;
 
 /// The default timeout of a handle, in nanoseconds. It has no lock, which a forked child could find held.

@@ -137,7 +137,7 @@ impl ErrorContext {
         }
     }
 
-    /// The same store and time with another operation and key, for an operation that is built from simpler
+    /// Describes the same store and time with another operation and key, for an operation that is built from simpler
     /// operations.
     #[must_use]
     pub(crate) fn for_operation(self, operation: Operation, key: &str) -> Self {

@@ -21,7 +21,7 @@ impl ConnId {
         self.0 as u32
     }
 
-    /// Tells the connections apart that use one slot after the other.
+    /// Distinguishes the connections that use one slot after the other.
     pub(crate) const fn generation(self) -> u32 {
         (self.0 >> 32) as u32
     }

@@ -17,7 +17,7 @@ use crate::store::{Store, StoreHandle};
 /// With nested prefixes, the full key, which errors show, begins with the innermost store's prefix. The default
 /// timeout and [`close`](StoreHandle::close) belong to the wrapped store.
 ///
-/// As in PyTorch, [`num_keys`](Store::num_keys) counts the whole underlying store, and
+/// Like in PyTorch, [`num_keys`](Store::num_keys) counts the whole underlying store, and
 /// [`barrier`](crate::StoreExt::barrier) consists of `add`, `set` and `wait` even if the underlying store has a
 /// barrier command. Unlike in PyTorch, [`list_keys`](Store::list_keys) returns only keys below
 /// `prefix/`; in PyTorch, the prefix `a` also lists (and cuts) the keys of the prefix `ab`.

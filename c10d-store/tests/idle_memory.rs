@@ -21,7 +21,7 @@ const CHILD: &str = "C10D_TEST_IDLE_MEMORY";
 
 const CONNECTIONS: u64 = 16_000;
 
-/// Of the server's memory, for one connection.
+/// The server's memory for one connection, in bytes.
 const BYTES_MAX: u64 = 768;
 
 /// A timeout that only a hang reaches, even on a loaded machine.

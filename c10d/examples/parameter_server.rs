@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const TRAINERS: u32 = 3;
 const STEPS: u32 = 20;
 
-/// Tells a process which trainer it is, and the port of the store.
+/// The environment variable with the number of the trainer and the port of the store.
 const TRAINER: &str = "PARAMETER_SERVER_TRAINER";
 
 /// The parameters that the server holds. Several trainers change them at a time, hence the lock.

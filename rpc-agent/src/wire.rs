@@ -4,7 +4,7 @@
 //! flags, `u16` auxiliary (its meaning depends on the kind) and `u64` call id, all little-endian. Limits
 //! that follow from the header are checked before the body is received.
 //!
-//! Knows neither sockets nor the order of frames; see the module `peer::incoming`.
+//! Independent of sockets and of the order of frames; see the module `peer::incoming`.
 
 use std::sync::Arc;
 

@@ -34,7 +34,7 @@ impl Places {
     /// Takes a place.
     ///
     /// # Errors
-    /// As for [`check`](Self::check).
+    /// The errors of [`check`](Self::check).
     pub(crate) fn take(&mut self, caller: WorkerId) -> Result<(), usize> {
         self.check(caller)?;
         *self.by_caller.entry(caller).or_default() += 1;

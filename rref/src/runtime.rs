@@ -296,7 +296,7 @@ impl Runtime {
         let weak = Arc::downgrade(&runtime);
         agent.on_peer_lost(move |worker, _| {
             if let Some(runtime) = weak.upgrade() {
-                // Tells a dead worker from a lost connection.
+                // Distinguishes a dead worker from a lost connection.
                 runtime.check_alive(worker.id).on_complete(|_| {});
             }
         });

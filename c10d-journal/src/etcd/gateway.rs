@@ -175,7 +175,7 @@ impl Gateway {
         }
     }
 
-    /// Goes on with the next member.
+    /// Continues with the next member.
     pub(crate) fn next_member(&mut self) {
         self.connection = None;
         self.current = (self.current + 1) % self.site.endpoints.len();

@@ -178,7 +178,7 @@ impl Connection {
                         Some(tls) => {
                             let result = tls.receive(bytes, &mut self.received);
                             if result.is_err() {
-                                // Tells the peer why, if the system takes it at once.
+                                // Sends the reason to the peer, if the system takes it at once.
                                 let _ = tls.send(&mut self.socket);
                             }
                             result?;

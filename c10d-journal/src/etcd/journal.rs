@@ -164,7 +164,7 @@ impl EtcdJournal {
         self.lease.as_ref().map(Lease::id)
     }
 
-    /// Tells other candidates what etcd has lost. Once: they find out themselves otherwise.
+    /// Reports the loss in etcd to other candidates, once: otherwise they detect it themselves.
     fn tell_lost(&mut self, what: &str) {
         let deadline = Deadline::after(Instant::now(), MARK_TIMEOUT);
         if let Err(error) = self.gateway.call(&mark(self.layout(), what), deadline) {
@@ -172,7 +172,7 @@ impl EtcdJournal {
         }
     }
 
-    /// Tells others how far this process is.
+    /// Publishes the position of this process.
     fn followed(&self, position: u64) {
         if let Some(life_line) = &self.life_line {
             life_line.advanced(position);

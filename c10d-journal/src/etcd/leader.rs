@@ -242,7 +242,7 @@ impl Candidate {
         }
     }
 
-    /// Looks who leads before anything else. Only while it follows.
+    /// Looks up the leader before anything else. Only while it follows.
     pub(crate) fn look(&mut self) {
         if let Phase::Follow { .. } = self.phase {
             self.phase = Phase::Look;

@@ -403,7 +403,7 @@ impl Vigil {
         self.last = None;
     }
 
-    /// Looks at the connection. Blocks for at most half a second, if it has ended.
+    /// Checks the connection. Blocks for at most half a second, if it has ended.
     pub(super) fn look(&mut self, cancel: &Cancel) -> Seen {
         if !self.hear(Instant::now()) {
             return Seen::Doubt;

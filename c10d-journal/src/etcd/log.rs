@@ -33,7 +33,7 @@ pub(crate) struct Writer {
     snapshots: u64,
     /// The bytes of the batch that it has written last.
     batch_bytes: u64,
-    /// Tells the batch that it has written last from others.
+    /// Identifies the batch that it has written last.
     record: Option<(u64, u64)>,
     /// Positions of the log that a snapshot covers, from the first one to before the second.
     old: (u64, u64),

@@ -25,7 +25,7 @@ pub(crate) struct Known {
     store: [u8; 16],
     epoch: u64,
     position: u64,
-    /// Tells the batch at this position from others; `None` if it was not read.
+    /// Identifies the batch at this position; `None` if it was not read.
     record: Option<u64>,
 }
 
@@ -140,7 +140,7 @@ impl Unfit {
     }
 }
 
-/// Tells the value of a key of the log from others.
+/// Identifies the value of a key of the log.
 pub(crate) fn record_of(value: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(value);

@@ -35,7 +35,7 @@ impl Resident {
         }
     }
 
-    /// Stands by again if need be. Returns why it never will.
+    /// Becomes a standby again if necessary. Returns why it never will.
     fn look(&mut self) -> Option<String> {
         match self.server.journal_failure() {
             Some(JournalError::Deposed { .. }) => {

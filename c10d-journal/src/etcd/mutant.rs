@@ -61,7 +61,7 @@ impl Mutant {
 impl FromStr for Mutant {
     type Err = String;
 
-    /// Those that processes can be.
+    /// Parses the name of a mutant of a process.
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         let all = [
             Self::None,

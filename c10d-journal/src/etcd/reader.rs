@@ -90,7 +90,7 @@ impl Reader {
         }
     }
 
-    /// Tells the batch that was read last from others.
+    /// Identifies the batch that was read last.
     pub(crate) const fn record(&self) -> Option<u64> {
         self.record
     }

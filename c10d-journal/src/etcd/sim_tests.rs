@@ -152,7 +152,7 @@ struct World {
     epoch: u64,
     /// Whether processes of two releases are there.
     is_mixed: bool,
-    /// That of the head after the last step.
+    /// The format of the head after the last step.
     format: u8,
     /// Whether etcd may lose data, and the loss.
     loses: bool,
@@ -390,7 +390,7 @@ impl World {
         self.check()
     }
 
-    /// As registration.rs does, with a lease that ends soon.
+    /// Renews the lease like registration.rs, with a lease that expires soon.
     fn register(&mut self, process: usize) {
         let it = &self.processes[process];
         let (leader, formats) = (described(it.life), it.formats);
@@ -425,7 +425,7 @@ impl World {
         (self.etcd.revision(), parsed.collect())
     }
 
-    /// As journal.rs does: the transaction is carried out later, or never.
+    /// Sends the request like journal.rs: the transaction is carried out later, or never.
     fn agree(&mut self, process: usize) {
         let (revision, listed) = self.listed();
         let it = &mut self.processes[process];
@@ -841,7 +841,7 @@ impl Process {
     }
 }
 
-/// Of the process with this number: some are of the release before.
+/// The formats of the process with this number: some processes are of the previous release.
 const fn formats_of(process: u64) -> Formats {
     Formats {
         oldest: 1,
@@ -1093,7 +1093,8 @@ fn a_standby_finds_a_damaged_log_beside_a_busy_leader() {
     assert!(matches!(world.processes[1].role, Role::Stopped));
 }
 
-/// Every order of what may happen in `DEPTH` steps, 5 by default, from a moment on at which one process leads and appends, and another follows.
+/// Every order of the possible events in `DEPTH` steps, 5 by default, from a moment on at which one process leads and
+/// appends, and a second process follows.
 #[test]
 #[expect(clippy::print_stdout, reason = "the count is for readers")]
 fn every_order_of_a_takeover_keeps_every_law() {

@@ -18,7 +18,7 @@ fn of_release(options: &EtcdOptions, newest: u8) -> EtcdOptions {
     options
 }
 
-/// As much as starts a snapshot. The next one is begun, at the latest.
+/// Writes until a snapshot starts, at the latest the next one.
 fn write_until_snapshot(options: &EtcdOptions, store: &TcpStore) -> EtcdStatus {
     let before = status(options).snapshot_position;
     let long = vec![3; 1 << 20];

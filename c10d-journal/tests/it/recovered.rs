@@ -56,7 +56,7 @@ fn random_histories() {
     assert_eq!(reader.check_structure().expect("checked"), [""; 0]);
 }
 
-/// Of no bytes, of exactly one row, of several rows: as a batch and as a chunk.
+/// Batches and chunks of no bytes, of exactly one row, and of several rows.
 #[test]
 fn blobs_of_any_length() {
     let lengths = [0, 1, (1 << 20) - 40, 1 << 20, (2 << 20) - 26, 40 << 20];

@@ -15,7 +15,7 @@ const PAGE_BYTES: usize = 4096;
 
 const TRIES: usize = 300;
 
-/// Of more bytes than are checked as a whole.
+/// More bytes than the limit of a complete check.
 const LARGE_BYTES: usize = 9 << 20;
 
 /// The contents of the files of a directory, under their names.

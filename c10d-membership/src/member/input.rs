@@ -11,12 +11,12 @@ use crate::record::Record;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct MemberOptions {
-    /// How long, after an exception in a step, the member waits for the service to report that the generation is
-    /// broken. Without a report, the exception is considered the program's own. 5 s: longer than a launcher takes to
-    /// notice the exit of a process. If the service can notice a loss only by silence, as behind a relay, this must be longer
-    /// than that silence.
+    /// The time, after an exception in a step, that the member waits for the service to report that the generation is
+    /// broken. Without a report, the exception is considered the program's own. Default 5 s: longer than a launcher
+    /// takes to notice the exit of a process. If the service can detect a loss only by silence, for example behind a
+    /// relay, this must be longer than that silence.
     pub verdict_timeout: Duration,
-    /// The same, after the service was away and answers again. 32 s: longer than the
+    /// The same time after the service was away and answers again. Default 32 s: longer than the
     /// [`return_timeout`](crate::GroupOptions::return_timeout) for which another server waits for the members.
     pub return_verdict_timeout: Duration,
 }

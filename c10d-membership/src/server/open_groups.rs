@@ -207,7 +207,7 @@ impl OpenGroups {
         }
     }
 
-    /// Forgets a process that is not a member anymore. Returns the connection whose poll waits.
+    /// Drops a process that is no longer a member. Returns the connection whose poll waits.
     pub(super) fn forget_member(&mut self, name: &Arc<[u8]>, member: MemberKey) -> Option<ConnId> {
         let open = self.by_name.get_mut(name)?;
         let speakers = open.speakers.remove(&member).unwrap_or_default();

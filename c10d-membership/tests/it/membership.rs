@@ -199,7 +199,7 @@ impl Gate {
     }
 }
 
-/// As of a store that is restarted behind a relay, while another call waits for its answer.
+/// Like with a store that is restarted behind a relay, while another call waits for its answer.
 #[test]
 fn a_poll_of_a_server_that_does_not_answer_ends_in_time() {
     let server = serve();

@@ -280,7 +280,7 @@ fn a_tunnel_is_busy_from_its_request_until_its_answer_has_been_taken() {
     }
 }
 
-/// As of a store without pages: the client finds out what it is.
+/// Like with a store without pages: the client finds out the kind of the listener.
 #[test]
 fn a_store_that_closes_without_an_answer_closes_the_client() {
     for end in [Ok(vec![]), Err(io::ErrorKind::ConnectionReset)] {

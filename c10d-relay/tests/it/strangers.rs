@@ -31,8 +31,7 @@ fn failure(options: RelayOptions, port: u16) -> SessionError {
     std::sync::Arc::into_inner(source).expect("the relay is gone")
 }
 
-/// As PyTorch's server does: it echoes the nonce.
-/// docs/spec/wire-extensions.md, SESSION 1.
+/// A server like PyTorch's: it echoes the nonce. docs/spec/wire-extensions.md, SESSION 1.
 #[test]
 fn a_store_without_sessions_is_named() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");

@@ -30,7 +30,7 @@ const RENEWED_EVERY: Duration = Duration::from_millis(20);
 /// A server that leads at epoch `LOST` is none: the store has lost data.
 const LOST: u64 = u64::MAX;
 
-/// Knows which server leads.
+/// A directory that names the leading server.
 #[derive(Debug, Default)]
 pub(crate) struct Directory(Mutex<Option<Leader>>);
 

@@ -178,7 +178,7 @@ fn a_client_that_closes_its_sending_side_gets_its_answer() {
     assert_eq!(answer, "HTTP/1.1 200 OK\r\n\r\n/a");
 }
 
-/// As of PyTorch's server, or one without pages.
+/// Like with PyTorch's server, or a server without pages.
 #[test]
 fn a_store_without_pages_closes_the_connection() {
     let server = server();

@@ -806,7 +806,7 @@ fn authorities_alone_are_enough_for_clients_of_other_projects() {
     Credentials::from_authorities(&folder.join("missing.pem")).expect_err("no file");
 }
 
-/// Of an HTTP server of another project nothing is known by a secret.
+/// A secret does not identify an HTTP server of another project.
 #[test]
 fn a_secret_does_not_suit_http() {
     let credentials = Credentials::from(Secret::random().expect("random numbers"));

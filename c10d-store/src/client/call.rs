@@ -173,8 +173,8 @@ impl<'c> Call<'c> {
         self.repeated(self.transport.timeout.get(), || self.ask(&build, &read))
     }
 
-    /// Makes a call that may be carried out twice. If the store [reconnects](super::TcpStoreOptions::with_reconnect), it does so again,
-    /// until the timeout, while the call finds the connection lost.
+    /// Makes a call that may be carried out twice. If the store [reconnects](super::TcpStoreOptions::with_reconnect),
+    /// the call is repeated until the timeout while it finds the connection lost.
     pub(super) fn repeated<T>(
         &self,
         timeout: Option<Duration>,

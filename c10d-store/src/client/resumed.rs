@@ -466,7 +466,7 @@ impl Resumed {
         }
     }
 
-    /// Goes on over the link, which is new.
+    /// Continues over a new link.
     fn go_on(&mut self, received_by_server: u64) -> io::Result<()> {
         if let Err(violation) = self.session.attach(received_by_server) {
             return Err(self.end(violation.to_string()));

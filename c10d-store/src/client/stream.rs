@@ -83,7 +83,7 @@ impl Stream {
     /// Takes the link of a session.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub(super) fn of_link(link: SessionLink) -> io::Result<Self> {
         let tls = link.tls.map(|layer| Tls::new(layer, link.received));
         Self::with_socket(link.socket, tls)
@@ -360,7 +360,7 @@ impl Stream {
         };
         tls.wire = wire;
         if result.is_err() {
-            // Tells the peer why, if the system takes it at once.
+            // Sends the reason to the peer, if the system takes it at once.
             let _ = tls.layer.send(&mut Sender(&self.socket));
         }
         Ok(result?)

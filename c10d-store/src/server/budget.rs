@@ -72,8 +72,9 @@ impl Budget {
         self.taken() > self.room / 2
     }
 
-    /// Whether peers may have taken more than they may since the last look, which costs a step for each shared value. So there is a look
-    /// only when they have taken a sixteenth more. Until then they take what they may at most.
+    /// Whether peers may have taken more than allowed since the last check. A check costs a step for each shared
+    /// value, so it is only made when they have taken a sixteenth more. Until then they have taken at most what they
+    /// may.
     #[inline]
     pub(super) fn must_look(&self) -> bool {
         let (most, sixteenth) = (self.room - self.room / 16, self.room / 16);

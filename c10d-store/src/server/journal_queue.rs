@@ -57,7 +57,7 @@ pub(super) struct JournalQueue {
 }
 
 impl JournalQueue {
-    /// Goes on with a journal. Returns the state and the sessions that it has kept.
+    /// Continues with a journal. Returns the kept state and sessions.
     pub(super) fn start(
         open: OpenJournal,
         mut sessions: Sessions,

@@ -43,7 +43,7 @@ pub(super) struct CarriedRequest {
     is_fresh: bool,
     is_always_recorded: bool,
     resent: Option<(ResentWait, Moment)>,
-    /// Those of the state before it.
+    /// The number of changes of the state before the request.
     changes: u64,
 }
 

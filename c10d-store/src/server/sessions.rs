@@ -110,7 +110,8 @@ pub(super) struct Candidate {
 }
 
 impl Session {
-    /// Tells the peer up to where the journal has kept what the next replies show (docs/spec/wire-extensions.md, SESSION 19).
+    /// Reports to the peer the position up to which the journal has kept the effects that the next replies show
+    /// (docs/spec/wire-extensions.md, SESSION 19).
     pub(super) fn tell_position(&mut self, durable: u64) {
         if let Some(told) = &mut self.told
             && *told < durable
@@ -323,7 +324,7 @@ impl Sessions {
         })
     }
 
-    /// Forgets the sessions without a link that never had a client: they lose nothing.
+    /// Drops the sessions without a link that never had a client, which loses nothing.
     fn forget_unused(&mut self) {
         let (by_id, carried, ended) = (&mut self.by_id, &self.carried, &mut self.ended);
         let forgotten_bytes = &mut self.forgotten_bytes;

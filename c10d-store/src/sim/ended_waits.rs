@@ -138,7 +138,7 @@ fn clients_stay_in_step_in_every_order() {
     assert!(ended > 30, "{ended}");
 }
 
-/// Of END_WAITS no second cancel is left without an answer, nor one after another wait.
+/// After END_WAITS, a second cancel has an answer, and so has a cancel after another wait.
 #[test]
 fn only_the_first_cancel_after_the_end_has_no_answer() {
     let mut server = SimServer::default();

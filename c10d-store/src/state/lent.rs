@@ -48,7 +48,7 @@ impl Lent {
         self.values.iter().map(Weak::as_ptr).collect()
     }
 
-    /// Forgets those that no reply holds.
+    /// Drops the values that no reply holds.
     pub(super) fn forget_read(&mut self) {
         self.bytes = 0;
         let bytes = &mut self.bytes;

@@ -19,7 +19,7 @@ const CLIENTS: usize = 3;
 const ENDER: ConnId = ConnId(1);
 
 const NAMES: [&[u8]; 3] = [b"a/1", b"a/2", b"b/1"];
-/// Those have values.
+/// The keys of barriers, which have values.
 const BARRIERS: [&[u8]; 3] = [b"a/1#", b"a/2#", b"b/1#"];
 const PREFIXES: [&[u8]; 5] = [b"", b"a/", b"a/2", b"b/1", b"c"];
 
@@ -64,7 +64,7 @@ impl Replies for Sink {
     }
 }
 
-/// Of one client, from its call on.
+/// A wait of one client, from its call on.
 #[derive(Debug, Clone)]
 struct Wait {
     client: usize,
@@ -101,7 +101,7 @@ struct End {
 struct Client {
     outstanding: Outstanding,
     requests: u32,
-    /// Of `waits`.
+    /// The index of its wait in `waits`.
     wait: Option<usize>,
     conn: Option<ConnId>,
     /// The last server that has accepted the session.

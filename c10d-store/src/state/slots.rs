@@ -547,7 +547,7 @@ impl Slots {
         }));
     }
 
-    /// Goes on with a deletion, for at most this many visits. Says which owned values it deletes. Returns the number of
+    /// Continues a deletion, for at most this many visits. Reports the owned values that it deletes. Returns the number of
     /// deleted names once all are.
     pub(super) fn sweep(
         &mut self,
@@ -706,8 +706,8 @@ impl Slots {
         });
     }
 
-    /// Starts a snapshot of the current moment for the journal, which has this position, after what is written already. A snapshot in progress is
-    /// dropped.
+    /// Starts a snapshot of the current moment for the journal, which has this position, after everything that is
+    /// already written. A snapshot in progress is dropped.
     pub(super) fn start_chunks(&mut self, position: u64, writer: BatchWriter) {
         self.start_copy_for(Target::Chunks(Chunks {
             position,
@@ -735,7 +735,7 @@ impl Slots {
         }
     }
 
-    /// Goes on with a snapshot for the journal. Returns the chunks that are finished, and whether they are the last.
+    /// Continues a snapshot for the journal. Returns the finished chunks, and whether they are the last.
     pub(super) fn copy_chunks(&mut self, mut budget: usize) -> (Vec<Vec<u8>>, bool) {
         let is_done = self.visit_slots(&mut budget);
         let Some(Copying {

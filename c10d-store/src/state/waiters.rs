@@ -402,8 +402,9 @@ impl Waiters {
         self.drop_if_empty(list)
     }
 
-    /// An element was pushed: removes entries that accept one, in order of arrival, until one wait is
-    /// complete, and appends that to `woken`. Passes over the entries of connections that are away. Returns the name if the list became empty and was removed.
+    /// An element was pushed: removes entries that accept an element, in order of arrival, until one wait is
+    /// complete, and appends that to `woken`. Skips the entries of connections that are away. Returns the name if the
+    /// list became empty and was removed.
     pub(super) fn element_pushed(
         &mut self,
         list: ListId,

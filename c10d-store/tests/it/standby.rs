@@ -186,7 +186,7 @@ fn the_end_of_a_server_that_stands_by_does_not_wait_for_its_turn() {
 /// A server that leads at epoch `LOST` is none: the store has lost data.
 const LOST: u64 = u64::MAX;
 
-/// Says that this server leads.
+/// A directory that names this server as the leader.
 #[derive(Debug)]
 struct Fixed(Mutex<Leader>);
 

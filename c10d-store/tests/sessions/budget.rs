@@ -210,7 +210,8 @@ fn values_of_one_request_that_fill_the_memory() {
     );
 }
 
-/// Together they take more than peers may, so they arrive one after another. The server refuses no set, because all sets are of one key.
+/// Together they take more than peers may, so they arrive one after another. The server refuses no set, because all
+/// sets are of one key.
 #[test]
 fn long_requests_at_a_time() {
     if serve_if_child() {

@@ -157,7 +157,7 @@ fn a_session_has_the_limit_of_one_connection() {
     assert!(link.closed.len() >= 150, "{:?}", link.closed.len());
 }
 
-/// As do unfinished requests, and waits, of groups: 4 KB that are sent once are 4 KB of each client.
+/// Unfinished requests and waits of groups count as well: 4 KB that are sent once are 4 KB of each client.
 /// docs/spec/wire-extensions.md, SESSION 10.
 #[cfg(target_os = "linux")]
 #[test]

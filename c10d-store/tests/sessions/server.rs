@@ -28,7 +28,7 @@ impl Server {
         Self::start_with(name, unsent_bytes_max, 0)
     }
 
-    /// The same with a memory limit.
+    /// Starts a server with a memory limit.
     pub(crate) fn start_with(name: &str, unsent_bytes_max: u64, memory_max: u64) -> Self {
         let mut process = Command::new(std::env::current_exe().expect("this binary"))
             .args(["--exact", name, "--nocapture"])

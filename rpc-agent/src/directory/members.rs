@@ -20,7 +20,7 @@ const MEMBERS_MAX: usize = WORKER_ID_MAX as usize + 1;
 /// separates with `-`, which names may contain). An empty text is an empty list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Members {
-    /// Incremented by each change. Tells which of two copies is later.
+    /// Incremented by each change, to find the later of two copies.
     version: u64,
     by_id: BTreeMap<WorkerId, Member>,
     by_name: HashMap<Box<str>, WorkerId>,

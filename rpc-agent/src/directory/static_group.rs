@@ -13,7 +13,7 @@ use super::record::{Member, claim_key};
 use crate::shortlist::Shortlist;
 use crate::worker::{WORKER_ID_MAX, WorkerId};
 
-/// Tells workers that wait for all ranks that one was refused, so that they fail at once.
+/// Informs workers that wait for all ranks that a rank was refused, so that they fail at once.
 const REFUSED_KEY: &str = "names/_REFUSED";
 
 /// Interval at which waiting workers read [`REFUSED_KEY`].

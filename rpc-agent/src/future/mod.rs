@@ -1,6 +1,6 @@
 //! Results that arrive later: futures that threads, callbacks and async tasks can wait for.
 //!
-//! Knows no connections, messages or call timeouts. The creator of a future completes it through its
+//! Independent of connections, messages and call timeouts. The creator of a future completes it through its
 //! [`Promise`]. A future without callbacks costs one allocation.
 
 mod handle;

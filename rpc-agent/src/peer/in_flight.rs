@@ -9,7 +9,7 @@ use slab::Slab;
 /// End of a linked list.
 const NONE: u32 = u32::MAX;
 
-/// Stands for no deadline.
+/// Represents no deadline.
 const NEVER: u64 = u64::MAX;
 
 /// A call's id on the wire: its slot, and the number of the call. Unique among 2^32 calls in a row.

@@ -35,7 +35,7 @@ pub(crate) struct Request {
 pub(super) struct Admission {
     /// The number of requests that have not begun: parked, or waiting for a thread.
     pub(super) queued: usize,
-    /// Those that wait until the peer has read some of its answers.
+    /// The requests that wait until the peer has read some of its answers.
     pub(super) parked: SegmentedQueue<Request>,
     /// Requests refused while the peer did not read.
     pub(super) refused_unread: usize,

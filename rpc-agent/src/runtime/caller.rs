@@ -15,7 +15,7 @@ use crate::future::{FutureMessage, Hint, Promise, RpcFuture};
 use crate::peer::NewCall;
 use crate::worker::Destination;
 
-/// Stands for no timeout.
+/// Represents no timeout.
 const NONE_MS: u64 = u64::MAX;
 
 impl Driver {

@@ -250,7 +250,7 @@ impl Link {
         if tls.is_handshaking() && self.reads.received(&SECRETS_DIFFER) {
             return Err(io::Error::other(OnlyOneSecret::Ours));
         }
-        // Tells the peer why, if the system takes it at once.
+        // Sends the reason to the peer, if the system takes it at once.
         let _ = tls.flush(&self.socket.stream);
         if error.kind() == io::ErrorKind::UnexpectedEof && tls.is_handshaking() {
             let text = "closed during the TLS handshake, as a worker without a secret does";

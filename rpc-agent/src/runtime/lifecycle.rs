@@ -227,7 +227,7 @@ impl Runtime {
         }
     }
 
-    /// Says goodbye to all peers, and fails the calls to them.
+    /// Sends a Goodbye to all peers, and fails the calls to them.
     fn end_connections(&self) {
         for peer in self.driver.peers.all() {
             self.driver.step(&peer, Core::say_goodbye);

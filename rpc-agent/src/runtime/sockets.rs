@@ -90,7 +90,7 @@ impl Sockets {
         }
     }
 
-    /// Says that the poller is about to wait, and for which deadline at most.
+    /// Records that the poller is about to wait, and its deadline.
     pub(super) fn begin_wait(&self) -> Option<u64> {
         self.is_waiting.store(true, Ordering::SeqCst);
         let deadline_ms = self.next_deadline_ms.load(Ordering::SeqCst);

@@ -102,7 +102,7 @@ pub(crate) trait Activity {
 /// The known dead workers.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Dead {
-    /// Those that are known to have died.
+    /// The workers that are known to have died.
     pub(crate) workers: Vec<WorkerInfo>,
     /// Whether other workers may have died: their connections are lost. A later call may return more.
     pub(crate) is_any_lost: bool,

@@ -56,7 +56,7 @@ fn every_call_ends_once_over_tls() {
     }
 }
 
-/// Those of `SEED` and `ROUNDS`, or some of each kind.
+/// The seeds of `SEED` and `ROUNDS`, or some of each kind.
 fn seeds() -> Vec<u64> {
     let number = |name| {
         std::env::var(name)

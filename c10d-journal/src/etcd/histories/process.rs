@@ -192,7 +192,7 @@ impl Drop for Process {
     }
 }
 
-/// Says which epoch it leads in, before it serves.
+/// Reports the epoch in which it leads, before it serves.
 #[derive(Debug)]
 struct Claiming(EtcdJournal);
 

@@ -675,7 +675,7 @@ impl EventLoop {
         }
     }
 
-    /// Tells the peer that a client is closed.
+    /// Informs the peer that a client is closed.
     fn say_closed(&mut self, token: Token) {
         let connection = self.connections.get_mut(token);
         if let Some(client) = connection.and_then(|it| it.client()) {

@@ -181,7 +181,7 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Forgets END_WAITS that sessions may have missed, once none can come back.
+    /// Drops END_WAITS that sessions may have missed, once no session can return.
     pub(super) fn forget_ends(&mut self, now: Instant) {
         if let Some(keeping) = &mut self.keeping
             && keeping.ends_until.is_some_and(|at| at <= now)

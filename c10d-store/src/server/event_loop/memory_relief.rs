@@ -152,7 +152,7 @@ impl EventLoop {
         }
     }
 
-    /// Tells the budget what the data takes.
+    /// Passes the memory of the data to the budget.
     fn set_budget(&mut self) {
         let state = &self.state;
         let (limit, data) = (state.memory_max(), state.memory());

@@ -130,7 +130,7 @@ impl EventLoop {
         }
     }
 
-    /// Goes on with the requests of a connection that has read enough of its replies.
+    /// Continues with the requests of a connection that has read enough of its replies.
     pub(super) fn resume_if_read(&mut self, token: Token) {
         let connection = self.connections.get(token);
         if connection.is_some_and(|connection| connection.flow.is_paused())

@@ -159,7 +159,7 @@ impl EventLoop {
         self.tell_done(token, 0);
     }
 
-    /// Tells the peer that requests without replies are done, once they are durable.
+    /// Reports to the peer that requests without replies are done, once they are durable.
     pub(super) fn tell_done(&mut self, token: Token, received: usize) {
         // A refused write is sent again until the client has the refusal.
         let is_refused = self.connections.is_refused(token);
