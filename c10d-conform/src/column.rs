@@ -34,8 +34,8 @@ const UP_TO_2_4: [Opcode; 6] = [
     QUEUES[2],
 ];
 
-/// All columns, the newest release first. A column without `poll` in its name has the libuv back end, PyTorch's
-/// default.
+/// All columns, the newest release first. A PyTorch column without `poll` in its name has the libuv back end,
+/// PyTorch's default.
 pub const COLUMNS: [Column; 7] = [
     Column::pytorch("torch-2.15", &["torch-2.15"], &[]),
     Column::pytorch("torch-2.9", &["torch-2.9"], &SINCE_2_10),

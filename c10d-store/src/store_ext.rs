@@ -311,12 +311,12 @@ pub trait StoreExt: Store {
         self.queue_take_all(key, max, timeout.into())
     }
 
-    /// Writes the value of `key` and owns it, or returns the present value if another owner wrote it. Use it for a
-    /// lock, the election of a leader, or a record that is written once. The key lives as long as its owner. When the
-    /// process exits, the store is closed or dropped, or its connection breaks, the server deletes the key at once.
-    /// If there is a `will`, a key and a value, the server also writes the will. The key of the will may be `key`
-    /// itself, which then keeps the value of the will. Calls that wait for the will's key return. All keys of an
-    /// owner expire in one step.
+    /// Writes the value of `key` and owns it, or returns the present value if the key exists and this handle does not
+    /// own it. Use it for a lock, the election of a leader, or a record that is written once. The key lives as long
+    /// as its owner. When the process exits, the store is closed or dropped, or its connection breaks, the server
+    /// deletes the key at once. If there is a `will`, a key and a value, the server also writes the will. The key of
+    /// the will may be `key` itself, which then keeps the value of the will. Calls that wait for the will's key
+    /// return. All keys of an owner expire in one step.
     ///
     /// The owner may set its keys again, with another value and another will. [`Store::delete_key`] by any client
     /// deletes a key without writing its will; other writes change its value only. A store owns at most 1024 keys.
