@@ -29,6 +29,17 @@ const REASON_CHARS_MAX: usize = 160;
 /// The process must belong to the same user and be a descendant of this process. Otherwise this process needs the
 /// capability SYS_PTRACE. All methods read files of the interpreter, so they block while its file system does not
 /// answer.
+///
+/// ```no_run
+/// use c10d_stacks::StackReader;
+///
+/// let pid = 4711; // a child of this process
+/// let mut reader = StackReader::attach(pid)?;
+/// for thread in reader.sample()?.threads {
+///     println!("{} frames", thread.frames.len());
+/// }
+/// # Ok::<(), c10d_stacks::StackError>(())
+/// ```
 pub struct StackReader {
     pid: u32,
     /// The start of the process, because another process may get its id later.

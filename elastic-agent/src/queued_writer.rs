@@ -11,17 +11,35 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::threads::lock;
 
-/// How much waits for the stream before more is dropped: thousands of log lines, or the output of many failed workers.
+/// How many bytes wait for the stream before later items are dropped: thousands of log lines, or the output of many
+/// failed workers.
 const BACKLOG_BYTES_MAX: usize = 1 << 20;
 
 /// How long [`finish`](QueuedWriter::finish) waits for a stream that is slow, but accepts bytes.
 const FINISH_MAX: Duration = Duration::from_secs(60);
 
-/// Turns what was queued into bytes.
+/// A function that converts queued items into bytes.
 pub type Render<T> = dyn FnMut(Next<T>) -> Vec<u8> + Send;
 
-/// A queue and the thread that writes it. Dropping it joins the thread if all is written, and leaves it behind
-/// otherwise: a write that the stream does not accept cannot be cancelled.
+/// A queue, and the thread that writes its items to a stream. Dropping it joins the thread if everything is written,
+/// and abandons the thread otherwise, because a write that the stream does not accept cannot be cancelled.
+///
+/// ```
+/// use std::io;
+/// use std::time::Duration;
+///
+/// use elastic_agent::{Next, QueuedWriter};
+///
+/// let render = |next| match next {
+///     Next::Item(line) => line,
+///     Next::Gap(count) => format!("({count} lines were dropped)\n").into_bytes(),
+/// };
+/// let writer = QueuedWriter::start("log", io::stderr(), Box::new(render), drop)?;
+/// let line = b"a line\n".to_vec();
+/// writer.push(line.len(), line);
+/// assert!(writer.finish(Duration::from_secs(1)));
+/// # Ok::<(), io::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct QueuedWriter<T> {
     shared: Arc<Shared<T>>,
@@ -43,7 +61,8 @@ struct State<T> {
 }
 
 impl<T: Send + 'static> QueuedWriter<T> {
-    /// Starts the thread `name`. An item that cannot be written goes to `on_error`, and the next one is tried.
+    /// Starts the thread `name`. If an item cannot be written, `on_error` gets the error, and the thread continues with
+    /// the next item.
     ///
     /// # Errors
     /// The system has no thread left.
@@ -86,8 +105,8 @@ impl<T> QueuedWriter<T> {
         self.shared.changed.notify_all();
     }
 
-    /// Waits until all is written; returns whether it is. Gives up when the stream has accepted nothing for `stuck_max`,
-    /// which counts from before this call, and after a minute in all.
+    /// Waits until everything is written, and returns whether it is. Returns false when the stream has accepted nothing
+    /// for `stuck_max`, which counts from before this call, or after a minute in total.
     pub fn finish(&self, stuck_max: Duration) -> bool {
         let started = Instant::now();
         let mut state = lock(&self.shared.state);
@@ -183,12 +202,12 @@ enum Entry<T> {
     Gap(u64),
 }
 
-/// The bytes that the stream gets next.
+/// The next part of the stream.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next<T> {
-    /// The oldest that was not written yet.
+    /// The oldest item that was not written yet.
     Item(T),
-    /// Here this many items were dropped.
+    /// A gap in which this many items were dropped.
     Gap(u64),
 }
 

@@ -29,8 +29,17 @@ const GENERATION: &str = "generation ";
 
 /// The contents of a rank's flight recorder about its current groups. The recorder is a ring: old collectives are missing.
 ///
-/// PyTorch numbers the collectives of a group from 1 again in each generation of survivors: those of earlier generations are
-/// dropped.
+/// PyTorch numbers the collectives of a group from 1 again in each generation of survivors: collectives of earlier
+/// generations are dropped.
+///
+/// ```
+/// use c10d_inspect::flight::FlightRecording;
+///
+/// let recording = FlightRecording::parse(br#"{"entries": []}"#)?;
+/// assert!(recording.is_empty());
+/// assert!(recording.current().is_none());
+/// # Ok::<(), c10d_inspect::flight::FlightError>(())
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FlightRecording {
     pub(super) groups: BTreeMap<String, GroupRecording>,

@@ -30,6 +30,23 @@ pub type RequestHandler = Arc<dyn Fn(&str) -> HttpResponse + Send + Sync>;
 /// Eight requests are answered at a time, and further requests wait. The server accepts only requests whose Host is an
 /// address, `localhost` or the name of this machine, because a stranger's web page could send other names. Dropping it
 /// shuts it down, which blocks for up to 1 s if answers are being made.
+///
+/// ```
+/// use std::net::TcpListener;
+/// use std::sync::Arc;
+/// use std::time::Duration;
+///
+/// use c10d_inspect::http::{HttpRequest, HttpResponse, RequestServer, Target, fetch};
+///
+/// let listener = TcpListener::bind("127.0.0.1:0")?;
+/// let handler = Arc::new(|path: &str| HttpResponse::new(200, format!("you asked for {path}")));
+/// let server = RequestServer::start(listener, "answers", None, handler)?;
+///
+/// let request = HttpRequest::get(Target::Tcp(server.address()), "/step");
+/// let answer = fetch(&request, Duration::from_secs(5))?;
+/// assert_eq!(answer.body, b"you asked for /step");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct RequestServer {
     address: SocketAddr,

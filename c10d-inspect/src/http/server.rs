@@ -23,6 +23,18 @@ use crate::Report;
 ///
 /// It is read-only, and uses no CPU time without requests. It serves 64 connections at a time, which are enough for a
 /// few people and a Prometheus: each holds a descriptor that a rank may need. Dropping it shuts it down.
+///
+/// ```
+/// use c10d_inspect::http::{StatusOptions, StatusServer};
+/// use c10d_store::{ServerOptions, TcpStoreServer};
+///
+/// let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default())?;
+/// let status = StatusServer::start(server.observer(), StatusOptions::default())?;
+/// server.set_http_handler(status.clone());
+/// // The store's port now serves the status page.
+/// status.shutdown();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct StatusServer {
     server: Server<Looker>,
@@ -30,7 +42,7 @@ pub struct StatusServer {
 }
 
 impl StatusServer {
-    /// Starts the thread `c10d-status`.
+    /// Starts the server on the thread `c10d-status`.
     ///
     /// # Errors
     /// The system has no room for another thread or for its poll descriptor.
@@ -50,8 +62,8 @@ impl StatusServer {
         Ok(Arc::new(Self { server, timeline }))
     }
 
-    /// The newest report: a new one, unless one was made within the last second (longer if reports are expensive, see
-    /// [`Report::taken_unix_ms`]). Blocks for up to `timeout`.
+    /// Returns the newest report: a new report, unless one was created within the last second (longer if reports are
+    /// expensive, see [`Report::taken_unix_ms`]). Blocks for up to `timeout`.
     ///
     /// # Errors
     /// The store has ended, or does not answer in time.
@@ -75,7 +87,7 @@ impl StatusServer {
         }
     }
 
-    /// The events that the page shows. The metrics count the events of a launcher.
+    /// Returns the events that the page shows. The metrics count the events of a launcher.
     #[must_use]
     pub fn timeline(&self) -> &Timeline {
         &self.timeline

@@ -33,9 +33,24 @@ const UNAUTHORIZED: u16 = 401;
 /// The part of an error page that is shown.
 const REASON_CHARS_MAX: usize = 200;
 
-/// The status pages of one store, for programs that watch over jobs. Its server is one of this project
-/// ([`StatusServer`](super::StatusServer)); for another server, the error reports its kind. An address that is looked up is
-/// followed: each request is repeated at the next server that leads if it fails.
+/// A client of the status pages of one store, for programs that watch jobs.
+///
+/// The server must be a [`StatusServer`](super::StatusServer) of this project; for a different server, the error
+/// reports its kind. An address that is looked up is followed: if a request fails, it is repeated at the next leading
+/// server.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// use c10d_inspect::Report;
+/// use c10d_inspect::http::StatusPages;
+///
+/// let server: c10d_socket::HostPort = "node0:29500".parse()?;
+/// let pages = StatusPages::open(server, None, Duration::from_secs(5))?;
+/// let report: Report = pages.get("/why.json?ranks=all")?;
+/// println!("{}", report.headline);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct StatusPages {
     store: StoreAddress,
@@ -75,7 +90,7 @@ impl StatusPages {
     /// `tls` of `c10d-store`.
     ///
     /// # Errors
-    /// [`StatusError::UnknownHost`]
+    /// [`StatusError::UnknownHost`] if the name has no address.
     pub fn open(
         store: impl Into<StoreAddress>,
         credentials: Option<Credentials>,

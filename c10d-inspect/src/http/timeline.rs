@@ -17,6 +17,14 @@ const TEXT_CHARS_MAX: usize = 400;
 
 /// The events of a job, in the order of their arrival. A launcher adds its own events; the status server adds when the
 /// job got stuck and when it continued.
+///
+/// ```
+/// use c10d_inspect::http::{EventKind, Timeline};
+///
+/// let timeline = Timeline::default();
+/// timeline.push(EventKind::Restart, "restarted 8 workers");
+/// assert_eq!(timeline.events().len(), 1);
+/// ```
 #[derive(Debug, Default)]
 pub struct Timeline {
     log: Mutex<Log>,
@@ -90,7 +98,7 @@ impl Timeline {
         self.with(|log| log.launcher.get_or_insert_default().1 = round);
     }
 
-    /// The events, the oldest first.
+    /// Returns the events, the oldest first.
     #[must_use]
     pub fn events(&self) -> Vec<Event> {
         let mut events = self.with(|log| Vec::from_iter(log.events.iter().cloned()));

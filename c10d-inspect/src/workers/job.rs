@@ -17,7 +17,21 @@ use crate::http::{HttpRequest, StatusError, StatusPages, Target, fetch_all};
 use crate::report::{NodeReport, RankReport, Report};
 use crate::stacks::RankAnswer;
 
-/// The ranks of a job that can be asked.
+/// A client of the ranks of a job, which asks them for their stacks and collectives.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// use c10d_inspect::http::StatusPages;
+/// use c10d_inspect::stacks::answers_text;
+/// use c10d_inspect::workers::Job;
+///
+/// let server: c10d_socket::HostPort = "node0:29500".parse()?;
+/// let pages = StatusPages::open(server, None, Duration::from_secs(5))?;
+/// let job = Job::open(&pages)?;
+/// print!("{}", answers_text(&job.stacks(&job.ranks())));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Job {
     report: Report,
@@ -27,13 +41,13 @@ pub struct Job {
 }
 
 impl Job {
-    /// The job whose workers use the store with these pages. Of a store that has none, the ranks whose debug servers have
-    /// published their addresses in it.
+    /// Opens the job whose workers use the store with these pages. If the store has no pages, the job has the ranks
+    /// whose debug servers have published their addresses in it.
     ///
     /// Blocks for up to the timeout of the pages; without status pages for up to 5 s for each request about a rank.
     ///
     /// # Errors
-    /// See [`JobError`]; it is one if no rank is known.
+    /// [`JobError`] if the store does not answer, or no rank is known.
     pub fn open(pages: &StatusPages) -> Result<Self, JobError> {
         let (report, nobody) = match pages.get::<Report>("/why.json?ranks=all") {
             Ok(report) => (report, JobError::NoRank),
@@ -48,15 +62,15 @@ impl Job {
         Ok(Self::of(report, pages))
     }
 
-    /// The job of a report with all ranks that these pages have given.
+    /// Creates the job of a report with all ranks, which these pages have returned.
     #[must_use]
     pub fn of(report: Report, pages: &StatusPages) -> Self {
         let store = pages.address().as_ref().map(SocketAddr::ip);
         Self::new(report, store, pages.token())
     }
 
-    /// The job of a report with all ranks, from the store at this address, if known. Launchers ask for the token, the
-    /// [password of the job's pages](crate::http::StatusOptions::with_token).
+    /// Creates the job of a report with all ranks, from the store at this address, if known. Launchers require the
+    /// token, the [password of the job's pages](crate::http::StatusOptions::with_token).
     #[must_use]
     pub fn new(report: Report, store: Option<IpAddr>, token: Option<String>) -> Self {
         Self {

@@ -18,9 +18,24 @@ use crate::watchdog::seconds_since_epoch;
 use crate::wording::name_of;
 use crate::worker::{KillSwitch, WorkerExit};
 
-/// Reports signals to an agent, from any thread. Clones reach the same agent.
+/// A handle that reports signals to an agent, from any thread. Clones reach the same agent.
 ///
-/// Not for use inside a signal handler, as it takes locks.
+/// Do not use it inside a signal handler, because it takes locks.
+///
+/// ```no_run
+/// # use elastic_agent::ElasticAgent;
+/// use std::time::Duration;
+///
+/// # fn example(agent: &mut ElasticAgent) -> Result<(), Box<dyn std::error::Error>> {
+/// let handle = agent.handle();
+/// std::thread::spawn(move || {
+///     std::thread::sleep(Duration::from_secs(3600));
+///     handle.stop(15); // SIGTERM
+/// });
+/// agent.run()?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct AgentHandle {
     shared: Arc<Shared>,

@@ -46,7 +46,23 @@ use crate::failure::ExitRecord;
 use crate::failure::Failures;
 use crate::round::{AgentError, AgentOutcome};
 
-/// Supervises the workers of one node.
+/// An agent that supervises the workers of one node.
+///
+/// ```no_run
+/// use elastic_agent::{AgentOptions, AgentOutcome, CommandLine, ElasticAgent};
+/// use elastic_rendezvous::{RendezvousParameters, create_handler};
+///
+/// let parameters = RendezvousParameters::new("c10d", "node0:29400", "job-7", 2, 2)?;
+/// let handler = create_handler(&parameters)?;
+/// let command = CommandLine::new("python3", ["-u", "train.py"]);
+/// let options = AgentOptions::new(command, 8).with_max_restarts(3);
+/// let mut agent = ElasticAgent::new(options, handler.clone())?;
+/// if let AgentOutcome::Failed(failures) = agent.run()? {
+///     eprintln!("{}", agent.summary(&failures));
+/// }
+/// handler.shutdown();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// In PyTorch: `LocalElasticAgent`
 /// (`torch/distributed/elastic/agent/server/local_elastic_agent.py`).
@@ -56,8 +72,8 @@ pub struct ElasticAgent {
 }
 
 impl ElasticAgent {
-    /// An agent that meets the other nodes through `handler`. Starts nothing yet. Blocks for up to 2 s if
-    /// the options name no [host](AgentOptions::with_host).
+    /// Creates an agent that meets the other nodes through `handler`. Processes are started by [`run`](Self::run).
+    /// Blocks for up to 2 s if the options name no [host](AgentOptions::with_host).
     ///
     /// # Errors
     /// [`AgentError::InvalidOption`] for a value that no agent can use.
@@ -68,19 +84,20 @@ impl ElasticAgent {
         Node::new(options, handler).map(|node| Self { node })
     }
 
-    /// Adds a listener for later [`AgentEvent`]s. It must not block, except as stated there.
+    /// Adds a listener for later [`AgentEvent`]s. The listener must not block, except for the events whose
+    /// documentation allows it.
     pub fn add_listener(&mut self, listener: AgentListener) {
         self.node.listeners.add(listener);
     }
 
-    /// A handle through which other threads report signals.
+    /// Returns a handle that other threads use to report signals.
     #[must_use]
     pub fn handle(&self) -> AgentHandle {
         AgentHandle::new(Arc::clone(&self.node.shared))
     }
 
-    /// The log directory of this job on this node; `None` before the first workers start, and when nothing is
-    /// written to files. When all workers have ended, `None` too if they have written nothing.
+    /// Returns the log directory of this job on this node; `None` before the first workers start, and if no output is
+    /// written to files. When all workers have exited, also `None` if they have written nothing.
     #[must_use]
     pub fn log_directory(&self) -> Option<PathBuf> {
         self.node.logs.path().map(PathBuf::from)
@@ -88,11 +105,11 @@ impl ElasticAgent {
 
     /// Runs workers until they succeed, fail without a restart left, or a signal arrives.
     ///
-    /// Blocks until then, for hours or days; [`AgentHandle::stop`] ends it. When it returns no worker is
+    /// Blocks until then, for hours or days; [`AgentHandle::stop`] interrupts it. When it returns, no worker is
     /// running. The caller closes or leaves the rendezvous: PyTorch closes it unless a signal arrived.
     ///
     /// # Errors
-    /// See [`AgentError`].
+    /// [`AgentError`] if the agent could not run the workers.
     pub fn run(&mut self) -> Result<AgentOutcome, AgentError> {
         let node = &mut self.node;
         let events = node.shared.events.clone();
@@ -140,7 +157,7 @@ impl ElasticAgent {
         (!is_last).then_some(first)
     }
 
-    /// The report on failures, as PyTorch's launcher writes it.
+    /// Returns the report on failures, in the form of PyTorch's launcher.
     #[must_use]
     pub fn summary(&self, failures: &Failures) -> String {
         failures.summary(

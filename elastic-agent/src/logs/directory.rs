@@ -39,6 +39,18 @@ const RUN_ID_BYTES_MAX: usize = 100;
 /// files of a round that ended because nodes joined or left, because the next round has the same restart count. Here
 /// each round has its own directory, for example `attempt_0.1` after `attempt_0`. A directory without a file is removed
 /// when its workers have been replaced, so that restarts leave no empty directories.
+///
+/// ```no_run
+/// use elastic_agent::{LogDirectory, LogOptions, StreamMap, Streams};
+///
+/// let options = LogOptions::new()
+///     .with_log_dir("/var/log/job")
+///     .with_tee(StreamMap::All(Streams::BOTH));
+/// let mut logs = LogDirectory::new(options, "job-7");
+/// let round = logs.start_round(0, 8)?;
+/// assert_eq!(round.workers.len(), 8);
+/// # Ok::<(), elastic_agent::LogDirectoryError>(())
+/// ```
 #[derive(Debug)]
 pub struct LogDirectory {
     options: LogOptions,
@@ -93,7 +105,7 @@ fn without_path(error: &io::Error) -> String {
 }
 
 impl LogDirectory {
-    /// The logs of a job. Creates nothing yet.
+    /// Creates the logs of a job. Directories are created by [`start_round`](Self::start_round).
     #[must_use]
     pub fn new(options: LogOptions, run_id: &str) -> Self {
         Self {
@@ -105,7 +117,7 @@ impl LogDirectory {
         }
     }
 
-    /// The job's own directory; `None` before the first round, when nothing is written to files, and after
+    /// Returns the job's own directory; `None` before the first round, if no output is written to files, and after
     /// [`remove_empty`](Self::remove_empty) has removed it.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
@@ -138,7 +150,8 @@ impl LogDirectory {
         fs::remove_dir(&path).map_err(|source| LogDirectoryError { path, source })
     }
 
-    /// Removes the job's own directory if no file is in it. For the end of the job. Blocks while the file system does.
+    /// Removes the job's own directory if it contains no file. For the end of the job. Blocks as long as the file
+    /// system does.
     pub fn remove_empty(&mut self) {
         let Some(path) = self.path.take() else { return };
         for round in directories_in(&path) {
@@ -158,8 +171,8 @@ impl LogDirectory {
         }
     }
 
-    /// Creates the directories of a round with `local_world_size` workers. Those of the last round must have ended. Blocks
-    /// while the file system does.
+    /// Creates the directories of a round with `local_world_size` workers. The workers of the last round must have
+    /// exited. Blocks as long as the file system does.
     ///
     /// # Errors
     /// [`LogDirectoryError`]; directories that were already created stay.

@@ -18,7 +18,7 @@ pub(crate) struct Departures {
     round: i64,
     /// The members of that round.
     world: BTreeSet<NodeId>,
-    /// Those of them that are no longer members.
+    /// The nodes that are no longer members.
     departed: BTreeMap<NodeId, Departure>,
     /// The nodes that were dropped as dead and are not listed again, members or not.
     dropped: BTreeMap<NodeId, Dropped>,
@@ -26,10 +26,10 @@ pub(crate) struct Departures {
     newly_lost: Vec<LostNode>,
 }
 
-/// How a member has left the round.
+/// The way in which a member has left the round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Departure {
-    /// It left on its own; it may be listed again since.
+    /// The member left on its own; it may be listed again in the meantime.
     Left { is_joining: bool },
     /// This node or another dropped it, because it wrote no heartbeat.
     Lost(Dropped),

@@ -35,11 +35,11 @@ pub(crate) struct LastRound {
     lost: BTreeMap<NodeId, Loss>,
 }
 
-/// That a member of the last round counts as lost.
+/// The loss of a member of the last round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Loss {
     pub from: Duration,
-    /// Only because its connection has closed, so that it is not lost if it connects again before `from`.
+    /// Whether the only reason is its closed connection, so that it is not lost if it connects again before `from`.
     pub is_of_connection: bool,
 }
 
@@ -124,7 +124,8 @@ impl LastRound {
         })
     }
 
-    /// Until when members have precedence over other nodes in the open round of `state`; `None` if they have none.
+    /// Returns the time until which members have precedence over other nodes in the open round of `state`; `None` if
+    /// they have none.
     pub(crate) fn precedence_until(
         &self,
         state: &RendezvousState,

@@ -9,7 +9,7 @@ use crate::values::node::NodeId;
 /// How often a node reads the marks.
 pub(crate) const READ_INTERVAL: Duration = Duration::from_millis(500);
 
-/// For how long a node may be without a connection before it is lost: 2 s, and the time of its next attempt to connect.
+/// How long a node may be without a connection before it is lost: 2 s, and the time of its next attempt to connect.
 pub(crate) const RETURN_GRACE: Duration = Duration::from_millis(2500);
 
 /// How soon a node tries again to reach the store, so that it returns within [`RETURN_GRACE`].
@@ -21,7 +21,7 @@ pub(crate) enum Mark {
     /// The node has left with a goodbye, or never sets a mark, like the nodes of PyTorch.
     Missing,
     Connected,
-    /// Its connection has closed without a goodbye.
+    /// The node's connection has closed without a goodbye.
     Closed,
 }
 

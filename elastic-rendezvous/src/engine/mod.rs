@@ -55,7 +55,8 @@ pub(crate) trait Engine: Debug + Send {
     /// Handles a failed request that may have taken effect. The operation continues after a pause.
     fn on_outage(&mut self, now: Now);
 
-    /// Until when the other nodes keep this one in its round if they hear no more of it; `None` in no round.
+    /// Returns the time until which the other nodes keep this node in its round without a sign of life from it; `None`
+    /// in no round.
     fn is_kept_until(&self) -> Option<Duration>;
 
     /// Whether a member is in the midst of something that ends before the next operation begins.
@@ -78,7 +79,7 @@ pub(crate) trait Engine: Debug + Send {
     /// The progress of the join, or how it stood when it timed out.
     fn report(&self, now: Now) -> WaitReport;
 
-    /// Why the node waits, for the log.
+    /// Returns why the node waits, for the log.
     fn reason(&self) -> Option<&'static str> {
         None
     }

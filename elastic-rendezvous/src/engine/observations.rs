@@ -56,7 +56,8 @@ struct Sighting {
     silent_since: Duration,
     /// Whether it was written after the first read.
     is_new: bool,
-    /// How much older it is than the newest one of a participant, if both were found at the first read.
+    /// How much older the heartbeat is than the newest heartbeat of a participant, if both were found at the first
+    /// read.
     found_age: Duration,
     /// Whether it was found at the first read and is so old that the node may be dead.
     is_suspect: bool,
@@ -207,7 +208,7 @@ impl Observations {
         silent
     }
 
-    /// For how long `node` has written no new heartbeat, although it could; `None` if it was not listed.
+    /// Returns for how long `node` has written no new heartbeat, although it could; `None` if it was not listed.
     pub(crate) fn silence_of(&self, node: &NodeId, moment: Duration) -> Option<Duration> {
         let sighting = self.peers.get(node)?;
         if self.had_outage {
@@ -217,8 +218,9 @@ impl Observations {
         Some(moment.saturating_sub(since))
     }
 
-    /// How old the last heartbeat of `node` is at `moment`, at least; `None` if it was not listed. Of a heartbeat that was
-    /// found at the first read, this is wrong by as much as the clocks of the participants differ, which follow the fastest.
+    /// Returns the minimum age of the last heartbeat of `node` at `moment`; `None` if it was not listed. For a
+    /// heartbeat that was found at the first read, the age is wrong by the difference between the clocks of the
+    /// participants, which follow the fastest clock.
     pub(crate) fn age_of(&self, node: &NodeId, moment: Duration) -> Option<Duration> {
         let found_age = self.peers.get(node)?.found_age;
         Some(self.silence_of(node, moment)?.saturating_add(found_age))

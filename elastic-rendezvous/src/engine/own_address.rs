@@ -18,13 +18,13 @@ pub(crate) struct Facts<'f> {
     pub(crate) other: Option<IpAddr>,
 }
 
-/// How a node is reached.
+/// The address at which a node is reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Advertised {
     pub(crate) host: String,
     /// The other addresses at which the node may be reached.
     pub(crate) also: Vec<IpAddr>,
-    /// Why other nodes do not get the host name, if that makes a difference.
+    /// The reason why other nodes do not get the host name, if that makes a difference.
     pub(crate) instead_of_name: Option<String>,
 }
 

@@ -20,7 +20,7 @@ use crate::values::timestamp::Now;
 /// it.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// How often a join that waits for absent nodes reads whether they say that they have gone.
+/// How often a join that waits for absent nodes reads whether they have announced their departure.
 const NOTICES_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How often a spare with a place asks whether it may enter the round.
@@ -79,9 +79,9 @@ impl Work {
 /// The requests that a waiting join repeats.
 #[derive(Debug, Default)]
 struct JoinRequests {
-    /// For which version of the state the notices were read, and when.
+    /// The version of the state for which the notices were read, and when.
     notices: Option<(Option<Token>, Duration)>,
-    /// For which round the join has asked whether it may enter, and when.
+    /// The round that the join has asked to enter, and when.
     entry: Option<(i64, Duration)>,
     /// When the join has reported last, and the round and the numbers of participants and waiting nodes.
     report: Option<(Duration, (i64, usize, usize))>,
@@ -246,7 +246,7 @@ impl Solo {
         Some(Ask::ReadMarks(self.executor.linked()))
     }
 
-    /// How soon a request that has failed is made again.
+    /// How soon a failed request is repeated.
     fn retry_pause(&self) -> Duration {
         let settings = self.executor.settings();
         let is_marked = settings.max_nodes > 1 && self.executor.links().read_due_at().is_some();

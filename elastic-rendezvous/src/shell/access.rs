@@ -14,8 +14,8 @@ use crate::shell::write_lease::WriteLease;
 use crate::values::error::RendezvousError;
 use crate::values::settings::RendezvousSettings;
 
-/// From this `max_nodes` on, a write lease pays off: of two nodes, one succeeds at its second write. 32 nodes take 0.1 s
-/// with it and 2.7 s without, and move a tenth.
+/// From this `max_nodes` on, a write lease pays off: of two nodes, one succeeds at its second write. 32 nodes take 0.1
+/// s with it and 2.7 s without, and move a tenth of the data.
 const WRITE_LEASE_NODES_MIN: usize = 3;
 
 /// From this `max_nodes` on, one node writes for all, so that the cost of a round grows with the number of nodes and not

@@ -16,7 +16,7 @@ use c10d_store::{PrefixStore, Store, StoreError, StoreExt};
 /// one's with a dot and a number, or to a program that has put them there.
 const OF_MEMBERS: [&str; 3] = ["MASTER_", "torchelastic/", "c10d/"];
 
-/// How often a count is repeated whose answer was lost. In between, the store itself waits for a server to return.
+/// How often a count with a lost answer is repeated. In between, the store itself waits for a server to return.
 const REPEATS_MAX: usize = 3;
 
 /// The longest value that is parsed, and how much of one an error shows.
@@ -28,6 +28,21 @@ const SHOWN_NODES_MAX: usize = 16;
 /// of other nodes.
 ///
 /// Each call blocks for at most the store's timeout, and an `await` for as long as its [`Wait`].
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::time::Duration;
+///
+/// use c10d_store::HashStore;
+/// use elastic_rendezvous::{RoundBoard, Wait};
+///
+/// // A node gets the store of its round in `RendezvousInfo::store`.
+/// let board = RoundBoard::new(Arc::new(HashStore::new()));
+/// board.put("port/0", "29500")?;
+/// let wait = Wait::new(Duration::from_secs(5));
+/// assert_eq!(board.await_one("port/0", "port", wait)?, b"29500");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct RoundBoard {
     store: Arc<dyn Store>,
@@ -106,7 +121,7 @@ impl RoundBoard {
         Self { store }
     }
 
-    /// The names of the round `round`, in the rendezvous' store.
+    /// The board of the round `round`, in the rendezvous' store.
     pub(crate) fn of(store: &Arc<dyn Store>, run_id: &str, round: i64) -> Self {
         let prefix = format!("{}.{round}", state_key(run_id));
         Self::new(Arc::new(PrefixStore::new(prefix, Arc::clone(store))))

@@ -88,11 +88,11 @@ pub(crate) struct Round<'r> {
     pub(crate) ports: Option<PortRange>,
 }
 
-/// Why no address was found.
+/// The reason why no address was found.
 #[derive(Debug)]
 pub(crate) enum NotFound {
     Interrupted,
-    /// No node published one in time.
+    /// The other nodes published no address in time.
     Missing,
     Failed(RendezvousError),
 }
@@ -111,7 +111,7 @@ pub(crate) struct Bootstrap {
     protection: Protection,
     /// The rendezvous' store, if it is also the workers'.
     shared: Option<StoreAddress>,
-    /// Where the server of this node was published last.
+    /// The last published address of this node's server.
     own_published: Option<HostPort>,
     /// The address in the last round that had one.
     master: Option<Master>,
@@ -119,15 +119,15 @@ pub(crate) struct Bootstrap {
     first: Option<NodeId>,
 }
 
-/// Where the workers' store of a round is.
+/// The place of the workers' store of a round.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Master {
     address: HostPort,
-    /// Of the node that has published the address; `None` from nodes that publish none.
+    /// The name of the node that has published the address; `None` from nodes that publish no name.
     name: Option<String>,
 }
 
-/// Whom the workers' stores of a job serve.
+/// The clients that the workers' stores of a job serve.
 #[derive(Debug, Clone, Default)]
 pub(crate) enum Protection {
     /// Every client.
@@ -136,7 +136,8 @@ pub(crate) enum Protection {
     /// Processes of the user that runs the server on its machine, and clients with the credentials. The job has one
     /// node, whose processes need none.
     OwnUser(Credentials),
-    /// The same. Other nodes reach the server with the credentials.
+    /// Processes of the user that runs the server on its machine, and clients with the credentials. Other nodes use the
+    /// credentials to reach the server.
     Job(Credentials),
 }
 

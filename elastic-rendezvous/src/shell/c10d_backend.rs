@@ -27,6 +27,17 @@ pub const C10D_BACKEND: &str = "c10d";
 ///
 /// With a store that can wait for changes ([`Store::has_prompt_watch`]) this backend can be watched;
 /// otherwise it is polled.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use c10d_store::HashStore;
+/// use elastic_rendezvous::{C10dBackend, RendezvousBackend};
+///
+/// let backend = C10dBackend::new(Arc::new(HashStore::new()), "job-7")?;
+/// assert!(backend.get_state()?.is_none()); // no node has joined yet
+/// # Ok::<(), elastic_rendezvous::RendezvousError>(())
+/// ```
 #[derive(Debug)]
 pub struct C10dBackend {
     store: Arc<dyn Store>,

@@ -22,13 +22,13 @@ use crate::values::store_access::{ServerHook, StoreDirectory};
 
 const THREAD: &str = "store-candidate";
 
-/// How often to look whether the server serves by now, and still runs.
+/// How often to check whether the server leads by now, and still runs.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The pause after a server that could not start, or has failed.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// How often to look whether all clients have disconnected, at the end.
+/// How often to check whether all clients have disconnected, at the end.
 const DISCONNECT_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// A standby server. Drop stops it, so that another candidate takes over.
@@ -48,7 +48,7 @@ struct Shared {
 #[derive(Debug)]
 struct Orders {
     duty: Duty,
-    /// Until when a server that serves waits for its clients to disconnect, once it is to end.
+    /// The deadline for a leading server's clients to disconnect, once the server is to stop.
     ends: Option<Deadline>,
 }
 
@@ -238,7 +238,7 @@ impl Servers {
         listen_at(&ips, port)
     }
 
-    /// Until the server has ended. Returns whether this process may be a standby again.
+    /// Waits until the server has ended. Returns whether this process may be a standby again.
     fn attend(&self, server: TcpStoreServer) -> bool {
         let name = self.directory.lookup().name();
         let mut was_standby = true;

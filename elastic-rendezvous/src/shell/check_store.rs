@@ -18,11 +18,11 @@ use crate::values::parameters::RendezvousParameters;
 use crate::values::parameters_error::{DEFAULT_PORT, ParametersError};
 use crate::values::store_access::StoreRoute;
 
-/// How long one attempt to connect may take, and the time between two.
+/// The timeout of an attempt to connect, and the time between two attempts.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long the node that serves may take to write its mark, and to take part in the check on a port of this machine.
+/// How long the serving node may take to write its mark, and to take part in the check on a port of this machine.
 const MARK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long one request may take.
@@ -154,7 +154,7 @@ impl Opening<'_> {
         RendezvousError::connection(self.parameters.run_id(), error)
     }
 
-    /// Neither with the journal of the job nor with its limits.
+    /// Serves a store without the journal of the job and without its limits.
     fn serve(&self) -> Result<TcpStore, StoreError> {
         let options = self
             .options(ATTEMPT_TIMEOUT)

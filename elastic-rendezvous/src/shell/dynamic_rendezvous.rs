@@ -90,7 +90,7 @@ pub struct DynamicRendezvous {
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Taken out while a join uses it.
     bootstrap: Mutex<Bootstrap>,
-    /// Where this node has reached the workers' store.
+    /// The address at which this node has reached the workers' store.
     reached: Mutex<Option<Known>>,
     /// A client of the same store, if this process hosts it.
     hosted: Option<Arc<TcpStore>>,
@@ -119,7 +119,8 @@ impl Default for DynamicRendezvousOptions {
 }
 
 impl DynamicRendezvousOptions {
-    /// The machine's full name as the address, and a workers' store that an agent serves.
+    /// Creates the default options: the node's address is the machine's full name, and an agent serves the workers'
+    /// store.
     pub const fn new() -> Self {
         Self {
             local_addr: None,
@@ -133,14 +134,14 @@ impl DynamicRendezvousOptions {
         }
     }
 
-    /// The address that identifies the node. Other nodes reach the workers' store there if this
-    /// node serves it. Default: the machine's full name.
+    /// Sets the address that identifies the node. Other nodes reach the workers' store at this address if this node
+    /// serves it. Default: the machine's full name.
     pub fn with_local_addr(mut self, addr: impl Into<String>) -> Self {
         self.local_addr = Some(addr.into());
         self
     }
 
-    /// The host at which other nodes reach the workers' store. Default: the node's address.
+    /// Sets the host at which other nodes reach the workers' store. Default: the node's address.
     pub fn with_workers_host(mut self, host: impl Into<String>) -> Self {
         self.workers_host = Some(host.into());
         self

@@ -173,7 +173,7 @@ pub fn create_c10d(
     })
 }
 
-/// The same store, which connects again when its connection is lost.
+/// Returns a handle of the same store that reconnects when its connection is lost.
 fn keep_connected(
     store: Arc<dyn Store>,
     followed: Option<StoreAddress>,

@@ -71,7 +71,7 @@ impl GroupStore {
         })
     }
 
-    /// The same, whose calls `cancel` ends with [`StoreError::Interrupted`].
+    /// Returns a handle of the same keys. `cancel` makes its calls fail with [`StoreError::Interrupted`].
     pub(crate) fn with_cancel(&self, cancel: &Cancel) -> Self {
         Self {
             store: self.store.with_cancel(cancel),

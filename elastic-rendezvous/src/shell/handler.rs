@@ -24,6 +24,17 @@ use crate::values::store_access::StoreRoute;
 /// A handler runs one call at a time. A call waits for the one in progress, which can be a join of up to the join
 /// timeout; [`interrupt`](Self::interrupt) stops a join. The stated blocking times do not include that wait, nor the
 /// last store call, which a deadline does not cut short.
+///
+/// ```
+/// use elastic_rendezvous::{RendezvousParameters, create_handler};
+///
+/// let parameters = RendezvousParameters::new("c10d", "127.0.0.1:0", "job-7", 1, 1)?;
+/// let handler = create_handler(&parameters)?;
+/// let round = handler.next_rendezvous()?;
+/// assert_eq!((round.rank, round.world_size), (0, 1));
+/// handler.shutdown();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait RendezvousHandler: Debug + Send + Sync {
     /// The name of the backend: `c10d`, `static`.
     fn backend(&self) -> &str;

@@ -19,7 +19,7 @@ use crate::values::timestamp::Timestamp;
 const KEEP: &str = "keep";
 const RESTART: &str = "restart";
 
-/// How often the nodes of a job with another claim are looked at.
+/// How often the nodes of a job with a different claim are checked.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
 const NODE_CHARS_MAX: usize = 120;

@@ -15,7 +15,7 @@ use crate::shell::board::read_present;
 use crate::values::node::NodeId;
 use crate::values::report::NotJoining;
 
-/// How many notices are read: those with the highest numbers.
+/// How many notices are read: the notices with the highest numbers.
 const NOTICES_MAX: i64 = 64;
 
 /// How many notices are kept. Older notices than those read are kept as well, because a node may be

@@ -46,9 +46,9 @@ const TEMPORARY_NAMES_TRIED: usize = 16;
 #[derive(Debug)]
 pub(crate) struct OpenStore {
     pub(crate) store: Arc<dyn Store>,
-    /// Where all nodes reach it; `None` for a file.
+    /// The address at which all nodes reach the store; `None` for a file.
     pub(crate) address: Option<StoreAddress>,
-    /// The same store, if this process serves it.
+    /// A client of the same store, if this process serves it.
     pub(crate) hosted: Option<Arc<TcpStore>>,
     /// The known addresses of this node.
     pub(crate) own_host: OwnHost,

@@ -110,7 +110,7 @@ impl OwnHost {
         self.endpoint().filter(|_| is_unvisited)
     }
 
-    /// Where other nodes reach the rendezvous' store, which this node was told to find at `endpoint`.
+    /// The address at which other nodes reach the rendezvous' store, whose endpoint for this node is `endpoint`.
     pub(crate) fn reached(&self, endpoint: &HostPort, nodes: &[NodeId]) -> HostPort {
         let host = match (&self.hosted, self.route.remote) {
             _ if self.is_one_host => None,
@@ -122,7 +122,7 @@ impl OwnHost {
         HostPort::new(host, endpoint.port())
     }
 
-    /// How this node reaches the rendezvous' store at this moment.
+    /// The route of this node to the rendezvous' store at this moment.
     pub(crate) fn route(&self) -> StoreRoute {
         let local = self.met(&[]).first().copied();
         let server = self.hosted.as_ref().and_then(|store| store.server());
@@ -133,8 +133,8 @@ impl OwnHost {
         }
     }
 
-    /// How other nodes reach this node. Blocks for at most 2 s to look up `others`, the other nodes of its round, if
-    /// the rendezvous' store is a file.
+    /// The address at which other nodes reach this node. Blocks for at most 2 s to look up `others`, the other nodes of
+    /// its round, if the rendezvous' store is a file.
     pub(crate) fn advertised(&self, others: &[NodeId]) -> Advertised {
         let (name, of_name) = self.named();
         let is_file = self.route.remote.is_none();

@@ -72,7 +72,7 @@ fn reachable_here(listener: SocketAddr) -> HostPort {
 pub(crate) struct ReconnectingStore {
     link: Arc<Link>,
     cancel: Cancel,
-    /// How long a call repeats its request after the first failure of any; zero: the caller does that.
+    /// How long a call repeats its request after the first failure of any call; zero if the caller repeats requests.
     patience: Duration,
 }
 
@@ -89,7 +89,7 @@ struct Link {
 struct Current {
     /// `None` between the loss of a connection and the next one.
     store: Option<Arc<dyn Store>>,
-    /// Since when no request was answered.
+    /// The time since which no request was answered.
     lost_since: Option<Instant>,
     answered_at: Instant,
     has_prompt_watch: bool,
@@ -149,7 +149,8 @@ impl ReconnectingStore {
         }
     }
 
-    /// The same connections for a caller that repeats failed requests itself: each call makes one attempt.
+    /// Returns a handle of the same connections for a caller that repeats failed requests itself: each call makes one
+    /// attempt.
     pub(crate) fn without_repeats(&self) -> Self {
         Self {
             link: Arc::clone(&self.link),

@@ -5,14 +5,28 @@ use std::time::Duration;
 
 use c10d_store::{Store, StoreError, StoreExt};
 
-/// How long a node waits for the lease. A thousand nodes need less to pass it on; after this time the lease of a node
-/// that died is replaced.
+/// How long a node waits for the lease. A thousand nodes need less time to pass it on; after this time, the lease of
+/// a dead node is replaced.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A lease that lets one node at a time write the state, because only one of several concurrent writes succeeds.
 ///
 /// It is advisory: it saves writes that would conflict, and only the token of the state decides. Its clones are one
 /// handle to a queue with one element; the node that has taken the element holds the lease.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use c10d_store::HashStore;
+/// use elastic_rendezvous::{C10dBackend, RendezvousBackend};
+///
+/// let backend = C10dBackend::new(Arc::new(HashStore::new()), "job-7")?;
+/// let lease = backend.write_lease()?.expect("a store with queues");
+/// lease.acquire();
+/// // Read the state, and write the changed state.
+/// lease.release();
+/// # Ok::<(), elastic_rendezvous::RendezvousError>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct WriteLease {
     /// A separate handle, because of its timeout.

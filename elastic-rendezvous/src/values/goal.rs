@@ -79,13 +79,13 @@ impl Operation {
 pub(crate) enum Entry {
     /// Nothing: their workers have not all started, or they let no node in.
     Unknown,
-    /// It takes nodes in.
+    /// The round admits nodes.
     Open,
-    /// It has done so, and is about to end.
+    /// The round has admitted nodes, and is about to end.
     Over,
 }
 
-/// How an operation fails.
+/// The reason why an operation fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OperationError {
     Closed,

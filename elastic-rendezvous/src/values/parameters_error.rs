@@ -1,4 +1,4 @@
-//! Why the parameters of a rendezvous are refused.
+//! The reasons why the parameters of a rendezvous are refused.
 
 /// The port of a `c10d` rendezvous whose endpoint has no port, like in PyTorch.
 pub const DEFAULT_PORT: u16 = 29400;

@@ -120,7 +120,8 @@ pub struct StoreRoute {
     pub local: Option<IpAddr>,
     /// The other end of the node's connection to the store: its server, or what forwards to it.
     pub remote: Option<SocketAddr>,
-    /// On the node that serves the store, the addresses of the latest eight other hosts with clients. Empty on other nodes.
+    /// The addresses of the latest eight other hosts with clients, on the node that serves the store. Empty on other
+    /// nodes.
     pub peers: Vec<IpAddr>,
 }
 

@@ -59,7 +59,7 @@ impl Timestamp {
     }
 }
 
-/// One reading of both clocks.
+/// A reading of both clocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Now {
     /// Monotonic time since an origin that the node chose.

@@ -28,7 +28,7 @@ pub(crate) enum Action {
     AddToRedundancyList,
     RemoveFromParticipants,
     RemoveFromWaitList,
-    /// Also restarts the join timeout.
+    /// Removes the node from the redundancy list, and restarts the join timeout.
     RemoveFromRedundancyList,
     MarkComplete,
     MarkClosed,
@@ -97,9 +97,9 @@ pub(crate) struct Context<'a> {
 /// Whether a node enters a complete round in which it is not a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Entering {
-    /// It does not want to, or has waited for too long until it may.
+    /// The node does not want to enter, or has waited too long for the permission.
     No,
-    /// It may not yet.
+    /// The node waits for the permission to enter.
     Waits,
     Now,
 }

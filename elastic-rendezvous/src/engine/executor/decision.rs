@@ -12,8 +12,8 @@ use crate::values::timestamp::Now;
 /// How often a node checks whether a suspect has written, because heartbeats do not wake other nodes.
 const SUSPECT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// For how long after a round is complete a node waits until it may enter it: for as long as workers usually need to start
-/// with their imports. Then it waits for the next one, for which the members restart.
+/// How long a node waits to enter a round after the round is complete: as long as workers usually need to start with
+/// their imports. After this time, it waits for the next round, for which the members restart.
 const ENTRY_WAIT: Duration = Duration::from_secs(60);
 
 impl Executor {

@@ -9,7 +9,7 @@ use crate::values::goal::Entry;
 use crate::values::node::NodeId;
 use crate::values::state::{RendezvousState, Token, Written};
 
-/// One operation on the store.
+/// An operation on the store.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Ask {
     /// Writes the node's own heartbeat.
@@ -37,9 +37,9 @@ pub(crate) enum Ask {
         known: Vec<u8>,
         until: Duration,
     },
-    /// As holder: how many handlers there were, which have the numbers up to this one.
+    /// A holder's question for the number of handlers, which are numbered up to this number.
     CountNodes,
-    /// As holder: the state.
+    /// A holder's question for the state.
     ReadState,
     /// Whether the state differs from the known one, apart from heartbeats.
     CheckState,
@@ -71,7 +71,7 @@ pub(crate) enum Ask {
     reason = "one at a time, and moved only to its engine"
 )]
 pub(crate) enum Reply {
-    /// It is done.
+    /// The operation is done.
     Done,
     /// The value, or the resulting one after a compare-and-set.
     Value(Option<Vec<u8>>),
@@ -91,18 +91,18 @@ pub(crate) enum Reply {
     Nothing,
 }
 
-/// Why a goal was not reached.
+/// The reason why a goal was not reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
     Closed,
     NotNeeded,
     TimedOut,
-    /// No node holds the lease, and this node must not, as it is on no list.
+    /// The lease has no holder, and this node must not hold it, because it is on no list.
     NoHolder,
 }
 
 impl Ask {
-    /// Until when the operation may wait; `None` if it does not wait.
+    /// The time until which the operation may wait; `None` if it does not wait.
     pub(crate) const fn until_mut(&mut self) -> Option<&mut Duration> {
         match self {
             Self::AwaitAnswer { until, .. }

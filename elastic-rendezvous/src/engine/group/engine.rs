@@ -43,7 +43,7 @@ pub(crate) struct GroupEngine {
     round: Option<(i64, usize)>,
     /// The last round that this node joined.
     last_round: Option<i64>,
-    /// How many nodes it had.
+    /// The number of nodes of the last round.
     last_size: Option<usize>,
     /// The lost members of this node's round, each with the time when this node has detected the
     /// loss.
@@ -78,7 +78,7 @@ struct Joining {
     since: Duration,
     deadline: Duration,
     report_at: Duration,
-    /// As last read for a report.
+    /// The summary that was last read for a report.
     summary: Summary,
     /// Whether it has been read since the last report.
     is_fresh: bool,
@@ -176,7 +176,7 @@ impl GroupEngine {
         })
     }
 
-    /// How soon a request that has failed is made again.
+    /// How soon a failed request is repeated.
     fn retry_pause(&self) -> Duration {
         if self.station.is_marked() {
             RETURN_PAUSE

@@ -24,8 +24,8 @@ use crate::values::settings::RendezvousSettings;
 use crate::values::state::{RendezvousState, Token, Written};
 use crate::values::timestamp::Now;
 
-/// For each listed node, the holder waits this long between two writes, so that more requests share one: the state has
-/// about 150 bytes a node, and a write moves it twice.
+/// The pause between two writes for each listed node, so that more requests share one write: the state has about 150
+/// bytes per node, and a write moves it twice.
 const WRITE_PAUSE_PER_NODE: Duration = Duration::from_micros(20);
 
 /// The pause between two writes for each listed node while a round is open: no node waits for any write except the
@@ -33,14 +33,15 @@ const WRITE_PAUSE_PER_NODE: Duration = Duration::from_micros(20);
 /// much data as the completing write.
 const OPEN_WRITE_PAUSE_PER_NODE: Duration = Duration::from_micros(200);
 
-/// For each listed node, the holder collects requests for this long after it has decided. To decide takes 1 to 3 us a
-/// listed node, however few requests are new.
+/// The time for each listed node in which the holder collects requests after it has decided. Deciding takes 1 to 3 us
+/// per listed node, however few requests are new.
 const DECISION_PAUSE_PER_NODE: Duration = Duration::from_micros(10);
 
 /// How often in an interval heartbeats are read. They are written once in an interval.
 const READS_PER_INTERVAL: u32 = 2;
 
-/// How many answers are sent at a time. The holder renews its lease between: the nodes that they wake compete with it.
+/// How many answers are sent at a time. The holder renews its lease in between, because the nodes that they wake
+/// compete with it.
 const ANSWERS_MAX: usize = 1000;
 
 /// How often the state is compared with the known one.
@@ -49,10 +50,10 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The holder's next action on the store.
 #[derive(Debug, PartialEq)]
 pub(super) enum Task {
-    /// How many handlers there were.
+    /// Read the number of handlers.
     CountNodes,
     ReadState,
-    /// Whether the state is still the known one.
+    /// Check whether the stored state is still the known state.
     CheckState,
     WriteState,
     Answer(Vec<(u32, Vec<u8>)>),
@@ -78,7 +79,7 @@ pub(crate) struct Holder {
     decided: Vec<(u32, Answer)>,
     to_send: Vec<(u32, Vec<u8>)>,
     summaries: Summaries,
-    /// Those that the next write drops.
+    /// The nodes that the next write drops.
     newly_lost: Vec<LostNode>,
     /// Changes of the state, each with the node that it is for, and results of writes, until they are recorded.
     steps: Vec<(NodeId, Step)>,
@@ -104,7 +105,7 @@ struct Summaries {
     calls: (u64, Vec<u32>),
 }
 
-/// How the state of the decider differs from the stored one.
+/// The difference between the decider's state and the stored state.
 #[derive(Debug, Default)]
 struct Draft {
     /// The token of the stored state that the draft is based on.

@@ -118,7 +118,7 @@ pub(crate) enum AnswerKind {
     NoLongerSpare,
     /// The rendezvous is closed.
     Closed,
-    /// It is closed, and the node was a spare.
+    /// The rendezvous is closed, and the node was a spare.
     NotNeeded,
     /// The time was over, and the node is on no list.
     TimedOut,
@@ -260,7 +260,7 @@ pub(crate) struct Summary {
     pub(crate) round: i64,
     pub(crate) is_complete: bool,
     pub(crate) is_closed: bool,
-    /// How many nodes participate, wait, were lost, and have left the complete round.
+    /// The numbers of nodes that participate, wait, were lost, and have left the complete round.
     pub(crate) joined: usize,
     pub(crate) waiting: Some16<NodeId>,
     pub(crate) lost: Some16<(NodeId, Duration)>,

@@ -51,8 +51,7 @@ enum Phase {
     Idle,
     /// An answer to its request.
     Requesting(Posting),
-    /// Its caller, which takes the result. `epoch` is the epoch of a holder that lists the node as
-    /// a member.
+    /// The caller, which takes the result. `epoch` is the epoch of a holder that lists the node as a member.
     Ended {
         result: Result<Option<Place>, Ending>,
         epoch: Option<u64>,
@@ -79,7 +78,7 @@ struct Exchange {
     asked_at: Duration,
     /// When the last operation began that showed the other nodes that this node lives.
     heard_at: Duration,
-    /// Since when no request has failed.
+    /// The time since which no request has failed.
     connected_since: Duration,
 }
 
@@ -566,7 +565,8 @@ impl Station {
         matches!(&self.phase, Phase::Requesting(posting) if posting.kind.is_join())
     }
 
-    /// Only a node that is listed, or will be by its own request, can write what stops an earlier holder.
+    /// Whether this node may hold the lease. Only a node that is listed, or will be by its own request, can write the
+    /// change that stops an earlier holder.
     fn may_hold(&self) -> bool {
         self.is_joining() || (self.membership.is_some() && !self.is_evicted())
     }

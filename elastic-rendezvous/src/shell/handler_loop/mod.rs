@@ -72,7 +72,7 @@ pub(crate) struct HandlerLoop {
     began_at: Duration,
     deadline: Duration,
     logged_at: Duration,
-    /// Since when the store has not answered.
+    /// The time since which the store has not answered.
     outage_since: Option<Duration>,
     /// Whether the log has a line about it.
     is_outage_logged: bool,

@@ -215,7 +215,8 @@ impl HandlerLoop {
         }
     }
 
-    /// How long to wait until this time; `None`: indefinitely. A member that has something to do waits no more.
+    /// The timeout for a wait until this time; `None` for an indefinite wait. A member that has something to do does
+    /// not wait.
     fn timeout(&self, until: Duration) -> Option<Duration> {
         if self.operation == Operation::KeepAlive && !self.jobs.is_empty() {
             return Some(Duration::ZERO);

@@ -24,7 +24,7 @@ use crate::values::store_access::{ServerHook, StoreRoute};
 /// How often listeners get a report and missing names are read.
 pub(super) const EVENT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long a request is repeated while the store does not answer. The dynamic rendezvous waits as long.
+/// How long a request is repeated while the store does not answer. The dynamic rendezvous waits for the same time.
 pub(super) const PATIENCE: Duration = Duration::from_secs(15);
 
 /// How often the count of nodes is read: by the host always after the first interval, like PyTorch's, and by
@@ -79,7 +79,7 @@ pub(super) struct Plan {
     pub(super) credentials: Option<Credentials>,
     pub(super) server_options: ServerOptions,
     pub(super) local_addr: Option<String>,
-    /// Of this and all later joins.
+    /// Cancels this join and all later joins.
     pub(super) cancel: Cancel,
 }
 

@@ -38,7 +38,7 @@ pub fn decode(bytes: &[u8], limits: &CodecLimits) -> Result<RendezvousState, Cor
     decode_with_layout(bytes, limits).map(|(state, _)| state)
 }
 
-/// As [`decode`], with the layout of the state if it is PyTorch's.
+/// Decodes like [`decode`], and returns the layout of the state if it is PyTorch's.
 pub(super) fn decode_with_layout(
     bytes: &[u8],
     limits: &CodecLimits,

@@ -77,7 +77,7 @@ struct Encoder<'a> {
     datetime: Option<DatetimeSlots>,
     node: Option<NodeSlots>,
     nodes: HashMap<&'a NodeId, Slot>,
-    /// By memory address.
+    /// The memo slots of addresses, by memory address.
     addresses: HashMap<*const u8, Slot>,
 }
 

@@ -59,7 +59,7 @@ impl Pickler {
         }
     }
 
-    /// One opcode without an operand.
+    /// Writes an opcode without an operand.
     pub(super) fn opcode(&mut self, opcode: u8) {
         self.bytes.push(opcode);
     }
@@ -173,7 +173,7 @@ impl Pickler {
 mod tests {
     use super::*;
 
-    /// What `write` writes, without the head and the STOP.
+    /// Returns the bytes that `write` writes, without the head and the STOP.
     fn written(write: impl FnOnce(&mut Pickler)) -> Vec<u8> {
         let mut pickler = Pickler::new(0);
         write(&mut pickler);

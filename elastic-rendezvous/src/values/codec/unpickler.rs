@@ -71,7 +71,7 @@ struct Entry {
 enum StateObject {
     Absent,
     Fresh,
-    /// With this map of attributes.
+    /// The object has this map of attributes.
     Built(u32),
 }
 
@@ -197,7 +197,7 @@ impl<'a> Unpickler<'a> {
         Ok(())
     }
 
-    /// How many entries a map or set has.
+    /// Returns the number of entries of a map or set.
     pub(super) fn len(&self, container: u32) -> usize {
         self.containers[container as usize].len as usize
     }

@@ -48,9 +48,9 @@ pub(super) enum Value {
     TimezoneArguments(i64),
     DatetimeArguments(Time),
     OtherTuple,
-    /// In microseconds.
+    /// A duration in microseconds.
     Timedelta(i64),
-    /// In microseconds ahead of UTC.
+    /// A time zone in microseconds ahead of UTC.
     Timezone(i64),
     Datetime(Time),
     Map(u32),

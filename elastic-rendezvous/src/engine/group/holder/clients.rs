@@ -25,7 +25,7 @@ pub(super) struct Client {
     pub(super) is_fresh: bool,
     /// Whether the node was listed in the stored state.
     pub(super) was_listed: bool,
-    /// Its place in the order of arrival.
+    /// The request's place in the order of arrival.
     arrival: u64,
 }
 
@@ -36,13 +36,13 @@ pub(super) enum Status {
     },
     /// The answer is to be sent once the state is written.
     Decided,
-    /// Its last answer made it a member of this round.
+    /// The node's last answer made it a member of this round.
     Member {
         round: i64,
     },
-    /// It was notified that it is no longer a member.
+    /// The node was notified that it is no longer a member.
     Evicted,
-    /// Its request is fulfilled.
+    /// The node's request is fulfilled.
     Over,
     /// Other nodes have dropped it, or it has left without the holder. It was notified: if it lives, it repeats its
     /// request with a new number. Copies of the old request may still arrive.

@@ -12,7 +12,8 @@ use crate::values::node::NodeId;
 use crate::values::report::LostNode;
 use crate::values::timestamp::{Now, Timestamp};
 
-/// How many passes over the requests follow a batch at most: in each, the state can change for others.
+/// The maximum number of passes over the requests after a batch. In each pass, the state can change
+/// for other requests.
 const PASSES_MAX: usize = 8;
 
 /// Facts that are the same for all requests of a pass.
@@ -22,7 +23,7 @@ struct Pass {
     is_last_call_over: bool,
     has_suspects: bool,
     complete: Option<Complete>,
-    /// How many members of the last round may claim a place in the open one.
+    /// The number of members of the last round that may claim a place in the open round.
     claims: Option<usize>,
 }
 

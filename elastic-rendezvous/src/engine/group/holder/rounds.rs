@@ -32,7 +32,7 @@ struct World {
     nodes: BTreeSet<NodeId>,
 }
 
-/// How a member has left.
+/// The way in which a member has left.
 #[derive(Debug, Clone, Copy)]
 enum Departure {
     Left,

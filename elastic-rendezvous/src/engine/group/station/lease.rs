@@ -9,8 +9,8 @@ use crate::engine::group::ask::Ask;
 use crate::engine::group::message::Lease;
 use crate::values::timestamp::Now;
 
-/// For each node that may take part, the interval of those that wait for an answer is longer by this: whatever their
-/// number, one of them polls each millisecond.
+/// The additional poll interval of nodes that wait for an answer, for each node that may take part. Whatever their
+/// number is, one of them polls every millisecond.
 const LEASE_POLL_INTERVAL_PER_NODE: Duration = Duration::from_millis(1);
 
 /// The longest interval of nodes that wait for an answer, as fewer than may take part can be there.
@@ -19,7 +19,7 @@ const LEASE_POLL_INTERVAL_MAX: Duration = Duration::from_secs(34);
 /// How often the members with the lowest ranks poll the lease, at least.
 const LEASE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How many members poll the lease that often.
+/// The number of members that poll the lease at `LEASE_POLL_INTERVAL`.
 const DEPUTIES: usize = 4;
 
 /// A lease is free if a node has not seen its renewal for this time.
@@ -32,7 +32,7 @@ const LEASE_TIMEOUT_PER_NODE: Duration = Duration::from_micros(100);
 /// The longest timeout, however many nodes may take part.
 const LEASE_TIMEOUT_MAX: Duration = Duration::from_secs(6);
 
-/// So long after this time a node polls a second time.
+/// The delay after this time before a node polls a second time.
 const SECOND_POLL: Duration = Duration::from_millis(100);
 
 impl Station {

@@ -1,4 +1,4 @@
-//! How a node learns what the holder has written: from its answer, and from the summary.
+//! A node's sources for the writes of the holder: its answer, and the summary.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use crate::engine::group::ask::Ending;
 use crate::engine::group::message::{Answer, AnswerKind, RequestKind, Summary};
 use crate::values::timestamp::Now;
 
-/// For each node that may take part, the nodes that have joined set their marks within a time that is longer by this:
-/// each opens a connection for it.
+/// The additional time in which joined nodes set their marks, for each node that may take part. Each node opens a
+/// connection for its mark.
 const MARK_INTERVAL_PER_NODE: Duration = Duration::from_millis(1);
 
 /// How long a holder that has closed the rendezvous answers other nodes that also close it.

@@ -17,7 +17,7 @@ const RENEWAL: Duration = Duration::from_millis(500);
 /// no node has asked for this time, which is twenty exchanges with the store. Each node would otherwise wait for the next holder.
 const LEAVING_QUIET: Duration = Duration::from_millis(200);
 
-/// How long it does so in all.
+/// The total time in which the holder does so.
 const LEAVING_MAX: Duration = Duration::from_secs(2);
 
 impl Station {
