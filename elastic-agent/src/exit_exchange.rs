@@ -109,7 +109,7 @@ pub(crate) fn is_victim(exit: &ExitRecord) -> bool {
     !exit.exit.is_success() && line.is_some_and(c10d_inspect::is_symptom)
 }
 
-/// Without a launcher, no report needs the root cause.
+/// Returns false: without a launcher, reports do not need the root cause.
 #[cfg(not(feature = "launcher"))]
 pub(crate) const fn is_victim(_: &ExitRecord) -> bool {
     false

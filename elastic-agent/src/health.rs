@@ -90,7 +90,7 @@ const KILL_PATIENCE: Duration = Duration::from_secs(5);
 /// The longest last line that messages show.
 const LINE_CHARS_MAX: usize = 200;
 
-/// Why a node is not healthy.
+/// The reason why a node is not healthy.
 #[derive(Debug)]
 pub(crate) struct Unhealthy {
     how: How,

@@ -12,10 +12,11 @@ use serde_json::{Value, json};
 
 use crate::ranks::{RankBlock, RoleInfo};
 
-/// How many workers the round had when it began.
+/// The number of workers that the round had when it began.
 const FIRST_SIZE: &str = "c10d/places/size";
 
-/// How many ranks entering nodes have got besides, and how many processes were started besides the first.
+/// The number of additional ranks of entering nodes, and the number of processes that were started after the first
+/// processes.
 const RANKS: &str = "c10d/places/ranks";
 const STARTS: &str = "c10d/places/serials";
 
@@ -26,7 +27,7 @@ const GROUP: &str = "c10d/places/group";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) ranks: RankBlock,
-    /// How many workers the round had when it began.
+    /// The number of workers that the round had when it began.
     pub(crate) first_size: usize,
 }
 

@@ -192,7 +192,7 @@ struct Backlog<T> {
     entries: VecDeque<Entry<T>>,
     bytes: usize,
     bytes_max: usize,
-    /// Since the last gap.
+    /// The number of items that were dropped after the last gap.
     dropped: u64,
 }
 

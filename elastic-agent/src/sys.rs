@@ -29,8 +29,9 @@ pub(crate) fn lead_own_session(command: &mut Command, agent: Pid, names: Option<
     lead(command, agent, names, || setsid().map(drop));
 }
 
-/// As [`lead_own_session`], but the process stays in this session, and its group gets the foreground of the terminal that is
-/// its standard input: Ctrl-C reaches this group only. It ignores Ctrl-Z, as no shell could continue it.
+/// Does the same as [`lead_own_session`], but the process stays in this session, and its group gets the foreground of
+/// the terminal that is its standard input: Ctrl-C reaches only this group. The process ignores Ctrl-Z, because no
+/// shell could continue it.
 pub(crate) fn lead_foreground_group(
     command: &mut Command,
     agent: Pid,
@@ -67,7 +68,7 @@ pub(crate) fn give_foreground(group: Pid) -> io::Result<()> {
     }
 }
 
-/// What [`lead_own_session`] describes, with `place` to give the process its session and group: it makes system calls only.
+/// Does the work of [`lead_own_session`]. `place` gives the process its session and group, and makes only system calls.
 fn lead(
     command: &mut Command,
     agent: Pid,

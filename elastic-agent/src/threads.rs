@@ -65,13 +65,13 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Debug)]
 pub(crate) struct Cancelled<'c> {
     _watch: Watch<'c>,
-    /// Without it the channel would end, and be ready.
+    /// Keeps the channel open, because a closed channel is always ready.
     _bell: Arc<Bell>,
     pub(crate) receiver: Receiver<()>,
 }
 
 impl<'c> Cancelled<'c> {
-    /// For a cancel without a check, which only its end wakes.
+    /// Creates a waiter for a cancel without a check, which only the end of the cancel wakes.
     pub(crate) fn of(cancel: &'c Cancel) -> Self {
         let (bell, receiver) = bounded(1);
         let bell = Arc::new(Bell(bell));

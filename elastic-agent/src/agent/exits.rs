@@ -19,8 +19,8 @@ use crate::worker::WorkerExit;
 /// has closed its connections. This time is a part of [`PATIENCE`], so it does not make any node wait longer.
 const CAUSE_PATIENCE: Duration = Duration::from_millis(500);
 
-/// The same time if the lost rank is on this host, so that its exit must become known here: as long as a later exit counts as
-/// the cause of an earlier failure (`TEARDOWN_MS` in c10d-inspect).
+/// The time to wait if the lost rank is on this host, so that its exit must be reported here: as long as a later exit
+/// counts as the cause of an earlier failure (`TEARDOWN_MS` in c10d-inspect).
 const LOCAL_CAUSE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The pause between two checks for such an exit during that time.

@@ -32,14 +32,14 @@ pub(super) struct Node {
     pub(super) events: Receiver<Event>,
     pub(super) listeners: Listeners,
     pub(super) logs: LogDirectory,
-    /// Where workers report their progress.
+    /// The directory in which workers report their progress.
     pub(super) progress: Option<TempDir>,
     pub(super) forking: Forking,
     /// The published end of the job, which the other nodes shall read before their store stops.
     pub(super) published: Option<PublishedEnd>,
     /// The first failure of the job on any node, as far as this node has learned it.
     pub(super) first_failure: Option<ExitRecord>,
-    /// Of the current round.
+    /// The network of the workers of the current round.
     pub(super) network: WorkersNetwork,
     /// How often this agent has started workers.
     pub(super) starts: usize,
@@ -182,7 +182,7 @@ impl Node {
 #[derive(Debug, Default)]
 pub(super) struct Forking {
     preloader: Option<Preloader>,
-    /// Why workers were not forked last time: said once.
+    /// The reason why workers were not forked last time, which is logged once.
     not_forked: Option<String>,
 }
 

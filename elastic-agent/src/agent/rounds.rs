@@ -22,7 +22,7 @@ pub(super) struct Rounds {
     is_reader: [bool; 2],
     /// The id of this node in the rendezvous.
     node: Option<NodeId>,
-    /// Where the nodes publish and read the end of the job.
+    /// The board on which the nodes publish and read the end of the job.
     published: Option<PublishedEnd>,
     /// The last round that this node has forgotten.
     forgotten: Option<i64>,
@@ -30,7 +30,7 @@ pub(super) struct Rounds {
     relay_port: Option<(i64, u16)>,
 }
 
-/// Where the nodes of a round read why the job is over.
+/// The place where the nodes of a round read why the job is over.
 #[derive(Debug, Clone)]
 pub(super) struct PublishedEnd {
     pub(super) board: RoundBoard,
@@ -205,8 +205,8 @@ impl Rounds {
         self.published.take()
     }
 
-    /// How many nodes have ended: they succeeded, or their workers failed at the end of their program. `None` if their store
-    /// does not answer.
+    /// Returns the number of nodes that have ended: they succeeded, or their workers failed at the end of their
+    /// program. `None` if their store does not answer.
     pub(super) fn ended(&self, has_store_per_round: bool) -> Option<usize> {
         let finished = self.finished()?;
         let at_exit = match has_store_per_round {

@@ -19,7 +19,7 @@ use crate::exit_barrier;
 use crate::exit_exchange::NodeExits;
 use crate::round::{AgentError, AgentOutcome, Effect, Input, Round, Settings};
 
-/// Where the log lines of a round are from, for those who choose by it.
+/// The log target of the lines of a round, for filters.
 pub(super) const LOG: &str = "elastic_agent::agent";
 
 /// The interval of checks for the first output or step after a restart, and their limit.
@@ -363,7 +363,7 @@ const ASK_INTERVAL: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub(super) struct AwaitedLoss {
-    /// From when on a connection shows that its node was not lost.
+    /// The time from which on a connection proves that its node was not lost.
     shown_from: Instant,
     ask_at: Instant,
     until: Instant,

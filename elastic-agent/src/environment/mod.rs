@@ -80,7 +80,7 @@ pub(crate) struct GroupMember<'a> {
     pub(crate) process: ProcessId,
     /// How many members the group had at first.
     pub(crate) members_first: usize,
-    /// With fewer members the group does no work.
+    /// The minimum number of members; with fewer, the group does no work.
     pub(crate) members_min: usize,
 }
 

@@ -64,7 +64,7 @@ impl Decision {
         })
     }
 
-    /// Without a launcher, no report needs the root cause.
+    /// Returns `None`: without a launcher, reports do not need the root cause.
     #[cfg(not(feature = "launcher"))]
     pub(crate) const fn of(
         _: &[Vec<ExitRecord>],

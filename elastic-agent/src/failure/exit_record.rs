@@ -183,7 +183,7 @@ const WHAT: &str = "  what():  ";
 /// The last words of a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct LastWords {
-    /// Without the prefix of PyTorch, and without spaces around it; not shortened.
+    /// The most informative line, without the prefix of PyTorch and without spaces around it; not shortened.
     pub(super) line: Option<String>,
     pub(super) has_traceback: bool,
 }

@@ -1,5 +1,5 @@
-//! Why workers failed: the report for people, and the error file for the program that started the
-//! launcher.
+//! The reasons why workers failed: the report for people, and the error file for the program that
+//! started the launcher.
 //!
 //! In PyTorch:
 //! `torch/distributed/elastic/multiprocessing/errors/__init__.py`.
@@ -112,11 +112,11 @@ fn summary(
     )
 }
 
-/// Where the report shows a traceback that several workers left.
+/// The place at which the report shows a traceback that several workers have left.
 enum Traceback {
     /// Here, with the ranks of the workers that left the same text.
     Shown { same: Vec<usize> },
-    /// With the worker of this rank.
+    /// The traceback is shown with the worker of this rank.
     SameAs { rank: usize },
 }
 
@@ -145,7 +145,7 @@ fn place_of_traceback(failures: &Failures, index: usize) -> Traceback {
     }
 }
 
-/// One failure. PyTorch has the trailing spaces as well.
+/// Formats a failure. PyTorch's report also has the trailing spaces.
 fn block(
     index: usize,
     failure: &ProcessFailure,

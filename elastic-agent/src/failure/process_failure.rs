@@ -203,8 +203,8 @@ enum Blamed {
 pub struct RootExit {
     /// The exit. Its time is by the clock of this host.
     pub record: ExitRecord,
-    /// One sentence without a full stop, such as "rank 1 exited with code 0, 0.1 s before rank 0 lost its connection to
-    /// it".
+    /// The cause as a sentence without a full stop, such as "rank 1 exited with code 0, 0.1 s before rank 0 lost its
+    /// connection to it".
     pub text: String,
     /// Whether the exits prove that this exit is the cause.
     pub is_certain: bool,
@@ -224,7 +224,7 @@ impl Failures {
         })
     }
 
-    /// The same failures, with the exits of the round by node, this node first, and its number of ranks.
+    /// Adds the exits of the round by node, this node first, and its number of ranks.
     #[must_use]
     pub(crate) fn with_exits(mut self, exits: Vec<Vec<ExitRecord>>, world_size: usize) -> Self {
         self.exits = exits;

@@ -1,4 +1,4 @@
-//! Why a launcher could not run a job.
+//! The reasons why a launcher could not run a job.
 
 use std::io;
 

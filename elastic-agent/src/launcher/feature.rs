@@ -27,12 +27,13 @@ pub(super) trait Feature: Send {
         let _ = (error, stuck_max);
     }
 
-    /// There is an agent, which runs soon.
+    /// Called when the agent is created, before it runs.
     fn watch(&mut self, agent: &AgentHandle) {
         let _ = agent;
     }
 
-    /// The workers have ended, and the other nodes do not know it yet. In the reverse order of the features.
+    /// Called in the reverse order of the features when the workers have exited, before the other nodes are
+    /// notified.
     fn workers_ended(&mut self, end: &mut JobEnd) {
         let _ = end;
     }
@@ -42,13 +43,13 @@ pub(super) trait Feature: Send {
         false
     }
 
-    /// This node has left the job. In the reverse order of the features.
+    /// Called in the reverse order of the features when this node has left the job.
     fn job_ended(&mut self, end: &JobEnd) {
         let _ = end;
     }
 }
 
-/// How the job ended on this node.
+/// The end of the job on this node.
 #[derive(Debug)]
 pub(super) struct JobEnd {
     pub(super) result: Result<AgentOutcome, AgentError>,

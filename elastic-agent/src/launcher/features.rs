@@ -203,7 +203,7 @@ impl Features {
         Arc::clone(&self.hosted)
     }
 
-    /// Why a store that this process serves can keep nothing more.
+    /// Returns why a store that this process serves can no longer persist writes.
     pub(super) fn journal_failure(&self) -> Option<String> {
         self.hosted.journal_failure()
     }

@@ -46,7 +46,7 @@ impl HealthPort {
 }
 
 impl Feature for HealthPort {
-    /// From now on the answer is about this agent.
+    /// Answers for this agent from now on.
     fn watch(&mut self, agent: &AgentHandle) {
         // There is one agent.
         let _ = self.agent.set(agent.clone());

@@ -27,7 +27,7 @@ pub(super) fn check(options: &LauncherOptions) -> Result<(), LauncherError> {
         .map_err(|error| LauncherError::NotReady(error.to_string()))
 }
 
-/// Why the script or its program cannot be started; `None` if nothing is known against it.
+/// Returns why the script or its program cannot be started; `None` if no such problem is known.
 pub(super) fn missing(options: &LauncherOptions) -> Option<String> {
     let program = Path::new(options.agent.command.program());
     if let Err(error) = find(program, env::var_os("PATH").as_deref()) {

@@ -45,7 +45,7 @@ pub(super) struct ProgressLog {
     live: Option<Arc<dyn Screen>>,
     hosted: Arc<Hosted>,
     warnings: StartWarnings,
-    /// Where the nodes meet, for people.
+    /// The place where the nodes meet, for people.
     meeting_point: String,
     /// Whether workers get a number of threads that the user has not chosen.
     has_default_threads: bool,
@@ -158,7 +158,7 @@ impl Feature for ProgressLog {
     }
 }
 
-/// Where the nodes meet: the endpoint with its port; a path as it is.
+/// Returns the place where the nodes meet: the endpoint with its port, or an unchanged path.
 fn meeting_point(parameters: &RendezvousParameters) -> String {
     match parameters.endpoint().parse::<Endpoint>() {
         Ok(endpoint) => endpoint.with_default_port(DEFAULT_PORT).to_string(),
@@ -169,13 +169,13 @@ fn meeting_point(parameters: &RendezvousParameters) -> String {
 /// The nodes that the log has named as missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Said {
-    /// For enough nodes.
+    /// The node waits for enough nodes.
     Missing,
-    /// For more nodes than are needed.
+    /// The node waits for more nodes than are needed.
     LastCall,
-    /// For the next round.
+    /// The node waits for the next round.
     Complete,
-    /// For the other nodes of a static rendezvous.
+    /// The node waits for the other nodes of a static rendezvous.
     Ranks,
 }
 
@@ -269,7 +269,7 @@ fn restarted_line(times: &RestartTimes, is_python: bool) -> String {
     line
 }
 
-/// Where to look at the workers; `None` before there is a store.
+/// Returns a line about where to observe the workers; `None` before there is a store.
 fn store_line(
     started: &StartedWorkers,
     has_page: bool,
@@ -323,7 +323,7 @@ fn waiting_line(report: &WaitReport, at: &str) -> String {
     }
 }
 
-/// The same for a static rendezvous, whose nodes have their ranks from the start.
+/// Returns the line of a static rendezvous, whose nodes have their ranks from the start.
 fn ranks_line(report: &RanksReport, at: &str) -> String {
     let left = report.time_left.as_secs();
     match report.is_connected {

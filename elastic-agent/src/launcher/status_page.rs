@@ -95,14 +95,14 @@ pub(in crate::launcher) struct Hosted {
 /// The action after a failure of a server's journal.
 #[derive(Debug)]
 struct Journal {
-    /// Why it failed.
+    /// The reason of the failure.
     failure: OnceLock<String>,
     /// The agent that it stops, once there is one.
     agent: OnceLock<AgentHandle>,
     stop: Once,
 }
 
-/// One server.
+/// A server that this process hosts.
 #[derive(Debug, Clone)]
 pub(in crate::launcher) struct HostedServer {
     addresses: Vec<SocketAddr>,
@@ -209,14 +209,14 @@ impl Hosted {
         }
     }
 
-    /// From now on the failure of a server's journal stops this agent, even a failure that has happened already.
+    /// Makes a failure of a server's journal stop this agent, even a failure that has happened already.
     pub(in crate::launcher) fn end_with_journal(&self, agent: AgentHandle) {
         // There is one agent.
         let _ = self.journal.agent.set(agent);
         self.stop_if_failed();
     }
 
-    /// Why a server that this process hosts can keep nothing more; `None` if all can.
+    /// Returns why a server that this process hosts can no longer persist writes; `None` if all servers can.
     pub(in crate::launcher) fn journal_failure(&self) -> Option<String> {
         self.journal.failure.get().cloned()
     }

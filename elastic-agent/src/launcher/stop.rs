@@ -48,7 +48,7 @@ impl StopControl {
         Ok(Self { signals, deadline })
     }
 
-    /// From now on, signals stop this agent.
+    /// Makes signals stop this agent from now on.
     pub(super) fn watch(&self, agent: AgentHandle) {
         self.deadline.watch(agent.kill_switch());
         self.signals.pass_to(agent);
@@ -120,10 +120,10 @@ struct State {
 }
 
 impl Signals {
-    /// From now on these signals do not end the process: signals with these names stop the launcher, SIGUSR1 and SIGUSR2 go
-    /// to its workers. Without names none is handled. A signal that this process ignores stays ignored, by
-    /// this process and by its workers, because nohup(1) or a shell has started it so. A signal that
-    /// stops the launcher first starts the timer.
+    /// Handles signals from now on, so that they do not kill the process: signals with these names stop the launcher,
+    /// and SIGUSR1 and SIGUSR2 are sent to its workers. Without names, no signal is handled. A signal that this process
+    /// ignores stays ignored, by this process and by its workers, because nohup(1) or a shell has started it in this
+    /// way. The first signal that stops the launcher starts the timer.
     ///
     /// # Errors
     /// Those of the system.

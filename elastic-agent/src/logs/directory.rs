@@ -57,7 +57,7 @@ pub struct LogDirectory {
     run_id: String,
     /// The job's own directory; `None` until it is created, and once it is removed.
     path: Option<PathBuf>,
-    /// Those of the workers, by local rank.
+    /// The directories of the workers, by local rank.
     workers: Vec<PathBuf>,
     /// Whether no file is written, because the options do not require files and their directory could not be created.
     is_abandoned: bool,
@@ -291,7 +291,7 @@ fn directories_in(path: &Path) -> impl Iterator<Item = PathBuf> {
     directories.map(|entry| entry.path())
 }
 
-/// Also removes the directory of its round, if it was the last one there.
+/// Removes the directory of a worker, and the directory of its round if it was the last worker there.
 fn remove_worker(path: &Path) {
     if remove_if_empty(path)
         && let Some(round) = path.parent()

@@ -1,4 +1,4 @@
-//! Where the output of workers goes: log directories, and which stream goes into which file.
+//! The destinations of the output of workers: log directories, and the file of each stream.
 //!
 //! Workers write the files themselves.
 

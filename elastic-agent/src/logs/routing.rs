@@ -65,7 +65,7 @@ impl fmt::Display for Streams {
 pub enum StreamMap {
     /// Every worker has this set.
     All(Streams),
-    /// By local rank. A local rank without an entry has no streams.
+    /// Each local rank has its own set. A local rank without an entry has no streams.
     ByLocalRank(BTreeMap<usize, Streams>),
 }
 
@@ -89,14 +89,14 @@ impl StreamMap {
     }
 }
 
-/// No stream of any worker.
+/// The default has no stream of any worker.
 impl Default for StreamMap {
     fn default() -> Self {
         Self::All(Streams::NONE)
     }
 }
 
-/// What [`FromStr`] parses.
+/// Formats the map in the form that [`FromStr`] parses.
 impl fmt::Display for StreamMap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -153,7 +153,7 @@ pub enum Destination {
     Console,
     /// The output is discarded.
     Discard,
-    /// It belongs to this stream of this worker alone.
+    /// The output is written to a file that only this stream of this worker uses.
     File {
         /// The path of the file.
         path: PathBuf,
@@ -182,7 +182,7 @@ impl WorkerLogs {
         error_file: None,
     };
 
-    /// The same with both streams on the console.
+    /// Returns these logs with both streams on the console.
     pub(crate) fn on_console(self) -> Self {
         Self {
             error_file: self.error_file,

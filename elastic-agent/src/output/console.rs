@@ -63,7 +63,7 @@ pub(super) struct Progress {
     pub(super) is_abandoned: AtomicBool,
 }
 
-/// One stream of the console, which keeps the lines of several workers apart.
+/// A stream of the console, which keeps the lines of several workers apart.
 pub(super) struct Sink {
     name: &'static str,
     writer: Box<dyn Write + Send>,

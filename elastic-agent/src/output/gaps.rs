@@ -29,7 +29,7 @@ struct Notice {
 /// The bytes that the file gets next.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// These bytes of a notice.
+    /// Bytes of a notice.
     Notice(Vec<u8>),
     /// The output that was given.
     Output,

@@ -80,7 +80,7 @@ impl LineSplitter {
     }
 }
 
-/// How many bytes at the end are the start of an incomplete character: 0 to 3.
+/// Returns how many bytes at the end are the start of an incomplete character: 0 to 3.
 fn unfinished_character_bytes(bytes: &[u8]) -> usize {
     for back in 1..=bytes.len().min(3) {
         let byte = bytes[bytes.len() - back];

@@ -18,7 +18,7 @@ use super::thread::{READ_BYTES_MAX, wait};
 use super::trail::Trail;
 use crate::threads::lock;
 
-/// One stream of a worker: its pipe and its log file.
+/// A stream of a worker: its pipe and its log file.
 #[derive(Debug)]
 pub(crate) struct LoggedStream {
     /// `None` once it has ended.
@@ -26,7 +26,7 @@ pub(crate) struct LoggedStream {
     path: PathBuf,
     file: File,
     gaps: Gaps,
-    /// For the thread that shows the stream.
+    /// The state that the thread which shows the stream reads.
     trail: Arc<Mutex<Trail>>,
 }
 

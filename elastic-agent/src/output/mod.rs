@@ -84,7 +84,7 @@ impl OutputThreads {
 /// How often files are read: often enough to look live, and 20 reads a second cost nothing.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The same for output in memory, which has little room: a busy worker fills it in some milliseconds.
+/// The interval for output in memory, which has little room: a busy worker fills it in some milliseconds.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(2);
 
 /// The sources of the output that one stream shows.

@@ -19,7 +19,7 @@ pub(super) const READ_BYTES_MAX: usize = 64 << 10;
 /// How long the end of a group waits for a console, or a file system, that accepts no output.
 const STALL_MAX: Duration = Duration::from_secs(10);
 
-/// The same once the kill switch is triggered.
+/// The longest stall once the kill switch is triggered.
 const STALL_KILLED_MAX: Duration = Duration::from_secs(1);
 
 /// How often the owner checks the thread's progress.

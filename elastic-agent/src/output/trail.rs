@@ -1,4 +1,4 @@
-//! Where the output of a stream is that the console has not shown yet: in its log file, or in memory. Pure.
+//! The place of output that the console has not shown yet: in the log file of the stream, or in memory. Pure.
 
 use std::collections::VecDeque;
 

@@ -209,7 +209,7 @@ impl Keeper {
         }
     }
 
-    /// Until there is something to do.
+    /// Waits until there is something to do.
     fn wait(&self, woken: &PipeReader) {
         let now = Instant::now();
         let mut left = self

@@ -115,13 +115,13 @@ impl PreloadOptions {
     }
 }
 
-/// How to start a template.
+/// The plan for starting a template.
 #[derive(Debug, Clone)]
 pub(crate) struct TemplatePlan {
     pub(super) program: OsString,
     /// A script's path, or `-m`.
     pub(super) script: OsString,
-    /// How many workers are forked at once.
+    /// The number of workers that are forked at once.
     pub(super) workers: usize,
     /// The environment variables that are equal for all workers of all rounds.
     pub(super) environment: Vec<(OsString, OsString)>,
@@ -140,7 +140,7 @@ pub(crate) struct WorkerStart<'a> {
     pub(crate) directory: &'a Path,
     /// Standard input, output and error.
     pub(crate) streams: [BorrowedFd<'a>; 3],
-    /// Where the worker reports its process group, as a line.
+    /// The pipe to which the worker reports its process group, as a line.
     pub(crate) names: BorrowedFd<'a>,
 }
 
@@ -183,7 +183,7 @@ impl WorkerStart<'_> {
     }
 }
 
-/// Why there are no forked workers.
+/// The reason why there are no forked workers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NotForked {
     /// The template cannot fork workers, for this reason.

@@ -173,7 +173,7 @@ fn pid(field: &[u8]) -> Option<i32> {
     (pid > 1).then_some(pid)
 }
 
-/// One printable line of limited length.
+/// Returns a printable line of limited length.
 fn text(field: &[u8]) -> String {
     let words = field.split(u8::is_ascii_whitespace);
     let words: Vec<&[u8]> = words.filter(|word| !word.is_empty()).collect();

@@ -52,7 +52,7 @@ const READER: &str = "progress-read";
 /// How often the files are read: steps take longer on most jobs, and a read of some files costs microseconds.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// With a shorter timeout the files are read this often in its time, but not more often than every 10 ms.
+/// How often the files are read within a short timeout, but not more often than every 10 ms.
 const READS_PER_TIMEOUT: u32 = 4;
 const INTERVAL_MIN: Duration = Duration::from_millis(10);
 
@@ -85,7 +85,7 @@ struct Reading {
     /// The number of the first file.
     first: usize,
     marks: Vec<Option<Mark>>,
-    /// From before the start of the workers.
+    /// Whether the reading is from before the start of the workers.
     is_earlier: bool,
 }
 

@@ -10,7 +10,7 @@ use crate::restart_policy::RoundProgress;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mark {
     Step(u64),
-    /// No number: when the file was changed last.
+    /// The time of the last change of a file without a number.
     Modified(SystemTime),
 }
 

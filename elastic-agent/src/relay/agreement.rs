@@ -116,8 +116,8 @@ impl From<StoreError> for NodeRelayError {
 
 c10d_socket::debug_as_display!(NodeRelayError);
 
-/// How many ports are proposed. A port that was just free on one machine is in use at 127.0.0.1 of another for one in a
-/// thousand, so a few suffice for a hundred nodes, and this many for thousands.
+/// How many ports are proposed. A port that was just free on one machine is in use at 127.0.0.1 of one in a thousand
+/// other machines, so a few proposals suffice for a hundred nodes, and this number for thousands.
 const ATTEMPTS_MAX: u32 = 32;
 
 /// How long a node waits until it reports that other nodes do not take part. Shorter than the time after which a silent node
@@ -211,7 +211,7 @@ impl Member<'_> {
         }
     }
 
-    /// Why the node with group rank 0 proposes no further port.
+    /// Returns why the node with group rank 0 proposes no further port.
     fn no_proposal(&self, attempt: u32, refused: Option<Refused>) -> NodeRelayError {
         let Some(refused) = refused else {
             return NodeRelayError::NoneProposed;
@@ -229,7 +229,7 @@ impl Member<'_> {
         }
     }
 
-    /// How many nodes have refused the port, as soon as all have decided.
+    /// Returns how many nodes have refused the port, as soon as all nodes have decided.
     fn verdict(&self, attempt: u32, is_bound: bool, wait: Wait) -> Result<u64, NodeRelayError> {
         let verdict = name(attempt, "refusals");
         let own = if is_bound { ONE } else { ONE + REFUSED };
@@ -270,7 +270,7 @@ impl Member<'_> {
         value.map_err(|error| self.absent(attempt, error))
     }
 
-    /// How many nodes have taken part in an attempt.
+    /// Returns how many nodes have taken part in an attempt.
     fn arrived(&self, attempt: u32) -> Result<u64, BoardError> {
         let sum = self.board.counted(&name(attempt, "nodes"))?;
         Ok(split(i64::try_from(sum).unwrap_or_default()).0)

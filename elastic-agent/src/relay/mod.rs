@@ -79,7 +79,7 @@ impl NodeRelay {
         Ok(relay)
     }
 
-    /// Where the workers of this node reach it.
+    /// Returns the address at which the workers of this node reach the relay.
     pub(crate) const fn address(&self) -> &HostPort {
         &self.address
     }

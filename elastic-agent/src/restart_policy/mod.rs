@@ -88,7 +88,7 @@ pub(crate) enum Decision {
     Restart,
     /// The limits allow no further restart of this node. As in PyTorch, nodes that still run are left alone.
     Exhausted,
-    /// No node shall start workers again, for this reason.
+    /// The job ends on all nodes, for this reason.
     EndJob(String),
 }
 
@@ -115,12 +115,12 @@ impl RestartPolicy {
         }
     }
 
-    /// How many restarts after failures have been allowed.
+    /// Returns how many restarts after failures have been allowed.
     pub(crate) const fn used(&self) -> usize {
         self.used
     }
 
-    /// How many more restarts the limits allow at `now`, if each fails at once without progress.
+    /// Returns how many more restarts the limits allow at `now`, if each restart fails at once without progress.
     pub(crate) fn left(&self, now: Duration) -> usize {
         let rules = &self.rules;
         let limits = [
@@ -144,8 +144,8 @@ impl RestartPolicy {
                 .is_some_and(|budget| self.spent.left(budget, now) == 0)
     }
 
-    /// Why the job must end although nothing is wrong with the restarts: a worker ended with a code that no
-    /// restart may follow. Also applies to workers that failed while the agent was about to stop them.
+    /// Returns why the job must end although restarts are left: a worker exited with a code that forbids restarts.
+    /// This also applies to workers that failed while the agent was about to stop them.
     pub(crate) fn final_exit(&self, failed: &[FailedWorker]) -> Option<String> {
         let is_final = |worker: &&FailedWorker| {
             !worker.was_stopped && self.rules.final_exit_codes.contains(&worker.exit.code())
@@ -192,7 +192,7 @@ impl RestartPolicy {
         self.spent.take_back();
     }
 
-    /// Why no start of these workers could succeed, if the rules care.
+    /// Returns why no start of these workers could succeed, if the rules consider this.
     pub(crate) fn why_hopeless(&self, failed: &[FailedWorker]) -> Option<String> {
         hopeless(failed).filter(|_| !self.rules.restarts_on_fatal_errors)
     }
@@ -273,8 +273,8 @@ impl Spent {
         self.times.pop_back();
     }
 
-    /// How many restarts are left in the window that ends at `now`. A restart counts until the window's length has
-    /// passed.
+    /// Returns how many restarts are left in the window that ends at `now`. A restart counts until the window's
+    /// length has passed.
     fn left(&self, budget: RestartBudget, now: Duration) -> usize {
         let recent = self
             .times
@@ -284,7 +284,7 @@ impl Spent {
         budget.restarts.saturating_sub(recent.count())
     }
 
-    /// No window of the past holds more restarts than allowed.
+    /// Checks that no past window has more restarts than allowed.
     #[cfg(test)]
     fn check_invariants(&self, budget: RestartBudget, now: Duration) {
         for (index, end) in self.times.iter().enumerate() {

@@ -17,7 +17,7 @@ const KINDS: [&str; 5] = [
     "TabError",
 ];
 
-/// Those for which the interpreter prints no traceback of calls, if the script itself has them.
+/// The exceptions for which the interpreter prints no traceback of calls, if they are in the script itself.
 const SYNTAX_KINDS: [&str; 3] = ["SyntaxError", "IndentationError", "TabError"];
 
 /// The ends of the first place in a traceback: the script, or a module that `python -m` runs.

@@ -14,7 +14,7 @@ use super::phase::{Barrier, Phase};
 /// PyTorch's: enough for nodes that finish some minutes apart.
 pub(crate) const EXIT_BARRIER_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Without a limit: longer than any job.
+/// The time for a wait without a limit, longer than any job.
 const NEVER: Duration = Duration::from_secs(365 * 86400);
 
 impl Round {
@@ -28,7 +28,7 @@ impl Round {
         })
     }
 
-    /// How many nodes of the round are left, which had `nodes` when it began.
+    /// Returns how many nodes of the round are left. The round had `nodes` nodes when it began.
     fn nodes_left(&self, membership: Option<&Membership>, nodes: usize) -> usize {
         let Some(membership) = membership else {
             return nodes;

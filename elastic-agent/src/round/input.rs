@@ -192,7 +192,7 @@ pub(crate) struct StartTimes {
     pub(crate) ranks: Duration,
 }
 
-/// How to stop the workers.
+/// The way in which the workers are stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stop {
     With(Signal, Duration),
@@ -240,7 +240,7 @@ pub(crate) struct Crash {
 pub(crate) enum GroupNews {
     /// The group forms, or continues without the worker.
     GoesOn,
-    /// Its workers are not members, so they have nothing to lose.
+    /// The node's workers are not members, so they have no state to lose.
     IsEmpty,
     /// All members have done their last step.
     Finished,
@@ -253,7 +253,7 @@ pub(crate) enum GroupNews {
 /// The content of the round's store that a node reads when its workers have failed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
-    /// Why another node ended the job.
+    /// The reason why another node ended the job.
     pub(crate) job_end: Option<Box<EndNotice>>,
     /// Whether the workers of a node were stuck.
     pub(crate) is_any_stuck: bool,
@@ -266,7 +266,7 @@ pub(crate) struct Facts {
 pub(crate) struct RoundSummary {
     pub(crate) cause: RoundCause,
     pub(crate) ending: RoundEnding,
-    /// Why the job ended with the round, if a rule for restarts ended it.
+    /// The reason why the job ended with the round, if a rule for restarts ended it.
     pub(crate) reason: Option<String>,
     pub(crate) phases: RoundPhases,
     /// How many restarts this node had used when the round began, and has left.

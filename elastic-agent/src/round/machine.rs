@@ -87,7 +87,7 @@ pub(crate) struct Settings {
 pub(crate) struct Round {
     pub(super) settings: Settings,
     pub(super) policy: RestartPolicy,
-    /// Why the current round began, and how long its parts have taken.
+    /// The reason why the current round began, and below it the clock of its parts.
     cause: RoundCause,
     pub(super) clock: RoundClock,
     pub(super) has_had_workers: bool,
@@ -221,7 +221,7 @@ impl Round {
         }
     }
 
-    /// How the other workers are kept when one dies; `None` in a round that restarts all of them.
+    /// Returns the options for keeping the other workers when one dies; `None` in a round that restarts all of them.
     pub(super) fn keep(&self) -> Option<&KeepOptions> {
         self.settings.keep.as_ref().filter(|_| self.keeps)
     }

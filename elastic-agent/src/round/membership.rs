@@ -130,9 +130,9 @@ const REASONS_SHOWN_MAX: usize = 8;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum MembersChange {
     None,
-    /// They have to start again, for this reason.
+    /// The workers have to restart, for this reason.
     Certain(String),
-    /// The same, unless this many nodes have left because their workers have succeeded.
+    /// The workers have to restart, unless this many nodes have left because their workers have succeeded.
     UnlessFinished {
         why: String,
         departed: usize,

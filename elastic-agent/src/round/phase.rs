@@ -75,7 +75,7 @@ pub(super) struct Running {
     pub(super) evicted: BTreeMap<usize, Duration>,
     pub(super) failed: Option<First>,
     pub(super) known: Known,
-    /// Why another node has ended the job, if the workers of this node are left to exit without a signal.
+    /// The reason why another node has ended the job, if the workers of this node may exit without a signal.
     pub(super) ended: Option<Box<EndNotice>>,
     pub(super) waiting: Waiting,
 }
@@ -85,7 +85,7 @@ pub(super) struct Running {
 pub(super) enum Waiting {
     #[default]
     Nothing,
-    /// How many nodes have finished, because the departure of a finished node is not a change of the members.
+    /// The number of finished nodes, because the departure of a finished node is not a change of the members.
     Finished { why: String, departed: usize },
     /// Whether the group of the workers has finished, because nothing is then left to do for a node that waits.
     Group { why: String },
@@ -95,7 +95,7 @@ pub(super) enum Waiting {
     IsFirst(Box<StuckWorkers>),
 }
 
-/// Why the workers of a round are stopped.
+/// The reason why the workers of a round are stopped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum End {
     Succeeded,

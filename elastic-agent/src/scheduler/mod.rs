@@ -72,7 +72,7 @@ fn doubts(variables: Variables<'_>, found: Option<&Found>) -> Vec<String> {
     doubts
 }
 
-/// That the rank is not one of as many nodes as there are.
+/// Returns a text if the rank is not below the number of nodes.
 fn contradiction(found: &Found) -> Option<String> {
     let (nodes, rank) = (found.nodes.as_ref().ok()?, found.node_rank.as_ref().ok()?);
     (rank.value >= nodes.value).then(|| {

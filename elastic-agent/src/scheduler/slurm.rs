@@ -213,7 +213,7 @@ fn expand(list: &str) -> Result<Vec<String>, HostlistError> {
     }
 }
 
-/// Why a text is not a usable list of hosts.
+/// The reason why a text is not a usable list of hosts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum HostlistError {
     Empty,

@@ -264,7 +264,7 @@ fn is_running(pid: i32) -> bool {
     Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid).is_ok())
 }
 
-/// By the wall clock, as PyTorch's timers.
+/// Returns the time of the wall clock, which PyTorch's timers use.
 pub(crate) fn seconds_since_epoch() -> f64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0.0, |since| since.as_secs_f64())

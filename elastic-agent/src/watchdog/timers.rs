@@ -22,7 +22,7 @@ pub(super) struct Expired {
     pub(super) pid: i32,
     /// The names of the timers in the order in which they expired.
     pub(super) scopes: Vec<String>,
-    /// That of the first of these with a signal.
+    /// The signal of the first of these timers with a signal.
     pub(super) signal: Option<i32>,
 }
 
@@ -132,7 +132,7 @@ pub(super) struct Lines {
     line: Vec<u8>,
     /// The present line was too long, and is ignored up to its end.
     is_too_long: bool,
-    /// How many lines were no requests.
+    /// The number of lines that were not requests.
     refused: u64,
 }
 
@@ -162,7 +162,7 @@ impl Lines {
         }
     }
 
-    /// How many lines were no requests since the last call.
+    /// Returns the number of lines since the last call that were not requests.
     pub(super) fn take_refused(&mut self) -> u64 {
         std::mem::take(&mut self.refused)
     }

@@ -78,8 +78,9 @@ impl WorkerGroup {
         Self::start_from(None, false, KillSwitch::new(), plan, console, on_exit)
     }
 
-    /// As [`start`](Self::start), with workers that are `forked` already, one for each of the plan. If they cannot be
-    /// started, programs are, unless `is_forked_only`. The switch kills them from their start on.
+    /// Starts workers like [`start`](Self::start), from `forked` processes, one for each worker of the plan. If these
+    /// cannot be started, programs are started instead, unless `is_forked_only`. The switch kills the workers from
+    /// their start on.
     pub(crate) fn start_from(
         forked: Option<ForkedWorkers>,
         is_forked_only: bool,
@@ -207,7 +208,7 @@ impl WorkerGroup {
         self.step(Input::SendStop(signal));
     }
 
-    /// From now on this switch kills the workers.
+    /// Makes this switch kill the workers from now on.
     fn move_to(&mut self, kill_switch: &KillSwitch) {
         if self.covered_by.is_same(kill_switch) {
             return;

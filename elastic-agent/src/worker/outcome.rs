@@ -26,7 +26,7 @@ pub enum ExitKind {
 }
 
 impl ExitKind {
-    /// How the process ended, as waitid(2) reports it.
+    /// Converts the status that waitid(2) reports.
     pub(crate) fn of(status: &WaitIdStatus) -> Self {
         if let Some(code) = status.exit_status() {
             return Self::Code(code);

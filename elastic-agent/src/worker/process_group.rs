@@ -147,7 +147,7 @@ pub(super) fn signal_leader(leader: Pid, signal: Signal) {
     }
 }
 
-/// As [`signal`], without a log.
+/// Sends a signal like [`signal`], without a log.
 pub(super) fn send(group: Pid, signal: Signal) -> Result<(), NotSent> {
     match kill_process_group(group, signal) {
         // Systems differ in the error for a group whose processes have all ended.

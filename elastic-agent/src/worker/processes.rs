@@ -206,7 +206,8 @@ impl Worker {
     }
 }
 
-/// One thread for each worker, before its process: so no process lacks one when the system has no thread left.
+/// Starts one thread for each worker before its process, so that each process has a thread even if the system then has
+/// no thread left.
 fn start_waiters(count: usize) -> io::Result<(Vec<Waiter>, Receiver<Ended>)> {
     let (ended, ended_seen) = unbounded();
     let mut waiters = Vec::new();

@@ -49,7 +49,7 @@ impl WorkerSlots {
         groups.filter_map(WorkerGroup::first_output).min()
     }
 
-    /// As [`WorkerGroup::signal`].
+    /// Sends a signal, like [`WorkerGroup::signal`].
     pub(crate) fn signal(&mut self, signal: Signal) {
         self.groups().for_each(|group| group.signal(signal));
     }
@@ -66,7 +66,7 @@ impl WorkerSlots {
         matches!(self.slots.get(slot), Some(Slot::Runs(_)))
     }
 
-    /// As [`WorkerGroup::outcome_of`].
+    /// Returns the outcome of a worker, like [`WorkerGroup::outcome_of`].
     pub(crate) fn outcome_of(&mut self, rank: usize) -> Option<WorkerOutcome> {
         self.slots.iter_mut().find_map(|slot| match slot {
             Slot::Runs(group) => group.outcome_of(rank),
@@ -105,7 +105,7 @@ impl WorkerSlots {
         }
     }
 
-    /// As [`WorkerGroup::send_stop`].
+    /// Sends the signal that begins a stop, like [`WorkerGroup::send_stop`].
     pub(crate) fn send_stop(&mut self, signal: Signal) {
         self.groups().for_each(|group| group.send_stop(signal));
     }

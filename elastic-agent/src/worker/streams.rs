@@ -21,14 +21,14 @@ use crate::output::{
 use super::plan::{GroupPlan, StartError, WorkerInput, WorkerPlan};
 use crate::threads::lock;
 
-/// Where to find the last bytes of a worker's standard error.
+/// The place of the last bytes of a worker's standard error.
 #[derive(Debug)]
 pub(super) enum StderrEnd {
     /// Nowhere: it is a terminal.
     Terminal,
-    /// In the log file.
+    /// They are in the log file.
     File(PathBuf),
-    /// In memory, as read from a pipe.
+    /// They are in memory, read from a pipe.
     Kept(Arc<Mutex<LastBytes>>),
 }
 

@@ -34,7 +34,7 @@ pub(super) struct Link {
     target: Option<Address>,
     /// The credentials that the store requires.
     credentials: Option<Credentials>,
-    /// Where workers reach the store.
+    /// The address at which workers reach the store.
     reached_at: Option<HostPort>,
     address: Option<StoreAddress>,
     is_unsupported: bool,

@@ -19,7 +19,7 @@ const NODES_AT_ONCE: usize = 32;
 const CHANGE_INTERVAL: Duration = Duration::from_secs(1);
 const RENEWAL: Duration = Duration::from_secs(9);
 
-/// One report of a rendezvous to this node.
+/// A report of a rendezvous to this node.
 #[derive(Debug, Clone)]
 pub(super) struct MeetingReport {
     meeting: AnnouncedMeeting,

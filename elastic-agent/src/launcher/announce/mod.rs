@@ -38,7 +38,7 @@ const THREAD: &str = "announce";
 /// How long the end of the job waits for the last announcement.
 const LAST_WORD_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// How old an answer of NCCL is at most: longer than the pause between two.
+/// The maximum age of an answer of NCCL, which is longer than the pause between two answers.
 const NCCL_AGE_MAX: Duration = Duration::from_secs(60);
 
 /// Announces the workers of an agent until it is dropped, which joins its thread. The drop takes 300 ms at most.
@@ -192,7 +192,7 @@ impl Feature for Announcer {
         }
     }
 
-    /// Its end announces how the workers ended.
+    /// Returns true, because the last announcement contains the exits of the workers.
     fn ends_with_workers(&self) -> bool {
         true
     }

@@ -284,7 +284,7 @@ impl Running {
         Some(Self { worker, process })
     }
 
-    /// How the process has exited. It stays for the agent to reap.
+    /// Returns how the process has exited. It stays for the agent to reap.
     fn exit(&self) -> ExitKind {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
         match waitid(WaitId::PidFd(self.process.as_fd()), options) {

@@ -20,7 +20,7 @@ use crate::files;
 /// The function of the workers' module that starts the server, for workers that are forked with the module loaded.
 pub(super) const START_HOOK: &str = "c10d_debug_server:start";
 
-/// Where Python looks for modules and entry points first.
+/// The directories in which Python searches for modules and entry points first.
 const PYTHONPATH: &str = "PYTHONPATH";
 
 /// The files that have an agent's workers start debug servers. Dropping it removes them.

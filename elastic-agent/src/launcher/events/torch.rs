@@ -30,9 +30,9 @@ pub(in crate::launcher) struct JobNames {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Moment {
     pub(super) epoch_ms: u64,
-    /// For how long the launcher has run.
+    /// The time for which the launcher has run.
     pub(super) run_seconds: u64,
-    /// How many restarts after failures there were.
+    /// The number of restarts after failures.
     pub(super) restarts: usize,
 }
 

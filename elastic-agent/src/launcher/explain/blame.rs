@@ -179,7 +179,7 @@ const fn is_end(finding: &Finding) -> bool {
     )
 }
 
-/// The same report with this cause in front.
+/// Returns the report with this cause in front.
 fn led_by(report: &Report, cause: &Finding) -> Report {
     let mut led = report.clone();
     led.headline.clone_from(&cause.text);
@@ -211,7 +211,7 @@ fn led_by(report: &Report, cause: &Finding) -> Report {
 /// The reports at the time when a worker failed, before the launcher stopped the other workers.
 #[derive(Debug, Clone, Default)]
 pub(in crate::launcher) struct FailureReports {
-    /// At that moment.
+    /// The report at the moment of the failure.
     pub(super) at_failure: Option<Report>,
     /// Shortly before, if the job made no progress.
     pub(super) before: Option<Report>,

@@ -206,7 +206,7 @@ impl Collectives {
 }
 
 impl Stuck {
-    /// What `c10d flight` says first, and what to do next.
+    /// The first sentence of `c10d flight`, and the next step for the user.
     pub(super) fn text(&self) -> String {
         let mut text = format!(
             "the job has made no progress in its collectives for {} s\n{}\n",

@@ -1,4 +1,4 @@
-//! One explanation from the evidence of the store, the launchers and the flight recorders. Pure.
+//! Combines the evidence of the store, the launchers and the flight recorders into one explanation. Pure.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use c10d_inspect::{Finding, FindingKind, Report, ReportState};
 use super::blame::Absent;
 use super::collectives::Stuck;
 
-/// Why a job makes no progress.
+/// The explanation why a job makes no progress.
 #[derive(Debug)]
 pub(super) struct Explanation<'r> {
     report: &'r Report,

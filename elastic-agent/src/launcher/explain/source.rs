@@ -22,7 +22,7 @@ const REPORT_BYTES_MAX: usize = 16 << 20;
 /// The limit for looking up the host of the workers' store.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Where the reports about the workers of one round come from.
+/// The source of the reports about the workers of one round.
 #[derive(Debug, Clone)]
 pub(super) struct Source {
     master: HostPort,

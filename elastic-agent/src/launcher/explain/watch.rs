@@ -48,15 +48,16 @@ pub(super) struct Standstill {
     is_partial: bool,
 }
 
-/// What to say.
+/// The report to print.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Say {
     Nothing,
-    /// Why the job has made no progress for this time.
+    /// Explain why the job has made no progress for this time.
     All(Duration),
-    /// That the job has still made no progress, for this time.
+    /// Report that the job has still made no progress, for this time.
     Unchanged(Duration),
-    /// That the job continues after such a report, or only the observed ranks if the report was about them alone.
+    /// Report that the job continues after such a report, or only the observed ranks if the report was about them
+    /// alone.
     Continues {
         is_partial: bool,
     },
@@ -77,7 +78,7 @@ struct Still {
     /// When what is waited for changed last.
     changed: Duration,
     fingerprint: u64,
-    /// Since when the observed ranks have seemed to make progress.
+    /// The time since which the observed ranks seem to make progress.
     continues: Option<Duration>,
     said: Option<Said>,
 }

@@ -145,7 +145,7 @@ impl Thread {
 /// How often the job is asked.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// How many nodes ask.
+/// The number of nodes that query NCCL.
 const ASKERS: usize = 8;
 
 /// A problem that is younger may be one of a moment: the next answer follows soon.

@@ -1,4 +1,5 @@
-//! How long a worker has been quiet, from readings of its CPU time and I/O. Pure: times are counted from any moment.
+//! Computes how long a worker has been quiet, from readings of its CPU time and I/O. Pure: times are counted from any
+//! moment.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -29,12 +30,12 @@ const RECENT: Duration = Duration::from_millis(1500);
 /// The most readings that are kept: 5 min of the usual interval.
 const READINGS_MAX: usize = 64;
 
-/// What /proc shows of a worker at one moment.
+/// The counters of a worker in /proc at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Reading {
     /// The CPU time of the main thread of the observed process, in milliseconds.
     pub(super) main_cpu_ms: u64,
-    /// The same in microseconds; `None` if the kernel does not count it.
+    /// The run time of the main thread in microseconds; `None` if the kernel does not count it.
     pub(super) main_run_us: Option<u64>,
     /// When the processes were read, in milliseconds since the system started.
     pub(super) at_ms: u64,
@@ -72,7 +73,7 @@ pub(super) struct Activity {
     last: Option<(Duration, Reading)>,
     /// The usage in the intervals between readings, the newest last.
     intervals: VecDeque<Interval>,
-    /// For how long it was quiet and idle when the oldest of these intervals began.
+    /// The time for which the worker was quiet and idle when the oldest of these intervals began.
     quiet_before: Duration,
     idle_before: Duration,
     blocked: Option<Duration>,
@@ -91,11 +92,12 @@ struct Interval {
 /// The recent activity of a worker.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Usage {
-    /// For how long the main thread has used less than 1 % of a CPU.
+    /// The time for which the main thread has used less than 1 % of a CPU.
     pub(super) quiet: Duration,
-    /// For how long the main thread has not run, so that it is where it was; `None` if the kernel does not count it.
+    /// The time for which the main thread has not run, so that its stack is unchanged; `None` if the kernel does not
+    /// count it.
     pub(super) blocked: Option<Duration>,
-    /// For how long the worker has neither computed elsewhere nor read or written.
+    /// The time for which the worker has neither computed elsewhere nor read or written.
     pub(super) idle: Duration,
     /// The CPU time of the main thread in the last seconds, in percent of a CPU.
     pub(super) main_percent: u32,

@@ -124,7 +124,7 @@ mod tests {
         sample
     }
 
-    /// Of a worker, its line and its line before.
+    /// Returns the current and the previous line of a worker.
     fn lines(found: &Observations, pid: u32) -> [Option<u32>; 2] {
         let sample = &found.samples[&pid];
         [sample.stacks, sample.stacks_before].map(|place| {

@@ -22,10 +22,10 @@ use self::proc_files::TcpState;
 const LISTED_MAX: usize = 16;
 const LISTED_OF_NODE_MAX: usize = 600;
 
-/// How many open files of one process are looked at.
+/// How many open files of one process are read.
 const FILES_MAX: usize = 1 << 16;
 
-/// How many network namespaces are looked at: normally all workers share one.
+/// How many network namespaces are read. Normally all workers share one.
 const NAMESPACES_MAX: usize = 16;
 
 /// The most bytes of a table of sockets, some 100,000 lines.
@@ -63,7 +63,8 @@ impl Scanner {
         }
     }
 
-    /// For each worker, by its process id, its processes, itself first. Without /proc, the workers alone.
+    /// Returns the processes of each worker, given by its process id. The worker itself is first. Without /proc,
+    /// returns only the workers.
     pub(super) fn look(
         &mut self,
         workers: &[u32],
@@ -137,7 +138,7 @@ impl Scanner {
         pids.iter().map(of_process).collect()
     }
 
-    /// For each worker its processes, itself first.
+    /// Returns the processes of each worker, the worker itself first.
     pub(super) fn members(&self, workers: &[u32]) -> Vec<Vec<u32>> {
         by_worker(&self.stats(), workers)
     }
@@ -303,9 +304,9 @@ fn read_up_to(path: &Path, bytes_max: u64) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// For each worker, by its process id, the processes that belong to it: itself, its descendants, and others
-/// of its session, which are descendants that lost their parent. In the order of their ids, the worker
-/// first. A process belongs to the nearest worker.
+/// Returns the processes that belong to each worker, given by its process id: itself, its descendants, and other
+/// processes of its session, which are descendants that lost their parent. The processes are in the order of their ids,
+/// the worker first. A process belongs to the nearest worker.
 fn by_worker(processes: &HashMap<u32, ProcessStat>, workers: &[u32]) -> Vec<Vec<u32>> {
     let positions = workers.iter().enumerate();
     let positions: HashMap<u32, usize> = positions.map(|(at, worker)| (*worker, at)).collect();

@@ -59,7 +59,7 @@ struct Request {
     answers: Sender<Result<Stacks, NoStacks>>,
 }
 
-/// Why some of the requested processes were not read.
+/// The reason why some of the requested processes were not read.
 #[derive(Debug)]
 enum Stop {
     Ended,
@@ -231,7 +231,7 @@ pub(super) trait ReadStacks: Send + 'static {
 pub(in crate::launcher) enum NoStacks {
     /// The process does not run Python.
     NotPython {
-        /// Its command line, if it has one.
+        /// The command line of the process, if it has one.
         command_line: Option<String>,
     },
     /// The stacks cannot be read, for this reason.

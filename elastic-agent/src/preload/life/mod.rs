@@ -46,7 +46,7 @@ pub(super) enum Input {
     Tick,
 }
 
-/// What to do, in this order.
+/// An action, in the order of the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Effect {
     /// Start a template. There is none.
@@ -69,7 +69,7 @@ pub(super) enum Effect {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
-    /// Until this time, if starts still wait for it.
+    /// The template imports, until this time if starts still wait for it.
     Importing {
         until: Option<Instant>,
     },

@@ -168,7 +168,7 @@ fn no_history_of_a_round_gives_a_number_twice() {
     }
 }
 
-/// As often as it likes, by whichever way.
+/// A node may return any number of times, in any way.
 #[test]
 fn a_node_that_returns_again_and_again_gives_no_number_twice() {
     let returns = [Next::Starts(1), Next::Replaces(1), Next::Enters(1)];

@@ -87,7 +87,7 @@ pub(super) enum Event {
     LookAtBarrier(usize),
     /// The wait for the news that another node was lost is over.
     EndWait(usize),
-    /// In that wait, the node learns that all other members of its round are connected.
+    /// During this wait, the node is notified that all other members of its round are connected.
     ShowMembers(usize),
     /// The pause before a replacement is over.
     EndPause(usize),
@@ -109,12 +109,12 @@ pub(super) enum Doing {
     Preparing,
     Running,
     Stopping,
-    /// Its workers have failed at the end of their program, and it waits until the other nodes have ended.
+    /// The node's workers have failed at the end of their program, and it waits until the other nodes have ended.
     Awaiting,
     AwaitingLoss,
     AtBarrier,
     Over,
-    /// Its host has failed.
+    /// The node's host has failed.
     Lost,
 }
 
@@ -196,7 +196,7 @@ pub(super) struct World {
     pub(super) numbers: Numbers,
 }
 
-/// How a job begins.
+/// The shape of a job at its beginning.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
     pub(super) nodes: usize,

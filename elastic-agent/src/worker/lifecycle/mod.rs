@@ -66,7 +66,7 @@ pub(super) enum Leftover {
     Unknown,
 }
 
-/// What to do, in this order.
+/// An action, in the order of the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Effect {
     /// Send the signal to the process group of this worker.
@@ -85,7 +85,7 @@ pub(super) enum Effect {
     Log(Level, String),
 }
 
-/// How a worker exited.
+/// The exit of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Exit {
     pub(super) kind: ExitKind,
@@ -103,7 +103,7 @@ pub(super) struct Lifecycle {
     /// The last signal sent to the workers; `None` until the group is stopped.
     stopped_by: Option<Signal>,
     phase: Phase,
-    /// Who gets the signal that begins a stop.
+    /// The processes that get the signal at the beginning of a stop.
     target: SignalTarget,
 }
 
@@ -174,7 +174,7 @@ impl Lifecycle {
         }
     }
 
-    /// How this worker gets a signal while it runs.
+    /// Returns the effect that sends a signal to this worker while it runs.
     pub(super) const fn signal(&self, worker: usize, signal: Signal) -> Effect {
         match self.target {
             SignalTarget::Worker => Effect::SignalAlone(worker, signal),
@@ -182,7 +182,7 @@ impl Lifecycle {
         }
     }
 
-    /// How many workers are running.
+    /// Returns the number of running workers.
     pub(super) const fn running(&self) -> usize {
         self.members.len() - self.order.len()
     }
@@ -199,7 +199,7 @@ impl Lifecycle {
         exits.filter_map(|&worker| Some((worker, self.members[worker].exit?)))
     }
 
-    /// How a worker exited; `None` while it runs.
+    /// Returns the exit of a worker; `None` while it runs.
     pub(super) fn exit(&self, worker: usize) -> Option<Exit> {
         self.members[worker].exit
     }

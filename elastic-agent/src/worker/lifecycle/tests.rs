@@ -332,8 +332,8 @@ fn any_input() -> impl Strategy<Value = Input> {
 }
 
 proptest! {
-    /// In any order: no signal to a group that may belong to another process, no exit is lost or counted twice, and
-    /// after a kill the group is over within its deadlines.
+    /// Checks for any order of events that no signal is sent to a group that may belong to another process, that no
+    /// exit is lost or counted twice, and that after a kill the group is over within its deadlines.
     #[test]
     fn each_group_ends(
         inputs in proptest::collection::vec((any_input(), 0_u64..20, any::<bool>()), 0..30),
