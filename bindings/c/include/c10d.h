@@ -93,7 +93,7 @@ typedef enum c10d_status {
     C10D_ERROR_FILE = 14,
     // The file of a file store contains something else.
     C10D_ERROR_CORRUPT_FILE = 15,
-    // Not all ranks joined or arrived in time: `c10d_last_missing_ranks` names them where they are known.
+    // Not all ranks joined or arrived in time: `c10d_last_missing_ranks` names the missing ranks if they are known.
     C10D_ERROR_MISSING_RANKS = 16,
     // A launcher's environment variable is missing or is not a number.
     C10D_ERROR_ENVIRONMENT = 17,
@@ -233,9 +233,10 @@ enum c10d_status c10d_options_set_wait_for_workers(struct c10d_options *options,
 // Whether masters of this process on the same port share one server. False by default, like in PyTorch.
 enum c10d_status c10d_options_set_multi_tenant(struct c10d_options *options, bool multi_tenant);
 
-// Where a master listens: a literal address, `*` for all interfaces, or null for the addresses of the store's
-// host, the default. A plain server listens on the host that it is started with.
-enum c10d_status c10d_options_set_listen_address(struct c10d_options *options, const char *address);
+// The address at which a master listens: a literal address, `*` for all interfaces, or null for the addresses of
+// the store's host, the default. A plain server listens on the host that it is started with.
+enum c10d_status c10d_options_set_listen_address(struct c10d_options *options,
+                                                 const char *address);
 
 // How long a TCP store tries to reconnect after it lost its connection, in milliseconds. Each request takes effect
 // exactly once. With 0, the default, a lost connection is final, like in PyTorch, whose servers have no sessions.
@@ -641,8 +642,8 @@ enum c10d_status c10d_group_broadcast(const struct c10d_group *group,
                                       int64_t timeout_ms,
                                       const struct c10d_cancel *cancel);
 
-// As `c10d_group_broadcast`, for a value whose length only the root knows: it gives `value`, whose `len` bytes the
-// other ranks do not read. All ranks receive a copy in `received`. Free it with `c10d_buffer_free`.
+// Like `c10d_group_broadcast`, for a value whose length only the root has: the root passes `value` and `len`,
+// which the other ranks ignore. All ranks receive a copy in `received`. Free it with `c10d_buffer_free`.
 enum c10d_status c10d_group_broadcast_any(const struct c10d_group *group,
                                           size_t root,
                                           const void *value,

@@ -231,7 +231,7 @@ pub(crate) fn not_null<T>(reference: Option<T>, name: &str) -> Result<T, Failure
     reference.ok_or_else(|| Failure::invalid_argument(format!("{name} is null")))
 }
 
-/// Where a result is written, which is the default of its type until then and after a failure.
+/// Returns the place of a result, which is the default of its type until it is written and after a failure.
 pub(crate) fn result<'a, T: Default>(
     place: Option<&'a mut MaybeUninit<T>>,
     name: &str,
@@ -239,7 +239,7 @@ pub(crate) fn result<'a, T: Default>(
     Ok(not_null(place, name)?.write(T::default()))
 }
 
-/// The same for a result whose place may be null.
+/// Returns the place of a result like [`result`]; the place may be null.
 pub(crate) fn result_or_null<T: Default>(place: Option<&mut MaybeUninit<T>>) -> Option<&mut T> {
     place.map(|place| place.write(T::default()))
 }

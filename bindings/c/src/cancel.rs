@@ -16,7 +16,7 @@ pub struct CancelHandle(Arc<State>);
 #[derive(Debug)]
 struct State {
     cancel: ProcessBound<Mutex<Cancel>>,
-    /// In a forked child, where a thread of the parent may hold the locks of the parent's.
+    /// The cancel of a forked child, because a thread of the parent may hold the locks of the parent's cancel.
     of_child: OnceLock<Mutex<Cancel>>,
 }
 

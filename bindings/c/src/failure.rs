@@ -1,4 +1,4 @@
-//! Why a call failed: what C reads as a status, a text, an outcome and ranks.
+//! The failure of a call, which C reads as a status, a text, an outcome and ranks.
 
 use c10d::GroupError;
 use c10d_socket::OtherProcess;
@@ -31,7 +31,7 @@ impl Failure {
         Self::new(Status::C10D_ERROR_INVALID_ARGUMENT, text)
     }
 
-    /// The same, of a call that can have taken effect.
+    /// Marks the failure of a call that may have taken effect.
     #[must_use]
     pub(crate) fn with_unknown_outcome(mut self) -> Self {
         self.outcome = CallOutcome::C10D_OUTCOME_UNKNOWN;

@@ -126,8 +126,8 @@ operations! {
         }
     };
 
-    /// As `c10d_group_broadcast`, for a value whose length only the root knows: it gives `value`, whose `len` bytes the
-    /// other ranks do not read. All ranks receive a copy in `received`. Free it with `c10d_buffer_free`.
+    /// Like `c10d_group_broadcast`, for a value whose length only the root has: the root passes `value` and `len`,
+    /// which the other ranks ignore. All ranks receive a copy in `received`. Free it with `c10d_buffer_free`.
     fn c10d_group_broadcast_any(
         group: Option<&GroupHandle>, root: usize, value: DataPointer[len]; wait
     ) -> received: Buffer = {

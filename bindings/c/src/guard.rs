@@ -24,7 +24,7 @@ pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> Status {
     kept.map_or(Status::C10D_ERROR_PANIC, |()| status)
 }
 
-/// As [`call`], for a function that returns something else than a status: `fallback` after a panic.
+/// Runs `body` like [`call`], for a function that does not return a status. Returns `fallback` after a panic.
 pub(crate) fn value<T>(fallback: T, body: impl FnOnce() -> T) -> T {
     panic::catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
         discard(payload);

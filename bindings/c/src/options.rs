@@ -202,8 +202,8 @@ operations! {
     fn c10d_options_set_multi_tenant(options: Option<&mut Options>, multi_tenant: bool) =
         options.multi_tenant = multi_tenant;
 
-    /// Where a master listens: a literal address, `*` for all interfaces, or null for the addresses of the store's
-    /// host, the default. A plain server listens on the host that it is started with.
+    /// The address at which a master listens: a literal address, `*` for all interfaces, or null for the addresses of
+    /// the store's host, the default. A plain server listens on the host that it is started with.
     fn c10d_options_set_listen_address(options: Option<&mut Options>, address: CText) =
         options.listen_on = address.optional("address")?.map_or(Ok(ListenOn::Host), listen_on)?;
 

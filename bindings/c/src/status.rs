@@ -65,7 +65,7 @@ statuses! {
     C10D_ERROR_FILE = 14,
     /// The file of a file store contains something else.
     C10D_ERROR_CORRUPT_FILE = 15,
-    /// Not all ranks joined or arrived in time: `c10d_last_missing_ranks` names them where they are known.
+    /// Not all ranks joined or arrived in time: `c10d_last_missing_ranks` names the missing ranks if they are known.
     C10D_ERROR_MISSING_RANKS = 16,
     /// A launcher's environment variable is missing or is not a number.
     C10D_ERROR_ENVIRONMENT = 17,

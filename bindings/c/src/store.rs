@@ -38,7 +38,7 @@ impl OpenStore {
         Ok(key_from_bytes(key.read()?))
     }
 
-    /// The same for the keys of an array.
+    /// Checks and converts the keys of an array.
     pub(crate) fn keys<'k>(&self, keys: &'k [Bytes]) -> Result<Vec<Cow<'k, str>>, Failure> {
         let key = |key: &'k Bytes| {
             self.check_key(key.len)?;

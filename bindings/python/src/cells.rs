@@ -44,7 +44,7 @@ impl<T> Owned<T> {
         self.with(Option::take)
     }
 
-    /// What `read` makes of the value; `None` after [`take`](Self::take).
+    /// Returns the result of `read` for the value; `None` after [`take`](Self::take).
     pub(crate) fn read<R>(&self, read: impl FnOnce(&T) -> R) -> Option<R> {
         self.with(|value| value.as_ref().map(read))
     }

@@ -29,7 +29,7 @@ impl Handle {
         self.0.set(Owned::new("store", store))
     }
 
-    /// For one call of the wrapped store.
+    /// Returns the wrapped store for one call.
     ///
     /// # Errors
     /// In a forked child, before [`open`](Self::open), and after [`close`](Self::close).

@@ -202,7 +202,7 @@ fn waiting_with_relay(node: &dyn RendezvousHandler) -> Result<usize, RendezvousE
     }
 }
 
-/// Why a call of the rendezvous failed.
+/// The reason why a call of the rendezvous failed.
 enum CallError {
     Rendezvous(RendezvousError),
     Relay(NodeRelayError),

@@ -21,7 +21,7 @@ const SECRET_FILE: &str = "secret_file";
 const WORKERS_PORT: &str = "workers_port";
 /// Whether the workers reach their store through a relay in this process.
 const RELAY: &str = "relay";
-/// Where the node that serves the store of the rendezvous keeps it.
+/// The setting for the directory in which the serving node keeps the store of the rendezvous.
 const STORE_DIR: &str = "store_dir";
 /// The members of etcd and a prefix, where the store of the rendezvous is kept. The package makes an endpoint of it.
 const ETCD: &str = "etcd";

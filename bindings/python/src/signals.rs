@@ -18,7 +18,7 @@ use c10d_socket::{Cancel, Process};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-/// No descriptor, as `signal.set_wakeup_fd` has it.
+/// The value of `signal.set_wakeup_fd` for no descriptor.
 const NONE: i32 = -1;
 
 /// Woken by every signal.

@@ -38,7 +38,7 @@ const SILENCE_MARGIN: Duration = Duration::from_secs(2);
 /// The service answers at once; a server that is stopped for longer than this is lost.
 const ANSWER_MAX: Duration = Duration::from_secs(300);
 
-/// Who this process is, and when it counts as silent.
+/// The identity of this process, and when it counts as silent.
 #[derive(Debug)]
 pub(super) struct Settings {
     pub(super) key: MemberKey,
@@ -71,7 +71,7 @@ pub(super) enum News {
     Lost(String),
 }
 
-/// Why a wait ended without a result.
+/// The reason why a wait ended without a result.
 #[derive(Debug)]
 pub(super) enum Waited {
     TimedOut(Duration),
@@ -98,13 +98,13 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     member: Member,
-    /// One thread at a time sends what is owed.
+    /// Whether a thread sends pending messages. Only one thread at a time does so.
     is_sending: bool,
     /// When the thread of the watch has to have the answer that it waits for.
     answer_due: Option<Instant>,
     /// Ends the wait of the calling thread, to look again.
     caller: Cancel,
-    /// The same for the thread of the watch.
+    /// The handle that cancels calls of the watch's thread.
     watcher: Cancel,
     news: Option<News>,
     must_leave: Option<Leaving>,
@@ -124,7 +124,7 @@ enum Mesh {
     None,
     /// Torch is making them; these were there before.
     Made(OwnConnections),
-    /// They are known. The set is its own fence: no later connection is in it.
+    /// The connections are known. Later connections are not in the set, which therefore acts as a fence.
     Is(Arc<OwnConnections>),
     /// This process has left it, and others may still use it.
     Left(Arc<OwnConnections>),
