@@ -21,7 +21,7 @@ const ANNOUNCEMENT: &str = "listening on ";
 /// How long one may take to serve.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Of the line with an address, which has a hundred.
+/// The most bytes of the line with an address, which has about a hundred.
 const LINE_BYTES_MAX: usize = 1024;
 
 /// A server started from this program's own executable. Killed on drop.
@@ -72,7 +72,7 @@ impl ServerChild {
         Process(self.child.id())
     }
 
-    /// How the child has ended; `None` while it runs.
+    /// Returns the exit status of the child; `None` while it runs.
     pub(super) fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
@@ -136,7 +136,8 @@ pub(super) fn read_line(
     Ok(String::from_utf8_lossy(&line).into_owned())
 }
 
-/// In the child, before anything else: has it killed when its parent, the measurement, ends.
+/// Makes the system kill this child when its parent, the measurement, exits. Called in the child before anything
+/// else.
 pub(super) fn end_with_measurement() {
     #[cfg(target_os = "linux")]
     if let Err(error) = set_parent_process_death_signal(Some(Signal::TERM)) {
@@ -144,12 +145,12 @@ pub(super) fn end_with_measurement() {
     }
 }
 
-/// In the child: reports its address to the parent.
+/// Reports the address of this child to the parent.
 pub(super) fn announce(address: SocketAddr) -> Result<(), Failure> {
     print_line(format_args!("{ANNOUNCEMENT}{address}"))
 }
 
-/// In the child: its threads serve until it is killed.
+/// Lets the threads of this child serve until it is killed.
 pub(super) fn park() -> ! {
     loop {
         thread::park();

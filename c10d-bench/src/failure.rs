@@ -1,4 +1,4 @@
-//! Why a measurement failed: its exit code and its message of one line.
+//! The failure of a measurement: its exit code and its message of one line.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -92,7 +92,7 @@ impl<E: std::error::Error> From<E> for Failure {
 pub(crate) trait Context<T> {
     fn context(self, attempt: &str) -> Result<T, Failure>;
 
-    /// With a text that is made only after an error.
+    /// Adds a text that is made only after an error.
     fn with_context<D: fmt::Display>(self, attempt: impl FnOnce() -> D) -> Result<T, Failure>;
 }
 

@@ -52,7 +52,7 @@ impl PairArgs {
     }
 }
 
-/// Where the two workers run.
+/// The place where the two workers run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     OneProcess,

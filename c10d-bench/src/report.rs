@@ -110,7 +110,7 @@ pub(super) enum Goal {
 }
 
 impl Goal {
-    /// Its name in JSON, its begin in a table, and its value.
+    /// Returns the goal's name in JSON, the start of its text in a table, and its value.
     const fn parts(self) -> (&'static str, &'static str, f64) {
         match self {
             Self::RatioAtLeast(value) => ("ratio_at_least", "ratio >=", value),
@@ -122,7 +122,7 @@ impl Goal {
     }
 }
 
-/// One figure of a benchmark.
+/// A figure of a benchmark.
 #[derive(Debug, Clone)]
 pub(super) struct Row {
     pub(super) name: String,

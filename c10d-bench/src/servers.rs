@@ -84,7 +84,7 @@ pub(crate) fn serve_relay(args: &RelayServerArgs) -> Result<(), Failure> {
     park()
 }
 
-/// On a free port of 127.0.0.1.
+/// Listens on a free port of 127.0.0.1.
 fn listeners() -> Result<Vec<TcpListener>, Failure> {
     let options = ListenOptions::default().with_host("127.0.0.1").with_port(0);
     Ok(listen(&options)?)

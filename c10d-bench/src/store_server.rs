@@ -50,7 +50,7 @@ impl StoreServer {
         self.child.address()
     }
 
-    /// For those that also take one in etcd.
+    /// Returns the address for callers that also accept a store in etcd.
     pub(crate) fn place(&self) -> StoreAddress {
         let address = self.address();
         HostPort::new(address.ip().to_string(), address.port()).into()
@@ -70,7 +70,7 @@ impl StoreServer {
         self.secret.as_ref().map(ServerSecret::option)
     }
 
-    /// For connections with the secret.
+    /// Returns the TLS client for connections with the secret.
     pub(crate) fn tls(&self) -> Result<Option<TlsClient>, Failure> {
         let host = self.address().ip().to_string();
         let tls = self.credentials();

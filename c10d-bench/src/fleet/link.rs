@@ -20,7 +20,7 @@ pub(super) struct Link {
     out: SendBuf,
     /// Present if the connection belongs to a relay.
     pub(super) session: Option<Session>,
-    /// One for each rank.
+    /// The pending requests of each rank.
     pub(super) pending: Vec<Pending>,
 }
 

@@ -53,9 +53,9 @@ pub(super) struct Fleet {
     poll: Poll,
     events: Events,
     read_buffer: Box<[u8]>,
-    /// What TLS has opened.
+    /// The bytes that TLS has decrypted.
     opened: Vec<u8>,
-    /// With it, the connections have a secret.
+    /// The TLS client, if the connections have a secret.
     tls: Option<TlsClient>,
     ranks_per_relay: Option<usize>,
     links: Links,
@@ -75,10 +75,10 @@ struct Links {
     waiting: usize,
 }
 
-/// One kind of request, sent repeatedly.
+/// A kind of request, sent repeatedly.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Flood<'a> {
-    /// For each rank, at least `depth` equal units in a row.
+    /// At least `depth` equal units in a row for each rank.
     pub(super) batches: &'a [Vec<u8>],
     /// Length of a unit: one request, or several with one reply to the last.
     pub(super) unit_bytes: usize,

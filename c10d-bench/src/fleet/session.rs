@@ -19,14 +19,14 @@ const KEEP_MILLIS: u32 = 600_000;
 const CARRIES_OVER: u32 = 1 << 31;
 const TAKES_PIECES: u32 = 1 << 30;
 
-/// How the answer to SESSION starts if the session has begun.
+/// The first byte of the answer to SESSION if the session has begun.
 const ACCEPTED: u8 = 0;
 
 /// The answers to the handshake: the capabilities, and that to SESSION.
 const HELLO_REPLY_BYTES: usize = 4;
 const HANDSHAKE_REPLY_BYTES: usize = HELLO_REPLY_BYTES + 1 + 16 + 8;
 
-/// Why a session cannot continue.
+/// The reason why a session cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SessionError {
     #[error(transparent)]

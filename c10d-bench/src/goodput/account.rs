@@ -18,7 +18,7 @@ pub(super) struct Account {
     pub(super) stalled_ms: u64,
     /// Steps of the whole history that were repeated because the checkpoint was older.
     pub(super) redone: u64,
-    /// For each fault that found the job running, the longest time from then on without a step: to the next fault.
+    /// The longest time without a step after each fault that hit a running job, until the next fault.
     pub(super) waits: Vec<(Kind, u64)>,
     /// Pauses that no launcher survived.
     pub(super) jobs_lost: usize,
@@ -103,7 +103,7 @@ pub(super) fn account(side: &SideHistory, training: &mut Training) -> Account {
     }
 }
 
-/// In the order of their first steps. Those without steps are last.
+/// Returns the groups in the order of their first steps. Groups without steps are last.
 fn groups(side: &SideHistory) -> Vec<Group<'_>> {
     let mut groups: BTreeMap<u64, Group<'_>> = BTreeMap::new();
     for process in &side.processes {

@@ -7,13 +7,13 @@ use super::*;
 /// 20 ms a step.
 const STEP_MS: u64 = 20;
 
-/// Of the measured time; the undisturbed stretch is the second before.
+/// The begin of the measured time; the undisturbed stretch is the second before it.
 const BEGIN_MS: u64 = 2000;
 
 /// Builds the history of a job whose ranks do the same at the same time.
 struct Script {
     side: SideHistory,
-    /// Of the running ranks, by seat.
+    /// The processes of the running ranks, by seat.
     live: Vec<usize>,
     generation: u64,
     now_ms: u64,

@@ -97,7 +97,7 @@ pub(super) struct Process {
     pub(super) unsaved: u64,
     /// The exception that ended it, and when.
     pub(super) error: Option<(String, u64)>,
-    /// It has seen the end.
+    /// Whether the process has reached the end.
     pub(super) is_done: bool,
 }
 
@@ -109,7 +109,7 @@ impl Process {
         }
     }
 
-    /// For messages.
+    /// Returns the name of the process for messages.
     pub(super) fn name(&self) -> String {
         format!(
             "rank {} of node {} (pid {})",

@@ -16,10 +16,10 @@ use crate::failure::{Context as _, Failure};
 use crate::process::Process;
 use crate::workload::etcd::Place;
 
-/// In the environment of all processes of a host.
+/// A variable in the environment of all processes of a host.
 const VARIABLE: &str = "C10D_GOODPUT_HOST";
 
-/// Of names of namespaces and links; the latter have at most 15 characters.
+/// The prefix of the names of namespaces and links, which have at most 15 characters.
 const PREFIX: &str = "gp";
 
 /// The prefix of the names of folders.
@@ -40,7 +40,7 @@ pub(super) struct Hosts {
 }
 
 impl Hosts {
-    /// On the loopback interface if this is wanted, or if namespaces cannot be made.
+    /// Starts hosts: on the loopback interface if this is requested, or if namespaces cannot be created.
     pub(super) fn start(count: usize, is_loopback: bool) -> Result<Self, Failure> {
         remove_leftovers();
         let pid = std::process::id();
@@ -114,7 +114,7 @@ impl Hosts {
         if self.has_namespaces { "eth0" } else { "lo" }
     }
 
-    /// Where the processes of hosts run, from this one on.
+    /// Returns where the processes of hosts run, from the host `first` on.
     pub(super) fn place(&self, first: usize) -> Place {
         let has_namespaces = self.has_namespaces;
         Box::new(move |host, program| command(has_namespaces, first + host, program))
@@ -214,7 +214,8 @@ impl Drop for Hosts {
     }
 }
 
-/// Of the addresses that are set aside for benchmarks (RFC 2544): two measurements at a time rarely have the same.
+/// Returns an address from the range for benchmarks (RFC 2544), so that two measurements at a time rarely have the
+/// same.
 fn address(number: usize) -> IpAddr {
     let measurement = (std::process::id() % 256) as u8;
     IpAddr::V4(Ipv4Addr::new(198, 18, measurement, number as u8))
@@ -233,7 +234,7 @@ fn command(has_namespaces: bool, host: usize, program: &Path) -> Command {
     command
 }
 
-/// Of a namespace, and of the outer end of its link.
+/// Returns the name of a host's namespace and of the outer end of its link.
 fn name(host: usize) -> String {
     format!("{PREFIX}{}n{host}", std::process::id())
 }

@@ -48,7 +48,7 @@ pub(super) struct Job {
     origin_ms: u64,
     records: BTreeMap<String, (Record, u64)>,
     launchers: Vec<Launcher>,
-    /// With what ends a fault.
+    /// The lasting effects of faults, with the times of their ends.
     lasting: Vec<(u64, Lasting)>,
     // Last: it kills what is left.
     hosts: Hosts,

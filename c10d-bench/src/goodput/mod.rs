@@ -43,7 +43,7 @@ const READ_INTERVAL_MS: u64 = 250;
 /// How long a job may take to begin: with 8 imports of PyTorch, on a busy machine.
 const START_TIMEOUT_MS: u64 = 300_000;
 
-/// From the first step to the undisturbed stretch, and its length.
+/// The time from the first step to the undisturbed stretch, and the length of the stretch.
 const SETTLING_MS: u64 = 5000;
 const CALM_MS: u64 = 20_000;
 

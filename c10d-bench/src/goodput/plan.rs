@@ -143,7 +143,7 @@ impl Abilities {
     }
 }
 
-/// One fault in each interval. Each kind comes once before one comes again.
+/// Plans one fault in each interval. Each kind occurs once before a kind occurs again.
 pub(super) fn plan(seed: u64, length: Duration) -> Vec<Fault> {
     let mut random = Rng::with_seed(seed);
     let mut bag = Vec::new();

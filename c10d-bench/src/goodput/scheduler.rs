@@ -1,7 +1,7 @@
 //! Simulates the scheduler of a cluster: restarts processes that have exited, and resubmits a job of which all
 //! processes have exited.
 
-/// From the end of a process to its next start.
+/// The time from the exit of a process to its next start.
 const RESTART_MS: u64 = 2000;
 
 /// A supervised process.
@@ -11,7 +11,7 @@ enum State {
         at_ms: u64,
     },
     Running,
-    /// Its work is done.
+    /// The process has done its work.
     Succeeded,
 }
 

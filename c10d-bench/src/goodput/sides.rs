@@ -1,4 +1,4 @@
-//! How each side is started: the same job, with the same options where the tools have the same.
+//! The start of each side: the same job, with the same options if the tools have the same options.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -53,12 +53,12 @@ pub(super) struct Tools {
     pub(super) step_ms: u64,
 }
 
-/// Where the parts of a job meet.
+/// The place where the parts of a job meet.
 #[derive(Debug, Clone)]
 pub(super) struct Meeting {
-    /// Of the rendezvous: that of node 0, or a store in etcd.
+    /// The endpoint of the rendezvous: on node 0, or a store in etcd.
     pub(super) endpoint: String,
-    /// Of the relays, one for each node.
+    /// The ports of the relays, one for each node.
     pub(super) relay_ports: Vec<u16>,
 }
 

@@ -10,14 +10,14 @@ use super::plan::Kind;
 use crate::failure::Failure;
 use crate::report::{Goal, Report, Row, Unit, print as print_text, print_line};
 
-/// Of the side that has everything.
+/// The minimum goodput of the side that has everything, in percent.
 const GOODPUT_MIN: f64 = 97.0;
 const RANK_WAIT_MAX_MS: f64 = 1500.0;
 
-/// Of an undisturbed step, beyond which it is not the sleep in it that decides how long it takes.
+/// The factor above which the duration of an undisturbed step does not come from its sleep.
 const SLOWER_MAX: f64 = 1.1;
 
-/// Of violations that are printed.
+/// The most violations that are printed.
 const SHOWN_MAX: usize = 20;
 
 pub(super) fn print(history: &History, accounts: &[Account], as_json: bool) -> Result<(), Failure> {

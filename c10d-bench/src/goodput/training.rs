@@ -76,7 +76,7 @@ impl Training {
 mod tests {
     use super::*;
 
-    /// As PyTorch 2.15 prints them.
+    /// The numbers are PyTorch 2.15's.
     #[test]
     fn it_trains_as_pytorch_does() {
         let mut training = Training::default();

@@ -145,7 +145,7 @@ impl Row {
     }
 }
 
-/// One rendezvous, in a new store.
+/// Measures one rendezvous, in a new store.
 fn round(nodes: usize, nodes_per_process: usize) -> Result<Round, Failure> {
     let mut store = StoreServer::start(None, false)?;
     let job = Job {

@@ -81,7 +81,7 @@ impl NodeProcess {
         }
     }
 
-    /// Its next report.
+    /// Returns the next report of the process.
     fn report(&mut self) -> Result<Joined, Failure> {
         let Range { start, end } = self.nodes;
         let failed = || format!("the process of nodes {start} to {}", end.saturating_sub(1));

@@ -26,7 +26,7 @@ pub(crate) struct RpcPeerArgs {
 pub(super) enum PeerKind {
     /// A store, and a worker that joins through it. Announces the store's address.
     Agent,
-    /// The same, with the secret that it finds in the store.
+    /// An agent with the secret that it finds in the store.
     AgentWithSecret,
     /// A bare echo for one connection.
     Echo,

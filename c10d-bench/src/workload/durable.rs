@@ -104,7 +104,7 @@ fn one_add(setting: &Setting, directory: &Path) -> Result<[Row; 1], Failure> {
     Ok(rows)
 }
 
-/// From the start of a server to its first answer, with the keys that it had when it was killed.
+/// Measures the time from the start of a server to its first answer, with the keys that it had when it was killed.
 fn reopen(setting: &Setting, count: usize) -> Result<Row, Failure> {
     let directory = TempDir::new().context("cannot make a directory")?;
     let child = StoreServer::with_journal(directory.path(), setting.cores)?;

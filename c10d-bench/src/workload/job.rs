@@ -14,7 +14,7 @@ use crate::fleet::{Ask, Fleet, Turns};
 /// The size of a job.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
-    /// Those of ranks, or of relays.
+    /// The number of connections of ranks, or of relays.
     pub(crate) connections: usize,
     /// `None`: each rank has a connection.
     pub(crate) ranks_per_relay: Option<usize>,

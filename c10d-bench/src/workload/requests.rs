@@ -4,7 +4,7 @@ use byteorder::{ByteOrder, LittleEndian};
 use c10d_store::Opcode;
 use c10d_store::unstable::{RequestBuf, VALIDATION_MAGIC};
 
-/// In place of the process id that PyTorch's clients send; below 2^16.
+/// The nonce, which replaces the process id of PyTorch's clients; below 2^16.
 const NONCE: u32 = 4242;
 
 /// The answer to [`hello`] and to [`ping`].

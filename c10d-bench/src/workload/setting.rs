@@ -1,4 +1,4 @@
-//! How a workload is measured.
+//! The setting of a measurement of a workload.
 
 use std::net::SocketAddr;
 use std::time::Duration;

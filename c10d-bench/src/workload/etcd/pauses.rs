@@ -1,4 +1,4 @@
-//! How long the ranks behind relays wait when the server that serves is lost.
+//! Measures how long the ranks behind relays wait when the leading server is lost.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ const RELAYS: usize = 2;
 
 const RANKS_PER_RELAY: usize = 4;
 
-/// Between two requests of a rank.
+/// The pause between two requests of a rank.
 const RANK_PAUSE: Duration = Duration::from_millis(2);
 
 /// How long the ranks are watched, and how long of that before the loss.

@@ -22,7 +22,7 @@ use crate::failure::{Context as _, Failure};
 
 pub(crate) const MEMBERS: usize = 3;
 
-/// Of members that have a host each.
+/// The client port of members that have a host each.
 const CLIENT_PORT: u16 = 2379;
 const PEER_PORT: u16 = 2380;
 
@@ -124,14 +124,14 @@ impl Site {
         Ok(site)
     }
 
-    /// Of a journal with this prefix.
+    /// Returns the address of a journal with this prefix.
     pub(crate) fn address(&self, prefix: &str) -> String {
         let clients = self.members.iter().map(|member| member.client);
         let members: Vec<_> = clients.map(|it| it.to_string()).collect();
         format!("etcd://{}/{prefix}", members.join(","))
     }
 
-    /// How a member has ended; `None` while it runs.
+    /// Returns the exit status of a member; `None` while it runs.
     pub(crate) fn ended(&mut self, number: usize) -> Option<ExitStatus> {
         self.members[number].process.as_mut()?.try_wait().ok()?
     }
