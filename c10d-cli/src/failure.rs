@@ -1,4 +1,4 @@
-//! Why a command failed: its exit code and its message of one line.
+//! The failures of commands: exit codes and messages of one line.
 
 use std::io::{self, Write as _};
 
@@ -11,7 +11,8 @@ use elastic_agent::LauncherError;
 
 use crate::terminal;
 
-/// Why a command failed. Exit codes are part of the interface: scripts decide by them whether to retry.
+/// The reason why a command failed. Exit codes are part of the interface: scripts use them to decide
+/// whether to retry.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     /// A negative answer: key missing, value not written, queue empty. Without a message if the answer is
@@ -40,7 +41,7 @@ pub(crate) enum Failure {
     Unconfirmed {
         /// The command and its key.
         what: String,
-        /// Why the confirmation failed.
+        /// The error of the confirmation.
         source: Box<StoreError>,
     },
 

@@ -24,7 +24,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number * seconds_per_unit).map_err(|error| error.to_string())
 }
 
-/// The same, not shorter than `min`.
+/// Parses a duration that is not shorter than `min`.
 pub(crate) fn parse_duration_from(min: Duration, text: &str) -> Result<Duration, String> {
     match parse_duration(text)? {
         short if short < min => Err(format!("must be at least {min:?}")),

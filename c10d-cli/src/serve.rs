@@ -197,7 +197,7 @@ impl ServeArgs {
         Ok((options.with_journal(journal), fate))
     }
 
-    /// Where others find the server.
+    /// Returns the host at which other servers and clients find this server.
     #[cfg(feature = "etcd")]
     fn advertised_host(&self) -> String {
         match (&self.advertise, self.host.parse::<std::net::IpAddr>()) {

@@ -61,8 +61,9 @@ impl ServerArgs {
         self.target_or(through, |name| env::var(name).ok())
     }
 
-    /// The same for the status pages, which have a password and no encryption: the store itself. The store of the environment
-    /// may have moved since then, and may move again, so a relay that forwards to its pages is asked where they are.
+    /// Returns the server of the status pages, which have a password and no encryption: the store itself. The store of
+    /// the environment may have moved, and may move again, so a relay that forwards to its pages is asked for their
+    /// address.
     pub(crate) fn target_of_pages(
         &self,
         credentials: Option<&Credentials>,
@@ -150,14 +151,14 @@ impl Lookup for BehindRelay {
     }
 }
 
-/// Without the password.
+/// Formats the address without the password.
 impl fmt::Debug for BehindRelay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("BehindRelay").field(&self.relay).finish()
     }
 }
 
-/// How a command in a worker reaches the store.
+/// The way in which a command in a worker reaches the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Through {
     Relay,

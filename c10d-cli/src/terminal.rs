@@ -23,7 +23,7 @@ const HIDE_MAX: Duration = Duration::from_millis(100);
 /// How long a command that has ended waits for a standard error that accepts no output.
 pub(crate) const STUCK_MAX: Duration = Duration::from_secs(1);
 
-/// For a terminal of unknown width.
+/// The number of columns for a terminal of unknown width.
 const COLUMNS_DEFAULT: usize = 80;
 
 /// Longer lines are hard to read.

@@ -35,7 +35,7 @@ const THREADS_MAX: usize = 8;
 /// How many round trips are measured.
 const PINGS: usize = 9;
 
-/// Why a check ends early.
+/// The error that ends a check early.
 pub(super) type Failed = Box<dyn Error + Send + Sync>;
 
 /// The most nodes of a check.

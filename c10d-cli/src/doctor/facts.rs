@@ -20,11 +20,11 @@ const ADDRESSES_MAX: usize = 8;
 /// The facts that a node reports about itself before the measurements.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct NodeFacts {
-    /// Its host name.
+    /// The node's host name.
     pub(super) host: String,
-    /// Its rank, if the rendezvous is static.
+    /// The node's rank, if the rendezvous is static.
     pub(super) node_rank: Option<i64>,
-    /// Its --nnodes: the least and the greatest number of nodes.
+    /// The node's --nnodes: the least and the greatest number of nodes.
     pub(super) nodes: (usize, usize),
     /// The version of `c10d`.
     pub(super) version: String,
@@ -56,7 +56,7 @@ pub(super) struct Address {
 pub(super) struct Measured {
     /// The median round trip to the store of the check, in microseconds.
     pub(super) round_trip_us: Option<u64>,
-    /// How far its clock is ahead of the clock of the serving node.
+    /// How far the node's clock is ahead of the clock of the serving node.
     pub(super) clock: Option<Clock>,
     pub(super) links: Vec<Link>,
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::facts::{Measured, NodeFacts};
 
-/// With more nodes than this, each node tries only the host and some neighbours.
+/// The number of nodes above which each node tries only the host and some neighbours.
 pub(super) const TABLE_NODES_MAX: usize = 32;
 const NEIGHBOURS: usize = 8;
 
@@ -42,7 +42,7 @@ pub(super) struct Finding {
     pub(super) is_failure: bool,
     /// The numbers of the affected nodes.
     pub(super) nodes: Vec<usize>,
-    /// One sentence, without a full stop.
+    /// The problem as a sentence, without a full stop.
     pub(super) problem: String,
     /// The remedy.
     pub(super) cure: String,

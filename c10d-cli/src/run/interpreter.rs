@@ -26,10 +26,10 @@ const ACTIVATED: [&str; 2] = ["VIRTUAL_ENV", "CONDA_PREFIX"];
 /// The interpreter of the workers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Interpreter {
-    /// Its path, or a name that is looked up in PATH.
+    /// The interpreter's path, or a name that is looked up in PATH.
     pub(crate) program: OsString,
-    /// Its path, and the activated environment if that differs, for the line about the start of the workers. `None` if users
-    /// expect this interpreter.
+    /// The interpreter's path, and the activated environment if that differs, for the line about the start of the
+    /// workers. `None` if users expect this interpreter.
     pub(crate) remark: Option<String>,
 }
 

@@ -106,7 +106,7 @@ fn explain_default(arg: Arg) -> Arg {
     arg.hide_default_value(takes_value)
 }
 
-/// What `c10d run` does.
+/// The plan of a `c10d run`.
 #[derive(Debug, Clone)]
 pub(crate) struct RunPlan {
     /// The options of the launcher. The endpoint of the rendezvous is well-formed, unless it is a path. Its settings
@@ -114,11 +114,11 @@ pub(crate) struct RunPlan {
     pub(crate) launcher: LauncherOptions,
     /// The scheduler whose environment was used.
     pub(crate) scheduler: Option<&'static str>,
-    /// Where the values of the rendezvous and the number of workers are from, unless they are defaults.
+    /// The origins of the values of the rendezvous and of the number of workers, unless they are defaults.
     pub(crate) origins: Vec<Origin>,
     /// The rank of this node, if it is known before the nodes meet.
     pub(crate) node_rank: Option<usize>,
-    /// Where the rendezvous' store is kept, if this node serves it.
+    /// The directory of the rendezvous' store, if this node serves it.
     pub(crate) store_dir: Option<PathBuf>,
     /// How many launchers are candidates to serve the store; `None` if it is not in etcd.
     pub(crate) store_candidates: Option<usize>,
@@ -148,7 +148,7 @@ impl RunPlan {
 }
 
 impl RunOptions {
-    /// The same options with a script that need not exist.
+    /// Returns the same options with a script that need not exist.
     pub(crate) fn without_script(self) -> Self {
         Self {
             how: script::ScriptArgs::of_file(),

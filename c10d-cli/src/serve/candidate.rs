@@ -18,7 +18,7 @@ const STANDBY_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(super) struct Candidate {
     pub(super) etcd: EtcdOptions,
-    /// Where others find the listeners.
+    /// The host at which other servers and clients find the listeners.
     pub(super) host: String,
     pub(super) listeners: Vec<TcpListener>,
 }
@@ -66,7 +66,7 @@ impl Candidate {
     }
 }
 
-/// Until a signal.
+/// Serves until a signal.
 fn serve(served: &Served, signals: &EndSignals) -> Result<(), Failure> {
     while served.server.is_standby() {
         if served.ends(signals, STANDBY_CHECK_INTERVAL)? {

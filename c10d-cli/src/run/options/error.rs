@@ -1,9 +1,10 @@
-//! Why the options of `c10d run` cannot be used.
+//! The reasons why the options of `c10d run` cannot be used.
 
 use std::ffi::OsString;
 use std::fmt;
 
-/// Why options are invalid. The message is one line that names the option or variable and its value.
+/// The reason why options are invalid. The message is one line that names the option or variable and
+/// its value.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum UsageError {
@@ -18,7 +19,7 @@ pub(crate) enum UsageError {
     NodeRank {
         /// The option or the variable.
         name: String,
-        /// As given; ranks count from 0.
+        /// The given rank; ranks count from 0.
         node_rank: usize,
         /// The number of nodes.
         max_nodes: usize,
@@ -27,7 +28,7 @@ pub(crate) enum UsageError {
     Scheduler {
         /// The scheduler that was found.
         scheduler: &'static str,
-        /// Why a value is unknown, and what to do.
+        /// The reason why a value is unknown, and what to do.
         why: String,
         /// The option that gives the value.
         option: &'static str,
@@ -36,7 +37,7 @@ pub(crate) enum UsageError {
     DebugRank {
         /// The option or the variable.
         name: String,
-        /// As given.
+        /// The given rank.
         rank: usize,
         /// The number of ranks.
         world_size: usize,
@@ -70,7 +71,7 @@ pub(crate) struct Given {
     pub(super) value: String,
 }
 
-/// Why a value is refused.
+/// The reason why a value is refused.
 #[derive(Debug, Clone)]
 pub(crate) enum Refusal {
     /// The value is not this.

@@ -19,12 +19,12 @@ use super::values::whole_number;
 use crate::serve::DEFAULT_PORT as STATIC_PORT;
 use crate::server_address::{StorePlace, is_in_etcd};
 
-/// How nodes find each other, and the rank of this one, if it has one before they do.
+/// The way in which nodes find each other, and the rank of this node, if it has a rank before they do.
 #[derive(Debug)]
 pub(super) struct Chosen {
     pub(super) parameters: RendezvousParameters,
     pub(super) node_rank: Option<usize>,
-    /// Where the values are from.
+    /// The origins of the values.
     pub(super) origins: Vec<Origin>,
 }
 
@@ -34,7 +34,7 @@ const DISABLE_SHARED_STORE: &str = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE";
 /// The order in which origins are shown.
 const ORDER: [&str; 4] = ["nodes", "node rank", "endpoint", "run id"];
 
-/// How the nodes find each other.
+/// The way in which the nodes find each other.
 #[derive(Debug)]
 enum Meeting {
     /// The job has one node.
@@ -42,9 +42,9 @@ enum Meeting {
         /// Whether --standalone was given; otherwise it is the default.
         asked_for: bool,
     },
-    /// At a store that any node may serve; `None` for the default endpoint.
+    /// The nodes meet at a store that any node may serve; `None` for the default endpoint.
     C10d(Option<Place>),
-    /// At a store that node 0 serves; each node has its rank.
+    /// The nodes meet at a store that node 0 serves; each node has its rank.
     Static(Place),
 }
 
@@ -67,9 +67,9 @@ impl Place {
 
 /// The source of the id of the run.
 enum RunId {
-    /// By an option or the scheduler.
+    /// The id is given by an option or the scheduler.
     Given(Given),
-    /// For a job of one node.
+    /// The id is random, for a job of one node.
     Random,
     /// torchrun's.
     Default,

@@ -1,4 +1,5 @@
-//! What options make of the launcher, compared whole: nothing else may change with them.
+//! The launcher's options for each option, compared as a whole, so that an option changes nothing
+//! else.
 
 use c10d_inspect::http::StatusOptions;
 use c10d_store::recommended_memory_max;

@@ -1,4 +1,4 @@
-//! How the nodes meet, with torchrun's defaults.
+//! The meeting of the nodes, with torchrun's defaults.
 
 use super::*;
 
