@@ -1,4 +1,4 @@
-//! From a snapshot to a report.
+//! Makes a report from a snapshot.
 
 use std::time::UNIX_EPOCH;
 
@@ -75,7 +75,7 @@ fn meeting(job: &Job<'_>) -> Option<String> {
     Some(format!("The nodes meet: {}.", meetings.first()?.text()))
 }
 
-/// Where the workers are, if they use another store.
+/// Returns where the workers are, if they use another store.
 fn elsewhere(job: &Job<'_>) -> Option<String> {
     let latest = job.workers_stores.first()?;
     Some(format!(
@@ -84,7 +84,7 @@ fn elsewhere(job: &Job<'_>) -> Option<String> {
     ))
 }
 
-/// How far the job has come, while nothing is wrong.
+/// Returns the progress of the job, while there is no problem.
 fn progress(job: &Job<'_>) -> String {
     let connected = job
         .who

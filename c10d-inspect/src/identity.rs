@@ -16,7 +16,7 @@ use crate::text;
 /// The ranks of all connections.
 #[derive(Debug)]
 pub(crate) struct Identities<'a> {
-    /// By the connection's place.
+    /// The identities by the connection's place.
     of: Vec<Option<Identity>>,
     /// The connections of each rank, in the order of the index.
     by_rank: BTreeMap<usize, Vec<Slot>>,
@@ -167,7 +167,7 @@ impl<'a> Identities<'a> {
 enum Claim {
     Rank(usize),
     OfAnotherJob,
-    /// It wrote keys of two ranks.
+    /// The connection wrote keys of two ranks.
     Contradiction,
 }
 

@@ -57,7 +57,7 @@ pub(crate) struct Waiting {
 #[derive(Debug)]
 pub(crate) struct GroupState<'a> {
     pub(crate) group: &'a GlooGroup<'a>,
-    /// In the order of the group's members.
+    /// The members that have published, in the order of the group's members.
     pub(crate) members: Vec<MemberState<'a>>,
     /// The ranks in the group that have not published.
     pub(crate) missing: BTreeSet<usize>,
@@ -70,9 +70,9 @@ pub(crate) struct GroupState<'a> {
 pub(crate) struct MemberState<'a> {
     pub(crate) published: &'a Published<'a>,
     pub(crate) progress: Progress,
-    /// Its connection closed before another member had connected.
+    /// Whether the member's connection closed before another member had connected.
     pub(crate) is_orphan: bool,
-    /// Its global rank, if known.
+    /// The member's global rank, if known.
     pub(crate) rank: Option<usize>,
 }
 
@@ -336,7 +336,7 @@ impl<'a> Job<'a> {
         family(key).within(self.world_size)
     }
 
-    /// The same in words.
+    /// Returns the meaning of a key in words.
     pub(crate) fn meaning(&self, key: &[u8]) -> String {
         meaning(key, self.world_size)
     }

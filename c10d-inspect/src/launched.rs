@@ -284,7 +284,7 @@ fn tell_hosts_apart(nodes: &mut [Node], index: &Index<'_>) {
     }
 }
 
-/// How far the ages in an announcement are off.
+/// The error of the ages in an announcement.
 const CLOCK_STEP: Duration = Duration::from_millis(1500);
 
 fn insert<K: std::hash::Hash + Eq>(table: &mut HashMap<K, Option<Place>>, key: K, place: Place) {
@@ -389,7 +389,7 @@ impl Worker<'_> {
         stopped.next().map(|process| process.pid)
     }
 
-    /// The same, if it is certain that the process has this worker's rank.
+    /// Returns a stopped process of this worker if it is certain that the process has this worker's rank.
     pub(crate) fn stopped_rank_pid(&self) -> Option<u32> {
         let mut stopped = self.stopped();
         let ranks = stopped.find(|process| speaks_for(self.worker, process));

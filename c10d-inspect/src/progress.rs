@@ -9,24 +9,24 @@ use c10d_store::{ConnectionRecord, Opcode};
 
 use crate::index::{GlooGroup, Index, Published};
 
-/// How far a member has come.
+/// The progress of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// It has published and read nothing, and waits for nothing.
+    /// The member has published its address, has read no address, and does not wait.
     Published,
-    /// It waits for a member's address.
+    /// The member waits for another member's address.
     Waiting { member: usize, since: Duration },
-    /// It has read this many addresses, and waits for none.
+    /// The member has read this many addresses, and does not wait.
     Reading { read: usize },
-    /// It stopped waiting for this member: its time was over.
+    /// The member stopped waiting for this other member after its timeout.
     GaveUp { member: usize },
-    /// It has read all addresses, or does something else since.
+    /// The member has read all addresses, or has made other requests afterwards.
     Past,
-    /// Its connection closed too long ago.
+    /// The member's connection closed too long ago.
     Unknown,
 }
 
-/// How far a member has come, or had when its connection closed.
+/// Returns the progress of a member, at present or when its connection closed.
 pub(crate) fn progress(
     index: &Index<'_>,
     group: &GlooGroup<'_>,

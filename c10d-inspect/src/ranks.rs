@@ -50,7 +50,7 @@ pub(crate) fn ranks(
         .collect()
 }
 
-/// Where each connection stands in the group that it joined last.
+/// The member of each connection in the group that it joined last.
 type Latest<'j> = (&'j MemberState<'j>, Option<usize>);
 
 fn latest_progress<'j>(job: &'j Job<'_>) -> HashMap<usize, Latest<'j>> {

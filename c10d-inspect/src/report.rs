@@ -329,7 +329,7 @@ pub enum RankState {
     Lost,
 }
 
-/// How sure it is that a process has a rank.
+/// The evidence that a process has a rank, from weak to strong.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

@@ -48,9 +48,9 @@ const TIMEOUT: [&str; 7] = [
 /// The reason of a worker that failed while it waited for another rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Symptom {
-    /// It lost its connection to the rank behind this address, in the form that gloo prints.
+    /// The rank lost its connection to the rank behind this address, in the form that gloo prints.
     LostPeer(Option<SocketAddr>),
-    /// It stopped waiting for this key of the store.
+    /// The rank stopped waiting for this key of the store.
     Key(String),
     LostStore,
     /// An operation of several ranks took too long.

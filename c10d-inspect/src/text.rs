@@ -46,7 +46,7 @@ pub(crate) fn ranks(ranks: &BTreeSet<usize>) -> String {
     format!("{noun} {}", numbers(ranks))
 }
 
-/// As [`ranks`], for ranks in any order.
+/// Formats ranks like [`ranks`], for ranks in any order.
 pub(crate) fn ranks_named(ranks: impl IntoIterator<Item = usize>) -> String {
     self::ranks(&ranks.into_iter().collect())
 }

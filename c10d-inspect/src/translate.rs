@@ -12,7 +12,7 @@ use crate::keys::Family;
 use crate::launched::Launched;
 use crate::network::{gloo_assignment, is_spread, nccl_assignment};
 
-/// How NCCL reports that a connection to another rank failed, or that it found no interface. In lower case.
+/// NCCL's messages for a failed connection to another rank, or a missing interface. In lower case.
 const NCCL_NETWORK_ERRORS: [&str; 6] = [
     "socketpollconnect",
     "socketstartconnect",
@@ -22,13 +22,13 @@ const NCCL_NETWORK_ERRORS: [&str; 6] = [
     "net/socket : no usable listening interface found",
 ];
 
-/// How gloo begins its report that it does not know an interface.
+/// The start of gloo's message about an unknown interface.
 const GLOO_INTERFACE_ERRORS: [&str; 2] = [
     "Unable to find address for: ",
     "Unable to find interface for: ",
 ];
 
-/// How gloo begins its report that ranks could not connect to each other.
+/// The start of gloo's message about ranks that could not connect to each other.
 const GLOO_CONNECT_ERROR: &str = "connectFullMesh failed";
 
 const INTERFACE_CHARS_MAX: usize = 64;

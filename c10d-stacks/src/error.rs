@@ -1,4 +1,4 @@
-//! Why stacks cannot be read.
+//! The reasons why stacks cannot be read.
 
 /// The reason why the stacks of a process cannot be read. The text is a clause without a full stop, and includes the
 /// cure if there is a cure: "its stacks cannot be read: the process belongs to another user: ...".

@@ -1,4 +1,4 @@
-//! Why the system refuses to let this process read another process.
+//! Explains why the system refuses to let this process read another process.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

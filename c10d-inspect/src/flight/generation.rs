@@ -1,4 +1,5 @@
-//! Which recordings of survivors are comparable: those of members, of the collectives of the current generation.
+//! Selects the comparable recordings of survivors: the members' recordings of the collectives of the current
+//! generation.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +35,7 @@ struct Compared {
     recordings: BTreeMap<usize, FlightRecording>,
     silent: BTreeMap<usize, String>,
     outside: BTreeMap<usize, String>,
-    /// Why no ranks can be compared at this moment.
+    /// The reason why no ranks can be compared at this moment.
     why_not: Option<String>,
 }
 

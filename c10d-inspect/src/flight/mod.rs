@@ -1,4 +1,5 @@
-//! Which collective each rank is in, and the first one at which ranks differ, from PyTorch's flight recorder.
+//! Finds the collective that each rank is in, and the first collective at which ranks differ, from PyTorch's
+//! flight recorder.
 //!
 //! Pure: a recording is parsed from the JSON that a rank's debug server returned, times are the ranks' own.
 //! All texts are free of control characters, and short, whatever a rank sent.

@@ -24,7 +24,7 @@ pub(super) const DEFAULT_GROUP: &str = "0";
 /// c10d_rs.torch numbers the first subgroup of generation N by N times this number.
 const SUBGROUPS: u64 = 1_000_000;
 
-/// How c10d_rs.torch describes the default group from the call on that makes a generation of survivors.
+/// The start of c10d_rs.torch's description of the default group, once a generation of survivors is being created.
 const GENERATION: &str = "generation ";
 
 /// The contents of a rank's flight recorder about its current groups. The recorder is a ring: old collectives are missing.
@@ -60,7 +60,7 @@ pub(super) struct GroupRecording {
     pub(super) entered: u64,
     /// The number of the last collective that has ended at this rank; `None` if it is not recorded.
     pub(super) completed: Option<u64>,
-    /// By number. Collectives that were entered several times under one number: the last one.
+    /// The collectives by number. If a rank has entered several collectives under one number, the last of them.
     pub(super) collectives: BTreeMap<u64, Collective>,
 }
 
@@ -178,7 +178,7 @@ impl FlightRecording {
         names.filter_map(|name| generation_of_subgroup(name)).max()
     }
 
-    /// The same without the subgroups of other generations, and without groups of unknown generations.
+    /// Returns the recording without the subgroups of other generations, and without groups of unknown generations.
     pub(super) fn only(&self, generation: Attempt) -> Self {
         let is_of = |name: &str| match generation_of_subgroup(name) {
             Some(number) => number == generation.count(),
@@ -362,7 +362,7 @@ impl Collective {
         is_reduce || (self.backend == "gloo" && name.contains("allgather"))
     }
 
-    /// Only the number of elements must be the same, not the shape.
+    /// Returns the numbers of elements, because only these must be equal, not the shapes.
     fn element_counts(&self) -> impl Iterator<Item = u64> {
         let product = |sizes: &Vec<u64>| sizes.iter().fold(1, |all: u64, n| all.saturating_mul(*n));
         self.sizes.iter().map(product)

@@ -68,7 +68,7 @@ pub enum FlightFindingKind {
     Diverged,
     /// Most ranks have entered a collective that these have not.
     Behind,
-    /// These ranks alone have entered a collective.
+    /// Only these ranks have entered a collective.
     Ahead,
     /// These ranks have recorded nothing, while other ranks have.
     NothingRecorded,

@@ -27,17 +27,18 @@ pub(super) struct Doing<'a> {
     pub(super) place: Option<Place<'a>>,
     /// Whether two samples agree. It is also true if a second sample is not needed.
     pub(super) is_confirmed: bool,
-    /// For how long at least it has made no progress, in milliseconds; `None` if its thread uses the CPU while it waits.
+    /// The minimum time without progress, in milliseconds; `None` if the rank's thread uses the CPU while it waits.
     pub(super) still_ms: Option<u64>,
-    /// For how long it has also used no CPU elsewhere, and read and written nothing, in milliseconds.
+    /// The time for which the rank has also used no CPU elsewhere, and has neither read nor written, in milliseconds.
     pub(super) idle_ms: u64,
     /// Whether it waits for a transfer that makes progress.
     pub(super) transfers: bool,
     /// The connections of its process whose data is not acknowledged.
     pub(super) unacknowledged: &'a [UnacknowledgedData],
-    /// Its host, if known.
+    /// The rank's host, if known.
     pub(super) host: Option<String>,
-    /// Its activity in the sample, if one of its threads began to wait in the store at about the time of the sample or later.
+    /// The rank's activity in the sample, if one of its threads began to wait in the store at about the time of the
+    /// sample or later.
     sampled: Option<Kind>,
     /// Whether it has just begun to wait for a key of the store.
     begins_store_wait: bool,
@@ -50,21 +51,21 @@ pub(super) type Key = (String, u64);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// It waits for other ranks.
+    /// The rank waits for other ranks.
     InCall(Call),
-    /// It waits for a key of the store.
+    /// The rank waits for a key of the store.
     InStore(String),
-    /// Its main thread uses this much of a CPU, in percent.
+    /// The rank's main thread uses this part of a CPU, in percent.
     Computes(u32),
-    /// Its main thread waits, and its other threads or processes work.
+    /// The rank's main thread waits, and its other threads or processes work.
     Works {
         cpu_percent: u32,
     },
-    /// It was elsewhere a few seconds ago.
+    /// The rank was at another place a few seconds ago.
     Moves,
-    /// It cannot take part in anything.
+    /// The rank cannot take part in any call.
     Blocked(Cause),
-    /// It waits for something that is not visible. A wait for the work of a collective also looks like this.
+    /// The rank waits for something that is not visible. A wait for the work of a collective also looks like this.
     Opaque {
         is_lock: bool,
         system_call: Option<String>,
@@ -74,11 +75,11 @@ pub(super) enum Kind {
         command: String,
         system_call: Option<String>,
     },
-    /// Its launcher cannot read its stack, for this reason.
+    /// The rank's launcher cannot read its stack, for this reason.
     NoStack(String),
-    /// It exited with code 0, this many milliseconds ago.
+    /// The rank exited with code 0, this many milliseconds ago.
     Left(u64),
-    /// It has failed, or its launcher has stopped it.
+    /// The rank has failed, or its launcher has stopped it.
     Failed,
     NotSampled,
     Stale(u64),
@@ -86,7 +87,7 @@ pub(super) enum Kind {
     OutOfReach,
 }
 
-/// Why a rank is blocked outside of all calls.
+/// The reason why a rank is blocked outside of all calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Cause {
     Stopped {
@@ -110,13 +111,13 @@ pub(super) enum Cause {
     SystemCall(String),
 }
 
-/// How certain it is that a rank does not take part in the call that other ranks wait in, for a reason that the other
-/// ranks do not cause.
+/// The certainty that a rank does not take part in the call that other ranks wait in, for a reason that the other ranks
+/// do not cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Absence {
-    /// It sleeps, polls or reads a socket, which can be a way to wait for another rank.
+    /// The rank sleeps, polls or reads a socket, which can be a way to wait for another rank.
     MayWait,
-    /// It has exited, perhaps because it had no more to do.
+    /// The rank has exited, perhaps because it had no more to do.
     Left,
     Certain,
 }
@@ -307,7 +308,7 @@ impl<'a> Doing<'a> {
         self.is_active() || self.sampled.is_some()
     }
 
-    /// The same, except for a main thread that uses the CPU and may wait for NCCL.
+    /// Whether the rank may be making progress, except for a main thread that uses the CPU and may wait for NCCL.
     pub(super) fn may_be_moving(&self) -> bool {
         match &self.sampled {
             Some(sampled) => !matches!(sampled, Kind::Computes(_)),
@@ -355,7 +356,7 @@ impl<'a> Doing<'a> {
         matches!(self.kind, Kind::Blocked(_) | Kind::Left(_))
     }
 
-    /// How certain it is that other ranks wait for it.
+    /// Returns how certain it is that other ranks wait for this rank.
     pub(super) fn absence(&self) -> Option<Absence> {
         match &self.kind {
             Kind::Blocked(Cause::SystemCall(call)) if is_patient(call) => Some(Absence::MayWait),

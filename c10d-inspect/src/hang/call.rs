@@ -6,7 +6,7 @@ use crate::stacks::Frame;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Call {
     pub(super) kind: CallKind,
-    /// Its name in the API that users call.
+    /// The call's name in the API for users.
     pub(super) name: &'static str,
     /// Whether it waits even while its thread uses the CPU: NCCL's waits spin.
     pub(super) can_spin: bool,

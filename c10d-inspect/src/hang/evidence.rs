@@ -35,9 +35,9 @@ pub(crate) struct Evidence<'a> {
 #[derive(Debug)]
 pub(crate) struct RankEvidence<'a> {
     pub(crate) seen: Seen<'a>,
-    /// Its wait for a key of the store, if any.
+    /// The rank's wait for a key of the store, if there is one.
     pub(crate) store_wait: Option<StoreWait>,
-    /// Its host, if known.
+    /// The rank's host, if known.
     pub(crate) host: Option<String>,
 }
 
@@ -45,12 +45,12 @@ pub(crate) struct RankEvidence<'a> {
 #[derive(Debug)]
 pub(crate) enum Seen<'a> {
     Sample(Observation<'a>),
-    /// Its worker exited, this many milliseconds ago.
+    /// The rank's worker exited, this many milliseconds ago.
     Ended {
         end: WorkerEnd,
         ago_ms: u64,
     },
-    /// Its launcher has announced the rank without a sample.
+    /// The launcher has announced the rank without a sample.
     NotSampled,
     /// The newest sample is this many milliseconds old.
     Stale {
@@ -58,7 +58,7 @@ pub(crate) enum Seen<'a> {
     },
     /// The rank is missing from all announcements, for example because torchrun started it.
     NotLaunched,
-    /// It runs on another node, whose observations are not available here.
+    /// The rank runs on another node, whose observations are not available here.
     OutOfReach,
 }
 

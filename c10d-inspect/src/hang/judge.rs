@@ -119,13 +119,15 @@ impl<'c, 'a> Case<'c, 'a> {
         }
     }
 
-    /// For how long no rank has made progress, in milliseconds, if that may become an alarm and is not an alarm yet.
+    /// Returns for how long no rank has made progress, in milliseconds, if this may become an alarm and is not an alarm
+    /// yet.
     fn so_far_ms(&self) -> Option<u64> {
         self.lasts_ms()
             .filter(|_| self.may_be_alarm() && !self.is_alarm())
     }
 
-    /// For how long at least no rank has made progress, in milliseconds; the longest wait if ranks wait for busy ranks.
+    /// Returns the minimum time for which no rank has made progress, in milliseconds; the longest wait if ranks wait
+    /// for busy ranks.
     fn lasts_ms(&self) -> Option<u64> {
         let doings = self.doings.values();
         match self.rule {
@@ -388,7 +390,7 @@ impl<'c, 'a> Case<'c, 'a> {
         }
     }
 
-    /// Where the ranks that are not observed can be found.
+    /// Returns advice on where to find the ranks that are not observed.
     fn advice_on_unseen(&self) -> &'static str {
         let mut doings = self.doings.values();
         match doings.any(|doing| doing.kind == Kind::NotLaunched) {

@@ -1,4 +1,4 @@
-//! Why a job makes no progress, by what launchers observe of its workers: stacks, states and CPU time.
+//! Explains why a job makes no progress, from the launchers' observations of its workers: stacks, states and CPU time.
 //!
 //! Pure. [`judge`] is a function from the evidence about all ranks to a verdict. Text of a worker, such as the name of
 //! a file or a function, is printed, but is never evidence about other ranks.

@@ -1,4 +1,5 @@
-//! Where a worker is in its code, by its stacks: the call of PyTorch that it is inside, and the position in the user's code.
+//! Finds where a worker is in its code, by its stacks: the call of PyTorch that it is inside, and the position in the
+//! user's code.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -9,7 +10,7 @@ use crate::text::shown_up_to;
 /// The most characters of the name of a file or a function in a sentence.
 const NAME_CHARS_MAX: usize = 60;
 
-/// Where a worker is in its code.
+/// The place of a worker in its code.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place<'a> {
     stacks: &'a Stacks,

@@ -99,8 +99,8 @@ impl Answer {
 
 const PAGE: &str = include_str!("page.html");
 
-/// Only this script and this style run, whatever a rank gets into the page; and it reaches only its own server. The
-/// test below computes the hashes.
+/// The policy that lets only this script and this style run, whatever a rank gets into the page, and lets the page
+/// reach only its own server. The test below computes the hashes.
 const SECURITY_POLICY: &str = "default-src 'none'; \
     script-src 'sha256-YOrkx/7/dCto2EZSKdxVCqOh+SCmFh152P/dWG7qP6c='; \
     style-src 'sha256-MdbtAlUnm/G2R1GygtDkz0HkryBPsc8hsMQFUbRad1Y='; \

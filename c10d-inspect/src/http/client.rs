@@ -40,7 +40,7 @@ const PATH_CHARS_MAX: usize = 400;
 /// How long a store may take to answer through a relay.
 const RELAY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// For a timeout without an end.
+/// The time for an unlimited timeout.
 const FAR: Duration = Duration::from_secs(365 * 86_400);
 
 /// How long to wait before connecting again to a unix socket whose queue is full.
@@ -355,7 +355,7 @@ fn lost() -> HttpError {
     HttpError::System(io::Error::other("the exchange was lost"))
 }
 
-/// One request, and its whole answer, within `timeout`, or until the request's [`Cancel`] ends it.
+/// Sends a request and receives its whole answer, within `timeout`, or until the request's [`Cancel`] interrupts it.
 async fn exchange(request: &HttpRequest, timeout: Duration) -> Result<HttpResponse, HttpError> {
     let mut talk = pin!(connect_and_talk(request, timeout));
     let mut watch = request.cancel.watch();

@@ -242,7 +242,7 @@ pub(super) fn interval(store: Duration, explain: Duration) -> Duration {
     unobserved_interval(store, explain).max(INTERVAL_MIN)
 }
 
-/// The same for a snapshot without the activity of all workers.
+/// Returns the interval for a snapshot without the activity of all workers.
 fn unobserved_interval(store: Duration, explain: Duration) -> Duration {
     let by_store = store.saturating_mul(STORE_SHARE);
     let by_explain = explain.saturating_mul(EXPLAIN_SHARE);

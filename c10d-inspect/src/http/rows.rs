@@ -17,7 +17,7 @@ pub(super) const ROWS_MAX: usize = 16_384;
 /// The most ranks that a report names without `ranks=all`: as many as a person reads.
 const NAMED_RANKS_MAX: usize = 1024;
 
-/// Of the ranks that wait in a finding: their states are all the same.
+/// The most waiting ranks of a finding that are listed, because their states are all the same.
 const WAITING_RANKS_MAX: usize = 64;
 
 /// The most characters of a key.

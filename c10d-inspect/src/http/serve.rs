@@ -74,7 +74,7 @@ impl Limits {
     };
 }
 
-/// Where connections come from.
+/// The source of connections.
 #[derive(Debug)]
 pub(super) enum Source {
     /// Connections beyond the limit wait in the listener's queue.
@@ -242,7 +242,7 @@ struct Shared<R> {
 struct Serving<R> {
     shared: Rc<Shared<R>>,
     connections: JoinSet<()>,
-    /// In the order of their arrival.
+    /// The new connections, in the order of their arrival.
     newcomers: VecDeque<Newcomer>,
     /// Reports the shutdown, when its sender is dropped.
     closes: watch::Receiver<()>,

@@ -1,4 +1,4 @@
-//! Where a status server reads a store's state.
+//! The source from which a status server reads a store's state.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Why the status pages of a store server cannot be read.
+//! The reasons why the status pages of a store server cannot be read.
 
 use std::io;
 

@@ -56,10 +56,10 @@ pub struct StatusPages {
     store: StoreAddress,
     credentials: Option<Credentials>,
     asked: Mutex<Asked>,
-    /// Of the last request to a store that moves.
+    /// The search for the leader by the last request to a store that moves.
     search: Mutex<Option<LeaderSearch>>,
     timeout: Duration,
-    /// Of all answers together.
+    /// The deadline of all answers together.
     deadline: Deadline,
     has_answered: AtomicBool,
 }

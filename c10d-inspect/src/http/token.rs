@@ -50,7 +50,7 @@ impl Token {
         parts.next().is_some_and(|password| self.equals(password))
     }
 
-    /// In a time that does not depend on how much of it is right.
+    /// Compares in a time that does not depend on how much of the token is right.
     fn equals(&self, other: &[u8]) -> bool {
         let differences = self.0.bytes().zip(other).map(|(one, other)| one ^ other);
         let differs = differences.fold(0, |sum, difference| sum | difference);

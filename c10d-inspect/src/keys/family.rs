@@ -34,15 +34,15 @@ pub(crate) enum Family<'a> {
     DebugServer {
         rank: usize,
     },
-    /// How many workers an agent has.
+    /// The number of workers of an agent.
     ElasticRole {
         agent: usize,
     },
-    /// Which ranks an agent's workers have.
+    /// The ranks of an agent's workers.
     ElasticRanks {
         agent: usize,
     },
-    /// Where the workers' store is.
+    /// The address of the workers' store.
     ElasticMaster,
     /// Agents leave when all have arrived here.
     ElasticExit {
@@ -146,7 +146,8 @@ pub(crate) enum Maker {
 }
 
 impl Family<'_> {
-    /// The same key in a job of `world_size` ranks, in which a key about a rank that cannot exist is a program's own.
+    /// Returns the meaning of the key in a job of `world_size` ranks, in which a key about a rank that cannot exist
+    /// belongs to the program.
     pub(crate) fn within(self, world_size: Option<usize>) -> Self {
         let exists = |rank| world_size.is_none_or(|size| rank < size);
         match self.rank().is_none_or(exists) {

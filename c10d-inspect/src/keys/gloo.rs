@@ -19,12 +19,12 @@ const AF_INET6: u16 = 10;
 /// The most members of a group that are believed.
 pub(crate) const GROUP_SIZE_MAX: usize = 131_072;
 
-/// Where a rank of a gloo group listens.
+/// The address of a rank of a gloo group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GlooAddress {
     /// The host's name, escaped.
     pub(crate) host: String,
-    /// Its listening socket.
+    /// The address of the rank's listening socket.
     pub(crate) address: SocketAddr,
     /// The number of members of the group; `None` if the rank connects lazily and does not say.
     pub(crate) size: Option<usize>,

@@ -169,7 +169,7 @@ fn silence(
     Some(problem)
 }
 
-/// For each kind of operations the members that have launched the fewest.
+/// Returns, for each kind of operation, the members that have launched the fewest.
 fn behind(communicator: &Communicator) -> Vec<NcclProblem> {
     let each = communicator.counts.iter().filter_map(|counts| {
         let (furthest, _) = counts.launched.iter().max_by_key(|it| it.0)?;

@@ -280,7 +280,7 @@ fn an_answer_that_is_changed_is_no_panic_and_no_control_character() {
     }
 }
 
-/// At any byte of a text, and at some of JSON.
+/// The answer ends at any byte of a text, and at some bytes of JSON.
 #[test]
 fn an_answer_that_ends_early_is_not_taken_for_a_healthy_job() {
     for (name, fake, _) in cases() {

@@ -20,7 +20,7 @@ struct Truth {
     process: NcclProcess,
     /// The rank of the process; `None` if the process has exited and was replaced.
     rank: Option<usize>,
-    /// Its rank in the communicator of all.
+    /// The process's rank in the communicator of all ranks.
     in_whole: usize,
     is_silent: bool,
 }

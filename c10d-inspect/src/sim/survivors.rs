@@ -18,7 +18,7 @@ use crate::announced::{AnnouncedNode, AnnouncedProcess, AnnouncedWorker, WorkerE
 use crate::flight::{FlightRecording, compare_flights};
 use crate::{FindingKind, Report, explain};
 
-/// As clients call it.
+/// The name of the group, as clients use it.
 const NAME: &str = "run/0/5eed";
 
 /// The server removes a stopped process after this time.
@@ -38,7 +38,7 @@ struct Worker {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Condition {
     Runs,
-    /// Its program hangs; its process answers.
+    /// The rank's program hangs; its process answers.
     Hangs,
     Stopped,
     Dead,
@@ -56,7 +56,7 @@ struct Generation {
     ended: u64,
 }
 
-/// In which groups a program has collectives. All kinds make the same subgroups: one of all members and two halves.
+/// The groups in which a program has collectives. All kinds make the same subgroups: one of all members and two halves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Program {
     DefaultGroup,

@@ -12,7 +12,7 @@ use crate::text;
 /// The state of an absent rank.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Absence<'a> {
-    /// Its worker has ended.
+    /// The rank's worker has exited.
     Ended {
         worker: Worker<'a>,
         end: WorkerEnd,
@@ -20,11 +20,11 @@ pub(super) enum Absence<'a> {
     },
     /// The launcher of its node is lost.
     NodeLost(Worker<'a>),
-    /// Its connection is open.
+    /// The rank's connection is open.
     Connected(Slot),
-    /// Its connection has closed.
+    /// The rank's connection has closed.
     Left { slot: Slot, at: Duration },
-    /// It runs and is not connected.
+    /// The rank's worker runs and is not connected.
     NotConnected(Worker<'a>),
     /// The rank was not announced by a launcher.
     Unknown,
@@ -55,7 +55,7 @@ pub(super) fn absence<'a>(job: &Job<'a>, rank: usize) -> Absence<'a> {
     worker.map_or(Absence::Unknown, Absence::NotConnected)
 }
 
-/// What to know about a worker that runs and is not connected, as the rest of a sentence about it.
+/// Returns facts about a worker that runs and is not connected, as the rest of a sentence about it.
 pub(super) fn outside(job: &Job<'_>, worker: Worker<'_>) -> String {
     let process = format!(
         "pid {} on {}",

@@ -11,7 +11,7 @@ pub(super) const DRAFTS_MAX: usize = 32;
 #[derive(Debug)]
 pub(super) struct Draft {
     pub(super) finding: Finding,
-    /// Since when it lasts, since the server's start.
+    /// When the problem began, counted from the server's start.
     pub(super) since: Duration,
     /// Whether a process waits because of this problem now.
     pub(super) is_stall: bool,

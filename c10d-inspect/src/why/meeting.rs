@@ -41,7 +41,7 @@ const TEXT_CHARS_MAX: usize = 1200;
 pub(crate) struct Meeting<'l> {
     node: &'l Node,
     announced: &'l AnnouncedMeeting,
-    /// Since when a launcher waits, since the server's start.
+    /// When the launcher began to wait, counted from the server's start.
     since: Duration,
 }
 

@@ -443,7 +443,7 @@ impl Waiters {
         sentence
     }
 
-    /// Those that wait and those that waited.
+    /// The ranks that wait or have waited.
     fn all(&self) -> BTreeSet<usize> {
         let sets = [&self.waiting, &self.gave_up, &self.left];
         sets.into_iter().flatten().copied().collect()
@@ -513,7 +513,7 @@ fn assigned_nodes(job: &Job<'_>) -> Vec<AssignedNode> {
     firsts.into_iter().filter_map(node).collect()
 }
 
-/// At most 3 names, then how many more.
+/// Returns at most 3 names, then how many more there are.
 fn capped(names: impl ExactSizeIterator<Item = String>) -> Vec<String> {
     let count = names.len();
     let mut names: Vec<String> = names.take(DESCRIBED_MAX).collect();

@@ -52,7 +52,7 @@ fn while_nccl_connects(job: &Job<'_>) -> Option<String> {
     nccl_hint(job.launched).filter(|_| has_id)
 }
 
-/// Where a hang outside of the store shows.
+/// Returns the next step to find a hang outside of the store.
 fn next_step(job: &Job<'_>) -> &'static str {
     let has_socket = |worker: Worker<'_>| worker.worker.debug_socket.is_some();
     let mut others = job.index.others.iter();

@@ -86,7 +86,7 @@ fn stale_reads(job: &Job<'_>, state: &GroupState<'_>) -> Vec<StaleRead> {
     stale
 }
 
-/// One write of an address.
+/// A write of an address.
 #[derive(Clone, Copy)]
 struct Write<'s> {
     owner: &'s MemberState<'s>,

@@ -15,7 +15,7 @@ use crate::stacks::RankAnswer;
 /// answers eight requests at a time.
 const STACKS_TIMEOUT: Duration = Duration::from_secs(11);
 
-/// The same for a flight recorder.
+/// How long a launcher may take to answer about a flight recorder.
 const RECORDING_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The most bytes of a launcher's answer about stacks.

@@ -1,4 +1,4 @@
-//! What /proc tells about a process on this host.
+//! Reads the state of a process on this host from /proc.
 
 use std::fs;
 use std::io::Read;

@@ -1,4 +1,4 @@
-//! How the ranks of a job are reached from this host.
+//! Finds how to reach the ranks of a job from this host.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -16,7 +16,7 @@ use crate::report::{RankReport, Report, Sureness};
 /// How long looking up the names of all hosts may take.
 const NAMES_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How ranks are reached.
+/// The routes to ranks.
 #[derive(Debug, Default)]
 pub(super) struct Reach {
     /// Ranks whose debug servers or processes are asked from here.

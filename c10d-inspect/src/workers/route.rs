@@ -1,5 +1,5 @@
-//! How a rank is reached: through the launcher of its node, or through its debug server, by the unix socket on this
-//! host or the address that the rank itself has published.
+//! Finds the route to a rank: through the launcher of its node, or through its debug server, by the unix socket on
+//! this host or the address that the rank itself has published.
 //!
 //! Pure.
 
@@ -9,19 +9,20 @@ use c10d_socket::HostPort;
 
 use crate::report::{NodeReport, RankReport};
 
-/// How a rank is reached.
+/// The route to a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Route {
-    /// Its processes and sockets are on this host.
+    /// The rank's processes and sockets are on this host.
     Here,
     /// The launcher of its node answers for it.
     Launcher(SocketAddr),
-    /// It has published an address. The addresses of its connections may lead there if the host's name does not.
+    /// The rank has published an address. If the host's name does not lead there, the addresses of its connections
+    /// may.
     Published {
         server: HostPort,
         peers: Vec<IpAddr>,
     },
-    /// It has no debug server that is known.
+    /// The rank has no known debug server.
     None,
 }
 
@@ -37,7 +38,7 @@ pub(super) enum Subject {
 /// The facts about this host.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Here<'a> {
-    /// Its name.
+    /// The name of this host.
     pub(super) host: &'a str,
     /// The address of the store, as used.
     pub(super) store: Option<IpAddr>,
@@ -69,7 +70,8 @@ impl Here<'_> {
         !self.host.is_empty() && !is_address && short(host).eq_ignore_ascii_case(short(self.host))
     }
 
-    /// How to reach a rank. `has_socket` says whether the unix socket of its debug server exists on this host.
+    /// Returns the route to a rank. `has_socket` returns whether the unix socket of its debug server exists on this
+    /// host.
     pub(super) fn route(
         &self,
         rank: &RankReport,
@@ -100,7 +102,8 @@ impl Here<'_> {
         }
     }
 
-    /// Where the launcher of a node answers: it may listen on all addresses of its host.
+    /// Returns the address at which the launcher of a node answers, because it may listen on all addresses of its
+    /// host.
     pub(super) fn launcher(&self, node: &NodeReport) -> Option<SocketAddr> {
         let announced = node.debug_address?;
         if !announced.ip().is_unspecified() && !announced.ip().is_loopback() {

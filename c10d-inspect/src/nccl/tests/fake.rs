@@ -35,7 +35,7 @@ pub(super) struct Process {
 
 #[derive(Debug, Clone)]
 pub(super) struct Rank {
-    /// Its process, by its place.
+    /// The rank's process, by its place.
     pub(super) process: usize,
     /// `None` if its process is no longer a member.
     pub(super) status: Option<&'static str>,
