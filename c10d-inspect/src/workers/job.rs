@@ -17,7 +17,7 @@ use crate::http::{HttpRequest, StatusError, StatusPages, Target, fetch_all};
 use crate::report::{NodeReport, RankReport, Report};
 use crate::stacks::RankAnswer;
 
-/// A client of the ranks of a job, which asks them for their stacks and collectives.
+/// Reads the stacks and collectives of the ranks of a job.
 ///
 /// ```no_run
 /// use std::time::Duration;
