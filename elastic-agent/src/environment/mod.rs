@@ -195,8 +195,9 @@ impl WorkerEnvironment {
     }
 
     /// Sets the variables of the membership group of the worker: docs/how-to/keep-workers.md.
-    pub(crate) fn with_membership(self, ranks: &Assignment, member: GroupMember<'_>) -> Self {
-        let incarnation = places::incarnation(member.serial);
+    pub(crate) fn with_membership(self, member: GroupMember<'_>) -> Self {
+        let ProcessId { rank, start } = member.process;
+        let incarnation = member.process.member().incarnation.0;
         self.with(KEEP_WORKERS, "1")
             .with("C10D_MEMBERSHIP_GROUP", member.group)
             .with("C10D_MEMBER_ID", rank.to_string())
