@@ -14,18 +14,15 @@ pub struct MemberOptions {
     /// The time, after an exception in a step, that the member waits for the service to report that the generation is
     /// broken. Without a report, the exception is considered the program's own. Default 5 s: longer than a launcher
     /// takes to notice the exit of a process. If the service can detect a loss only by silence, for example behind a
-    /// relay, this must be longer than that silence.
+    /// relay, this must be longer than that silence. If another server can take over, it must also be longer than
+    /// [`return_timeout`](crate::GroupOptions::return_timeout).
     pub verdict_timeout: Duration,
-    /// The same time after the service was away and answers again. Default 32 s: longer than the
-    /// [`return_timeout`](crate::GroupOptions::return_timeout) for which another server waits for the members.
-    pub return_verdict_timeout: Duration,
 }
 
 impl Default for MemberOptions {
     fn default() -> Self {
         Self {
             verdict_timeout: Duration::from_secs(5),
-            return_verdict_timeout: Duration::from_secs(32),
         }
     }
 }

@@ -90,7 +90,7 @@ impl Member {
             }
             MemberInput::ServiceReturned => {
                 if self.wake_at().is_some() {
-                    self.set_doing(Doing::Asking(now + self.options.return_verdict_timeout));
+                    self.set_doing(Doing::Asking(now + self.options.verdict_timeout));
                 }
             }
             MemberInput::Leave => {

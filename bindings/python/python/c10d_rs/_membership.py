@@ -11,6 +11,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Optional
 
+import torch
 from torch import distributed as dist
 
 from c10d_rs._errors import DistError, MembershipChanged, MembershipError, Unrecoverable, class_of
@@ -358,12 +359,16 @@ def _check_step(step: int) -> None:
         raise ValueError(f"cannot count {step} steps: give a number from 0 to 2**62 - 1")
 
 
+# RuntimeErrors that no other member causes.
+_OF_THE_PROGRAM = (NotImplementedError, RecursionError, torch.cuda.OutOfMemoryError)
+
+
 def _is_of_torch(error: BaseException) -> bool:
     """Whether a failed collective may be the reason: torch raises RuntimeError for it."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
-        if isinstance(cause, RuntimeError) and not isinstance(cause, (NotImplementedError, RecursionError)):
+        if isinstance(cause, RuntimeError) and not isinstance(cause, _OF_THE_PROGRAM):
             return True
         seen.append(cause)
         cause = cause.__cause__ or cause.__context__

@@ -32,8 +32,8 @@ const AWAY_MIN: Duration = Duration::from_secs(1);
 /// How often a member looks whether the service is still away.
 const AWAY_PAUSE: Duration = Duration::from_millis(100);
 
-/// How much later than `silence_max` a silent member is known to be lost: the server looks every 250 ms.
-const SILENCE_MARGIN: Duration = Duration::from_secs(2);
+/// A silent member is known to be lost so much later than `return_timeout`: the server checks every 250 ms.
+const VERDICT_MARGIN: Duration = Duration::from_secs(2);
 
 /// The service answers at once; a server that is stopped for longer than this is lost.
 const ANSWER_MAX: Duration = Duration::from_secs(300);
@@ -44,6 +44,8 @@ pub(super) struct Settings {
     pub(super) key: MemberKey,
     /// The time without a sign of life after which the service removes a member.
     pub(super) silence_max: Duration,
+    /// How long a server that took over waits for the members of the group. At least `silence_max`.
+    pub(super) return_timeout: Duration,
 }
 
 /// Ends what waits in the mesh, for torch's back ends that can.
@@ -145,8 +147,7 @@ impl Watch {
     pub(super) fn start(service: Membership, settings: Settings) -> io::Result<Self> {
         let closed = Cancel::new();
         let mut options = MemberOptions::default();
-        let silence = settings.silence_max.saturating_add(SILENCE_MARGIN);
-        options.verdict_timeout = options.verdict_timeout.max(silence);
+        options.verdict_timeout = settings.return_timeout.saturating_add(VERDICT_MARGIN);
         let member = Member::new(settings.key, options);
         let of_thread = service.with_cancel(&closed);
         let shared = Arc::new(Shared {
