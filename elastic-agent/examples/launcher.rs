@@ -20,14 +20,15 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     let endpoint = endpoint.to_string_lossy();
 
     // The workers of this node, how often they are restarted, and the destination of their output.
-    let agent = AgentOptions::new(CommandLine::new(program, words), WORKERS)
-        .with_max_restarts(3)
-        .with_logs(LogOptions::new().with_redirects("3".parse()?));
+    let mut agent = AgentOptions::new(CommandLine::new(program, words), WORKERS);
+    agent.restarts.max_restarts = Some(3);
+    agent.logs = LogOptions::new().with_redirects("3".parse()?);
 
     // Who takes part: one node, so that it is complete at once.
     let rendezvous = RendezvousParameters::new("c10d", endpoint, "example", 1, 1)?;
 
-    let options = LauncherOptions::new(agent, rendezvous).with_signals(["SIGTERM", "SIGINT"]);
+    let mut options = LauncherOptions::new(agent, rendezvous);
+    options.signals = Some(vec!["SIGTERM".to_owned(), "SIGINT".to_owned()]);
     let report = Launcher::new(options).run();
     let code = report.exit_code();
     report.result?;

@@ -17,7 +17,7 @@ use c10d_membership::{GroupOptions, MemberKey, Membership, Message};
 use c10d_store::{StoreExt, TcpStore, TcpStoreOptions};
 use elastic_agent::{
     AgentOptions, AgentOutcome, CommandLine, KeepOptions, Launcher, LauncherError, LauncherOptions,
-    LauncherReport, RestartRules, Screen,
+    LauncherReport, Screen,
 };
 use elastic_rendezvous::RendezvousParameters;
 use log::{Level, LevelFilter, Log, Metadata, Record};
@@ -150,8 +150,8 @@ fn its_ranks_are_named_while_others_wait_for_them() {
     let go = folder.path().join("go");
     let test = "its_ranks_are_named_while_others_wait_for_them";
     let command = CommandLine::new(env::current_exe().unwrap(), ["--exact", test]);
-    let environment = env::vars_os().chain([(GO.into(), go.clone().into())]);
-    let agent = AgentOptions::new(command, 2).with_environment(environment);
+    let mut agent = AgentOptions::new(command, 2);
+    agent.environment.push((GO.into(), go.clone().into()));
     let launcher = Launcher::new(LauncherOptions::new(agent, rendezvous()));
     let running = thread::spawn(move || launcher.run());
 
@@ -186,7 +186,8 @@ fn workers_that_could_not_be_kept_are_warned_of_while_they_run() {
     let mut keep = KeepOptions::new(1);
     keep.members_expected_after = Duration::from_millis(1);
     let command = CommandLine::new("/bin/sh", ["-c", &script]);
-    let agent = AgentOptions::new(command, 2).with_keep_workers(keep);
+    let mut agent = AgentOptions::new(command, 2);
+    agent.keep_workers = Some(keep);
     let launcher = Launcher::new(LauncherOptions::new(agent, rendezvous()));
     let running = thread::spawn(move || launcher.run());
     let warning = until("a warning", || {
@@ -228,18 +229,15 @@ fn an_evicted_worker_that_is_stuck_is_killed_and_replaced() {
     if env::var_os(STUCK).is_some() {
         return be_stuck_as_a_member();
     }
-    let mut rules = RestartRules::default();
-    rules.max_restarts = Some(1);
     let mut keep = KeepOptions::new(1);
     keep.members_expected_after = Duration::from_millis(50);
     keep.evicted_grace = Duration::from_millis(100);
     let test = "an_evicted_worker_that_is_stuck_is_killed_and_replaced";
     let command = CommandLine::new(env::current_exe().unwrap(), ["--exact", test]);
-    let environment = env::vars_os().chain([(STUCK.into(), "1".into())]);
-    let agent = AgentOptions::new(command, 1)
-        .with_environment(environment)
-        .with_keep_workers(keep)
-        .with_restart_rules(rules);
+    let mut agent = AgentOptions::new(command, 1);
+    agent.environment.push((STUCK.into(), "1".into()));
+    agent.keep_workers = Some(keep);
+    agent.restarts.max_restarts = Some(1);
     let report = Launcher::new(LauncherOptions::new(agent, rendezvous())).run();
     assert!(
         matches!(report.result, Ok(AgentOutcome::Succeeded)),
@@ -255,9 +253,10 @@ fn the_workers_store_has_the_memory_limit() {
     }
     let test = "the_workers_store_has_the_memory_limit";
     let command = CommandLine::new(env::current_exe().unwrap(), ["--exact", test]);
-    let environment = env::vars_os().chain([(LIMITED.into(), "1".into())]);
-    let agent = AgentOptions::new(command, 1).with_environment(environment);
-    let options = LauncherOptions::new(agent, rendezvous()).with_store_memory_max(1 << 20);
+    let mut agent = AgentOptions::new(command, 1);
+    agent.environment.push((LIMITED.into(), "1".into()));
+    let mut options = LauncherOptions::new(agent, rendezvous());
+    options.store_memory_max = Some(1 << 20);
     let report = Launcher::new(options).run();
     assert!(
         matches!(report.result, Ok(AgentOutcome::Succeeded)),
@@ -270,9 +269,9 @@ fn a_failure_is_reported_on_the_screen_in_the_error_file_and_to_the_caller() {
     let folder = tempfile::tempdir().unwrap();
     let error_file = folder.path().join("error.json");
     let screen = Arc::new(Written::default());
-    let options = options("[ $RANK = 0 ] || exit 7; sleep 60")
-        .with_error_file(error_file.clone())
-        .with_screen(Arc::clone(&screen) as Arc<dyn Screen>);
+    let mut options = options("[ $RANK = 0 ] || exit 7; sleep 60");
+    options.error_file = Some(error_file.clone());
+    options.screen = Arc::clone(&screen) as Arc<dyn Screen>;
     let report = Launcher::new(options).run();
     assert_eq!(report.exit_code(), 1);
     let failures = report.failures().unwrap();
@@ -300,7 +299,9 @@ fn what_cannot_start_is_told_before_anything_has_started() {
     let folder = tempfile::tempdir().unwrap();
     let error_file = folder.path().join("error.json");
     let absent = folder.path().join("absent/events");
-    let report = refused(options("exit 0").with_events_file(absent));
+    let mut options = options("exit 0");
+    options.events_file = Some(absent);
+    let report = refused(options);
     assert!(
         matches!(report.result, Err(LauncherError::Invalid(_))),
         "{report:?}"
@@ -308,7 +309,8 @@ fn what_cannot_start_is_told_before_anything_has_started() {
     assert_eq!(report.exit_code(), 2);
 
     let nothing = AgentOptions::new(CommandLine::new("/no/such/program", [""; 0]), 1);
-    let options = LauncherOptions::new(nothing, rendezvous()).with_error_file(error_file.clone());
+    let mut options = LauncherOptions::new(nothing, rendezvous());
+    options.error_file = Some(error_file.clone());
     let report = refused(options);
     assert!(
         matches!(report.result, Err(LauncherError::NotReady(_))),

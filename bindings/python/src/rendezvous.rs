@@ -288,18 +288,17 @@ fn companion(
     parameters: RendezvousParameters,
     options: &RendezvousOptions,
 ) -> PyResult<Arc<Companion>> {
-    let workers = AgentOptions::new(CommandLine::new("torchrun", [""; 0]), 1);
-    let workers = workers.with_name(parameters.run_id());
-    let workers = workers.with_relay(parameters.has_relays());
-    let status_page = options.has_status.then(StatusOptions::default);
-    let options = LauncherOptions::new(workers, parameters)
-        .with_explain_after(options.explain_after)
-        .with_stacks(options.has_status)
-        .with_status_page(status_page)
-        // As without this package.
-        .with_store_memory_max(None)
-        .with_screen(Arc::new(TorchrunLog));
-    match Companion::new(&options) {
+    let mut workers = AgentOptions::new(CommandLine::new("torchrun", [""; 0]), 1);
+    parameters.run_id().clone_into(&mut workers.name);
+    workers.has_relay = parameters.has_relays();
+    let mut launcher = LauncherOptions::new(workers, parameters);
+    launcher.explain_after = options.explain_after;
+    launcher.has_stacks = options.has_status;
+    launcher.status_page = options.has_status.then(StatusOptions::default);
+    // As without this package.
+    launcher.store_memory_max = None;
+    launcher.screen = Arc::new(TorchrunLog);
+    match Companion::new(&launcher) {
         Ok(companion) => Ok(Arc::new(companion)),
         Err(error) => Err(PyRuntimeError::new_err(error.to_string())),
     }

@@ -78,7 +78,7 @@ fn show_some(arg: Arg) -> Arg {
 /// Checks this machine and its links to the other machines, and prints the report.
 pub(crate) fn run(options: DoctorOptions) -> Result<(), Failure> {
     let plan = plan_of(options.run.without_script())?;
-    let parameters = plan.launcher.rendezvous().clone();
+    let parameters = plan.launcher.rendezvous.clone();
     let is_file = (parameters.get("store_type")).is_some_and(|it| it.eq_ignore_ascii_case("file"));
     if plan.store_candidates.is_some() || is_file {
         return Err(Failure::Usage(

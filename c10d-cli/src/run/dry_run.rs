@@ -28,7 +28,7 @@ pub(super) fn is_host(
     plan: &RunPlan,
     is_this_host: &dyn Fn(&str) -> bool,
 ) -> Result<bool, ParametersError> {
-    let parameters = plan.launcher.rendezvous();
+    let parameters = &plan.launcher.rendezvous;
     if parameters.backend() == elastic_rendezvous::STATIC_BACKEND {
         return Ok(plan.node_rank == Some(0));
     }
@@ -46,7 +46,7 @@ pub(super) fn is_host(
 
 /// The plan as lines of a name and a value.
 pub(super) fn text(plan: &RunPlan, is_host: bool) -> String {
-    let (agent, parameters) = (plan.launcher.agent(), plan.launcher.rendezvous());
+    let (agent, parameters) = (&plan.launcher.agent, &plan.launcher.rendezvous);
     let mut lines = Lines::default();
     lines.add("scheduler", plan.scheduler.unwrap_or("none"), None);
     lines.add("nodes", nodes(plan), origin(plan, "nodes"));
@@ -59,17 +59,17 @@ pub(super) fn text(plan: &RunPlan, is_host: bool) -> String {
     lines.add("endpoint", shown_endpoint(plan), origin(plan, "endpoint"));
     lines.add("is host", if is_host { "yes" } else { "no" }, None);
     lines.add("run id", parameters.run_id(), origin(plan, "run id"));
-    let workers = agent.local_world_size();
+    let workers = agent.local_world_size;
     lines.add("workers", workers, origin(plan, "workers"));
     lines.add("command", command(plan).join(" "), None);
     lines.add("log dir", log_dir(plan), None);
-    let logs = agent.logs();
+    let logs = &agent.logs;
     for (name, streams) in [("redirects", logs.redirects()), ("tee", logs.tee())] {
         if !streams.is_empty() {
             lines.add(name, streams, None);
         }
     }
-    if let Some(preload) = agent.preload() {
+    if let Some(preload) = &agent.preload {
         let how = match (preload.is_required(), preload.has_standbys()) {
             (false, false) => "",
             (true, false) => ", required",
@@ -93,24 +93,24 @@ pub(super) fn text(plan: &RunPlan, is_host: bool) -> String {
         lines.add("environment", format!("{name}={value}"), None);
     }
     // Without a limit if only other rules limit the restarts.
-    let max = agent.restart_rules().restarts_max();
+    let max = agent.restarts.restarts_max();
     let max = max.map_or_else(|| "no limit".to_owned(), |max| max.to_string());
     lines.add("max restarts", max, None);
     for (name, rule) in restart_rules(plan) {
         lines.add(name, rule, None);
     }
-    let check = agent.health_check();
+    let check = agent.health_check.as_ref();
     lines.add_given(
         "health check",
         check.map(|it| it.command().to_string_lossy()),
     );
-    lines.add_given("shutdown timeout", time(agent.shutdown_timeout()));
+    lines.add_given("shutdown timeout", time(agent.shutdown_timeout));
     lines.add_given("grace period", time(plan.grace_period));
-    lines.add_given("debug rank", plan.debug_rank);
-    for (name, time) in &plan.timeouts {
+    lines.add_given("debug rank", agent.debug_rank);
+    for (name, time) in plan.timeouts() {
         lines.add("timeout", format!("{time:?} ({name})"), None);
     }
-    for warning in &plan.warnings {
+    for warning in plan.warnings() {
         lines.add("warning", warning, None);
     }
     lines.0.trim_end().to_owned()
@@ -118,13 +118,13 @@ pub(super) fn text(plan: &RunPlan, is_host: bool) -> String {
 
 /// The plan as one object.
 pub(super) fn json(plan: &RunPlan, is_host: bool) -> Value {
-    let (agent, parameters) = (plan.launcher.agent(), plan.launcher.rendezvous());
+    let (agent, parameters) = (&plan.launcher.agent, &plan.launcher.rendezvous);
     let origins = plan.origins.iter();
     let origins = origins.map(|origin| (origin.name.replace(' ', "_"), &*origin.from));
     let rules = restart_rules(plan).into_iter();
     let rules = rules.map(|(name, rule)| (name.replace(' ', "_"), rule));
-    let timeouts = plan.timeouts.iter();
-    let timeouts = timeouts.map(|(name, time)| (*name, time.as_secs_f64()));
+    let timeouts = plan.timeouts().into_iter();
+    let timeouts = timeouts.map(|(name, time)| (name, time.as_secs_f64()));
     json!({
         "scheduler": plan.scheduler,
         "sources": origins.collect::<Value>(),
@@ -135,13 +135,13 @@ pub(super) fn json(plan: &RunPlan, is_host: bool) -> Value {
         "endpoint": shown_endpoint(plan),
         "is_host": is_host,
         "run_id": parameters.run_id(),
-        "workers": agent.local_world_size(),
+        "workers": agent.local_world_size,
         "command": command(plan),
-        "preload": agent.preload().map_or(&[][..], |preload| preload.modules()),
-        "log_dir": agent.logs().log_dir(),
-        "redirects": agent.logs().redirects().to_string(),
-        "tee": agent.logs().tee().to_string(),
-        "health_check": agent.health_check().map(|it| it.command().to_string_lossy()),
+        "preload": agent.preload.as_ref().map_or(&[][..], |preload| preload.modules()),
+        "log_dir": agent.logs.log_dir(),
+        "redirects": agent.logs.redirects().to_string(),
+        "tee": agent.logs.tee().to_string(),
+        "health_check": agent.health_check.as_ref().map(|it| it.command().to_string_lossy()),
         "restart_rules": rules.collect::<Value>(),
         "store_dir": plan.store_dir,
         "store_candidates": plan.store_candidates,
@@ -149,10 +149,10 @@ pub(super) fn json(plan: &RunPlan, is_host: bool) -> Value {
         "workers_store": if parameters.shares_store().unwrap_or(false) { "rendezvous" } else { "agent" },
         "relay": parameters.has_relays(),
         "environment": environment(plan).into_iter().collect::<Value>(),
-        "max_restarts": agent.restart_rules().restarts_max(),
-        "shutdown_timeout": agent.shutdown_timeout().map(|timeout| timeout.as_secs_f64()),
+        "max_restarts": agent.restarts.restarts_max(),
+        "shutdown_timeout": agent.shutdown_timeout.map(|timeout| timeout.as_secs_f64()),
         "grace_period": plan.grace_period.map(|period| period.as_secs_f64()),
-        "debug_rank": plan.debug_rank,
+        "debug_rank": agent.debug_rank,
         "timeouts": timeouts.collect::<Value>(),
         "warnings": plan.warning_texts(),
     })
@@ -182,24 +182,24 @@ fn origin<'p>(plan: &'p RunPlan, name: &str) -> Option<&'p str> {
 }
 
 fn nodes(plan: &RunPlan) -> String {
-    let parameters = plan.launcher.rendezvous();
+    let parameters = &plan.launcher.rendezvous;
     format!("{}:{}", parameters.min_nodes(), parameters.max_nodes())
 }
 
 fn endpoint(plan: &RunPlan) -> Result<Endpoint, EndpointError> {
-    plan.launcher.rendezvous().endpoint().parse()
+    plan.launcher.rendezvous.endpoint().parse()
 }
 
 /// The endpoint with its port; a path as it is.
 pub(super) fn shown_endpoint(plan: &RunPlan) -> String {
     match endpoint(plan) {
         Ok(endpoint) => endpoint.with_default_port(DEFAULT_PORT).to_string(),
-        Err(_) => plan.launcher.rendezvous().endpoint().to_owned(),
+        Err(_) => plan.launcher.rendezvous.endpoint().to_owned(),
     }
 }
 
 fn command(plan: &RunPlan) -> Vec<String> {
-    let command = plan.launcher.agent().command();
+    let command = &plan.launcher.agent.command;
     let program = std::iter::once(command.program());
     let words = program.chain(command.arguments().iter().map(OsString::as_os_str));
     words
@@ -208,7 +208,7 @@ fn command(plan: &RunPlan) -> Vec<String> {
 }
 
 fn log_dir(plan: &RunPlan) -> String {
-    match plan.launcher.agent().logs().log_dir() {
+    match plan.launcher.agent.logs.log_dir() {
         Some(path) => path.display().to_string(),
         None => format!("a new directory in {}", std::env::temp_dir().display()),
     }
@@ -220,20 +220,20 @@ fn time(time: Option<Duration>) -> Option<String> {
 
 /// The rules for restarts besides their number.
 fn restart_rules(plan: &RunPlan) -> Vec<(&'static str, String)> {
-    let rules = plan.launcher.agent().restart_rules();
-    let progress = plan.launcher.agent().progress();
-    let progress = progress.cloned().unwrap_or_default();
+    let agent = &plan.launcher.agent;
+    let rules = &agent.restarts;
+    let progress = agent.progress.clone().unwrap_or_default();
     let path = |path: Option<&PathBuf>| path.map(|path| path.display().to_string());
     let codes = rules.final_exit_codes.iter().map(i32::to_string);
     let codes = codes.collect::<Vec<_>>().join(",");
-    let keep = plan.launcher.agent().keep_workers().map(|keep| {
+    let keep = agent.keep_workers.as_ref().map(|keep| {
         let dead = match keep.replacement {
             Replacement::Fork => format!("dead ones are replaced after {:?}", keep.replace_after),
             Replacement::None => "dead ones are not replaced".to_owned(),
         };
         format!("{} at least, {dead}", keep.members_min)
     });
-    let continues = !plan.launcher.agent().has_stop_on_job_failure();
+    let continues = !agent.stops_on_job_failure;
     let budget = rules.budget;
     let budget = budget.map(|it| format!("{} in any {:?}", it.restarts, it.window));
     let without_progress = rules.max_without_progress.map(|max| max.to_string());
@@ -246,7 +246,7 @@ fn restart_rules(plan: &RunPlan) -> Vec<(&'static str, String)> {
         ("progress file", path(progress.file.as_ref())),
         ("progress timeout", time(progress.timeout)),
         ("first progress", time(progress.first_timeout)),
-        ("events", path(plan.launcher.events_file())),
+        ("events", path(plan.launcher.events_file.as_ref())),
     ];
     let given = all
         .into_iter()
@@ -256,13 +256,13 @@ fn restart_rules(plan: &RunPlan) -> Vec<(&'static str, String)> {
 
 /// The variables of workers that do not depend on the round.
 fn environment(plan: &RunPlan) -> Vec<(&'static str, String)> {
-    let agent = plan.launcher.agent();
+    let agent = &plan.launcher.agent;
     let mut variables = vec![
-        ("LOCAL_WORLD_SIZE", agent.local_world_size().to_string()),
-        ("ROLE_NAME", agent.role().to_owned()),
+        ("LOCAL_WORLD_SIZE", agent.local_world_size.to_string()),
+        ("ROLE_NAME", agent.role.clone()),
         (
             "TORCHELASTIC_RUN_ID",
-            plan.launcher.rendezvous().run_id().to_owned(),
+            plan.launcher.rendezvous.run_id().to_owned(),
         ),
     ];
     variables.extend(plan.environment.iter().cloned());

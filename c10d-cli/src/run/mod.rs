@@ -47,7 +47,8 @@ fn dry_run(plan: &RunPlan) -> Result<(), Failure> {
         .map_err(|error| Failure::Usage(error.to_string()))?;
     let mut plan = plan.clone();
     // The plan may be for another machine.
-    plan.warnings.extend(launcher.missing().map(Into::into));
+    let missing = launcher.missing().map(Into::into);
+    plan.launcher.start_warnings.extend(missing);
     match plan.json {
         true => print_line(dry_run::json(&plan, is_host)),
         false => print_line(dry_run::text(&plan, is_host)),
@@ -59,7 +60,8 @@ fn launch(plan: &RunPlan) -> Result<u8, Failure> {
     if let Some(line) = dry_run::line(plan) {
         log::debug!("{line}");
     }
-    let options = plan.launcher.clone().with_screen(Arc::new(Terminal));
+    let mut options = plan.launcher.clone();
+    options.screen = Arc::new(Terminal);
     // This value outlives the last output. Until then, a signal must not kill this process before its workers, and
     // must kill it even if the output has no reader.
     let report = Launcher::new(options).run();

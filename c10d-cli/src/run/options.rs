@@ -28,8 +28,8 @@ pub(crate) use arguments::{Origin, Surroundings, with_variables};
 use c10d_socket::Credentials;
 use clap::{Arg, Args, Command};
 pub(crate) use debugging::DEBUGGER;
-use elastic_agent::{AgentOptions, Entrypoint, LauncherOptions, scheduler};
-use elastic_rendezvous::{StartWarning, start_warnings};
+use elastic_agent::{AgentOptions, Entrypoint, LauncherOptions};
+use elastic_rendezvous::{RendezvousParameters, StartWarning, start_warnings};
 use error::UsageError;
 use values::port;
 
@@ -106,7 +106,7 @@ fn explain_default(arg: Arg) -> Arg {
     arg.hide_default_value(takes_value)
 }
 
-/// The plan of a `c10d run`.
+/// The options of the launcher of a `c10d run`, and what `--dry-run` shows in addition.
 #[derive(Debug, Clone)]
 pub(crate) struct RunPlan {
     /// The options of the launcher. The endpoint of the rendezvous is well-formed, unless it is a path. Its settings
@@ -120,30 +120,36 @@ pub(crate) struct RunPlan {
     pub(crate) node_rank: Option<usize>,
     /// The directory of the rendezvous' store, if this node serves it.
     pub(crate) store_dir: Option<PathBuf>,
-    /// How many launchers are candidates to serve the store; `None` if it is not in etcd.
+    /// The number of launchers that are candidates to serve the store; `None` if it is not in etcd.
     pub(crate) store_candidates: Option<usize>,
-    /// The port at which they do; `None` for a free one.
+    /// The port of a candidate that serves the store; `None` for a free one.
     pub(crate) store_port: Option<u16>,
-    /// Variables that workers get in addition to this command's own environment.
+    /// The variables that workers get in addition to this command's own environment.
     pub(crate) environment: Vec<(&'static str, String)>,
     /// The time between SIGTERM and SIGKILL, if it is limited.
     pub(crate) grace_period: Option<Duration>,
-    /// The rank that a person debugs.
-    pub(crate) debug_rank: Option<usize>,
     /// Whether to print the plan only.
     pub(crate) dry_run: bool,
     /// Whether to print the plan or the report as JSON.
     pub(crate) json: bool,
-    /// The timeouts that depend on each other, the shortest one first, with the options that set them.
-    pub(crate) timeouts: Vec<(&'static str, Duration)>,
-    /// The warnings about the job that are found before the start.
-    pub(crate) warnings: Vec<StartWarning>,
 }
 
 impl RunPlan {
-    /// One line for each, as the run logs them before it starts.
+    /// Returns the warnings about the job that are found before the start.
+    pub(crate) fn warnings(&self) -> Vec<StartWarning> {
+        let mut warnings = self.launcher.start_warnings.clone();
+        warnings.extend(start_warnings(&self.launcher.rendezvous));
+        warnings
+    }
+
+    /// Returns one line for each warning, as the run logs them before it starts.
     pub(crate) fn warning_texts(&self) -> Vec<String> {
-        self.warnings.iter().map(ToString::to_string).collect()
+        self.warnings().iter().map(ToString::to_string).collect()
+    }
+
+    /// Returns the timeouts that depend on each other, the shortest one first, with the options that set them.
+    pub(crate) fn timeouts(&self) -> Vec<(&'static str, Duration)> {
+        timeouts::table(&self.launcher)
     }
 }
 
@@ -172,126 +178,59 @@ impl RunOptions {
     ///
     /// # Errors
     /// A [`UsageError`]; then nothing was started.
-    pub(crate) fn resolve(self, surroundings: &Surroundings<'_>) -> Result<RunPlan, UsageError> {
+    pub(crate) fn resolve(
+        mut self,
+        surroundings: &Surroundings<'_>,
+    ) -> Result<RunPlan, UsageError> {
         let mut warnings = Vec::new();
         let flags = Self::augment_args(Command::new("run"));
         arguments::check_flags(&flags, surroundings.variable)?;
         self.ignored.check(&mut warnings)?;
-        let (entrypoint, command) = self.how.command(self.script, surroundings)?;
-        let (found, doubts) = match self.nodes.no_scheduler {
-            true => (None, Vec::new()),
-            false => scheduler::find(surroundings.variable, surroundings.site),
-        };
-        let doubts = doubts.into_iter();
-        warnings.extend(doubts.map(|doubt| format!("{doubt}; it is not used").into()));
+        let script = self.script.take();
+        let (entrypoint, command) = self.how.command(script, surroundings)?;
+        let found = self.nodes.scheduler(surroundings, &mut warnings);
         let found = found.as_ref();
         let chosen = self.nodes.choose(found, surroundings, &mut warnings)?;
         let mut origins = chosen.origins;
         let is_in_etcd = is_in_etcd(chosen.parameters.endpoint());
-        let has_relay = self.security.relay || is_in_etcd;
-        let relay_port = self.security.relay_port(has_relay, &mut warnings)?;
         let store_candidates = self.stores.candidates(is_in_etcd, &mut warnings)?;
         let store_port = self.stores.port(is_in_etcd, &mut warnings)?;
         let (worker_count, workers_origin) =
             self.nodes
                 .worker_count(surroundings, found, &mut warnings)?;
         origins.extend(workers_origin);
+
+        let mut agent = AgentOptions::new(command, worker_count);
+        agent.name = entrypoint.name().to_string_lossy().into_owned();
         let world_size = (chosen.parameters.max_nodes() == 1).then_some(worker_count);
-        let debug_rank = self.debugging.rank(world_size)?;
-        let preload = self.preload.options(&entrypoint, &mut warnings)?;
-        let preload = match &debug_rank {
-            Some(_) => debugging::without_preload(preload, &mut warnings),
-            None => preload,
-        };
-        let health_port = health_port(surroundings, &mut warnings);
-        let join_timeout = timeouts::join_timeout(&chosen.parameters);
-        let health_check = self.nodes.health_check(join_timeout, &mut warnings)?;
+        agent.debug_rank = self.debugging.rank(world_size)?;
+        self.security.apply(&mut agent, is_in_etcd, &mut warnings)?;
+        let rendezvous = self.rendezvous(chosen.parameters, &agent, surroundings, &mut warnings)?;
+        let mut launcher = LauncherOptions::new(agent, rendezvous);
+        self.nodes.apply(&mut launcher, &mut warnings)?;
+        self.output.apply(&mut launcher, surroundings)?;
+        self.restarts.apply(&mut launcher)?;
+        self.keep.apply(&mut launcher.agent, &mut warnings)?;
+        self.preload
+            .apply(&mut launcher.agent, &entrypoint, &mut warnings)?;
+        self.hangs.apply(&mut launcher)?;
         let usual = found.and_then(|found| found.grace_period);
-        let limits = self.stopping.limits(surroundings, usual, &mut warnings)?;
-        let signals = &self.stopping.signals_to_handle;
-        // Workers that launch others pass this on (`torch/distributed/launcher/api.py`).
-        let mut environment = vec![(
-            "TORCHELASTIC_SIGNALS_TO_HANDLE",
-            signals.given.value.clone(),
-        )];
-        // So that several workers do not overload this machine, as with torchrun.
-        if worker_count > 1 && surroundings.variable(THREADS).is_none() {
-            environment.push((THREADS, "1".to_owned()));
-        }
-        let inherited = surroundings.environment.iter().cloned();
+        let stopping = &self.stopping;
+        stopping.apply(&mut launcher, &entrypoint)?;
+        let grace_period = stopping.limit(&mut launcher, surroundings, usual, &mut warnings)?;
+        surroundings.apply(&mut launcher, &entrypoint, &mut warnings);
+        launcher.entrypoint = Some(entrypoint);
+
+        let environment = self.added_variables(worker_count, surroundings);
         let added = environment.iter();
         let added = added.map(|(name, value)| ((*name).into(), value.into()));
-        let events_file = self.output.events_file()?;
-        let rules = self.restarts.rules()?;
-        let keep = self.keep.options(&rules, &mut warnings)?;
-        let progress = self
-            .restarts
-            .progress(events_file.is_some(), debug_rank.is_some())?;
-        let progress_timeout = progress.as_ref().and_then(|progress| progress.timeout);
-        let mut agent = AgentOptions::new(command, worker_count)
-            .with_name(entrypoint.name().to_string_lossy())
-            .with_role(self.nodes.role.value()?)
-            .with_restart_rules(rules)
-            .with_keep_workers(keep)
-            .with_stop_on_job_failure(self.restarts.stops_on_job_failure()?)
-            .with_progress(progress)
-            .with_debug_rank(debug_rank)
-            .with_debugger(debugging::debugger(&entrypoint, surroundings))
-            .with_shutdown_timeout(limits.shutdown_timeout)
-            .with_signal_target(self.stopping.signal_target(&entrypoint)?)
-            .with_logs(self.output.logs()?)
-            .with_virtual_local_rank(self.nodes.virtual_local_rank)
-            .with_identical_nodes(surroundings.is_on(IDENTICAL_WORKERS))
-            .with_relay(has_relay)
-            .with_relay_port(relay_port)
-            .with_preload(preload)
-            .with_health_check(health_check)
-            .with_watchdog(
-                debug_rank.is_none() && surroundings.is_on("TORCHELASTIC_ENABLE_FILE_TIMER"),
-            )
-            .with_timer_file((surroundings.variable)("TORCHELASTIC_TIMER_FILE").map(PathBuf::from))
-            .with_environment(inherited.chain(added).collect::<BTreeMap<_, _>>());
-        if let Some(template) = self.output.line_prefix_template(surroundings)? {
-            agent = agent.with_line_prefix_template(template);
-        }
-        let rendezvous = self
-            .stores
-            .apply(chosen.parameters, is_in_etcd, &mut warnings)?;
-        let mut rendezvous = rendezvous.with_relays(has_relay);
-        if debug_rank.is_some() {
-            let given = self.nodes.rdzv_conf.value()?;
-            let is_given = |key: &str| given.contains_key(key);
-            rendezvous = debugging::without_join_timeout(rendezvous, is_given);
-        }
-        if let Some(credentials) = &surroundings.credentials {
-            rendezvous = rendezvous.with_credentials(credentials.clone());
-        }
-        let interpreter = match entrypoint {
-            Entrypoint::Program(_) => None,
-            _ => surroundings.interpreter.remark.clone(),
-        };
-        let explain_after = self.hangs.explain_after(progress_timeout)?;
-        let explain_after = explain_after.filter(|_| debug_rank.is_none());
-        let doubt = ports::warning(&rendezvous, relay_port, store_port, surroundings);
-        warnings.extend(doubt);
-        let launcher = LauncherOptions::new(agent, rendezvous)
-            .with_interpreter(interpreter)
-            .with_entrypoint(entrypoint)
-            .with_signals(signals.value()?)
-            .with_exit_limits(limits.grace.map(|(_, limits)| limits))
-            .with_explain_after(explain_after)
-            .with_stacks(!self.hangs.no_stacks)
-            .with_debug_servers(self.hangs.debug_server)
-            .with_status_page(self.hangs.status_page()?)
-            .with_store_memory_max(self.nodes.store_memory_max()?)
-            .with_health_port(health_port)
-            .with_events_file(events_file)
-            .with_error_file(surroundings.path(ERROR_FILE));
-        warnings.extend(timeouts::warnings(&launcher, explain_after));
-        let timeouts = timeouts::table(&launcher, explain_after);
-        warnings.extend(debug_rank.map(debugging::note));
-        let launcher = launcher.with_start_warnings(warnings.clone());
-        warnings.extend(start_warnings(launcher.rendezvous()));
+        let inherited = surroundings.environment.iter().cloned();
+        let environment_of_workers: BTreeMap<_, _> = inherited.chain(added).collect();
+        launcher.agent.environment = environment_of_workers.into_iter().collect();
+        warnings.extend(ports::warning(&launcher, store_port, surroundings));
+        warnings.extend(timeouts::warnings(&launcher));
+        warnings.extend(launcher.agent.debug_rank.map(debugging::note));
+        launcher.start_warnings = warnings;
         Ok(RunPlan {
             launcher,
             scheduler: found.map(|found| found.scheduler),
@@ -301,13 +240,70 @@ impl RunOptions {
             store_candidates,
             store_port,
             environment,
-            grace_period: limits.grace.map(|(grace, _)| grace),
-            debug_rank,
+            grace_period,
             dry_run: self.nodes.dry_run,
             json: self.output.json,
-            timeouts,
-            warnings,
         })
+    }
+
+    /// Returns the parameters of the rendezvous with the stores of the job, and its relays.
+    fn rendezvous(
+        &self,
+        chosen: RendezvousParameters,
+        agent: &AgentOptions,
+        surroundings: &Surroundings<'_>,
+        warnings: &mut Vec<StartWarning>,
+    ) -> Result<RendezvousParameters, UsageError> {
+        let mut rendezvous = self.stores.apply(chosen, warnings)?;
+        rendezvous = rendezvous.with_relays(agent.has_relay);
+        if agent.debug_rank.is_some() {
+            let given = self.nodes.rdzv_conf.value()?;
+            let is_given = |key: &str| given.contains_key(key);
+            rendezvous = debugging::without_join_timeout(rendezvous, is_given);
+        }
+        Ok(match &surroundings.credentials {
+            Some(credentials) => rendezvous.with_credentials(credentials.clone()),
+            None => rendezvous,
+        })
+    }
+
+    /// Returns the variables that workers get in addition to this command's own environment.
+    fn added_variables(
+        &self,
+        worker_count: usize,
+        surroundings: &Surroundings<'_>,
+    ) -> Vec<(&'static str, String)> {
+        // Workers that launch others pass this on (`torch/distributed/launcher/api.py`).
+        let signals = self.stopping.signals_to_handle.given.value.clone();
+        let mut variables = vec![("TORCHELASTIC_SIGNALS_TO_HANDLE", signals)];
+        // So that several workers do not overload this machine, as with torchrun.
+        if worker_count > 1 && surroundings.variable(THREADS).is_none() {
+            variables.push((THREADS, "1".to_owned()));
+        }
+        variables
+    }
+}
+
+impl Surroundings<'_> {
+    /// Applies the interpreter, and the variables of PyTorch that have no option.
+    fn apply(
+        &self,
+        launcher: &mut LauncherOptions,
+        entrypoint: &Entrypoint,
+        warnings: &mut Vec<StartWarning>,
+    ) {
+        launcher.interpreter = match entrypoint {
+            Entrypoint::Program(_) => None,
+            _ => self.interpreter.remark.clone(),
+        };
+        launcher.error_file = self.path(ERROR_FILE);
+        launcher.health_port = health_port(self, warnings);
+        let agent = &mut launcher.agent;
+        agent.debugger = debugging::debugger(entrypoint, self);
+        agent.are_nodes_identical = self.is_on(IDENTICAL_WORKERS);
+        let has_timers = self.is_on("TORCHELASTIC_ENABLE_FILE_TIMER");
+        agent.has_watchdog = has_timers && agent.debug_rank.is_none();
+        agent.timer_file = (self.variable)("TORCHELASTIC_TIMER_FILE").map(PathBuf::from);
     }
 }
 

@@ -70,7 +70,7 @@ fn with_store_in_etcd(
     let Some(candidates) = plan.store_candidates else {
         return Ok(plan);
     };
-    let parsed = plan.launcher.rendezvous().endpoint().parse();
+    let parsed = plan.launcher.rendezvous.endpoint().parse();
     let etcd = parsed.map_err(|error: EtcdAddressError| Failure::Usage(error.to_string()))?;
     let etcd = candidate.of(access.of(etcd)?);
     let network = etcd.members()[0].clone();
@@ -81,7 +81,7 @@ fn with_store_in_etcd(
         Some(port) => store.with_port(port),
         None => store,
     };
-    plan.launcher = plan.launcher.with_store(store);
+    plan.launcher.rendezvous = plan.launcher.rendezvous.with_store(store);
     Ok(plan)
 }
 

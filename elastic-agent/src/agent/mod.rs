@@ -73,7 +73,7 @@ pub struct ElasticAgent {
 
 impl ElasticAgent {
     /// Creates an agent that meets the other nodes through `handler`. Processes are started by [`run`](Self::run).
-    /// Blocks for up to 2 s if the options name no [host](AgentOptions::with_host).
+    /// Blocks for up to 2 s if the options name no [host](AgentOptions::host).
     ///
     /// # Errors
     /// [`AgentError::InvalidOption`] for a value that no agent can use.

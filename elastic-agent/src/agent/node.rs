@@ -53,7 +53,7 @@ impl Node {
         options.check()?;
         let needs_store = [
             (options.has_relay, "relay"),
-            (options.keep.is_some(), "keep_workers"),
+            (options.keep_workers.is_some(), "keep_workers"),
         ];
         let needs_store = needs_store.into_iter().find(|(is_given, _)| *is_given);
         if let Some((_, option)) = needs_store.filter(|_| !handler.has_agent_store()) {
@@ -192,9 +192,9 @@ impl Forking {
             return Ok(());
         };
         let inherited = options.environment.iter().cloned();
-        let (variables, varying) = environment::common(inherited, options.virtual_local_rank);
+        let (variables, varying) = environment::common(inherited, options.has_virtual_local_rank);
         // Those that may be replaced start one by one.
-        let workers = match &options.keep {
+        let workers = match &options.keep_workers {
             Some(_) => 1,
             None => options.local_world_size,
         };

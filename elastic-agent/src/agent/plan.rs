@@ -90,7 +90,7 @@ impl Node {
         let options = &self.options;
         let local_rank = assignment.local_rank;
         let (restart_count, restarts_max) = start.restarts;
-        let group = start.group.zip(options.keep.as_ref());
+        let group = start.group.zip(options.keep_workers.as_ref());
         let member = group.map(|(group, keep)| GroupMember {
             group: group.name,
             process: group.processes[local_rank],
@@ -118,7 +118,7 @@ impl Node {
             .with_some(PROGRESS_FILE, progress_file)
             .with_some(DEBUG_SOCKET, debug_socket)
             .with_some(TIMER_FILE, timer_file);
-        if options.virtual_local_rank {
+        if options.has_virtual_local_rank {
             environment = environment.with_one_device(local_rank)?;
         }
         if let Some(member) = member {

@@ -95,8 +95,8 @@ impl<'a> Runtime<'a> {
                 .shared
                 .handler
                 .loss_wait()
-                .filter(|_| options.keep.is_none()),
-            keep: options.keep.clone(),
+                .filter(|_| options.keep_workers.is_none()),
+            keep: options.keep_workers.clone(),
             // A person may have stopped a worker of another node.
             has_exit_limit: options.debug_rank.is_none(),
             name: options.name.clone(),

@@ -36,7 +36,7 @@ impl Runtime<'_> {
         self.began_at = SystemTime::now();
         self.node.pass_health_check()?;
         let handler = &self.node.shared.handler;
-        let keeps = self.node.options.keep.is_some();
+        let keeps = self.node.options.keep_workers.is_some();
         if self.has_store_per_round {
             handler.agree_on_keeping(keeps)?;
         }
@@ -71,7 +71,7 @@ impl Runtime<'_> {
         self.count_keeper(&round)?;
         let place = self.place_in(&round)?;
         let keeps = self.do_all_keep(&round)?;
-        if !keeps && self.node.options.keep.is_some() {
+        if !keeps && self.node.options.keep_workers.is_some() {
             // A node of another release may have cleared the store.
             group_link::publish_name(&round, &self.node.shared, false);
         }
@@ -115,7 +115,7 @@ impl Runtime<'_> {
     fn may_be_mixed(&self, round: &RendezvousInfo) -> bool {
         let options = &self.node.options;
         let has_exchange = !options.are_nodes_identical && !round.has_entered;
-        options.keep.is_some() && has_exchange && round.world_size > 1
+        options.keep_workers.is_some() && has_exchange && round.world_size > 1
     }
 
     /// Counts this node among the nodes of the round that keep their workers, before the exchange of ranks, which no node
@@ -135,7 +135,7 @@ impl Runtime<'_> {
     /// Whether all nodes of the round keep their workers. Call it after the exchange of ranks.
     fn do_all_keep(&mut self, round: &RendezvousInfo) -> Result<bool, AgentError> {
         if !self.may_be_mixed(round) {
-            return Ok(self.node.options.keep.is_some());
+            return Ok(self.node.options.keep_workers.is_some());
         }
         let keepers = round.board().counted(KEEPERS).map_err(BoardError::from)?;
         let nodes = round.world_size;
@@ -213,7 +213,7 @@ impl Runtime<'_> {
         // All nodes of the round have stopped their earlier workers. No worker of the round starts before all nodes have taken
         // part in the exchange, including the node that clears the store.
         let has_cleared = clear_workers_store(round).map_err(BoardError::from)?;
-        if options.keep.is_some() && (has_cleared || !self.has_store_per_round) {
+        if options.keep_workers.is_some() && (has_cleared || !self.has_store_per_round) {
             group_link::publish_name(round, &self.node.shared, has_cleared);
         }
         Ok(exchange_ranks(
@@ -271,7 +271,7 @@ impl Runtime<'_> {
         let progress = node.watch_progress()?;
         node.starts += 1;
         // As the template forks them, also in a round that keeps none.
-        let plans = match node.options.keep {
+        let plans = match node.options.keep_workers {
             Some(_) => plan.split(),
             None => vec![plan],
         };

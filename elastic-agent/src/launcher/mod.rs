@@ -55,7 +55,8 @@ use crate::wording::name_of;
 ///
 /// let agent = AgentOptions::new(CommandLine::new("python3", ["-u", "train.py"]), 2);
 /// let rendezvous = RendezvousParameters::new("c10d", "node0:29400", "job-7", 2, 2)?;
-/// let options = LauncherOptions::new(agent, rendezvous).with_signals(["SIGTERM", "SIGINT"]);
+/// let mut options = LauncherOptions::new(agent, rendezvous);
+/// options.signals = Some(vec!["SIGTERM".to_owned(), "SIGINT".to_owned()]);
 /// let report = Launcher::new(options).run();
 /// std::process::exit(i32::from(report.exit_code()));
 /// # #[allow(unreachable_code)]
@@ -93,7 +94,7 @@ impl Launcher {
         preflight::missing(&self.options)
     }
 
-    /// Runs the job on this node until it ends, for hours or days. A [signal](LauncherOptions::with_signals) ends it, or
+    /// Runs the job on this node until it ends, for hours or days. A [signal](LauncherOptions::signals) ends it, or
     /// another node. When it returns, no worker is running, this node has left the rendezvous, and the reason of a failure
     /// is on the screen.
     #[must_use]

@@ -15,7 +15,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::command_line::CommandLine;
 
-/// Modules that workers do not have to import, see [`AgentOptions::with_preload`](crate::AgentOptions::with_preload).
+/// Modules that workers do not have to import, see [`AgentOptions::preload`](crate::AgentOptions::preload).
 ///
 /// ```
 /// use elastic_agent::{AgentOptions, CommandLine, PreloadOptions};
@@ -23,7 +23,8 @@ use crate::command_line::CommandLine;
 /// // The first optimizer of a training script imports torch._dynamo.
 /// let preload = PreloadOptions::new(["torch", "torch._dynamo"]);
 /// let command = CommandLine::new("python3", ["-u", "train.py"]);
-/// let options = AgentOptions::new(command, 8).with_preload(preload);
+/// let mut options = AgentOptions::new(command, 8);
+/// options.preload = Some(preload);
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]

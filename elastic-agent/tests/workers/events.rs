@@ -31,10 +31,10 @@ fn alone() -> Arc<dyn RendezvousHandler> {
 fn a_failure_is_told_while_the_other_workers_still_run() {
     let folder = tempfile::tempdir().unwrap();
     let variable = ("DIR".into(), folder.path().into());
-    let options = AgentOptions::new(CommandLine::new("sh", ["-c", SCRIPT]), 2)
-        .with_max_restarts(1)
-        .with_host("node0")
-        .with_environment(std::env::vars_os().chain([variable]));
+    let mut options = AgentOptions::new(CommandLine::new("sh", ["-c", SCRIPT]), 2);
+    options.restarts.max_restarts = Some(1);
+    options.host = Some("node0".to_owned());
+    options.environment.push(variable);
     let mut agent = ElasticAgent::new(options, alone()).unwrap();
     let seen: Arc<Mutex<Vec<String>>> = Arc::default();
     let pids: Arc<Mutex<Vec<u32>>> = Arc::default();

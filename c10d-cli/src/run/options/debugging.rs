@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use c10d_inspect::http::StatusOptions;
 use clap::Args;
-use elastic_agent::{Entrypoint, PreloadOptions};
+use elastic_agent::{Entrypoint, LauncherOptions};
 use elastic_rendezvous::{RendezvousParameters, STATIC_BACKEND, StartWarning, WarningKind};
 
 use super::arguments::{Parsed, Read, Surroundings, value_of};
@@ -74,21 +74,6 @@ pub(super) fn without_join_timeout(
     }
 }
 
-/// Drops the preloaded modules, because forked workers lead separate sessions without a terminal.
-pub(super) fn without_preload(
-    preload: Option<PreloadOptions>,
-    warnings: &mut Vec<StartWarning>,
-) -> Option<PreloadOptions> {
-    if preload.is_some() {
-        warnings.push(
-            "--preload has no effect with --debug-rank"
-                .to_owned()
-                .into(),
-        );
-    }
-    None
-}
-
 /// The note of a start with this rank.
 pub(super) fn note(rank: usize) -> StartWarning {
     let text = format!(
@@ -110,11 +95,11 @@ pub(super) struct HangArgs {
     /// The script needs no change. Only this user can reach the debug server, on a unix socket. This launcher shows the
     /// collectives of its workers to others, on the network of the workers' store.
     #[arg(long)]
-    pub(super) debug_server: bool,
+    debug_server: bool,
 
     /// Read no Python stacks of the workers, and open no port on which others can ask for them.
     #[arg(hide_short_help = true, long)]
-    pub(super) no_stacks: bool,
+    no_stacks: bool,
 
     /// Serve no status page on the ports of the stores that this node hosts.
     #[arg(hide_short_help = true, long)]
@@ -130,19 +115,20 @@ pub(super) struct HangArgs {
 const EXPLAIN_AFTER: Duration = Duration::from_secs(30);
 
 impl HangArgs {
-    /// After which wait of all workers a hang is explained: by default before `progress_timeout` ends it.
-    pub(super) fn explain_after(
-        &self,
-        progress_timeout: Option<Duration>,
-    ) -> Result<Option<Duration>, UsageError> {
+    /// Applies them after the limits of progress: by default a hang is explained before `--progress-timeout` ends it, and
+    /// never while a person debugs a worker.
+    pub(super) fn apply(&self, launcher: &mut LauncherOptions) -> Result<(), UsageError> {
+        let progress = launcher.agent.progress.as_ref();
+        let progress_timeout = progress.and_then(|progress| progress.timeout);
         let usual = progress_timeout.map_or(EXPLAIN_AFTER, |it| EXPLAIN_AFTER.min(it / 2));
-        Ok(value_of(&self.explain_after)?.unwrap_or(Some(usual)))
-    }
-
-    /// The status page of the stores that this node hosts.
-    pub(super) fn status_page(&self) -> Result<Option<StatusOptions>, UsageError> {
+        let explain_after = value_of(&self.explain_after)?.unwrap_or(Some(usual));
+        launcher.explain_after = explain_after.filter(|_| launcher.agent.debug_rank.is_none());
+        launcher.has_stacks = !self.no_stacks;
+        launcher.has_debug_servers = self.debug_server;
         let names = self.status_host.value()?;
-        Ok((!self.no_status).then(|| StatusOptions::default().with_host_names(names)))
+        let status_page = StatusOptions::default().with_host_names(names);
+        launcher.status_page = (!self.no_status).then_some(status_page);
+        Ok(())
     }
 }
 

@@ -4,7 +4,7 @@ use std::num::NonZero;
 use std::time::Duration;
 
 use clap::Args;
-use elastic_agent::{KeepOptions, Replacement, RestartRules};
+use elastic_agent::{AgentOptions, KeepOptions, Replacement};
 use elastic_rendezvous::StartWarning;
 
 use super::arguments::{Parsed, Read};
@@ -36,12 +36,12 @@ pub(super) struct KeepArgs {
 }
 
 impl KeepArgs {
-    /// `None` if a death restarts all workers.
-    pub(super) fn options(
+    /// Applies them after the rules for restarts.
+    pub(super) fn apply(
         &self,
-        rules: &RestartRules,
+        agent: &mut AgentOptions,
         warnings: &mut Vec<StartWarning>,
-    ) -> Result<Option<KeepOptions>, UsageError> {
+    ) -> Result<(), UsageError> {
         let mut keep = KeepOptions::new(1);
         let mut given = Vec::new();
         if let Some(option) = &self.min_workers {
@@ -59,15 +59,16 @@ impl KeepArgs {
         if !self.keep_workers {
             let why = "--keep-workers is not given";
             warnings.extend(given.into_iter().map(|option| option.has_no_effect(why)));
-            return Ok(None);
+            return Ok(());
         }
-        if keep.replacement != Replacement::None && rules.restarts_max() == Some(0) {
+        if keep.replacement != Replacement::None && agent.restarts.restarts_max() == Some(0) {
             warnings.push(
                 "--keep-workers replaces no dead worker: no restart is allowed, see --max-restarts"
                     .into(),
             );
         }
-        Ok(Some(keep))
+        agent.keep_workers = Some(keep);
+        Ok(())
     }
 }
 

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use c10d_store::recommended_memory_max;
 use clap::Args;
-use elastic_agent::HealthCheck;
 use elastic_agent::devices::DeviceKind;
-use elastic_agent::scheduler::{Found, Sourced};
+use elastic_agent::scheduler::{self, Found, Sourced};
+use elastic_agent::{HealthCheck, LauncherOptions};
 use elastic_rendezvous::{StartWarning, WarningKind, parse_config};
 
 use super::arguments::{Origin, Parsed, Read, Surroundings, value_of};
 use super::error::{Given, Refusal, UsageError};
+use super::timeouts;
 use super::values::{bytes, number, positive_time, text, time, whole_number};
 use crate::run::headings::NODES;
 
@@ -96,7 +97,7 @@ pub(super) struct NodeArgs {
     /// Ignore the environment of Slurm, Kubernetes and MPI, which otherwise gives the nodes, this node's rank, the
     /// endpoint, the id of the job, and the workers.
     #[arg(hide_short_help = true, long)]
-    pub(super) no_scheduler: bool,
+    no_scheduler: bool,
 
     /// Print the plan with the source of each value, and start nothing. With --json, the plan is JSON.
     #[arg(long)]
@@ -104,11 +105,11 @@ pub(super) struct NodeArgs {
 
     /// Name the role of this node's workers. Each role has its own ranks. [default: default]
     #[arg(hide_short_help = true, long, value_name = "NAME", default_value = "default", value_parser = Read(text))]
-    pub(super) role: Parsed<String>,
+    role: Parsed<String>,
 
     /// Make one GPU visible to each worker, and set LOCAL_RANK to 0.
     #[arg(hide_short_help = true, long)]
-    pub(super) virtual_local_rank: bool,
+    virtual_local_rank: bool,
 }
 
 /// The names of the backends.
@@ -126,12 +127,35 @@ enum Workers {
 }
 
 impl NodeArgs {
-    /// `None` for no limit.
-    pub(super) fn store_memory_max(&self) -> Result<Option<usize>, UsageError> {
-        let given = value_of(&self.store_memory_max)?;
-        Ok(given
-            .or_else(recommended_memory_max)
-            .filter(|bytes| *bytes > 0))
+    /// Applies the options about this node.
+    pub(super) fn apply(
+        &self,
+        launcher: &mut LauncherOptions,
+        warnings: &mut Vec<StartWarning>,
+    ) -> Result<(), UsageError> {
+        let memory_max = value_of(&self.store_memory_max)?.or_else(recommended_memory_max);
+        launcher.store_memory_max = memory_max.filter(|bytes| *bytes > 0);
+        let agent = &mut launcher.agent;
+        agent.role = self.role.value()?;
+        agent.has_virtual_local_rank = self.virtual_local_rank;
+        let join_timeout = timeouts::join_timeout(&launcher.rendezvous);
+        agent.health_check = self.health_check(join_timeout, warnings)?;
+        Ok(())
+    }
+
+    /// Returns the scheduler whose environment has the nodes of this job.
+    pub(super) fn scheduler(
+        &self,
+        surroundings: &Surroundings<'_>,
+        warnings: &mut Vec<StartWarning>,
+    ) -> Option<Found> {
+        if self.no_scheduler {
+            return None;
+        }
+        let (found, doubts) = scheduler::find(surroundings.variable, surroundings.site);
+        let doubts = doubts.into_iter();
+        warnings.extend(doubts.map(|doubt| format!("{doubt}; it is not used").into()));
+        found
     }
 
     /// How many workers this node starts, and where the number is from, unless it is the default.
@@ -170,7 +194,7 @@ impl NodeArgs {
     }
 
     /// A join takes at most `join_timeout`.
-    pub(super) fn health_check(
+    fn health_check(
         &self,
         join_timeout: Option<Duration>,
         warnings: &mut Vec<StartWarning>,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use clap::Args;
-use elastic_agent::{LogOptions, StreamMap, StreamMapError, parse_line_filters};
+use elastic_agent::{LauncherOptions, LogOptions, StreamMap, StreamMapError, parse_line_filters};
 
 use super::arguments::{Parsed, Read, Surroundings};
 use super::error::{Refusal, UsageError};
@@ -54,33 +54,28 @@ pub(super) struct OutputArgs {
 }
 
 impl OutputArgs {
-    pub(super) fn logs(&self) -> Result<LogOptions, UsageError> {
+    pub(super) fn apply(
+        &self,
+        launcher: &mut LauncherOptions,
+        surroundings: &Surroundings<'_>,
+    ) -> Result<(), UsageError> {
+        launcher.events_file = self.events.value()?;
+        let given = Some(self.log_line_prefix_template.value()?);
+        let template = given
+            .filter(|template| !template.is_empty())
+            .or_else(|| (surroundings.variable)("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"));
+        launcher.agent.line_prefix_template = template.filter(|template| !template.is_empty());
         let logs = LogOptions::new()
             .with_redirects(self.redirects.value()?)
             .with_tee(self.tee.value()?)
             .with_local_ranks_filter(self.local_ranks_filter.value()?)
             .with_stdout_filters(self.duplicate_stdout_filters.value()?)
             .with_stderr_filters(self.duplicate_stderr_filters.value()?);
-        Ok(match self.log_dir.value()? {
+        launcher.agent.logs = match self.log_dir.value()? {
             Some(directory) => logs.with_log_dir(directory),
             None => logs,
-        })
-    }
-
-    /// `None` for the default.
-    pub(super) fn line_prefix_template(
-        &self,
-        surroundings: &Surroundings<'_>,
-    ) -> Result<Option<String>, UsageError> {
-        let given = Some(self.log_line_prefix_template.value()?);
-        let template = given
-            .filter(|template| !template.is_empty())
-            .or_else(|| (surroundings.variable)("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"));
-        Ok(template.filter(|template| !template.is_empty()))
-    }
-
-    pub(super) fn events_file(&self) -> Result<Option<PathBuf>, UsageError> {
-        self.events.value()
+        };
+        Ok(())
     }
 }
 

@@ -1,6 +1,7 @@
 //! Warns if a connection can take the port of a server before this launcher starts that server.
 
 use c10d_socket::is_loopback_name;
+use elastic_agent::LauncherOptions;
 use elastic_rendezvous::{
     Endpoint, RendezvousParameters, STATIC_BACKEND, StartWarning, WarningKind,
 };
@@ -9,18 +10,18 @@ use super::arguments::Surroundings;
 
 /// The warning about given ports that the system also gives to outgoing connections.
 pub(super) fn warning(
-    rendezvous: &RendezvousParameters,
-    relay_port: Option<u16>,
+    launcher: &LauncherOptions,
     store_port: Option<u16>,
     surroundings: &Surroundings<'_>,
 ) -> Option<StartWarning> {
+    let rendezvous = &launcher.rendezvous;
     let workers = rendezvous.workers_port();
     let workers = workers.and_then(|ports| surroundings.ephemeral_ports.of_range(ports));
     let served = [
         ("--workers-port", workers),
         ("--rdzv-endpoint", served_here(rendezvous, surroundings)),
         ("--store-port", store_port),
-        ("--relay-port", relay_port),
+        ("--relay-port", launcher.agent.relay_port),
     ];
     served.into_iter().find_map(|(option, port)| {
         let port = port?;

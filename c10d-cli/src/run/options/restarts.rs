@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use elastic_agent::{Entrypoint, PreloadOptions, ProgressOptions, RestartBudget, RestartRules};
+use elastic_agent::{
+    AgentOptions, Entrypoint, LauncherOptions, PreloadOptions, ProgressOptions, RestartBudget,
+};
 use elastic_rendezvous::StartWarning;
 
 use super::arguments::{Parsed, Read, value_of};
@@ -73,36 +75,27 @@ pub(super) struct RestartArgs {
 }
 
 impl RestartArgs {
-    pub(super) fn rules(&self) -> Result<RestartRules, UsageError> {
-        let mut rules = RestartRules::default();
+    /// Applies them after the events file and the debug rank: nothing else depends on the workers' progress, and while a
+    /// person debugs a worker, workers are never stuck.
+    pub(super) fn apply(&self, launcher: &mut LauncherOptions) -> Result<(), UsageError> {
+        let agent = &mut launcher.agent;
+        let rules = &mut agent.restarts;
         rules.max_restarts = value_of(&self.max_restarts)?;
         rules.final_exit_codes = self.no_restart_exit_codes.value()?;
         rules.restarts_on_fatal_errors = self.restart_on_fatal_errors;
         rules.budget = value_of(&self.restart_budget)?;
         rules.max_without_progress = value_of(&self.max_restarts_without_progress)?;
-        Ok(rules)
-    }
-
-    /// Returns whether the failure of one node stops the workers of the other nodes.
-    pub(super) fn stops_on_job_failure(&self) -> Result<bool, UsageError> {
-        self.on_job_failure.value()
-    }
-
-    /// `None` if nothing depends on the workers' progress. While a person debugs a worker, workers are never stuck.
-    pub(super) fn progress(
-        &self,
-        has_events: bool,
-        is_debugged: bool,
-    ) -> Result<Option<ProgressOptions>, UsageError> {
+        agent.stops_on_job_failure = self.on_job_failure.value()?;
         let mut progress = ProgressOptions::default();
         progress.file = self.progress_file.value()?;
-        let limit = |timeout: Option<Duration>| timeout.filter(|_| !is_debugged);
+        let limit = |timeout: Option<Duration>| timeout.filter(|_| agent.debug_rank.is_none());
         progress.timeout = limit(self.progress_timeout.value()?);
         progress.first_timeout = limit(self.first_progress_timeout.value()?);
         let is_watched = progress != ProgressOptions::default()
             || self.max_restarts_without_progress.is_some()
-            || has_events;
-        Ok(is_watched.then_some(progress))
+            || launcher.events_file.is_some();
+        agent.progress = is_watched.then_some(progress);
+        Ok(())
     }
 }
 
@@ -163,11 +156,13 @@ pub(super) struct PreloadArgs {
 }
 
 impl PreloadArgs {
-    pub(super) fn options(
+    /// Applies them after the debug rank: forked workers lead separate sessions without a terminal.
+    pub(super) fn apply(
         &self,
+        agent: &mut AgentOptions,
         entrypoint: &Entrypoint,
         warnings: &mut Vec<StartWarning>,
-    ) -> Result<Option<PreloadOptions>, UsageError> {
+    ) -> Result<(), UsageError> {
         let modules = self.preload.value()?;
         if modules.is_empty() {
             if self.preload_required || self.preload_standby {
@@ -177,18 +172,24 @@ impl PreloadArgs {
                         .into(),
                 );
             }
-            return Ok(None);
+            return Ok(());
         }
         match entrypoint {
             Entrypoint::Program(script) => Err(UsageError::PreloadWithoutPython {
                 script: script.clone(),
             }),
             Entrypoint::RunPath(_) => Err(UsageError::PreloadWithRunPath),
-            Entrypoint::Script(_) | Entrypoint::Module(_) => Ok(Some(
-                PreloadOptions::new(modules)
+            Entrypoint::Script(_) | Entrypoint::Module(_) if agent.debug_rank.is_some() => {
+                warnings.push("--preload has no effect with --debug-rank".into());
+                Ok(())
+            }
+            Entrypoint::Script(_) | Entrypoint::Module(_) => {
+                let preload = PreloadOptions::new(modules)
                     .with_required(self.preload_required)
-                    .with_standbys(self.preload_standby),
-            )),
+                    .with_standbys(self.preload_standby);
+                agent.preload = Some(preload);
+                Ok(())
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The options about strangers, and about relays, which keep them out of the workers' store.
 
 use clap::Args;
+use elastic_agent::AgentOptions;
 use elastic_rendezvous::StartWarning;
 
 use super::arguments::{Parsed, Read, value_of};
@@ -24,7 +25,7 @@ pub(super) struct SecurityArgs {
     /// With a secret, this also protects the workers' store of several nodes. All nodes need this option, and none of them
     /// can run torchrun. An endpoint etcd://.. implies it.
     #[arg(hide_short_help = true, long)]
-    pub(super) relay: bool,
+    relay: bool,
 
     /// Serve the relays on this port, the same on all nodes. [default: the nodes agree on a free port]
     #[arg(hide_short_help = true, long, value_name = "PORT", allow_negative_numbers = true, value_parser = Read(port))]
@@ -32,17 +33,19 @@ pub(super) struct SecurityArgs {
 }
 
 impl SecurityArgs {
-    pub(super) fn relay_port(
+    pub(super) fn apply(
         &self,
-        has_relay: bool,
+        agent: &mut AgentOptions,
+        is_in_etcd: bool,
         warnings: &mut Vec<StartWarning>,
-    ) -> Result<Option<u16>, UsageError> {
+    ) -> Result<(), UsageError> {
+        agent.has_relay = self.relay || is_in_etcd;
         match &self.relay_port {
-            Some(port) if !has_relay => {
+            Some(port) if !agent.has_relay => {
                 warnings.push(port.given.has_no_effect("--relay is not given"));
-                Ok(None)
             }
-            port => value_of(port),
+            port => agent.relay_port = value_of(port)?,
         }
+        Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use elastic_agent::{AgentOptions, Entrypoint, ExitLimits, SignalTarget};
+use elastic_agent::{AgentOptions, Entrypoint, ExitLimits, LauncherOptions, SignalTarget};
 use elastic_rendezvous::{StartWarning, WarningKind};
 
 use super::arguments::{Parsed, Read, Surroundings, value_of};
@@ -61,35 +61,43 @@ pub(super) struct Limits {
 }
 
 impl StoppingArgs {
-    /// `usual` is the grace period of the scheduler that was found.
-    ///
-    /// # Errors
-    /// [`UsageError::Value`] for a value that is no time.
-    pub(super) fn limits(
+    /// Applies the signals. Python handles signals and stops its children; shells do not forward signals.
+    pub(super) fn apply(
         &self,
-        surroundings: &Surroundings<'_>,
-        usual: Option<Duration>,
-        warnings: &mut Vec<StartWarning>,
-    ) -> Result<Limits, UsageError> {
-        let shutdown = self.shutdown_timeout.clone().or_else(|| {
-            let given = surroundings.variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
-            given.map(|given| given.read(seconds))
-        });
-        limits(shutdown, value_of(&self.grace_period)?, usual, warnings)
-    }
-
-    /// Python handles signals and stops its children; shells do not forward signals.
-    pub(super) fn signal_target(
-        &self,
+        launcher: &mut LauncherOptions,
         entrypoint: &Entrypoint,
-    ) -> Result<SignalTarget, UsageError> {
+    ) -> Result<(), UsageError> {
+        launcher.signals = Some(self.signals_to_handle.value()?);
         let usual = match entrypoint {
             Entrypoint::Program(_) => SignalTarget::Group,
             Entrypoint::Script(_) | Entrypoint::Module(_) | Entrypoint::RunPath(_) => {
                 SignalTarget::Worker
             }
         };
-        Ok(value_of(&self.stop_signal_to)?.unwrap_or(usual))
+        launcher.agent.signal_target = value_of(&self.stop_signal_to)?.unwrap_or(usual);
+        Ok(())
+    }
+
+    /// Limits the end of the job after a signal. `usual` is the grace period of the scheduler that was found. Returns the
+    /// time between SIGTERM and SIGKILL, if it is limited.
+    ///
+    /// # Errors
+    /// [`UsageError::Value`] for a value that is no time.
+    pub(super) fn limit(
+        &self,
+        launcher: &mut LauncherOptions,
+        surroundings: &Surroundings<'_>,
+        usual: Option<Duration>,
+        warnings: &mut Vec<StartWarning>,
+    ) -> Result<Option<Duration>, UsageError> {
+        let shutdown = self.shutdown_timeout.clone().or_else(|| {
+            let given = surroundings.variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
+            given.map(|given| given.read(seconds))
+        });
+        let limits = limits(shutdown, value_of(&self.grace_period)?, usual, warnings)?;
+        launcher.agent.shutdown_timeout = Some(limits.shutdown_timeout);
+        launcher.exit_limits = limits.grace.map(|(_, limits)| limits);
+        Ok(limits.grace.map(|(grace, _)| grace))
     }
 }
 

@@ -112,11 +112,10 @@ impl StoreArgs {
     pub(super) fn apply(
         &self,
         parameters: RendezvousParameters,
-        is_in_etcd: bool,
         warnings: &mut Vec<StartWarning>,
     ) -> Result<RendezvousParameters, UsageError> {
         let directory = self.directory()?;
-        if is_in_etcd {
+        if is_in_etcd(parameters.endpoint()) {
             let chosen = self.apply_in_etcd(&parameters, directory.is_some())?;
             return self.apply_port(chosen, warnings);
         }

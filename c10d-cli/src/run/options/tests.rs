@@ -89,7 +89,7 @@ fn refusal(line: &str, variables: Variables<'_>) -> String {
 
 fn rendezvous(line: &str, variables: Variables<'_>) -> String {
     let plan = plan(line, variables).launcher;
-    let plan = plan.rendezvous();
+    let plan = plan.rendezvous;
     let config = plan
         .config()
         .iter()
@@ -112,7 +112,7 @@ fn rendezvous(line: &str, variables: Variables<'_>) -> String {
 /// The program and its arguments.
 fn command(line: &str, variables: Variables<'_>) -> Vec<String> {
     let plan = plan(line, variables);
-    let command = plan.launcher.agent().command();
+    let command = plan.launcher.agent.command;
     let program = std::iter::once(command.program());
     let words = program.chain(command.arguments().iter().map(OsString::as_os_str));
     words
@@ -175,8 +175,8 @@ fn all_arguments_after_the_script_are_the_scripts() {
     }
     let empty = plan_of(["", "a"], &[]).unwrap();
     assert_eq!(
-        empty.launcher.agent().command(),
-        &elastic_agent::CommandLine::new("", ["a"])
+        empty.launcher.agent.command,
+        elastic_agent::CommandLine::new("", ["a"])
     );
 }
 
@@ -255,7 +255,7 @@ fn workers_are_counted_by_number_or_by_device() {
         ("--nproc-per-node=auto s.py", 6),
     ] {
         assert_eq!(
-            plan(line, &[]).launcher.agent().local_world_size(),
+            plan(line, &[]).launcher.agent.local_world_size,
             count,
             "{line}"
         );

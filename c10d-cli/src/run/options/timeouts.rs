@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use elastic_agent::LauncherOptions;
+use elastic_agent::{HealthCheck, LauncherOptions};
 use elastic_rendezvous::{
     ParametersError, RendezvousParameters, RendezvousSettings, STATIC_BACKEND, STATIC_TIMEOUT,
     StartWarning, WarningKind,
@@ -22,11 +22,8 @@ const STATIC_KEY: &str = "timeout";
 pub(super) const STATIC_USUAL: &str = "900";
 
 /// Returns the timeouts that depend on each other, the shortest one first, with the options that set them.
-pub(super) fn table(
-    launcher: &LauncherOptions,
-    explain_after: Option<Duration>,
-) -> Vec<(&'static str, Duration)> {
-    let orders = orders(launcher, explain_after).into_iter();
+pub(super) fn table(launcher: &LauncherOptions) -> Vec<(&'static str, Duration)> {
+    let orders = orders(launcher).into_iter();
     let timeouts = orders.flat_map(|(first, second, _)| [first, second]);
     let timeouts = timeouts.filter_map(|(name, time)| Some((name, time?)));
     // The period of a budget is not a timeout.
@@ -39,11 +36,8 @@ pub(super) fn table(
 }
 
 /// Returns a warning for each pair of timeouts in the wrong order that the user has given.
-pub(super) fn warnings(
-    launcher: &LauncherOptions,
-    explain_after: Option<Duration>,
-) -> Vec<StartWarning> {
-    let config = launcher.rendezvous().config();
+pub(super) fn warnings(launcher: &LauncherOptions) -> Vec<StartWarning> {
+    let config = launcher.rendezvous.config();
     let is_given = |name: &str| match name {
         SILENCE => SILENCE.split(" x ").any(|key| config.contains_key(key)),
         STATIC_KEY => config.get(STATIC_KEY).is_some_and(|it| it != STATIC_USUAL),
@@ -51,7 +45,7 @@ pub(super) fn warnings(
         // The default of another option fits the timeouts that are given.
         name => name.contains("--") || config.contains_key(name),
     };
-    let orders = orders(launcher, explain_after).into_iter();
+    let orders = orders(launcher).into_iter();
     let wrong = orders.filter_map(|((name, time), (other, limit), result)| {
         let (time, limit) = (time?, limit?);
         (time > limit && is_given(name) && is_given(other)).then(|| {
@@ -74,19 +68,20 @@ pub(super) fn join_timeout(parameters: &RendezvousParameters) -> Option<Duration
     }
 }
 
-fn orders(launcher: &LauncherOptions, explain_after: Option<Duration>) -> Vec<Order> {
+fn orders(launcher: &LauncherOptions) -> Vec<Order> {
     // Starting a rendezvous whose settings cannot be read is an error.
     let mut orders = orders_of_meeting(launcher).unwrap_or_default();
-    orders.extend(orders_of_progress(launcher, explain_after));
+    orders.extend(orders_of_progress(launcher));
     orders
 }
 
 fn orders_of_meeting(launcher: &LauncherOptions) -> Result<Vec<Order>, ParametersError> {
-    let parameters = launcher.rendezvous();
+    let parameters = &launcher.rendezvous;
     if parameters.max_nodes() == 1 {
         return Ok(Vec::new());
     }
-    let check = launcher.agent().health_check().map(|check| check.timeout());
+    let check = launcher.agent.health_check.as_ref();
+    let check = check.map(HealthCheck::timeout);
     let check = ("--health-check-timeout", check);
     let why_check = "a hanging check fails the join";
     if parameters.backend() == STATIC_BACKEND {
@@ -114,11 +109,12 @@ fn orders_of_meeting(launcher: &LauncherOptions) -> Result<Vec<Order>, Parameter
     ])
 }
 
-fn orders_of_progress(launcher: &LauncherOptions, explain_after: Option<Duration>) -> [Order; 3] {
-    let agent = launcher.agent();
+fn orders_of_progress(launcher: &LauncherOptions) -> [Order; 3] {
+    let agent = &launcher.agent;
     let progress = ("--progress-timeout", progress_timeout(launcher));
-    let first = agent.progress().and_then(|progress| progress.first_timeout);
-    let rules = agent.restart_rules();
+    let first = agent.progress.as_ref();
+    let first = first.and_then(|progress| progress.first_timeout);
+    let rules = &agent.restarts;
     let has_other_limit = rules.max_restarts.is_some() || rules.max_without_progress.is_some();
     let budget = rules.budget.filter(|_| !has_other_limit);
     let hangs = budget.zip(progress.1).map(|(budget, progress)| {
@@ -131,7 +127,7 @@ fn orders_of_progress(launcher: &LauncherOptions, explain_after: Option<Duration
             "imports and compilation count as a hang",
         ),
         (
-            ("--explain-after", explain_after),
+            ("--explain-after", launcher.explain_after),
             progress,
             "a hang is not explained before the restart",
         ),
@@ -144,8 +140,5 @@ fn orders_of_progress(launcher: &LauncherOptions, explain_after: Option<Duration
 }
 
 fn progress_timeout(launcher: &LauncherOptions) -> Option<Duration> {
-    launcher
-        .agent()
-        .progress()
-        .and_then(|progress| progress.timeout)
+    launcher.agent.progress.as_ref()?.timeout
 }

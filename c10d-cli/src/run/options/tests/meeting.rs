@@ -128,7 +128,7 @@ fn the_precedence_of_members_over_spares_is_a_setting_of_the_rendezvous() {
     let wait = |options: &str, variables: Variables<'_>| {
         let plan = plan(&format!("{c10d} {options}s.py"), variables);
         plan.launcher
-            .rendezvous()
+            .rendezvous
             .get("spare_wait")
             .map(str::to_owned)
     };
@@ -192,7 +192,7 @@ fn a_store_that_is_kept_is_the_workers_too() {
 fn the_port_of_the_workers_store_is_given_where_a_launcher_serves_it() {
     let port = |line: &str| {
         let plan = plan(line, &[]);
-        let ports = plan.launcher.rendezvous().workers_port();
+        let ports = plan.launcher.rendezvous.workers_port();
         (ports.map(|it| it.to_string()), plan.warning_texts())
     };
     for (options, expected) in [
@@ -230,10 +230,7 @@ fn the_port_of_the_workers_store_is_given_where_a_launcher_serves_it() {
 fn a_directory_has_the_store_of_the_rendezvous() {
     let kept = |line| {
         let plan = plan(line, &[]);
-        (
-            plan.store_dir,
-            plan.launcher.rendezvous().journal().is_some(),
-        )
+        (plan.store_dir, plan.launcher.rendezvous.journal().is_some())
     };
     assert_eq!(kept("--store-dir=d s.py"), (Some("d".into()), true));
     assert_eq!(kept("s.py"), (None, false));

@@ -34,9 +34,9 @@ fn a_step_of_slurm_needs_no_options() {
     );
     assert_eq!(plan.scheduler, Some("Slurm"));
     assert_eq!(plan.node_rank, Some(1));
-    assert_eq!(plan.launcher.agent().local_world_size(), 8);
+    assert_eq!(plan.launcher.agent.local_world_size, 8);
     assert_eq!(
-        plan.launcher.agent().shutdown_timeout(),
+        plan.launcher.agent.shutdown_timeout,
         Some(Duration::from_secs(27))
     );
     assert_eq!(
@@ -138,7 +138,7 @@ fn options_of_kubeflow_are_given_options() {
         rendezvous("s.py", &trainer),
         "2:2 static \"job-node-0-0.job:29400\" none rank=1,timeout=900"
     );
-    assert_eq!(plan.launcher.agent().local_world_size(), 2);
+    assert_eq!(plan.launcher.agent.local_world_size, 2);
     assert!(
         plan.warning_texts().is_empty(),
         "{:?}",
@@ -169,7 +169,7 @@ fn workers_are_the_gpus_of_the_job_unless_their_number_is_given() {
         let mut origins = plan.origins.iter();
         let from = origins.find(|origin| origin.name == "workers");
         (
-            plan.launcher.agent().local_world_size(),
+            plan.launcher.agent.local_world_size,
             from.map(|origin| origin.from.clone()),
         )
     };
@@ -334,7 +334,7 @@ fn values_that_cannot_be_right_are_named() {
 
     let many = in_slurm(&[("SLURM_GPUS_ON_NODE", "18446744073709551616")]);
     let plan = plan("s.py", &many);
-    assert_eq!(plan.launcher.agent().local_world_size(), 1);
+    assert_eq!(plan.launcher.agent.local_world_size, 1);
     assert_eq!(
         plan.warning_texts(),
         [
