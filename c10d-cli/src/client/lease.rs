@@ -233,7 +233,8 @@ impl Command {
         let system = |error| Failure::system("cannot start the command")(error);
         let (program, arguments) = words.split_first().expect("clap wants a value");
         let command = CommandLine::new(program, arguments.iter().cloned());
-        let plan = WorkerPlan::new(0, 0, command).with_environment(env::vars_os());
+        let mut plan = WorkerPlan::new(0, 0, command);
+        plan.environment = env::vars_os().collect();
         let (exits, exit) = mpsc::channel();
         let wake = signals.waker().map_err(system)?;
         let started = WorkerGroup::start(

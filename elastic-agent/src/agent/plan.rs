@@ -63,19 +63,19 @@ impl Node {
         let workers = workers.collect::<Result<_, _>>()?;
         let progress = self.progress.as_ref().map(TempDir::path);
         let temporary = [progress, options.debug_sockets.as_deref(), timer_file];
-        Ok(GroupPlan::new(workers)
-            .with_filtered_stdout(logs.filtered_stdout)
-            .with_filtered_stderr(logs.filtered_stderr)
-            .with_signal_target(options.signal_target)
-            .with_remains(Remains {
-                temporary: temporary
-                    .into_iter()
-                    .flatten()
-                    .map(Path::to_owned)
-                    .collect(),
-                logs: self.logs.path().map(Path::to_owned),
-                above_logs: self.logs.temporary_above().map(Path::to_owned),
-            }))
+        let temporary = temporary.into_iter().flatten();
+        let remains = Remains {
+            temporary: temporary.map(Path::to_owned).collect(),
+            logs: self.logs.path().map(Path::to_owned),
+            above_logs: self.logs.temporary_above().map(Path::to_owned),
+        };
+        Ok(GroupPlan {
+            filtered_stdout: logs.filtered_stdout,
+            filtered_stderr: logs.filtered_stderr,
+            signal_target: options.signal_target,
+            remains,
+            ..GroupPlan::new(workers)
+        })
     }
 
     fn plan_worker(
@@ -151,11 +151,15 @@ impl Node {
             Some(true) => (WorkerInput::Alone, logs.on_console()),
             Some(false) => (WorkerInput::Empty, logs),
         };
-        Ok(WorkerPlan::new(assignment.rank, local_rank, command)
-            .with_environment(environment.into_variables())
-            .with_input(input)
-            .with_logs(logs)
-            .with_line_prefix(prefix.text(options.line_prefix_template.as_deref())))
+        Ok(WorkerPlan {
+            rank: assignment.rank,
+            local_rank,
+            command,
+            environment: environment.into_variables(),
+            logs,
+            line_prefix: prefix.text(options.line_prefix_template.as_deref()),
+            input,
+        })
     }
 
     /// Starts to watch the progress of the workers that are about to start.

@@ -41,7 +41,8 @@ const STDERR_PATIENCE: Duration = Duration::from_millis(50);
 /// };
 ///
 /// let command = CommandLine::new("/bin/sh", ["-c", "exit $CODE"]);
-/// let worker = WorkerPlan::new(0, 0, command).with_environment([("CODE".into(), "3".into())]);
+/// let mut worker = WorkerPlan::new(0, 0, command);
+/// worker.environment = vec![("CODE".into(), "3".into())];
 /// let (exits, received) = unbounded();
 /// let plan = GroupPlan::new(vec![worker]);
 /// let group = WorkerGroup::start(plan, Console::inherited(), move |exit| {
@@ -153,7 +154,7 @@ impl WorkerGroup {
     }
 
     /// Sends a signal to every running worker, and to its process group if that is the
-    /// [target](GroupPlan::with_signal_target). Does not block.
+    /// [target](GroupPlan::signal_target). Does not block.
     pub fn signal(&mut self, signal: Signal) {
         self.note_ended();
         for index in 0..self.processes.workers.len() {
@@ -167,7 +168,7 @@ impl WorkerGroup {
     /// workers have exited.
     ///
     /// Running workers get `signal`, with or without the other processes of their groups, depending on the
-    /// [plan](GroupPlan::with_signal_target); processes that exited workers left behind get SIGTERM. Processes that
+    /// [plan](GroupPlan::signal_target); processes that exited workers left behind get SIGTERM. Processes that
     /// still run after `grace`, or when `kill_switch` is triggered, are killed. `None` waits indefinitely, zero kills
     /// at once. All output of workers has been shown when this returns.
     ///

@@ -56,14 +56,22 @@ c10d_socket::debug_as_display!(StartError);
 /// The plan of one worker to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
+#[non_exhaustive]
 pub struct WorkerPlan {
-    pub(super) rank: usize,
-    pub(super) local_rank: usize,
-    pub(super) command: CommandLine,
-    pub(super) environment: Vec<(OsString, OsString)>,
-    pub(super) logs: WorkerLogs,
-    pub(super) line_prefix: String,
-    pub(super) input: WorkerInput,
+    /// The worker's rank in its job, for reports.
+    pub rank: usize,
+    /// The worker's rank on this node, for reports.
+    pub local_rank: usize,
+    /// The command that the worker executes.
+    pub command: CommandLine,
+    /// The whole environment of the worker, for example a [`WorkerEnvironment`](crate::WorkerEnvironment). Empty by default:
+    /// nothing is inherited, so that the variables of a worker are visible in one place.
+    pub environment: Vec<(OsString, OsString)>,
+    /// The destinations of the worker's output. The default is the console, without an error file.
+    pub logs: WorkerLogs,
+    /// The prefix of lines that are shown as well as written to files. Empty by default.
+    pub line_prefix: String,
+    pub(crate) input: WorkerInput,
 }
 
 /// The standard input of a worker.
@@ -78,8 +86,7 @@ pub(crate) enum WorkerInput {
 }
 
 impl WorkerPlan {
-    /// A worker that executes `command`. The ranks identify it in reports; its process learns them from
-    /// its [environment](crate::WorkerEnvironment).
+    /// Creates the plan of a worker that executes `command`. By default all workers share the standard input of this process.
     pub const fn new(rank: usize, local_rank: usize, command: CommandLine) -> Self {
         Self {
             rank,
@@ -90,46 +97,6 @@ impl WorkerPlan {
             line_prefix: String::new(),
             input: WorkerInput::Shared,
         }
-    }
-
-    /// The whole environment of the worker. Empty by default: nothing is inherited, so that what a worker
-    /// gets is visible in one place.
-    pub fn with_environment(
-        mut self,
-        environment: impl IntoIterator<Item = (OsString, OsString)>,
-    ) -> Self {
-        self.environment = environment.into_iter().collect();
-        self
-    }
-
-    /// Sets the destination of the worker's output. The default is the console, without an error file.
-    pub fn with_logs(mut self, logs: WorkerLogs) -> Self {
-        self.logs = logs;
-        self
-    }
-
-    /// Sets the prefix of lines that are shown as well as written to files. Empty by default.
-    pub fn with_line_prefix(mut self, prefix: impl Into<String>) -> Self {
-        self.line_prefix = prefix.into();
-        self
-    }
-
-    /// The worker's standard input. By default all workers share this process's.
-    pub(crate) const fn with_input(mut self, input: WorkerInput) -> Self {
-        self.input = input;
-        self
-    }
-
-    /// Returns the worker's rank on this node.
-    #[must_use]
-    pub const fn local_rank(&self) -> usize {
-        self.local_rank
-    }
-
-    /// Returns the destination of the worker's output.
-    #[must_use]
-    pub const fn logs(&self) -> &WorkerLogs {
-        &self.logs
     }
 }
 
@@ -148,12 +115,21 @@ pub enum SignalTarget {
 /// The workers of one node in one round.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
+#[non_exhaustive]
 pub struct GroupPlan {
-    pub(super) workers: Vec<WorkerPlan>,
-    pub(super) filtered_stdout: Option<FilteredLog>,
-    pub(super) filtered_stderr: Option<FilteredLog>,
-    pub(super) remains: Remains,
-    pub(super) signal_target: SignalTarget,
+    /// The workers, in the order in which they start.
+    pub workers: Vec<WorkerPlan>,
+    /// The file that also receives the matching lines of standard output which is both shown and written to files. `None` by
+    /// default.
+    pub filtered_stdout: Option<FilteredLog>,
+    /// The file that also receives the matching lines of standard error which is both shown and written to files. `None` by
+    /// default.
+    pub filtered_stderr: Option<FilteredLog>,
+    /// The processes that receive signals for the workers. By default all processes of the workers' groups. SIGKILL always
+    /// reaches all of them.
+    pub signal_target: SignalTarget,
+    /// The files that the guardian removes if this process is killed while the workers run.
+    pub(crate) remains: Remains,
 }
 
 impl GroupPlan {
@@ -163,53 +139,18 @@ impl GroupPlan {
             workers,
             filtered_stdout: None,
             filtered_stderr: None,
-            remains: Remains::NONE,
             signal_target: SignalTarget::Group,
+            remains: Remains::NONE,
         }
     }
 
-    /// Sets which processes receive signals for the workers. By default all processes of the workers' groups. SIGKILL
-    /// always reaches all of them.
-    pub const fn with_signal_target(mut self, target: SignalTarget) -> Self {
-        self.signal_target = target;
-        self
-    }
-
-    /// Sets the file that also receives the matching lines of standard output which is both shown and written to files.
-    /// None by default.
-    pub fn with_filtered_stdout(mut self, log: impl Into<Option<FilteredLog>>) -> Self {
-        self.filtered_stdout = log.into();
-        self
-    }
-
-    /// Sets the file that also receives the matching lines of standard error which is both shown and written to files.
-    /// None by default.
-    pub fn with_filtered_stderr(mut self, log: impl Into<Option<FilteredLog>>) -> Self {
-        self.filtered_stderr = log.into();
-        self
-    }
-
-    /// Sets the files that another process removes if this process is killed while the workers run.
-    pub(crate) fn with_remains(mut self, remains: Remains) -> Self {
-        self.remains = remains;
-        self
-    }
-
-    /// A group for each worker.
-    pub(crate) fn split(self) -> Vec<Self> {
-        let workers = self.workers.into_iter();
+    /// Returns a plan for each worker.
+    pub(crate) fn split(mut self) -> Vec<Self> {
+        let workers = std::mem::take(&mut self.workers).into_iter();
         let each = workers.map(|worker| Self {
             workers: vec![worker],
-            filtered_stdout: self.filtered_stdout.clone(),
-            filtered_stderr: self.filtered_stderr.clone(),
-            remains: self.remains.clone(),
-            signal_target: self.signal_target,
+            ..self.clone()
         });
         each.collect()
-    }
-
-    /// The workers, in the order in which they start.
-    pub fn workers(&self) -> &[WorkerPlan] {
-        &self.workers
     }
 }

@@ -38,10 +38,10 @@ fn workers(directory: &Path) -> Vec<WorkerPlan> {
         path: directory.join("out"),
         is_shown: true,
     };
-    workers[2] = workers[2].clone().with_logs(WorkerLogs {
+    workers[2].logs = WorkerLogs {
         stdout,
         ..WorkerLogs::CONSOLE
-    });
+    };
     workers
 }
 

@@ -49,12 +49,12 @@ fn each_worker_has_its_ranks_and_a_session_of_its_own() {
             path: file(folder.path(), &local_rank.to_string()),
             is_shown: false,
         };
-        let worker = shell(local_rank, script)
-            .with_environment(environment.into_variables())
-            .with_logs(WorkerLogs {
-                stdout,
-                ..WorkerLogs::CONSOLE
-            });
+        let mut worker = shell(local_rank, script);
+        worker.environment = environment.into_variables();
+        worker.logs = WorkerLogs {
+            stdout,
+            ..WorkerLogs::CONSOLE
+        };
         workers.push(worker);
     }
     let (group, exits) = start(workers);
@@ -274,16 +274,17 @@ fn a_missing_program_is_named_and_no_worker_keeps_running() {
 #[test]
 fn a_log_file_that_cannot_be_created_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    let [worker] = <[_; 1]>::try_from(shells(folder.path(), &["exit 0"])).unwrap();
+    let [mut worker] = <[_; 1]>::try_from(shells(folder.path(), &["exit 0"])).unwrap();
     let path = file(folder.path(), "none/stdout.log");
     let stdout = Destination::File {
         path: path.clone(),
         is_shown: true,
     };
-    let plan = GroupPlan::new(vec![worker.with_logs(WorkerLogs {
+    worker.logs = WorkerLogs {
         stdout,
         ..WorkerLogs::CONSOLE
-    })]);
+    };
+    let plan = GroupPlan::new(vec![worker]);
     let console = Console::new(Box::new(io::sink()), Box::new(io::sink()));
     let error = WorkerGroup::start(plan, console, |_| ()).unwrap_err();
     assert!(matches!(error, StartError::LogFile { path: named, .. } if named == path));

@@ -15,27 +15,26 @@ use crate::util::{Capture, NEVER_REACHED, eventually, line_of, next, shells, sta
 
 /// Workers whose output goes to files, and is shown as well.
 fn teed(directory: &Path, scripts: &[&str]) -> Vec<WorkerPlan> {
-    let workers = shells(directory, scripts).into_iter().map(|worker| {
+    let mut workers = shells(directory, scripts);
+    for worker in &mut workers {
         let stream = |name: &str| Destination::File {
-            path: directory.join(format!("{}-{name}", worker.local_rank())),
+            path: directory.join(format!("{}-{name}", worker.local_rank)),
             is_shown: true,
         };
-        let logs = WorkerLogs {
+        worker.logs = WorkerLogs {
             stdout: stream("out"),
             stderr: stream("err"),
             error_file: None,
         };
-        worker.with_logs(logs)
-    });
-    workers.collect()
+    }
+    workers
 }
 
 /// One worker with its output routed.
 fn routed(directory: &Path, script: &str, logs: WorkerLogs) -> Vec<WorkerPlan> {
-    let workers = shells(directory, &[script]).into_iter();
+    let mut workers = shells(directory, &[script]);
+    workers[0].logs = logs;
     workers
-        .map(|worker| worker.with_logs(logs.clone()))
-        .collect()
 }
 
 /// Runs workers until all have exited; returns standard output, standard error and the report.
@@ -46,7 +45,7 @@ fn run(workers: Vec<WorkerPlan>) -> (Capture, Capture, StopReport) {
 fn run_plan(plan: GroupPlan) -> (Capture, Capture, StopReport) {
     let (stdout, stderr) = (Capture::default(), Capture::default());
     let console = Console::new(Box::new(stdout.clone()), Box::new(stderr.clone()));
-    let count = plan.workers().len();
+    let count = plan.workers.len();
     let (group, exits) = start_on(plan, console);
     for _ in 0..count {
         next(&exits);
@@ -134,10 +133,12 @@ fn filtered_lines_are_in_a_file_of_their_own() {
         &["printf 'loss=1\\nother\\nmy acc\\nloss=2'"],
     );
     let path = folder.path().join("filtered_stdout.log");
-    run_plan(GroupPlan::new(workers).with_filtered_stdout(FilteredLog {
+    let mut plan = GroupPlan::new(workers);
+    plan.filtered_stdout = Some(FilteredLog {
         path: path.clone(),
         filters: vec!["loss".to_owned(), "acc".to_owned()],
-    }));
+    });
+    run_plan(plan);
     let filtered = fs::read_to_string(path).unwrap();
     let expected = "[default0]:loss=1\n[default0]:my acc\n[default0]:loss=2\n";
     assert_eq!(filtered, expected);
@@ -295,10 +296,10 @@ fn an_error_file_explains_a_failure() {
     let script = r#"echo '{"message": {"message": "E: x", "extraInfo":
         {"py_callstack": "the traceback", "timestamp": "12"}}}' > $DIR/error.json; exit 1"#;
     let mut workers = shells(folder.path(), &["exit 2", script]);
-    workers[1] = workers[1].clone().with_logs(WorkerLogs {
+    workers[1].logs = WorkerLogs {
         error_file: Some(path.clone()),
         ..WorkerLogs::CONSOLE
-    });
+    };
     let (_, _, report) = run(workers);
     let failures = report.failures().unwrap();
     let first = failures.first();

@@ -22,9 +22,10 @@ pub(crate) fn shell(local_rank: usize, script: &str) -> WorkerPlan {
     // Under `nohup cargo test`, or `cargo test &` in a script, workers inherit ignored signals that a shell
     // cannot restore.
     let command = CommandLine::new("env", ["--default-signal", "sh", "-c", script]);
-    WorkerPlan::new(10 + local_rank, local_rank, command)
-        .with_environment(own_environment())
-        .with_line_prefix(format!("[default{local_rank}]:"))
+    let mut worker = WorkerPlan::new(10 + local_rank, local_rank, command);
+    worker.environment = own_environment();
+    worker.line_prefix = format!("[default{local_rank}]:");
+    worker
 }
 
 pub(crate) fn own_environment() -> Vec<(OsString, OsString)> {
@@ -34,9 +35,9 @@ pub(crate) fn own_environment() -> Vec<(OsString, OsString)> {
 /// Workers that run these scripts, with `$DIR` as a directory for files.
 pub(crate) fn shells(directory: &Path, scripts: &[&str]) -> Vec<WorkerPlan> {
     let workers = scripts.iter().enumerate().map(|(local_rank, script)| {
-        let mut environment = own_environment();
-        environment.push(("DIR".into(), directory.into()));
-        shell(local_rank, script).with_environment(environment)
+        let mut worker = shell(local_rank, script);
+        worker.environment.push(("DIR".into(), directory.into()));
+        worker
     });
     workers.collect()
 }
