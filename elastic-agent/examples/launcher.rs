@@ -7,7 +7,7 @@ use std::env;
 use std::error::Error;
 use std::process::ExitCode;
 
-use elastic_agent::{AgentOptions, CommandLine, Launcher, LauncherOptions, LogOptions};
+use elastic_agent::{AgentOptions, CommandLine, Launcher, LauncherOptions};
 use elastic_rendezvous::RendezvousParameters;
 
 const WORKERS: usize = 2;
@@ -22,7 +22,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     // The workers of this node, how often they are restarted, and the destination of their output.
     let mut agent = AgentOptions::new(CommandLine::new(program, words), WORKERS);
     agent.restarts.max_restarts = Some(3);
-    agent.logs = LogOptions::new().with_redirects("3".parse()?);
+    agent.logs.redirects = "3".parse()?;
 
     // Who takes part: one node, so that it is complete at once.
     let rendezvous = RendezvousParameters::new("c10d", endpoint, "example", 1, 1)?;

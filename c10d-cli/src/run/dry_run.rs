@@ -64,19 +64,19 @@ pub(super) fn text(plan: &RunPlan, is_host: bool) -> String {
     lines.add("command", command(plan).join(" "), None);
     lines.add("log dir", log_dir(plan), None);
     let logs = &agent.logs;
-    for (name, streams) in [("redirects", logs.redirects()), ("tee", logs.tee())] {
+    for (name, streams) in [("redirects", &logs.redirects), ("tee", &logs.tee)] {
         if !streams.is_empty() {
             lines.add(name, streams, None);
         }
     }
     if let Some(preload) = &agent.preload {
-        let how = match (preload.is_required(), preload.has_standbys()) {
+        let how = match (preload.is_required, preload.has_standbys) {
             (false, false) => "",
             (true, false) => ", required",
             (false, true) => ", with standbys",
             (true, true) => ", required, with standbys",
         };
-        let modules = preload.modules().join(",");
+        let modules = preload.modules.join(",");
         lines.add("preload", format!("{modules}{how}"), None);
     }
     let store_dir = plan.store_dir.as_ref();
@@ -137,10 +137,10 @@ pub(super) fn json(plan: &RunPlan, is_host: bool) -> Value {
         "run_id": parameters.run_id(),
         "workers": agent.local_world_size,
         "command": command(plan),
-        "preload": agent.preload.as_ref().map_or(&[][..], |preload| preload.modules()),
-        "log_dir": agent.logs.log_dir(),
-        "redirects": agent.logs.redirects().to_string(),
-        "tee": agent.logs.tee().to_string(),
+        "preload": agent.preload.as_ref().map_or(&[][..], |preload| &*preload.modules),
+        "log_dir": agent.logs.log_dir,
+        "redirects": agent.logs.redirects.to_string(),
+        "tee": agent.logs.tee.to_string(),
         "health_check": agent.health_check.as_ref().map(|it| it.command().to_string_lossy()),
         "restart_rules": rules.collect::<Value>(),
         "store_dir": plan.store_dir,
@@ -208,7 +208,7 @@ fn command(plan: &RunPlan) -> Vec<String> {
 }
 
 fn log_dir(plan: &RunPlan) -> String {
-    match plan.launcher.agent.logs.log_dir() {
+    match &plan.launcher.agent.logs.log_dir {
         Some(path) => path.display().to_string(),
         None => format!("a new directory in {}", std::env::temp_dir().display()),
     }

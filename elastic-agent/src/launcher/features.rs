@@ -256,8 +256,8 @@ fn make_debug_servers(
         "cannot prepare the workers' debug servers",
     ))?;
     servers.add_to(&mut builder.agent);
-    if let Some(preload) = builder.agent.preload.take() {
-        builder.agent.preload = Some(preload.with_hook(START_HOOK));
+    if let Some(preload) = &mut builder.agent.preload {
+        preload.hooks.push(START_HOOK.to_owned());
     }
     builder.debug_sockets = Some(servers.sockets().to_owned());
     Ok(Some(Box::new(servers)))

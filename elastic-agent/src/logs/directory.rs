@@ -126,7 +126,7 @@ impl LogDirectory {
 
     /// The parent of the job's directory, if it also belongs to the job.
     pub(crate) fn temporary_above(&self) -> Option<&Path> {
-        match self.options.log_dir() {
+        match self.options.log_dir.as_deref() {
             Some(_) => None,
             None => self.path()?.parent(),
         }
@@ -142,7 +142,7 @@ impl LogDirectory {
         if is_off(options) || !is_required(options) {
             return Ok(());
         }
-        let parent = match options.log_dir() {
+        let parent = match options.log_dir.as_deref() {
             Some(parent) => make_parents(parent)?,
             None => env::temp_dir(),
         };
@@ -164,7 +164,7 @@ impl LogDirectory {
             self.path = Some(path);
             return;
         }
-        if self.options.log_dir().is_none()
+        if self.options.log_dir.is_none()
             && let Some(temporary) = path.parent()
         {
             remove_if_empty(temporary);
@@ -261,7 +261,7 @@ impl LogDirectory {
         let path = match self.path.take() {
             Some(path) => path,
             None => {
-                let parent = match self.options.log_dir() {
+                let parent = match self.options.log_dir.as_deref() {
                     Some(parent) => make_parents(parent)?,
                     None => make_random(&env::temp_dir(), TEMPORARY)?,
                 };
@@ -277,12 +277,12 @@ impl LogDirectory {
 }
 
 fn is_off(options: &LogOptions) -> bool {
-    options.log_dir() == Some(Path::new("/dev/null"))
+    options.log_dir.as_deref() == Some(Path::new("/dev/null"))
 }
 
 /// Whether the options require files.
 fn is_required(options: &LogOptions) -> bool {
-    options.log_dir().is_some() || options.has_output()
+    options.log_dir.is_some() || options.has_output()
 }
 
 fn directories_in(path: &Path) -> impl Iterator<Item = PathBuf> {
@@ -386,10 +386,12 @@ mod tests {
     use crate::logs::{StreamMap, Streams};
 
     fn options(log_dir: &Path) -> LogOptions {
-        LogOptions::new()
-            .with_log_dir(log_dir)
-            .with_tee(StreamMap::All(Streams::BOTH))
-            .with_stdout_filters(["loss".to_owned()])
+        LogOptions {
+            log_dir: Some(log_dir.to_owned()),
+            tee: StreamMap::All(Streams::BOTH),
+            stdout_filters: vec!["loss".to_owned()],
+            ..LogOptions::default()
+        }
     }
 
     #[test]
@@ -499,7 +501,7 @@ mod tests {
         fs::write(&file, "").unwrap();
         let error = LogDirectory::check(&options(&file)).unwrap_err();
         assert_eq!(error.path, file);
-        LogDirectory::check(&LogOptions::new().with_log_dir("/dev/null")).unwrap();
+        LogDirectory::check(&options(Path::new("/dev/null"))).unwrap();
     }
 
     #[test]

@@ -191,89 +191,35 @@ impl WorkerLogs {
     }
 }
 
-/// The options for the destinations of the output of a job's workers.
+/// The options for the destinations of the output of a job's workers. The defaults are PyTorch's: all output to the console,
+/// error files in a new temporary directory.
 ///
 /// ```
 /// use elastic_agent::{LogOptions, StreamMap, Streams};
 ///
-/// let options = LogOptions::new()
-///     .with_log_dir("/var/log/job")
-///     .with_tee(StreamMap::All(Streams::BOTH));
+/// let mut options = LogOptions::default();
+/// options.log_dir = Some("/var/log/job".into());
+/// options.tee = StreamMap::All(Streams::BOTH);
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[must_use]
+#[non_exhaustive]
 pub struct LogOptions {
-    log_dir: Option<PathBuf>,
-    redirects: StreamMap,
-    tee: StreamMap,
-    local_ranks_filter: BTreeSet<usize>,
-    pub(super) stdout_filters: Vec<String>,
-    pub(super) stderr_filters: Vec<String>,
+    /// The directory for the logs, created if missing. By default a new temporary one. `/dev/null` means no files.
+    pub log_dir: Option<PathBuf>,
+    /// The streams that go to files instead of the console. None by default.
+    pub redirects: StreamMap,
+    /// The streams that go to files, and to the console with a prefix. None by default.
+    pub tee: StreamMap,
+    /// The only workers whose output is shown, by local rank. Empty, the default, shows all.
+    pub local_ranks_filter: BTreeSet<usize>,
+    /// The texts whose lines of tee'd standard output are also written to `filtered_stdout.log`. Empty by default.
+    pub stdout_filters: Vec<String>,
+    /// The texts whose lines of tee'd standard error are also written to `filtered_stderr.log`. Empty by default.
+    pub stderr_filters: Vec<String>,
 }
 
 impl LogOptions {
-    /// PyTorch's defaults: all output to the console, error files in a new temporary directory.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// The directory for the logs, created if missing. By default a new temporary one. `/dev/null` means
-    /// no files.
-    pub fn with_log_dir(mut self, path: impl Into<PathBuf>) -> Self {
-        self.log_dir = Some(path.into());
-        self
-    }
-
-    /// The streams that go to files instead of the console. None by default.
-    pub fn with_redirects(mut self, streams: StreamMap) -> Self {
-        self.redirects = streams;
-        self
-    }
-
-    /// The streams that go to files, and to the console with a prefix. None by default.
-    pub fn with_tee(mut self, streams: StreamMap) -> Self {
-        self.tee = streams;
-        self
-    }
-
-    /// The only workers whose output is shown, by local rank. Empty, the default, shows all.
-    pub fn with_local_ranks_filter(mut self, ranks: impl IntoIterator<Item = usize>) -> Self {
-        self.local_ranks_filter = ranks.into_iter().collect();
-        self
-    }
-
-    /// Also writes lines of tee'd standard output that contain one of these texts to
-    /// `filtered_stdout.log`. None by default.
-    pub fn with_stdout_filters(mut self, texts: impl IntoIterator<Item = String>) -> Self {
-        self.stdout_filters = texts.into_iter().collect();
-        self
-    }
-
-    /// Also writes lines of tee'd standard error that contain one of these texts to `filtered_stderr.log`. None by
-    /// default.
-    pub fn with_stderr_filters(mut self, texts: impl IntoIterator<Item = String>) -> Self {
-        self.stderr_filters = texts.into_iter().collect();
-        self
-    }
-
-    /// The directory for the logs; `None` for a new temporary one.
-    #[must_use]
-    pub fn log_dir(&self) -> Option<&Path> {
-        self.log_dir.as_deref()
-    }
-
-    /// The streams that go to files instead of the console.
-    #[must_use]
-    pub const fn redirects(&self) -> &StreamMap {
-        &self.redirects
-    }
-
-    /// The streams that go to files and to the console.
-    #[must_use]
-    pub const fn tee(&self) -> &StreamMap {
-        &self.tee
-    }
-
     /// Whether output of any worker goes to a file.
     pub(super) fn has_output(&self) -> bool {
         !self.redirects.is_empty() || !self.tee.is_empty()
@@ -367,10 +313,12 @@ mod tests {
     use super::*;
 
     fn route(redirects: &str, tee: &str, filter: &[usize]) -> (Destination, Destination) {
-        let options = LogOptions::new()
-            .with_redirects(redirects.parse().unwrap())
-            .with_tee(tee.parse().unwrap())
-            .with_local_ranks_filter(filter.iter().copied());
+        let options = LogOptions {
+            redirects: redirects.parse().unwrap(),
+            tee: tee.parse().unwrap(),
+            local_ranks_filter: filter.iter().copied().collect(),
+            ..LogOptions::default()
+        };
         let logs = options.route(1, Some(Path::new("/d")));
         assert_eq!(logs.error_file, Some("/d/error.json".into()));
         (logs.stdout, logs.stderr)
@@ -407,9 +355,11 @@ mod tests {
 
     #[test]
     fn without_a_directory_nothing_goes_to_files() {
-        let options = LogOptions::new()
-            .with_redirects(StreamMap::All(Streams::BOTH))
-            .with_tee(StreamMap::All(Streams::BOTH));
+        let options = LogOptions {
+            redirects: StreamMap::All(Streams::BOTH),
+            tee: StreamMap::All(Streams::BOTH),
+            ..LogOptions::default()
+        };
         assert_eq!(options.route(0, None), WorkerLogs::CONSOLE);
     }
 

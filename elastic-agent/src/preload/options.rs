@@ -28,11 +28,19 @@ use crate::command_line::CommandLine;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
+#[non_exhaustive]
 pub struct PreloadOptions {
-    pub(super) modules: Vec<String>,
-    pub(crate) is_required: bool,
-    pub(super) has_standbys: bool,
-    pub(super) hooks: Vec<String>,
+    /// The modules, in the order of their imports.
+    pub modules: Vec<String>,
+    /// Whether it is an error that workers cannot be forked. Off by default: they start as fresh interpreters then,
+    /// with a warning.
+    pub is_required: bool,
+    /// Whether workers are forked ahead of their start, which saves the time of the forks. Off by default: each takes
+    /// about 2 MB of memory while it waits.
+    pub has_standbys: bool,
+    /// Functions that each worker calls before its script if their module is loaded, as `module:function`: for modules
+    /// that read a worker's variables when they are imported. Empty by default.
+    pub hooks: Vec<String>,
 }
 
 impl PreloadOptions {
@@ -44,45 +52,6 @@ impl PreloadOptions {
             has_standbys: false,
             hooks: Vec::new(),
         }
-    }
-
-    /// Whether it is an error that workers cannot be forked. Off by default: they start as fresh interpreters then,
-    /// with a warning.
-    pub const fn with_required(mut self, is_required: bool) -> Self {
-        self.is_required = is_required;
-        self
-    }
-
-    /// Whether workers are forked ahead of their start, which saves the time of the forks. Off by default: each takes
-    /// about 2 MB of memory while it waits.
-    pub const fn with_standbys(mut self, has_standbys: bool) -> Self {
-        self.has_standbys = has_standbys;
-        self
-    }
-
-    /// A function that each worker calls before its script if the module is loaded, as `module:function`: for modules
-    /// that read a worker's variables when they are imported.
-    pub fn with_hook(mut self, hook: impl Into<String>) -> Self {
-        self.hooks.push(hook.into());
-        self
-    }
-
-    /// The modules, in the order of their imports.
-    #[must_use]
-    pub fn modules(&self) -> &[String] {
-        &self.modules
-    }
-
-    /// Whether it is an error that workers cannot be forked.
-    #[must_use]
-    pub const fn is_required(&self) -> bool {
-        self.is_required
-    }
-
-    /// Whether workers are forked ahead of their start.
-    #[must_use]
-    pub const fn has_standbys(&self) -> bool {
-        self.has_standbys
     }
 
     /// The plan of a template for workers that run `command`.

@@ -273,8 +273,9 @@ mod tests {
     #[test]
     fn the_configuration_has_lists_with_their_lengths() {
         let command = CommandLine::new("python3", ["-u", "train.py"]);
-        let plan = PreloadOptions::new(["torch", "numpy"])
-            .with_hook("a:b")
+        let mut options = PreloadOptions::new(["torch", "numpy"]);
+        options.hooks.push("a:b".to_owned());
+        let plan = options
             .plan(&command, 1, Vec::new(), vec!["RANK".to_owned()])
             .unwrap();
         assert_eq!(

@@ -311,9 +311,9 @@ fn an_error_file_explains_a_failure() {
 #[test]
 fn a_group_writes_to_the_directory_of_its_round() {
     let folder = tempfile::tempdir().unwrap();
-    let options = LogOptions::new()
-        .with_log_dir(folder.path())
-        .with_redirects(StreamMap::All(Streams::BOTH));
+    let mut options = LogOptions::default();
+    options.log_dir = Some(folder.path().to_owned());
+    options.redirects = StreamMap::All(Streams::BOTH);
     let mut logs = LogDirectory::new(options, "job");
     for round in 0..2 {
         let files = logs.start_round(0, 1).unwrap();

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use clap::Args;
-use elastic_agent::{LauncherOptions, LogOptions, StreamMap, StreamMapError, parse_line_filters};
+use elastic_agent::{LauncherOptions, StreamMap, StreamMapError, parse_line_filters};
 
 use super::arguments::{Parsed, Read, Surroundings};
 use super::error::{Refusal, UsageError};
@@ -65,16 +65,13 @@ impl OutputArgs {
             .filter(|template| !template.is_empty())
             .or_else(|| (surroundings.variable)("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"));
         launcher.agent.line_prefix_template = template.filter(|template| !template.is_empty());
-        let logs = LogOptions::new()
-            .with_redirects(self.redirects.value()?)
-            .with_tee(self.tee.value()?)
-            .with_local_ranks_filter(self.local_ranks_filter.value()?)
-            .with_stdout_filters(self.duplicate_stdout_filters.value()?)
-            .with_stderr_filters(self.duplicate_stderr_filters.value()?);
-        launcher.agent.logs = match self.log_dir.value()? {
-            Some(directory) => logs.with_log_dir(directory),
-            None => logs,
-        };
+        let logs = &mut launcher.agent.logs;
+        logs.log_dir = self.log_dir.value()?;
+        logs.redirects = self.redirects.value()?;
+        logs.tee = self.tee.value()?;
+        logs.local_ranks_filter = self.local_ranks_filter.value()?;
+        logs.stdout_filters = self.duplicate_stdout_filters.value()?;
+        logs.stderr_filters = self.duplicate_stderr_filters.value()?;
         Ok(())
     }
 }

@@ -184,9 +184,9 @@ impl PreloadArgs {
                 Ok(())
             }
             Entrypoint::Script(_) | Entrypoint::Module(_) => {
-                let preload = PreloadOptions::new(modules)
-                    .with_required(self.preload_required)
-                    .with_standbys(self.preload_standby);
+                let mut preload = PreloadOptions::new(modules);
+                preload.is_required = self.preload_required;
+                preload.has_standbys = self.preload_standby;
                 agent.preload = Some(preload);
                 Ok(())
             }

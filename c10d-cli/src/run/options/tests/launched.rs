@@ -63,13 +63,13 @@ fn a_script_alone_has_torchruns_defaults() {
 #[test]
 fn other_options_are_parsed_as_by_torchrun() {
     let variables = [("OMP_NUM_THREADS", "")];
-    let logs = LogOptions::new()
-        .with_log_dir("/l")
-        .with_redirects(StreamMap::All(Streams::BOTH))
-        .with_tee("0:1".parse().unwrap())
-        .with_local_ranks_filter([0, 2])
-        .with_stdout_filters(["a,b".to_owned(), "c".to_owned()])
-        .with_stderr_filters(["-e".to_owned()]);
+    let mut logs = LogOptions::default();
+    logs.log_dir = Some("/l".into());
+    logs.redirects = StreamMap::All(Streams::BOTH);
+    logs.tee = "0:1".parse().unwrap();
+    logs.local_ranks_filter = [0, 2].into();
+    logs.stdout_filters = vec!["a,b".to_owned(), "c".to_owned()];
+    logs.stderr_filters = vec!["-e".to_owned()];
     let expected = launcher(|it| {
         it.agent.local_world_size = 2;
         it.agent.role = "eval".to_owned();
@@ -89,9 +89,11 @@ fn other_options_are_parsed_as_by_torchrun() {
     assert_launches(line, &variables, expected);
     assert_eq!(plan(line, &variables).warning_texts(), Vec::<String>::new());
 
-    let logs = LogOptions::new().with_redirects("3".parse().unwrap());
-    let logs = logs.with_tee("1".parse().unwrap());
-    assert_launches("-r3 -t=1 s.py", &[], agent(|it| it.logs = logs));
+    let logs = agent(|it| {
+        it.logs.redirects = "3".parse().unwrap();
+        it.logs.tee = "1".parse().unwrap();
+    });
+    assert_launches("-r3 -t=1 s.py", &[], logs);
     assert_launches(
         "--local-addr= --local-ranks-filter= --log-dir= --signals-to-handle= --log-line-prefix-template= s.py",
         &[],
@@ -104,7 +106,7 @@ fn variables_are_defaults_of_these_options_too() {
     let expected = launcher(|it| {
         it.agent.restarts.max_restarts = Some(2);
         it.agent.role = "z".to_owned();
-        it.agent.logs = LogOptions::new().with_tee("3".parse().unwrap());
+        it.agent.logs.tee = "3".parse().unwrap();
         it.agent.has_virtual_local_rank = true;
         it.rendezvous = rendezvous().with_local_addr("q");
     });
@@ -170,7 +172,9 @@ fn preloaded_modules_come_from_the_option_or_its_variable() {
         ("PET_PRELOAD", "torch,torch._dynamo"),
         ("PET_PRELOAD_REQUIRED", "1"),
     ];
-    let required = expected.with_required(true).with_standbys(true);
+    let mut required = expected;
+    required.is_required = true;
+    required.has_standbys = true;
     assert_launches(
         "--preload_standby s.py",
         &variables,
