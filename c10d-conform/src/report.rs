@@ -38,7 +38,7 @@ impl Report {
         self.failed().next().is_none()
     }
 
-    /// The outcomes, in the order of the cases.
+    /// Returns the outcomes, in the order of the cases.
     #[must_use]
     pub fn outcomes(&self) -> &[Outcome] {
         &self.outcomes

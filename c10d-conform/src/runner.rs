@@ -62,7 +62,7 @@ pub struct ServerRun {
 }
 
 impl ServerRun {
-    /// A run that compares the server at `target` with the server of `column`. Connects to nothing yet.
+    /// Creates a run that compares the server at `target` with the server of `column`. Connects to nothing yet.
     pub fn new(target: HostPort, column: Column) -> Self {
         Self {
             target,

@@ -100,7 +100,7 @@ impl Verdict {
         matches!(self, Self::Same | Self::Fixed | Self::NotAsked { .. })
     }
 
-    /// The name of the variant, for a table.
+    /// Returns the name of the variant, for a table.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -113,7 +113,7 @@ impl Verdict {
         }
     }
 
-    /// A sentence for a case that did not pass. `who` is the name of the server whose answers are expected.
+    /// Returns a sentence for a case that did not pass. `who` is the name of the server whose answers are expected.
     #[must_use]
     pub fn sentence(&self, who: &str) -> String {
         match self {

@@ -26,7 +26,7 @@ impl Attempt {
         Self((u64::from(nonce.0) << 32) | u64::from(count))
     }
 
-    /// The attempt of a `uuid`; `None` if it has more than 63 bits.
+    /// Returns the attempt of a `uuid`; `None` if it has more than 63 bits.
     pub const fn from_uuid(uuid: u64) -> Option<Self> {
         if uuid >> 63 == 0 {
             Some(Self(uuid))
@@ -35,12 +35,12 @@ impl Attempt {
         }
     }
 
-    /// The number that torch calls `uuid`. It fits into 63 bits.
+    /// Returns the number that torch calls `uuid`. It fits into 63 bits.
     pub const fn uuid(self) -> u64 {
         self.0
     }
 
-    /// The number of attempts that the service had made, including this one.
+    /// Returns the number of attempts that the service had made, including this one.
     pub const fn count(self) -> u32 {
         #[expect(clippy::cast_possible_truncation, reason = "the low half")]
         {
@@ -53,7 +53,8 @@ impl Attempt {
         self.0 >> 32 == other.0 >> 32
     }
 
-    /// Whether this attempt is over when `other` is: it is not later than `other`, and of the same run of a service.
+    /// Returns whether this attempt is over when `other` is: it is not later than `other`, and of the same run of a
+    /// service.
     pub const fn is_over_with(self, other: Self) -> bool {
         self.has_nonce_of(other) && self.0 <= other.0
     }

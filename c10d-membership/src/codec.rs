@@ -251,7 +251,7 @@ pub fn decode_reply(
     }
 }
 
-/// The list that a reply needs.
+/// Returns the list that a reply needs.
 pub const fn list_of(reply: &Reply) -> Option<&Arc<Record>> {
     match reply {
         Reply::Event(_, Event::Call { record, .. } | Event::Commit { record }) => Some(record),

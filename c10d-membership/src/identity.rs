@@ -21,7 +21,7 @@ pub struct MemberKey {
 }
 
 impl MemberKey {
-    /// The process that has `id` for the `incarnation`th time.
+    /// Returns the key of the process that has `id` for the `incarnation`th time.
     pub const fn new(id: u64, incarnation: u64) -> Self {
         Self {
             id: MemberId(id),

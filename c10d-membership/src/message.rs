@@ -61,14 +61,15 @@ pub enum Message {
 }
 
 impl Message {
-    /// The message of a member that has done its last step of this generation. It has the form of a boundary that is
-    /// not used by a step: release 0.2 answers it with [`Reply::Proceed`], and this one with [`Reply::Accepted`].
+    /// Returns the message of a member that has done its last step of this generation. It has the form of a boundary
+    /// that is not used by a step: release 0.2 answers it with [`Reply::Proceed`], and this one with
+    /// [`Reply::Accepted`].
     pub const fn finished(generation: Attempt) -> Self {
         let step = u64::MAX;
         Self::Boundary { generation, step }
     }
 
-    /// The number of the last event that a poll names; `None` if the message is answered at once.
+    /// Returns the number of the last event that a poll names; `None` if the message is answered at once.
     pub const fn polls_after(&self) -> Option<EventNumber> {
         match self {
             Self::Poll { after, .. } | Self::PollFinished { after, .. } => Some(*after),

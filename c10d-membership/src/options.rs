@@ -54,7 +54,7 @@ pub struct GroupOptions {
 }
 
 impl GroupOptions {
-    /// The default options, for generations of at least `size_min` members (at least 1).
+    /// Creates the default options, for generations of at least `size_min` members (at least 1).
     pub fn new(size_min: usize) -> Self {
         let size_min = size_min.max(1);
         Self {

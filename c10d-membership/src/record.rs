@@ -63,7 +63,7 @@ impl Record {
         }
     }
 
-    /// The rank of a member: its position. Takes time in the order of the list's length.
+    /// Returns the rank of a member: its position. Takes time in the order of the list's length.
     pub fn rank_of(&self, member: MemberKey) -> Option<usize> {
         self.seats.iter().position(|seat| seat.member == member)
     }

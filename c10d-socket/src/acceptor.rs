@@ -219,7 +219,7 @@ impl<K: Copy> Acceptor<K> {
         is_listener
     }
 
-    /// Whether connections may be queued for which no further event will arrive.
+    /// Returns whether connections may be queued for which no further event will arrive.
     #[must_use]
     pub fn has_ready(&self) -> bool {
         !self.ready.is_empty() || !self.ready_later.is_empty()
@@ -318,7 +318,8 @@ impl<K: Copy> Acceptor<K> {
         self.unproven.handshake_begun(key, stage)
     }
 
-    /// Whether a handshake with this address may begin: fewer than 64 handshakes of the address have failed lately.
+    /// Returns whether a handshake with this address may begin: fewer than 64 handshakes of the address have failed
+    /// lately.
     #[must_use]
     pub fn is_handshake_allowed(&self, address: IpAddr, now: Instant) -> bool {
         self.strangers.may_try(address, now)
@@ -340,7 +341,7 @@ impl<K: Copy> Acceptor<K> {
         self.line(peer.ip(), &format_args!("refused {peer}: {reason}"), now)
     }
 
-    /// The number of refused peers.
+    /// Returns the number of refused peers.
     #[must_use]
     pub const fn refused(&self) -> u64 {
         self.refused

@@ -40,13 +40,13 @@ impl HostPort {
         }
     }
 
-    /// The host, without brackets.
+    /// Returns the host, without brackets.
     #[must_use]
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// The port, 0 for any.
+    /// Returns the port, 0 for any.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
@@ -140,7 +140,7 @@ enum Reason {
     UnclosedBracket,
 }
 
-/// Whether `host` is a loopback address (127.0.0.0/8, also mapped into IPv6, or `::1`) or the name
+/// Returns whether `host` is a loopback address (127.0.0.0/8, also mapped into IPv6, or `::1`) or the name
 /// `localhost` in any case.
 ///
 /// Decides by the text, without a lookup: `false` does not mean that `host` is another machine.

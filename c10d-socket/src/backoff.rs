@@ -37,7 +37,7 @@ impl Backoff {
         }
     }
 
-    /// The delay before the next retry.
+    /// Returns the delay before the next retry.
     pub fn next_delay(&mut self) -> Duration {
         let interval = self.interval;
         self.interval = scaled(interval, self.options.factor).min(self.options.max);
@@ -73,8 +73,8 @@ pub struct BackoffOptions {
 }
 
 impl BackoffOptions {
-    /// The first interval. Default 20 ms: workers start together, so the server usually listens
-    /// soon, and PyTorch's first wait of 500 ms would dominate the start-up time.
+    /// Sets the first interval. Default 20 ms: workers start together, so the server usually listens soon, and
+    /// PyTorch's first wait of 500 ms would dominate the start-up time.
     ///
     /// # Panics
     /// If `first` is zero: the intervals would stay zero and the retries spin.
@@ -85,8 +85,8 @@ impl BackoffOptions {
         self
     }
 
-    /// The factor from one interval to the next. Default 1.5, like PyTorch: a client then connects at most about 50 %
-    /// later than it could have.
+    /// Sets the factor from one interval to the next. Default 1.5, like PyTorch: a client then connects at most about
+    /// 50 % later than it could have.
     ///
     /// # Panics
     /// If `factor` is below 1 or not finite.
@@ -100,9 +100,8 @@ impl BackoffOptions {
         self
     }
 
-    /// The longest interval; also caps the first one. Default 5 s (PyTorch: 60 s): a thousand
-    /// waiting clients then make 200 connection attempts a second, and find a server that starts
-    /// late within seconds.
+    /// Sets the longest interval; also caps the first one. Default 5 s (PyTorch: 60 s): a thousand waiting clients
+    /// then make 200 connection attempts a second, and find a server that starts late within seconds.
     ///
     /// # Panics
     /// If `max` is zero.
@@ -113,7 +112,7 @@ impl BackoffOptions {
         self
     }
 
-    /// The jitter, as a fraction of the interval: a delay is uniform in `interval * (1 - jitter)` to
+    /// Sets the jitter, as a fraction of the interval: a delay is uniform in `interval * (1 - jitter)` to
     /// `interval * (1 + jitter)`. Default 0.5, like PyTorch.
     ///
     /// # Panics

@@ -92,7 +92,7 @@ impl Piece {
 }
 
 impl SendBuf {
-    /// An empty buffer. Allocates nothing.
+    /// Creates an empty buffer. Allocates nothing.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -172,7 +172,7 @@ impl SendBuf {
         rest.pieces.push_back(Piece::Shared { bytes, sent: start });
     }
 
-    /// The shared pieces that are not completely sent, in their order.
+    /// Returns the shared pieces that are not completely sent, in their order.
     pub fn shared(&self) -> impl Iterator<Item = &Arc<Vec<u8>>> {
         let pieces = self.rest.iter().flat_map(|rest| &rest.pieces);
         pieces.filter_map(|piece| match piece {

@@ -164,7 +164,8 @@ pub struct Watch<'c> {
 }
 
 impl Watch<'_> {
-    /// Whether to [ask](Self::ask) before waiting: the first time, and after a wake. Cheap, and allowed under a lock.
+    /// Returns whether to [ask](Self::ask) before waiting: the first time, and after a wake. Cheap, and allowed under
+    /// a lock.
     ///
     /// A waker whose thread waits on a condition variable takes the lock of the condition before it notifies. Then a
     /// thread that has found nothing due under this lock misses no wake.

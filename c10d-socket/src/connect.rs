@@ -32,20 +32,20 @@ pub struct ConnectOptions {
 }
 
 impl ConnectOptions {
-    /// The most rounds of attempts, at least 1. Default: only the deadline limits them. One round suits a client
+    /// Sets the most rounds of attempts, at least 1. Default: only the deadline limits them. One round suits a client
     /// whose server was reachable a moment ago: a refusal then means that the server stopped.
     pub fn with_rounds_max(mut self, rounds: u64) -> Self {
         self.rounds_max = Some(rounds.max(1));
         self
     }
 
-    /// The delays between rounds of attempts. Default [`BackoffOptions::default`].
+    /// Sets the delays between rounds of attempts. Default [`BackoffOptions::default`].
     pub fn with_backoff(mut self, backoff: BackoffOptions) -> Self {
         self.backoff = backoff;
         self
     }
 
-    /// The TCP options of the connection. Default [`SocketOptions::default`].
+    /// Sets the TCP options of the connection. Default [`SocketOptions::default`].
     pub fn with_socket_options(mut self, socket: SocketOptions) -> Self {
         self.socket = socket;
         self

@@ -34,31 +34,31 @@ impl Deadline {
         Self(timeout.into().and_then(|timeout| now.checked_add(timeout)))
     }
 
-    /// A deadline at this instant.
+    /// Creates a deadline at this instant.
     #[must_use]
     pub const fn at(instant: Instant) -> Self {
         Self(Some(instant))
     }
 
-    /// The instant; `None` for [`Deadline::NEVER`].
+    /// Returns the instant; `None` for [`Deadline::NEVER`].
     #[must_use]
     pub const fn instant(self) -> Option<Instant> {
         self.0
     }
 
-    /// The remaining time: zero once it has passed, `None` for [`Deadline::NEVER`].
+    /// Returns the remaining time: zero once it has passed, `None` for [`Deadline::NEVER`].
     #[must_use]
     pub fn remaining(self, now: Instant) -> Option<Duration> {
         self.0.map(|at| at.saturating_duration_since(now))
     }
 
-    /// Whether the deadline is at or before `now`.
+    /// Returns whether the deadline is at or before `now`.
     #[must_use]
     pub fn has_passed(self, now: Instant) -> bool {
         self.0.is_some_and(|at| at <= now)
     }
 
-    /// The later of two deadlines.
+    /// Returns the later of two deadlines.
     #[must_use]
     pub fn at_least(self, other: Self) -> Self {
         match (self.0, other.0) {
@@ -67,7 +67,7 @@ impl Deadline {
         }
     }
 
-    /// The earlier of two deadlines.
+    /// Returns the earlier of two deadlines.
     #[must_use]
     pub fn min(self, other: Self) -> Self {
         match (self.0, other.0) {

@@ -42,21 +42,21 @@ impl ConnectError {
         Self(Box::new(parts))
     }
 
-    /// Whether the deadline stopped the attempts, so that a longer timeout might help. Otherwise no address was
-    /// usable, and an immediate retry will not help.
+    /// Returns whether the deadline stopped the attempts, so that a longer timeout might help. Otherwise no address
+    /// was usable, and an immediate retry will not help.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
         self.0.reason == GaveUp::TimedOut
     }
 
-    /// Whether a [`Cancel`](crate::Cancel) interrupted the attempts.
+    /// Returns whether a [`Cancel`](crate::Cancel) interrupted the attempts.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.0.reason == GaveUp::Cancelled
     }
 
-    /// Whether the machine refused the connection or closed it after accepting: no server runs there
-    /// at the moment.
+    /// Returns whether the machine refused the connection or closed it after accepting: no server runs there at the
+    /// moment.
     #[must_use]
     pub fn is_refused(&self) -> bool {
         self.0.failures.iter().any(|failure| {
@@ -69,19 +69,19 @@ impl ConnectError {
         })
     }
 
-    /// The host and port of the server.
+    /// Returns the host and port of the server.
     #[must_use]
     pub fn target(&self) -> &HostPort {
         &self.0.target
     }
 
-    /// The time from the start to the failure.
+    /// Returns the time from the start to the failure.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.0.elapsed
     }
 
-    /// The time from the start to the deadline; `None` without a deadline.
+    /// Returns the time from the start to the deadline; `None` without a deadline.
     #[must_use]
     pub fn limit(&self) -> Option<Duration> {
         self.0.limit
@@ -106,7 +106,7 @@ impl ConnectError {
         self
     }
 
-    /// The number of rounds; a round is a name lookup and an attempt on each address.
+    /// Returns the number of rounds; a round is a name lookup and an attempt on each address.
     #[must_use]
     pub fn rounds(&self) -> u64 {
         self.0.rounds
@@ -163,7 +163,7 @@ pub struct DialFailure {
 }
 
 impl DialFailure {
-    /// The step that failed.
+    /// Returns the step that failed.
     #[must_use]
     pub fn stage(&self) -> DialStage {
         self.stage
@@ -175,7 +175,7 @@ impl DialFailure {
         self.count
     }
 
-    /// The latest error of this step.
+    /// Returns the latest error of this step.
     #[must_use]
     pub fn error(&self) -> &io::Error {
         &self.error
@@ -255,7 +255,7 @@ pub enum ListenError {
 crate::debug_as_display!(ListenError);
 
 impl ListenError {
-    /// Whether another socket uses the port.
+    /// Returns whether another socket uses the port.
     #[must_use]
     pub fn is_address_in_use(&self) -> bool {
         match self {

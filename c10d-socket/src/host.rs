@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use crate::sys;
 
-/// The name that this host has for itself, often without a domain: what `hostname` prints and PyTorch's workers publish.
-/// Empty on a host without a name. Does no lookup.
+/// Returns the name that this host has for itself, often without a domain: what `hostname` prints and PyTorch's
+/// workers publish. Empty on a host without a name. Does no lookup.
 ///
 /// ```
 /// println!("on {}", c10d_socket::host_name());

@@ -44,7 +44,7 @@ impl ListenOptions {
         self
     }
 
-    /// The port. Default 0: the system picks one port for all addresses.
+    /// Sets the port. Default 0: the system picks one port for all addresses.
     pub fn with_port(mut self, port: u16) -> Self {
         self.port = port;
         self
@@ -56,8 +56,8 @@ impl ListenOptions {
         self
     }
 
-    /// The TCP options of accepted connections; see [`configure_accepted`](crate::configure_accepted).
-    /// Default [`SocketOptions::default`].
+    /// Sets the TCP options of accepted connections; see [`configure_accepted`](crate::configure_accepted). Default
+    /// [`SocketOptions::default`].
     pub fn with_socket_options(mut self, socket: SocketOptions) -> Self {
         self.socket = socket;
         self

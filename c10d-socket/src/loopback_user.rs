@@ -34,7 +34,7 @@ pub fn loopback_user(local: SocketAddr, peer: SocketAddr) -> io::Result<Option<u
     query(local, peer)
 }
 
-/// The user id of this process.
+/// Returns the user id of this process.
 #[must_use]
 pub fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()

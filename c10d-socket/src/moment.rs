@@ -39,7 +39,8 @@ impl Moment {
         }
     }
 
-    /// The moment at which the clock without suspensions shows `awake`, and the clock with suspensions `time`.
+    /// Returns the moment at which the clock without suspensions shows `awake`, and the clock with suspensions
+    /// `time`.
     #[must_use]
     pub const fn from_clocks(awake: Duration, time: Duration) -> Self {
         let asleep = time.saturating_sub(awake);
@@ -56,7 +57,7 @@ impl Moment {
         (self.time, self.asleep)
     }
 
-    /// Whether this moment is earlier.
+    /// Returns whether this moment is earlier.
     #[must_use]
     pub fn is_before(self, other: Self) -> bool {
         self.time < other.time

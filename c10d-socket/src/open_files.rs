@@ -45,7 +45,7 @@ pub fn restore_file_limit(command: &mut Command) {
     }
 }
 
-/// The soft limit on open files of this process; `None` if there is none.
+/// Returns the soft limit on open files of this process; `None` if there is none.
 #[must_use]
 pub fn file_limit() -> Option<u64> {
     getrlimit(Resource::Nofile).current

@@ -24,9 +24,9 @@ pub struct SocketOptions {
 }
 
 impl SocketOptions {
-    /// TCP keepalive of idle connections; `None` turns it off. Default on: otherwise a peer that vanished without
-    /// closing (power cut, lost network) stays connected forever, and the server keeps its memory for it. PyTorch
-    /// does not set it.
+    /// Sets the TCP keepalive of idle connections; `None` turns it off. Default on: otherwise a peer that vanished
+    /// without closing (power cut, lost network) stays connected forever, and the server keeps its memory for it.
+    /// PyTorch does not set it.
     pub fn with_keep_alive(mut self, keep_alive: Option<KeepAlive>) -> Self {
         self.keep_alive = keep_alive;
         self
@@ -98,14 +98,14 @@ pub struct KeepAlive {
 }
 
 impl KeepAlive {
-    /// The idle time before the first probe. Default 60 s: less than the few minutes after which common
-    /// load balancers and NAT gateways drop an idle connection, at the cost of one packet a minute.
+    /// Sets the idle time before the first probe. Default 60 s: less than the few minutes after which common load
+    /// balancers and NAT gateways drop an idle connection, at the cost of one packet a minute.
     pub fn with_idle(mut self, idle: Duration) -> Self {
         self.idle = idle;
         self
     }
 
-    /// The time between probes. Default 10 s: enough for a network path to be rerouted.
+    /// Sets the time between probes. Default 10 s: enough for a network path to be rerouted.
     pub fn with_interval(mut self, interval: Duration) -> Self {
         self.interval = interval;
         self

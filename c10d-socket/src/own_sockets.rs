@@ -61,7 +61,7 @@ impl OwnConnections {
         self.inodes.extend(others.inodes);
     }
 
-    /// The number of connections in the set.
+    /// Returns the number of connections in the set.
     pub fn count(&self) -> usize {
         self.inodes.len()
     }

@@ -11,7 +11,7 @@ use std::fmt::{self, Write};
 /// The mark at the place where the limit cuts a text off.
 const CUT: char = '…';
 
-/// Text that others wrote, in at most `chars_max` characters that a terminal shows one after the other.
+/// Returns text that others wrote, in at most `chars_max` characters that a terminal shows one after the other.
 ///
 /// - Characters that are not [printable](is_printable) become escapes, such as `\n` and `\u{1b}`; bytes that are not
 ///   UTF-8 become `\xNN`. All other text stays as it is. Backslashes are not doubled: the result is for people.

@@ -22,7 +22,7 @@ static THIS: AtomicU64 = AtomicU64::new(0);
 pub struct Process(u64);
 
 impl Process {
-    /// The calling process.
+    /// Returns the calling process.
     #[must_use]
     pub fn this() -> Self {
         match THIS.load(Ordering::Relaxed) {
@@ -31,7 +31,7 @@ impl Process {
         }
     }
 
-    /// Whether this is the calling process.
+    /// Returns whether this is the calling process.
     #[must_use]
     pub fn is_this(self) -> bool {
         self.check().is_ok()

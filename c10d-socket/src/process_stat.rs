@@ -51,13 +51,13 @@ impl ProcessStat {
         })
     }
 
-    /// Whether the process no longer runs: it waits to be reaped, or no longer exists.
+    /// Returns whether the process no longer runs: it waits to be reaped, or no longer exists.
     #[must_use]
     pub const fn has_ended(&self) -> bool {
         matches!(self.state, 'Z' | 'X' | 'x')
     }
 
-    /// Whether a signal or a debugger has stopped it.
+    /// Returns whether a signal or a debugger has stopped it.
     #[must_use]
     pub const fn is_stopped(&self) -> bool {
         matches!(self.state, 'T' | 't')

@@ -29,14 +29,14 @@ pub struct Known<'a> {
 }
 
 impl<'a> Known<'a> {
-    /// A whole value: a longer or shorter value, or one with another byte, differs.
+    /// Compares with a whole value: a longer or shorter value, or one with another byte, differs.
     #[must_use]
     pub const fn whole(value: &'a [u8]) -> Self {
         Self::new(0, value, Some(value.len()))
     }
 
-    /// The bytes of `value` in `range`. Bytes outside of it and the length do not matter, except that a
-    /// value that ends before the range differs.
+    /// Compares with the bytes of `value` in `range`. Bytes outside of it and the length do not matter, except that a value
+    /// that ends before the range differs.
     ///
     /// A range that is not within `value` is the same as [`nothing`](Self::nothing), so that this
     /// mistake makes a wait return early instead of hang.
@@ -55,7 +55,7 @@ impl<'a> Known<'a> {
         Self::new(self.offset, self.bytes, Some(len))
     }
 
-    /// Nothing: any value differs, including an empty one.
+    /// Compares with nothing: any value differs, including an empty value.
     #[must_use]
     pub const fn nothing() -> Self {
         // This is longer than any value.

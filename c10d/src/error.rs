@@ -127,13 +127,13 @@ pub enum GroupError {
 }
 
 impl GroupError {
-    /// Whether the error is [`Missing`](Self::Missing): ranks were missing at the deadline.
+    /// Returns whether the error is [`Missing`](Self::Missing): ranks were missing at the deadline.
     #[must_use]
     pub const fn is_timeout(&self) -> bool {
         matches!(self, Self::Missing { .. })
     }
 
-    /// Whether this process [cancelled](crate::Group::with_cancel) the call.
+    /// Returns whether this process [cancelled](crate::Group::with_cancel) the call.
     #[must_use]
     pub fn is_interrupted(&self) -> bool {
         let Self::Store { source, .. } = self else {

@@ -85,19 +85,19 @@ impl Group {
         })
     }
 
-    /// The rank of this process in this group, from 0 on.
+    /// Returns the rank of this process in this group, from 0 on.
     #[must_use]
     pub const fn rank(&self) -> usize {
         self.membership.rank
     }
 
-    /// The number of ranks in this group.
+    /// Returns the number of ranks in this group.
     #[must_use]
     pub const fn world_size(&self) -> usize {
         self.membership.world_size
     }
 
-    /// The name of the group. The name of a sub-group begins with its parent's name: `world/tp-0`.
+    /// Returns the name of the group. The name of a sub-group begins with its parent's name: `world/tp-0`.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -109,7 +109,7 @@ impl Group {
         self.timeout
     }
 
-    /// The store of the group, for the program's own values. The group's keys begin with `c10d/`.
+    /// Returns the store of the group, for the program's own values. The group's keys begin with `c10d/`.
     #[must_use]
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store

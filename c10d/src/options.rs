@@ -65,29 +65,30 @@ impl Default for GroupOptions {
 }
 
 impl GroupOptions {
-    /// The name of the group, the same on all ranks: 1 to 64 letters, digits, `-`, `_` and `.`. A process can join a
-    /// group of a name once. Default `world`.
+    /// Sets the name of the group, the same on all ranks: 1 to 64 letters, digits, `-`, `_` and `.`. A process can
+    /// join a group of a name once. Default `world`.
     pub fn with_name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
     }
 
-    /// The time limit for joining, and for each later call without an explicit limit; `None` waits indefinitely. It
-    /// is also the timeout of a store that this group opens. Default 300 s, the default of stores.
+    /// Sets the time limit for joining, and for each later call without an explicit limit; `None` waits indefinitely.
+    /// It is also the timeout of a store that this group opens. Default 300 s, the default of stores.
     pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.timeout = timeout.into();
         self
     }
 
-    /// The longest value of a broadcast or an all-gather, in bytes, sent or received. Default 8 MiB, which is the limit of
-    /// PyTorch's servers for one request.
+    /// Sets the longest value of a broadcast or an all-gather, in bytes, sent or received. Default 8 MiB, which is
+    /// the limit of PyTorch's servers for one request.
     pub const fn with_value_bytes_max(mut self, bytes: usize) -> Self {
         self.value_bytes_max = bytes;
         self
     }
 
-    /// The credentials of a store that rank 0 hosts. Default: the secret in the file that `C10D_SECRET_FILE` names (with
-    /// the feature `tls`), and none without that variable. The store of a launcher admits the ranks without them.
+    /// Sets the credentials of a store that rank 0 hosts. Default: the secret in the file that `C10D_SECRET_FILE`
+    /// names (with the feature `tls`), and none without that variable. The store of a launcher admits the ranks
+    /// without them.
     pub fn with_credentials(mut self, credentials: Credentials) -> Self {
         self.credentials = Some(credentials);
         self

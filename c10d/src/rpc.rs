@@ -74,9 +74,9 @@ impl Default for RpcOptions {
 }
 
 impl RpcOptions {
-    /// The URL of the store where the workers find each other, such as `tcp://10.0.0.1:29500` or `file:///shared/job`
-    /// ([`c10d_store::rendezvous`]), with this worker's rank and the number of workers. Default: the environment that
-    /// `c10d run` and torchrun set, like [`init_from_env`](crate::init_from_env).
+    /// Sets the URL of the store where the workers find each other, such as `tcp://10.0.0.1:29500` or
+    /// `file:///shared/job` ([`c10d_store::rendezvous`]), with this worker's rank and the number of workers. Default:
+    /// the environment that `c10d run` and torchrun set, like [`init_from_env`](crate::init_from_env).
     pub fn with_init_method(
         mut self,
         url: impl Into<String>,
@@ -91,27 +91,27 @@ impl RpcOptions {
         self
     }
 
-    /// Options of joining the group. Calls use the credentials of the group as well, or the secret in the file that
-    /// `C10D_SECRET_FILE` names (with the feature `tls`): all workers need them. Default: the group `rpc`.
+    /// Sets the options of joining the group. Calls use the credentials of the group as well, or the secret in the
+    /// file that `C10D_SECRET_FILE` names (with the feature `tls`): all workers need them. Default: the group `rpc`.
     pub fn with_group(mut self, group: GroupOptions) -> Self {
         self.group = group;
         self
     }
 
-    /// Options of the agent. Their name, rank and world size are replaced, and credentials are added if they have
-    /// none. Default: the options of [`AgentOptions::new`].
+    /// Sets the options of the agent. Their name, rank and world size are replaced, and credentials are added if they
+    /// have none. Default: the options of [`AgentOptions::new`].
     pub fn with_agent(mut self, agent: AgentOptions) -> Self {
         self.agent = agent;
         self
     }
 
-    /// Options of remote references.
+    /// Sets the options of remote references.
     pub fn with_references(mut self, rrefs: RRefOptions) -> Self {
         self.rrefs = rrefs;
         self
     }
 
-    /// The time limit of joining the group, and of the shutdown; `None` waits indefinitely. Default 300 s, the
+    /// Sets the time limit of joining the group, and of the shutdown; `None` waits indefinitely. Default 300 s, the
     /// default of stores. The start of the agent has a separate limit, [`AgentOptions::with_start_timeout`].
     pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.timeout = timeout.into();
@@ -308,7 +308,7 @@ impl Rpc {
         &self.agent
     }
 
-    /// The rank, the world size, and broadcasts and barriers of small values.
+    /// Returns the group, for the rank, the world size, and broadcasts and barriers of small values.
     #[must_use]
     pub const fn group(&self) -> &Group {
         &self.group

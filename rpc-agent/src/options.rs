@@ -91,19 +91,19 @@ impl AgentOptions {
         self
     }
 
-    /// The host name or address to listen on. Default: all interfaces.
+    /// Sets the host name or address to listen on. Default: all interfaces.
     pub fn with_host(mut self, host: impl Into<String>) -> Self {
         self.host = Some(host.into());
         self
     }
 
-    /// The port to listen on. Default 0: the system selects a free port.
+    /// Sets the port to listen on. Default 0: the system selects a free port.
     pub fn with_port(mut self, port: u16) -> Self {
         self.port = port;
         self
     }
 
-    /// The host that other workers connect to. Default: the host of [`AgentOptions::with_host`].
+    /// Sets the host that other workers connect to. Default: the host of [`AgentOptions::with_host`].
     ///
     /// Without either, the agent advertises the local address that this machine uses to reach other machines. If
     /// there is none, it advertises 127.0.0.1 and logs a warning.
@@ -120,14 +120,14 @@ impl AgentOptions {
         self
     }
 
-    /// Time limit of the start, which waits for the other workers; `None` for no limit. Default 300 s, the default of a
-    /// store.
+    /// Sets the time limit of the start, which waits for the other workers; `None` for no limit. Default 300 s, the
+    /// default of a store.
     pub fn with_start_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.start_timeout = timeout.into();
         self
     }
 
-    /// Time limit for connecting to a worker, all attempts included. Default 10 s.
+    /// Sets the time limit for connecting to a worker, all attempts included. Default 10 s.
     ///
     /// After that, calls that wait for the connection fail. If the connection is refused they fail at once, because a
     /// worker listens before it publishes its address, and until it exits.
@@ -211,7 +211,7 @@ impl AgentOptions {
         self
     }
 
-    /// Seed of the incarnation and of jitter. Default: a random seed from the system.
+    /// Sets the seed of the incarnation and of jitter. Default: a random seed from the system.
     pub fn with_seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self

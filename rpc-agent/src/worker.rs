@@ -100,7 +100,7 @@ impl WorkerInfo {
         })
     }
 
-    /// A placeholder for a worker whose name is unknown: it is named `worker:<id>`.
+    /// Returns a placeholder for a worker whose name is unknown: it is named `worker:<id>`.
     #[must_use]
     pub fn unnamed(id: WorkerId) -> Self {
         Self {

@@ -73,7 +73,7 @@ impl EtcdOptions {
         self
     }
 
-    /// The members of etcd.
+    /// Returns the members of etcd.
     #[must_use]
     pub fn members(&self) -> &[HostPort] {
         &self.site.endpoints

@@ -44,7 +44,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// A group without members. `nonce` is new for each group that does not [`recover`](Self::recover).
+    /// Creates a group without members. `nonce` is new for each group that does not [`recover`](Self::recover).
     pub fn new(options: GroupOptions, nonce: Nonce) -> Self {
         Self {
             options,
@@ -106,7 +106,7 @@ impl Group {
         }
     }
 
-    /// The answer to [`Message::Poll`](crate::Message::Poll), which changes nothing.
+    /// Returns the answer to [`Message::Poll`](crate::Message::Poll), which changes nothing.
     pub fn poll(&self, member: MemberKey, after: EventNumber) -> Reply {
         if let Some(reason) = self.roster.evicted(member) {
             return Reply::Evicted(reason);
@@ -161,24 +161,25 @@ impl Group {
         &self.state
     }
 
-    /// The processes of the group and those that wait to join it: by id, with their ranks in the last generation.
+    /// Returns the processes of the group and those that wait to join it: by id, with their ranks in the last
+    /// generation.
     pub fn members(&self) -> impl Iterator<Item = (MemberKey, Option<u32>)> {
         self.roster
             .iter()
             .map(|(member, entry)| (member, entry.rank))
     }
 
-    /// Whether the process is in the group, or waits to join it.
+    /// Returns whether the process is in the group, or waits to join it.
     pub fn has_member(&self, member: MemberKey) -> bool {
         self.roster.get(member).is_some()
     }
 
-    /// The list of the generation, or of the last one while the group has none.
+    /// Returns the list of the generation, or of the last one while the group has none.
     pub const fn committed(&self) -> Option<&Arc<Record>> {
         self.committed.as_ref()
     }
 
-    /// About the most memory that the group takes, in bytes.
+    /// Returns about the most memory that the group takes, in bytes.
     pub fn memory_bytes(&self) -> usize {
         let handle = self.options.handle_bytes_max;
         let committed = self.committed.as_ref().map_or(0, |it| it.seats.len());
@@ -268,7 +269,7 @@ impl Group {
         }
     }
 
-    /// The state of the last [`Effect::Keep`]; for a new group, the state that records its existence.
+    /// Returns the state of the last [`Effect::Keep`]; for a new group, the state that records its existence.
     pub fn kept(&self) -> Kept {
         let end = match self.state {
             GroupState::Ended(reason) => Some(reason),

@@ -38,7 +38,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// A process that has not joined.
+    /// Creates the member of a process that has not joined.
     pub fn new(key: MemberKey, options: MemberOptions) -> Self {
         Self {
             key,
@@ -183,9 +183,9 @@ impl Member {
         }
     }
 
-    /// Whether the process is in a generation with a change that waits for a step boundary. If a collective of each
-    /// step distributes this value to all members, they need to ask only after the steps in which it is true for one
-    /// of them.
+    /// Returns whether the process is in a generation with a change that waits for a step boundary. If a collective
+    /// of each step distributes this value to all members, they need to ask only after the steps in which it is true
+    /// for one of them.
     pub const fn has_change(&self) -> bool {
         matches!(
             self.state,

@@ -47,7 +47,7 @@ impl TlsLayer {
         self.connection.is_handshaking()
     }
 
-    /// Whether public-key operations were made for the peer, even if [`receive`](Self::receive) then failed.
+    /// Returns whether public-key operations were made for the peer, even if [`receive`](Self::receive) then failed.
     #[must_use]
     pub const fn has_computed(&self) -> bool {
         self.has_computed

@@ -31,7 +31,7 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// A new secret. Does not block once the system has started.
+    /// Creates a new secret. Does not block once the system has started.
     ///
     /// # Errors
     /// [`CredentialsError::NoRandomness`] if the system has no random numbers.

@@ -181,14 +181,14 @@ impl TcpStoreOptions {
         self
     }
 
-    /// A bound socket for the master's server (PyTorch's `master_listen_fd`; an `OwnedFd` converts into
-    /// a `TcpListener`). It must be bound to the store's port, unless that is 0. Default: none.
+    /// Sets a bound socket for the master's server (PyTorch's `master_listen_fd`; an `OwnedFd` converts into a
+    /// `TcpListener`). It must be bound to the store's port, unless that is 0. Default: none.
     pub fn with_listener(mut self, listener: TcpListener) -> Self {
         self.listener = Some(Arc::new(listener));
         self
     }
 
-    /// The addresses on which a master listens. Default [`ListenOn::Host`].
+    /// Sets the addresses on which a master listens. Default [`ListenOn::Host`].
     pub const fn with_listen_on(mut self, listen_on: ListenOn) -> Self {
         self.listen_on = listen_on;
         self
@@ -202,13 +202,13 @@ impl TcpStoreOptions {
         self
     }
 
-    /// Backoff and socket options of connections. Default [`ConnectOptions::default`].
+    /// Sets the backoff and socket options of connections. Default [`ConnectOptions::default`].
     pub fn with_connect_options(mut self, options: ConnectOptions) -> Self {
         self.connect_options = options;
         self
     }
 
-    /// The options of a master's server. Default [`ServerOptions::default`].
+    /// Sets the options of a master's server. Default [`ServerOptions::default`].
     pub fn with_server_options(mut self, options: ServerOptions) -> Self {
         self.server_options = options;
         self
@@ -221,8 +221,8 @@ impl TcpStoreOptions {
         self
     }
 
-    /// The longest value, and the longest list of keys, that the client accepts from the server, in bytes. Default 1 GiB, since APPEND
-    /// can make a value longer than the limit for one request.
+    /// Sets the longest value, and the longest list of keys, that the client accepts from the server, in bytes.
+    /// Default 1 GiB, since APPEND can make a value longer than the limit for one request.
     pub const fn with_reply_bytes_max(mut self, bytes: usize) -> Self {
         self.reply_bytes_max = bytes;
         self

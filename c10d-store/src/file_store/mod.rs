@@ -112,7 +112,7 @@ impl FileStoreOptions {
         self
     }
 
-    /// The [default timeout](StoreHandle::timeout) of the store, and the limit for the file's lock while
+    /// Sets the [default timeout](StoreHandle::timeout) of the store, and the limit for the file's lock while
     /// opening; `None` waits indefinitely. Default 300 s ([`DEFAULT_TIMEOUT`]).
     pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.timeout = timeout.into();

@@ -92,26 +92,26 @@ impl Default for RendezvousOptions {
 }
 
 impl RendezvousOptions {
-    /// The rank, for a URL without rank and world size.
+    /// Sets the rank, for a URL without rank and world size.
     pub const fn with_rank(mut self, rank: usize) -> Self {
         self.rank = Some(rank);
         self
     }
 
-    /// The world size, for a URL without rank and world size.
+    /// Sets the world size, for a URL without rank and world size.
     pub const fn with_world_size(mut self, world_size: usize) -> Self {
         self.world_size = Some(world_size);
         self
     }
 
-    /// The timeout of the store, and of opening it; `None` waits indefinitely. Default 30 min, PyTorch's timeout of
-    /// process groups.
+    /// Sets the timeout of the store, and of opening it; `None` waits indefinitely. Default 30 min, PyTorch's timeout
+    /// of process groups.
     pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.timeout = timeout.into();
         self
     }
 
-    /// The options of the server, for the process that hosts the store. Default [`ServerOptions::default`].
+    /// Sets the options of the server, for the process that hosts the store. Default [`ServerOptions::default`].
     pub fn with_server_options(mut self, options: ServerOptions) -> Self {
         self.server_options = options;
         self

@@ -185,7 +185,7 @@ impl AgentHandle {
         }))
     }
 
-    /// A pending future and its write half. Its callbacks run on the agent's threads.
+    /// Returns a pending future and its write half. Its callbacks run on the agent's threads.
     ///
     /// While an agent thread waits for the future, another thread replaces it, like for the future of a call.
     pub fn promise<T: Clone + Send + 'static>(&self) -> (Promise<T>, RpcFuture<T>) {
@@ -215,14 +215,14 @@ impl AgentHandle {
         self.runtime().driver.config.connect_timeout
     }
 
-    /// The agent's random incarnation number, never 0. It distinguishes this process from others with the
+    /// Returns the agent's random incarnation number, never 0. It distinguishes this process from others with the
     /// same worker name and id.
     #[must_use]
     pub fn incarnation(&self) -> u64 {
         self.runtime().driver.config.incarnation
     }
 
-    /// The incarnation of a worker's process at its last connection; `None` before the first one.
+    /// Returns the incarnation of a worker's process at its last connection; `None` before the first one.
     #[must_use]
     pub fn incarnation_of(&self, worker: WorkerId) -> Option<u64> {
         if worker == self.me().id {
@@ -232,8 +232,8 @@ impl AgentHandle {
         peers.get(worker.get())?.incarnation()
     }
 
-    /// The incarnation of a worker's process that has closed its connection with a Goodbye. `None` without a Goodbye, or
-    /// when a later process has connected.
+    /// Returns the incarnation of a worker's process that has closed its connection with a Goodbye. `None` without a
+    /// Goodbye, or when a later process has connected.
     #[must_use]
     pub fn left_incarnation_of(&self, worker: WorkerId) -> Option<u64> {
         let peers = &self.here().ok()?.driver.peers;
