@@ -111,7 +111,7 @@ fn a_round_that_is_not_open_restarts_for_a_node_that_waits() {
         joins(world, late) == 1 && members(world).len() == 3
     });
     assert_eq!(world.store.state().round, 1);
-    // One that is about to end keeps it as a spare.
+    // A round that is about to end keeps the node as a spare.
     let mut world = running(7, 2, (2, 3));
     world.entries.get_mut(&0).unwrap().1 = true;
     let late = start(&mut world, "late", 0);
@@ -155,8 +155,8 @@ fn a_node_of_pytorch_restarts_the_round() {
     assert_eq!(world.store.state().round, 1);
 }
 
-/// Nodes that come, crash, stand still, leave and give up their places: afterwards each live one is a member or a spare,
-/// and the laws hold.
+/// Nodes that join, crash, pause, leave and give up their places: afterwards each live node is a member or a spare, and
+/// the laws hold.
 #[test]
 fn random_histories_of_nodes_that_enter_come_to_rest() {
     for_seeds(200, |seed| {

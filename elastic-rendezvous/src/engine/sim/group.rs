@@ -1,5 +1,5 @@
-//! Histories of a group, with faults: nodes that die or stand still at any step, answers that are lost, requests that
-//! arrive twice; also with nodes that write the state themselves beside it.
+//! Histories of a group, with faults: nodes that die or pause at any step, lost answers, requests that arrive twice.
+//! Some histories also have nodes that write the state themselves beside the group.
 
 use std::time::Duration;
 
@@ -123,8 +123,8 @@ fn the_death_of_the_holder_delays_a_join_by_seconds() {
     }
 }
 
-/// A complete round of four nodes, at any moment of an interval, and one that does not hold the lease. `has_solo`: one
-/// writes the state itself.
+/// A complete round of four nodes, at any moment of an interval, and the index of a node that does not hold the lease.
+/// `has_solo`: one of the nodes writes the state itself.
 fn four_nodes(seed: u64, has_solo: bool) -> (World, usize) {
     let mut random = Rng::with_seed(seed);
     let mut world = World::new(seed, settings(4, 4));
@@ -203,7 +203,7 @@ fn the_members_go_on_soon_if_those_that_poll_the_lease_each_second_die_with_the_
                 world.command(index, Command::Crash);
             }
         }
-        // Two heartbeats until there is a holder, which sees the silence of the dead from then on.
+        // Two heartbeats until there is a holder, which observes the silence of the dead nodes from then on.
         let end = world.now + SECOND * 10 + world.settings.dead_after() + SECOND * 5;
         let go_on = |world: &World| world.alive() <= 5 && world.is_settled();
         assert!(
@@ -214,14 +214,13 @@ fn the_members_go_on_soon_if_those_that_poll_the_lease_each_second_die_with_the_
     }
 }
 
-/// The holder may have taken the node's join from the queue before it stood still.
-/// docs/spec/rendezvous.md, GROUP 12.
+/// The holder may have taken the node's join from the queue before it paused. docs/spec/rendezvous.md, GROUP 12.
 #[test]
 fn a_node_that_leaves_while_the_holder_stands_still_is_not_listed_again() {
     for seed in 0..500 {
         let mut random = Rng::with_seed(seed);
         let mut world = World::new(seed, settings(2, 3));
-        // No other node that may take the lease.
+        // This excludes other nodes that may take the lease.
         add_after(&mut world, Kind::Group, Duration::ZERO);
         world.run_for(SECOND * 2);
         let node = add_after(&mut world, Kind::Group, Duration::ZERO);
@@ -439,7 +438,7 @@ fn history(seed: u64) {
             }
             4 => world.command(node, Command::Leave),
             5 => {
-                // The holder dies or stands still.
+                // The holder dies or pauses.
                 if let Some(holder) = world.holder() {
                     let fault = if random.bool() {
                         Command::Crash
@@ -513,8 +512,8 @@ fn nodes_come_back_from_outages_of_the_store() {
     for_seeds(200, outages);
 }
 
-/// Nodes of PyTorch among those of a group. Nothing happens to them, as they do not return once the others have dropped
-/// them, and one node of the group survives, as they do not notice a lost node.
+/// Nodes of PyTorch among the nodes of a group. They have no faults, because they do not return once the other nodes
+/// have dropped them. One node of the group survives, because nodes of PyTorch do not notice a lost node.
 fn history_with_torch(seed: u64) {
     let mut random = Rng::with_seed(seed ^ 0xbeef);
     let min = random.usize(3..=6);
@@ -554,9 +553,9 @@ fn history_with_torch(seed: u64) {
     settle(&mut world);
 }
 
-/// A holder whose write conflicted applied the request of a dead member again that another node had dropped, or that of a
-/// spare that had left meanwhile, or a late copy of such a request. One that stood still listed a node that had left. A member ran on in an earlier world, as
-/// all that polled the lease often had died with the holder.
+/// A holder with a conflicting write repeated the request of a dead member that another node had dropped, or of a spare
+/// that had left in the meantime, or a late copy of such a request. A paused holder listed a node that had left. A
+/// member kept running in an earlier world, because all nodes that polled the lease often had died with the holder.
 #[test]
 fn histories_that_once_failed_keep_the_laws() {
     for seed in [

@@ -1,4 +1,5 @@
-//! What the handler and the launcher of a simulated node do: carry out what its engine asks, and restart its workers.
+//! The handler and the launcher of a simulated node, which carry out the requests of its engine, and restart its
+//! workers.
 
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// A node whose connection returns within this time is not lost.
 const RETURNS_WITHIN: Duration = Duration::from_secs(2);
 
-/// How long workers wait for others that never come.
+/// How long workers wait for other workers that never arrive.
 const WORKERS_FAIL_AFTER: Duration = Duration::from_secs(30);
 
 /// A node that waits for at most [`SHORT_WAIT`] more than [`SHORT_WAITS_MAX`] times in a row, without a new
@@ -30,7 +31,7 @@ const SHORT_WAIT: Duration = Duration::from_millis(2);
 const SHORT_WAITS_MAX: u32 = 8;
 
 impl World {
-    /// A request has failed: the node goes on, as `handler_loop` does.
+    /// Handles a failed request: the node continues, like `handler_loop`.
     pub(super) fn on_failure(&mut self, index: usize) {
         self.store.end_waits(index);
         let error = self.no_reply();
@@ -196,7 +197,7 @@ impl World {
         }
     }
 
-    /// What the launchers of the round's members have written about its entry (docs/spec/rendezvous.md, section 7.3).
+    /// The entry that the launchers of the round's members have written (docs/spec/rendezvous.md, section 7.3).
     pub(super) fn entry(&self, round: i64) -> Entry {
         match self.entries.get(&round) {
             Some((_, true)) => Entry::Over,
@@ -276,7 +277,7 @@ impl World {
     fn on_joined(&mut self, index: usize, answer: Answer) {
         let node = &mut self.nodes[index];
         let joined = answer.joined.as_ref().expect("the answer to a join");
-        // PyTorch's node may see a round of which others have left; ours waits for the next.
+        // PyTorch's node may read a round that other nodes have left; our node waits for the next round.
         if !node.is_torch() || decide::has_every_rank(node.state()) {
             self.laws.on_joined(&node.me, answer.round, joined);
         }
@@ -287,7 +288,7 @@ impl World {
             let started = &mut self.entries.entry(answer.round).or_default().0;
             started.insert(node.me.clone());
         }
-        // A launcher that stands still stops no workers.
+        // A paused launcher stops no workers.
         if !node.is_torch() && node.restarts {
             let world = (self.emptied, answer.round);
             self.worlds.on_start(&node.me, world, self.now);
@@ -350,7 +351,7 @@ impl World {
         self.turn(index);
     }
 
-    /// The store was emptied: the node begins anew, as `handler_loop` does.
+    /// Restarts the node after the store was emptied, like `handler_loop`.
     fn start_anew(&mut self, index: usize, group_index: u32) {
         self.trace(index, || "starts anew".to_owned());
         let node = &mut self.nodes[index];
@@ -403,7 +404,7 @@ impl World {
             Command::Pause(duration) => {
                 node.was_paused = true;
                 node.paused_until = node.paused_until.max(self.now + duration);
-                // A launcher that stands still stops no workers.
+                // A paused launcher stops no workers.
                 self.worlds.on_stop(&node.me);
                 self.laws.on_stop(&node.me, node.paused_until);
             }
@@ -440,7 +441,7 @@ impl World {
         }
     }
 
-    /// Gives the node a command, and ends its wait.
+    /// Gives the node a command, and interrupts its wait.
     fn push_command(&mut self, index: usize, command: Command) {
         let node = &mut self.nodes[index];
         node.commands.push_back(command);
@@ -493,7 +494,7 @@ impl World {
     }
 }
 
-/// Until when the node waits, in the store or not.
+/// The time until which the node waits, in the store or not.
 const fn until_mut(ask: &mut Ask) -> Option<&mut Duration> {
     match ask {
         Ask::AwaitState { until, .. } | Ask::Pause { until } => Some(until),

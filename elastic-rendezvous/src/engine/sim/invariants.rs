@@ -1,4 +1,4 @@
-//! What holds beyond the laws among nodes that write the state themselves, checked at each write, read and join.
+//! Invariants beyond the laws, for nodes that write the state themselves, checked at each write, read and join.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub(super) struct Invariants {
     settings: RendezvousSettings,
     /// The nodes of each completed round, by round.
     completed: BTreeMap<i64, Ranks>,
-    /// By round: the nodes that left it when it was complete, or were dropped by a PyTorch node or by their marks.
+    /// The nodes, by round, that left a complete round, or were dropped by a PyTorch node or by their marks.
     departed: BTreeMap<i64, BTreeSet<NodeId>>,
     /// The nodes that have entered complete rounds.
     entered: BTreeSet<(i64, NodeId)>,
@@ -33,12 +33,12 @@ pub(super) struct Invariants {
     /// The last round in which the heartbeat of a node came late: for others it may count as dropped
     /// (docs/spec/rendezvous.md, SPARE 3).
     overdue_in: BTreeMap<NodeId, i64>,
-    /// When nodes looked old last by the times in the state, as their clocks are behind.
+    /// When nodes last looked old by the times in the state, because their clocks are behind.
     looked_old: BTreeMap<NodeId, Duration>,
-    /// Since when such nodes are not listed. After [`REJOIN_GRACE`] they may count as dropped too.
+    /// The times since which such nodes are not listed. After [`REJOIN_GRACE`] they may also count as dropped.
     missing_since: BTreeMap<NodeId, Duration>,
-    /// The nodes that remember a round from before the store was emptied, as they have read only what others wrote
-    /// since. The ranks that they give are not those of the last round.
+    /// The nodes that remember a round from before the store was emptied, because they have read only later writes
+    /// of other nodes. The ranks that they assign are not the ranks of the last round.
     stale: BTreeSet<NodeId>,
 }
 
@@ -66,7 +66,7 @@ impl Invariants {
         self.stale = nodes.collect();
     }
 
-    /// The node has begun anew.
+    /// Notes that the node has restarted.
     pub(super) fn on_new(&mut self, node: &NodeId) {
         self.stale.remove(node);
     }
@@ -163,7 +163,7 @@ impl Invariants {
             if newest.is_some_and(|newest| newest.since(*heartbeat) > old_after) {
                 self.looked_old.insert(node.clone(), now);
             }
-            // Others may not have read the heartbeats since.
+            // Other nodes may not have read the later heartbeats.
             let looked_old = self.looked_old.get(node);
             let looked_old = looked_old.is_some_and(|at| now - *at < self.settings.dead_after());
             if looked_old && !after.last_heartbeats.contains_key(node) {
@@ -213,7 +213,7 @@ impl Invariants {
         );
     }
 
-    /// Checks a read: a node of ours has read `version` at `at`, and `seen` is its copy without dead nodes.
+    /// Checks a read: one of our nodes has read `version` at `at`, and `seen` is its copy without dead nodes.
     pub(super) fn on_adopt(
         &mut self,
         reader: &NodeId,

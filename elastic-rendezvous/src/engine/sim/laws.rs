@@ -1,4 +1,4 @@
-//! What holds in every history, whichever nodes write.
+//! The laws that hold in every history, whichever nodes write.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -8,8 +8,8 @@ use crate::values::node::NodeId;
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;
 
-/// How long a request of a node that died can be on its way, or in the queue of a holder that is replaced. In the queue
-/// of one that stands still it stays for longer.
+/// How long a request of a dead node can be on its way, or in the queue of a replaced holder. In the queue of a paused
+/// holder it stays for longer.
 const ON_ITS_WAY: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Default)]
@@ -25,7 +25,7 @@ pub(super) struct Laws {
     /// The nodes that were on a list since they began to join, and are on none now.
     removed: BTreeSet<NodeId>,
     died: BTreeMap<NodeId, Duration>,
-    /// Until when nodes stood still.
+    /// The times until which nodes were paused.
     stopped_until: BTreeMap<NodeId, Duration>,
 }
 
@@ -49,8 +49,9 @@ impl Laws {
         self.sizes.get(&round) == Some(&nodes.len())
     }
 
-    /// A node that has left is on no list until it joins again: no request is applied a second time. If it was on none
-    /// before, a write that lists it may be on its way, of a holder of which it has seen no renewal.
+    /// Checks that a node that has left is on no list until it joins again, because no request is applied a second
+    /// time. If it was on no list before, a write that lists it may be on its way, from a holder whose renewals it has
+    /// not read.
     pub(super) fn on_left(&mut self, node: &NodeId, now: Duration) {
         if self.removed.contains(node) {
             self.left.insert(node.clone());
@@ -127,7 +128,7 @@ impl Laws {
         }
     }
 
-    /// What a node believes when it has joined is true about a state that was stored.
+    /// Checks that a joined node's view is true about a state that was stored.
     pub(super) fn on_joined(&mut self, node: &NodeId, round: i64, joined: &Joined) {
         let ranks = self.rounds.get(&round);
         let rank = ranks.and_then(|ranks| ranks.get(node));

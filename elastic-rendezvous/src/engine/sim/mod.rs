@@ -34,15 +34,15 @@ use crate::values::node::NodeId;
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::{RendezvousState, Token};
 
-/// How long a node waits for an answer that is lost, and for that of a write in a [rough](Network::ROUGH) network: so
-/// short there that a live node is never overdue for the others, which the invariants need.
+/// How long a node waits for a lost answer, and for the answer to a write in a [rough](Network::ROUGH) network. The
+/// latter is so short that a live node is never overdue for the other nodes, which the invariants need.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// After which time a request has failed in a silent network.
+/// The time after which a request has failed in a silent network.
 const ATTEMPT: Duration = Duration::from_secs(5);
 
-/// The pause of a node between two attempts to begin anew.
+/// The pause of a node between two attempts to restart.
 const OPEN_PAUSE: Duration = Duration::from_secs(1);
 
 /// The faults of the network, each as the share of messages or writes that it affects.
@@ -50,7 +50,7 @@ const OPEN_PAUSE: Duration = Duration::from_secs(1);
 struct Network {
     /// Messages that take up to 1.5 s.
     slow: f64,
-    /// Answers that are lost.
+    /// Lost answers.
     lost: f64,
     /// Writes whose answer is lost.
     unanswered: f64,
@@ -80,7 +80,7 @@ impl Network {
 enum Event {
     /// A request arrives at the store.
     Request(u64, Request),
-    /// Its response arrives at the node.
+    /// A response arrives at the node.
     Response(u64, Box<Response>),
     /// The node learns that its request has failed.
     Failure(u64),
@@ -115,7 +115,7 @@ struct World {
     writes_tried: u64,
     /// The nodes that have written that they leave for good.
     gone: BTreeSet<NodeId>,
-    /// Until when the store has stopped.
+    /// The time until which the store is stopped.
     away_until: Duration,
     /// How often the store was emptied.
     emptied: u32,
@@ -170,7 +170,7 @@ impl World {
         }
     }
 
-    /// What is on its way between the node and the store is lost, and the node knows it.
+    /// Loses the messages between the node and the store, and notifies the node.
     fn lose_connection(&mut self, index: usize) {
         self.store.end_waits(index);
         self.store
@@ -212,7 +212,7 @@ impl World {
         self.nodes.len() - 1
     }
 
-    /// Adds a node of ours that writes the state itself.
+    /// Adds one of our nodes that writes the state itself.
     fn add(&mut self, name: &str) -> usize {
         self.add_kind(name, Kind::Solo)
     }
@@ -327,7 +327,7 @@ impl World {
         text
     }
 
-    /// What happens, if one history is repeated.
+    /// Prints the events, if one history is repeated.
     fn trace(&self, index: usize, what: impl FnOnce() -> String) {
         if std::env::var_os("SEED").is_some() && std::env::var_os("ROUNDS").is_none() {
             #[expect(clippy::print_stderr, reason = "for a person")]
@@ -352,7 +352,7 @@ impl World {
 
     fn handle(&mut self, index: usize, event: Event) {
         if let Event::Request(request_id, request) = event {
-            // Also from a node that has died meanwhile.
+            // This includes a request from a node that has died in the meantime.
             return self.serve(index, request_id, request);
         }
         if let Event::Closed(connection) = event {
@@ -531,7 +531,8 @@ impl World {
         true
     }
 
-    /// Checks that a node of ours that writes itself writes its heartbeats in time while the network is calm.
+    /// Checks that one of our nodes, which writes the state itself, writes its heartbeats in time while the network is
+    /// calm.
     fn check_punctual(&self, writer: usize, before: Option<&Version>) {
         let node = &self.nodes[writer];
         let is_calm = self.network == Network::CALM && !node.was_late();
@@ -542,7 +543,7 @@ impl World {
         let when_calm = self.network_since + self.settings.keep_alive_interval;
         if let Some(at) = written_at.filter(|at| **at >= when_calm) {
             let pause = self.now - *at;
-            // Concurrent writers delay each other, but one interval must be left before the others drop it.
+            // Concurrent writers delay each other, but one interval must be left before the other nodes drop it.
             let pause_max = self.settings.dead_after() - self.settings.keep_alive_interval;
             assert!(pause <= pause_max, "{} wrote {pause:?} ago", node.me);
         }

@@ -72,8 +72,8 @@ fn a_newcomer_replaces_a_lost_member_soon_whenever_it_comes() {
         assert!(world.run_until(end, dropped));
         let since = came_at.max(world.now);
         assert!(world.run_until(end, |world| is_replaced(world, lost)));
-        // The others stop their workers for 2 s at most, the newcomer waits for 2 s after the drop, and nodes that poll
-        // notice each change within 1 s.
+        // The other nodes stop their workers for 2 s at most, the newcomer waits for 2 s after the drop, and nodes that
+        // poll notice each change within 1 s.
         let took = world.now.saturating_sub(since);
         assert!(
             took < 7 * SECOND,
@@ -102,8 +102,9 @@ fn a_newcomer_replaces_no_member_that_is_away_for_its_health_check() {
     });
 }
 
-/// docs/spec/rendezvous.md, SPARE 3. The simulator's law: a node that knows the last round takes no place of a member that
-/// restarts. With PyTorch's nodes and a spare, rounds follow each other without end, and the newcomer may miss one.
+/// docs/spec/rendezvous.md, SPARE 3. The simulator's law: a node that remembers the last round takes no place of a
+/// member that restarts. With PyTorch's nodes and a spare, rounds follow each other without end, and the newcomer may
+/// miss one.
 #[test]
 fn a_newcomer_replaces_no_member_that_restarts_whatever_the_clocks() {
     for_seeds(100, |seed| {

@@ -1,4 +1,4 @@
-//! A simulated node: its engine, its clocks, and what its launcher wants of it.
+//! A simulated node: its engine, its clocks, and the commands of its launcher.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -44,7 +44,7 @@ impl Implementation {
     }
 }
 
-/// How a node of ours notices changes.
+/// The way in which one of our nodes notices changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Watching {
     /// The node polls once a second.
@@ -62,14 +62,14 @@ pub(super) enum Command {
     Start,
     /// The node leaves its round and joins the next one.
     Rejoin,
-    /// The node has stopped its workers and joins again, unless it has joined meanwhile. `joins` is the number of
+    /// The node has stopped its workers and joins again, unless it has joined in the meantime. `joins` is the number of
     /// its joins when it began to stop them.
     Restart {
         joins: usize,
     },
-    /// The node leaves its round, and joins no other before [`Self::Rejoin`]: as for a health check.
+    /// The node leaves its round, and joins no other round before [`Self::Rejoin`], like for a health check.
     Exit,
-    /// It leaves its round and enters the next one that takes it in.
+    /// The node leaves its round and enters the next round that admits it.
     GiveUp,
     Leave,
     Close,
@@ -92,7 +92,7 @@ pub(super) enum Stage {
     NotStarted,
     Busy(Operation),
     Member,
-    /// In no round, before the next join.
+    /// The node is in no round, before the next join.
     Away,
     Ended(Outcome),
 }
@@ -105,12 +105,13 @@ pub(super) enum Outcome {
     Failed(OperationError),
 }
 
-/// What a node waits for.
+/// The event that a node waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Waiting {
     /// The response to a request.
     Response,
-    /// The same, of a request that waits in the store. It ends when the node has something else to do.
+    /// The node waits for the answer to a request that waits in the store. The request ends when the node has something
+    /// else to do.
     Change,
     /// A time, or something to do.
     Pause,
@@ -121,7 +122,7 @@ pub(super) struct SimNode {
     pub(super) me: NodeId,
     pub(super) kind: Kind,
     pub(super) implementation: Implementation,
-    /// Its number in the group.
+    /// The node's number in the group.
     pub(super) index: u32,
     pub(super) watching: Watching,
     /// Whether the node joins again when nodes wait or members are lost.
@@ -132,14 +133,14 @@ pub(super) struct SimNode {
     pub(super) stage: Stage,
     /// The error of its wall clock, in seconds.
     pub(super) skew: i64,
-    /// Its monotonic clock at the start of the simulation.
+    /// The node's monotonic clock at the start of the simulation.
     pub(super) boot: Duration,
     /// The request that the node waits for; events of other requests are ignored.
     pub(super) request_id: u64,
     pub(super) waiting: Waiting,
     /// The wait on its way to the store is to end there at once.
     pub(super) is_interrupted: bool,
-    /// The next request fails, as it is sent over a connection that is lost.
+    /// Whether the next request fails because it is sent over a lost connection.
     pub(super) is_disconnected: bool,
     pub(super) paused_until: Duration,
     pub(super) was_paused: bool,
@@ -154,11 +155,11 @@ pub(super) struct SimNode {
     pub(super) connection: u32,
     pub(super) commands: VecDeque<Command>,
     pub(super) is_rejoin_planned: bool,
-    /// Of the operation.
+    /// The deadline of the operation.
     pub(super) deadline: Duration,
     /// The rounds that it has joined.
     pub(super) joins: Vec<Answer>,
-    /// Since when others are in the same round with another world size.
+    /// The time since which other nodes are in the same round with a different world size.
     pub(super) disagrees_since: Option<Duration>,
     /// The number of very short waits in a row.
     pub(super) short_waits: u32,
@@ -260,7 +261,7 @@ impl SimNode {
         self.me = self.engine().me().clone();
     }
 
-    /// The state as a node knows it that writes itself.
+    /// The view of the state of a node that writes the state itself.
     pub(super) fn state(&self) -> &RendezvousState {
         let known = self.engine().to_write();
         known.expect("a node that writes the state").0

@@ -1,4 +1,4 @@
-//! Random histories. A seed determines each; `SEED=n` repeats one, `ROUNDS=n` runs n new ones.
+//! Random histories. A seed determines each history; `SEED=n` repeats one, `ROUNDS=n` runs n new histories.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -27,8 +27,8 @@ pub(super) fn for_seeds(rounds: u64, history: impl Fn(u64) + std::panic::RefUnwi
     }
 }
 
-/// The seeds of the histories: only `first` if just `first` is given, `rounds` new ones if just `rounds` is,
-/// `rounds` from `first` upwards if both are, and otherwise `default_rounds` from 0.
+/// The seeds of the histories: only `first` if just `first` is given, `rounds` new seeds if just `rounds` is given,
+/// `rounds` seeds from `first` upwards if both are given, and otherwise `default_rounds` seeds from 0.
 fn seeds(
     first: Option<u64>,
     rounds: Option<u64>,
@@ -52,12 +52,11 @@ fn seeds_are_fixed_by_default_and_new_or_given_on_request() {
     assert_eq!(seeds(Some(u64::MAX), Some(2)), [u64::MAX, 0]);
 }
 
-/// A node that stood still before it got the answer to a write took its heartbeat for new, and was dropped. In the first
-/// history, a spare took the place of a member that had lost its connection for a moment. The other seeds
-/// revealed defects of the simulator: it checked the round in a node's copy of the state, which may
-/// decrease, it carried out a restart that was planned in an earlier round, it gave no time to a node that had stood still
-/// in its join and started its workers in a world that was over, and it took a slow clock for one that all others had
-/// read anew.
+/// A node that paused before it got the answer to a write considered its heartbeat new, and was dropped. In the first
+/// history, a spare took the place of a member that had lost its connection for a moment. The other seeds revealed
+/// defects of the simulator: it checked the round in a node's copy of the state, which may decrease; it carried out a
+/// restart that was planned in an earlier round; it gave no time to a node that had paused in its join and started its
+/// workers in a world that was over; and it treated a slow clock as a clock that all other nodes had read again.
 #[test]
 fn histories_that_once_failed_pass() {
     faults(11714147631740837244, 12);
@@ -232,7 +231,7 @@ fn faults(seed: u64, nodes_max: usize) {
     // Old messages arrive.
     world.run_for(5 * SECOND);
     if world.alive() < world.settings.min_nodes {
-        // No round can complete, but the invariants must still hold.
+        // The round cannot complete, but the invariants must still hold.
         return world.run_for(60 * SECOND);
     }
     // Dead nodes are dropped, their round is left, and the next one has its last call: at worst twice.

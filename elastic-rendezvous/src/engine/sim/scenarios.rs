@@ -20,7 +20,7 @@ fn settings(min_nodes: usize, max_nodes: usize) -> RendezvousSettings {
     RendezvousSettings::for_test(min_nodes, max_nodes)
 }
 
-/// A world of `count` nodes of ours, all of which start now.
+/// A world of `count` of our nodes, which all start now.
 fn started(settings: RendezvousSettings, count: usize) -> World {
     let mut world = World::new(7, settings);
     for number in 0..count {
@@ -198,7 +198,7 @@ fn spares_end_gracefully_when_the_job_ends() {
         let expected = Stage::Ended(Outcome::Failed(OperationError::GracefulExit));
         assert_eq!(outcome(&world, spare), expected);
     }
-    // A late node fails, as the rendezvous is closed.
+    // A late node fails, because the rendezvous is closed.
     let late = world.add("late");
     world.command(late, Command::Start);
     world.run_for(SECOND);

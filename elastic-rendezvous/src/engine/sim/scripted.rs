@@ -240,7 +240,7 @@ fn an_answer_that_is_read_late_drops_no_node() {
     assert!(executor.state().participants.contains_key(&node("peer")));
 }
 
-/// The loop passes states to a waiting executor without a request; silence counts then too.
+/// The loop passes states to a waiting executor without a request; silence also counts in this case.
 #[test]
 fn silent_nodes_are_dropped_by_states_read_during_waits() {
     let mut state = open(&["me", "peer"], START.wall);
@@ -331,7 +331,7 @@ fn a_node_that_appears_after_the_first_read_is_no_suspect() {
     let now = at(SECOND);
     read_again(&mut executor, &state, now);
     assert_eq!(executor.report(now).suspects, []);
-    // After 16 s without a read, the node cannot know when the others joined.
+    // After 16 s without a read, the node cannot know when the other nodes joined.
     let mut executor = self::executor(Operation::Join, open(&["me"], START.wall));
     executor.step(START);
     let now = at(16 * SECOND);

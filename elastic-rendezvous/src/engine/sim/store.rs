@@ -15,7 +15,7 @@ use crate::values::codec::{self, CodecLimits, WatchRanges};
 use crate::values::node::NodeId;
 use crate::values::state::{Part, RendezvousState, Token, Written};
 
-/// One stored state.
+/// A stored state.
 #[derive(Debug)]
 pub(super) struct Version {
     pub(super) token: Token,
@@ -32,13 +32,13 @@ pub(super) enum Request {
     /// Whether the state is still the one of this token, apart from heartbeats.
     CheckState(Option<Token>),
     WriteState(Box<RendezvousState>, Option<Token>),
-    /// Until a time of the node's monotonic clock.
+    /// A wait until a time of the node's monotonic clock.
     AwaitState(Watched, Duration),
     Group(Box<GroupAsk>),
     ReadMarks(Vec<NodeId>),
-    /// Over this connection of the node.
+    /// Sets the mark over this connection of the node.
     SetMark(NodeId, u32),
-    /// A handler begins anew: it makes the key of the state if that is missing, and takes an index.
+    /// Restarts a handler: it creates a missing key of the state, and takes an index.
     Open,
     /// The time of the wait is over.
     EndWait,
@@ -56,7 +56,7 @@ pub(super) struct Watched {
 #[expect(clippy::large_enum_variant, reason = "its event boxes it")]
 pub(super) enum Response {
     State(Answer),
-    /// Of a write.
+    /// The answer to a write.
     Written(Answer),
     /// The state has disappeared from the store.
     Lost,
@@ -69,7 +69,7 @@ pub(super) enum Response {
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) version: Option<Rc<Version>>,
-    /// Whether the version is the one that the node has just written.
+    /// Whether the version is the version that the node has just written.
     pub(super) is_ours: bool,
     /// When the store answered.
     pub(super) at: Duration,
@@ -104,7 +104,7 @@ pub(super) struct SimStore {
 }
 
 impl Request {
-    /// Until when the store may wait, by the node's monotonic clock; `None` if it answers at once.
+    /// The time until which the store may wait, by the node's monotonic clock; `None` if it answers at once.
     pub(super) fn until(&self) -> Option<Duration> {
         match self {
             Self::AwaitState(_, until) => Some(*until),
@@ -177,7 +177,7 @@ impl SimStore {
         }
     }
 
-    /// Its process has ended with a goodbye.
+    /// Removes the mark of a node whose process has exited with a goodbye.
     pub(super) fn remove_mark(&mut self, node: &NodeId) {
         self.marks.remove(node);
     }
@@ -186,7 +186,7 @@ impl SimStore {
         self.is_lost
     }
 
-    /// A handler begins: it makes the key of the state if that is missing, and takes an index.
+    /// Starts a handler: it creates a missing key of the state, and takes an index.
     pub(super) fn open(&mut self) -> u32 {
         self.is_lost = false;
         self.count += 1;
@@ -213,7 +213,7 @@ impl SimStore {
         }
     }
 
-    /// What a node that knows the state of this token waits to change.
+    /// The part of the state that a node with this token waits to change.
     pub(super) fn watched(&self, token: Option<&Token>, part: Part) -> Watched {
         let token = token.cloned().unwrap_or_else(|| Token::new([]));
         let parse = || codec::watch_ranges(token.as_bytes());
@@ -293,7 +293,7 @@ impl SimStore {
         ready
     }
 
-    /// The state, if it differs from what a node knows. A key that is missing is waited for.
+    /// Returns the state if it differs from the watched part. A missing key is waited for.
     pub(super) fn changed(&self, watched: &Watched, now: Duration) -> Option<Response> {
         let is_changed = !self.is_lost && watched.differs_from(self.current.as_deref());
         is_changed.then(|| Response::State(self.answer(false, now)))

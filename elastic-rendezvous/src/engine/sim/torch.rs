@@ -17,8 +17,8 @@ use crate::values::settings::RendezvousSettings;
 use crate::values::state::{RendezvousState, Token, Written};
 use crate::values::timestamp::Now;
 
-/// How long a node uses a state that it has read, and how long it sleeps between reads. A member's agent asks as often
-/// whether nodes wait.
+/// How long a node uses a state that it has read, and how long it sleeps between reads. A member's agent checks at the
+/// same interval whether nodes wait.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -262,7 +262,7 @@ impl Engine for TorchNode {
         self.paused_until = Some(now.monotonic + POLL_INTERVAL);
     }
 
-    /// It does not notice that the others drop it.
+    /// It does not notice that the other nodes drop it.
     fn is_kept_until(&self) -> Option<Duration> {
         Some(Duration::MAX)
     }
@@ -275,7 +275,7 @@ impl Engine for TorchNode {
         Some((&self.state, self.token.as_ref()))
     }
 
-    /// PyTorch's launcher only looks whether nodes wait.
+    /// PyTorch's launcher only checks whether nodes wait.
     fn membership(&self) -> Option<Membership> {
         self.is_member.then(|| Membership {
             waiting: self.state.wait_list.iter().cloned().collect(),

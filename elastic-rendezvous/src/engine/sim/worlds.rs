@@ -15,7 +15,8 @@ pub(super) type World = (u32, i64);
 /// The nodes whose launchers can act and whose workers run.
 #[derive(Debug, Default)]
 pub(super) struct Worlds {
-    /// Each with the time when its workers started: a node that stood still in its join may start them late.
+    /// The world of each node, with the time when its workers started: a node that paused in its join may
+    /// start them late.
     running: BTreeMap<NodeId, (World, Duration)>,
     /// The latest world, and when its first workers started.
     latest: Option<(World, Duration)>,
