@@ -10,9 +10,9 @@ use std::process::ExitCode;
 #[derive(Debug)]
 pub(crate) struct Failure {
     text: String,
-    /// 1 if the measured programs fail a check. The other codes are the same as for `c10d`: 2 for invalid arguments,
-    /// including arguments that clap rejects; 4 if standard output cannot be written, for example because the disk is
-    /// full; 141, the code of a program that SIGPIPE killed, if its reader closed it; otherwise 3.
+    /// 1 if the measured programs fail a check. The other codes equal the codes of `c10d`: 2 for invalid arguments,
+    /// including arguments that clap rejects; 4 if standard output cannot be written, such as on a full disk; 141,
+    /// the code of a program killed by SIGPIPE, if its reader closed it; otherwise 3.
     exit_code: u8,
 }
 

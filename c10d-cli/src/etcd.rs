@@ -56,7 +56,7 @@ pub(crate) struct EtcdAccessArgs {
     etcd_ca: Option<PathBuf>,
 }
 
-/// Which store of which etcd.
+/// The options that select a store in etcd.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 pub(crate) struct EtcdArgs {
     /// Use a store in etcd, whose members have these addresses, separated by commas. [default port: 2379]

@@ -378,7 +378,7 @@ fn members_that_disagree_are_found() {
     assert_found(&order, "do not ascend");
 }
 
-/// Each half continues, for example after a cut.
+/// Both halves continue, for example after a cut.
 #[test]
 fn two_groups_at_a_time_are_found() {
     let mut script = Script::new(true);

@@ -14,7 +14,7 @@ const STEPS_MAX: u64 = 1 << 26;
 #[derive(Debug)]
 pub(super) struct Record {
     pub(super) process: Process,
-    /// The clock at the begin of the side, in milliseconds.
+    /// The clock at the start of the side, in milliseconds.
     origin_ms: u64,
     /// The start of a line that is not complete.
     rest: String,

@@ -1,4 +1,4 @@
-//! Simulates the scheduler of a cluster: restarts processes that have exited, and resubmits a job of which all
+//! Simulates the scheduler of a cluster: restarts exited processes, and resubmits a job after all of its
 //! processes have exited.
 
 /// The time from the exit of a process to its next start.

@@ -155,7 +155,7 @@ fn workers_find_the_server_that_has_taken_over() {
     }
     for rank in 0..4 {
         let why = folder.path().join(format!("{rank}/why"));
-        // Workers that were stopped before their first request have written nothing.
+        // Workers stopped before their first request have written nothing.
         let why = std::fs::read_to_string(why).unwrap_or_default();
         let is_answer = why.is_empty() || why.contains("rank");
         assert!(is_answer, "{why}");

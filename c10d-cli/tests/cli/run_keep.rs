@@ -492,7 +492,7 @@ fn a_group_that_has_ended_restarts_as_a_whole() {
         let members = Members::start_with(rendezvous, &options, &[("BELOW_MIN_MS", "1")], MEMBER);
         let first = members.generation(2, &[]);
         kill(first[&0]);
-        // The other worker fails when the group ends.
+        // The other worker fails at the end of the group.
         let second = members.generation(2, &[first[&0], first[&1]]);
         assert_ne!(second[&1], first[&1]);
         let ended = members.finish();

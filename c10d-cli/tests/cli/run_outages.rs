@@ -25,7 +25,7 @@ const SCRIPT: &str = "
 
 const NODES: [&str; 3] = ["a", "b", "c"];
 
-/// The silence is so long that no node counts as lost, however busy the machine is, and heartbeats are sent every
+/// With these settings, no node counts as lost, however busy the machine is, and heartbeats are sent every
 /// second.
 const PATIENT: &str = "is_host=0,keep_alive_interval=1,keep_alive_max_attempt=30";
 

@@ -1,4 +1,4 @@
-//! The source from which a status server reads a store's state.
+//! The sources of a store's state for a status server.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -363,7 +363,7 @@ const ASK_INTERVAL: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub(super) struct AwaitedLoss {
-    /// The time from which on a connection proves that its node was not lost.
+    /// The earliest time at which a connection proves that its node was not lost.
     shown_from: Instant,
     ask_at: Instant,
     until: Instant,

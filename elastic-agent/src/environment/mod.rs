@@ -19,7 +19,7 @@ use crate::ranks::Assignment;
 pub(crate) const DEBUG_SOCKET: &str = "C10D_DEBUG_SOCKET";
 /// Names the file in which the worker reports its progress.
 pub(crate) const PROGRESS_FILE: &str = "C10D_PROGRESS_FILE";
-/// Names the pipe into which the worker writes timers, as in PyTorch.
+/// Names the pipe into which the worker writes timers, like in PyTorch.
 pub(crate) const TIMER_FILE: &str = "TORCHELASTIC_TIMER_FILE";
 const MASTER_ADDR: &str = "MASTER_ADDR";
 const MASTER_PORT: &str = "MASTER_PORT";
@@ -115,7 +115,7 @@ impl WorkerEnvironment {
             .with("TORCHELASTIC_RUN_ID", run_id)
             .with(MASTER_ADDR, master.host())
             .with(MASTER_PORT, master.port().to_string())
-            // A collective that hangs then ends its worker instead of hanging the job.
+            // With this setting, a hanging collective stops its worker instead of the whole job making no progress.
             .with_default(NCCL_ASYNC_ERROR_HANDLING, "1")
             .with_role("default")
             .with_restarts(0, 0)
@@ -228,15 +228,15 @@ impl WorkerEnvironment {
         self
     }
 
-    /// All variables, sorted by name, each name once.
+    /// Returns all variables, sorted by their names, each name once.
     #[must_use]
     pub fn into_variables(self) -> Vec<(OsString, OsString)> {
         self.0.into_iter().collect()
     }
 }
 
-/// Returns the variables that all workers of a node have in all rounds, and the names of those in which they differ, as in
-/// [`VARYING`]. `inherited` is the environment of the agent.
+/// Returns the variables that are equal for all workers of a node in all rounds, and the names of the variables in
+/// which they differ, in the form of [`VARYING`]. `inherited` is the environment of the agent.
 pub(crate) fn common(
     inherited: impl IntoIterator<Item = (OsString, OsString)>,
     has_virtual_local_rank: bool,

@@ -29,13 +29,13 @@ const LOST_AFTER: Duration = Duration::from_millis(250);
 /// How much later than due an answer is if the service was away: its server or the way to it was lost.
 const AWAY_MIN: Duration = Duration::from_secs(1);
 
-/// How often a member looks whether the service is still away.
+/// How often a member checks whether the service is still away.
 const AWAY_PAUSE: Duration = Duration::from_millis(100);
 
 /// A silent member is known to be lost so much later than `return_timeout`: the server checks every 250 ms.
 const VERDICT_MARGIN: Duration = Duration::from_secs(2);
 
-/// The service answers at once; a server that is stopped for longer than this is lost.
+/// The service answers at once, so a server that does not answer for this long is lost.
 const ANSWER_MAX: Duration = Duration::from_secs(300);
 
 /// The identity of this process, and when it counts as silent.
