@@ -107,7 +107,7 @@ fn announced(child: &mut Child) -> io::Result<String> {
 /// The next line of a child's standard output, after which it writes nothing until it is told to. Empty at its end.
 ///
 /// # Errors
-/// If it writes no line in this time, or a longer one.
+/// [`Failure`] if the child writes no line in this time, or a longer line.
 pub(super) fn read_line(
     child: &mut Child,
     timeout: Duration,

@@ -48,7 +48,7 @@ enum Change {
 /// accepted is eventually dropped, and counted. Panics are also written there.
 ///
 /// # Errors
-/// The system has no thread left.
+/// An error of the operating system if it has no thread left.
 pub(crate) fn start_queue() -> io::Result<()> {
     let render = |next| match next {
         Next::Item(change) => screen().apply(change),

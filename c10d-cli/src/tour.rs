@@ -10,7 +10,7 @@ const SCRIPT: &str = include_str!("tour.sh");
 /// Replaces this process by a shell that runs the script, so that the signals of the terminal reach the script.
 ///
 /// # Errors
-/// If this command does not find its file, or if there is no `sh`.
+/// [`Failure`] if this command does not find its own file, or if there is no `sh`.
 pub(crate) fn run() -> Result<(), Failure> {
     let error = match std::env::current_exe() {
         Ok(command) => {

@@ -11,7 +11,7 @@ impl StackReader {
     /// Fails in this program.
     ///
     /// # Errors
-    /// [`StackError::NoReader`].
+    /// [`StackError::NoReader`] always.
     pub fn attach(_: u32) -> Result<Self, StackError> {
         Err(StackError::NoReader)
     }
@@ -31,7 +31,7 @@ impl StackReader {
     /// Returns the stacks of all threads.
     ///
     /// # Errors
-    /// See [`StackError`].
+    /// [`StackError`] if the stacks cannot be read.
     pub fn sample(&mut self) -> Result<PythonStacks, StackError> {
         match self.0 {}
     }

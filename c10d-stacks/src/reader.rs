@@ -60,7 +60,7 @@ impl StackReader {
     /// Finds the interpreter in the memory of a process, which takes some milliseconds.
     ///
     /// # Errors
-    /// See [`StackError`]. A process that has just started may not have an interpreter yet.
+    /// [`StackError`] if the process cannot be read. A process that has just started may not have an interpreter yet.
     pub fn attach(pid: u32) -> Result<Self, StackError> {
         let start_ticks = start_of(pid)?;
         let interpreter = Interpreter::of(pid)?;
@@ -101,8 +101,8 @@ impl StackReader {
     /// a thread that computes can show frames of two moments.
     ///
     /// # Errors
-    /// See [`StackError`]. The error is also [`Unreadable`](StackError::Unreadable) after the process has started
-    /// another program; attach again in this case.
+    /// [`StackError`] if the stacks cannot be read. The error is also [`Unreadable`](StackError::Unreadable) after the
+    /// process has started another program; attach again in this case.
     pub fn sample(&mut self) -> Result<PythonStacks, StackError> {
         let mut outcome = Err(String::new());
         for _ in 0..ATTEMPTS {

@@ -30,7 +30,7 @@ pub(crate) fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
 /// Reads the last `bytes_max` bytes of a file, or all of a shorter one.
 ///
 /// # Errors
-/// Those of [`read`], without `FileTooLarge`.
+/// The errors of [`read`], without `FileTooLarge`.
 pub(crate) fn read_end(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut file = open(path)?;
     let length = file.metadata()?.len();

@@ -65,7 +65,7 @@ impl<T: Send + 'static> QueuedWriter<T> {
     /// the next item.
     ///
     /// # Errors
-    /// The system has no thread left.
+    /// An error of the operating system if it has no thread left.
     pub fn start(
         name: &str,
         mut stream: impl Write + AsFd + Send + 'static,

@@ -51,7 +51,7 @@ pub(crate) fn lead_foreground_group(
 /// Takes no lock and does not allocate.
 ///
 /// # Errors
-/// Those of tcsetpgrp(3): standard input is not the terminal of this session.
+/// The errors of tcsetpgrp(3): standard input is not the terminal of this session.
 pub(crate) fn give_foreground(group: Pid) -> io::Result<()> {
     let mut blocked = MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = MaybeUninit::<libc::sigset_t>::uninit();
@@ -137,7 +137,7 @@ pub(crate) fn session_of(process: Pid) -> io::Result<Option<Pid>> {
 /// system then discards exit statuses. Returns whether it was ignored.
 ///
 /// # Errors
-/// Those of sigaction(2), which has none for this signal.
+/// The errors of sigaction(2), which has none for this signal.
 pub(crate) fn unignore_child_signal() -> io::Result<bool> {
     let mut present = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: a null new action changes nothing; the old action is written to valid memory.

@@ -29,7 +29,7 @@ impl JoinedThread {
     /// Starts a thread of this name.
     ///
     /// # Errors
-    /// The system has no thread left.
+    /// An error of the operating system if it has no thread left.
     pub(crate) fn start(
         name: &'static str,
         run: impl FnOnce() + Send + 'static,

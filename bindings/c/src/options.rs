@@ -46,7 +46,7 @@ macro_rules! with_given {
 
 impl Options {
     /// # Errors
-    /// If the options' cancel handle was cancelled; so for all kinds.
+    /// [`Failure`] if the options' cancel handle was cancelled. This applies to all kinds.
     pub(crate) fn tcp(&self, is_master: bool) -> Result<TcpStoreOptions, Failure> {
         let options = TcpStoreOptions::default()
             .with_master(is_master)

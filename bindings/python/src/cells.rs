@@ -92,7 +92,7 @@ impl<T> SetOnce<T> {
     }
 
     /// # Errors
-    /// If it is set: `__init__` was called twice.
+    /// An exception if the value is set, because `__init__` was called twice.
     pub(crate) fn set(&self, value: T) -> PyResult<()> {
         self.0
             .set(value)
@@ -100,7 +100,7 @@ impl<T> SetOnce<T> {
     }
 
     /// # Errors
-    /// If it is not set.
+    /// An exception if the value is not set.
     pub(crate) fn get(&self) -> PyResult<&T> {
         self.0.get().ok_or_else(|| {
             let text = "this store is not open: its subclass has not called super().__init__()";

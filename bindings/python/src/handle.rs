@@ -24,7 +24,7 @@ impl Handle {
     }
 
     /// # Errors
-    /// If it is open.
+    /// An exception if the handle is open.
     pub(crate) fn open(&self, store: Arc<dyn Store>) -> PyResult<()> {
         self.0.set(Owned::new("store", store))
     }

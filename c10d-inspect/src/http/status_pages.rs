@@ -197,7 +197,7 @@ impl StatusPages {
     /// long again, to find out what kind of server does not answer.
     ///
     /// # Errors
-    /// See [`StatusError`]; each names the server.
+    /// [`StatusError`] if there is no page. Each error names the server.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, StatusError> {
         serde_json::from_slice(&self.body(path)?).map_err(|error| self.not_understood(path, error))
     }

@@ -20,7 +20,7 @@ impl Cpus {
     /// (Linux, version 1 and 2). Without them there is no quota.
     ///
     /// # Errors
-    /// The system does not tell on which processors this process may run.
+    /// An error if the operating system does not report the processors on which this process may run.
     pub fn here(root: &Path) -> io::Result<Self> {
         Ok(Self {
             allowed: allowed()?.max(1),

@@ -77,7 +77,7 @@ impl Launcher {
     /// Whether the options can be used, as far as that is known without a rendezvous. Opens no connection.
     ///
     /// # Errors
-    /// [`LauncherError::Invalid`].
+    /// [`LauncherError::Invalid`] if the options cannot be used.
     pub fn check(&self) -> Result<(), LauncherError> {
         let parameters = &self.options.rendezvous;
         if parameters.backend() == C10D_BACKEND {

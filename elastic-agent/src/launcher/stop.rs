@@ -71,7 +71,7 @@ impl StopControl {
     /// cancelled.
     ///
     /// # Errors
-    /// The system has no thread left.
+    /// An error of the operating system if it has no thread left.
     pub fn unless_stopped<T: Send + 'static>(
         &self,
         thread: &str,
@@ -126,7 +126,7 @@ impl Signals {
     /// way. The first signal that stops the launcher starts the timer.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The error of the operating system.
     fn catch(names: Option<&[String]>, timer: ExitTimer) -> io::Result<Self> {
         let named = names.unwrap_or_default().iter();
         let mut numbers: Vec<i32> = named.filter_map(|name| number_of(name)).collect();
@@ -182,7 +182,7 @@ impl Signals {
     /// cancelled.
     ///
     /// # Errors
-    /// The system has no thread left.
+    /// An error of the operating system if it has no thread left.
     fn unless_stopped<T: Send + 'static>(
         &self,
         thread: &str,
@@ -320,7 +320,7 @@ impl ExitDeadline {
     /// there is such a limit.
     ///
     /// # Errors
-    /// The system has no thread left.
+    /// An error of the operating system if it has no thread left.
     fn start(kill: Duration, exit: Option<Duration>, screen: Arc<dyn Screen>) -> io::Result<Self> {
         let (events, inbox) = channel();
         let workers = Arc::<OnceLock<KillSwitch>>::default();

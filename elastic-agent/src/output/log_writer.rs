@@ -34,7 +34,7 @@ impl LoggedStream {
     /// Takes the end of the pipe that is read, and the file, which must append.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The error of the operating system.
     pub(crate) fn new(
         pipe: PipeReader,
         path: &Path,

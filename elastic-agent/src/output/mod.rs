@@ -37,7 +37,7 @@ impl OutputThreads {
     /// Starts the threads that are needed: `worker-logs`, `worker-stdout`, `worker-stderr`.
     ///
     /// # Errors
-    /// The system has no thread or descriptor left.
+    /// An error of the operating system if it has no thread or descriptor left.
     pub(crate) fn start(
         logs: Vec<LoggedStream>,
         stdout: Sources,

@@ -22,7 +22,7 @@ impl WorkerPipe {
     /// Makes the pipe non-blocking.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The error of the operating system.
     pub(super) fn new(pipe: PipeReader, last: Option<Arc<Mutex<LastBytes>>>) -> io::Result<Self> {
         // Only this end: with a non-blocking write end the worker would lose output.
         ioctl_fionbio(&pipe, true)?;
@@ -90,7 +90,7 @@ impl CapturedPipe {
     /// Takes the end of the pipe that is read.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The error of the operating system.
     pub(crate) fn new(
         pipe: PipeReader,
         is_shown: bool,

@@ -54,7 +54,7 @@ impl Preloader {
     /// Starts the thread, which starts the template.
     ///
     /// # Errors
-    /// The system has no thread or descriptor left.
+    /// An error of the operating system if it has no thread or descriptor left.
     pub(crate) fn start(plan: TemplatePlan) -> io::Result<Self> {
         let (commands, received) = unbounded();
         let (woken, wake) = io::pipe()?;
@@ -88,7 +88,7 @@ impl Preloader {
     /// minutes, or until `stop` ends it.
     ///
     /// # Errors
-    /// [`NotForked`].
+    /// [`NotForked`] with the reason why there are no forked workers.
     pub(crate) fn fork(&mut self, stop: &Cancel) -> Result<ForkedWorkers, NotForked> {
         let ahead = self.ahead.take();
         let ahead = ahead.filter(|(asked_at, _)| asked_at.elapsed() < AHEAD_MAX);

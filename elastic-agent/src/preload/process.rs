@@ -49,7 +49,7 @@ impl Template {
     /// Starts the interpreter, and tells it what to import.
     ///
     /// # Errors
-    /// Those of the system: the interpreter does not exist, or no process or descriptor is left.
+    /// The error of the operating system: the interpreter does not exist, or no process or descriptor is left.
     pub(super) fn spawn(plan: &TemplatePlan) -> io::Result<Self> {
         let (control, far) = packet::pair()?;
         let (output, writer) = io::pipe()?;
@@ -146,7 +146,7 @@ static SUBREAPERS: Mutex<(usize, Option<Pid>)> = Mutex::new((0, None));
 
 impl Subreaper {
     /// # Errors
-    /// The system does not support it.
+    /// The error of the operating system, if it does not support this setting.
     pub(super) fn set() -> io::Result<Self> {
         let mut subreapers = lock(&SUBREAPERS);
         if subreapers.0 == 0 {

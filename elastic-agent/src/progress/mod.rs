@@ -101,7 +101,7 @@ impl Poller {
     /// steps in other directories nor the verdict.
     ///
     /// # Errors
-    /// The system has no thread left.
+    /// An error of the operating system if it has no thread left.
     pub(crate) fn start(
         directories: Vec<Vec<PathBuf>>,
         timeout: Option<Duration>,

@@ -311,7 +311,7 @@ impl TimerPipe {
     /// Makes the pipe, and replaces a pipe that an earlier launcher has left. Another kind of file stays, and is an error.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The error of the operating system.
     fn create(path: &Path) -> io::Result<Self> {
         if fs::symlink_metadata(path).is_ok_and(|known| known.file_type().is_fifo()) {
             fs::remove_file(path)?;
@@ -341,7 +341,7 @@ impl TimerPipe {
     /// Reads without waiting; empty if there is nothing at the moment.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The error of the operating system.
     fn read<'b>(&mut self, buffer: &'b mut [u8]) -> io::Result<&'b [u8]> {
         loop {
             match self.reader.read(buffer) {

@@ -314,7 +314,7 @@ impl Spawner {
     /// Starts the thread.
     ///
     /// # Errors
-    /// The system has no thread left.
+    /// An error of the operating system if it has no thread left.
     pub(super) fn start() -> io::Result<Self> {
         let (commands, next) = bounded::<Command>(0);
         let (answers, children) = bounded(1);
@@ -338,7 +338,7 @@ impl Spawner {
     /// Starts a process. Blocks until its program is loaded, or has failed to load.
     ///
     /// # Errors
-    /// Those of the system: the program does not exist, or no process is left.
+    /// The error of the operating system: the program does not exist, or no process is left.
     pub(super) fn spawn(&self, command: Command) -> io::Result<Child> {
         let has_ended = || io::Error::other("the thread worker-spawn has ended");
         self.commands.send(command).map_err(|_| has_ended())?;
@@ -379,7 +379,7 @@ impl Waiter {
     /// Starts the thread, before its process: so no process lacks one when the system has no thread left.
     ///
     /// # Errors
-    /// The system has no thread left.
+    /// An error of the operating system if it has no thread left.
     pub(super) fn start(index: usize, ended: Sender<Ended>) -> io::Result<Self> {
         let (assign, assigned) = bounded(1);
         let thread = thread::Builder::new()

@@ -103,7 +103,7 @@ impl OwnStreams {
     /// A stream that the agent has closed is /dev/null for workers.
     ///
     /// # Errors
-    /// The system has no descriptor left.
+    /// An error of the operating system if it has no descriptor left.
     pub(super) fn copied() -> io::Result<Self> {
         let copy = |stream: BorrowedFd<'_>| {
             stream

@@ -142,7 +142,7 @@ impl RoundBoard {
     /// Writes a value, and replaces an earlier value.
     ///
     /// # Errors
-    /// An error of the store.
+    /// [`StoreError`] when the store fails.
     pub fn put(&self, name: &str, value: impl AsRef<[u8]>) -> Result<(), StoreError> {
         self.store.set(name, value)
     }
@@ -150,7 +150,7 @@ impl RoundBoard {
     /// Writes many values, in few requests.
     ///
     /// # Errors
-    /// An error of the store.
+    /// [`StoreError`] when the store fails.
     pub fn put_all(&self, values: &[(String, String)]) -> Result<(), StoreError> {
         write_all(&*self.store, values)
     }
@@ -158,7 +158,7 @@ impl RoundBoard {
     /// Writes a value unless there is one.
     ///
     /// # Errors
-    /// An error of the store.
+    /// [`StoreError`] when the store fails.
     pub fn put_if_missing(&self, name: &str, value: impl AsRef<[u8]>) -> Result<(), StoreError> {
         self.store.compare_set(name, b"", value).map(drop)
     }
@@ -167,7 +167,7 @@ impl RoundBoard {
     /// `proposal` that no other node makes shows which node has written it, even if an answer was lost.
     ///
     /// # Errors
-    /// An error of the store.
+    /// [`StoreError`] when the store fails.
     pub fn agree(
         &self,
         name: &str,
@@ -182,7 +182,7 @@ impl RoundBoard {
     /// twice.
     ///
     /// # Errors
-    /// An error of the store.
+    /// [`StoreError`] when the store fails.
     pub fn count(&self, name: &str, step: i64) -> Result<i64, StoreError> {
         self.store.add(name, step)
     }
@@ -190,7 +190,7 @@ impl RoundBoard {
     /// Whether this node is the first to count itself.
     ///
     /// # Errors
-    /// An error of the store.
+    /// [`StoreError`] when the store fails.
     pub fn is_first(&self, name: &str) -> Result<bool, StoreError> {
         Ok(self.count(name, 1)? == 1)
     }
@@ -199,7 +199,7 @@ impl RoundBoard {
     /// for example because the store is restarted, asks again and leaves numbers out.
     ///
     /// # Errors
-    /// An error of the store.
+    /// [`StoreError`] when the store fails.
     pub fn take_numbers(&self, name: &str, count: usize) -> Result<u64, StoreError> {
         let step = i64::try_from(count).unwrap_or(i64::MAX);
         let last = until_answered(|| self.store.add(name, step))?;
@@ -209,7 +209,7 @@ impl RoundBoard {
     /// The value of a name, if it has one.
     ///
     /// # Errors
-    /// An error of the store.
+    /// [`StoreError`] when the store fails.
     pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>, StoreError> {
         self.store.try_get(name)
     }
@@ -217,7 +217,7 @@ impl RoundBoard {
     /// The values of those names that have one, in the order of the names. One request reads all of them if all have one.
     ///
     /// # Errors
-    /// An error of the store.
+    /// [`StoreError`] when the store fails.
     pub fn read_all(&self, names: &[impl AsRef<str>]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
         let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
         read_present(&*self.store, &names)
@@ -226,7 +226,7 @@ impl RoundBoard {
     /// Whether a name has a value.
     ///
     /// # Errors
-    /// An error of the store.
+    /// [`StoreError`] when the store fails.
     pub fn has(&self, name: &str) -> Result<bool, StoreError> {
         self.store.check(&[name])
     }
@@ -234,7 +234,7 @@ impl RoundBoard {
     /// Returns the sum of a counter, or 0 for a value that is not a number.
     ///
     /// # Errors
-    /// An error of the store.
+    /// [`StoreError`] when the store fails.
     pub fn counted(&self, name: &str) -> Result<usize, StoreError> {
         let count = self.read(name)?.unwrap_or_default();
         Ok(String::from_utf8_lossy(&count).parse().unwrap_or(0))

@@ -116,7 +116,7 @@ impl C10dBackend {
     /// The store is the workers' too, and is claimed for them, now and whenever it has been emptied.
     ///
     /// # Errors
-    /// Those of [`claim`].
+    /// The errors of [`claim`].
     pub(crate) fn with_workers_here(
         mut self,
         is_served_here: bool,

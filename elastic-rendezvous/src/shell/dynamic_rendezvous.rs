@@ -147,9 +147,9 @@ impl DynamicRendezvousOptions {
         self
     }
 
-    /// Whether an agent serves the workers' store. Otherwise the worker with rank 0 does, at a new address in
-    /// each round: PyTorch's `TORCH_DISABLE_SHARE_RDZV_TCP_STORE`. Must be the same on all nodes.
-    /// Default: true, like PyTorch's.
+    /// Sets whether an agent serves the workers' store. Otherwise the worker with rank 0 does, at a new address in each
+    /// round: PyTorch's `TORCH_DISABLE_SHARE_RDZV_TCP_STORE`. Must be the same on all nodes. Default: true, like
+    /// PyTorch's.
     pub fn with_shared_store(mut self, shares_store: bool) -> Self {
         self.shares_store = shares_store;
         self
@@ -176,8 +176,8 @@ impl DynamicRendezvousOptions {
         self
     }
 
-    /// The ports for the workers' store, if this node serves it: it takes the first free port. Default: a port that the
-    /// system chooses.
+    /// Sets the ports for the workers' store, if this node serves it: it takes the first free port. Default: a port
+    /// that the system chooses.
     pub fn with_workers_port(mut self, ports: impl Into<Option<PortRange>>) -> Self {
         self.workers_port = ports.into();
         self
@@ -189,7 +189,7 @@ impl DynamicRendezvousOptions {
         self
     }
 
-    /// A callback for the server of the workers' store, if this node serves it. Default: none.
+    /// Sets a callback for the server of the workers' store, if this node serves it. Default: none.
     pub fn with_server_hook(mut self, hook: ServerHook) -> Self {
         self.server_hook = Some(hook);
         self

@@ -84,7 +84,7 @@ pub trait RendezvousHandler: Debug + Send + Sync {
     /// Closes the rendezvous for all nodes: there are no more rounds. Blocks for at most the close timeout.
     ///
     /// # Errors
-    /// As [`is_closed`](Self::is_closed); [`RendezvousError::OperationTimeout`] after the close timeout.
+    /// The errors of [`is_closed`](Self::is_closed), and [`RendezvousError::OperationTimeout`] after the close timeout.
     fn set_closed(&self) -> Result<(), RendezvousError>;
 
     /// Returns the number of nodes that wait for the next round, without spares; in a [group](crate::GroupStore) at
@@ -133,7 +133,7 @@ pub trait RendezvousHandler: Debug + Send + Sync {
     /// at most the close timeout.
     ///
     /// # Errors
-    /// As [`set_closed`](Self::set_closed).
+    /// The errors of [`set_closed`](Self::set_closed).
     fn leave(&self) -> Result<(), RendezvousError>;
 
     /// Leaves the current round of this node before [`next_rendezvous`](Self::next_rendezvous). A node uses this if it
@@ -141,7 +141,7 @@ pub trait RendezvousHandler: Debug + Send + Sync {
     /// timeout.
     ///
     /// # Errors
-    /// As [`set_closed`](Self::set_closed).
+    /// The errors of [`set_closed`](Self::set_closed).
     fn exit_round(&self) -> Result<(), RendezvousError> {
         Ok(())
     }
@@ -152,7 +152,8 @@ pub trait RendezvousHandler: Debug + Send + Sync {
     /// be silent.
     ///
     /// # Errors
-    /// [`RendezvousError::KeepingDiffers`], [`RendezvousError::Interrupted`], or an error of the store.
+    /// [`RendezvousError::KeepingDiffers`] if the nodes disagree about keeping workers,
+    /// [`RendezvousError::Interrupted`] after an interrupt, or an error of the store.
     fn agree_on_keeping(&self, _keeps: bool) -> Result<(), RendezvousError> {
         Ok(())
     }
@@ -161,7 +162,7 @@ pub trait RendezvousHandler: Debug + Send + Sync {
     /// take its place without waiting for it. Blocks for at most the store's timeout, four times.
     ///
     /// # Errors
-    /// [`RendezvousError::Connection`].
+    /// [`RendezvousError::Connection`] when the store fails.
     fn set_not_joining(&self, _why: Option<&str>) -> Result<(), RendezvousError> {
         Ok(())
     }
@@ -169,7 +170,7 @@ pub trait RendezvousHandler: Debug + Send + Sync {
     /// The boards of the last two rounds, for a node that is in none of them. Blocks for at most the store's timeout.
     ///
     /// # Errors
-    /// As [`is_closed`](Self::is_closed).
+    /// The errors of [`is_closed`](Self::is_closed).
     fn last_boards(&self) -> Result<Vec<RoundBoard>, RendezvousError> {
         Ok(Vec::new())
     }
@@ -189,7 +190,7 @@ pub trait RendezvousHandler: Debug + Send + Sync {
     /// most the store's timeout, three times.
     ///
     /// # Errors
-    /// [`RendezvousError::Connection`].
+    /// [`RendezvousError::Connection`] when the store fails.
     fn forget_round(&self, _round: i64) -> Result<(), RendezvousError> {
         Ok(())
     }

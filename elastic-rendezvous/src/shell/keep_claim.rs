@@ -36,7 +36,7 @@ pub(crate) fn claim_of(node: &str, keeps: bool) -> String {
 /// Compares the claim of the job with the setting of this node.
 ///
 /// # Errors
-/// [`RendezvousError::KeepingDiffers`].
+/// [`RendezvousError::KeepingDiffers`] if the nodes disagree about keeping workers.
 pub(crate) fn compare(
     run_id: &str,
     claim: &[u8],
@@ -83,7 +83,8 @@ impl Applicant<'_> {
     /// is at work, which takes as long as a node may be silent. Blocks for that long, and for the store's timeout.
     ///
     /// # Errors
-    /// [`RendezvousError::KeepingDiffers`], [`RendezvousError::Interrupted`], or an error of the store.
+    /// [`RendezvousError::KeepingDiffers`] if the nodes disagree about keeping workers,
+    /// [`RendezvousError::Interrupted`] after an interrupt, or an error of the store.
     pub(crate) fn claim(&self, keeps: bool) -> Result<(), RendezvousError> {
         let node = self.me.named().to_string();
         let own = claim_of(&node, keeps);

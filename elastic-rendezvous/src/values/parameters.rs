@@ -124,8 +124,8 @@ impl RendezvousParameters {
         &self.start_warnings
     }
 
-    /// The journal of the rendezvous' store, opened if this process serves it: the store survives the process. Default:
-    /// none.
+    /// Sets the journal of the rendezvous' store, which is opened if this process serves the store, so that the store
+    /// survives the process. Default: none.
     pub fn with_journal(mut self, journal: JournalSource) -> Self {
         self.journal = Some(journal);
         self
@@ -137,8 +137,9 @@ impl RendezvousParameters {
         self.journal.as_ref()
     }
 
-    /// The store is found in a directory, not at the endpoint, which then is only a name for messages. The workers need
-    /// `workers_store=rendezvous` and [relays](Self::with_relays): PyTorch's clients cannot follow a store. Default: none.
+    /// Finds the store in a directory instead of at the endpoint, which is then only a name for messages. The workers
+    /// need `workers_store=rendezvous` and [relays](Self::with_relays), because PyTorch's clients cannot follow a
+    /// store. Default: none.
     pub fn with_store(mut self, store: StoreDirectory) -> Self {
         self.store = Some(store);
         self
@@ -215,9 +216,9 @@ impl RendezvousParameters {
         self.with_credentials(secret.into())
     }
 
-    /// Whether the workers of all nodes reach their store through relays that have the credentials. The workers' store
-    /// of several nodes then also serves only clients with the credentials. Must be the same on all nodes. Default
-    /// false.
+    /// Sets whether the workers of all nodes reach their store through relays that have the credentials. The workers'
+    /// store of several nodes then also serves only clients with the credentials. Must be the same on all nodes.
+    /// Default false.
     pub const fn with_relays(mut self, has_relays: bool) -> Self {
         self.has_relays = has_relays;
         self
@@ -397,7 +398,8 @@ impl RendezvousParameters {
 /// ```
 ///
 /// # Errors
-/// [`ParametersError::NoKey`], also for a superfluous comma, and [`ParametersError::NoValue`].
+/// [`ParametersError::NoKey`] for a setting without a key, including a superfluous comma, and
+/// [`ParametersError::NoValue`] for a setting without a value.
 pub fn parse_config(text: &str) -> Result<BTreeMap<String, String>, ParametersError> {
     let text = text.trim();
     let mut config = BTreeMap::new();

@@ -87,7 +87,7 @@ impl Announcer {
     /// asked.
     ///
     /// # Errors
-    /// The system has no thread left.
+    /// An error of the operating system if it has no thread left.
     pub(super) fn start(
         identity: NodeIdentity,
         answers: Option<AnswersPort>,

@@ -50,7 +50,7 @@ struct Shared {
 
 impl Adoption {
     /// # Errors
-    /// The system has no thread or no socket left.
+    /// An error of the operating system if it has no thread or no socket left.
     pub(super) fn start(run_id: String, listeners: Vec<AgentListener>) -> io::Result<Self> {
         let (wake, woken) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;

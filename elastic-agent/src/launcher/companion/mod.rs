@@ -92,7 +92,7 @@ impl Companion {
     /// Observes the handler from now on, and starts the thread `adoption`, which finds workers.
     ///
     /// # Errors
-    /// The system has no thread or no socket left.
+    /// An error of the operating system if it has no thread or no socket left.
     pub fn attend(&self, handler: &dyn RendezvousHandler) -> Result<(), LauncherError> {
         let listeners = lock(&self.features).listen(handler);
         let adoption = Adoption::start(self.run_id.clone(), listeners)

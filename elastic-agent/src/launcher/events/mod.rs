@@ -188,7 +188,7 @@ impl EventFile {
     /// Opens the file; a new one can only be read by this user. Does not wait for the reader of a pipe.
     ///
     /// # Errors
-    /// Those of the system; a pipe that no process reads.
+    /// The error of the operating system, or a pipe without a reader.
     fn open(path: &Path) -> io::Result<Self> {
         let file = open(path)?;
         let name = path.display().to_string();

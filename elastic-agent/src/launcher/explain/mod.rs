@@ -90,7 +90,7 @@ impl Explainer {
     /// servers, it also compares their collectives.
     ///
     /// # Errors
-    /// The system has no thread left.
+    /// An error of the operating system if it has no thread left.
     pub(super) fn start(
         options: &LauncherOptions,
         hosted: Arc<Hosted>,

@@ -49,7 +49,7 @@ impl NcclAsker {
     /// `None` if it does not report anything.
     ///
     /// # Errors
-    /// The system has no thread left.
+    /// An error of the operating system if it has no thread left.
     pub(super) fn start(
         service: HostPort,
         node: impl Fn() -> AnnouncedNode + Send + 'static,

@@ -55,7 +55,7 @@ impl Observer {
     /// may block for a moment.
     ///
     /// # Errors
-    /// The system has no thread left.
+    /// An error of the operating system if it has no thread left.
     pub(super) fn start(
         after: Option<Duration>,
         node: impl Fn() -> AnnouncedNode + Send + 'static,

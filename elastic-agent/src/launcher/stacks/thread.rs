@@ -73,7 +73,7 @@ impl StackThread {
     /// Starts the thread. It reads nothing before it is asked.
     ///
     /// # Errors
-    /// The system has no thread left.
+    /// An error of the operating system if it has no thread left.
     pub(in crate::launcher) fn start() -> io::Result<Self> {
         Self::start_with(Readers::default())
     }
