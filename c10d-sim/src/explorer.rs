@@ -1,14 +1,16 @@
 //! Everything that can happen to a world, in every order.
 
+use std::cell::RefCell;
 use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 
-use crate::World;
-use crate::world::{print_shorter, replay};
+use crate::Simulation;
+use crate::simulation::{print_shorter, replay};
 
 /// A world that can be explored.
-pub trait Explored: World + Sized {
+pub trait Explored: Simulation + Sized {
     /// What can happen now.
     fn steps(&self) -> Vec<Self::Step>;
 
@@ -19,27 +21,35 @@ pub trait Explored: World + Sized {
     fn fingerprint(&self) -> Option<u64>;
 }
 
-/// What was explored.
+/// A fingerprint of the parts of a world that determine its future.
+pub fn fingerprint(of: &(impl Hash + ?Sized)) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The counts of an exploration.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Exploration {
     /// The number of different states.
     pub states: usize,
     /// The number of histories that led to them.
     pub histories: usize,
-    /// The number of states from which nothing was tried, because nothing can happen or their history has `depth` steps.
+    /// The number of ends: states without a next step, or with a history of `depth` steps.
     pub ends: usize,
 }
 
 /// Visits the states that a world reaches by up to `depth` steps. `visit` gets each state, its history, and whether it is an
-/// end, and returns whether to go on from it. If a law is broken, a shorter history that breaks one is printed.
+/// end, and returns whether to explore the states after it. It may change the state if [`Explored::copy`] needs only the
+/// history. If a law is broken, a shorter history that breaks a law is printed.
 pub fn explore<W: Explored>(
     start: W,
     depth: usize,
-    mut visit: impl FnMut(&W, &[W::Step], bool) -> bool,
+    mut visit: impl FnMut(&mut W, &[W::Step], bool) -> bool,
 ) -> Exploration {
     let again = start.copy(&[]);
     let mut past = Vec::new();
-    let mut visits = |world: &W, past: &[W::Step], steps: &[W::Step]| {
+    let mut visits = |world: &mut W, past: &[W::Step], steps: &[W::Step]| {
         let is_end = past.len() == depth || steps.is_empty();
         (visit(world, past, is_end), is_end)
     };
@@ -47,58 +57,56 @@ pub fn explore<W: Explored>(
         visit_all(start, &mut past, &mut visits)
     }));
     outcome.unwrap_or_else(|panic| {
-        let visits = std::cell::RefCell::new(visits);
-        print_shorter(past, |steps| {
-            let mut world = again.copy(&[]);
+        let visits = RefCell::new(visits);
+        let start = || again.copy(&[]);
+        print_shorter(start, past, |mut world, steps| {
             replay(&mut world, steps);
             let possible = world.steps();
-            visits.borrow_mut()(&world, steps, &possible);
+            visits.borrow_mut()(&mut world, steps, &possible);
         });
         resume_unwind(panic)
     })
 }
 
-/// `visit` returns whether to go on from a state, and whether it is an end.
+/// `visit` returns whether to explore the states after this state, and whether it is an end.
 fn visit_all<W: Explored>(
     start: W,
     past: &mut Vec<W::Step>,
-    visit: &mut impl FnMut(&W, &[W::Step], &[W::Step]) -> (bool, bool),
+    visit: &mut impl FnMut(&mut W, &[W::Step], &[W::Step]) -> (bool, bool),
 ) -> Exploration {
     let mut found = Exploration::default();
     let mut seen = HashSet::new();
-    let mut open: Vec<(Rc<W>, usize, Option<W::Step>)> = vec![(Rc::new(start), 0, None)];
-    while let Some((before, length, step)) = open.pop() {
-        past.truncate(length);
-        let world = match step {
-            None => before,
-            Some(step) => {
-                let mut world = before.copy(past);
-                past.push(step);
-                world.take(step);
-                Rc::new(world)
-            }
-        };
+    // Steps to take, each with the world before it and the length of that world's history.
+    let mut open: Vec<(Rc<W>, usize, W::Step)> = Vec::new();
+    let mut world = start;
+    loop {
         found.histories += 1;
-        if world.fingerprint().is_some_and(|it| !seen.insert(it)) {
-            continue;
+        if world.fingerprint().is_none_or(|it| seen.insert(it)) {
+            found.states += 1;
+            let steps = world.steps();
+            let (continues, is_end) = visit(&mut world, past, &steps);
+            if is_end {
+                found.ends += 1;
+            } else if continues {
+                let world = Rc::new(world);
+                let next = steps.into_iter().rev();
+                open.extend(next.map(|step| (Rc::clone(&world), past.len(), step)));
+            }
         }
-        found.states += 1;
-        let steps = world.steps();
-        let (goes_on, is_end) = visit(&world, past, &steps);
-        if is_end {
-            found.ends += 1;
-        } else if goes_on {
-            let next = steps.into_iter().rev();
-            open.extend(next.map(|step| (Rc::clone(&world), past.len(), Some(step))));
-        }
+        let Some((before, length, step)) = open.pop() else {
+            return found;
+        };
+        past.truncate(length);
+        world = before.copy(past);
+        past.push(step);
+        world.take(step);
     }
-    found
 }
 
 #[cfg(test)]
 mod tests {
     use super::{Exploration, Explored, explore};
-    use crate::{World, panics};
+    use crate::{Simulation, panics};
 
     /// A walk on the numbers from 0 to 3.
     #[derive(Debug, Clone)]
@@ -107,7 +115,7 @@ mod tests {
         has_memory: bool,
     }
 
-    impl World for Walk {
+    impl Simulation for Walk {
         type Step = i32;
 
         fn take(&mut self, step: i32) {

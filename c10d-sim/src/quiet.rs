@@ -25,6 +25,11 @@ pub fn panics(run: impl FnOnce()) -> bool {
     outcome.is_err()
 }
 
+/// Whether a panic would print nothing.
+pub(crate) fn is_quiet() -> bool {
+    IS_QUIET.get()
+}
+
 /// Prints a line, which the tests show if they fail.
 pub(crate) fn print(line: &str) {
     #[expect(clippy::print_stderr, reason = "for the reader of a failed test")]

@@ -20,7 +20,7 @@ pub(crate) fn shortened<S: Copy>(mut steps: Vec<S>, fails: impl Fn(&[S]) -> bool
                 at = end;
             }
         }
-        // Without a piece behind it, an earlier one may have become needless.
+        // An earlier piece may be needless now that a piece behind it is removed.
         let is_last = piece == 1 && steps.len() == before;
         if is_last || tries == TRIES_MAX {
             break;
@@ -41,7 +41,7 @@ mod tests {
         assert_eq!(shortened(all, needed), [3, 77, 150]);
     }
 
-    /// Each step can be removed only after the one behind it.
+    /// Each step can be removed only after the step behind it.
     #[test]
     fn steps_that_become_needless_are_removed_too() {
         let all: Vec<u32> = (0..20).collect();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
-/// The events that are still to happen, and the time by which all others have happened.
+/// A clock, and the events that are still to happen.
 #[derive(Debug)]
 pub struct Timeline<E> {
     now: Duration,

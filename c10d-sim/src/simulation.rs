@@ -1,4 +1,4 @@
-//! What a history does to a simulated system, step by step.
+//! Simulated systems, and histories of their steps.
 
 use std::fmt::Debug;
 use std::ops::Deref;
@@ -6,12 +6,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use fastrand::Rng;
 
-use crate::quiet::{panics, print};
+use crate::quiet::{is_quiet, panics, print};
 use crate::shortening::shortened;
 
 /// A core and everything around it, to which steps happen. It panics when a law is broken.
-pub trait World {
-    /// What happens to it.
+pub trait Simulation {
+    /// An event that changes the simulated system.
     type Step: Copy + Debug;
 
     /// Takes a step that is possible.
@@ -19,16 +19,21 @@ pub trait World {
 
     /// Whether the step can be taken now. A shorter history leaves out the steps that cannot.
     fn is_possible(&self, step: &Self::Step) -> bool;
+
+    /// How it was at the start, for the reader of a failed history.
+    fn describe(&self) -> String {
+        String::new()
+    }
 }
 
 /// A world with the steps that it has taken.
 #[derive(Debug)]
-pub struct Run<W: World> {
+pub struct Run<W: Simulation> {
     world: W,
     taken: Vec<W::Step>,
 }
 
-impl<W: World> Run<W> {
+impl<W: Simulation> Run<W> {
     /// Takes a step, and records it.
     pub fn take(&mut self, step: W::Step) {
         self.taken.push(step);
@@ -36,7 +41,7 @@ impl<W: World> Run<W> {
     }
 }
 
-impl<W: World> Deref for Run<W> {
+impl<W: Simulation> Deref for Run<W> {
     type Target = W;
 
     fn deref(&self) -> &W {
@@ -45,10 +50,10 @@ impl<W: World> Deref for Run<W> {
 }
 
 /// Runs a random history: `history` takes steps in a world of `start`, and `end` brings the world to rest. If a law is
-/// broken, a shorter history that breaks one is printed.
+/// broken, a shorter history that breaks a law is printed.
 ///
-/// `start` returns the same world each time, with the generator from which `history` draws.
-pub fn run<W: World>(
+/// `start` returns the same world and the same generator each time; `history` draws from this generator.
+pub fn run<W: Simulation>(
     start: impl Fn() -> (W, Rng),
     history: impl FnOnce(&mut Run<W>, &mut Rng),
     end: impl Fn(&mut W, &[W::Step]),
@@ -61,8 +66,8 @@ pub fn run<W: World>(
         end(&mut run.world, &run.taken);
     }));
     if let Err(panic) = outcome {
-        print_shorter(run.taken, |steps| {
-            let mut world = start().0;
+        let start = || start().0;
+        print_shorter(start, run.taken, |mut world, steps| {
             replay(&mut world, steps);
             end(&mut world, steps);
         });
@@ -71,8 +76,8 @@ pub fn run<W: World>(
     run.world
 }
 
-/// Takes those of the steps that are possible.
-pub(crate) fn replay<W: World>(world: &mut W, steps: &[W::Step]) {
+/// Takes the possible ones of these steps.
+pub(crate) fn replay<W: Simulation>(world: &mut W, steps: &[W::Step]) {
     for step in steps {
         if world.is_possible(step) {
             world.take(*step);
@@ -80,24 +85,31 @@ pub(crate) fn replay<W: World>(world: &mut W, steps: &[W::Step]) {
     }
 }
 
-/// Prints the shortest history that is found to panic, of steps that have.
-pub(crate) fn print_shorter<S: Copy + Debug>(taken: Vec<S>, history: impl Fn(&[S])) {
+/// Prints the shortest history that is found to panic, of steps that have. It takes a while, so not if that was expected.
+pub(crate) fn print_shorter<W: Simulation>(
+    start: impl Fn() -> W,
+    taken: Vec<W::Step>,
+    history: impl Fn(W, &[W::Step]),
+) {
+    if is_quiet() {
+        return;
+    }
     let before = taken.len();
-    let steps = shortened(taken, |steps| panics(|| history(steps)));
+    let steps = shortened(taken, |steps| panics(|| history(start(), steps)));
+    let (count, world) = (steps.len(), start().describe());
     print(&format!(
-        "{} of {before} steps break a law: {steps:#?}",
-        steps.len()
+        "{count} of {before} steps break a law: {steps:#?}\n{world}"
     ));
 }
 
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
 
     use fastrand::Rng;
 
-    use super::{World, run};
-    use crate::panics;
+    use super::{Simulation, run};
 
     /// A counter that may not pass 3.
     #[derive(Debug, Default)]
@@ -112,7 +124,7 @@ mod tests {
         Add(i32),
     }
 
-    impl World for Counter {
+    impl Simulation for Counter {
         type Step = Step;
 
         fn take(&mut self, step: Step) {
@@ -133,7 +145,7 @@ mod tests {
     #[test]
     fn a_failing_history_ends_with_the_fewest_steps() {
         let fewest = Cell::new(usize::MAX);
-        let is_broken = panics(|| {
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
             run(
                 || (Counter::default(), Rng::with_seed(1)),
                 |run, random| {
@@ -154,8 +166,8 @@ mod tests {
                     }
                 },
             );
-        });
-        assert!(is_broken);
+        }));
+        assert!(outcome.is_err());
         assert_eq!(fewest.get(), 5, "it opens, and adds 1 four times");
     }
 
