@@ -334,12 +334,7 @@ waits(DEPTH)
 /// A worker that overwrites the state of its interpreter with random bytes.
 #[test]
 fn random_bytes_in_an_interpreter_give_stacks_or_errors() {
-    let seed: u64 = std::env::var("SEED")
-        .ok()
-        .and_then(|it| it.parse().ok())
-        .unwrap_or_else(|| fastrand::u64(..));
-    println!("SEED={seed}");
-    let mut random = fastrand::Rng::with_seed(seed);
+    let mut random = fastrand::Rng::with_seed(c10d_sim::seed());
     let (mut good, mut bad) = (0, 0);
     for target in ["interpreter", "thread", "code", "frame", "name", "modules"] {
         let (python, _, mut input) = overwritten(target, 0);

@@ -161,8 +161,7 @@ mod tests {
 
     #[test]
     fn it_behaves_as_a_plain_queue() {
-        let seed = fastrand::u64(..);
-        let mut random = fastrand::Rng::with_seed(seed);
+        let mut random = fastrand::Rng::with_seed(c10d_sim::seed());
         let mut plain: VecDeque<[u64; 64]> = VecDeque::new();
         let mut queue = SegmentedQueue::new();
         for step in 0..20_000 {
@@ -172,19 +171,19 @@ mod tests {
                 plain.push_back([step; 64]);
                 queue.push_back([step; 64]);
             } else {
-                assert_eq!(queue.pop_front(), plain.pop_front(), "seed {seed}");
+                assert_eq!(queue.pop_front(), plain.pop_front());
             }
             if random.u32(0..2_000) == 0 {
                 plain.retain(|item| item[0] % 3 != 0);
                 queue.retain(|item| item[0] % 3 != 0);
             }
-            assert_eq!(queue.len(), plain.len(), "seed {seed}");
+            assert_eq!(queue.len(), plain.len());
             assert_eq!(queue.is_empty(), plain.is_empty());
             assert_eq!((queue.front(), queue.back()), (plain.front(), plain.back()));
         }
-        assert!(queue.iter().eq(plain.iter()), "seed {seed}");
+        assert!(queue.iter().eq(plain.iter()));
         let clone = queue.clone();
-        assert!(queue.drain().eq(clone), "seed {seed}");
+        assert!(queue.drain().eq(clone));
         queue.extend([[0; 64], [1; 64]]);
         assert_eq!(queue.drain().next(), Some([0; 64]));
         assert!(queue.is_empty(), "the rest is dropped");

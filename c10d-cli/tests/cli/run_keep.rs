@@ -177,8 +177,6 @@ impl Member {
 pub(crate) struct Members {
     pub(crate) job: Job,
     pub(crate) launcher: Option<Running>,
-    /// How to repeat the test.
-    pub(crate) choices: String,
 }
 
 /// Shows the log of a job that a failed test leaves behind.
@@ -188,7 +186,7 @@ impl Drop for Members {
             launcher.signal(Signal::TERM);
             let ended = launcher.end();
             let log = ended.stderr + &self.log();
-            let text = format!("{}{log}\n{:?}\n", self.choices, self.lines());
+            let text = format!("{log}\n{:?}\n", self.lines());
             let _ = std::io::stderr().write_all(text.as_bytes());
         }
     }
@@ -212,11 +210,7 @@ impl Members {
         command.envs(environment.iter().copied());
         command.stderr(File::create(job.path("log")).unwrap());
         let launcher = Some(Running::start(command));
-        Self {
-            job,
-            launcher,
-            choices: String::new(),
-        }
+        Self { job, launcher }
     }
 
     /// The last line of each process that has ever been a member, by id and process id.
@@ -342,11 +336,9 @@ fn the_death_of_a_worker_restarts_that_worker_only() {
 #[test]
 fn a_job_survives_kills_at_random_times() {
     const WORKERS: u64 = 4;
-    let seed = variable("SEED").unwrap_or_else(|| fastrand::u64(..));
-    let mut random = fastrand::Rng::with_seed(seed);
+    let mut random = fastrand::Rng::with_seed(c10d_sim::seed());
     let options = ["--nproc-per-node=4", "--max-restarts=1000"];
-    let mut members = Members::start(&options, &[], MEMBER);
-    members.choices = format!("to repeat the choices: SEED={seed}\n");
+    let members = Members::start(&options, &[], MEMBER);
     let mut now = members.generation(4, &[]);
     let mut dead = Vec::new();
     for _ in 0..10 {
@@ -516,7 +508,6 @@ fn a_rendezvous_whose_store_came_back_empty_has_another_group() {
     let members = Members {
         job,
         launcher: Some(launcher),
-        choices: String::new(),
     };
     let first = members.generation(4, &[]);
     let at = &members.job.server().address;
@@ -628,11 +619,7 @@ fn workers_survive_those_of_another_node_and_its_loss() {
         Running::start(command)
     });
     let launcher = Some(launcher);
-    let members = Members {
-        job,
-        launcher,
-        choices: String::new(),
-    };
+    let members = Members { job, launcher };
     let four = members.generation(4, &[]);
     kill(four[&0]);
     kill(four[&3]);
@@ -690,7 +677,6 @@ fn two_nodes(nodes: &str, options: &[&str]) -> (Members, Running) {
     let members = Members {
         job,
         launcher: Some(launcher),
-        choices: String::new(),
     };
     (members, other)
 }

@@ -37,7 +37,6 @@ fn workers_survive_that_another_server_takes_over_their_group() {
     let members = Members {
         job,
         launcher: Some(launcher),
-        choices: String::new(),
     };
     let mut now = members.generation(4, &[]);
     let mut dead = Vec::new();
@@ -80,7 +79,6 @@ fn workers_survive_the_loss_of_the_node_that_serves_their_group() {
     let members = Members {
         job,
         launcher: Some(launcher),
-        choices: String::new(),
     };
     let six = members.generation(6, &[]);
     serving.signal(Signal::KILL);

@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 
+use c10d_sim::Seeds;
 use serde_json::json;
 
 use super::*;
@@ -469,7 +470,7 @@ rank 3: it has no debug server
 
 #[test]
 fn any_recordings_are_compared_without_a_panic() {
-    for seed in 0..1000 {
+    for seed in Seeds::fixed(1000) {
         let mut random = fastrand::Rng::with_seed(seed);
         let names = ["gloo:all_reduce", "nccl:broadcast", "x", ""];
         let recordings = (0..random.usize(1..6)).map(|_| {

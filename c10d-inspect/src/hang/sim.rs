@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use c10d_sim::Seeds;
 use fastrand::Rng;
 
 use super::fixtures::{Observed, in_c10d, node};
@@ -310,7 +311,7 @@ fn check(seed: u64, tally: &mut BTreeMap<(ReportState, String), usize>) {
     let mut world = World::new(&mut rng);
     let is_disturbed = world.disturb(&mut rng);
     let (verdict, is_complete) = world.judge(&mut rng);
-    let place = || format!("SEED={seed}: {verdict:#?} of {world:#?}");
+    let place = || format!("{verdict:#?} of {world:#?}");
     let finding = verdict.finding.as_ref();
     let named = finding
         .map(|finding| finding.culprits.0.clone())
@@ -357,16 +358,13 @@ fn check(seed: u64, tally: &mut BTreeMap<(ReportState, String), usize>) {
 
 #[test]
 fn only_broken_ranks_are_named_and_no_job_at_work_is_an_alarm() {
-    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
-    let (first, rounds) = match number("SEED") {
-        Some(seed) => (seed, 1),
-        None => (fastrand::u64(..1 << 48), number("ROUNDS").unwrap_or(ROUNDS)),
-    };
     let mut tally = BTreeMap::new();
-    for seed in first..first + rounds {
+    let seeds = Seeds::fresh(ROUNDS);
+    let is_replay = seeds.is_replay();
+    for seed in seeds {
         check(seed, &mut tally);
     }
-    if rounds >= ROUNDS {
+    if !is_replay {
         let states: BTreeSet<ReportState> = tally.keys().map(|(state, _)| *state).collect();
         assert_eq!(states.len(), 4, "{tally:#?}");
     }

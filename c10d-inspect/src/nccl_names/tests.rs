@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
+use c10d_sim::Seeds;
 use fastrand::Rng;
 
 use super::*;
@@ -250,7 +251,7 @@ impl World {
 #[test]
 fn no_process_is_given_a_wrong_rank_in_1000_jobs() {
     let (mut named, mut unnamed) = (0, 0);
-    for seed in 0..1000 {
+    for seed in Seeds::fixed(1000) {
         let mut random = Rng::with_seed(seed);
         let world = World::random(&mut random);
         let mut script = Script::new();

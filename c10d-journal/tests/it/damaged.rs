@@ -4,10 +4,11 @@ use std::fs;
 use std::path::Path;
 
 use c10d_journal::{SqliteJournal, SqliteJournalReader};
+use c10d_sim::seed;
 use c10d_store::journal::{Journal, JournalError};
 use c10d_store::unstable::Contents;
 
-use crate::harness::{contents_of, new_folder, random_batch, seed, write_snapshot};
+use crate::harness::{contents_of, new_folder, random_batch, write_snapshot};
 
 /// A journal as a killed server leaves it: a snapshot and batches in the database, batches in the log.
 fn crashed(folder: &Path, random: &mut fastrand::Rng) -> (u64, Contents) {

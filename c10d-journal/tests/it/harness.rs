@@ -8,16 +8,6 @@ use c10d_journal::SqliteJournal;
 use c10d_store::journal::{Journal, JournalError, Recovered};
 use c10d_store::unstable::{BatchWriter, Contents, Effect, effects};
 
-/// The seed of a test, printed; `SEED=n` repeats it.
-pub(crate) fn seed() -> u64 {
-    let given = env::var("SEED")
-        .ok()
-        .map(|seed| seed.parse().expect("a number"));
-    let seed = given.unwrap_or_else(|| fastrand::u64(..));
-    println!("SEED={seed}");
-    seed
-}
-
 /// In memory if possible: what these tests show does not depend on the disk, and a sync of it can take 10 ms.
 pub(crate) fn new_folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());

@@ -5,12 +5,11 @@ use std::path::PathBuf;
 use std::process::Stdio;
 
 use c10d_journal::SqliteJournal;
+use c10d_sim::seed;
 use c10d_store::journal::Journal;
 use c10d_store::unstable::Contents;
 
-use crate::harness::{
-    batch_of, child, contents_of, new_folder, random_batch, seed, write_snapshot,
-};
+use crate::harness::{batch_of, child, contents_of, new_folder, random_batch, write_snapshot};
 
 pub(crate) const FOLDER: &str = "C10D_JOURNAL_TEST_FOLDER";
 pub(crate) const SEED: &str = "C10D_JOURNAL_TEST_SEED";

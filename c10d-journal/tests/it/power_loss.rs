@@ -9,9 +9,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_journal::SqliteJournal;
+use c10d_sim::seed;
 use c10d_store::journal::Journal as _;
 
-use crate::harness::{child, contents_of, new_folder, preloaded, seed};
+use crate::harness::{child, contents_of, new_folder, preloaded};
 use crate::killed::{FOLDER, SEED, history};
 
 const SECTOR: usize = 512;

@@ -1,10 +1,11 @@
 //! Recovery returns exactly the appended batches.
 
 use c10d_journal::{SqliteJournal, SqliteJournalReader};
+use c10d_sim::seed;
 use c10d_store::journal::Journal;
 use c10d_store::unstable::Contents;
 
-use crate::harness::{batch_of, contents_of, new_folder, random_batch, seed, write_snapshot};
+use crate::harness::{batch_of, contents_of, new_folder, random_batch, write_snapshot};
 
 /// Opens, appends, snapshots, drops and closes at random; `begin_snapshot` may be repeated or left without an end.
 #[test]

@@ -6,10 +6,11 @@ use std::fs;
 use std::path::Path;
 
 use c10d_journal::{SqliteJournal, SqliteJournalReader};
+use c10d_sim::seed;
 use c10d_store::journal::{Journal, JournalError};
 use c10d_store::unstable::{Contents, Effect};
 
-use crate::harness::{batch_of, contents_of, new_folder, random_batch, seed, write_snapshot};
+use crate::harness::{batch_of, contents_of, new_folder, random_batch, write_snapshot};
 
 const PAGE_BYTES: usize = 4096;
 

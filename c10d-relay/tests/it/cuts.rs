@@ -6,13 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use c10d_relay::{Relay, RelayOptions};
+use c10d_sim::Seeds;
 use c10d_store::{HashStore, Store, StoreExt, TcpStore};
 
 use crate::basics::{rank_of, relay_to, server, wait_until};
 use crate::history::Op;
 use crate::proxy::Proxy;
 use crate::workload::{
-    Clock, History, KEYS, check_all, histories_have_an_order, random_operation, ranks_of, seeds,
+    Clock, History, KEYS, check_all, histories_have_an_order, random_operation, ranks_of,
 };
 
 const HISTORIES: u64 = 25;
@@ -21,7 +22,7 @@ const HISTORIES: u64 = 25;
 /// handshakes.
 #[test]
 fn histories_with_a_thousand_cuts_have_an_order() {
-    for seed in seeds(HISTORIES) {
+    for seed in Seeds::fresh(HISTORIES) {
         one_history(seed, 40);
     }
 }
@@ -57,7 +58,7 @@ fn values_that_ranks_share_are_whole_over_cuts() {
     const ROUNDS: usize = 12;
     let server = server();
     let store = TcpStore::connect("127.0.0.1", server.local_addr().port()).expect("a client");
-    for seed in seeds(3) {
+    for seed in Seeds::fresh(3) {
         let proxy = Proxy::to(server.local_addr());
         let relay = relay_to(proxy.port(), RelayOptions::default());
         let ranks: Vec<TcpStore> = (0..RANKS).map(|_| rank_of(&relay)).collect();

@@ -5,12 +5,12 @@ use std::thread;
 
 use c10d_membership::Membership;
 use c10d_relay::RelayOptions;
+use c10d_sim::Seeds;
 
 use crate::basics::{rank_of, relay_to, server, wait_until, with_groups};
 use crate::memory_journal::Memory;
 use crate::proxy::Proxy;
 use crate::rank::{Rank, all_enter, ids, options};
-use crate::workload::seeds;
 
 /// docs/spec/wire-extensions.md, MEMBERSHIP 5: a member leaves with its connection to the relay, and with the session
 /// of the relay.
@@ -42,7 +42,7 @@ fn a_member_ends_with_its_rank_or_its_relay() {
 /// is killed in a change and continues from its journal. All get the same lists, and no uuid is used twice.
 #[test]
 fn members_behind_a_relay_go_on_over_kills_of_the_store() {
-    for seed in seeds(3) {
+    for seed in Seeds::fresh(3) {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut journal = Memory::default();
         let mut server = journal.serve_with(with_groups());
@@ -72,7 +72,7 @@ fn members_behind_a_relay_go_on_over_kills_of_the_store() {
                     let (members, changing) = (&members, &changing);
                     scope.spawn(move || {
                         let result = rank.work_until(members);
-                        assert_eq!(result, Ok(()), "C10D_SEED={seed}: {}", rank.key);
+                        assert_eq!(result, Ok(()), "{}", rank.key);
                         changing.fetch_sub(1, Ordering::Release);
                     });
                 }
@@ -90,9 +90,9 @@ fn members_behind_a_relay_go_on_over_kills_of_the_store() {
                 tell();
             });
             let lists: Vec<_> = ranks.iter().map(|it| it.generations.last()).collect();
-            assert!(lists.iter().all(|it| it == &lists[0]), "C10D_SEED={seed}");
+            assert!(lists.iter().all(|it| it == &lists[0]));
             let uuid = lists[0].expect("a generation").attempt.uuid();
-            assert!(uuid > last, "C10D_SEED={seed}: {uuid} after {last}");
+            assert!(uuid > last, "{uuid} after {last}");
             last = uuid;
         }
         drop((ranks, launcher, store, relay, server));

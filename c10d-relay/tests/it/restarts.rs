@@ -5,12 +5,13 @@ use std::thread;
 use std::time::Duration;
 
 use c10d_relay::{Relay, RelayOptions};
+use c10d_sim::Seeds;
 use c10d_store::{Store, StoreError, StoreExt, TcpStore, TcpStoreOptions, TcpStoreServer};
 
 use crate::basics::{rank_of, relay_to, wait_until};
 use crate::memory_journal::Memory;
 use crate::proxy::Proxy;
-use crate::workload::{histories_have_an_order, ranks_of, seeds, waits_barriers_and_queues_go_on};
+use crate::workload::{histories_have_an_order, ranks_of, waits_barriers_and_queues_go_on};
 
 const RESTARTS: usize = 20;
 
@@ -86,7 +87,7 @@ impl Drop for Job {
 /// docs/spec/wire-extensions.md, SESSION 12 to 15.
 #[test]
 fn histories_with_restarts_have_an_order() {
-    for seed in seeds(5) {
+    for seed in Seeds::fresh(5) {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut job = Job::new();
         let ranks = job.ranks();
@@ -107,12 +108,12 @@ fn histories_with_restarts_have_an_order() {
 
 #[test]
 fn waits_barriers_and_queues_go_on_over_restarts() {
-    for seed in seeds(3) {
+    for seed in Seeds::fresh(3) {
         let mut job = Job::new();
         let ranks = job.ranks();
         let mut random = fastrand::Rng::with_seed(seed);
         let rounds = 40;
-        waits_barriers_and_queues_go_on(&ranks, seed, rounds, |traffic| {
+        waits_barriers_and_queues_go_on(&ranks, rounds, |traffic| {
             let mut restarts = 0;
             while restarts < RESTARTS && traffic.advance(random.u64(..16)) {
                 // Later there may be nothing more to append.
@@ -120,7 +121,7 @@ fn waits_barriers_and_queues_go_on_over_restarts() {
                 job.restart(is_early && random.bool());
                 restarts += 1;
             }
-            assert!(restarts > RESTARTS / 2, "C10D_SEED={seed}: {restarts}");
+            assert!(restarts > RESTARTS / 2, "{restarts}");
         });
     }
 }

@@ -4,7 +4,6 @@
 
 #![allow(dead_code, reason = "see above")]
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,19 +16,7 @@ use crate::history::{Event, Op, check};
 /// Longer than the ranks need to continue, on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
-/// The seed of `C10D_SEED`, or `count` new seeds.
-pub(crate) fn seeds(count: u64) -> Range<u64> {
-    let seed = std::env::var("C10D_SEED");
-    match seed.ok().and_then(|seed| seed.parse().ok()) {
-        Some(seed) => seed..seed + 1,
-        None => {
-            let first = fastrand::u64(..1 << 40);
-            first..first + count
-        }
-    }
-}
-
-/// Three ranks behind each relay, and on each port of the store a client with a separate session.
+/// Three ranks behind each relay, and on each port of the store a client with a session of its own.
 pub(crate) fn ranks_of(relays: &[Relay], ports: &[u16]) -> Vec<TcpStore> {
     let at = |port: &u16| HostPort::new("127.0.0.1", *port).into();
     let addresses: Vec<StoreAddress> = ports.iter().map(at).collect();
@@ -96,7 +83,6 @@ impl Drop for SetAtEnd<'_> {
 /// Has each rank work in a separate thread, until `disturb` has returned, or until the rank is done.
 fn run<R: Send>(
     ranks: &[TcpStore],
-    seed: u64,
     work: impl Fn(usize, &TcpStore, &Traffic) -> R + Sync,
     disturb: impl FnOnce(&Traffic),
 ) -> Vec<R> {
@@ -115,7 +101,7 @@ fn run<R: Send>(
         drop(is_over);
         let results = threads.into_iter().map(|thread| {
             let result = thread.join();
-            result.unwrap_or_else(|_| panic!("C10D_SEED={seed}: a rank sees an error"))
+            result.unwrap_or_else(|_| panic!("a rank sees an error"))
         });
         results.collect()
     })
@@ -128,7 +114,7 @@ pub(crate) fn histories_have_an_order(
     disturb: impl FnOnce(&Traffic),
 ) {
     if let Err(error) = check_all(histories(ranks, seed, Duration::ZERO, disturb)) {
-        panic!("C10D_SEED={seed}: {error}");
+        panic!("{error}");
     }
 }
 
@@ -150,7 +136,7 @@ pub(crate) fn histories(
         }
         histories
     };
-    let histories = run(ranks, seed, work, disturb);
+    let histories = run(ranks, work, disturb);
     histories.into_iter().flatten().collect()
 }
 
@@ -158,7 +144,6 @@ pub(crate) fn histories(
 /// return earlier.
 pub(crate) fn waits_barriers_and_queues_go_on(
     ranks: &[TcpStore],
-    seed: u64,
     rounds: usize,
     disturb: impl FnOnce(&Traffic),
 ) {
@@ -169,7 +154,7 @@ pub(crate) fn waits_barriers_and_queues_go_on(
             traffic.clock.tick();
         }
     };
-    run(ranks, seed, work, disturb);
+    run(ranks, work, disturb);
     let arrived = (count * rounds) as i64;
     assert_eq!(ranks[0].add("rounds", 0).expect("add"), arrived);
     let left = ranks[count - 1].queue_len("shared").expect("queue_len");

@@ -140,16 +140,9 @@ fn run(
     }
 }
 
-#[expect(clippy::print_stdout, reason = "the seed is for readers")]
-fn seeded() -> Rng {
-    let seed = fastrand::u64(..);
-    println!("seed {seed}");
-    Rng::with_seed(seed)
-}
-
 #[test]
 fn a_search_through_takeovers_ends_soon_after_the_last_one() {
-    let mut rng = seeded();
+    let mut rng = Rng::with_seed(c10d_sim::seed());
     for round in 0..20_000 {
         let ttl = millis(rng.u64(500..5000));
         let world = World::random(&mut rng, ttl);
@@ -174,7 +167,7 @@ fn a_search_through_takeovers_ends_soon_after_the_last_one() {
 
 #[test]
 fn a_search_ends_at_its_deadline() {
-    let mut rng = seeded();
+    let mut rng = Rng::with_seed(c10d_sim::seed());
     for end in [End::Killed, End::Silent] {
         let world = World {
             reigns: vec![Reign {

@@ -1,9 +1,9 @@
-//! A snapshot that is copied in slices, while requests continue, equals a snapshot that is read at once at its start.
-//!
-//! Each history is determined by a seed. `SEED=n` repeats a history, `ROUNDS=n` runs n histories.
+//! A snapshot that is copied in slices, while requests go on, equals one that is read at once at its start.
 
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
+
+use c10d_sim::Seeds;
 
 use super::slots::Slots;
 use super::stored::Writer;
@@ -278,19 +278,7 @@ fn history(seed: u64) {
 
 #[test]
 fn a_snapshot_in_slices_equals_one_at_once() {
-    let number = |name| {
-        let text = std::env::var(name).ok()?;
-        Some(text.parse::<u64>().expect("SEED and ROUNDS are numbers"))
-    };
-    let seeds: Vec<u64> = match (number("SEED"), number("ROUNDS")) {
-        (Some(seed), _) => vec![seed],
-        (None, Some(rounds)) => (0..rounds).map(|_| fastrand::u64(..)).collect(),
-        (None, None) => (0..60).collect(),
-    };
-    for seed in seeds {
-        let outcome = std::panic::catch_unwind(|| history(seed));
-        assert!(outcome.is_ok(), "to repeat this history: SEED={seed}");
-    }
+    Seeds::fixed(60).for_each(history);
 }
 
 #[test]

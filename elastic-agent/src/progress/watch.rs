@@ -130,6 +130,8 @@ fn is_new(old: Option<Mark>, new: Mark) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use c10d_sim::Seeds;
+
     use super::*;
 
     const TIMEOUT: Duration = Duration::from_secs(60);
@@ -251,17 +253,10 @@ mod tests {
     }
 
     /// Random reports and checks. Workers count as stuck once, and exactly when the time since the last change, or
-    /// since the start, has reached the limit. `SEED=n` repeats one history.
+    /// since the start, has reached the limit.
     #[test]
     fn random_reports_are_stuck_exactly_after_the_timeout() {
-        let seed = std::env::var("SEED")
-            .ok()
-            .and_then(|text| text.parse().ok());
-        let (first, rounds) = seed.map_or((fastrand::u64(..), 500), |seed| (seed, 1));
-        for seed in (0..rounds).map(|it| first.wrapping_add(it)) {
-            let outcome = std::panic::catch_unwind(|| random_reports(seed));
-            assert!(outcome.is_ok(), "to repeat this history: SEED={seed}");
-        }
+        Seeds::fresh(500).for_each(random_reports);
     }
 
     fn random_reports(seed: u64) {

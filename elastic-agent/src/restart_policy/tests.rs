@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use c10d_sim::Seeds;
+
 use super::*;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -233,22 +235,9 @@ fn without_restarts_left_an_error_of_the_program_is_an_ordinary_failure() {
 }
 
 /// Random rules and histories. The invariants hold after each failure, and no restart follows an exit code of the list.
-/// `SEED=n` repeats one history, `ROUNDS=n` runs n new histories.
 #[test]
 fn random_histories_keep_the_limits() {
-    let number = |name| {
-        std::env::var(name)
-            .ok()
-            .and_then(|text| text.parse::<u64>().ok())
-    };
-    let (first, rounds) = match number("SEED") {
-        Some(seed) => (seed, 1),
-        None => (fastrand::u64(..), number("ROUNDS").unwrap_or(500)),
-    };
-    for seed in (0..rounds).map(|it| first.wrapping_add(it)) {
-        let outcome = std::panic::catch_unwind(|| random_history(seed));
-        assert!(outcome.is_ok(), "to repeat this history: SEED={seed}");
-    }
+    Seeds::fresh(500).for_each(random_history);
 }
 
 fn random_history(seed: u64) {

@@ -340,7 +340,7 @@ fn a_node_opens_its_rendezvous_although_its_first_connection_is_cut() {
         ("", (1, 40)),
     ];
     for (round, (config, nodes)) in (0..10).flat_map(|it| cases.map(|case| (it, case))) {
-        let seed = fastrand::u64(..);
+        let seed = c10d_sim::seed();
         let server = start_server();
         let proxy = Proxy::to(server.server().expect("a server").local_addr());
         proxy.cut_after(seed, 200);
@@ -350,7 +350,7 @@ fn a_node_opens_its_rendezvous_although_its_first_connection_is_cut() {
             eventually("a cut", || proxy.cuts() > 0 || creating.is_finished());
             proxy.cut_after(seed, 0);
             let created = creating.join().expect("no panic");
-            created.unwrap_or_else(|error| panic!("round {round}, seed {seed}: {error}"));
+            created.unwrap_or_else(|error| panic!("round {round}: {error}"));
         });
         assert!(server.check(&["torch.rendezvous.job"]).expect("a check"));
     }

@@ -81,11 +81,9 @@ pub(crate) fn finish(launchers: &mut [Launcher]) {
 
 /// What repeats the kills, printed even if the watchdog ends the test.
 pub(crate) fn seeded() -> fastrand::Rng {
-    let seed = std::env::var("C10D_SEED").ok();
-    let seed = seed.and_then(|seed| seed.parse().ok());
-    let seed = seed.unwrap_or_else(|| fastrand::u64(..1 << 40));
+    let seed = c10d_sim::seed();
     // Not `eprintln!`: an abort discards what libtest has captured.
-    let _: io::Result<()> = writeln!(io::stderr(), "C10D_SEED={seed}");
+    let _: io::Result<()> = writeln!(io::stderr(), "SEED={seed}");
     fastrand::Rng::with_seed(seed)
 }
 

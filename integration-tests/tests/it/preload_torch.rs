@@ -136,7 +136,7 @@ fn workers(job: &Job, launcher: &mut Launcher, restarts: usize, count: usize) ->
 }
 
 #[test]
-#[expect(clippy::print_stderr, reason = "the seed, and what was measured")]
+#[expect(clippy::print_stderr, reason = "what was measured")]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn a_hundred_killed_workers_leave_no_memory_files_or_processes() {
     const CYCLES: usize = 100;
@@ -151,9 +151,7 @@ fn a_hundred_killed_workers_leave_no_memory_files_or_processes() {
     let ranks = format!("--nproc-per-node={RANKS}");
     let options = vec![ranks.as_str(), &restarts, PRELOAD, "--preload-required"];
     let mut launcher = job.start_training("cycle", options, &[("OMP_NUM_THREADS", "1")]);
-    let seed = fastrand::u64(..);
-    eprintln!("seed {seed}");
-    let mut random = fastrand::Rng::with_seed(seed);
+    let mut random = fastrand::Rng::with_seed(c10d_sim::seed());
     let own = i32::try_from(launcher.process().id()).unwrap();
     let mut first_template = None;
     let mut before = None;

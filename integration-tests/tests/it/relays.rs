@@ -10,6 +10,7 @@ use integration_tests::process::ChildProcess;
 use integration_tests::torch::{self, python};
 use integration_tests::watchdog::Watchdog;
 
+use crate::durable::seeded;
 use crate::proxy::Proxy;
 
 const LIMIT: Duration = Duration::from_secs(400);
@@ -38,15 +39,9 @@ fn start_rank(rank: usize, relay: &Relay) -> ChildProcess {
 /// Four nodes with two ranks each, and a store with a secret that PyTorch knows nothing of.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-#[expect(clippy::print_stderr, reason = "the seed repeats the cuts")]
 fn no_rank_notices_a_hundred_cuts() {
     let _watchdog = Watchdog::start("no_rank_notices_a_hundred_cuts", LIMIT);
-    let seed = std::env::var("C10D_SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok());
-    let seed = seed.unwrap_or_else(|| fastrand::u64(..1 << 40));
-    eprintln!("C10D_SEED={seed}");
-    let mut random = fastrand::Rng::with_seed(seed);
+    let mut random = seeded();
 
     let secret = Secret::random().expect("random numbers");
     let options = ServerOptions::default().with_secret(secret.clone());

@@ -19,9 +19,6 @@ const LIMIT: Duration = Duration::from_secs(300);
 
 const ROUNDS: usize = 60;
 
-/// Sets the random seed, to repeat a failed run.
-const SEED_VARIABLE: &str = "C10D_TEST_SEED";
-
 /// A process that runs `rendezvous_codec.py`.
 struct Torch {
     process: ChildProcess,
@@ -133,15 +130,9 @@ struct Random {
 }
 
 impl Random {
-    #[expect(clippy::print_stderr, reason = "shown when the test fails")]
-    fn new(test: &str) -> Self {
-        let seed = std::env::var(SEED_VARIABLE)
-            .ok()
-            .map(|seed| seed.parse().expect("a seed is a number"))
-            .unwrap_or_else(|| fastrand::u64(..));
-        eprintln!("{test}: to repeat, set {SEED_VARIABLE}={seed}");
+    fn new() -> Self {
         Self {
-            rng: fastrand::Rng::with_seed(seed),
+            rng: fastrand::Rng::with_seed(c10d_sim::seed()),
         }
     }
 
@@ -291,7 +282,7 @@ fn pytorch_and_our_codec_read_each_others_states() {
     if !Release::tested().allows(Feature::AwareTimes) {
         return;
     }
-    let mut random = Random::new(test);
+    let mut random = Random::new();
     let mut torch = Torch::start();
     for _ in 0..ROUNDS {
         let nodes = random.below(12);
@@ -330,7 +321,7 @@ fn large_states_have_the_same_bytes_as_pytorchs() {
     if !Release::tested().allows(Feature::AwareTimes) {
         return;
     }
-    let mut random = Random::new(test);
+    let mut random = Random::new();
     let mut torch = Torch::start();
     for nodes in [255, 700, 999, 1000, 1001, 1999, 2000, 2001, 3000] {
         let mut state = RendezvousState::default();
@@ -354,7 +345,7 @@ fn large_states_have_the_same_bytes_as_pytorchs() {
 fn times_without_a_time_zone_round_trip() {
     let test = "times_without_a_time_zone_round_trip";
     let _watchdog = Watchdog::start(test, LIMIT);
-    let mut random = Random::new(test);
+    let mut random = Random::new();
     let mut torch = Torch::start();
     for nodes in 0..20 {
         let mut state = random.state(nodes);

@@ -14,6 +14,8 @@ use integration_tests::torch::{print_skipped, python, script};
 use integration_tests::watchdog::Watchdog;
 use tempfile::TempDir;
 
+use crate::durable::seeded;
+
 const LIMIT: Duration = Duration::from_secs(400);
 const NODES: usize = 2;
 const RANKS_PER_NODE: usize = 2;
@@ -60,13 +62,8 @@ impl Job {
     }
 
     /// Kills the store again and again while the processes, which all print what their ranks do, train and restart twice.
-    #[expect(clippy::print_stderr, reason = "the seed repeats the kills")]
     fn train_under_kills(&mut self, mut processes: Vec<ChildProcess>) {
-        let seed = std::env::var("C10D_SEED").ok();
-        let seed = seed.and_then(|seed| seed.parse().ok());
-        let seed = seed.unwrap_or_else(|| fastrand::u64(..1 << 40));
-        eprintln!("C10D_SEED={seed}");
-        let mut random = fastrand::Rng::with_seed(seed);
+        let mut random = seeded();
         let per_process = NODES * RANKS_PER_NODE / processes.len();
         for restarts in 0..3 {
             for process in &mut processes {

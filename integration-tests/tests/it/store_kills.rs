@@ -7,13 +7,14 @@ use std::thread;
 use std::time::Duration;
 
 use c10d_relay::{HostPort, Relay, RelayOptions};
+use c10d_sim::Seeds;
 use c10d_store::{StoreExt, TcpStore, TcpStoreOptions};
 use integration_tests::durable_store::DurableStore;
 use integration_tests::watchdog::Watchdog;
 use tempfile::TempDir;
 
 use crate::workload::{
-    SetAtEnd, Traffic, histories_have_an_order, ranks_of, seeds, waits_barriers_and_queues_go_on,
+    SetAtEnd, Traffic, histories_have_an_order, ranks_of, waits_barriers_and_queues_go_on,
 };
 
 /// Those of one history.
@@ -101,10 +102,10 @@ fn is_long_run() -> bool {
 #[expect(clippy::print_stderr, reason = "how far a long run is")]
 fn histories_with_kills_of_the_store_have_an_order() {
     let mut kills = 0;
-    for seed in seeds(kills_wanted().unwrap_or(KILLS_DEFAULT).div_ceil(KILLS)) {
+    for seed in Seeds::fresh(kills_wanted().unwrap_or(KILLS_DEFAULT).div_ceil(KILLS)) {
         let name = "histories_with_kills_of_the_store_have_an_order";
         let _watchdog = Watchdog::start(name, HISTORY_LIMIT);
-        eprintln!("C10D_SEED={seed} ({kills} kills before it)");
+        eprintln!("SEED={seed} ({kills} kills before it)");
         let mut job = Job::new(seed);
         let ranks = job.ranks();
         let has_snapshots = is_long_run() && job.random.u8(..4) == 0;
@@ -144,14 +145,14 @@ fn beside_long_writes(port: u16, body: impl FnOnce()) {
 #[test]
 fn waits_barriers_and_queues_go_on_over_kills_of_the_store() {
     let histories = kills_wanted().map_or(1, |kills| (kills / KILLS / 10).max(1));
-    for seed in seeds(histories) {
+    for seed in Seeds::fresh(histories) {
         let name = "waits_barriers_and_queues_go_on_over_kills_of_the_store";
         let _watchdog = Watchdog::start(name, HISTORY_LIMIT);
         let mut job = Job::new(seed);
         let ranks = job.ranks();
-        waits_barriers_and_queues_go_on(&ranks, seed, 40, |traffic| {
+        waits_barriers_and_queues_go_on(&ranks, 40, |traffic| {
             let kills = job.kill_and_restart(traffic, 16);
-            assert!(kills > KILLS / 2, "C10D_SEED={seed}: {kills}");
+            assert!(kills > KILLS / 2, "{kills}");
         });
     }
 }

@@ -7,14 +7,13 @@ use std::thread;
 use std::time::Duration;
 
 use bytes::Bytes;
+use c10d_sim::seed;
 use rpc_agent::{
     Agent, AgentHandle, Context, FUNCTION_NAME_BYTES_MAX, FutureMessage, HandlerError, Outcome,
     RpcError, RpcFuture, WorkerInfo, join_all,
 };
 
-use crate::common::{
-    Gate, OpenAtEnd, PATIENCE, group, group_with, noise, pair, pair_with, seed, until,
-};
+use crate::common::{Gate, OpenAtEnd, PATIENCE, group, group_with, noise, pair, pair_with, until};
 
 /// Maximum payload bytes of one frame.
 const PART_BYTES: usize = 128 << 10;

@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
+use c10d_sim::seed;
 use rpc_agent::{
     Agent, AgentHandle, FutureMessage, Outcome, Registry, Reply, RetryOptions, RpcError, StartError,
 };
 
 use crate::common::until;
 use crate::common::{
-    Gate, OpenAtEnd, PATIENCE, options, pair, pair_with, registry, seed, shared_store, start_all,
+    Gate, OpenAtEnd, PATIENCE, options, pair, pair_with, registry, shared_store, start_all,
 };
 
 /// A short timeout that no other timeout in these tests has.

@@ -13,6 +13,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use c10d_sim::Seeds;
 
 use fastrand::Rng;
 use rpc_agent::{
@@ -58,19 +59,7 @@ fn every_call_ends_once_over_tls() {
 
 /// The seeds of `SEED` and `ROUNDS`, or some of each kind.
 fn seeds() -> Vec<u64> {
-    let number = |name| {
-        std::env::var(name)
-            .ok()
-            .map(|text| text.parse::<u64>().unwrap())
-    };
-    match (number("SEED"), number("ROUNDS")) {
-        (seed, Some(rounds)) => {
-            let first = seed.unwrap_or_else(|| fastrand::u64(..u64::MAX / 2));
-            (first..).take(rounds as usize).collect()
-        }
-        (Some(seed), None) => vec![seed],
-        (None, None) => SEEDS.to_vec(),
-    }
+    Seeds::given().map_or_else(|| SEEDS.to_vec(), Seeds::collect)
 }
 
 /// The kind of a round.

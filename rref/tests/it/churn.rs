@@ -4,9 +4,10 @@ use std::thread;
 use std::time::Duration;
 use std::{env, fs};
 
+use c10d_sim::seed;
 use rref::{RRef, RRefError};
 
-use crate::common::{Worker, group, group_with, seed, shut_down, until_empty};
+use crate::common::{Worker, group, group_with, shut_down, until_empty};
 use crate::fault_plan::FaultPlan;
 use crate::own_process::in_own_process;
 

@@ -259,15 +259,6 @@ pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// The seed of a random test, printed when the test fails. The environment variable `SEED` sets it.
-#[expect(clippy::print_stderr, reason = "shown when the test fails")]
-pub(crate) fn seed() -> u64 {
-    let given = std::env::var("SEED").ok();
-    let seed = given.map_or_else(|| fastrand::u64(..), |seed| seed.parse().unwrap());
-    eprintln!("to repeat, set SEED={seed}");
-    seed
-}
-
 /// Blocks functions until the test opens it.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {

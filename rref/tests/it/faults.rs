@@ -5,12 +5,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use c10d_sim::seed;
 use fastrand::Rng;
 use rref::{RRef, RRefError};
 
-use crate::common::{
-    PATIENCE, SHORT, Worker, group_of, group_with, quick, seed, shut_down, until_empty,
-};
+use crate::common::{PATIENCE, SHORT, Worker, group_of, group_with, quick, shut_down, until_empty};
 use crate::fault_plan::FaultPlan;
 
 /// Creates, reads, shares and drops references at random. The value of a held reference must always exist. Returns

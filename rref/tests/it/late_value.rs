@@ -5,10 +5,11 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use c10d_sim::seed;
 use rref::{Functions, RRef, RRefError, ValueState};
 
 use crate::common::{
-    Alive, Counted, List, PATIENCE, Worker, group, group_with, seed, shut_down, until, until_empty,
+    Alive, Counted, List, PATIENCE, Worker, group, group_with, shut_down, until, until_empty,
 };
 use crate::fault_plan::FaultPlan;
 

@@ -4,9 +4,10 @@ use std::env;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use c10d_sim::seed;
 use rref::{RRef, RRefOptions};
 
-use crate::common::{PATIENCE, Worker, group_of, is_empty, seed};
+use crate::common::{PATIENCE, Worker, group_of, is_empty};
 use crate::fault_plan::FaultPlan;
 
 /// Far longer than a shutdown that repeats lost messages soon; a shutdown that waits for the attempt timeout of 10 s

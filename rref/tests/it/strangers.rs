@@ -15,13 +15,14 @@ use std::time::Duration;
 
 use byteorder::{ByteOrder, LittleEndian};
 use bytes::Bytes;
+use c10d_sim::seed;
 use fastrand::Rng;
 use rpc_agent::{Agent, Context, Registry, RpcError, WorkerId};
 use rref::fuzzing::{Answer, DELETES_MAX, ForkData, Message};
 use rref::{ForkId, GloballyUniqueId, RRef, RRefError, RRefId};
 
 use crate::common::{
-    Alive, Counted, List, PATIENCE, Worker, group_with_stranger, is_empty, seed, until, until_empty,
+    Alive, Counted, List, PATIENCE, Worker, group_with_stranger, is_empty, until, until_empty,
 };
 
 const CREATE: &str = "rref/create";

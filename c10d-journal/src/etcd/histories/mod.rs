@@ -19,6 +19,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_relay::{Relay, RelayOptions};
+use c10d_sim::Seeds;
 use c10d_socket::{Cancel, Deadline, HostPort};
 use c10d_store::{Leader, Lookup, Store, StoreAddress, TcpStore, TcpStoreOptions};
 
@@ -28,7 +29,7 @@ use super::real_site::{RealSite, eventually};
 use crate::history::Op;
 use crate::proxy::Proxy;
 use crate::workload::{
-    Clock, History, KEYS, SetAtEnd, Traffic, check_all, histories, ranks_at, seeds,
+    Clock, History, KEYS, SetAtEnd, Traffic, check_all, histories, ranks_at,
     waits_barriers_and_queues_go_on,
 };
 use plan::{CANDIDATES, CLIENTS, Cut, Fault, Link, MEMBERS, Offset, Planned, plan};
@@ -433,7 +434,7 @@ fn one_history(site: &mut RealSite, seed: u64) -> Result<(u64, usize), String> {
         });
     };
     if seed % KINDS == KINDS - 1 {
-        waits_barriers_and_queues_go_on(&ranks, seed, 40, disturb);
+        waits_barriers_and_queues_go_on(&ranks, 40, disturb);
     } else {
         let of_ranks = histories(&ranks, seed, PAUSE, disturb);
         found.extend(of_ranks);
@@ -443,18 +444,17 @@ fn one_history(site: &mut RealSite, seed: u64) -> Result<(u64, usize), String> {
     Ok((job.wait_for_claim(1).epoch, job.reports.snapshots()))
 }
 
-/// `HISTORIES` says how many, `C10D_SEED` repeats the plan of a history.
+/// `ROUNDS` is the number of histories, `SEED` repeats the plan of one.
 #[test]
 #[ignore = "needs etcd (C10D_ETCD)"]
 #[expect(clippy::print_stdout, reason = "the seeds are for readers")]
 fn histories_of_processes_have_an_order() {
-    let count = std::env::var("HISTORIES").map_or(4, |text| text.parse().expect("a number"));
     let mut site = RealSite::start(MEMBERS);
-    for seed in seeds(count) {
-        println!("C10D_SEED={seed}: {:?}", plan(seed));
+    for seed in Seeds::fresh(4) {
+        println!("SEED={seed}: {:?}", plan(seed));
         match one_history(&mut site, seed) {
             Ok((epochs, snapshots)) => println!("passed, {epochs} epochs, {snapshots} snapshots"),
-            Err(error) => panic!("C10D_SEED={seed}: {error}"),
+            Err(error) => panic!("{error}"),
         }
     }
 }
