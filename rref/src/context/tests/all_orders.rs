@@ -4,57 +4,30 @@
 //! that were visited before are skipped. The retry of a lost request is not modeled as a step: it equals a late
 //! arrival. A lost answer is modeled as a copy of the request whose answer is ignored.
 
-use std::collections::HashSet;
 use std::time::Instant;
 
 use crate::context::Carrier;
 
-use super::world::{Budget, Op, Step, Thread, World};
+use super::world::{Budget, Op, Thread, World};
 
 /// The creator, the owner, and a third worker.
 const A: usize = 0;
 const B: usize = 1;
 const C: usize = 2;
 
-/// Totals of an exploration.
-#[derive(Debug, Default)]
-struct Seen {
-    states: usize,
-    ends: usize,
-    values_max: usize,
-}
-
-fn explore(threads: &[Thread], budget: Budget) -> Seen {
+/// Explores all states. Returns how many there are, and the largest number of values of one.
+fn explore(threads: &[Thread], budget: Budget) -> (usize, usize) {
     let start = World::new(3, threads.to_vec(), budget, Instant::now());
-    let mut visited = HashSet::from([start.fingerprint()]);
-    let mut open = vec![start];
-    let mut seen = Seen::default();
-    while let Some(world) = open.pop() {
-        seen.states += 1;
-        let regular = world.steps();
-        let mut next = Vec::new();
-        if regular.is_empty() {
-            let mut world = world.clone();
-            if world.wait() {
-                next.push(world);
-            } else {
-                world.check_end();
-                seen.ends += 1;
-                seen.values_max = seen.values_max.max(world.values());
-            }
+    let mut values_max = 0;
+    let found = c10d_sim::explore(start, usize::MAX, |world, _, is_end| {
+        if is_end {
+            world.check_end();
         }
-        let after = |step: Step| {
-            let mut world = world.clone();
-            world.take(step);
-            world
-        };
-        next.extend(regular.into_iter().chain(world.faults()).map(after));
-        open.extend(
-            next.into_iter()
-                .filter(|world| visited.insert(world.fingerprint())),
-        );
-    }
-    seen
+        values_max = values_max.max(world.values());
+        true
+    });
+    assert!(found.ends > 0);
+    (found.states, values_max)
 }
 
 /// Whether to explore completely, which takes minutes in a debug build.
@@ -68,10 +41,9 @@ fn explore_long((regular_min, states_min): (usize, usize), threads: &[Thread]) {
     if is_long() {
         return explore_all(states_min, threads);
     }
-    let seen = explore(threads, Budget::default());
-    assert!(seen.ends > 0);
-    assert_eq!(seen.values_max, 1, "the program creates a value");
-    assert!(seen.states >= regular_min, "only {} states", seen.states);
+    let (states, values_max) = explore(threads, Budget::default());
+    assert_eq!(values_max, 1, "the program creates a value");
+    assert!(states >= regular_min, "only {states} states");
 }
 
 /// Explores the program without faults, and with each kind of fault once. Fails if it visits fewer than `states_min`
@@ -109,10 +81,9 @@ fn explore_with_values(values_max: usize, states_min: usize, threads: &[Thread])
     ];
     let mut states = 0;
     for budget in budgets {
-        let seen = explore(threads, budget);
-        assert!(seen.ends > 0);
-        assert_eq!(seen.values_max, values_max, "created values");
-        states += seen.states;
+        let (found, created) = explore(threads, budget);
+        assert_eq!(created, values_max, "created values");
+        states += found;
     }
     assert!(states >= states_min, "only {states} states");
 }
@@ -354,12 +325,12 @@ fn two_copies_a_stall_a_lost_and_a_copied_call_in_one_run() {
         not_delivered: 1,
         failing_functions: 1,
     };
-    let seen = explore(
+    let (states, _) = explore(
         &[
             Thread::new(A, &[CREATE, call(C, 0), DROP]),
             Thread::new(C, &[FETCH, DROP]),
         ],
         budget,
     );
-    assert!(seen.states >= 100_000, "only {} states", seen.states);
+    assert!(states >= 100_000, "only {states} states");
 }

@@ -1,28 +1,12 @@
-//! Long random histories, each determined by a seed. `SEED=n` repeats one, `ROUNDS=n` runs n of them.
+//! Long random histories.
 
 use std::time::Instant;
+
+use c10d_sim::{Run, Seeds, run};
 
 use crate::context::Carrier;
 
 use super::world::{Budget, Op, Step, Thread, World};
-
-fn for_seeds(rounds: u64, history: impl Fn(u64) + std::panic::RefUnwindSafe) {
-    let number = |name| {
-        let text = std::env::var(name).ok()?;
-        Some(text.parse::<u64>().expect("SEED and ROUNDS are numbers"))
-    };
-    let seeds: Vec<u64> = match number("SEED") {
-        Some(seed) => vec![seed],
-        None => match number("ROUNDS") {
-            Some(rounds) => (0..rounds).map(|_| fastrand::u64(..)).collect(),
-            None => (0..rounds).collect(),
-        },
-    };
-    for seed in seeds {
-        let outcome = std::panic::catch_unwind(|| history(seed));
-        assert!(outcome.is_ok(), "to repeat this history: SEED={seed}");
-    }
-}
 
 /// Generates programs: each reference is created by one thread, sent along a random tree, and dropped by each holder
 /// at some time.
@@ -107,7 +91,7 @@ fn start(seed: u64) -> (World, fastrand::Rng) {
 }
 
 /// Takes one step; returns `false` when nothing is left to do.
-fn take_step(world: &mut World, random: &mut fastrand::Rng) -> bool {
+fn take_step(world: &mut Run<World>, random: &mut fastrand::Rng) -> bool {
     let faults = world.faults();
     if random.u8(0..8) == 0
         && let Some(fault) = pick(random, &faults)
@@ -115,76 +99,77 @@ fn take_step(world: &mut World, random: &mut fastrand::Rng) -> bool {
         world.take(fault);
         return true;
     }
-    match pick(random, &world.steps()) {
-        Some(step) => {
-            world.take(step);
-            true
-        }
-        None => world.wait(),
+    let step = pick(random, &world.regular_steps());
+    let step = step.or_else(|| (!world.has_elapsed()).then_some(Step::Wait));
+    step.is_some_and(|step| {
+        world.take(step);
+        true
+    })
+}
+
+/// Takes the steps that are not faults, in any order, until there are none.
+fn rest(world: &mut Run<World>, random: &mut fastrand::Rng) {
+    while let Some(step) = pick(random, &world.regular_steps()) {
+        world.take(step);
+    }
+}
+
+/// Stops the world, and takes all remaining steps.
+fn stop(world: &mut Run<World>, random: &mut fastrand::Rng) {
+    world.take(Step::Stop);
+    rest(world, random);
+    world.take(Step::Sweep);
+    while take_step(world, random) {}
+}
+
+/// Runs random histories. At the end of each, no further fault happens.
+fn histories(history: impl Fn(&mut Run<World>, &mut fastrand::Rng)) {
+    for seed in Seeds::fixed(2000) {
+        run(|| start(seed), &history, |world, _| world.end());
     }
 }
 
 #[test]
 fn with_delays_copies_and_losses_each_value_is_freed_once_and_not_too_early() {
-    for_seeds(2000, |seed| {
-        let (mut world, mut random) = start(seed);
-        while take_step(&mut world, &mut random) {}
-        world.check_end();
-    });
+    histories(|world, random| while take_step(world, random) {});
 }
 
 #[test]
 fn after_a_death_the_tables_of_the_others_become_empty() {
-    for_seeds(2000, |seed| {
-        let (mut world, mut random) = start(seed);
+    histories(|world, random| {
         for _ in 0..random.usize(0..60) {
-            if !take_step(&mut world, &mut random) {
+            if !take_step(world, random) {
                 break;
             }
         }
         let victim = random.usize(..world.contexts.len());
-        world.kill(victim);
+        world.take(Step::Kill(victim));
         let mut survivors: Vec<usize> = (0..world.contexts.len())
             .filter(|&on| on != victim)
             .collect();
         random.shuffle(&mut survivors);
         for on in survivors {
             for _ in 0..random.usize(0..10) {
-                if !world.steps().is_empty() {
-                    take_step(&mut world, &mut random);
+                if !world.regular_steps().is_empty() {
+                    take_step(world, random);
                 }
             }
-            world.report_loss(on, victim);
+            world.take(Step::ReportLoss(on, victim));
         }
         // Threads that wait for a message of the dead worker wait forever.
-        while let Some(step) = pick(&mut random, &world.steps()) {
-            world.take(step);
-        }
-        world.stop();
-        while let Some(step) = pick(&mut random, &world.steps()) {
-            world.take(step);
-        }
-        world.sweep();
-        while take_step(&mut world, &mut random) {}
-        world.check_end();
+        rest(world, random);
+        stop(world, random);
     });
 }
 
 #[test]
 fn a_shutdown_at_any_time_empties_all_tables() {
-    for_seeds(2000, |seed| {
-        let (mut world, mut random) = start(seed);
+    histories(|world, random| {
         for _ in 0..random.usize(0..80) {
-            if !take_step(&mut world, &mut random) {
+            if !take_step(world, random) {
                 break;
             }
         }
-        world.stop();
-        while let Some(step) = pick(&mut random, &world.steps()) {
-            world.take(step);
-        }
-        world.sweep();
-        while take_step(&mut world, &mut random) {}
-        world.check_end();
+        stop(world, random);
     });
 }

@@ -4,11 +4,11 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use c10d_sim::{Explored, Simulation, fingerprint};
 use rpc_agent::WorkerId;
 
 use crate::context::state::DeleteWindow;
@@ -203,6 +203,15 @@ pub(super) enum Step {
     CallNotSent(usize),
     /// A second copy of a call arrives as well.
     CallCopy(usize),
+    /// Time passes, because no other step is possible.
+    Wait,
+    /// A worker dies.
+    Kill(usize),
+    /// A living worker learns that its connection to the dead worker was lost.
+    ReportLoss(usize, usize),
+    /// Coordinated shutdown: deletes all remaining users.
+    Stop,
+    Sweep,
 }
 
 /// How often each fault may still happen.
@@ -239,6 +248,9 @@ pub(super) struct World {
     confirmed: BTreeSet<ForkId>,
     received: BTreeSet<ForkId>,
     has_stopped: bool,
+    has_swept: bool,
+    /// The living workers that know of the death of another worker.
+    told: BTreeSet<(usize, usize)>,
 }
 
 impl World {
@@ -273,33 +285,9 @@ impl World {
             confirmed: BTreeSet::new(),
             received: BTreeSet::new(),
             has_stopped: false,
+            has_swept: false,
+            told: BTreeSet::new(),
         }
-    }
-
-    /// Hash of the state; equal for worlds that differ only in the order of their packets.
-    pub(super) fn fingerprint(&self) -> u64 {
-        let mut packets: Vec<u64> = self.packets.iter().map(hash).collect();
-        packets.sort_unstable();
-        let contexts = self.contexts.iter().zip(&self.hashes);
-        let contexts: Vec<u64> = contexts
-            .map(|(context, known)| {
-                let hash = known.get().unwrap_or_else(|| hash(context));
-                known.set(Some(hash));
-                hash
-            })
-            .collect();
-        hash(&(
-            (contexts, packets, &self.threads, &self.slots),
-            (
-                self.budget,
-                self.now,
-                self.quiet_steps,
-                self.has_stalled,
-                self.has_stopped,
-            ),
-            (&self.ran, &self.created, &self.promised, &self.freed),
-            (&self.confirmed, &self.received),
-        ))
     }
 
     pub(super) fn values(&self) -> usize {
@@ -307,7 +295,7 @@ impl World {
     }
 
     /// The steps that are not faults: threads continue and packets arrive.
-    pub(super) fn steps(&self) -> Vec<Step> {
+    pub(super) fn regular_steps(&self) -> Vec<Step> {
         let threads = (0..self.threads.len())
             .filter(|&thread| self.is_ready(thread))
             .map(Step::Thread);
@@ -411,90 +399,6 @@ impl World {
         }
     }
 
-    pub(super) fn take(&mut self, step: Step) {
-        self.quiet_steps = 0;
-        match step {
-            Step::Thread(thread) => self.run(thread),
-            Step::Deliver(at) => {
-                let packet = self.packets.swap_remove(at);
-                self.deliver(packet);
-            }
-            Step::Copy(at) => {
-                self.budget.copies -= 1;
-                let mut copy = self.packets[at].clone();
-                if let Packet::Request { is_awaited, .. } = &mut copy {
-                    *is_awaited = false;
-                }
-                self.packets.push(copy);
-            }
-            Step::StallLate(at) | Step::StallLost(at) => {
-                self.budget.stalls -= 1;
-                self.has_stalled = true;
-                let mut packet = self.packets.swap_remove(at);
-                let Packet::Request {
-                    from,
-                    control,
-                    is_awaited,
-                    ..
-                } = &mut packet
-                else {
-                    panic!("{packet:?} is not a request");
-                };
-                let (from, control) = (*from, *control);
-                *is_awaited = false;
-                if matches!(step, Step::StallLate(_)) {
-                    self.packets.push(packet);
-                }
-                self.finish(from, control, Delivery::Unknown("no answer".into()));
-            }
-            Step::NotDelivered(at) => {
-                self.budget.not_delivered -= 1;
-                let Packet::Request { from, control, .. } = self.packets.swap_remove(at) else {
-                    panic!("only requests are sent with retries");
-                };
-                self.finish(from, control, Delivery::NotDelivered("refused".into()));
-            }
-            Step::FunctionFails(at) => {
-                self.budget.failing_functions -= 1;
-                let Packet::Function { on, rref } = self.packets.swap_remove(at) else {
-                    panic!("only functions fail");
-                };
-                self.on(on, |context, now| {
-                    context.function_finished(now, rref, Err("it failed".into()));
-                });
-            }
-            Step::CallCopy(at) => self.copy_call(at),
-            Step::CallLost(at) | Step::CallLate(at) | Step::CallNotSent(at) => {
-                self.budget.lost_calls -= 1;
-                let Packet::Call {
-                    data,
-                    is_late,
-                    is_awaited,
-                    ..
-                } = &mut self.packets[at]
-                else {
-                    panic!("only calls are lost");
-                };
-                (*is_late, *is_awaited) = (true, false);
-                let data = data.clone();
-                if !matches!(step, Step::CallLate(_)) {
-                    let has_other = self.has_other(at, data.fork);
-                    let lost = self.packets.swap_remove(at);
-                    if !has_other {
-                        self.mark_void(&lost);
-                    }
-                }
-                self.on(index(data.parent), |context, now| {
-                    if matches!(step, Step::CallNotSent(_)) {
-                        context.undo_fork(now, &data);
-                    } else {
-                        context.fork_outcome_unknown(now, &data);
-                    }
-                });
-            }
-        }
-    }
-
     fn copy_call(&mut self, at: usize) {
         self.budget.call_copies -= 1;
         let mut copy = self.packets[at].clone();
@@ -509,11 +413,8 @@ impl World {
         self.packets.push(copy);
     }
 
-    /// Lets time pass; returns `false` when everything has ended.
-    pub(super) fn wait(&mut self) -> bool {
-        if self.has_elapsed() {
-            return false;
-        }
+    /// Lets time pass.
+    fn wait(&mut self) {
         self.quiet_steps += 1;
         assert!(
             self.quiet_steps <= QUIET_STEPS_MAX,
@@ -523,10 +424,10 @@ impl World {
         for on in 0..self.contexts.len() {
             self.on(on, Context::tick);
         }
-        true
     }
 
-    fn has_elapsed(&self) -> bool {
+    /// Whether everything has ended, so that no time passes.
+    pub(super) fn has_elapsed(&self) -> bool {
         let is_idle = self.packets.is_empty()
             && self
                 .contexts
@@ -542,8 +443,7 @@ impl World {
         is_idle && is_done
     }
 
-    /// Coordinated shutdown: deletes all remaining users.
-    pub(super) fn stop(&mut self) {
+    fn stop(&mut self) {
         self.has_stopped = true;
         for thread in &mut self.threads {
             thread.done = thread.ops.len();
@@ -554,9 +454,45 @@ impl World {
         }
     }
 
-    pub(super) fn sweep(&mut self) {
+    fn sweep(&mut self) {
+        self.has_swept = true;
         for on in 0..self.contexts.len() {
             self.on(on, Context::sweep_unforked);
+        }
+    }
+
+    /// Runs without further faults: all workers learn of deaths, and a stopped group comes to rest. Asserts the final state.
+    pub(super) fn end(&mut self) {
+        let (dead, living): (Vec<usize>, Vec<usize>) =
+            (0..self.contexts.len()).partition(|&on| self.contexts[on].is_none());
+        for (on, victim) in living
+            .iter()
+            .flat_map(|on| dead.iter().map(|it| (*on, *it)))
+        {
+            if !self.told.contains(&(on, victim)) {
+                self.take(Step::ReportLoss(on, victim));
+            }
+        }
+        self.rest();
+        if self.has_deaths && !self.has_stopped {
+            self.take(Step::Stop);
+            self.rest();
+        }
+        if self.has_stopped && !self.has_swept {
+            self.take(Step::Sweep);
+        }
+        while !self.has_elapsed() {
+            self.rest();
+            if !self.has_elapsed() {
+                self.take(Step::Wait);
+            }
+        }
+        self.check_end();
+    }
+
+    fn rest(&mut self) {
+        while let Some(step) = self.regular_steps().first() {
+            self.take(*step);
         }
     }
 
@@ -574,7 +510,7 @@ impl World {
         }
     }
 
-    pub(super) fn kill(&mut self, victim: usize) {
+    fn kill(&mut self, victim: usize) {
         self.contexts[victim] = None;
         self.hashes[victim].set(None);
         self.has_deaths = true;
@@ -591,8 +527,8 @@ impl World {
         self.packets = others;
     }
 
-    /// Reports to a living worker that its connection to the dead worker was lost.
-    pub(super) fn report_loss(&mut self, on: usize, victim: usize) {
+    fn report_loss(&mut self, on: usize, victim: usize) {
+        self.told.insert((on, victim));
         self.on(on, |context, now| {
             context.peer_lost(now, worker(victim), Some(incarnation_of(victim)));
         });
@@ -1047,10 +983,153 @@ impl World {
     }
 }
 
-fn hash(of: &impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    of.hash(&mut hasher);
-    hasher.finish()
+impl Simulation for World {
+    type Step = Step;
+
+    fn take(&mut self, step: Step) {
+        if step != Step::Wait {
+            self.quiet_steps = 0;
+        }
+        match step {
+            Step::Wait => self.wait(),
+            Step::Kill(victim) => self.kill(victim),
+            Step::ReportLoss(on, victim) => self.report_loss(on, victim),
+            Step::Stop => self.stop(),
+            Step::Sweep => self.sweep(),
+            Step::Thread(thread) => self.run(thread),
+            Step::Deliver(at) => {
+                let packet = self.packets.swap_remove(at);
+                self.deliver(packet);
+            }
+            Step::Copy(at) => {
+                self.budget.copies -= 1;
+                let mut copy = self.packets[at].clone();
+                if let Packet::Request { is_awaited, .. } = &mut copy {
+                    *is_awaited = false;
+                }
+                self.packets.push(copy);
+            }
+            Step::StallLate(at) | Step::StallLost(at) => {
+                self.budget.stalls -= 1;
+                self.has_stalled = true;
+                let mut packet = self.packets.swap_remove(at);
+                let Packet::Request {
+                    from,
+                    control,
+                    is_awaited,
+                    ..
+                } = &mut packet
+                else {
+                    panic!("{packet:?} is not a request");
+                };
+                let (from, control) = (*from, *control);
+                *is_awaited = false;
+                if matches!(step, Step::StallLate(_)) {
+                    self.packets.push(packet);
+                }
+                self.finish(from, control, Delivery::Unknown("no answer".into()));
+            }
+            Step::NotDelivered(at) => {
+                self.budget.not_delivered -= 1;
+                let Packet::Request { from, control, .. } = self.packets.swap_remove(at) else {
+                    panic!("only requests are sent with retries");
+                };
+                self.finish(from, control, Delivery::NotDelivered("refused".into()));
+            }
+            Step::FunctionFails(at) => {
+                self.budget.failing_functions -= 1;
+                let Packet::Function { on, rref } = self.packets.swap_remove(at) else {
+                    panic!("only functions fail");
+                };
+                self.on(on, |context, now| {
+                    context.function_finished(now, rref, Err("it failed".into()));
+                });
+            }
+            Step::CallCopy(at) => self.copy_call(at),
+            Step::CallLost(at) | Step::CallLate(at) | Step::CallNotSent(at) => {
+                self.budget.lost_calls -= 1;
+                let Packet::Call {
+                    data,
+                    is_late,
+                    is_awaited,
+                    ..
+                } = &mut self.packets[at]
+                else {
+                    panic!("only calls are lost");
+                };
+                (*is_late, *is_awaited) = (true, false);
+                let data = data.clone();
+                if !matches!(step, Step::CallLate(_)) {
+                    let has_other = self.has_other(at, data.fork);
+                    let lost = self.packets.swap_remove(at);
+                    if !has_other {
+                        self.mark_void(&lost);
+                    }
+                }
+                self.on(index(data.parent), |context, now| {
+                    if matches!(step, Step::CallNotSent(_)) {
+                        context.undo_fork(now, &data);
+                    } else {
+                        context.fork_outcome_unknown(now, &data);
+                    }
+                });
+            }
+        }
+    }
+
+    fn is_possible(&self, step: &Step) -> bool {
+        match *step {
+            Step::Wait => self.regular_steps().is_empty() && !self.has_elapsed(),
+            Step::Kill(_) => !self.has_deaths,
+            Step::ReportLoss(_, victim) => self.contexts[victim].is_none(),
+            Step::Stop => !self.has_stopped,
+            Step::Sweep => self.has_stopped && self.regular_steps().is_empty(),
+            _ => self.regular_steps().contains(step) || self.faults().contains(step),
+        }
+    }
+
+    fn describe(&self) -> String {
+        format!("{:?}, {:?}", self.threads, self.budget)
+    }
+}
+
+impl Explored for World {
+    fn steps(&self) -> Vec<Step> {
+        let mut steps = self.regular_steps();
+        steps.extend(Some(Step::Wait).filter(|wait| self.is_possible(wait)));
+        steps.extend(self.faults());
+        steps
+    }
+
+    fn copy(&self, _: &[Step]) -> Self {
+        self.clone()
+    }
+
+    /// Hash of the state; equal for worlds that differ only in the order of their packets.
+    fn fingerprint(&self) -> Option<u64> {
+        let mut packets: Vec<u64> = self.packets.iter().map(fingerprint).collect();
+        packets.sort_unstable();
+        let contexts = self.contexts.iter().zip(&self.hashes);
+        let contexts: Vec<u64> = contexts
+            .map(|(context, known)| {
+                let hash = known.get().unwrap_or_else(|| fingerprint(context));
+                known.set(Some(hash));
+                hash
+            })
+            .collect();
+        Some(fingerprint(&(
+            (contexts, packets, &self.threads, &self.slots),
+            (
+                self.budget,
+                self.now,
+                self.quiet_steps,
+                self.has_stalled,
+                self.has_stopped,
+            ),
+            (&self.ran, &self.created, &self.promised, &self.freed),
+            (&self.confirmed, &self.received),
+        )))
+    }
 }
 
 impl std::fmt::Debug for World {
