@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use c10d_sim::{Explored, Simulation};
 
 use crate::error::{Outcome, RpcError};
 use crate::peer::connection::{Connection, ConnectionId, ReadNext, Reads, Watch};
@@ -29,6 +30,9 @@ type Call = u32;
 type WireId = usize;
 
 type Machine = Peer<Call, WireId>;
+
+/// Far more than any history has.
+const EVENTS_MAX: usize = 2_000;
 
 /// Number of bytes that a socket accepts before it blocks.
 const SOCKET_BYTES: usize = 96;
@@ -134,7 +138,9 @@ pub(super) struct Budget {
 pub(super) struct World {
     sides: [Side; 2],
     wires: Vec<Wire>,
+    /// The remaining budget, and the budget at the start.
     budget: Budget,
+    budget_before: Budget,
     calls: BTreeMap<Call, Record>,
     now: Instant,
 }
@@ -188,188 +194,33 @@ impl World {
             sides: [0, 1].map(|side| Side::new(side, 1)),
             wires: Vec::new(),
             budget,
+            budget_before: budget,
             calls: BTreeMap::new(),
             now: Instant::now(),
         }
     }
 
-    /// The events that can happen next.
-    pub(super) fn events(&self) -> Vec<Event> {
-        let mut events = Vec::new();
-        for (side, it) in self.sides.iter().enumerate() {
-            if it.is_shut_down {
-                continue;
-            }
-            if self.budget.calls[side] > 0 {
-                events.push(Event::Call { side, twice: false });
-                if self.budget.twice {
-                    events.push(Event::Call { side, twice: true });
-                }
-            }
-            events.extend((0..it.attempts.len()).map(|at| Event::Attempt { side, at }));
-            if it.flushes {
-                events.push(Event::Flush { side });
-            }
-            if !it.writes.is_empty() {
-                events.push(Event::Write { side });
-            }
-            if !it.admitted.is_empty() {
-                events.push(Event::Begin { side });
-            }
-            if !it.running.is_empty() {
-                events.push(Event::Return { side });
-            }
-            if it.reading.is_some() {
-                events.push(Event::EndRead { side });
-            }
-            if let Some((_, &wire)) = it.machine.connection() {
-                let (wire, watched) = (&self.wires[wire], self.wires[wire].watched[side]);
-                let is_readable = !wire.bytes[side].is_empty() || wire.has_ended_for(side);
-                if is_readable && it.reading.is_none() {
-                    if watched.readable {
-                        events.push(Event::BeginRead { side, reads: false });
-                    }
-                    if it.lent.is_some() {
-                        events.push(Event::BeginRead { side, reads: true });
-                    }
-                }
-                let has_room = wire.bytes[1 - side].len() < SOCKET_BYTES;
-                let caller_waits = it.lent.is_some_and(|(_, for_output)| for_output);
-                if has_room && (watched.writable || caller_waits) {
-                    events.push(Event::Writable { side });
-                }
-                if it.lent.is_none() && it.machine.calls_in_flight() > 0 {
-                    events.push(Event::Lend { side });
-                }
-            }
-            if it.lent.is_some() {
-                events.push(Event::EndLending { side });
-            }
-            if self.budget.faults > 0 {
-                if it.machine.calls_in_flight() > 0 {
-                    events.push(Event::Expire { side });
-                }
-                events.push(Event::Restart { side });
-                events.push(Event::ShutDown { side });
-                if !it.is_replaced {
-                    events.push(Event::Replace { side });
-                }
-            }
-        }
-        for (wire, it) in self.wires.iter().enumerate() {
-            for to in 0..2 {
-                let has_news = !it.bytes[to].is_empty() || it.has_ended_for(to);
-                if it.handshakes[to].is_some() && !it.is_closed[to] && has_news {
-                    events.push(Event::Handshake { wire, to });
-                }
-            }
-            if self.budget.faults > 0 && !it.is_broken && it.is_closed == [false; 2] {
-                events.push(Event::Break { wire });
-            }
-        }
-        events
+    /// The next event if no fault happens. A loan of the connection is optional, so none is started.
+    pub(super) fn next_regular(&self) -> Option<Event> {
+        let mut events = self.steps().into_iter();
+        events.find(|event| !event.is_fault() && !matches!(event, Event::Lend { .. }))
     }
 
-    pub(super) fn step(&mut self, event: Event) {
-        if event.is_fault() {
-            self.budget.faults -= 1;
+    /// Runs without further faults until no event is left.
+    pub(super) fn end(&mut self) {
+        for _ in 0..EVENTS_MAX {
+            let Some(event) = self.next_regular() else {
+                self.check_at_rest();
+                assert!(self.budget_before.faults > 0 || self.has_succeeded());
+                return;
+            };
+            self.take(event);
         }
-        self.now += Duration::from_millis(1);
-        let now = self.now;
-        match event {
-            Event::Call { side, twice } => self.call(side, twice),
-            Event::Attempt { side, at } => {
-                let dial = self.sides[side].attempts.remove(at);
-                if self.input(side, |machine| machine.begin_attempt(dial, now)) {
-                    self.dial(side, dial);
-                }
-            }
-            Event::Handshake { wire, to } if self.wires[wire].dialer == to => self.hear(wire, to),
-            Event::Handshake { wire, to } => self.accept(wire, to),
-            Event::BeginRead { side, reads } => {
-                let reads = [Reads::ForPoller, Reads::ForCaller][usize::from(reads)];
-                let (connection, _) = self.sides[side].machine.connection().expect("connected");
-                let taken = self.input(side, |machine| {
-                    machine.connected_by(connection)?.take_reader(reads)
-                });
-                self.sides[side].reading = taken.map(|(decoder, _)| (connection, decoder));
-            }
-            Event::EndRead { side } => self.read(side),
-            Event::Write { side } => self.write(side),
-            Event::Writable { side } => {
-                let (connection, _) = self.sides[side].machine.connection().expect("connected");
-                self.input(side, |machine| machine.writable(connection));
-                self.wait_on_loan(side);
-            }
-            Event::Flush { side } => {
-                self.sides[side].flushes = false;
-                self.input(side, Machine::flush);
-            }
-            Event::Lend { side } => {
-                let lent = self.input(side, |machine| machine.lend());
-                self.sides[side].lent = lent.map(|(connection, _)| (connection, false));
-                self.wait_on_loan(side);
-            }
-            Event::EndLending { side } => {
-                let (connection, _) = self.sides[side].lent.take().expect("lent");
-                self.input(side, |machine| {
-                    machine
-                        .connected_by(connection)
-                        .map(Connection::end_lending)
-                });
-            }
-            Event::Begin { side } => {
-                let request = self.sides[side].admitted.pop_front().expect("admitted");
-                let begun = self.input(side, |machine| machine.begin_request(request));
-                if let Some(request) = begun {
-                    let call: Call = number(&request.payload);
-                    self.calls.get_mut(&call).expect("a call").executed += 1;
-                    self.sides[side].running.push_back(request);
-                }
-            }
-            Event::Return { side } => {
-                let request = self.sides[side].running.pop_front().expect("running");
-                self.input(side, |machine| {
-                    machine.respond(request.route, Ok(request.payload))
-                });
-            }
-            Event::Expire { side } => {
-                self.input(side, |machine| machine.tick(u64::MAX - 1));
-            }
-            Event::Break { wire } => {
-                self.wires[wire].is_broken = true;
-                self.wires[wire].bytes = [VecDeque::new(), VecDeque::new()];
-            }
-            Event::Restart { side } => {
-                for wire in &mut self.wires {
-                    wire.is_closed[side] = true;
-                    wire.handshakes[side] = None;
-                    wire.bytes[side].clear();
-                }
-                let incarnation = self.sides[side].incarnation + 1;
-                self.sides[side] = Side::new(side, incarnation);
-            }
-            Event::ShutDown { side } => {
-                self.input(side, Machine::say_goodbye);
-                while !self.sides[side].writes.is_empty() {
-                    self.write(side);
-                }
-                self.input(side, Machine::end);
-                self.sides[side].is_shut_down = true;
-                for wire in 0..self.wires.len() {
-                    self.close(wire, side);
-                }
-            }
-            Event::Replace { side } => {
-                self.input(side, Machine::replaced);
-                self.sides[side].is_replaced = true;
-            }
-        }
-        self.check();
+        panic!("the history does not end");
     }
 
     /// Asserts the final state, where only faults are possible: every call of a living process has a result.
-    pub(super) fn check_at_rest(&self) {
+    fn check_at_rest(&self) {
         for (call, record) in &self.calls {
             let side = &self.sides[record.caller];
             if side.incarnation == record.incarnation {
@@ -391,7 +242,7 @@ impl World {
     }
 
     /// Whether all calls have succeeded.
-    pub(super) fn has_succeeded(&self) -> bool {
+    fn has_succeeded(&self) -> bool {
         let mut records = self.calls.values();
         records.all(|record| matches!(record.result, Some(Ok(_))))
     }
@@ -673,6 +524,201 @@ impl World {
         it.is_closed[side] = true;
         it.handshakes[side] = None;
         it.bytes[side].clear();
+    }
+}
+
+impl Simulation for World {
+    type Step = Event;
+
+    fn take(&mut self, event: Event) {
+        if event.is_fault() {
+            self.budget.faults -= 1;
+        }
+        self.now += Duration::from_millis(1);
+        let now = self.now;
+        match event {
+            Event::Call { side, twice } => self.call(side, twice),
+            Event::Attempt { side, at } => {
+                let dial = self.sides[side].attempts.remove(at);
+                if self.input(side, |machine| machine.begin_attempt(dial, now)) {
+                    self.dial(side, dial);
+                }
+            }
+            Event::Handshake { wire, to } if self.wires[wire].dialer == to => self.hear(wire, to),
+            Event::Handshake { wire, to } => self.accept(wire, to),
+            Event::BeginRead { side, reads } => {
+                let reads = [Reads::ForPoller, Reads::ForCaller][usize::from(reads)];
+                let (connection, _) = self.sides[side].machine.connection().expect("connected");
+                let taken = self.input(side, |machine| {
+                    machine.connected_by(connection)?.take_reader(reads)
+                });
+                self.sides[side].reading = taken.map(|(decoder, _)| (connection, decoder));
+            }
+            Event::EndRead { side } => self.read(side),
+            Event::Write { side } => self.write(side),
+            Event::Writable { side } => {
+                let (connection, _) = self.sides[side].machine.connection().expect("connected");
+                self.input(side, |machine| machine.writable(connection));
+                self.wait_on_loan(side);
+            }
+            Event::Flush { side } => {
+                self.sides[side].flushes = false;
+                self.input(side, Machine::flush);
+            }
+            Event::Lend { side } => {
+                let lent = self.input(side, |machine| machine.lend());
+                self.sides[side].lent = lent.map(|(connection, _)| (connection, false));
+                self.wait_on_loan(side);
+            }
+            Event::EndLending { side } => {
+                let (connection, _) = self.sides[side].lent.take().expect("lent");
+                self.input(side, |machine| {
+                    machine
+                        .connected_by(connection)
+                        .map(Connection::end_lending)
+                });
+            }
+            Event::Begin { side } => {
+                let request = self.sides[side].admitted.pop_front().expect("admitted");
+                let begun = self.input(side, |machine| machine.begin_request(request));
+                if let Some(request) = begun {
+                    let call: Call = number(&request.payload);
+                    self.calls.get_mut(&call).expect("a call").executed += 1;
+                    self.sides[side].running.push_back(request);
+                }
+            }
+            Event::Return { side } => {
+                let request = self.sides[side].running.pop_front().expect("running");
+                self.input(side, |machine| {
+                    machine.respond(request.route, Ok(request.payload))
+                });
+            }
+            Event::Expire { side } => {
+                self.input(side, |machine| machine.tick(u64::MAX - 1));
+            }
+            Event::Break { wire } => {
+                self.wires[wire].is_broken = true;
+                self.wires[wire].bytes = [VecDeque::new(), VecDeque::new()];
+            }
+            Event::Restart { side } => {
+                for wire in &mut self.wires {
+                    wire.is_closed[side] = true;
+                    wire.handshakes[side] = None;
+                    wire.bytes[side].clear();
+                }
+                let incarnation = self.sides[side].incarnation + 1;
+                self.sides[side] = Side::new(side, incarnation);
+            }
+            Event::ShutDown { side } => {
+                self.input(side, Machine::say_goodbye);
+                while !self.sides[side].writes.is_empty() {
+                    self.write(side);
+                }
+                self.input(side, Machine::end);
+                self.sides[side].is_shut_down = true;
+                for wire in 0..self.wires.len() {
+                    self.close(wire, side);
+                }
+            }
+            Event::Replace { side } => {
+                self.input(side, Machine::replaced);
+                self.sides[side].is_replaced = true;
+            }
+        }
+        self.check();
+    }
+
+    fn is_possible(&self, event: &Event) -> bool {
+        self.steps().contains(event)
+    }
+}
+
+impl Explored for World {
+    fn steps(&self) -> Vec<Event> {
+        let mut events = Vec::new();
+        for (side, it) in self.sides.iter().enumerate() {
+            if it.is_shut_down {
+                continue;
+            }
+            if self.budget.calls[side] > 0 {
+                events.push(Event::Call { side, twice: false });
+                if self.budget.twice {
+                    events.push(Event::Call { side, twice: true });
+                }
+            }
+            events.extend((0..it.attempts.len()).map(|at| Event::Attempt { side, at }));
+            if it.flushes {
+                events.push(Event::Flush { side });
+            }
+            if !it.writes.is_empty() {
+                events.push(Event::Write { side });
+            }
+            if !it.admitted.is_empty() {
+                events.push(Event::Begin { side });
+            }
+            if !it.running.is_empty() {
+                events.push(Event::Return { side });
+            }
+            if it.reading.is_some() {
+                events.push(Event::EndRead { side });
+            }
+            if let Some((_, &wire)) = it.machine.connection() {
+                let (wire, watched) = (&self.wires[wire], self.wires[wire].watched[side]);
+                let is_readable = !wire.bytes[side].is_empty() || wire.has_ended_for(side);
+                if is_readable && it.reading.is_none() {
+                    if watched.readable {
+                        events.push(Event::BeginRead { side, reads: false });
+                    }
+                    if it.lent.is_some() {
+                        events.push(Event::BeginRead { side, reads: true });
+                    }
+                }
+                let has_room = wire.bytes[1 - side].len() < SOCKET_BYTES;
+                let caller_waits = it.lent.is_some_and(|(_, for_output)| for_output);
+                if has_room && (watched.writable || caller_waits) {
+                    events.push(Event::Writable { side });
+                }
+                if it.lent.is_none() && it.machine.calls_in_flight() > 0 {
+                    events.push(Event::Lend { side });
+                }
+            }
+            if it.lent.is_some() {
+                events.push(Event::EndLending { side });
+            }
+            if self.budget.faults > 0 {
+                if it.machine.calls_in_flight() > 0 {
+                    events.push(Event::Expire { side });
+                }
+                events.push(Event::Restart { side });
+                events.push(Event::ShutDown { side });
+                if !it.is_replaced {
+                    events.push(Event::Replace { side });
+                }
+            }
+        }
+        for (wire, it) in self.wires.iter().enumerate() {
+            for to in 0..2 {
+                let has_news = !it.bytes[to].is_empty() || it.has_ended_for(to);
+                if it.handshakes[to].is_some() && !it.is_closed[to] && has_news {
+                    events.push(Event::Handshake { wire, to });
+                }
+            }
+            if self.budget.faults > 0 && !it.is_broken && it.is_closed == [false; 2] {
+                events.push(Event::Break { wire });
+            }
+        }
+        events
+    }
+
+    fn copy(&self, past: &[Event]) -> Self {
+        let mut copy = Self::new(self.budget_before);
+        past.iter().for_each(|event| copy.take(*event));
+        copy
+    }
+
+    /// The machines cannot be compared.
+    fn fingerprint(&self) -> Option<u64> {
+        None
     }
 }
 
