@@ -1,56 +1,11 @@
 //! Up to four members in every order of what can happen to them.
 
-use std::collections::HashSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use super::process::Process;
-use super::world::{Budget, Step, World};
+use super::world::{Budget, World};
 use crate::options::GroupOptions;
 
-/// Totals of an exploration.
-#[derive(Debug, Default)]
-struct Seen {
-    states: usize,
-    commits_max: usize,
-}
-
-#[derive(Debug)]
-struct Explorer {
-    visited: HashSet<u64>,
-    attempts_max: u32,
-    seen: Seen,
-}
-
-impl Explorer {
-    /// In each state, everything that can happen next happens, and for each the group also comes to its end.
-    fn explore(&mut self, start: World) {
-        self.visited.insert(start.fingerprint());
-        let mut open = vec![(start, Vec::new())];
-        while let Some((world, path)) = open.pop() {
-            self.seen.states += 1;
-            self.seen.commits_max = self.seen.commits_max.max(world.history.commits());
-            let mut end = world.clone();
-            check(&path, || end.end());
-            if world.attempts() > self.attempts_max {
-                continue;
-            }
-            for step in world.all_steps() {
-                let mut next = world.clone();
-                let mut path: Vec<Step> = path.clone();
-                path.push(step);
-                check(&path, || next.take(step));
-                if self.visited.insert(next.fingerprint()) {
-                    open.push((next, path));
-                }
-            }
-        }
-    }
-}
-
-fn check(path: &[Step], run: impl FnOnce()) {
-    let outcome = catch_unwind(AssertUnwindSafe(run));
-    assert!(outcome.is_ok(), "after {path:?}");
-}
+/// The exploration ends at states with more attempts than this.
+const ATTEMPTS_MAX: u32 = 3;
 
 /// Whether to explore with more faults, which takes a minute in a debug build.
 fn is_long() -> bool {
@@ -79,16 +34,14 @@ fn explore(shape: &Shape) {
     if shape.is_formed {
         start.form(|it| it.incarnation.0 == 1 && it.id.0 < 10);
     }
-    let mut explorer = Explorer {
-        visited: HashSet::new(),
-        attempts_max: 3,
-        seen: Seen::default(),
-    };
-    explorer.explore(start);
-    let Seen {
-        states,
-        commits_max,
-    } = explorer.seen;
+    // In each state, the group also comes to its end.
+    let mut commits_max = 0;
+    let found = c10d_sim::explore(start, usize::MAX, |world, _, _| {
+        commits_max = commits_max.max(world.history.commits());
+        world.clone().end();
+        world.attempts() <= ATTEMPTS_MAX
+    });
+    let states = found.states;
     let Shape {
         name, states_min, ..
     } = shape;

@@ -1,43 +1,18 @@
-//! Random histories of up to 64 members. `SEED=n` repeats a history, `ROUNDS=n` runs n new histories.
+//! Random histories of up to 64 members.
 
-use std::panic::catch_unwind;
+use c10d_sim::{Run, Seeds, panics, run};
+use fastrand::Rng;
 
 use super::process::Process;
 use super::world::{Budget, Mutant, Step, World};
 use crate::options::GroupOptions;
 
 #[test]
-#[expect(clippy::print_stdout, reason = "the first seed is never lost")]
 fn many_members_at_random() {
-    let number = |name| {
-        let text = std::env::var(name).ok()?;
-        Some(text.parse::<u64>().expect("SEED and ROUNDS are numbers"))
-    };
-    let seeds = match (number("SEED"), number("ROUNDS")) {
-        (Some(seed), _) => seed..seed + 1,
-        (None, Some(rounds)) => {
-            let first = fastrand::u64(..u64::MAX / 2);
-            first..first + rounds
-        }
-        (None, None) => 0..60,
-    };
-    println!(
-        "SEED={} and following, {} in all",
-        seeds.start,
-        seeds.end - seeds.start
-    );
-    let mut commits = 0;
-    let mut attempts = 0;
-    for seed in seeds.clone() {
-        let outcome = catch_unwind(|| random_history(seed, Mutant::None));
-        let (committed, attempted) = outcome.unwrap_or_else(|_| {
-            panic!("to repeat this history: SEED={seed}");
-        });
-        commits += committed;
-        attempts += attempted;
-    }
-    println!("{commits} generations in {attempts} attempts");
-    assert!(number("SEED").is_some() || commits as u64 >= 2 * (seeds.end - seeds.start));
+    let seeds = Seeds::fixed(60);
+    let (is_replay, count) = (seeds.is_replay(), seeds.len());
+    let commits: usize = seeds.map(|seed| random_history(seed, Mutant::None)).sum();
+    assert!(is_replay || commits >= 2 * count, "{commits} generations");
 }
 
 /// The laws are of use: each defect breaks one.
@@ -52,14 +27,27 @@ fn each_defect_of_the_service_or_a_process_is_found() {
         Mutant::NotTold,
         Mutant::NoTimer,
     ] {
-        let found = (0..60).find(|seed| catch_unwind(|| random_history(*seed, mutant)).is_err());
+        let found = (0..60).find(|seed| panics(|| _ = random_history(*seed, mutant)));
         assert!(found.is_some(), "{mutant:?} was not found");
     }
 }
 
-/// How many generations and attempts there were.
-fn random_history(seed: u64, mutant: Mutant) -> (usize, u32) {
-    let mut random = fastrand::Rng::with_seed(seed);
+/// Returns the number of generations.
+fn random_history(seed: u64, mutant: Mutant) -> usize {
+    let history = |world: &mut Run<World>, random: &mut Rng| {
+        for _ in 0..random.usize(1..200 * world.processes.len()) {
+            let Some(step) = random_step(world, random) else {
+                break;
+            };
+            world.take(step);
+        }
+    };
+    let world = run(|| start(seed, mutant), history, |world, _| world.end());
+    world.history.commits()
+}
+
+fn start(seed: u64, mutant: Mutant) -> (World, Rng) {
+    let mut random = Rng::with_seed(seed);
     let size = if random.u8(..4) == 0 {
         64
     } else {
@@ -74,7 +62,7 @@ fn random_history(seed: u64, mutant: Mutant) -> (usize, u32) {
     let mut options = GroupOptions::new(random.usize(1..=2 + processes.len() / 8));
     options.size_first = options.size_min + random.usize(0..=processes.len() / 4);
     options.replace_wait = std::time::Duration::from_secs(random.u64(0..2) * 7);
-    let some = |random: &mut fastrand::Rng| random.usize(0..=5 + size as usize / 8);
+    let some = |random: &mut Rng| random.usize(0..=5 + size as usize / 8);
     let budget = Budget {
         kills: some(&mut random),
         stops: some(&mut random),
@@ -95,17 +83,10 @@ fn random_history(seed: u64, mutant: Mutant) -> (usize, u32) {
     if is_formed && first <= size {
         world.form(|it| it.incarnation.0 == 1 && it.id.0 <= first);
     }
-    for _ in 0..random.usize(1..200 * world.processes.len()) {
-        let Some(step) = random_step(&world, &mut random) else {
-            break;
-        };
-        world.take(step);
-    }
-    world.end();
-    (world.history.commits(), world.attempts())
+    (world, random)
 }
 
-fn random_step(world: &World, random: &mut fastrand::Rng) -> Option<Step> {
+fn random_step(world: &World, random: &mut Rng) -> Option<Step> {
     let all = world.processes.len();
     let mut steps = Vec::new();
     let first = random.usize(..all);

@@ -1,9 +1,10 @@
 //! A service, its processes and the network between them, in virtual time.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
+
+use c10d_sim::{Explored, Simulation, fingerprint};
 
 use super::laws::History;
 use super::process::{Life, Mesh, Process};
@@ -128,22 +129,6 @@ impl World {
             nonces: 1,
             mutant: Mutant::None,
         }
-    }
-
-    /// The part of the state on which the future depends.
-    pub(super) fn fingerprint(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        self.group.hash(&mut hasher);
-        self.processes.hash(&mut hasher);
-        self.copies.hash(&mut hasher);
-        self.released.hash(&mut hasher);
-        self.told.hash(&mut hasher);
-        self.timed_out.hash(&mut hasher);
-        self.now.hash(&mut hasher);
-        self.budget.hash(&mut hasher);
-        self.kept.hash(&mut hasher);
-        self.history.hash(&mut hasher);
-        hasher.finish()
     }
 
     /// The steps that need no fault, of one process.
@@ -309,127 +294,6 @@ impl World {
         let running = self.processes.iter().filter(|it| it.is_running());
         let members = running.filter_map(|it| it.member.wake_at());
         members.chain(self.group.wake_at()).min()
-    }
-
-    pub(super) fn take(&mut self, step: Step) {
-        match step {
-            Step::Join(at) => {
-                let now = self.now;
-                let actions = self.processes[at].join(now);
-                self.act(at, actions);
-            }
-            Step::Ask(at) => {
-                let process = &self.processes[at];
-                let message = process.member.owed().expect("it owes a message");
-                let reply = self.tell(process.key, message.clone());
-                self.processes[at].answer = Some((message, reply));
-                if !self.budget.is_split {
-                    self.take(Step::Answer(at));
-                }
-            }
-            Step::Poll(at) => {
-                let process = &self.processes[at];
-                let message = process.member.poll().expect("it polls");
-                let reply = self.tell(process.key, message.clone());
-                self.processes[at].must_poll = false;
-                self.processes[at].news = Some((message, reply));
-                if !self.budget.is_split {
-                    self.take(Step::News(at));
-                }
-            }
-            Step::Answer(at) => {
-                let (message, reply) = self.processes[at].answer.take().expect("an answer");
-                self.reply(at, message, reply);
-            }
-            Step::News(at) => {
-                let (message, reply) = self.processes[at].news.take().expect("an answer");
-                self.reply(at, message, reply);
-            }
-            Step::Return(at, is_ok) => self.call_returned(at, is_ok),
-            Step::LeaveMesh(at) => {
-                let now = self.now;
-                let actions = self.processes[at].left(now);
-                self.act(at, actions);
-            }
-            Step::Complete(at) => self.complete(at),
-            Step::Raise(at) => {
-                let process = &mut self.processes[at];
-                let Mesh::Stepping(record) = &process.mesh else {
-                    panic!("process {at} raises outside of a step");
-                };
-                process.mesh = Mesh::Raised(Arc::clone(record));
-                self.input(at, MemberInput::StepFailed);
-            }
-            Step::Notice(at) => {
-                let process = &mut self.processes[at];
-                process.is_noticed = true;
-                let (key, life) = (process.key, process.life);
-                if life == Life::Dead || self.group.members().any(|(member, _)| member == key) {
-                    self.history.noticed(key);
-                }
-                self.group_input(match life {
-                    Life::Dead => Input::Dead(key),
-                    _ => Input::Silent(key),
-                });
-            }
-            Step::Kill(at) => {
-                self.budget.kills -= 1;
-                self.processes[at].life = Life::Dead;
-                self.processes[at].is_noticed = false;
-                self.processes[at].answer = None;
-                self.processes[at].news = None;
-                self.history.disturb();
-            }
-            Step::Stop(at) => {
-                self.budget.stops -= 1;
-                self.processes[at].life = Life::Stopped;
-                // A silence that the service noticed before does not count.
-                self.processes[at].is_noticed = false;
-                self.history.disturb();
-            }
-            Step::Continue(at) => self.processes[at].life = Life::Running,
-            Step::LoseAnswer(at) => {
-                self.budget.losses -= 1;
-                self.processes[at].answer = None;
-            }
-            Step::LoseNews(at) => {
-                self.budget.losses -= 1;
-                self.processes[at].news = None;
-            }
-            Step::Copy(at) => {
-                self.budget.copies -= 1;
-                let process = &self.processes[at];
-                let message = process.member.owed().expect("it owes a message");
-                self.copies.push((process.key, message));
-            }
-            Step::DeliverCopy(at) => {
-                let (key, message) = self.copies.remove(at);
-                self.tell(key, message);
-            }
-            Step::Leave(at) => {
-                self.budget.leaves -= 1;
-                self.processes[at].wants_to_leave = true;
-                self.input(at, MemberInput::Leave);
-            }
-            Step::Finish(at) => {
-                if let Mesh::Stepping(record) = &self.processes[at].mesh {
-                    self.processes[at].mesh = Mesh::AtBoundary(Arc::clone(record));
-                }
-                self.history.disturb();
-                self.budget.leaves -= 1;
-                self.processes[at].has_finished = true;
-                self.input(at, MemberInput::Finish);
-            }
-            Step::Tick => {
-                if !self.is_quiet() {
-                    self.budget.late = self.budget.late.saturating_sub(1);
-                    self.history.disturb();
-                }
-                self.tick();
-            }
-            Step::Restart(is_durable) => self.restart(is_durable),
-        }
-        self.check();
     }
 
     /// Whether only time can bring anything on.
@@ -722,8 +586,149 @@ impl World {
         let kept = self.kept.as_ref();
         kept.map_or(0, |kept| kept.last.count())
     }
+}
 
-    pub(super) fn all_steps(&self) -> Vec<Step> {
+impl Simulation for World {
+    type Step = Step;
+
+    fn take(&mut self, step: Step) {
+        match step {
+            Step::Join(at) => {
+                let now = self.now;
+                let actions = self.processes[at].join(now);
+                self.act(at, actions);
+            }
+            Step::Ask(at) => {
+                let process = &self.processes[at];
+                let message = process.member.owed().expect("it owes a message");
+                let reply = self.tell(process.key, message.clone());
+                self.processes[at].answer = Some((message, reply));
+                if !self.budget.is_split {
+                    self.take(Step::Answer(at));
+                }
+            }
+            Step::Poll(at) => {
+                let process = &self.processes[at];
+                let message = process.member.poll().expect("it polls");
+                let reply = self.tell(process.key, message.clone());
+                self.processes[at].must_poll = false;
+                self.processes[at].news = Some((message, reply));
+                if !self.budget.is_split {
+                    self.take(Step::News(at));
+                }
+            }
+            Step::Answer(at) => {
+                let (message, reply) = self.processes[at].answer.take().expect("an answer");
+                self.reply(at, message, reply);
+            }
+            Step::News(at) => {
+                let (message, reply) = self.processes[at].news.take().expect("an answer");
+                self.reply(at, message, reply);
+            }
+            Step::Return(at, is_ok) => self.call_returned(at, is_ok),
+            Step::LeaveMesh(at) => {
+                let now = self.now;
+                let actions = self.processes[at].left(now);
+                self.act(at, actions);
+            }
+            Step::Complete(at) => self.complete(at),
+            Step::Raise(at) => {
+                let process = &mut self.processes[at];
+                let Mesh::Stepping(record) = &process.mesh else {
+                    panic!("process {at} raises outside of a step");
+                };
+                process.mesh = Mesh::Raised(Arc::clone(record));
+                self.input(at, MemberInput::StepFailed);
+            }
+            Step::Notice(at) => {
+                let process = &mut self.processes[at];
+                process.is_noticed = true;
+                let (key, life) = (process.key, process.life);
+                if life == Life::Dead || self.group.members().any(|(member, _)| member == key) {
+                    self.history.noticed(key);
+                }
+                self.group_input(match life {
+                    Life::Dead => Input::Dead(key),
+                    _ => Input::Silent(key),
+                });
+            }
+            Step::Kill(at) => {
+                self.budget.kills -= 1;
+                self.processes[at].life = Life::Dead;
+                self.processes[at].is_noticed = false;
+                self.processes[at].answer = None;
+                self.processes[at].news = None;
+                self.history.disturb();
+            }
+            Step::Stop(at) => {
+                self.budget.stops -= 1;
+                self.processes[at].life = Life::Stopped;
+                // A silence that the service heard of before is another one.
+                self.processes[at].is_noticed = false;
+                self.history.disturb();
+            }
+            Step::Continue(at) => self.processes[at].life = Life::Running,
+            Step::LoseAnswer(at) => {
+                self.budget.losses -= 1;
+                self.processes[at].answer = None;
+            }
+            Step::LoseNews(at) => {
+                self.budget.losses -= 1;
+                self.processes[at].news = None;
+            }
+            Step::Copy(at) => {
+                self.budget.copies -= 1;
+                let process = &self.processes[at];
+                let message = process.member.owed().expect("it owes a message");
+                self.copies.push((process.key, message));
+            }
+            Step::DeliverCopy(at) => {
+                let (key, message) = self.copies.remove(at);
+                self.tell(key, message);
+            }
+            Step::Leave(at) => {
+                self.budget.leaves -= 1;
+                self.processes[at].wants_to_leave = true;
+                self.input(at, MemberInput::Leave);
+            }
+            Step::Finish(at) => {
+                if let Mesh::Stepping(record) = &self.processes[at].mesh {
+                    self.processes[at].mesh = Mesh::AtBoundary(Arc::clone(record));
+                }
+                self.history.disturb();
+                self.budget.leaves -= 1;
+                self.processes[at].has_finished = true;
+                self.input(at, MemberInput::Finish);
+            }
+            Step::Tick => {
+                if !self.is_quiet() {
+                    self.budget.late = self.budget.late.saturating_sub(1);
+                    self.history.disturb();
+                }
+                self.tick();
+            }
+            Step::Restart(is_durable) => self.restart(is_durable),
+        }
+        self.check();
+    }
+
+    fn is_possible(&self, step: &Step) -> bool {
+        self.steps().contains(step)
+    }
+
+    fn describe(&self) -> String {
+        let keys = self.processes.iter().map(|it| it.key);
+        format!(
+            "{:?}, {:?}, {:?}",
+            keys.collect::<Vec<_>>(),
+            self.options,
+            self.budget
+        )
+    }
+}
+
+impl Explored for World {
+    fn steps(&self) -> Vec<Step> {
         let all = 0..self.processes.len();
         let mut steps: Vec<Step> = all.clone().flat_map(|at| self.steps_of(at)).collect();
         if steps.is_empty() && self.wake_at().is_some() {
@@ -732,5 +737,17 @@ impl World {
         steps.extend(all.flat_map(|at| self.faults_of(at)));
         steps.extend(self.faults());
         steps
+    }
+
+    fn copy(&self, _: &[Step]) -> Self {
+        self.clone()
+    }
+
+    fn fingerprint(&self) -> Option<u64> {
+        Some(fingerprint(&(
+            (&self.group, &self.processes, &self.copies, &self.released),
+            (&self.told, &self.timed_out, self.now, self.budget),
+            (&self.kept, &self.history),
+        )))
     }
 }
