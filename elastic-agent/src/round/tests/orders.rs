@@ -1,78 +1,16 @@
 //! Two nodes in every order of what can happen to them, and more nodes at random.
 
-use std::collections::HashSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
+
+use c10d_sim::{Explored, Run, Seeds, Simulation, explore, run};
+use fastrand::Rng;
 
 use super::super::Replacement;
 use super::world::{Doing, Event, Shape, World};
 
-/// Far more steps than any history needs until all nodes are over.
-const STEPS_MAX: usize = 2000;
-
-/// Runs a history from the start, and returns the world after it, in which two nodes run.
-fn replay(history: &[Event], shape: Shape) -> World {
-    let mut world = World::new(shape);
-    for event in [
-        Event::CompleteRound,
-        Event::EndPreparation(0),
-        Event::EndPreparation(1),
-    ] {
-        world.apply(event);
-    }
-    for event in history {
-        world.apply(*event);
-    }
-    world
-}
-
-/// Ends a history: nothing else goes wrong, and all nodes must come to an end.
-fn end(world: &mut World) {
-    for _ in 0..STEPS_MAX {
-        if world.is_over() {
-            world.check_end();
-            return;
-        }
-        world.settle();
-    }
-    panic!("the job does not end");
-}
-
-#[derive(Debug)]
-struct Explorer {
-    shape: Shape,
-    depth: usize,
-    /// The states that they led to.
-    seen: HashSet<String>,
-    /// How many histories were tried.
-    tried: usize,
-}
-
-impl Explorer {
-    fn explore(&mut self, history: &mut Vec<Event>) {
-        self.tried += 1;
-        let mut world = replay(history, self.shape);
-        // Two histories with one state have the same future.
-        if !self.seen.insert(world.fingerprint()) {
-            return;
-        }
-        let events = world.events();
-        let is_leaf = history.len() == self.depth || world.is_over();
-        end(&mut world);
-        if is_leaf {
-            return;
-        }
-        for event in events {
-            history.push(event);
-            self.explore(history);
-            history.pop();
-        }
-    }
-}
-
-/// Explores jobs of two nodes, otherwise like `shape`. `shapes` has the minimum number of nodes in a round and the
-/// number of restarts. Returns the number of histories.
-fn explore(shapes: &[(usize, usize)], depth: usize, shape: Shape) -> usize {
+/// Explores jobs of two nodes, with at least so many in a round and so many restarts, otherwise as `shape`; returns how
+/// many histories there are.
+fn explore_all(shapes: &[(usize, usize)], depth: usize, shape: Shape) -> usize {
     let mut tried = 0;
     for &(nodes_min, restarts) in shapes {
         let shape = Shape {
@@ -80,16 +18,11 @@ fn explore(shapes: &[(usize, usize)], depth: usize, shape: Shape) -> usize {
             restarts,
             ..shape
         };
-        let mut explorer = Explorer {
-            shape,
-            depth,
-            seen: HashSet::new(),
-            tried: 0,
-        };
-        let mut history = Vec::new();
-        let outcome = catch_unwind(AssertUnwindSafe(|| explorer.explore(&mut history)));
-        assert!(outcome.is_ok(), "{shape:?}: {history:?}");
-        tried += explorer.tried;
+        let found = explore(World::running(shape), depth, |world, _, _| {
+            world.end();
+            true
+        });
+        tried += found.histories;
     }
     tried
 }
@@ -108,7 +41,7 @@ const TWO_NODES: Shape = Shape {
 
 #[test]
 fn two_nodes_in_every_order() {
-    let tried = explore(&[(1, 0), (1, 1), (2, 1)], 8, TWO_NODES);
+    let tried = explore_all(&[(1, 0), (1, 1), (2, 1)], 8, TWO_NODES);
     assert!(tried >= 20_000, "{tried}");
 }
 
@@ -122,19 +55,19 @@ fn twenty_lost_nodes_use_up_no_restart() {
             restarts,
             ..TWO_NODES
         });
-        world.apply(Event::CompleteRound);
+        world.take(Event::CompleteRound);
         for lost in 1..21 {
-            world.apply(Event::EndPreparation(0));
-            world.apply(Event::EndPreparation(lost));
-            world.apply(Event::Lose(lost));
-            world.apply(Event::Exit(0, 1));
-            world.apply(Event::EndStop(0));
+            world.take(Event::EndPreparation(0));
+            world.take(Event::EndPreparation(lost));
+            world.take(Event::Lose(lost));
+            world.take(Event::Exit(0, 1));
+            world.take(Event::EndStop(0));
             assert_eq!(world.nodes[0].doing, Doing::Joining, "after {lost} nodes");
             world.nodes[lost + 1].doing = Doing::Joining;
-            world.apply(Event::CompleteRound);
+            world.take(Event::CompleteRound);
             assert_eq!(world.nodes[0].round.policy.used(), 0, "after {lost} nodes");
         }
-        end(&mut world);
+        world.end();
     }
 }
 
@@ -142,7 +75,7 @@ fn twenty_lost_nodes_use_up_no_restart() {
 #[test]
 fn two_nodes_with_two_workers_in_every_order() {
     let workers = 2;
-    let tried = explore(
+    let tried = explore_all(
         &[(1, 1)],
         5,
         Shape {
@@ -168,7 +101,7 @@ fn two_nodes_that_keep_their_workers_in_every_order() {
             keep: Some((replacement, replace_after)),
             ..TWO_NODES
         };
-        tried += explore(shapes, 5, shape);
+        tried += explore_all(shapes, 5, shape);
     }
     assert!(tried >= 20_000, "{tried}");
 }
@@ -183,12 +116,12 @@ fn nodes_that_survive_another_one_end_together() {
         keep: Some((Replacement::Fork, Duration::ZERO)),
         ..TWO_NODES
     });
-    world.apply(Event::CompleteRound);
+    world.take(Event::CompleteRound);
     for node in 0..3 {
-        world.apply(Event::EndPreparation(node));
+        world.take(Event::EndPreparation(node));
     }
-    world.apply(Event::Lose(2));
-    end(&mut world);
+    world.take(Event::Lose(2));
+    world.end();
     assert_eq!(world.now, Duration::ZERO);
 }
 
@@ -204,7 +137,7 @@ fn nodes_enter_and_leave_a_running_round_in_every_order() {
             keep: Some((Replacement::Fork, Duration::ZERO)),
             ..TWO_NODES
         };
-        tried += explore(&[(1, 1), (2, 2)], 5, shape);
+        tried += explore_all(&[(1, 1), (2, 2)], 5, shape);
     }
     assert!(tried >= 20_000, "{tried}");
 }
@@ -218,22 +151,22 @@ fn a_node_returns_to_a_running_round_any_number_of_times() {
         restarts: 20,
         ..TWO_NODES
     });
-    world.apply(Event::CompleteRound);
-    world.apply(Event::EndPreparation(0));
-    world.apply(Event::EndPreparation(1));
-    world.apply(Event::AdvanceGroup);
+    world.take(Event::CompleteRound);
+    world.take(Event::EndPreparation(0));
+    world.take(Event::EndPreparation(1));
+    world.take(Event::AdvanceGroup);
     for turn in 0..20 {
-        world.apply(Event::CutOff(1));
-        world.apply(Event::TellMembers(1));
-        world.apply(Event::EndStop(1));
-        world.apply(Event::Enter(1));
-        world.apply(Event::EndPreparation(1));
+        world.take(Event::CutOff(1));
+        world.take(Event::TellMembers(1));
+        world.take(Event::EndStop(1));
+        world.take(Event::Enter(1));
+        world.take(Event::EndPreparation(1));
         assert_eq!(world.nodes[1].doing, Doing::Running, "turn {turn}");
         // A worker is replaced in between.
-        world.apply(Event::Exit(1, 1));
+        world.take(Event::Exit(1, 1));
         assert_eq!(world.nodes[0].round.policy.used(), 0, "turn {turn}");
     }
-    end(&mut world);
+    world.end();
 }
 
 /// All nodes wait for all nodes in the exit barrier, including a node that has entered.
@@ -246,7 +179,7 @@ fn a_node_that_enters_is_waited_for_at_the_end() {
         keep: Some((Replacement::Fork, Duration::ZERO)),
         ..TWO_NODES
     });
-    world.apply(Event::CompleteRound);
+    world.take(Event::CompleteRound);
     for event in [
         Event::EndPreparation(0),
         Event::EndPreparation(1),
@@ -260,11 +193,11 @@ fn a_node_that_enters_is_waited_for_at_the_end() {
         Event::Exit(1, 0),
         Event::EndStop(1),
     ] {
-        world.apply(event);
+        world.take(event);
     }
     let doing: Vec<Doing> = world.nodes.iter().map(|node| node.doing).collect();
     assert_eq!(doing, [Doing::AtBarrier, Doing::AtBarrier, Doing::Running]);
-    end(&mut world);
+    world.end();
     assert_eq!(world.now, Duration::ZERO);
 }
 
@@ -276,7 +209,7 @@ fn three_nodes_learn_of_a_failure_in_every_order() {
         nodes_max: 3,
         ..TWO_NODES
     };
-    let tried = explore(&[(3, 0), (3, 1), (1, 0)], 5, shape);
+    let tried = explore_all(&[(3, 0), (3, 1), (1, 0)], 5, shape);
     assert!(tried >= 20_000, "{tried}");
 }
 
@@ -290,7 +223,7 @@ fn workers_that_fail_at_the_end_of_their_program_in_every_order() {
             has_aborts: true,
             ..TWO_NODES
         };
-        tried += explore(&[(2, 0), (2, 1), (1, 1)], 5, shape);
+        tried += explore_all(&[(2, 0), (2, 1), (1, 1)], 5, shape);
     }
     assert!(tried >= 20_000, "{tried}");
 }
@@ -302,33 +235,29 @@ fn two_nodes_with_health_checks_in_every_order() {
         has_health_checks: true,
         ..TWO_NODES
     };
-    let tried = explore(&[(1, 1), (2, 1)], 6, shape);
+    let tried = explore_all(&[(1, 1), (2, 1)], 6, shape);
     assert!(tried >= 5_000, "{tried}");
 }
 
-/// `SEED=n` repeats a history, `ROUNDS=n` runs n new histories.
 #[test]
 fn more_nodes_at_random() {
-    let number = |name| {
-        let text = std::env::var(name).ok()?;
-        Some(text.parse::<u64>().expect("SEED and ROUNDS are numbers"))
-    };
-    let seeds = match (number("SEED"), number("ROUNDS")) {
-        (Some(seed), _) => seed..=seed,
-        (None, Some(rounds)) => {
-            let first = fastrand::u64(..u64::MAX / 2);
-            first..=first + rounds
-        }
-        (None, None) => 0..=5000,
-    };
-    for seed in seeds {
-        let outcome = catch_unwind(|| random_history(seed));
-        assert!(outcome.is_ok(), "to repeat this history: SEED={seed}");
+    for seed in Seeds::fixed(5000) {
+        run(|| start(seed), history, |world, _| world.end());
     }
 }
 
-fn random_history(seed: u64) {
-    let mut random = fastrand::Rng::with_seed(seed);
+fn history(world: &mut Run<World>, random: &mut Rng) {
+    for _ in 0..random.usize(1..60) {
+        let events = world.steps();
+        if events.is_empty() {
+            break;
+        }
+        world.take(events[random.usize(..events.len())]);
+    }
+}
+
+fn start(seed: u64) -> (World, Rng) {
+    let mut random = Rng::with_seed(seed);
     let nodes = random.usize(3..=6);
     let replacements = [Replacement::Fork, Replacement::None];
     let keep = random.bool().then(|| {
@@ -340,7 +269,7 @@ fn random_history(seed: u64) {
         Some(_) => random.usize(1..=nodes - late),
         None => nodes,
     };
-    let mut world = World::new(Shape {
+    let world = World::new(Shape {
         nodes,
         nodes_min: random.usize(1..=nodes_max),
         nodes_max,
@@ -351,9 +280,5 @@ fn random_history(seed: u64) {
         keep,
         has_aborts: keep.is_none() && random.bool(),
     });
-    for _ in 0..random.usize(1..60) {
-        let events = world.events();
-        world.apply(events[random.usize(..events.len())]);
-    }
-    end(&mut world);
+    (world, random)
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use c10d_sim::{Explored, Simulation, fingerprint};
 use elastic_rendezvous::{BoardError, Membership, RendezvousError};
 
 use super::super::input::{Effect, Facts, Input, Joins, Stop};
@@ -46,6 +47,9 @@ pub(super) fn settings(restarts: usize, workers: usize) -> Settings {
         name: "train.py".to_owned(),
     }
 }
+
+/// Far more steps than any history needs until all nodes are over.
+const STEPS_MAX: usize = 2000;
 
 /// A membership group that has finished.
 pub(super) const FINISHED: usize = 3;
@@ -178,6 +182,7 @@ impl Node {
 
 #[derive(Debug)]
 pub(super) struct World {
+    shape: Shape,
     pub(super) now: Duration,
     pub(super) nodes: Vec<Node>,
     pub(super) nodes_min: usize,
@@ -255,6 +260,7 @@ impl World {
             }
         };
         Self {
+            shape,
             now: Duration::ZERO,
             nodes: (0..shape.nodes).map(node).collect(),
             nodes_min: shape.nodes_min,
@@ -271,72 +277,24 @@ impl World {
         }
     }
 
-    /// The states of all parts, without the time.
-    pub(super) fn fingerprint(&self) -> String {
-        let mut text = String::new();
-        for node in &self.nodes {
-            let state = (
-                node.doing,
-                &node.exits,
-                node.signal,
-                node.has_news,
-                node.round.policy.used(),
-                node.knows_of_failure,
-                node.round.is_closing_known,
-                &node.told,
-                &node.pausing,
-            );
-            let _ = write!(text, "{state:?} {:?};", node.round.phase);
-        }
-        let _ = write!(
-            text,
-            "{:?}{}{}",
-            self.meeting, self.is_closed, self.is_store_down
-        );
-        text
+    /// Its first two nodes run.
+    pub(super) fn running(shape: Shape) -> Self {
+        let mut world = Self::new(shape);
+        world.take(Event::CompleteRound);
+        world.take(Event::EndPreparation(0));
+        world.take(Event::EndPreparation(1));
+        world
     }
 
-    /// Everything that can happen now.
-    pub(super) fn events(&self) -> Vec<Event> {
-        let mut events = self.consequences();
-        for (index, node) in self.nodes.iter().enumerate() {
-            if node.runs_workers() {
-                events.extend([0, 1, FINAL].map(|code| Event::Exit(index, code)));
-                events.push(Event::Stall(index));
-                if self.has_aborts {
-                    events.push(Event::AbortAtExit(index));
-                }
+    /// Runs without further faults until all nodes have exited, as they must.
+    pub(super) fn end(&mut self) {
+        for _ in 0..STEPS_MAX {
+            if self.is_over() {
+                return self.check_end();
             }
-            // Before the signal that stops it.
-            if node.doing == Doing::Stopping && node.exits.len() > 1 && node.exits.contains(&None) {
-                events.extend([1, FINAL].map(|code| Event::Exit(index, code)));
-            }
-            if self.can_sicken(node) {
-                events.push(Event::Sicken(index));
-            }
-            if node.doing == Doing::Absent {
-                events.push(Event::Arrive(index));
-            } else if !matches!(node.doing, Doing::Over | Doing::Lost) {
-                if node.signal.is_none() {
-                    events.push(Event::Signal(index));
-                }
-                events.push(Event::Lose(index));
-            }
-            if self.keep.is_some() && node.doing == Doing::Running && self.can_cut_off(index) {
-                events.push(Event::CutOff(index));
-            }
+            self.settle();
         }
-        events.push(Event::ToggleStore);
-        if self.keep.is_some()
-            && self.meeting.group < 2
-            && self.nodes.iter().any(Node::runs_workers)
-        {
-            events.push(Event::AdvanceGroup);
-            if self.meeting.group == 1 {
-                events.push(Event::FinishGroup);
-            }
-        }
-        events
+        panic!("the job does not end");
     }
 
     /// The events that happen if no other event does.
@@ -399,7 +357,7 @@ impl World {
     }
 
     /// The next event if no further fault occurs; the store may stay out of reach.
-    pub(super) fn settle(&mut self) {
+    fn settle(&mut self) {
         let events = self.consequences();
         // Barriers last: they cost time.
         let is_wait = |event: &&Event| {
@@ -423,129 +381,7 @@ impl World {
             .or_else(|| events.first().copied())
             .or(joining.map(Event::FailJoin))
             .expect("a node that is not over waits for something");
-        self.apply(event);
-    }
-
-    pub(super) fn apply(&mut self, event: Event) {
-        match event {
-            Event::Exit(index, code) => self.exit(index, code),
-            Event::AbortAtExit(index) => self.exit(index, ABORT),
-            Event::EndExits(index) => self.step(index, Input::ExitsDue),
-            Event::AskOthers(index) => self.look_at_barrier(index),
-            Event::Stall(index) => {
-                self.nodes[index].faults += 1;
-                let stuck = StuckWorkers {
-                    silent_for: Duration::from_secs(9),
-                    steps: Vec::new(),
-                    shared_step: None,
-                };
-                self.step(index, Input::Stuck(Box::new(stuck)));
-            }
-            Event::Signal(index) => {
-                self.nodes[index].signal = Some(15);
-                match self.nodes[index].doing {
-                    Doing::Running | Doing::AwaitingLoss => self.step(index, Input::Signal(15)),
-                    Doing::Preparing => {
-                        self.fail(index, AgentError::Board(BoardError::Interrupted))
-                    }
-                    _ => {}
-                }
-            }
-            Event::Lose(index) => {
-                self.nodes[index].doing = Doing::Lost;
-                self.lose(index);
-                self.tell_members();
-            }
-            Event::CutOff(index) => {
-                self.lose(index);
-                self.tell_members();
-            }
-            Event::Sicken(index) => {
-                self.nodes[index].doing = Doing::Checking;
-                self.tell_members();
-            }
-            Event::Recover(index) => {
-                self.nodes[index].doing = Doing::Joining;
-                // The members are notified that a node waits.
-                self.tell_members();
-            }
-            Event::ToggleStore => {
-                self.is_store_down = !self.is_store_down;
-                self.meeting.was_down = true;
-            }
-            Event::CompleteRound => self.meet(),
-            Event::Arrive(index) => self.nodes[index].doing = Doing::Entering,
-            Event::Enter(index) => self.enter(index),
-            Event::FailJoin(index) => {
-                let run_id = "job".to_owned();
-                let error = match self.nodes[index].signal {
-                    Some(_) => RendezvousError::Interrupted { run_id },
-                    None if self.is_spare(index) => RendezvousError::GracefulExit { run_id },
-                    None if self.is_closed && !self.is_store_down => {
-                        RendezvousError::Closed { run_id }
-                    }
-                    None => RendezvousError::OperationTimeout {
-                        run_id,
-                        operation: "join",
-                        timeout: Duration::from_secs(600),
-                    },
-                };
-                self.fail(index, AgentError::Rendezvous(error));
-            }
-            Event::EndPreparation(index) if self.is_store_down => {
-                let waited = Duration::from_secs(300);
-                let error = BoardError::Missing {
-                    what: "assigned ranks",
-                    missing: vec![0],
-                    waited,
-                };
-                self.fail(index, AgentError::Board(error));
-            }
-            Event::EndPreparation(index)
-                if self.is_changed(index) && !self.nodes[index].has_entered =>
-            {
-                self.fail(index, AgentError::Board(BoardError::Interrupted));
-            }
-            Event::EndPreparation(index) => {
-                self.meeting.has_ranks = true;
-                self.step(index, Input::Prepared { keeps: true });
-            }
-            Event::EndStop(index) => self.end_stop(index),
-            Event::TellMembers(index) => {
-                self.nodes[index].has_news = false;
-                let mut others = self.nodes.iter();
-                let is_kept = self.keep.is_some()
-                    && !self.meeting.lost.contains(&index)
-                    && !self.is_closed
-                    && others.all(|node| node.doing != Doing::Joining);
-                self.step(index, Input::MembersChanged);
-                assert!(
-                    !is_kept || self.nodes[index].doing == Doing::Running,
-                    "node {index} restarts because others are gone"
-                );
-                let is_gentle = |notice: &EndNotice| notice.is_at_exit;
-                let is_told = self.is_closed_with_reason
-                    && !self.is_store_down
-                    && !self.meeting.job_end.as_ref().is_some_and(is_gentle);
-                assert!(
-                    !is_told || self.nodes[index].doing != Doing::Running,
-                    "the workers of node {index} run on after the end of the job"
-                );
-            }
-            Event::LookAtBarrier(index) => self.look_at_barrier(index),
-            Event::ShowMembers(index) => self.step(index, Input::NoLoss),
-            Event::EndWait(index) => {
-                self.now += LOSS_WAIT;
-                self.step(index, Input::LossDue);
-            }
-            Event::AdvanceGroup => self.meeting.group += 1,
-            Event::FinishGroup => self.meeting.group = FINISHED,
-            Event::EndPause(index) => {
-                let local_rank = self.nodes[index].pausing.pop_first();
-                let local_rank = local_rank.expect("a replacement waits");
-                self.step(index, Input::ReplaceDue { local_rank });
-            }
-        }
+        self.take(event);
     }
 
     /// A node reads why the job ended.
@@ -738,5 +574,217 @@ impl World {
             _ => {}
         }
         None
+    }
+}
+
+impl Simulation for World {
+    type Step = Event;
+
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Exit(index, code) => self.exit(index, code),
+            Event::AbortAtExit(index) => self.exit(index, ABORT),
+            Event::EndExits(index) => self.step(index, Input::ExitsDue),
+            Event::AskOthers(index) => self.look_at_barrier(index),
+            Event::Stall(index) => {
+                self.nodes[index].faults += 1;
+                let stuck = StuckWorkers {
+                    silent_for: Duration::from_secs(9),
+                    steps: Vec::new(),
+                    shared_step: None,
+                };
+                self.step(index, Input::Stuck(Box::new(stuck)));
+            }
+            Event::Signal(index) => {
+                self.nodes[index].signal = Some(15);
+                match self.nodes[index].doing {
+                    Doing::Running | Doing::AwaitingLoss => self.step(index, Input::Signal(15)),
+                    Doing::Preparing => {
+                        self.fail(index, AgentError::Board(BoardError::Interrupted))
+                    }
+                    _ => {}
+                }
+            }
+            Event::Lose(index) => {
+                self.nodes[index].doing = Doing::Lost;
+                self.lose(index);
+                self.tell_members();
+            }
+            Event::CutOff(index) => {
+                self.lose(index);
+                self.tell_members();
+            }
+            Event::Sicken(index) => {
+                self.nodes[index].doing = Doing::Checking;
+                self.tell_members();
+            }
+            Event::Recover(index) => {
+                self.nodes[index].doing = Doing::Joining;
+                // The members are told that somebody waits.
+                self.tell_members();
+            }
+            Event::ToggleStore => {
+                self.is_store_down = !self.is_store_down;
+                self.meeting.was_down = true;
+            }
+            Event::CompleteRound => self.meet(),
+            Event::Arrive(index) => self.nodes[index].doing = Doing::Entering,
+            Event::Enter(index) => self.enter(index),
+            Event::FailJoin(index) => {
+                let run_id = "job".to_owned();
+                let error = match self.nodes[index].signal {
+                    Some(_) => RendezvousError::Interrupted { run_id },
+                    None if self.is_spare(index) => RendezvousError::GracefulExit { run_id },
+                    None if self.is_closed && !self.is_store_down => {
+                        RendezvousError::Closed { run_id }
+                    }
+                    None => RendezvousError::OperationTimeout {
+                        run_id,
+                        operation: "join",
+                        timeout: Duration::from_secs(600),
+                    },
+                };
+                self.fail(index, AgentError::Rendezvous(error));
+            }
+            Event::EndPreparation(index) if self.is_store_down => {
+                let waited = Duration::from_secs(300);
+                let error = BoardError::Missing {
+                    what: "assigned ranks",
+                    missing: vec![0],
+                    waited,
+                };
+                self.fail(index, AgentError::Board(error));
+            }
+            Event::EndPreparation(index)
+                if self.is_changed(index) && !self.nodes[index].has_entered =>
+            {
+                self.fail(index, AgentError::Board(BoardError::Interrupted));
+            }
+            Event::EndPreparation(index) => {
+                self.meeting.has_ranks = true;
+                self.step(index, Input::Prepared { keeps: true });
+            }
+            Event::EndStop(index) => self.end_stop(index),
+            Event::TellMembers(index) => {
+                self.nodes[index].has_news = false;
+                let mut others = self.nodes.iter();
+                let is_kept = self.keep.is_some()
+                    && !self.meeting.lost.contains(&index)
+                    && !self.is_closed
+                    && others.all(|node| node.doing != Doing::Joining);
+                self.step(index, Input::MembersChanged);
+                assert!(
+                    !is_kept || self.nodes[index].doing == Doing::Running,
+                    "node {index} restarts because others are gone"
+                );
+                let is_gentle = |notice: &EndNotice| notice.is_at_exit;
+                let is_told = self.is_closed_with_reason
+                    && !self.is_store_down
+                    && !self.meeting.job_end.as_ref().is_some_and(is_gentle);
+                assert!(
+                    !is_told || self.nodes[index].doing != Doing::Running,
+                    "the workers of node {index} run on after the end of the job"
+                );
+            }
+            Event::LookAtBarrier(index) => self.look_at_barrier(index),
+            Event::ShowMembers(index) => self.step(index, Input::NoLoss),
+            Event::EndWait(index) => {
+                self.now += LOSS_WAIT;
+                self.step(index, Input::LossDue);
+            }
+            Event::AdvanceGroup => self.meeting.group += 1,
+            Event::FinishGroup => self.meeting.group = FINISHED,
+            Event::EndPause(index) => {
+                let local_rank = self.nodes[index].pausing.pop_first();
+                let local_rank = local_rank.expect("a replacement waits");
+                self.step(index, Input::ReplaceDue { local_rank });
+            }
+        }
+    }
+
+    fn is_possible(&self, event: &Event) -> bool {
+        self.steps().contains(event)
+    }
+
+    fn describe(&self) -> String {
+        format!("{:?}", self.shape)
+    }
+}
+
+impl Explored for World {
+    fn steps(&self) -> Vec<Event> {
+        if self.is_over() {
+            return Vec::new();
+        }
+        let mut events = self.consequences();
+        for (index, node) in self.nodes.iter().enumerate() {
+            if node.runs_workers() {
+                events.extend([0, 1, FINAL].map(|code| Event::Exit(index, code)));
+                events.push(Event::Stall(index));
+                if self.has_aborts {
+                    events.push(Event::AbortAtExit(index));
+                }
+            }
+            // Before the signal that stops it.
+            if node.doing == Doing::Stopping && node.exits.len() > 1 && node.exits.contains(&None) {
+                events.extend([1, FINAL].map(|code| Event::Exit(index, code)));
+            }
+            if self.can_sicken(node) {
+                events.push(Event::Sicken(index));
+            }
+            if node.doing == Doing::Absent {
+                events.push(Event::Arrive(index));
+            } else if !matches!(node.doing, Doing::Over | Doing::Lost) {
+                if node.signal.is_none() {
+                    events.push(Event::Signal(index));
+                }
+                events.push(Event::Lose(index));
+            }
+            if self.keep.is_some() && node.doing == Doing::Running && self.can_cut_off(index) {
+                events.push(Event::CutOff(index));
+            }
+        }
+        events.push(Event::ToggleStore);
+        if self.keep.is_some()
+            && self.meeting.group < 2
+            && self.nodes.iter().any(Node::runs_workers)
+        {
+            events.push(Event::AdvanceGroup);
+            if self.meeting.group == 1 {
+                events.push(Event::FinishGroup);
+            }
+        }
+        events
+    }
+
+    fn copy(&self, past: &[Event]) -> Self {
+        let mut copy = Self::running(self.shape);
+        past.iter().for_each(|event| copy.take(*event));
+        copy
+    }
+
+    /// The states of all parts, without the time.
+    fn fingerprint(&self) -> Option<u64> {
+        let mut text = String::new();
+        for node in &self.nodes {
+            let state = (
+                node.doing,
+                &node.exits,
+                node.signal,
+                node.has_news,
+                node.round.policy.used(),
+                node.knows_of_failure,
+                node.round.is_closing_known,
+                &node.told,
+                &node.pausing,
+            );
+            let _ = write!(text, "{state:?} {:?};", node.round.phase);
+        }
+        let _ = write!(
+            text,
+            "{:?}{}{}",
+            self.meeting, self.is_closed, self.is_store_down
+        );
+        Some(fingerprint(&text))
     }
 }
