@@ -12,7 +12,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::time::Duration;
 
+use c10d_sim::{Explored, Run, Seeds, Simulation, explore, panics, run};
 use c10d_store::journal::{Formats, JournalError};
+use fastrand::Rng;
 
 use super::layout::{Head, Layout, Leader, Life, Registered};
 use super::leader::{Candidate, Next};
@@ -235,62 +237,6 @@ impl World {
             Role::Leader { writer, .. } => writer.next().cloned(),
             Role::Stopped => None,
         }
-    }
-
-    fn acts(&self) -> Vec<Act> {
-        let mut acts = vec![Act::Tick];
-        if !self.late.is_empty() {
-            acts.push(Act::Late);
-        }
-        if self.loses && self.lost.is_none() {
-            acts.extend(Loss::ALL.map(Act::Lose));
-        }
-        for (index, process) in self.processes.iter().enumerate() {
-            if self.request(index).is_some() {
-                acts.extend([
-                    Act::Answer(index),
-                    Act::LoseAnswer(index),
-                    Act::Delay(index),
-                ]);
-            }
-            match &process.role {
-                Role::Candidate(candidate) => {
-                    if let Next::Watch { from_revision } = candidate.next() {
-                        let (key, end) = self.layout.watched();
-                        if self.etcd.watch(&key, &end, from_revision).is_some() {
-                            acts.push(Act::Watch(index));
-                        }
-                        if self.loses {
-                            acts.push(Act::Look(index));
-                        }
-                        let leader = candidate.leader().and_then(|leader| leader.life);
-                        let is_dead =
-                            |life: Life| self.processes.iter().all(|it| it.life != life.id);
-                        if leader.is_some_and(is_dead) || self.mutant == Mutant::SilenceIsDeath {
-                            acts.push(Act::SeeDeath(index));
-                        }
-                    }
-                }
-                Role::Leader { writer, .. } if writer.next().is_none() => {
-                    acts.extend([Act::Append(index), Act::Snapshot(index)]);
-                    if self.is_mixed {
-                        acts.push(Act::Agree(index));
-                    }
-                }
-                Role::Leader { .. } | Role::Stopped => {}
-            }
-            if self.is_mixed {
-                acts.push(Act::Register(index));
-            }
-            if process.lease.is_some() {
-                acts.push(match process.keep_alive {
-                    None => Act::SendKeepAlive(index),
-                    Some(_) => Act::AnswerKeepAlive(index),
-                });
-            }
-            acts.push(Act::End(index));
-        }
-        acts
     }
 
     fn act(&mut self, act: Act) -> Law {
@@ -793,9 +739,9 @@ impl World {
                         return Ok(());
                     }
                 }
-                if self.acts().contains(&Act::Watch(process)) {
+                if self.steps().contains(&Act::Watch(process)) {
                     self.act(Act::Watch(process))?;
-                } else if self.lost.is_some() && self.acts().contains(&Act::Look(process)) {
+                } else if self.lost.is_some() && self.steps().contains(&Act::Look(process)) {
                     self.act(Act::Look(process))?;
                 } else if self.request(process).is_some() {
                     self.act(Act::Answer(process))?;
@@ -814,6 +760,84 @@ impl World {
                 format!("nobody leads after {:?}: {roles:?}", self.lost)
             }
         })
+    }
+}
+
+impl Simulation for World {
+    type Step = Act;
+
+    fn take(&mut self, act: Act) {
+        self.act(act).expect("no law is broken");
+    }
+
+    fn is_possible(&self, act: &Act) -> bool {
+        self.steps().contains(act)
+    }
+}
+
+impl Explored for World {
+    fn steps(&self) -> Vec<Act> {
+        let mut acts = vec![Act::Tick];
+        if !self.late.is_empty() {
+            acts.push(Act::Late);
+        }
+        if self.loses && self.lost.is_none() {
+            acts.extend(Loss::ALL.map(Act::Lose));
+        }
+        for (index, process) in self.processes.iter().enumerate() {
+            if self.request(index).is_some() {
+                acts.extend([
+                    Act::Answer(index),
+                    Act::LoseAnswer(index),
+                    Act::Delay(index),
+                ]);
+            }
+            match &process.role {
+                Role::Candidate(candidate) => {
+                    if let Next::Watch { from_revision } = candidate.next() {
+                        let (key, end) = self.layout.watched();
+                        if self.etcd.watch(&key, &end, from_revision).is_some() {
+                            acts.push(Act::Watch(index));
+                        }
+                        if self.loses {
+                            acts.push(Act::Look(index));
+                        }
+                        let leader = candidate.leader().and_then(|leader| leader.life);
+                        let is_dead =
+                            |life: Life| self.processes.iter().all(|it| it.life != life.id);
+                        if leader.is_some_and(is_dead) || self.mutant == Mutant::SilenceIsDeath {
+                            acts.push(Act::SeeDeath(index));
+                        }
+                    }
+                }
+                Role::Leader { writer, .. } if writer.next().is_none() => {
+                    acts.extend([Act::Append(index), Act::Snapshot(index)]);
+                    if self.is_mixed {
+                        acts.push(Act::Agree(index));
+                    }
+                }
+                Role::Leader { .. } | Role::Stopped => {}
+            }
+            if self.is_mixed {
+                acts.push(Act::Register(index));
+            }
+            if process.lease.is_some() {
+                acts.push(match process.keep_alive {
+                    None => Act::SendKeepAlive(index),
+                    Some(_) => Act::AnswerKeepAlive(index),
+                });
+            }
+            acts.push(Act::End(index));
+        }
+        acts
+    }
+
+    fn copy(&self, _: &[Act]) -> Self {
+        self.clone()
+    }
+
+    fn fingerprint(&self) -> Option<u64> {
+        None
     }
 }
 
@@ -864,15 +888,23 @@ fn described(process: u64) -> Leader {
     }
 }
 
-/// Runs a random history. Returns the law that it breaks.
-fn random(seed: u64, mutant: Mutant) -> Law {
-    random_with(seed, mutant, false)
+/// A random history, which panics if it breaks a law.
+fn random(seed: u64, mutant: Mutant) {
+    random_with(seed, mutant, false);
 }
 
-fn random_with(seed: u64, mutant: Mutant, loses: bool) -> Law {
-    let mut random = fastrand::Rng::with_seed(seed);
-    let mut world = World::new(2 + (seed % 2) as usize, mutant, seed % 4 < 2 && !loses);
-    world.loses = loses;
+fn random_with(seed: u64, mutant: Mutant, loses: bool) {
+    let start = || {
+        let mut world = World::new(2 + (seed % 2) as usize, mutant, seed % 4 < 2 && !loses);
+        world.loses = loses;
+        (world, Rng::with_seed(seed))
+    };
+    run(start, history, |world, _| {
+        world.heal().expect("no law is broken");
+    });
+}
+
+fn history(world: &mut Run<World>, random: &mut Rng) {
     // Some histories lose much, some little.
     let losses = random.u32(1..12);
     let keeps = random.u32(1..10);
@@ -882,7 +914,7 @@ fn random_with(seed: u64, mutant: Mutant, loses: bool) -> Law {
         if random.u32(..25) == 0 {
             stopped = random.bool().then(|| random.usize(..world.processes.len()));
         }
-        let acts = world.acts();
+        let acts = world.steps();
         let act = acts[random.usize(..acts.len())];
         let is_rare = match act {
             Act::LoseAnswer(_) | Act::Delay(_) => random.u32(..30) >= losses,
@@ -894,37 +926,20 @@ fn random_with(seed: u64, mutant: Mutant, loses: bool) -> Law {
             _ => false,
         };
         if !is_rare && (stopped.is_none() || act.process() != stopped) {
-            world.act(act)?;
+            world.take(act);
         }
     }
-    world.heal()
 }
 
-fn number(name: &str, default: u64) -> u64 {
-    let given = env::var(name).ok();
-    given.map_or(default, |text| text.parse().expect("a number"))
-}
-
-/// `SEED=n` repeats a history, `ROUNDS=n` runs n.
 #[test]
-#[expect(clippy::print_stdout, reason = "the first seed is never lost")]
 fn random_histories_keep_every_law() {
-    let first = number("SEED", fastrand::u64(..1 << 40));
-    let is_given = env::var("SEED").is_ok();
-    let rounds = number("ROUNDS", if is_given { 1 } else { 1500 });
-    println!("SEED={first}");
-    for seed in first..first + rounds {
-        if let Err(what) = random(seed, Mutant::None) {
-            panic!("SEED={seed}: {what}");
-        }
-        if let Err(what) = random_with(seed, Mutant::None, true) {
-            panic!("SEED={seed}, with a loss: {what}");
-        }
+    for seed in Seeds::fresh(1500) {
+        random(seed, Mutant::None);
+        random_with(seed, Mutant::None, true);
     }
 }
 
 #[test]
-#[expect(clippy::print_stdout, reason = "what was found is for readers")]
 fn random_histories_find_each_mutant() {
     for mutant in [
         Mutant::NoLeader,
@@ -938,15 +953,12 @@ fn random_histories_find_each_mutant() {
         Mutant::NoListFence,
         Mutant::NoCampaignFence,
     ] {
-        let found = (0..20_000).find_map(|seed| random(seed, mutant).err().map(|it| (seed, it)));
-        let (seed, what) = found.unwrap_or_else(|| panic!("{mutant:?} was not found"));
-        println!("{mutant:?}: seed {seed}: {what}");
+        let found = (0..20_000).any(|seed| panics(|| random(seed, mutant)));
+        assert!(found, "{mutant:?} was not found");
     }
     for mutant in [Mutant::Forgets, Mutant::NoMark] {
-        let broken = |seed| random_with(seed, mutant, true).err().map(|it| (seed, it));
-        let found = (0..20_000).find_map(broken);
-        let (seed, what) = found.unwrap_or_else(|| panic!("{mutant:?} was not found"));
-        println!("{mutant:?}: seed {seed}: {what}");
+        let found = (0..20_000).any(|seed| panics(|| random_with(seed, mutant, true)));
+        assert!(found, "{mutant:?} was not found");
     }
 }
 
@@ -1096,27 +1108,33 @@ fn a_standby_finds_a_damaged_log_beside_a_busy_leader() {
 /// Every order of the possible events in `DEPTH` steps, 5 by default, from a moment on at which one process leads and
 /// appends, and a second process follows.
 #[test]
-#[expect(clippy::print_stdout, reason = "the count is for readers")]
 fn every_order_of_a_takeover_keeps_every_law() {
-    let depth = number("DEPTH", 5);
-    let mut histories = 0;
-    every_order(&taking_over(), depth, &mut Vec::new(), &mut histories);
-    println!("{histories} histories of {depth} steps");
+    every_order(taking_over(), depth(5));
 }
 
 /// The same, while etcd's data goes back.
 #[test]
-#[expect(clippy::print_stdout, reason = "the count is for readers")]
 fn every_order_of_a_loss_keeps_every_law() {
-    let depth = number("DEPTH", 4);
-    let mut histories = 0;
     for loss in Loss::ALL {
         let mut world = taking_over();
         world.loses = true;
         world.act(Act::Lose(loss)).expect("no law is broken");
-        every_order(&world, depth, &mut vec![Act::Lose(loss)], &mut histories);
+        every_order(world, depth(4));
     }
-    println!("{histories} histories of {depth} steps");
+}
+
+fn depth(default: usize) -> usize {
+    let given = env::var("DEPTH").ok();
+    given.map_or(default, |text| text.parse().expect("a number"))
+}
+
+fn every_order(start: World, depth: usize) {
+    explore(start, depth, |world, _, is_end| {
+        if is_end {
+            world.clone().heal().expect("no law is broken");
+        }
+        true
+    });
 }
 
 fn answer_all(world: &mut World, process: usize) {
@@ -1139,23 +1157,4 @@ fn taking_over() -> World {
         world.act(Act::Tick).expect("time");
     }
     world
-}
-
-fn every_order(world: &World, depth: u64, past: &mut Vec<Act>, histories: &mut u64) {
-    if depth == 0 {
-        *histories += 1;
-        let mut world = world.clone();
-        world
-            .heal()
-            .unwrap_or_else(|what| panic!("{past:?}: {what}"));
-        return;
-    }
-    for act in world.acts() {
-        let mut next = world.clone();
-        past.push(act);
-        next.act(act)
-            .unwrap_or_else(|what| panic!("{past:?}: {what}"));
-        every_order(&next, depth - 1, past, histories);
-        past.pop();
-    }
 }
