@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use c10d_sim::Seeds;
+
 use super::World;
 use super::node::{Command, Kind, Stage, Watching};
-use super::random::for_seeds;
 use crate::values::node::NodeId;
 use crate::values::settings::RendezvousSettings;
 
@@ -47,7 +48,7 @@ fn members(world: &World) -> Vec<(NodeId, i64)> {
 
 #[track_caller]
 fn until(world: &mut World, what: &str, limit: Duration, is_so: impl Fn(&World) -> bool) {
-    let end = world.now + limit;
+    let end = world.now() + limit;
     assert!(world.run_until(end, is_so), "{what}: {}", world.describe());
 }
 
@@ -159,7 +160,7 @@ fn a_node_of_pytorch_restarts_the_round() {
 /// the laws hold.
 #[test]
 fn random_histories_of_nodes_that_enter_come_to_rest() {
-    for_seeds(200, |seed| {
+    Seeds::fixed(200).for_each(|seed| {
         let mut random = fastrand::Rng::with_seed(seed);
         let max = random.usize(1..=5);
         let count = random.usize(1..=7);

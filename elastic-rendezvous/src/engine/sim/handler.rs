@@ -7,7 +7,7 @@ use c10d_store::{ErrorContext, StoreError};
 
 use super::node::{Command, Outcome, SimNode, Stage, Waiting, Watching};
 use super::store::{Request, Response};
-use super::{ATTEMPT, Event, Network, UNAWAITED, World, is_long_gone};
+use super::{ATTEMPT, Event, Faults, UNAWAITED, World, is_long_gone};
 use crate::engine::group::Ask as GroupAsk;
 use crate::engine::links::READ_INTERVAL;
 use crate::engine::{Ask, Reply, decide};
@@ -39,12 +39,13 @@ impl World {
         node.request_id += 1;
         // The next request makes another connection.
         // If answers are late, or the process was stopped, it may return late.
-        node.was_long_gone |= node.was_paused || self.network != Network::CALM;
-        let (closed_at, closed) = (node.cut_until.max(self.now), node.connection);
+        node.was_long_gone |= node.was_paused || self.faults != Faults::CALM;
+        let closed = node.connection;
         node.connection += 1;
+        let closed_at = self.network.last_cut(index).0.max(self.now());
         self.schedule(closed_at, index, Event::Closed(closed));
         let node = &mut self.nodes[index];
-        let now = node.clock(self.now);
+        let now = node.clock(self.timeline.now());
         match node.stage {
             Stage::Busy(_) => node.engine_mut().on_outage(now),
             Stage::Member => {
@@ -84,7 +85,7 @@ impl World {
         if let Request::Group(ask) = &request {
             self.trace(index, || format!("asks {ask:?}"));
         }
-        let is_repeated = self.random.f64() < self.network.twice
+        let is_repeated = self.network.is_doubled(&mut self.random)
             && matches!(&request, Request::Group(ask) if matches!(**ask, GroupAsk::Push(_)));
         let node = &mut self.nodes[index];
         node.request_id += 1;
@@ -96,9 +97,9 @@ impl World {
         };
         let request_id = node.request_id;
         if std::mem::take(&mut node.is_disconnected) {
-            return self.schedule(self.now, index, Event::Failure(request_id));
+            return self.schedule(self.now(), index, Event::Failure(request_id));
         }
-        let at = self.now + self.latency();
+        let at = self.arrives_at();
         if is_repeated {
             let late = at + Duration::from_millis(self.random.u64(..5000));
             self.schedule(late, index, Event::Request(UNAWAITED, request.clone()));
@@ -112,14 +113,14 @@ impl World {
         node.waiting = Waiting::Pause;
         let request_id = node.request_id;
         if let Some(until) = node.in_simulation(until) {
-            self.schedule(until.max(self.now), index, event(request_id));
+            self.schedule(until.max(self.now()), index, event(request_id));
         }
     }
 
     /// Makes the node wait for the state as `handler_loop` does.
     fn await_state(&mut self, index: usize, part: Part, until: Duration) {
         let node = &mut self.nodes[index];
-        let now = node.clock(self.now).monotonic;
+        let now = node.clock(self.timeline.now()).monotonic;
         if until.saturating_sub(now) <= SHORT_WAIT {
             node.short_waits += 1;
             let is_busy = node.short_waits > SHORT_WAITS_MAX;
@@ -152,7 +153,7 @@ impl World {
                 node.waiting = Waiting::Pause;
                 return;
             }
-            let now = node.clock(self.now);
+            let now = node.clock(self.timeline.now());
             let mut ask = node.engine_mut().step(now);
             if node.stage == Stage::Member
                 && !node.commands.is_empty()
@@ -213,9 +214,9 @@ impl World {
         }
         let disagrees = self.disagrees(index);
         let node = &mut self.nodes[index];
-        let since = disagrees.then(|| *node.disagrees_since.get_or_insert(self.now));
+        let since = disagrees.then(|| *node.disagrees_since.get_or_insert(self.timeline.now()));
         node.disagrees_since = since;
-        let has_failed = since.is_some_and(|at| at + WORKERS_FAIL_AFTER < self.now);
+        let has_failed = since.is_some_and(|at| at + WORKERS_FAIL_AFTER < self.timeline.now());
         if node.must_restart() || (has_failed && node.is_torch()) {
             self.plan_restart(index);
         }
@@ -244,7 +245,7 @@ impl World {
         let node = &mut self.nodes[index];
         let Stage::Busy(operation) = node.stage else {
             // A heartbeat has failed.
-            let now = node.clock(self.now);
+            let now = node.clock(self.timeline.now());
             let error = RendezvousError::ShutDown { run_id };
             return node.engine_mut().on_failure(&error, now);
         };
@@ -255,7 +256,7 @@ impl World {
             (Operation::Exit, Ok(_)) => Stage::Away,
             (Operation::Leave, result) => {
                 if result.is_ok() {
-                    self.laws.on_left(&node.me, self.now);
+                    self.laws.on_left(&node.me, self.timeline.now());
                 }
                 Stage::Ended(Outcome::Left)
             }
@@ -268,7 +269,7 @@ impl World {
             self.store.remove_mark(&node.me);
         }
         if let Some(ask) = node.engine_mut().release() {
-            let at = self.now + self.latency();
+            let at = self.arrives_at();
             let request = Request::Group(Box::new(ask));
             self.schedule(at, index, Event::Request(UNAWAITED, request));
         }
@@ -291,7 +292,7 @@ impl World {
         // A paused launcher stops no workers.
         if !node.is_torch() && node.restarts {
             let world = (self.emptied, answer.round);
-            self.worlds.on_start(&node.me, world, self.now);
+            self.worlds.on_start(&node.me, world, self.timeline.now());
         }
         // A node that comes back after it has left for good is a member again only now.
         self.gone.remove(&node.me);
@@ -312,7 +313,7 @@ impl World {
             Reply::State(answer.stored())
         };
         let node = &mut self.nodes[index];
-        let now = node.clock(self.now);
+        let now = node.clock(self.timeline.now());
         let token_before = node.engine().to_write().and_then(|(_, token)| token);
         let token = answer.version.as_ref().map(|version| &version.token);
         if token_before != token {
@@ -346,7 +347,7 @@ impl World {
     pub(super) fn on_reply(&mut self, index: usize, reply: Reply) {
         let node = &mut self.nodes[index];
         node.request_id += 1;
-        let now = node.clock(self.now);
+        let now = node.clock(self.timeline.now());
         node.reply(reply, now);
         self.turn(index);
     }
@@ -355,12 +356,12 @@ impl World {
     fn start_anew(&mut self, index: usize, group_index: u32) {
         self.trace(index, || "starts anew".to_owned());
         let node = &mut self.nodes[index];
-        node.start(group_index, &self.settings, self.now);
+        node.start(group_index, &self.settings, self.timeline.now());
         if let Some(invariants) = &mut self.invariants {
             invariants.on_new(&node.me);
         }
         if let Stage::Busy(operation) = node.stage {
-            let (deadline, now) = (node.deadline, node.clock(self.now));
+            let (deadline, now) = (node.deadline, node.clock(self.timeline.now()));
             node.engine_mut().begin(operation, deadline, now);
         } else {
             node.stage = Stage::Away;
@@ -375,26 +376,28 @@ impl World {
         match command {
             Command::Cut { time, is_silent } => {
                 node.was_cut = true;
+                let (now, (cut_until, was_silent)) =
+                    (self.timeline.now(), self.network.last_cut(index));
                 // A short return may not be seen.
-                let has_returned = node.cut_until + READ_INTERVAL * 2 < self.now;
+                let has_returned = cut_until + READ_INTERVAL * 2 < now;
                 if has_returned {
-                    node.cut_since = self.now;
+                    node.cut_since = now;
                 }
                 // A silent connection loses whole requests here. If the request that sets the mark again is lost, the mark stays
                 // closed for longer than the cuts.
-                let noticed_at = node.cut_until + ATTEMPT + READ_INTERVAL * 2;
-                node.was_long_gone |= node.is_silent && self.now <= noticed_at;
+                let noticed_at = cut_until + ATTEMPT + READ_INTERVAL * 2;
+                node.was_long_gone |= was_silent && now <= noticed_at;
                 node.was_long_gone |= is_silent && !has_returned;
-                node.cut_until = node.cut_until.max(self.now + time);
-                node.was_long_gone |= node.cut_until - node.cut_since > RETURNS_WITHIN;
-                node.is_silent = is_silent;
+                self.network.cut(index, now + time, is_silent);
+                let cut_until = self.network.last_cut(index).0;
+                node.was_long_gone |= cut_until - node.cut_since > RETURNS_WITHIN;
                 if !is_silent {
                     self.lose_connection(index);
                 }
             }
             Command::Crash => {
                 self.worlds.on_stop(&node.me);
-                self.laws.on_death(&node.me, self.now);
+                self.laws.on_death(&node.me, self.timeline.now());
                 node.request_id += 1;
                 node.stage = Stage::Ended(Outcome::Crashed);
                 node.was_long_gone = true;
@@ -403,15 +406,15 @@ impl World {
             }
             Command::Pause(duration) => {
                 node.was_paused = true;
-                node.paused_until = node.paused_until.max(self.now + duration);
-                // A paused launcher stops no workers.
+                node.paused_until = node.paused_until.max(self.timeline.now() + duration);
+                // A launcher that stands still stops no workers.
                 self.worlds.on_stop(&node.me);
                 self.laws.on_stop(&node.me, node.paused_until);
             }
             Command::Jump(seconds) => node.skew += seconds,
             Command::Start if node.stage == Stage::NotStarted => {
                 let group_index = self.store.open();
-                node.start(group_index, &self.settings, self.now);
+                node.start(group_index, &self.settings, self.timeline.now());
                 self.push_command(index, Command::Rejoin);
             }
             Command::Start => {}
@@ -486,7 +489,7 @@ impl World {
                 }
             }
         };
-        let now = node.clock(self.now);
+        let now = node.clock(self.timeline.now());
         node.deadline = now.monotonic + timeout;
         node.stage = Stage::Busy(operation);
         let deadline = node.deadline;

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use c10d_sim::Seeds;
+
 use super::node::{Command, Kind, SimNode, Watching};
-use super::random::for_seeds;
-use super::{Network, World};
+use super::{Faults, World};
 use crate::engine::executor::{Executor, Need};
 use crate::values::goal::Operation;
 use crate::values::node::NodeId;
@@ -107,7 +108,7 @@ fn a_node_knows_its_own_write_whose_answer_was_lost() {
 /// refused. A node is never listed twice.
 #[test]
 fn processes_with_one_id_join_as_one_node_each() {
-    for_seeds(100, |seed| {
+    Seeds::fixed(100).for_each(|seed| {
         let mut random = fastrand::Rng::with_seed(seed);
         let nodes = random.usize(2..=4);
         let settings = RendezvousSettings::for_test(nodes, nodes);
@@ -122,7 +123,7 @@ fn processes_with_one_id_join_as_one_node_each() {
             world.command_in(random.u64(0..300), node, Command::Start);
         }
         if random.bool() {
-            world.set_network(Network::ROUGH);
+            world.set_faults(Faults::ROUGH);
         }
         let check = |world: &World| {
             let state = world.store.state();
@@ -131,7 +132,7 @@ fn processes_with_one_id_join_as_one_node_each() {
             world.is_settled()
         };
         for _ in 0..3 {
-            let end = world.now + 30 * SECOND;
+            let end = world.now() + 30 * SECOND;
             assert!(world.run_until(end, check), "{}", world.describe());
             assert_eq!(world.store.state().participants.len(), nodes);
             world.command(random.usize(..nodes), Command::Rejoin);
@@ -143,7 +144,7 @@ fn processes_with_one_id_join_as_one_node_each() {
 /// docs/spec/rendezvous.md, IDENTITY 1.
 #[test]
 fn a_process_of_pytorch_keeps_the_id_of_a_node() {
-    for_seeds(30, |seed| {
+    Seeds::fixed(30).for_each(|seed| {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut world = World::new(seed, RendezvousSettings::for_test(2, 2));
         for kind in [Kind::Torch, Kind::Solo] {
@@ -152,7 +153,7 @@ fn a_process_of_pytorch_keeps_the_id_of_a_node() {
         }
         world.command(0, Command::Start);
         world.command_in(random.u64(2_000..8_000), 1, Command::Start);
-        let end = world.now + 30 * SECOND;
+        let end = world.now() + 30 * SECOND;
         let done = world.run_until(end, World::is_settled);
         assert!(done, "{}", world.describe());
         let ids: Vec<&NodeId> = world.nodes.iter().map(|node| &node.me).collect();

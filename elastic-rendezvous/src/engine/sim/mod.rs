@@ -22,9 +22,13 @@ mod worlds;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use c10d_sim::{Network, Simulation, Timeline};
+
+use self::group::add_after;
 use self::invariants::{Invariants, Known};
 use self::laws::Laws;
 use self::node::{Command, Implementation, Kind, SimNode, Stage, Waiting};
+use self::random::Clocks;
 use self::store::{Request, Response, SimStore, Version, Wait};
 use self::worlds::Worlds;
 use crate::engine::Reply;
@@ -34,8 +38,8 @@ use crate::values::node::NodeId;
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::{RendezvousState, Token};
 
-/// How long a node waits for a lost answer, and for the answer to a write in a [rough](Network::ROUGH) network. The
-/// latter is so short that a live node is never overdue for the other nodes, which the invariants need.
+/// How long a node waits for an answer that is lost, and for that of a write in a [rough](Faults::ROUGH) network: so
+/// short there that a live node is never overdue for the others, which the invariants need.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -45,35 +49,44 @@ const ATTEMPT: Duration = Duration::from_secs(5);
 /// The pause of a node between two attempts to restart.
 const OPEN_PAUSE: Duration = Duration::from_secs(1);
 
-/// The faults of the network, each as the share of messages or writes that it affects.
+/// The faults of the network, and the share of writes that others affect.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Network {
-    /// Messages that take up to 1.5 s.
-    slow: f64,
-    /// Lost answers.
-    lost: f64,
+struct Faults {
+    /// A message is lost if it is an answer, and arrives twice if it is a request to the holder.
+    messages: c10d_sim::Faults,
     /// Writes whose answer is lost.
     unanswered: f64,
     /// Writes that are refused although their token is current.
     refused: f64,
-    /// Requests to the holder that arrive twice.
-    twice: f64,
 }
 
-impl Network {
+impl Faults {
     const CALM: Self = Self {
-        slow: 0.0,
-        lost: 0.0,
+        messages: c10d_sim::Faults::NONE,
         unanswered: 0.0,
         refused: 0.0,
-        twice: 0.0,
     };
     const ROUGH: Self = Self {
-        slow: 0.05,
+        messages: c10d_sim::Faults {
+            slow: 0.05,
+            ..c10d_sim::Faults::NONE
+        },
         refused: 0.1,
         unanswered: 0.05,
-        ..Self::CALM
     };
+}
+
+/// A step of a random history.
+#[derive(Debug, Clone, Copy)]
+enum Act {
+    RunFor(Duration),
+    /// A node gets a command after this time.
+    Command(Duration, usize, Command),
+    /// A node is added that starts after this time.
+    Add(Kind, Duration),
+    AddSolo(Clocks),
+    RestartStore(Duration, bool),
+    SetFaults(Faults),
 }
 
 #[derive(Debug)]
@@ -98,15 +111,15 @@ const UNAWAITED: u64 = u64::MAX;
 
 #[derive(Debug)]
 struct World {
-    now: Duration,
     settings: RendezvousSettings,
+    /// The links of the nodes to the store.
     network: Network,
-    /// When the network was last changed.
-    network_since: Duration,
+    faults: Faults,
+    /// When the faults were last changed.
+    faults_since: Duration,
     random: fastrand::Rng,
-    /// Ordered by time; events at the same time are in random order.
-    events: BTreeMap<(Duration, u32, u64), (usize, Event)>,
-    events_made: u64,
+    /// The events, each with the number of a node.
+    timeline: Timeline<(usize, Event)>,
     store: SimStore,
     nodes: Vec<SimNode>,
     laws: Laws,
@@ -115,8 +128,6 @@ struct World {
     writes_tried: u64,
     /// The nodes that have written that they leave for good.
     gone: BTreeSet<NodeId>,
-    /// The time until which the store is stopped.
-    away_until: Duration,
     /// How often the store was emptied.
     emptied: u32,
     worlds: Worlds,
@@ -127,29 +138,32 @@ struct World {
 impl World {
     fn new(seed: u64, settings: RendezvousSettings) -> Self {
         Self {
-            now: Duration::ZERO,
             laws: Laws::default(),
             invariants: Some(Invariants::new(settings.clone())),
             settings,
-            network: Network::CALM,
-            network_since: Duration::ZERO,
+            network: Network::default(),
+            faults: Faults::CALM,
+            faults_since: Duration::ZERO,
             random: fastrand::Rng::with_seed(seed),
-            events: BTreeMap::new(),
-            events_made: 0,
+            timeline: Timeline::default(),
             store: SimStore::default(),
             nodes: Vec::new(),
             writes_tried: 0,
             gone: BTreeSet::new(),
-            away_until: Duration::ZERO,
             emptied: 0,
             worlds: Worlds::default(),
             entries: BTreeMap::new(),
         }
     }
 
+    /// The time since the start of the simulation.
+    fn now(&self) -> Duration {
+        self.timeline.now()
+    }
+
     /// The store stops for this time, and all connections are lost.
     fn restart_store(&mut self, time: Duration, is_emptied: bool) {
-        self.away_until = self.away_until.max(self.now + time);
+        self.network.cut_all(self.now() + time);
         if is_emptied {
             self.store.emptied();
             self.emptied += 1;
@@ -176,13 +190,13 @@ impl World {
         self.store
             .on_closed(&self.nodes[index].me, self.nodes[index].connection);
         self.nodes[index].connection += 1;
-        self.events.retain(|_, (node, event)| {
+        self.timeline.retain(|(node, event)| {
             *node != index || !matches!(event, Event::Request(..) | Event::Response(..))
         });
         let node = &mut self.nodes[index];
         let request_id = node.request_id;
         if node.is_alive() && node.waiting != Waiting::Pause {
-            self.schedule(self.now, index, Event::Failure(request_id));
+            self.schedule(self.now(), index, Event::Failure(request_id));
         } else {
             node.is_disconnected = true;
         }
@@ -190,16 +204,7 @@ impl World {
 
     /// When a request fails that is on its way now; `None` if it passes.
     fn fails_at(&self, index: usize) -> Option<Duration> {
-        let node = &self.nodes[index];
-        if self.now < node.cut_until {
-            let time = if node.is_silent {
-                ATTEMPT
-            } else {
-                Duration::ZERO
-            };
-            return Some(self.now + time);
-        }
-        (self.now < self.away_until).then_some(self.now)
+        self.network.fails_at(index, self.now(), ATTEMPT)
     }
 
     /// Adds a node that has not started; returns its number.
@@ -221,9 +226,10 @@ impl World {
         self.add_kind(name, Kind::Torch)
     }
 
-    fn set_network(&mut self, network: Network) {
-        self.network = network;
-        self.network_since = self.now;
+    fn set_faults(&mut self, faults: Faults) {
+        self.network.faults = faults.messages;
+        self.faults = faults;
+        self.faults_since = self.now();
     }
 
     /// Schedules a command for a node, `millis` from now.
@@ -232,7 +238,7 @@ impl World {
     }
 
     fn command_after(&mut self, after: Duration, node: usize, command: Command) {
-        self.schedule(self.now + after, node, Event::Command(command));
+        self.schedule(self.now() + after, node, Event::Command(command));
     }
 
     fn command(&mut self, node: usize, command: Command) {
@@ -240,7 +246,7 @@ impl World {
     }
 
     fn run_for(&mut self, duration: Duration) {
-        let end = self.now + duration;
+        let end = self.now() + duration;
         self.run_until(end, |_| false);
     }
 
@@ -250,14 +256,11 @@ impl World {
             if is_done(self) {
                 return true;
             }
-            let Some(entry) = self.events.first_entry().filter(|it| it.key().0 <= end) else {
-                self.now = end;
+            let Some((node, event)) = self.timeline.next_until(end) else {
                 return is_done(self);
             };
-            self.now = entry.key().0;
-            let (node, event) = entry.remove();
             self.handle(node, event);
-            self.worlds.check(&self.settings, self.now);
+            self.worlds.check(&self.settings, self.timeline.now());
         }
     }
 
@@ -307,7 +310,7 @@ impl World {
     /// The world of a failed history.
     fn describe(&self) -> String {
         let state = shown(&self.store.state());
-        let mut text = format!("at {:?}, {state}; {}", self.now, self.store.describe());
+        let mut text = format!("at {:?}, {state}; {}", self.now(), self.store.describe());
         for node in &self.nodes {
             let joins: Vec<_> = node.joins.iter().map(|answer| answer.round).collect();
             text += &format!(
@@ -329,25 +332,21 @@ impl World {
 
     /// Prints the events, if one history is repeated.
     fn trace(&self, index: usize, what: impl FnOnce() -> String) {
-        if std::env::var_os("SEED").is_some() && std::env::var_os("ROUNDS").is_none() {
+        if c10d_sim::is_replay() {
             #[expect(clippy::print_stderr, reason = "for a person")]
             {
-                eprintln!("{:?} {}: {}", self.now, self.nodes[index].me, what());
+                eprintln!("{:?} {}: {}", self.now(), self.nodes[index].me, what());
             }
         }
     }
 
     fn schedule(&mut self, at: Duration, node: usize, event: Event) {
-        self.events_made += 1;
-        let key = (at, self.random.u32(..), self.events_made);
-        self.events.insert(key, (node, event));
+        self.timeline.add(at, (node, event), &mut self.random);
     }
 
-    fn latency(&mut self) -> Duration {
-        if self.random.f64() < self.network.slow {
-            return Duration::from_micros(self.random.u64(2_000..1_500_000));
-        }
-        Duration::from_micros(self.random.u64(50..2_000))
+    /// When a message arrives that is sent now.
+    fn arrives_at(&mut self) -> Duration {
+        self.now() + self.network.latency(&mut self.random)
     }
 
     fn handle(&mut self, index: usize, event: Event) {
@@ -367,7 +366,7 @@ impl World {
             event,
             Event::Command(Command::Crash | Command::Pause(_) | Command::Jump(_))
         );
-        if self.now < node.paused_until && !affects_paused {
+        if self.now() < node.paused_until && !affects_paused {
             let at = node.paused_until;
             return self.schedule(at, index, event);
         }
@@ -400,7 +399,7 @@ impl World {
                 _ => self.schedule(at, index, Event::Failure(request_id)),
             };
         }
-        let now = self.now;
+        let now = self.now();
         let group_index = self.nodes[index].index;
         let mut is_answered = true;
         let response = match &request {
@@ -409,7 +408,7 @@ impl World {
             }
             Request::ReadState => Some(Response::State(self.store.answer(false, now))),
             Request::WriteState(state, token) => {
-                is_answered = self.random.f64() >= self.network.unanswered;
+                is_answered = self.random.f64() >= self.faults.unanswered;
                 let is_ours = self.write(index, state, token.as_ref());
                 Some(Response::Written(self.store.answer(is_ours, now)))
             }
@@ -463,7 +462,7 @@ impl World {
         let until = request.until().and_then(|until| node.in_simulation(until));
         if let Some(until) = until {
             let end = Event::Request(request_id, Request::EndWait);
-            self.schedule(until.max(self.now), index, end);
+            self.schedule(until.max(self.now()), index, end);
         }
         self.store.wait(Wait {
             node: index,
@@ -474,22 +473,22 @@ impl World {
     }
 
     fn wake_waiting(&mut self) {
-        for (wait, response) in self.store.take_ready(self.now) {
+        for (wait, response) in self.store.take_ready(self.now()) {
             self.respond(wait.node, wait.request_id, response, true);
         }
     }
 
     fn respond(&mut self, index: usize, request_id: u64, response: Response, is_answered: bool) {
-        let is_lost = self.random.f64() < self.network.lost;
+        let is_lost = self.network.is_lost(&mut self.random);
         if is_lost || !is_answered {
             let timeout = if is_lost {
                 REPLY_TIMEOUT
             } else {
                 WRITE_TIMEOUT
             };
-            return self.schedule(self.now + timeout, index, Event::Failure(request_id));
+            return self.schedule(self.now() + timeout, index, Event::Failure(request_id));
         }
-        let at = self.now + self.latency();
+        let at = self.arrives_at();
         let response = Box::new(response);
         self.schedule(at, index, Event::Response(request_id, response));
     }
@@ -497,7 +496,7 @@ impl World {
     /// Stores a state, unless it is refused. Returns whether it was stored.
     fn write(&mut self, writer: usize, state: &RendezvousState, token: Option<&Token>) -> bool {
         self.writes_tried += 1;
-        let is_refused = self.random.f64() < self.network.refused;
+        let is_refused = self.random.f64() < self.faults.refused;
         if !self.store.accepts(token) || is_refused {
             return false;
         }
@@ -509,7 +508,7 @@ impl World {
         self.trace(writer, || format!("writes {}", shown(state)));
         let is_open = node.keeps && state.complete && self.entry(state.round) == Entry::Open;
         self.laws
-            .on_write(me, old, state, &self.settings, self.now, is_open);
+            .on_write(me, old, state, &self.settings, self.now(), is_open);
         if let Some(invariants) = &mut self.invariants {
             let (nodes, gone) = (&self.nodes, &self.gone);
             let comes_back = |node: &NodeId| {
@@ -523,9 +522,9 @@ impl World {
             let before = before.as_deref();
             let may_be_lost = |node: &NodeId| is_long_gone(nodes, node);
             let known = (&comes_back as Known<'_>, &may_be_lost as Known<'_>);
-            invariants.on_write((me, is_torch), before, state, known, self.now);
+            invariants.on_write((me, is_torch), before, state, known, self.timeline.now());
         }
-        self.store.put(state, self.now);
+        self.store.put(state, self.now());
         self.check_punctual(writer, before.as_deref());
         self.wake_waiting();
         true
@@ -535,18 +534,37 @@ impl World {
     /// calm.
     fn check_punctual(&self, writer: usize, before: Option<&Version>) {
         let node = &self.nodes[writer];
-        let is_calm = self.network == Network::CALM && !node.was_late();
+        let is_calm = self.faults == Faults::CALM && !node.was_late();
         if !is_calm || node.is_torch() || self.invariants.is_none() {
             return;
         }
         let written_at = before.and_then(|version| version.written_at.get(&node.me));
-        let when_calm = self.network_since + self.settings.keep_alive_interval;
+        let when_calm = self.faults_since + self.settings.keep_alive_interval;
         if let Some(at) = written_at.filter(|at| **at >= when_calm) {
-            let pause = self.now - *at;
-            // Concurrent writers delay each other, but one interval must be left before the other nodes drop it.
+            let pause = self.now() - *at;
+            // Concurrent writers delay each other, but one interval must be left before the others drop it.
             let pause_max = self.settings.dead_after() - self.settings.keep_alive_interval;
             assert!(pause <= pause_max, "{} wrote {pause:?} ago", node.me);
         }
+    }
+}
+
+impl Simulation for World {
+    type Step = Act;
+
+    fn take(&mut self, act: Act) {
+        match act {
+            Act::RunFor(time) => self.run_for(time),
+            Act::Command(after, node, command) => self.command_after(after, node, command),
+            Act::Add(kind, after) => _ = add_after(self, kind, after),
+            Act::AddSolo(clocks) => _ = clocks.add_to(self),
+            Act::RestartStore(time, is_emptied) => self.restart_store(time, is_emptied),
+            Act::SetFaults(faults) => self.set_faults(faults),
+        }
+    }
+
+    fn is_possible(&self, act: &Act) -> bool {
+        !matches!(act, Act::Command(_, node, _) if *node >= self.nodes.len())
     }
 }
 

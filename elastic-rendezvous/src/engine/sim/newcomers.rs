@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
+use c10d_sim::Seeds;
+
 use super::World;
 use super::node::{Command, Watching};
-use super::random::for_seeds;
 use crate::values::settings::RendezvousSettings;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -37,7 +38,7 @@ fn full_round(random: &mut fastrand::Rng, torch: usize, skew_max: i64) -> (World
             world.command_in(random.u64(0..5_000), node, Command::Start);
         }
     }
-    let end = world.now + 60 * SECOND;
+    let end = world.now() + 60 * SECOND;
     assert!(
         world.run_until(end, World::is_settled),
         "{}",
@@ -58,23 +59,23 @@ fn is_replaced(world: &World, node: usize) -> bool {
 /// docs/spec/rendezvous.md, SPARE 3.
 #[test]
 fn a_newcomer_replaces_a_lost_member_soon_whenever_it_comes() {
-    for_seeds(100, |seed| {
+    Seeds::fixed(100).for_each(|seed| {
         let mut random = fastrand::Rng::with_seed(seed);
         let (mut world, newcomer) = full_round(&mut random, 0, SKEW_MAX);
         let lost = random.usize(..3);
         world.command(lost, Command::Crash);
         let came = random.u64(0..22_000);
         world.command_in(came, newcomer, Command::Start);
-        let came_at = world.now + Duration::from_millis(came);
+        let came_at = world.now() + Duration::from_millis(came);
         let me = world.nodes[lost].me.clone();
         let dropped = |world: &World| !world.store.state().participants.contains_key(&me);
-        let end = world.now + 60 * SECOND;
+        let end = world.now() + 60 * SECOND;
         assert!(world.run_until(end, dropped));
-        let since = came_at.max(world.now);
+        let since = came_at.max(world.now());
         assert!(world.run_until(end, |world| is_replaced(world, lost)));
-        // The other nodes stop their workers for 2 s at most, the newcomer waits for 2 s after the drop, and nodes that
-        // poll notice each change within 1 s.
-        let took = world.now.saturating_sub(since);
+        // The others stop their workers for 2 s at most, the newcomer waits for 2 s after the drop, and nodes that poll
+        // notice each change within 1 s.
+        let took = world.now().saturating_sub(since);
         assert!(
             took < 7 * SECOND,
             "came {came} ms after the crash, took {took:?}"
@@ -85,7 +86,7 @@ fn a_newcomer_replaces_a_lost_member_soon_whenever_it_comes() {
 /// docs/spec/rendezvous.md, SPARE 1 and 3.
 #[test]
 fn a_newcomer_replaces_no_member_that_is_away_for_its_health_check() {
-    for_seeds(100, |seed| {
+    Seeds::fixed(100).for_each(|seed| {
         let mut random = fastrand::Rng::with_seed(seed);
         let (mut world, newcomer) = full_round(&mut random, 0, SMALL_SKEW_MAX);
         world.command(newcomer, Command::Start);
@@ -95,7 +96,7 @@ fn a_newcomer_replaces_no_member_that_is_away_for_its_health_check() {
         world.run_for(14 * SECOND);
         assert!(!world.store.state().complete, "{:#?}", world.store.state());
         world.command(away, Command::Rejoin);
-        let end = world.now + 5 * SECOND;
+        let end = world.now() + 5 * SECOND;
         assert!(world.run_until(end, World::is_settled));
         let me = &world.nodes[newcomer].me;
         assert!(world.store.state().redundancy_list.contains(me));
@@ -107,7 +108,7 @@ fn a_newcomer_replaces_no_member_that_is_away_for_its_health_check() {
 /// miss one.
 #[test]
 fn a_newcomer_replaces_no_member_that_restarts_whatever_the_clocks() {
-    for_seeds(100, |seed| {
+    Seeds::fixed(100).for_each(|seed| {
         let mut random = fastrand::Rng::with_seed(seed);
         let torch = random.usize(..=2);
         let skew_max = if torch == 0 { SKEW_MAX } else { SMALL_SKEW_MAX };

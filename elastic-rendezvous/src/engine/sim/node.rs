@@ -144,8 +144,6 @@ pub(super) struct SimNode {
     pub(super) is_disconnected: bool,
     pub(super) paused_until: Duration,
     pub(super) was_paused: bool,
-    pub(super) cut_until: Duration,
-    pub(super) is_silent: bool,
     pub(super) was_cut: bool,
     /// When the last time without a connection began.
     pub(super) cut_since: Duration,
@@ -192,8 +190,6 @@ impl SimNode {
             is_disconnected: false,
             paused_until: Duration::ZERO,
             was_paused: false,
-            cut_until: Duration::ZERO,
-            is_silent: false,
             was_cut: false,
             cut_since: Duration::ZERO,
             was_long_gone: false,

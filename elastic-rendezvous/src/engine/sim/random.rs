@@ -1,10 +1,13 @@
-//! Random histories. A seed determines each history; `SEED=n` repeats one, `ROUNDS=n` runs n new histories.
+//! Random histories.
 
+use std::cell::Cell;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use c10d_sim::{Run, Seeds, run};
+
 use super::node::{Command, Watching};
-use super::{Network, World};
+use super::{Act, Faults, World};
 use crate::values::settings::RendezvousSettings;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -12,51 +15,12 @@ const SECOND: Duration = Duration::from_secs(1);
 /// The largest error of a wall clock, in seconds.
 const SKEW_MAX: i64 = 900;
 
-/// Runs `history` for each of [`seeds`], and prints the seed of a failure. By default, every run has the same
-/// `rounds` seeds.
-pub(super) fn for_seeds(rounds: u64, history: impl Fn(u64) + std::panic::RefUnwindSafe) {
-    let number = |name| {
-        let text = std::env::var(name).ok()?;
-        Some(text.parse::<u64>().expect("SEED and ROUNDS are numbers"))
-    };
-    for seed in seeds(number("SEED"), number("ROUNDS"), rounds, || {
-        fastrand::u64(..)
-    }) {
-        let outcome = std::panic::catch_unwind(|| history(seed));
-        assert!(outcome.is_ok(), "to repeat this history: SEED={seed}");
-    }
-}
-
-/// The seeds of the histories: only `first` if just `first` is given, `rounds` new seeds if just `rounds` is given,
-/// `rounds` seeds from `first` upwards if both are given, and otherwise `default_rounds` seeds from 0.
-fn seeds(
-    first: Option<u64>,
-    rounds: Option<u64>,
-    default_rounds: u64,
-    fresh: impl FnOnce() -> u64,
-) -> impl Iterator<Item = u64> {
-    let (first, count) = match (first, rounds) {
-        (Some(first), rounds) => (first, rounds.unwrap_or(1)),
-        (None, Some(rounds)) => (fresh(), rounds),
-        (None, None) => (0, default_rounds),
-    };
-    (0..count).map(move |index| first.wrapping_add(index))
-}
-
-#[test]
-fn seeds_are_fixed_by_default_and_new_or_given_on_request() {
-    let seeds = |first, rounds| seeds(first, rounds, 3, || 100).collect::<Vec<_>>();
-    assert_eq!(seeds(None, None), [0, 1, 2]);
-    assert_eq!(seeds(None, Some(2)), [100, 101]);
-    assert_eq!(seeds(Some(7), None), [7]);
-    assert_eq!(seeds(Some(u64::MAX), Some(2)), [u64::MAX, 0]);
-}
-
-/// A node that paused before it got the answer to a write considered its heartbeat new, and was dropped. In the first
-/// history, a spare took the place of a member that had lost its connection for a moment. The other seeds revealed
-/// defects of the simulator: it checked the round in a node's copy of the state, which may decrease; it carried out a
-/// restart that was planned in an earlier round; it gave no time to a node that had paused in its join and started its
-/// workers in a world that was over; and it treated a slow clock as a clock that all other nodes had read again.
+/// A node that stood still before it got the answer to a write took its heartbeat for new, and was dropped. In the first
+/// history, a spare took the place of a member that had lost its connection for a moment. The other seeds
+/// revealed defects of the simulator: it checked the round in a node's copy of the state, which may
+/// decrease, it carried out a restart that was planned in an earlier round, it gave no time to a node that had stood still
+/// in its join and started its workers in a world that was over, and it took a slow clock for one that all others had
+/// read anew.
 #[test]
 fn histories_that_once_failed_pass() {
     faults(11714147631740837244, 12);
@@ -72,30 +36,49 @@ fn world(seed: u64, settings: RendezvousSettings, count: usize) -> (World, fastr
     let mut random = fastrand::Rng::with_seed(seed ^ 0x5eed);
     let mut world = World::new(seed, settings);
     for _ in 0..count {
-        add(&mut world, &mut random);
+        Clocks::random(&mut random).add_to(&mut world);
     }
     (world, random)
 }
 
-fn add(world: &mut World, random: &mut fastrand::Rng) -> usize {
-    // The nodes do not start in the order of their names.
-    let index = world.add(&format!("node{}", random.u32(..)));
-    let node = &mut world.nodes[index];
-    if random.bool() {
-        node.skew = random.i64(-SKEW_MAX..=SKEW_MAX);
+/// A node of ours that writes the state itself.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Clocks {
+    name: u32,
+    skew: i64,
+    boot: Duration,
+    watching: Watching,
+}
+
+impl Clocks {
+    fn random(random: &mut fastrand::Rng) -> Self {
+        Self {
+            // The nodes do not start in the order of their names.
+            name: random.u32(..),
+            skew: match random.bool() {
+                true => random.i64(-SKEW_MAX..=SKEW_MAX),
+                false => 0,
+            },
+            boot: Duration::from_millis(random.u64(..10_000_000)),
+            watching: match random.u8(0..3) {
+                0 => Watching::Polls,
+                1 => Watching::Members,
+                _ => Watching::Round,
+            },
+        }
     }
-    node.boot = Duration::from_millis(random.u64(..10_000_000));
-    node.watching = match random.u8(0..3) {
-        0 => Watching::Polls,
-        1 => Watching::Members,
-        _ => Watching::Round,
-    };
-    index
+
+    pub(super) fn add_to(self, world: &mut World) -> usize {
+        let index = world.add(&format!("node{}", self.name));
+        let node = &mut world.nodes[index];
+        (node.skew, node.boot, node.watching) = (self.skew, self.boot, self.watching);
+        index
+    }
 }
 
 /// Runs until the world is settled, and then for 20 s, in which no node may join.
 fn settle(world: &mut World, limit: Duration) {
-    let end = world.now + limit;
+    let end = world.now() + limit;
     let is_settled = world.run_until(end, World::is_settled);
     assert!(
         is_settled,
@@ -113,13 +96,17 @@ fn settle(world: &mut World, limit: Duration) {
     assert_eq!(joins, later, "nodes restarted without a reason");
 }
 
+fn random_time(random: &mut fastrand::Rng, millis: RangeInclusive<u64>) -> Duration {
+    Duration::from_millis(random.u64(millis))
+}
+
 fn random_millis(random: &mut fastrand::Rng, millis: RangeInclusive<u64>) -> u64 {
     random.u64(millis)
 }
 
 #[test]
 fn the_last_of_max_nodes_completes_the_round_at_once() {
-    for_seeds(30, |seed| {
+    Seeds::fixed(30).for_each(|seed| {
         let mut random = fastrand::Rng::with_seed(seed);
         let count = random.usize(2..=12);
         let settings = RendezvousSettings::for_test(count, count);
@@ -140,7 +127,7 @@ fn the_last_of_max_nodes_completes_the_round_at_once() {
 
 #[test]
 fn min_nodes_complete_the_round_after_the_last_call() {
-    for_seeds(30, |seed| {
+    Seeds::fixed(30).for_each(|seed| {
         let mut random = fastrand::Rng::with_seed(seed);
         let count = random.usize(1..=11);
         let mut settings = RendezvousSettings::for_test(random.usize(1..=count), count + 1);
@@ -161,7 +148,7 @@ fn min_nodes_complete_the_round_after_the_last_call() {
 
 #[test]
 fn nodes_without_a_place_become_spares() {
-    for_seeds(30, |seed| {
+    Seeds::fixed(30).for_each(|seed| {
         let mut random = fastrand::Rng::with_seed(seed);
         let count = random.usize(2..=12);
         let max = random.usize(1..count);
@@ -178,7 +165,7 @@ fn nodes_without_a_place_become_spares() {
 /// docs/spec/rendezvous.md, STATE 2 and 3: invariants of every write.
 #[test]
 fn survivors_of_random_faults_complete_a_round() {
-    for_seeds(50, |seed| faults(seed, 12));
+    Seeds::fixed(50).for_each(|seed| faults(seed, 12));
 }
 
 fn faults(seed: u64, nodes_max: usize) {
@@ -187,62 +174,66 @@ fn faults(seed: u64, nodes_max: usize) {
     let max = random.usize(1..=count + 1);
     let mut settings = RendezvousSettings::for_test(random.usize(1..=max), max);
     settings.last_call_timeout = random.u32(1..=30) * SECOND;
-    let (mut world, mut random) = world(seed, settings, count);
-    let horizon = random.u64(1..=90_000);
-    for node in 0..count {
-        world.command_in(
-            random_millis(&mut random, 0..=horizon / 2),
-            node,
-            Command::Start,
-        );
-    }
-    if random.bool() {
-        world.set_network(Network::ROUGH);
-    }
-    let mut ends = horizon;
-    for _ in 0..random.usize(0..=2 * count) {
-        let at = random_millis(&mut random, 0..=horizon);
-        let node = random.usize(0..count);
-        let pause = random_millis(&mut random, 0..=40_000);
-        match random.u8(0..12) {
-            0 => world.command_in(at, node, Command::Crash),
-            1 => {
-                world.command_in(at, node, Command::Crash);
-                let next = add(&mut world, &mut random);
-                world.command_in(at + pause, next, Command::Start);
-                ends = ends.max(at + pause);
-            }
-            2 => world.command_in(at, node, Command::Leave),
-            3..6 => {
-                let pause_length = Duration::from_millis(pause);
-                world.command_in(at, node, Command::Pause(pause_length));
-                ends = ends.max(at + pause);
-            }
-            6..8 => {
-                let seconds = random.i64(-SKEW_MAX..=SKEW_MAX);
-                world.command_in(at, node, Command::Jump(seconds));
-            }
-            _ => world.command_in(at, node, Command::Rejoin),
+    let horizon = Cell::new(Duration::ZERO);
+    let history = |world: &mut Run<World>, random: &mut fastrand::Rng| {
+        let horizon_ms = random.u64(1..=90_000);
+        horizon.set(Duration::from_millis(horizon_ms));
+        for node in 0..count {
+            let after = random_time(random, 0..=horizon_ms / 2);
+            world.take(Act::Command(after, node, Command::Start));
         }
-    }
-    world.run_for(Duration::from_millis(horizon));
-    world.set_network(Network::CALM);
-    world.run_for(Duration::from_millis(ends - horizon));
-    // Old messages arrive.
-    world.run_for(5 * SECOND);
-    if world.alive() < world.settings.min_nodes {
-        // The round cannot complete, but the invariants must still hold.
-        return world.run_for(60 * SECOND);
-    }
-    // Dead nodes are dropped, their round is left, and the next one has its last call: at worst twice.
-    let limit = 2 * (2 * world.settings.dead_after() + world.settings.last_call_timeout);
-    settle(&mut world, limit + 20 * SECOND);
+        if random.bool() {
+            world.take(Act::SetFaults(Faults::ROUGH));
+        }
+        for _ in 0..random.usize(0..=2 * count) {
+            let at = random_time(random, 0..=horizon_ms);
+            let node = random.usize(0..count);
+            let pause = random_time(random, 0..=40_000);
+            let command = match random.u8(0..12) {
+                0 => Command::Crash,
+                1 => {
+                    world.take(Act::Command(at, node, Command::Crash));
+                    let next = world.nodes.len();
+                    world.take(Act::AddSolo(Clocks::random(random)));
+                    world.take(Act::Command(at + pause, next, Command::Start));
+                    continue;
+                }
+                2 => Command::Leave,
+                3..6 => Command::Pause(pause),
+                6..8 => Command::Jump(random.i64(-SKEW_MAX..=SKEW_MAX)),
+                _ => Command::Rejoin,
+            };
+            world.take(Act::Command(at, node, command));
+        }
+    };
+    let end = |world: &mut World, acts: &[Act]| {
+        let ends = acts.iter().filter_map(|act| match act {
+            Act::Command(after, _, Command::Pause(time)) => Some(*after + *time),
+            Act::Command(after, ..) => Some(*after),
+            _ => None,
+        });
+        let horizon = horizon.get();
+        let ends = ends.fold(horizon, Duration::max);
+        world.run_for(horizon);
+        world.set_faults(Faults::CALM);
+        world.run_for(ends - horizon);
+        // Old messages arrive.
+        world.run_for(5 * SECOND);
+        if world.alive() < world.settings.min_nodes {
+            // No round can complete, but the invariants must still hold.
+            return world.run_for(60 * SECOND);
+        }
+        // Dead nodes are dropped, their round is left, and the next one has its last call: at worst twice.
+        let limit = 2 * (2 * world.settings.dead_after() + world.settings.last_call_timeout);
+        settle(world, limit + 20 * SECOND);
+    };
+    run(|| world(seed, settings.clone(), count), history, end);
 }
 
 /// docs/spec/rendezvous.md, OUTAGE 1 to 5.
 #[test]
 fn nodes_come_back_from_outages_of_the_store() {
-    for_seeds(200, outages);
+    Seeds::fixed(200).for_each(outages);
 }
 
 /// Nodes whose connections are cut or fall silent, and a store that stops and comes back, with its state or empty.
@@ -252,45 +243,46 @@ fn outages(seed: u64) {
     let max = random.usize(1..=count + 1);
     let mut settings = RendezvousSettings::for_test(random.usize(1..=max), max);
     settings.last_call_timeout = random.u32(1..=30) * SECOND;
-    let (mut world, mut random) = world(seed, settings, count);
-    let horizon = random.u64(10_000..=120_000);
-    for node in 0..count {
-        let millis = random_millis(&mut random, 0..=10_000);
-        world.command_in(millis, node, Command::Start);
-    }
-    let mut faults: Vec<u64> = (0..random.usize(1..=6))
-        .map(|_| random_millis(&mut random, 0..=horizon))
-        .collect();
-    faults.sort_unstable();
-    let longest = [100, 3_000, 20_000, 60_000][random.usize(..4)];
-    for at in faults {
-        world.run_until(Duration::from_millis(at), |_| false);
-        let node = random.usize(0..count);
-        let time = Duration::from_millis(random_millis(&mut random, 0..=longest));
-        match random.u8(0..10) {
-            0..3 => {
-                let is_silent = random.bool();
-                world.command(node, Command::Cut { time, is_silent });
-            }
-            3..5 => {
-                for node in 0..count {
-                    let is_silent = random.bool();
-                    world.command(node, Command::Cut { time, is_silent });
-                }
-            }
-            5..7 => world.restart_store(time, false),
-            7 | 8 => world.restart_store(time, true),
-            _ => world.command(node, Command::Rejoin),
+    let ends = Cell::new(Duration::ZERO);
+    let history = |world: &mut Run<World>, random: &mut fastrand::Rng| {
+        let horizon_ms = random.u64(10_000..=120_000);
+        for node in 0..count {
+            let after = random_time(random, 0..=10_000);
+            world.take(Act::Command(after, node, Command::Start));
         }
-    }
-    // A node learns of its removal later: after keep-alive, its last attempt and a pause.
-    let late = world.settings.dead_after() + 10 * SECOND;
-    world.run_until(Duration::from_millis(horizon + longest) + late, |_| false);
-    if world.alive() < world.settings.min_nodes {
-        return;
-    }
-    let limit = 2 * (2 * world.settings.dead_after() + world.settings.last_call_timeout);
-    settle(&mut world, limit + 30 * SECOND);
+        let mut faults: Vec<Duration> = (0..random.usize(1..=6))
+            .map(|_| random_time(random, 0..=horizon_ms))
+            .collect();
+        faults.sort_unstable();
+        let longest = [100, 3_000, 20_000, 60_000][random.usize(..4)];
+        ends.set(Duration::from_millis(horizon_ms + longest));
+        for at in faults {
+            world.take(Act::RunFor(at - world.now()));
+            let node = random.usize(0..count);
+            let time = random_time(random, 0..=longest);
+            let cut = |node, is_silent| {
+                Act::Command(Duration::ZERO, node, Command::Cut { time, is_silent })
+            };
+            match random.u8(0..10) {
+                0..3 => world.take(cut(node, random.bool())),
+                3..5 => (0..count).for_each(|node| world.take(cut(node, random.bool()))),
+                5..7 => world.take(Act::RestartStore(time, false)),
+                7 | 8 => world.take(Act::RestartStore(time, true)),
+                _ => world.take(Act::Command(Duration::ZERO, node, Command::Rejoin)),
+            }
+        }
+    };
+    let end = |world: &mut World, _: &[Act]| {
+        // A node learns of its removal later: after keep-alive, its last attempt and a pause.
+        let late = world.settings.dead_after() + 10 * SECOND;
+        world.run_until(ends.get() + late, |_| false);
+        if world.alive() < world.settings.min_nodes {
+            return;
+        }
+        let limit = 2 * (2 * world.settings.dead_after() + world.settings.last_call_timeout);
+        settle(world, limit + 30 * SECOND);
+    };
+    run(|| world(seed, settings.clone(), count), history, end);
 }
 
 /// Starts some nodes that all have a place, and runs until they have joined and have seen each other's marks.
@@ -309,7 +301,7 @@ fn connected(seed: u64) -> (World, fastrand::Rng) {
 /// docs/spec/rendezvous.md, LINK 3.
 #[test]
 fn connections_that_return_within_two_seconds_cost_no_restart() {
-    for_seeds(100, |seed| {
+    Seeds::fixed(100).for_each(|seed| {
         let (mut world, mut random) = connected(seed);
         for _ in 0..10 {
             let node = random.usize(0..world.nodes.len());
@@ -326,7 +318,7 @@ fn connections_that_return_within_two_seconds_cost_no_restart() {
 /// docs/spec/rendezvous.md, LINK 3 and 5: the restart of a store closes all connections, and no node is lost.
 #[test]
 fn a_store_that_restarts_costs_no_restart() {
-    for_seeds(50, |seed| {
+    Seeds::fixed(50).for_each(|seed| {
         let (mut world, mut random) = connected(seed);
         for _ in 0..5 {
             let time = Duration::from_millis(random_millis(&mut random, 0..=8_000));
@@ -341,13 +333,13 @@ fn a_store_that_restarts_costs_no_restart() {
 /// docs/spec/rendezvous.md, LINK 3.
 #[test]
 fn a_killed_node_is_replaced_by_a_round_of_the_others_within_seconds() {
-    for_seeds(50, |seed| {
+    Seeds::fixed(50).for_each(|seed| {
         let (mut world, mut random) = connected(seed);
         let killed = random.usize(0..world.nodes.len());
         world.command(killed, Command::Crash);
         world.run_for(SECOND / 10);
         // 3 s until it is noticed, 2 s to stop the workers, 1 s for each poll of a node that does not watch.
-        let end = world.now + 9 * SECOND;
+        let end = world.now() + 9 * SECOND;
         assert!(
             world.run_until(end, World::is_settled),
             "{}",
@@ -358,12 +350,12 @@ fn a_killed_node_is_replaced_by_a_round_of_the_others_within_seconds() {
 
 #[test]
 fn forty_nodes_survive_the_same_faults() {
-    for_seeds(2, |seed| faults(seed, 40));
+    Seeds::fixed(2).for_each(|seed| faults(seed, 40));
 }
 
 #[test]
 fn nodes_of_both_kinds_complete_rounds_together_in_any_order() {
-    for_seeds(30, nodes_of_both_kinds);
+    Seeds::fixed(30).for_each(nodes_of_both_kinds);
 }
 
 fn nodes_of_both_kinds(seed: u64) {
@@ -398,7 +390,7 @@ fn nodes_of_both_kinds(seed: u64) {
 
 #[test]
 fn a_restart_of_running_nodes_needs_no_last_call() {
-    for_seeds(30, |seed| {
+    Seeds::fixed(30).for_each(|seed| {
         let mut random = fastrand::Rng::with_seed(seed);
         let count = random.usize(1..=11);
         let settings = RendezvousSettings::for_test(random.usize(1..=count), count + 1);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::node::{Command, Outcome, Stage, Watching};
-use super::{Network, World};
+use super::{Faults, World};
 use crate::values::goal::{Operation, OperationError};
 use crate::values::node::NodeId;
 use crate::values::settings::RendezvousSettings;
@@ -32,7 +32,7 @@ fn started(settings: RendezvousSettings, count: usize) -> World {
 
 #[track_caller]
 fn settle(world: &mut World, limit: Duration) {
-    let end = world.now + limit;
+    let end = world.now() + limit;
     let is_settled = world.run_until(end, World::is_settled);
     assert!(is_settled, "{:#?}", world.store.state());
 }
@@ -403,21 +403,21 @@ fn forty_nodes_complete_a_round_with_a_bounded_number_of_writes() {
 fn heartbeats_wake_no_other_node() {
     let mut world = settled(settings(12, 12), 12);
     world.run_for(10 * SECOND);
-    let before = (world.writes_tried, world.events_made);
+    let before = (world.writes_tried, world.timeline.added());
     world.run_for(100 * SECOND);
     let writes = world.writes_tried - before.0;
     // 12 nodes, one write each in 5 s, and few conflicts. Ten times as often, each node reads the marks.
     assert!((230..=300).contains(&writes), "{writes}");
-    let events_by_write = (world.events_made - before.1) / writes;
+    let events_by_write = (world.timeline.added() - before.1) / writes;
     assert!(events_by_write <= 60, "{events_by_write}");
 }
 
 #[test]
 fn a_write_whose_answer_is_lost_is_not_repeated() {
     let mut world = World::new(3, settings(2, 2));
-    world.set_network(Network {
+    world.set_faults(Faults {
         unanswered: 1.0,
-        ..Network::CALM
+        ..Faults::CALM
     });
     for number in 0..2 {
         let node = world.add(&format!("node{number}"));
@@ -485,7 +485,7 @@ fn a_pytorch_node_that_was_seen_writing_keeps_our_node_whose_clock_is_behind() {
         let (round, joins_of_ours) = (world.store.state().round, joins(&world, ours));
         for _ in 0..300 {
             world.run_for(SECOND);
-            assert!(considers_alive(&world, theirs, ours), "{:?}", world.now);
+            assert!(considers_alive(&world, theirs, ours), "{:?}", world.now());
         }
         assert_eq!(world.store.state().round, round);
         assert_eq!(joins(&world, ours), joins_of_ours);
@@ -506,7 +506,7 @@ fn a_pytorch_node_that_joins_drops_our_node_whose_clock_is_behind_once() {
     let round = world.store.state().round;
     for _ in 0..100 {
         world.run_for(SECOND);
-        assert!(considers_alive(&world, theirs, ours), "{:?}", world.now);
+        assert!(considers_alive(&world, theirs, ours), "{:?}", world.now());
     }
     assert_eq!(world.store.state().round, round);
 }
@@ -626,14 +626,14 @@ fn a_spare_takes_the_place_and_the_rank_of_a_member_that_is_away_for_longer() {
 #[test]
 fn a_spare_takes_the_place_of_a_member_that_leaves_at_once() {
     let (mut world, spare) = with_spare(settings(2, 2));
-    let begun = world.now;
+    let begun = world.now();
     world.command(0, Command::Leave);
     world.run_for(SECOND / 10);
     settle(&mut world, 10 * SECOND);
     assert_eq!(world.store.state().round, 1);
     assert_eq!(ranks(&world), [(1, 1), (spare, 0)]);
     // The other member stops its workers for 2 s at most; the rest are exchanges with the store.
-    let took = world.now - begun;
+    let took = world.now() - begun;
     assert!(took < SECOND * 21 / 10, "{took:?}");
 }
 
@@ -641,12 +641,12 @@ fn a_spare_takes_the_place_of_a_member_that_leaves_at_once() {
 #[test]
 fn the_last_call_does_not_wait_for_a_member_that_has_left() {
     let mut world = settled(settings(1, 3), 3);
-    let begun = world.now;
+    let begun = world.now();
     world.command(0, Command::Leave);
     world.run_for(SECOND / 10);
     settle(&mut world, 10 * SECOND);
     assert_eq!(ranks(&world), [(1, 0), (2, 1)]);
-    let took = world.now - begun;
+    let took = world.now() - begun;
     assert!(took < SECOND * 21 / 10, "{took:?}");
 }
 
@@ -655,10 +655,10 @@ fn the_last_call_does_not_wait_for_a_member_that_has_left() {
 fn a_spare_takes_the_place_of_a_member_that_crashes_as_soon_as_that_is_known() {
     let (mut world, spare) = with_spare(settings(2, 2));
     world.command(0, Command::Crash);
-    let begun = world.now;
+    let begun = world.now();
     let end = begun + 60 * SECOND;
     assert!(world.run_until(end, |world| world.store.state().round == 1));
-    assert!(world.now - begun > 10 * SECOND);
+    assert!(world.now() - begun > 10 * SECOND);
     settle(&mut world, SECOND / 10);
     assert_eq!(ranks(&world), [(1, 1), (spare, 0)]);
 }
