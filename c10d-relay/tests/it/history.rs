@@ -1,10 +1,9 @@
 //! Whether a history of operations on one key has an order that a store could have carried them out in.
-//!
-//! A search over all orders that respect time, with a memory of the tried orders (Wing and Gong 1993, Lowe 2017).
-//! Keys are independent of each other, so each is checked separately.
+//! Keys are independent of each other, so each is checked alone.
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::collections::{HashMap, VecDeque};
+
+use c10d_sim::{Operation, find_order};
 
 /// An operation, and the client's result.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +36,7 @@ pub(crate) struct Event {
 
 /// The value and queue of a key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-struct State {
+pub(crate) struct State {
     value: Option<Vec<u8>>,
     queue: VecDeque<Vec<u8>>,
 }
@@ -88,24 +87,26 @@ impl State {
     }
 }
 
+impl Operation for Event {
+    type State = State;
+
+    fn after(&self, state: &State) -> Option<State> {
+        state.after(&self.op)
+    }
+
+    fn times(&self) -> (u64, u64) {
+        (self.called, self.returned)
+    }
+}
+
 /// Finds an order of the events. `Err` has the longest part that could be ordered. Elements and appended pieces must
 /// be unique.
 pub(crate) fn check(events: &[Event]) -> Result<(), String> {
-    let mut search = Search {
-        events,
-        hints: Hints::of(events),
-        tried: HashSet::new(),
-        longest: 0,
-    };
-    let mut done = vec![0; events.len().div_ceil(64)];
-    if search.continue_from(&State::default(), &mut done, 0) {
-        return Ok(());
-    }
-    Err(format!(
-        "no order explains more than {} of {} operations: {events:#?}",
-        search.longest,
-        events.len()
-    ))
+    let hints = Hints::of(events);
+    find_order(events, |state| hints.allow(state)).map_err(|longest| {
+        let all = events.len();
+        format!("no order explains more than {longest} of {all} operations: {events:#?}")
+    })
 }
 
 /// Knowledge about the order of writes from later reads. Without it, the search would try all orders of simultaneous
@@ -150,49 +151,6 @@ impl Hints {
         let when = |element: &Vec<u8>| *self.taken.get(element).unwrap_or(&never);
         let is_before = |first: &Vec<u8>| first == new || when(first).0 <= when(new).1;
         is_on_the_way && state.queue.iter().all(is_before)
-    }
-}
-
-struct Search<'e> {
-    events: &'e [Event],
-    hints: Hints,
-    /// The set of done operations, and a hash of the state.
-    tried: HashSet<(Vec<u64>, u64)>,
-    longest: usize,
-}
-
-impl Search<'_> {
-    fn continue_from(&mut self, state: &State, done: &mut Vec<u64>, count: usize) -> bool {
-        self.longest = self.longest.max(count);
-        if count == self.events.len() {
-            return true;
-        }
-        let mut hasher = DefaultHasher::new();
-        state.hash(&mut hasher);
-        if !self.tried.insert((done.clone(), hasher.finish())) {
-            return false;
-        }
-        let is_done = |done: &[u64], index: usize| done[index / 64] & (1 << (index % 64)) != 0;
-        let open = (0..self.events.len()).filter(|index| !is_done(done, *index));
-        let open: Vec<usize> = open.collect();
-        // An operation cannot precede another operation that was over when it was called.
-        let first_return = open.iter().map(|index| self.events[*index].returned).min();
-        for index in open {
-            let event = &self.events[index];
-            if Some(event.called) > first_return {
-                continue;
-            }
-            if let Some(next) = state.after(&event.op)
-                && self.hints.allow(&next)
-            {
-                done[index / 64] |= 1 << (index % 64);
-                if self.continue_from(&next, done, count + 1) {
-                    return true;
-                }
-                done[index / 64] &= !(1 << (index % 64));
-            }
-        }
-        false
     }
 }
 
