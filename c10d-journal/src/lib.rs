@@ -12,9 +12,6 @@ mod header;
 mod history;
 mod journal;
 mod newest;
-#[cfg(all(test, feature = "etcd"))]
-#[path = "../../c10d-relay/tests/it/proxy.rs"]
-mod proxy;
 mod reader;
 mod rows;
 mod trust;

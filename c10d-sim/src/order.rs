@@ -7,7 +7,7 @@ use crate::fingerprint;
 
 /// An operation of a client, with its result.
 pub trait Operation {
-    /// What operations read and change.
+    /// The data that operations read and change.
     type State: Default + Hash;
 
     /// The state after the operation; `None` if it has another result in this state.
@@ -59,7 +59,7 @@ impl<O: Operation, A: Fn(&O::State) -> bool> Search<'_, O, A> {
         let (past, open): (Vec<usize>, Vec<usize>) = (0..self.operations.len()).partition(is_done);
         let required = open.iter().map(|index| &self.operations[*index]);
         let required = required.filter(|it| !it.may_be_lost());
-        // No operation may come before one that had returned when it was called.
+        // An operation that was called after another operation had returned takes effect after it.
         let Some(first_return) = required.map(|it| it.times().1).min() else {
             return true;
         };

@@ -21,8 +21,6 @@ mod journal_place;
 mod lease;
 mod pages;
 mod process;
-#[path = "../../../c10d-relay/tests/it/proxy.rs"]
-mod proxy;
 #[cfg(target_os = "linux")]
 mod pty;
 mod relay;

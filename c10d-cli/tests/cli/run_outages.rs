@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use c10d_sim::Proxy;
 use elastic_rendezvous::RendezvousState;
 use elastic_rendezvous::codec::{self, CodecLimits};
 
 use crate::process::{Running, Server, free_port, until};
-use crate::proxy::Proxy;
 use crate::run::Job;
 
 /// Notes each start, runs until it is told to end, and fails when it is told to.

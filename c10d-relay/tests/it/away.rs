@@ -3,10 +3,10 @@
 use std::thread;
 
 use c10d_relay::RelayOptions;
+use c10d_sim::Proxy;
 use c10d_store::{Store, StoreExt, TcpStore};
 
 use crate::basics::{rank_of, relay_to, server, wait_until};
-use crate::proxy::Proxy;
 
 /// The number of connections that are away according to the server.
 fn away(server: &c10d_store::TcpStoreServer) -> usize {

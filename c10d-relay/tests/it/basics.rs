@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_relay::{Deadline, HostPort, Relay, RelayError, RelayOptions};
+use c10d_sim::Proxy;
 use c10d_store::Opcode;
 use c10d_store::unstable::RequestBuf;
 use c10d_store::{
@@ -14,7 +15,6 @@ use c10d_store::{
 };
 
 use crate::memory_journal::Memory;
-use crate::proxy::Proxy;
 
 const LONG: Duration = Duration::from_secs(60);
 

@@ -6,12 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use c10d_relay::{Relay, RelayOptions};
-use c10d_sim::Seeds;
+use c10d_sim::{Proxy, Seeds};
 use c10d_store::{HashStore, Store, StoreExt, TcpStore};
 
 use crate::basics::{rank_of, relay_to, server, wait_until};
 use crate::history::Op;
-use crate::proxy::Proxy;
 use crate::workload::{
     Clock, History, KEYS, check_all, histories_have_an_order, random_operation, ranks_of,
 };

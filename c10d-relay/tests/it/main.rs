@@ -9,7 +9,6 @@ mod history;
 mod membership;
 #[path = "../../../c10d-store/tests/it/memory_journal.rs"]
 mod memory_journal;
-mod proxy;
 #[path = "../../../c10d-membership/tests/it/rank.rs"]
 mod rank;
 mod restarts;

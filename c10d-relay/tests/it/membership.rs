@@ -5,11 +5,10 @@ use std::thread;
 
 use c10d_membership::Membership;
 use c10d_relay::RelayOptions;
-use c10d_sim::Seeds;
+use c10d_sim::{Proxy, Seeds};
 
 use crate::basics::{rank_of, relay_to, server, wait_until, with_groups};
 use crate::memory_journal::Memory;
-use crate::proxy::Proxy;
 use crate::rank::{Rank, all_enter, ids, options};
 
 /// docs/spec/wire-extensions.md, MEMBERSHIP 5: a member leaves with its connection to the relay, and with the session

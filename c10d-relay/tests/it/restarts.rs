@@ -5,12 +5,11 @@ use std::thread;
 use std::time::Duration;
 
 use c10d_relay::{Relay, RelayOptions};
-use c10d_sim::Seeds;
+use c10d_sim::{Proxy, Seeds};
 use c10d_store::{Store, StoreError, StoreExt, TcpStore, TcpStoreOptions, TcpStoreServer};
 
 use crate::basics::{rank_of, relay_to, wait_until};
 use crate::memory_journal::Memory;
-use crate::proxy::Proxy;
 use crate::workload::{histories_have_an_order, ranks_of, waits_barriers_and_queues_go_on};
 
 const RESTARTS: usize = 20;

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use c10d_sim::Proxy;
 use c10d_store::{
     ServerOptions, Store, StoreError, StoreExt, TcpStore, TcpStoreOptions, TcpStoreServer,
 };
 
 use crate::basics::{server, wait_until};
-use crate::proxy::Proxy;
 
 const LONG: Duration = Duration::from_secs(60);
 

@@ -159,10 +159,10 @@ fn strangers_make_room_for_ranks_when_descriptors_run_out() {
 
 #[cfg(feature = "tls")]
 mod with_a_secret {
+    use c10d_sim::Proxy;
     use c10d_store::{Secret, ServerOptions, TcpStoreServer};
 
     use super::*;
-    use crate::proxy::Proxy;
 
     fn server(secret: &Secret) -> TcpStoreServer {
         let options = ServerOptions::default().with_secret(secret.clone());

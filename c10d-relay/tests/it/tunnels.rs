@@ -8,10 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_relay::{Relay, RelayOptions};
+use c10d_sim::Proxy;
 use c10d_store::{HttpConnection, HttpHandler, Store, StoreExt, TcpStoreServer};
 
 use crate::basics::{rank_of, relay_to, server, soon, wait_until};
-use crate::proxy::Proxy;
 
 /// How long anything may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);

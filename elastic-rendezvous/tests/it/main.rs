@@ -6,8 +6,6 @@ mod handlers;
 mod lease;
 mod not_a_store;
 mod outages;
-#[path = "../../../c10d-relay/tests/it/proxy.rs"]
-mod proxy;
 mod recorded_events;
 #[cfg(feature = "tls")]
 mod secret;

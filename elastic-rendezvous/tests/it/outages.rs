@@ -6,14 +6,13 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use c10d_sim::Proxy;
 use c10d_socket::Cancel;
 use c10d_store::{Store, StoreExt, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::{
     Membership, RendezvousError, RendezvousEvent, RendezvousHandler, RendezvousInfo,
     RendezvousParameters, RendezvousState, codec, create_handler, parse_config,
 };
-
-use crate::proxy::Proxy;
 
 /// Much longer than any step of a test takes.
 const LONG: Duration = Duration::from_secs(60);

@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+use c10d_sim::Proxy;
 use c10d_store::{ServerOptions, Store, StoreExt, TcpStore, TcpStoreServer};
 use integration_tests::eventually::eventually;
 use integration_tests::launcher::{Job, Kind, Launcher, c10d, free_address};
@@ -17,8 +18,6 @@ use integration_tests::watchdog::Watchdog;
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
-
-use crate::proxy::Proxy;
 
 const LIMIT: Duration = Duration::from_secs(180);
 const STEP_LIMIT: Duration = Duration::from_secs(60);

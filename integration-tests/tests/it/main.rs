@@ -31,8 +31,6 @@ mod preload;
 mod preload_torch;
 mod process_group;
 mod processes;
-#[path = "../../../c10d-relay/tests/it/proxy.rs"]
-mod proxy;
 mod public_rules;
 mod reachability;
 mod relays;

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use c10d_sim::Proxy;
 use c10d_store::{StoreExt, TcpStore};
 use elastic_rendezvous::RendezvousState;
 use elastic_rendezvous::codec::{self, CodecLimits};
@@ -13,7 +14,6 @@ use integration_tests::torch::{Feature, Release, Torch};
 use integration_tests::watchdog::Watchdog;
 use serde_json::Value;
 
-use crate::proxy::Proxy;
 use crate::run_torch::{LIMIT, STEP_LIMIT, expect_done, expect_success, options, wait_for_world};
 
 fn state(store: &TcpStore) -> RendezvousState {

@@ -5,13 +5,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_relay::{Deadline, HostPort, Relay, RelayOptions};
+use c10d_sim::Proxy;
 use c10d_store::{Secret, ServerOptions, StoreExt, TcpStore, TcpStoreOptions, TcpStoreServer};
 use integration_tests::process::ChildProcess;
 use integration_tests::torch::{self, python};
 use integration_tests::watchdog::Watchdog;
 
 use crate::durable::seeded;
-use crate::proxy::Proxy;
 
 const LIMIT: Duration = Duration::from_secs(400);
 const NODES: usize = 4;

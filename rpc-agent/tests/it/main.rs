@@ -22,7 +22,6 @@ mod memory;
 mod own_process;
 mod panics;
 mod peer_death;
-mod proxy;
 mod raw;
 mod retries;
 #[cfg(feature = "tls")]

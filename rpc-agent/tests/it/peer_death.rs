@@ -8,6 +8,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
+use c10d_sim::Proxy;
 use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
 use rpc_agent::{
     Agent, AgentHandle, FutureMessage, NotSent, Outcome, Registry, Reply, RpcError,
@@ -15,7 +16,6 @@ use rpc_agent::{
 };
 
 use crate::common::{PATIENCE, noise, registry, shared_store, start_all, until};
-use crate::proxy::Proxy;
 use crate::raw::{REQUEST, RESPONSE, RawWorker, address_of, frame, publish, read_frame, send};
 
 /// Environment variable with the arguments of a child process: rank, world size (0: dynamic group), store
@@ -303,7 +303,7 @@ fn group_with_proxy() -> (Agent, Agent, Held, Proxy) {
     let mut agents = agents.into_iter().map(Result::unwrap);
     let (agent, peer) = (agents.next().unwrap(), agents.next().unwrap());
     let (address, incarnation) = address_of(&*store, 1);
-    let proxy = Proxy::start(address);
+    let proxy = Proxy::to(address);
     publish(&*store, 1, "worker1", proxy.port(), incarnation);
     (agent, peer, held, proxy)
 }
@@ -315,7 +315,7 @@ fn a_cut_connection_fails_its_calls_and_is_reestablished() {
     for round in 1..=5_u64 {
         let calls = hold(agent.handle(), "worker1", 10);
         let back = hold(peer.handle(), "worker0", 10);
-        proxy.cut();
+        proxy.cut(false);
         for call in &calls {
             assert_lost(&wait(call).unwrap_err(), "worker1");
         }
@@ -364,8 +364,8 @@ fn a_partly_sent_request_is_unknown_and_a_queued_one_is_not_executed() {
                 .send_bytes(payload.clone())
         })
         .collect();
-    proxy.await_allowance_used();
-    proxy.cut_and_allow_all();
+    proxy.wait_until_used();
+    proxy.allow_all();
     let outcomes: Vec<_> = calls
         .iter()
         .map(|call| {

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use bytes::Bytes;
+use c10d_sim::Proxy;
 use rpc_agent::{
     Agent, FutureMessage, HandlerError, NotSent, Outcome, Registry, Reply, RetryGroup,
     RetryOptions, RetryOptionsError, RpcError,
@@ -14,7 +15,6 @@ use rpc_agent::{
 
 use crate::common::{PATIENCE, options, pair, pair_with, registry, shared_store, start_all, until};
 use crate::fault_plan::FaultPlan;
-use crate::proxy::Proxy;
 use crate::raw::{ERROR, REQUEST, RawWorker, address_of, frame, publish, read_frame, send};
 
 /// Pauses of 2, 3, 4 ms and so on; no timeout per attempt.
@@ -413,7 +413,7 @@ fn a_retry_uses_a_new_connection_after_a_cut() {
     let agents = start_all(&store, workers.into());
     let agents: Vec<Agent> = agents.into_iter().map(Result::unwrap).collect();
     let (address, incarnation) = address_of(&*store, 1);
-    let proxy = Proxy::start(address);
+    let proxy = Proxy::to(address);
     publish(&*store, 1, "worker1", proxy.port(), incarnation);
 
     let call = agents[0]
@@ -424,7 +424,7 @@ fn a_retry_uses_a_new_connection_after_a_cut() {
     until("the first attempt has arrived", || {
         !replies.lock().unwrap().is_empty()
     });
-    proxy.cut();
+    proxy.cut(false);
     assert_eq!(wait(&call).unwrap(), "x");
     let metrics = agents[0].handle().metrics();
     assert_eq!((metrics.retries_sent, metrics.reconnects), (1, 1));

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use byteorder::{ByteOrder, LittleEndian};
+use c10d_sim::Proxy;
 use c10d_store::Store;
 use rpc_agent::{
     Agent, AgentOptions, CertificateFiles, Credentials, Outcome, RetryOptions, RpcError, Secret,
@@ -16,7 +17,6 @@ use rpc_agent::{
 use crate::common::{
     PATIENCE, group_with, noise, options, pair_with, registry, shared_store, start_all, until,
 };
-use crate::proxy::Proxy;
 use crate::raw::{
     RawWorker, WELCOME, address_of, await_closed, connect, publish, read_frame, request, send,
 };
@@ -241,7 +241,7 @@ fn a_lost_connection_is_made_again_with_the_secret() {
     let mut agents = agents.into_iter().map(Result::unwrap);
     let (one, other) = (agents.next().unwrap(), agents.next().unwrap());
     let (address, incarnation) = address_of(&*store, 1);
-    let proxy = Proxy::start(address);
+    let proxy = Proxy::to(address);
     publish(&*store, 1, "worker1", proxy.port(), incarnation);
     for round in 0..4 {
         echo(&one, "worker1", 1000);
@@ -252,8 +252,8 @@ fn a_lost_connection_is_made_again_with_the_secret() {
             .call("worker1", "echo")
             .with_timeout(PATIENCE)
             .send_bytes(noise(1, 4 << 20));
-        proxy.await_allowance_used();
-        proxy.cut_and_allow_all();
+        proxy.wait_until_used();
+        proxy.allow_all();
         let error = call.wait_timeout(PATIENCE).expect("it ends").unwrap_err();
         assert_eq!(error.outcome(), Outcome::Unknown, "{error}");
         let retries = RetryOptions::default();

@@ -19,7 +19,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_relay::{Relay, RelayOptions};
-use c10d_sim::Seeds;
+use c10d_sim::{Proxy, Seeds};
 use c10d_socket::{Cancel, Deadline, HostPort};
 use c10d_store::{Leader, Lookup, Store, StoreAddress, TcpStore, TcpStoreOptions};
 
@@ -27,7 +27,6 @@ use super::mutant::Mutant;
 use super::options::EtcdDirectory;
 use super::real_site::{RealSite, eventually};
 use crate::history::Op;
-use crate::proxy::Proxy;
 use crate::workload::{
     Clock, History, KEYS, SetAtEnd, Traffic, check_all, histories, ranks_at,
     waits_barriers_and_queues_go_on,
