@@ -21,12 +21,12 @@ Exit codes:
 /// The options of `c10d flight`.
 #[derive(Debug, Args)]
 pub(crate) struct FlightArgs {
-    #[command(flatten)]
-    status: StatusArgs,
-
     /// Print the comparison as one JSON object.
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    status: StatusArgs,
 }
 
 /// Prints the comparison.

@@ -60,7 +60,9 @@ fn man(command: &Command) -> Man {
     // As `--help` prints it: clap_mangen would list all options, and leave out the script of `c10d run`.
     let usage = command.clone().render_usage().to_string();
     let usage = usage.trim_start_matches("Usage:").trim().to_owned();
-    Man::new(command.clone().override_usage(usage))
+    // clap_mangen leaves out the texts of options that `-h` hides.
+    let command = command.clone().mut_args(|arg| arg.hide_short_help(false));
+    Man::new(command.override_usage(usage))
         .source(concat!("c10d ", env!("CARGO_PKG_VERSION")))
         .manual("c10d manual")
 }
@@ -152,6 +154,8 @@ mod tests {
             "[SCRIPT [ARGUMENT]...]",
             "Each worker runs SCRIPT",
             "128+N  signal N",
+            // `-h` hides this option.
+            "Give this node its rank",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }

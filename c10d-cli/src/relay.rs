@@ -31,16 +31,9 @@ pub(crate) struct RelayArgs {
     #[arg(long, value_name = "HOST[:PORT]")]
     upstream: StorePlace<Endpoint>,
 
-    #[cfg(feature = "etcd")]
-    #[command(flatten, next_help_heading = CONNECTION)]
-    etcd: crate::etcd::EtcdAccessArgs,
-
     /// Listen on this loopback address; port 0 lets the system choose.
     #[arg(long, value_name = "HOST[:PORT]", default_value = "127.0.0.1:29500")]
     listen: Endpoint,
-
-    #[command(flatten, next_help_heading = CONNECTION)]
-    secret: SecretArgs,
 
     /// Reconnect to the store for up to this time after the connection is lost, and then close the connections of all
     /// clients. [default: 10m]
@@ -57,6 +50,13 @@ pub(crate) struct RelayArgs {
     /// Exit when the parent process exits, so that a killed script leaves no relay behind (Linux).
     #[arg(long)]
     end_with_parent: bool,
+
+    #[cfg(feature = "etcd")]
+    #[command(flatten, next_help_heading = CONNECTION)]
+    etcd: crate::etcd::EtcdAccessArgs,
+
+    #[command(flatten, next_help_heading = CONNECTION)]
+    secret: SecretArgs,
 }
 
 impl RelayArgs {
@@ -78,8 +78,8 @@ impl RelayArgs {
         let address = self.listen.with_default_port(DEFAULT_PORT);
         if !is_loopback_name(address.host()) {
             return Err(Failure::Usage(format!(
-                "--listen is {address}, which is not a loopback address: a relay serves processes of its own machine \
-                 only; use 127.0.0.1:{}, and run a relay on each machine",
+                "--listen is {address}, which is not a loopback address; a relay serves only processes on the same machine, \
+                 so use 127.0.0.1:{}, and run a relay on each machine",
                 address.port()
             )));
         }

@@ -96,6 +96,24 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     dir: Option<std::path::PathBuf>,
 
+    /// Serve no status page on the store's port.
+    #[arg(long)]
+    no_status: bool,
+
+    /// Also serve the status page under these names, separated by commas. It is always served for IP addresses, `localhost`
+    /// and this machine's name.
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        conflicts_with = "no_status"
+    )]
+    status_host: Vec<String>,
+
+    /// Exit when the parent process exits, so that a killed script leaves no server behind (Linux).
+    #[arg(long)]
+    end_with_parent: bool,
+
     #[cfg(feature = "etcd")]
     #[command(flatten, next_help_heading = ETCD)]
     etcd: crate::etcd::EtcdArgs,
@@ -117,24 +135,6 @@ pub(crate) struct ServeArgs {
     /// unmodified PyTorch ranks (Linux).
     #[arg(help_heading = SECURITY, long)]
     plain_from_same_user: bool,
-
-    /// Serve no status page on the store's port.
-    #[arg(long)]
-    no_status: bool,
-
-    /// Also serve the status page under these names, separated by commas. It is always served for IP addresses, `localhost`
-    /// and this machine's name.
-    #[arg(
-        long,
-        value_name = "NAMES",
-        value_delimiter = ',',
-        conflicts_with = "no_status"
-    )]
-    status_host: Vec<String>,
-
-    /// Exit when the parent process exits, so that a killed script leaves no server behind (Linux).
-    #[arg(long)]
-    end_with_parent: bool,
 }
 
 impl ServeArgs {
@@ -272,14 +272,14 @@ fn log_capacity(args: &ServeArgs, files_left: Option<u64>) {
     let reason = if room == by_option {
         "--connections-max"
     } else {
-        "the system's limit on open files, ulimit -Hn"
+        "from ulimit -Hn"
     };
-    log::info!("room for {room} connections ({reason})");
+    log::info!("connection limit: {room} ({reason})");
     let Some(world_size) = args.world_size.map(|size| size as u64) else {
         return;
     };
     if world_size > room {
-        log::warn!("{world_size} workers exceed the limit of {room} connections ({reason})");
+        log::warn!("{world_size} workers exceed the connection limit of {room} ({reason})");
     }
     if let Some(backlog) = backlog_max().filter(|backlog| world_size > *backlog) {
         log::warn!(

@@ -27,7 +27,7 @@ pub(crate) struct ServerArgs {
     /// $MASTER_ADDR:$MASTER_PORT]
     ///
     /// For a store in etcd, the command finds the server that leads, and follows the store when another server takes over.
-    #[arg(long, value_name = "HOST:PORT")]
+    #[arg(display_order = 0, long, value_name = "HOST:PORT")]
     connect: Option<StorePlace<HostPort>>,
 
     #[cfg(feature = "etcd")]
@@ -114,7 +114,9 @@ impl ServerArgs {
         let port = match variable(port_name) {
             None => DEFAULT_PORT,
             Some(port) => port.parse().map_err(|_| {
-                Failure::Usage(format!("{port_name} is {port:?}, which is not a port"))
+                Failure::Usage(format!(
+                    "{port_name} is {port:?}; expected a port, 1 to 65535"
+                ))
             })?,
         };
         Ok(HostPort::new(host, port).into())

@@ -16,12 +16,12 @@ use crate::server_address::ServerArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
-    #[command(flatten)]
-    server: ServerArgs,
-
     /// Limit the time for one answer of the server, or for all of `c10d why`: 5s, 250ms, 2m.
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "5s")]
     timeout: Duration,
+
+    #[command(flatten)]
+    server: ServerArgs,
 }
 
 impl StatusArgs {

@@ -28,12 +28,12 @@ Examples:
 
 #[derive(Debug, Args)]
 pub(crate) struct WhyArgs {
-    #[command(flatten)]
-    status: StatusArgs,
-
     /// Print the report as one JSON object, with all ranks.
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    status: StatusArgs,
 }
 
 /// Prints the report. Fails with [`Failure::Stuck`] if a rank is missing.

@@ -12,9 +12,6 @@ use crate::status::StatusArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct ClientsArgs {
-    #[command(flatten)]
-    status: StatusArgs,
-
     /// Also list the connections that closed last.
     #[arg(long)]
     closed: bool,
@@ -22,6 +19,9 @@ pub(crate) struct ClientsArgs {
     /// Print one JSON object: {"clients": [...]}. Ages are in milliseconds.
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    status: StatusArgs,
 }
 
 pub(super) fn run(args: &ClientsArgs) -> Result<(), Failure> {

@@ -54,12 +54,12 @@ pub(crate) struct LeaseArgs {
     #[arg(long, value_name = "TIME", value_parser = ttl, default_value = "15s")]
     ttl: Duration,
 
-    #[command(flatten)]
-    target: TargetArgs,
-
     /// Run this program with its arguments while the key is held.
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
+
+    #[command(flatten)]
+    target: TargetArgs,
 }
 
 /// Holds the key until the command ends, or without one until a signal arrives.
@@ -86,7 +86,7 @@ pub(super) fn run(args: &LeaseArgs) -> Result<(), Failure> {
         .stop(Signal::TERM, lease.silence(), &KillSwitch::new());
     let exit = held?;
     if !report.abandoned.is_empty() {
-        return Err(lease.lost("a process of the command cannot be ended"));
+        return Err(lease.lost("a process of the command cannot be killed"));
     }
     lease.release();
     let code = match exit {
@@ -131,7 +131,7 @@ impl<'a> Lease<'a> {
             let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
                 return Err(Failure::No(format!(
-                    "lease {:?}: timed out, it is held: its value is \"{}\"",
+                    "lease {:?} timed out: another process holds the key, whose value is \"{}\"",
                     args.key,
                     printable(&other, VALUE_SHOWN_MAX)
                 )));
@@ -190,7 +190,7 @@ impl<'a> Lease<'a> {
         limit(&self.holder);
         let is_kept = self.holder.store().keep_alive(Some(self.args.ttl));
         if !is_kept.map_err(|error| self.lost(error))? {
-            return Err(self.lost("the server heard nothing of this process for too long"));
+            return Err(self.lost("the server received no heartbeat of this process in time"));
         }
         limit(&self.observer);
         let value = self.observer.store().try_get(&self.args.key);

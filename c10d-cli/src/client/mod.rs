@@ -173,7 +173,7 @@ pub(crate) struct MultiSetArgs {
         required_unless_present = "file"
     )]
     pairs: Vec<OsString>,
-    /// A key and the file with its value; written after the pairs above.
+    /// Set this key to the contents of this file, after the pairs above.
     #[arg(long, num_args = 2, value_names = ["KEY", "FILE"])]
     file: Vec<OsString>,
     #[command(flatten)]

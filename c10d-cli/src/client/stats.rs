@@ -20,9 +20,6 @@ const INTERVAL_MIN: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Args)]
 pub(crate) struct StatsArgs {
-    #[command(flatten)]
-    status: StatusArgs,
-
     /// Print a line after each interval, until it is interrupted: 1s, 500ms. At least 100ms.
     #[arg(long, value_name = "TIME", value_parser = interval)]
     interval: Option<Duration>,
@@ -30,6 +27,9 @@ pub(crate) struct StatsArgs {
     /// Print the counters as one JSON object, or with --interval one for each line, with "rates" per second.
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    status: StatusArgs,
 }
 
 fn interval(text: &str) -> Result<Duration, String> {

@@ -17,9 +17,6 @@ use crate::status::pages_of;
 
 #[derive(Debug, Args)]
 pub(crate) struct TargetArgs {
-    #[command(flatten)]
-    server: ServerArgs,
-
     /// Limit the time for connecting and the operation together: 5s, 250ms, 2m.
     ///
     /// With 0, the command checks once, and an operation that does not wait gets at least 250ms. A refused connection is
@@ -37,6 +34,9 @@ pub(crate) struct TargetArgs {
     /// "base64": "//4="}. Errors are still lines on standard error.
     #[arg(long)]
     pub(super) json: bool,
+
+    #[command(flatten)]
+    server: ServerArgs,
 }
 
 /// Enough for a running server, and the minimum of the store for operations that do not wait.

@@ -31,12 +31,12 @@ pub(crate) struct StacksArgs {
     #[arg(long)]
     all: bool,
 
-    #[command(flatten)]
-    status: StatusArgs,
-
     /// Print one JSON object: groups of ranks with equal stacks, and the ranks without.
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    status: StatusArgs,
 }
 
 /// Prints the stacks.

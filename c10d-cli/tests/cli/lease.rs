@@ -92,9 +92,10 @@ fn without_a_command_the_key_is_held_until_a_signal() {
             }
         }
         server.store(&["get", "k"]).assert_prints("v");
-        server
-            .store(&["lease", "k", "--timeout=0"])
-            .assert_fails(1, "lease \"k\": timed out, it is held: its value is \"v\"");
+        server.store(&["lease", "k", "--timeout=0"]).assert_fails(
+            1,
+            "lease \"k\" timed out: another process holds the key, whose value is \"v\"",
+        );
         holder.signal(signal);
         let ended = holder.end();
         assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));

@@ -263,7 +263,8 @@ fn whatever_opens_a_store_reaches_it_through_takeovers() {
     assert_eq!(lines.len() as u64, rounds, "{lines:#?}");
     // It holds the lock alone, as before.
     let connect = format!("--connect={place}");
-    run(["store", "lease", LOCK, "--timeout=5s", &connect]).assert_fails(1, "it is held");
+    run(["store", "lease", LOCK, "--timeout=5s", &connect])
+        .assert_fails(1, "another process holds the key");
     lease.running.signal(Signal::TERM);
     assert_eq!(lease.running.exit_code(), 143);
     assert!(!client.check(&[LOCK]).unwrap());
