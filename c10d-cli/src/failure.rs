@@ -33,11 +33,13 @@ pub(crate) enum Failure {
     Credentials(#[from] CredentialsError),
 
     /// An operation of the store failed. The exit code depends on the error.
-    #[error(transparent)]
+    #[error("{}{}", .0, hint_of(.0))]
     Store(#[from] StoreError),
 
     /// A write was sent, but its confirmation failed. The exit code is the confirmation's exit code.
-    #[error("{what}: outcome unknown: the request was sent, but not confirmed: {source}")]
+    #[error(
+        "{what}: the outcome is unknown, because the request was sent but not confirmed: {source}"
+    )]
     Unconfirmed {
         /// The command and its key.
         what: String,
@@ -63,7 +65,7 @@ pub(crate) enum Failure {
     Etcd(String),
 
     /// The journal of a server that was serving failed. Exit code 5.
-    #[error("the server stopped, so that nothing is answered that is not kept: {0}")]
+    #[error("the server stopped, because it cannot keep further writes: {0}")]
     JournalEnded(String),
 
     /// A status page cannot be read. Exit code 3.
@@ -88,7 +90,7 @@ pub(crate) enum Failure {
     #[error("")]
     Command(u8),
 
-    /// Standard output cannot be written, as when the disk is full. Exit code 4.
+    /// Standard output cannot be written, for example because the disk is full. Exit code 4.
     #[error("cannot write to standard output: {0}")]
     Output(#[source] io::Error),
 
@@ -124,7 +126,7 @@ impl Failure {
 
     /// A server has stopped unexpectedly.
     pub(crate) fn ended(server: &str) -> Self {
-        let error = io::Error::other("its thread ended, see the log");
+        let error = io::Error::other("its thread has stopped; see the log");
         Self::system(format!("the {server} stopped serving"))(error)
     }
 
@@ -166,6 +168,26 @@ pub(crate) fn complain(text: &str) {
         let one_line = text.lines().collect::<Vec<_>>().join(" ");
         // A closed standard error takes no text.
         let _ = terminal::StandardError.write_all(format!("c10d: {one_line}\n").as_bytes());
+    }
+}
+
+/// Returns advice about the option for a secret if a missing or wrong secret can be the cause.
+fn hint_of(error: &StoreError) -> &'static str {
+    match error {
+        StoreError::Connect { source, .. }
+            if source.to_string().contains("it may require a secret") =>
+        {
+            ". If the server has a secret, give it with --secret-file FILE"
+        }
+        StoreError::Connect { source, .. }
+            if source.to_string().contains("it may have no secret") =>
+        {
+            ". If the server has no secret, omit --secret-file and unset C10D_SECRET_FILE"
+        }
+        StoreError::Protocol { detail, .. } if detail.contains("a different secret") => {
+            ". Give the secret of the server with --secret-file FILE"
+        }
+        _ => "",
     }
 }
 

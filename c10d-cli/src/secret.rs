@@ -3,7 +3,7 @@
 use std::env;
 use std::path::PathBuf;
 
-use c10d_socket::{CertificateFiles, Credentials, Secret};
+use c10d_socket::{CertificateFiles, Credentials, CredentialsError, Secret};
 use clap::{Args, Subcommand};
 
 use crate::failure::Failure;
@@ -54,10 +54,19 @@ impl SecretArgs {
             };
             return Ok(Some(Credentials::from_files(&files)?));
         }
+        let option = match &self.secret_file {
+            Some(_) => "--secret-file",
+            None => FILE_VARIABLE,
+        };
         let file = self.secret_file.clone().or_else(file);
         match file.filter(|path| !path.as_os_str().is_empty()) {
             Some(path) => {
-                let secrets = Secret::read_file(&path)?;
+                let secrets = Secret::read_file(&path).map_err(|error| match error {
+                    CredentialsError::File { path, source, .. } => {
+                        Failure::Usage(format!("cannot read {option} {}: {source}", path.display()))
+                    }
+                    error => error.into(),
+                })?;
                 Ok(Some(Credentials::from_secrets(secrets)?))
             }
             None => Ok(None),

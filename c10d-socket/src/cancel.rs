@@ -57,7 +57,7 @@ impl Cancel {
     /// A new value, independent of every other one.
     #[expect(
         clippy::new_without_default,
-        reason = "a default would be taken for NEVER"
+        reason = "a default could be mistaken for NEVER"
     )]
     #[must_use]
     pub fn new() -> Self {

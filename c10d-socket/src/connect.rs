@@ -298,7 +298,7 @@ mod tests {
             Dialer::new(&target, &ConnectOptions::default(), Deadline::NEVER).with_cancel(cancel);
         let error = dialer.connect().unwrap_err();
         assert!(error.is_cancelled(), "{error}");
-        assert!(error.to_string().contains(": cancelled after "), "{error}");
+        assert!(error.to_string().contains("; cancelled after "), "{error}");
         canceller.join().unwrap();
     }
 

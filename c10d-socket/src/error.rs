@@ -123,27 +123,51 @@ impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts = &*self.0;
         write!(f, "cannot connect to {}: ", parts.target)?;
+        match parts.failures.as_slice() {
+            [only] if parts.forgotten == 0 => {
+                let address = only.stage.address().map(|it| it.to_string());
+                if let Some(address) = address.filter(|it| *it != parts.target.to_string()) {
+                    write!(f, "{address}: ")?;
+                }
+                if matches!(only.stage, DialStage::Handshake(_)) {
+                    f.write_str("the handshake failed: ")?;
+                }
+                write!(f, "{}; ", only.error)?;
+            }
+            failures => {
+                for failure in failures {
+                    write!(f, "{failure}; ")?;
+                }
+                if parts.forgotten > 0 {
+                    write!(f, "{} older failures of other kinds; ", parts.forgotten)?;
+                }
+            }
+        }
+        let attempts = parts.forgotten + parts.failures.iter().map(|each| each.count).sum::<u64>();
+        let plural = if attempts == 1 { "" } else { "s" };
         let elapsed = parts.elapsed.as_secs_f64();
         match parts.reason {
             GaveUp::TimedOut => {
-                write!(f, "gave up after {elapsed:.3}s")?;
+                write!(
+                    f,
+                    "gave up after {attempts} attempt{plural} in {elapsed:.3}s"
+                )?;
                 if let Some(limit) = parts.limit {
                     write!(f, " (limit {:.3}s)", limit.as_secs_f64())?;
                 }
             }
-            GaveUp::Cancelled => write!(f, "cancelled after {elapsed:.3}s")?,
+            GaveUp::Cancelled => {
+                write!(
+                    f,
+                    "cancelled after {attempts} attempt{plural} in {elapsed:.3}s"
+                )?;
+            }
             GaveUp::NoUsableAddress => f.write_str("no address is usable")?,
         }
-        let attempts = parts.forgotten + parts.failures.iter().map(|each| each.count).sum::<u64>();
-        let plural = if attempts == 1 { "" } else { "s" };
-        write!(f, ", {attempts} attempt{plural}: ")?;
-        for failure in &parts.failures {
-            write!(f, "{failure}; ")?;
+        match (parts.reason, parts.failures.last()) {
+            (GaveUp::Cancelled, _) | (_, None) => Ok(()),
+            (_, Some(last)) => f.write_str(last.hint()),
         }
-        if parts.forgotten > 0 {
-            write!(f, "{} older failures of other kinds; ", parts.forgotten)?;
-        }
-        f.write_str("is the server running there?")
     }
 }
 
@@ -180,12 +204,26 @@ impl DialFailure {
     pub fn error(&self) -> &io::Error {
         &self.error
     }
+
+    /// Returns advice for the end of the message. The errors of a handshake contain their own advice.
+    fn hint(&self) -> &'static str {
+        match (self.stage, self.error.kind()) {
+            (DialStage::Lookup, _) => ". Check the host name",
+            (DialStage::Handshake(_), _) => "",
+            (DialStage::Connect(_), io::ErrorKind::ConnectionRefused) => {
+                ". Is the server running there?"
+            }
+            (DialStage::Connect(_), _) => {
+                ". Is the server running there, and do the network and its firewalls let connections pass?"
+            }
+        }
+    }
 }
 
 impl fmt::Display for DialFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.stage {
-            DialStage::Lookup => f.write_str("name lookup failed")?,
+            DialStage::Lookup => f.write_str("the name lookup failed")?,
             DialStage::Connect(address) => write!(f, "{address} failed")?,
             DialStage::Handshake(address) => write!(f, "{address} failed after connecting")?,
         }
@@ -207,6 +245,15 @@ pub enum DialStage {
     Handshake(SocketAddr),
     /// The name lookup.
     Lookup,
+}
+
+impl DialStage {
+    fn address(self) -> Option<SocketAddr> {
+        match self {
+            Self::Connect(address) | Self::Handshake(address) => Some(address),
+            Self::Lookup => None,
+        }
+    }
 }
 
 /// Listening failed. No socket stays bound.
@@ -270,7 +317,7 @@ impl ListenError {
 /// The operator's remedy for the most common causes.
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::AddrInUse => "; another process uses the port",
+        io::ErrorKind::AddrInUse => "; choose another port, or stop the process that uses it",
         io::ErrorKind::AddrNotAvailable => "; this machine does not have the address",
         _ => "",
     }
@@ -336,10 +383,10 @@ mod tests {
         assert_eq!(
             error.to_string(),
             format!(
-                "cannot connect to node0:29500: gave up after 4.901s (limit 5.000s), 13 attempts: \
-                 name lookup failed once ({}); [::1]:29500 failed 7 times ({}); \
+                "cannot connect to node0:29500: \
+                 the name lookup failed once ({}); [::1]:29500 failed 7 times ({}); \
                  127.0.0.1:29500 failed after connecting 2 times ({}); \
-                 3 older failures of other kinds; is the server running there?",
+                 3 older failures of other kinds; gave up after 13 attempts in 4.901s (limit 5.000s)",
                 errno(libc::EAGAIN),
                 errno(libc::ECONNREFUSED),
                 errno(libc::ECONNRESET),
@@ -355,14 +402,47 @@ mod tests {
                 libc::ENETUNREACH,
             )],
             forgotten: 0,
-            ..parts
+            ..parts.clone()
         });
         assert_eq!(
             error.to_string(),
             format!(
-                "cannot connect to node0:29500: no address is usable, 1 attempt: \
-                 10.0.0.1:29500 failed once ({}); is the server running there?",
+                "cannot connect to node0:29500: 10.0.0.1:29500: {}; no address is usable. Is the server running there, and \
+                 do the network and its firewalls let connections pass?",
                 errno(libc::ENETUNREACH)
+            )
+        );
+        let one = |target, stage, code| {
+            let error = ConnectError::new(ConnectErrorParts {
+                target,
+                failures: vec![failure(stage, 2, code)],
+                forgotten: 0,
+                ..parts.clone()
+            });
+            error.to_string()
+        };
+        let here = address("127.0.0.1:29500");
+        assert_eq!(
+            one(
+                HostPort::new("127.0.0.1", 29500),
+                DialStage::Connect(here),
+                libc::ECONNREFUSED
+            ),
+            format!(
+                "cannot connect to 127.0.0.1:29500: {}; gave up after 2 attempts in 4.901s (limit 5.000s). Is the server \
+                 running there?",
+                errno(libc::ECONNREFUSED)
+            )
+        );
+        assert_eq!(
+            one(
+                HostPort::new("node0", 29500),
+                DialStage::Lookup,
+                libc::EAGAIN
+            ),
+            format!(
+                "cannot connect to node0:29500: {}; gave up after 2 attempts in 4.901s (limit 5.000s). Check the host name",
+                errno(libc::EAGAIN)
             )
         );
     }
@@ -374,7 +454,9 @@ mod tests {
         let bad_fd = os_error(libc::EBADF);
         let table = [
             (
-                format!("cannot listen on [::]:29500: {in_use}; another process uses the port"),
+                format!(
+                    "cannot listen on [::]:29500: {in_use}; choose another port, or stop the process that uses it"
+                ),
                 ListenError::Address {
                     address: address("[::]:29500"),
                     source: in_use,
@@ -414,7 +496,7 @@ mod tests {
         ];
         for (text, error) in table {
             assert_eq!(error.to_string(), text);
-            let in_use = text.contains("another process");
+            let in_use = text.contains("another port");
             assert_eq!(error.is_address_in_use(), in_use, "{text}");
         }
     }

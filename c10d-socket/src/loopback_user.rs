@@ -59,7 +59,7 @@ pub fn check_own_user() -> io::Result<()> {
         return Err(io::Error::new(
             io::ErrorKind::Unsupported,
             format!(
-                "this process runs as user {user}, which in its user namespace also stands for all users without an id \
+                "this process runs as user {user}, which in its user namespace is also the id of all users without an id \
                  there (see /proc/self/uid_map), so it cannot tell its own user's connections from others': run it as \
                  another user, as root of the container for instance"
             ),
@@ -123,7 +123,7 @@ const REQUEST_BYTES: usize = 72;
 #[expect(
     clippy::host_endian_bytes,
     clippy::big_endian_bytes,
-    reason = "netlink has the machine's order, and addresses that of the network"
+    reason = "netlink has the machine's order, and addresses have the network's"
 )]
 fn request(local: SocketAddr, peer: SocketAddr) -> [u8; REQUEST_BYTES] {
     const SOCK_DIAG_BY_FAMILY: u16 = 20;

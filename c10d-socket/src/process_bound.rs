@@ -145,7 +145,7 @@ impl fmt::Display for OtherProcess {
         let Self { owner, process } = self;
         write!(
             f,
-            "process {owner} opened it, and its forked child {process} cannot use it: open another one after the fork"
+            "process {owner} opened it, and its forked child {process} cannot use it: open a new one after the fork"
         )
     }
 }

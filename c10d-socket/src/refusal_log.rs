@@ -63,7 +63,7 @@ impl RefusalLog {
         self.lines += 1;
         Some(match std::mem::take(&mut self.silent) {
             0 => text.to_string(),
-            silent => format!("{text} ({silent} refusals before it were not logged)"),
+            silent => format!("{text} ({silent} earlier refusals were not logged)"),
         })
     }
 
@@ -81,7 +81,7 @@ impl RefusalLog {
         self.next_interval(now);
         let silent = std::mem::take(&mut self.silent);
         Some(format!(
-            "{silent} refusals of the last {passed} s were not logged"
+            "{silent} more refusals in the last {passed} s were not logged"
         ))
     }
 
@@ -111,7 +111,7 @@ mod tests {
         }
         assert_eq!(log.line(address(0), "x", start), None);
         let line = log.line(address(1), "y", start);
-        let text = "y (1 refusals before it were not logged)";
+        let text = "y (1 earlier refusals were not logged)";
         assert_eq!(line.as_deref(), Some(text));
         for number in 2..17 {
             assert_eq!(log.line(address(number), "z", start).as_deref(), Some("z"));
@@ -121,7 +121,7 @@ mod tests {
         }
         // In the next interval there is room again, and the first line counts the other events.
         let line = log.line(address(0), "x", start + INTERVAL);
-        let text = "x (7 refusals before it were not logged)";
+        let text = "x (7 earlier refusals were not logged)";
         assert_eq!(line.as_deref(), Some(text));
         assert_eq!(log.due(), None);
     }
@@ -136,7 +136,10 @@ mod tests {
         let due = log.due().expect("4996 were not logged");
         assert_eq!(log.report(due - Duration::from_millis(1)), None);
         let report = log.report(due).expect("it is due");
-        assert_eq!(report, "4996 refusals of the last 10 s were not logged");
+        assert_eq!(
+            report,
+            "4996 more refusals in the last 10 s were not logged"
+        );
         assert_eq!((log.due(), log.report(due + INTERVAL)), (None, None));
         assert_eq!(log.line(address(7), "x", due).as_deref(), Some("x"));
     }

@@ -128,6 +128,21 @@ impl ErrorContext {
         }
     }
 
+    /// Returns the operation, the keys and the store, without the time.
+    pub(crate) fn call(&self) -> String {
+        let Self {
+            operation,
+            keys,
+            store,
+            ..
+        } = self;
+        match (operation, keys.as_str()) {
+            (Operation::Open, "") => format!("cannot open {store}"),
+            (_, "") => format!("{operation} at {store}"),
+            _ => format!("{operation} {keys} at {store}"),
+        }
+    }
+
     /// Returns the description of the same call with other keys.
     #[must_use]
     pub fn with_keys<'a>(self, keys: impl IntoIterator<Item = &'a str>) -> Self {
@@ -151,16 +166,8 @@ impl ErrorContext {
 
 impl fmt::Display for ErrorContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.operation)?;
-        if !self.keys.is_empty() {
-            write!(f, " {}", self.keys)?;
-        }
-        write!(
-            f,
-            " at {} after {:.3}s",
-            self.store,
-            self.elapsed.as_secs_f64()
-        )
+        let elapsed = self.elapsed.as_secs_f64();
+        write!(f, "{} after {elapsed:.3}s", self.call())
     }
 }
 
@@ -183,6 +190,9 @@ impl fmt::Display for Outcome {
     }
 }
 
+/// How a detail begins that describes the peer in a sentence, instead of its reply.
+const PEER: &str = "the peer ";
+
 /// The error of a failed store operation.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
@@ -190,7 +200,8 @@ pub enum StoreError {
     /// The keys did not appear, or nothing was pushed, in time. Nothing changed, and the store stays
     /// usable: wait again with a longer timeout, or find out which worker should have written them.
     #[error(
-        "{context}: timed out (limit {:.3}s){}",
+        "{} timed out after {:.3}s{}",
+        context.call(),
         timeout.as_secs_f64(),
         what_is_missing(context.operation)
     )]
@@ -204,8 +215,8 @@ pub enum StoreError {
     /// Some workers did not arrive at the barrier in time. This arrival stays counted, so a retry with the same key
     /// counts twice: use another key.
     #[error(
-        "{context}: timed out (limit {:.3}s) with {} of {world_size} workers arrived, this one \
-         included",
+        "{} timed out after {:.3}s: {} of {world_size} workers arrived, including this one",
+        context.call(),
         timeout.as_secs_f64(),
         OrUnknown(*arrived)
     )]
@@ -229,7 +240,7 @@ pub enum StoreError {
     },
 
     /// The store's server could not be reached. The call sent nothing.
-    #[error("{context}: {source}")]
+    #[error("{}{source}", if context.operation == Operation::Open { String::new() } else { format!("{context}: ") })]
     Connect {
         /// The failed call: opening the store, or a call that needed another connection.
         context: ErrorContext,
@@ -271,7 +282,8 @@ pub enum StoreError {
     /// The server did not answer a request that it answers at once: it is stopped, hangs, or is cut
     /// off. Later calls use a new connection.
     #[error(
-        "{context}: no answer from the server (limit {:.3}s); whether it took effect is unknown",
+        "{}: no answer from the server within {:.3}s; whether it took effect is unknown",
+        context.call(),
         timeout.as_secs_f64()
     )]
     NoReply {
@@ -282,7 +294,7 @@ pub enum StoreError {
     },
 
     /// The peer does not speak the TCPStore protocol, or speaks another version of it.
-    #[error("{context}: unexpected reply from the server: {detail}")]
+    #[error("{context}: {}{detail}", if detail.starts_with(PEER) { "" } else { "unexpected reply from the server: " })]
     Protocol {
         /// The failed call.
         context: ErrorContext,
@@ -328,7 +340,7 @@ pub enum StoreError {
     },
 
     /// Another worker took the last element of the queue before this call could.
-    #[error("{context}: queue is empty")]
+    #[error("{}: the queue is empty", context.call())]
     QueueEmpty {
         /// The failed call.
         context: ErrorContext,
@@ -345,7 +357,8 @@ pub enum StoreError {
 
     /// The store does not support the operation. Nothing changed.
     #[error(
-        "{context}: not supported by this store{}",
+        "{}: not supported by this store{}",
+        context.call(),
         what_is_needed(context.operation)
     )]
     Unsupported {
@@ -355,7 +368,8 @@ pub enum StoreError {
 
     /// Some workers did not join in time.
     #[error(
-        "{context}: {joined} of {world_size} workers joined within {:.3}s",
+        "{}: {joined} of {world_size} workers joined within {:.3}s",
+        context.call(),
         context.elapsed.as_secs_f64()
     )]
     WorkersMissing {
@@ -481,7 +495,7 @@ impl StoreError {
 /// The reason of a timeout.
 const fn what_is_missing(operation: Operation) -> &'static str {
     match operation {
-        Operation::Get => ": the key is missing",
+        Operation::Get => ": the key does not exist",
         Operation::Wait | Operation::MultiGet => ": not all keys exist",
         Operation::WaitChange => ": no new value",
         Operation::QueuePop | Operation::QueueTake => ": the queue is empty",
@@ -559,8 +573,7 @@ mod tests {
         let error = StoreError::Timeout { context, timeout };
         assert_eq!(
             format!("{error:?}"),
-            "get \"epoch\" at TCP store node0:29500 after 1.250s: timed out (limit 1.000s): the key is \
-             missing"
+            "get \"epoch\" at TCP store node0:29500 timed out after 1.000s: the key does not exist"
         );
         assert_eq!(format!("{error:?}"), error.to_string());
     }

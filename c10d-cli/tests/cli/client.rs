@@ -450,7 +450,7 @@ fn a_missing_server_has_exit_code_3_after_the_timeout() {
     ];
     let ended = run(words);
     ended.assert_fails(3, &format!("cannot connect to {address}"));
-    assert!(ended.stderr.contains(" attempts: "), "{ended:?}");
+    assert!(ended.stderr.contains(" attempts in "), "{ended:?}");
 }
 
 #[test]

@@ -133,7 +133,7 @@ fn a_store_in_etcd_asks_for_the_secret_of_the_job() {
     await_keys_with(&place, &[&own], &["4-0", "4-1", "4-2", "4-3"]);
     let wrong = secret::option(&secret::new_secret(folder.path(), "wrong"));
     let refused = store(&place, &[&wrong], &["get", "done", "--timeout=0s"]);
-    refused.assert_fails(3, "another secret");
+    refused.assert_fails(3, "a different secret");
     finish_with(&place, &[&own]);
     for launcher in launchers {
         let ended = launcher.end();

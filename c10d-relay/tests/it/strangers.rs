@@ -66,7 +66,7 @@ fn a_user_that_stands_for_others_runs_no_relay() {
         let upstream = HostPort::new("127.0.0.1", 1);
         let relay = Relay::start(upstream, vec![listener], RelayOptions::default());
         let error = relay.expect_err("it cannot tell its user from others");
-        let text = "also stands for all users without an id there";
+        let text = "is also the id of all users without an id there";
         assert!(error.to_string().contains(text), "{error}");
         return;
     }

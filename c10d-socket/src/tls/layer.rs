@@ -80,9 +80,7 @@ impl TlsLayer {
                 && self.needs_protocol
                 && self.connection.alpn_protocol().is_none()
             {
-                return Err(failed(
-                    "the peer did not say which protocol it speaks".to_owned(),
-                ));
+                return Err(failed("the peer did not name its protocol".to_owned()));
             }
             let mut reader = self.connection.reader();
             while left > 0 {
@@ -185,10 +183,10 @@ const fn failed(detail: String) -> TlsError {
 fn explain(error: &Error) -> String {
     match error {
         Error::General(text) if text.contains("no server certificate chain resolved") => {
-            "the peer has another secret".to_owned()
+            "the peer has a different secret".to_owned()
         }
         Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure) => {
-            "the peer's key is not of the same secret".to_owned()
+            "the peer has the key of a different secret".to_owned()
         }
         Error::InvalidCertificate(CertificateError::BadSignature) => {
             "the peer showed a key that it does not have".to_owned()
@@ -201,9 +199,9 @@ fn explain(error: &Error) -> String {
         }
         Error::NoCertificatesPresented => "the peer showed no key".to_owned(),
         Error::AlertReceived(AlertDescription::AccessDenied) => {
-            "the peer refused: it has another secret".to_owned()
+            "the peer rejected the secret: it has a different secret".to_owned()
         }
-        Error::AlertReceived(alert) => format!("the peer refused: {alert:?}"),
+        Error::AlertReceived(alert) => format!("the peer rejected the connection: {alert:?}"),
         error => error.to_string(),
     }
 }

@@ -95,24 +95,26 @@ impl Secret {
         });
         let secrets = secrets.collect::<Result<Vec<_>, _>>()?;
         match secrets.len() {
-            0 => Err(invalid("has no secret".to_owned())),
+            0 => Err(invalid("contains no secret".to_owned())),
             1..=SECRETS_MAX => Ok(secrets),
             count => Err(invalid(format!(
-                "has {count} secrets, more than {SECRETS_MAX}"
+                "contains {count} secrets, more than {SECRETS_MAX}"
             ))),
         }
     }
 
     fn parse(text: &str) -> Result<Self, &'static str> {
         let Some(rest) = text.trim().strip_prefix(PREFIX) else {
-            return Err("is no secret: `c10d secret new` makes one, which starts with c10ds1_");
+            return Err(
+                "not a secret, which starts with c10ds1_; `c10d secret new` prints a new secret",
+            );
         };
         let bytes = URL_SAFE_NO_PAD.decode(rest).unwrap_or_default();
         let Some((secret, sum)) = bytes.split_first_chunk::<SECRET_BYTES>() else {
-            return Err("is a damaged secret: it has another length or other characters");
+            return Err("a damaged secret: it has the wrong length, or wrong characters");
         };
         if sum != check(secret) {
-            return Err("is a damaged secret: its last characters do not fit the others");
+            return Err("a damaged secret: its last characters do not match the rest");
         }
         Ok(Self(*secret))
     }

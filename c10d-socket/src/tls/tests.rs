@@ -116,10 +116,10 @@ fn another_secret_is_refused_before_anything_is_computed() {
     let (mut client, mut server) = pair(&secret().into(), &secret().into());
     let met = meet(&mut client, &mut server, usize::MAX);
     let error = met.server.expect_err("a stranger");
-    assert_eq!(error.to_string(), "the peer has another secret");
+    assert_eq!(error.to_string(), "the peer has a different secret");
     assert!(!server.has_computed());
     let error = met.client.expect_err("a stranger");
-    let text = "the peer refused: it has another secret";
+    let text = "the peer rejected the secret: it has a different secret";
     assert_eq!(error.to_string(), text);
 }
 
@@ -195,7 +195,7 @@ fn a_client_without_the_right_key_is_refused_though_it_knows_its_name() {
     let key = |secret: &Secret, protocol, role| key_of(secret, protocol, role).expect("a key");
     let of_client = key(&right, Protocol::Store, Role::Client);
     let another = key(&wrong, Protocol::Store, Role::Client);
-    let not_same = "the peer's key is not of the same secret";
+    let not_same = "the peer has the key of a different secret";
     let cases = [
         ("the right one", Some(Arc::clone(&of_client)), None),
         ("none", None, Some("the peer has no key of a secret")),
@@ -238,7 +238,7 @@ fn a_server_without_the_right_key_is_refused_though_it_knows_its_name() {
     let of_server = key_of(&right, Protocol::Store, Role::Server).expect("a key");
     let another = key_of(&wrong, Protocol::Store, Role::Server).expect("a key");
     let of_client = key_of(&right, Protocol::Store, Role::Client).expect("a key");
-    let not_same = "the peer's key is not of the same secret";
+    let not_same = "the peer has the key of a different secret";
     let cases = [
         ("another", Arc::clone(&another), not_same),
         ("reflected", Arc::clone(&of_client), not_same),
@@ -644,7 +644,7 @@ fn a_file_of_secrets_is_read_only_if_no_other_user_can() {
         assert!(expected.iter().any(|text| error.contains(text)), "{error}");
     }
     let error = write("# none\n", 0o600).expect_err("none");
-    assert!(error.contains("has no secret"), "{error}");
+    assert!(error.contains("contains no secret"), "{error}");
     let error = write("\npassword\n", 0o600).expect_err("a password");
     assert!(
         error.contains("line 2") && !error.contains("password"),

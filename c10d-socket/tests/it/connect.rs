@@ -54,12 +54,9 @@ fn a_closed_port_fails_by_the_deadline() {
     assert!(error.rounds() > 2, "{error}");
     let text = error.to_string();
     for part in [
-        &format!("cannot connect to {address}: gave up after "),
-        &format!(
-            "{address} failed {} times (Connection refused",
-            error.rounds()
-        ),
-        "is the server running there?",
+        &format!("cannot connect to {address}: Connection refused"),
+        &format!("; gave up after {} attempts in ", error.rounds()),
+        ". Is the server running there?",
     ] {
         assert!(text.contains(part), "{text:?} has no {part:?}");
     }
@@ -174,7 +171,7 @@ fn a_server_that_always_closes_fails_by_the_deadline() {
     let stages: Vec<_> = error.failures().iter().map(|it| it.stage()).collect();
     assert_eq!(stages, [DialStage::Handshake(address)]);
     assert!(
-        error.to_string().contains("failed after connecting"),
+        error.to_string().contains("the handshake failed"),
         "{error}"
     );
 }

@@ -100,7 +100,7 @@ fn a_port_in_use_is_named_in_the_error() {
         assert!(error.is_address_in_use(), "{error}");
         let text = error.to_string();
         assert!(text.contains(&format!(":{port}: ")), "{text}");
-        assert!(text.contains("another process uses the port"), "{text}");
+        assert!(text.contains("stop the process that uses it"), "{text}");
     }
 }
 

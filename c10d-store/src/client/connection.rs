@@ -61,7 +61,7 @@ pub(super) enum Failure {
 
 /// Why a server may have closed the connection of a write, which has no reply in most cases.
 pub(super) const REFUSED_WRITE: &str = "a server also closes the connection of a write if the memory limit of its store is \
-    reached: its log then has the limit, and reads and deletes go on over a new connection";
+    reached: its log then has the limit, and reads and deletes continue over a new connection";
 
 impl Failure {
     /// Adds a reason as [`with_reason`] does.

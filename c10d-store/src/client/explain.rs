@@ -85,7 +85,7 @@ const fn hint(operation: Operation) -> Option<&'static str> {
             )
         }
         Operation::Get | Operation::MultiGet | Operation::WaitChange => Some(
-            "PyTorch's older server back end also closes the connection if the key is deleted meanwhile",
+            "PyTorch's older server back end also closes the connection if the key is deleted in the meantime",
         ),
         Operation::CompareSet => Some(REFUSED_WRITE),
         _ => None,

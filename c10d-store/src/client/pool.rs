@@ -443,7 +443,9 @@ impl Pool {
                     return Err(Failure::Protocol(text).into());
                 }
                 Err(SessionFailure::Unsupported) => {
-                    log::warn!("{target} has no sessions: a lost connection will be final");
+                    log::warn!(
+                        "{target} does not support sessions, so a lost connection cannot be resumed"
+                    );
                     self.lock().has_no_sessions = true;
                 }
                 Err(SessionFailure::Failed(error)) => return Err(error),
@@ -489,14 +491,14 @@ impl Pool {
                         if self.options.tls.is_some() {
                             "the peer closed the connection; it may have no secret, or not be a TCPStore server"
                         } else {
-                            "the peer closed the connection; it may not speak the TCPStore protocol, or ask for a secret"
+                            "the peer closed the connection; it may require a secret, or not be a TCPStore server"
                         },
                     )
                 }
                 Err(Failure::Lost(error) | Failure::NotSent(error)) => error,
                 Err(Failure::NoReply) => io::Error::new(
                     io::ErrorKind::TimedOut,
-                    "the peer did not answer; it may not speak the TCPStore protocol",
+                    "the peer did not answer; it may not be a TCPStore server",
                 ),
                 Err(failure @ (Failure::Protocol(_) | Failure::Refused { .. })) => {
                     return Err(PoolError::Failure(failure));

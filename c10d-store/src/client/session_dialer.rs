@@ -79,7 +79,7 @@ pub enum SessionError {
         reason: String,
     },
     /// The store has no sessions, for example PyTorch's store.
-    #[error("{server} has no sessions: it is not a store of c10d-store, or an older one")]
+    #[error("{server} has no sessions: it is not a store of c10d, or is an older version")]
     Unsupported {
         /// The server's address in the caller's form.
         server: HostPort,
@@ -144,8 +144,8 @@ pub enum SessionError {
     },
     /// The server already has the most sessions that it may have.
     #[error(
-        "{server} has no room for another session (a relay, or a client that resumes): most likely many of them ended \
-         without a word, and it remembers those for some minutes"
+        "{server} has no room for another session (of a relay, or of a client that resumes): many sessions were probably lost \
+         without a close, and the server keeps lost sessions for some minutes"
     )]
     Full {
         /// The server's address in the caller's form.
@@ -526,7 +526,7 @@ impl SessionDialer {
         let source = if is_closed_by_peer(&source) {
             let hint = match self.tls {
                 Some(_) => "the peer closed the connection; it may have no secret",
-                None => "the peer closed the connection; it may ask for a secret",
+                None => "the peer closed the connection; it may require a secret",
             };
             io::Error::new(source.kind(), hint)
         } else {

@@ -15,6 +15,9 @@ pub struct WireError {
     pub kind: WireErrorKind,
 }
 
+/// The first byte of a TLS connection: docs/spec/handshake.md, SEC 6.
+const TLS: u8 = 0x16;
+
 /// The way in which a request breaks the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -63,6 +66,9 @@ pub enum WireErrorKind {
 
 impl fmt::Display for WireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.kind == WireErrorKind::HandshakeMissing(TLS) {
+            return f.write_str("the client uses TLS, but this server has no secret");
+        }
         match self.opcode {
             Some(opcode) => write!(f, "{opcode:?}, byte {}: ", self.offset)?,
             None => write!(f, "byte {}: ", self.offset)?,

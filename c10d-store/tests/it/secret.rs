@@ -111,9 +111,12 @@ fn another_secret_fails_at_once() {
     let started = Instant::now();
     let error = open(server.local_addr(), options, LONG).expect_err("a stranger");
     assert!(matches!(error, StoreError::Protocol { .. }), "{error}");
-    assert!(error.to_string().contains("another secret"), "{error}");
+    assert!(
+        error.to_string().contains("it has a different secret"),
+        "{error}"
+    );
     assert!(started.elapsed() < LONG / 2);
-    let line = log_lines::wait_for("the peer has another secret");
+    let line = log_lines::wait_for("the peer has a different secret");
     assert!(line.starts_with("refused 127.0.0.1:"), "{line}");
     wait_until("it is closed", || server.connection_count() == 0);
 }
@@ -126,7 +129,7 @@ fn a_client_without_the_secret_is_refused() {
     let short = Duration::from_millis(500);
     let error = open(server.local_addr(), TcpStoreOptions::default(), short);
     let error = error.expect_err("a stranger").to_string();
-    assert!(error.contains("or ask for a secret"), "{error}");
+    assert!(error.contains("it may require a secret"), "{error}");
     log_lines::wait_for("it does not use the secret of this server");
     // Not one byte is answered.
     let mut raw = Raw::connect(server.local_addr());
@@ -242,7 +245,7 @@ fn a_user_that_stands_for_others_is_refused_at_start() {
         TcpStoreServer::bind("127.0.0.1:0", options.clone()).expect("no plain connections");
         let options = options.with_plain_from_same_user(true);
         let error = TcpStoreServer::bind("127.0.0.1:0", options).expect_err("not its user only");
-        let text = "also stands for all users without an id there";
+        let text = "is also the id of all users without an id there";
         assert!(error.to_string().contains(text), "{error}");
         return;
     }

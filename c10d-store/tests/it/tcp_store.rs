@@ -156,7 +156,7 @@ fn a_barrier_timeout_reports_how_many_workers_arrived() {
     let store = client(&server);
     let error = store.barrier_timeout("start", 3, Some(ms(20))).unwrap_err();
     assert!(
-        error.to_string().contains("with 1 of 3 workers arrived"),
+        error.to_string().contains(": 1 of 3 workers arrived"),
         "{error}"
     );
     assert!(error.has_unknown_outcome() && error.is_timeout());
@@ -1025,8 +1025,8 @@ fn an_invalid_reply_to_a_cancel_is_named_in_the_error() {
 fn a_peer_that_is_not_a_store_is_reported_within_the_timeout() {
     type Behave = fn(TcpStream) -> Option<TcpStream>;
     let table: [(&str, Behave); 3] = [
-        ("did not answer; it may not speak", Some),
-        ("closed the connection; it may not speak", |_| None),
+        ("did not answer; it may not be a TCPStore server", Some),
+        ("closed the connection; it may require a secret", |_| None),
         (
             "does not speak the TCPStore protocol: its reply to PING was 0x50545448",
             |mut stream| {
@@ -1082,7 +1082,7 @@ fn a_get_timeout_reports_that_the_key_is_missing() {
     store.set_timeout(Some(ms(20)));
     let text = store.get("absent").unwrap_err().to_string();
     assert!(
-        text.ends_with("timed out (limit 0.020s): the key is missing"),
+        text.ends_with("timed out after 0.020s: the key does not exist"),
         "{text}"
     );
 }

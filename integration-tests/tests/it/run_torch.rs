@@ -419,7 +419,7 @@ fn nodes_with_a_secret_meet_and_one_with_another_does_not_get_in() {
     let mut stranger = start("stranger", 0, &secret_file(others.path()));
     assert_ne!(stranger.wait(STEP_LIMIT), Some(0));
     let text = stranger.process().stderr();
-    assert!(text.contains("it has another secret"), "{text}");
+    assert!(text.contains("it has a different secret"), "{text}");
     expect_success(vec![first, start("second", 0, &secret)]);
     expect_done(&job, 2);
 }

@@ -167,7 +167,7 @@ fn a_call_to_a_worker_with_another_secret_fails_at_once_and_says_so() {
             other.clone()
         })
     });
-    assert!(error.to_string().contains("another secret"), "{error}");
+    assert!(error.to_string().contains("a different secret"), "{error}");
 }
 
 #[test]

@@ -72,7 +72,7 @@ impl EventLoop {
             return None;
         }
         if self.standby.is_some() {
-            let reason = "this server stands by: another one serves the store, or will";
+            let reason = "this server is a standby: another server serves the store, or will soon";
             self.refuse_stranger(token, &reason);
             return None;
         }
@@ -84,8 +84,7 @@ impl EventLoop {
                 self.set_deadline(token, self.options.handshake_timeout());
                 return Some(Input::Shared(count));
             }
-            let reason =
-                "it does not use the secret of this server; unmodified PyTorch clients cannot";
+            let reason = "it does not use the secret of this server; unmodified PyTorch clients need a relay";
             self.refuse_stranger(token, &reason);
             return None;
         }
