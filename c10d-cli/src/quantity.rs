@@ -14,13 +14,13 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
         "h" => 3600.0,
         _ => {
             return Err(format!(
-                "unknown unit {unit:?}: use ms, s, m or h, as in 5s or 250ms"
+                "unknown unit {unit:?}: use ms, s, m or h, for example 5s or 250ms"
             ));
         }
     };
     let number: f64 = number
         .parse()
-        .map_err(|_| "a duration looks like 5s, 250ms or 2m".to_owned())?;
+        .map_err(|_| "expected a time, for example 5s, 250ms or 2m".to_owned())?;
     Duration::try_from_secs_f64(number * seconds_per_unit).map_err(|error| error.to_string())
 }
 
@@ -64,7 +64,7 @@ impl FromStr for ByteCount {
         };
         let number: usize = number
             .parse()
-            .map_err(|_| "a byte count looks like 8192 or 8MiB".to_owned())?;
+            .map_err(|_| "expected a number of bytes, for example 8192 or 8MiB".to_owned())?;
         number
             .checked_mul(*bytes)
             .map(Self)

@@ -40,7 +40,7 @@ impl Environment {
             let number = value.trim().parse().ok().filter(|number| *number <= max);
             number.ok_or_else(|| GroupError::Environment {
                 variable: name,
-                problem: format!("is {value:?}, which is not a number from 0 to {max}"),
+                problem: format!("is {value:?}; expected a number from 0 to {max}"),
             })
         };
         let rank = number("RANK", WORLD_SIZE_MAX)?;
@@ -116,7 +116,7 @@ mod tests {
             (("MASTER_ADDR", ""), "MASTER_ADDR is not set"),
             (
                 ("RANK", "-1"),
-                "RANK is \"-1\", which is not a number from 0 to",
+                "RANK is \"-1\"; expected a number from 0 to",
             ),
             (("RANK", "4"), "RANK is 4, which is not below WORLD_SIZE, 4"),
             (("WORLD_SIZE", "99999999"), "WORLD_SIZE is \"99999999\""),

@@ -43,13 +43,13 @@ impl DeviceKind {
 #[non_exhaustive]
 pub enum DevicesError {
     /// GPUs were requested, but no GPU of NVIDIA or AMD is visible on this node.
-    #[error("this machine has no visible GPU of NVIDIA or AMD{}", by(.variables))]
+    #[error("no NVIDIA or AMD GPU is visible on this machine{}", by(.variables))]
     NoGpu {
         /// The variables that are set and may hide devices.
         variables: Vec<&'static str>,
     },
     /// Intel GPUs were requested, but none of them is visible on this node.
-    #[error("this machine has no visible GPU of Intel{}", by(.variables))]
+    #[error("no Intel GPU is visible on this machine{}", by(.variables))]
     NoXpu {
         /// The variables that are set and may hide devices.
         variables: Vec<&'static str>,
@@ -283,16 +283,16 @@ mod tests {
         let nothing = machine(&[]);
         assert_eq!(
             count_on(&nothing, DeviceKind::Gpu, &[]).unwrap_err(),
-            "this machine has no visible GPU of NVIDIA or AMD"
+            "no NVIDIA or AMD GPU is visible on this machine"
         );
         assert_eq!(
             count_on(&nothing, DeviceKind::Gpu, &[(CUDA, ""), (ROCR, "x")]).unwrap_err(),
-            "this machine has no visible GPU of NVIDIA or AMD \
+            "no NVIDIA or AMD GPU is visible on this machine \
              (see CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES)"
         );
         assert_eq!(
             count_on(&nothing, DeviceKind::Xpu, &[]).unwrap_err(),
-            "this machine has no visible GPU of Intel"
+            "no Intel GPU is visible on this machine"
         );
     }
 

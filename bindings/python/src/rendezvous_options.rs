@@ -152,9 +152,9 @@ fn seconds_or_never(text: &str) -> Result<Option<Duration>, Refused> {
     };
     let seconds = number.parse::<u32>().ok().filter(|seconds| *seconds > 0);
     let seconds = seconds.ok_or_else(|| {
-        let expected = "a time as in 30s or 2m, or never";
+        let expected = "a time, for example 30s or 2m, or never";
         Refused(format!(
-            "the option {EXPLAIN_AFTER} is {text:?}, which is not {expected}"
+            "the option {EXPLAIN_AFTER} is {text:?}; expected {expected}"
         ))
     })?;
     Ok(Some(Duration::from_secs(u64::from(seconds) * unit)))

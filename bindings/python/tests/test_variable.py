@@ -166,9 +166,9 @@ class Variable(TorchrunCase):
     def test_unknown_options_are_refused_with_a_list(self) -> None:
         for conf, expected in (
             ("statsu=0", 'unknown option "statsu" .*; the options are .*join_timeout, .*secret_file, .*status, '),
-            ("status=maybe", "the rendezvous setting status is \"maybe\", which is not yes or no"),
+            ("status=maybe", "the rendezvous setting status is \"maybe\"; expected yes or no"),
             ("workers_port=0", "workers_port: "),
-            ("relay=maybe", "the rendezvous setting relay is \"maybe\", which is not yes or no"),
+            ("relay=maybe", "the rendezvous setting relay is \"maybe\"; expected yes or no"),
             ("etcd=127.0.0.1", '"etcd://127.0.0.1" is not etcd://HOST:PORT,.../PREFIX: '),
             ("etcd=h:1/p,store_dir=d", "store_dir and etcd: "),
         ):

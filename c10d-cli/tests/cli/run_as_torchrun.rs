@@ -184,27 +184,27 @@ fn what_cannot_be_done_is_one_line_on_standard_error_and_exit_code_2() {
         ),
         (
             &["--nproc-per-node=unknown", "script.py"],
-            "--nproc-per-node is \"unknown\", which is not",
+            "--nproc-per-node is \"unknown\"; expected",
         ),
         (
             &["--nnodes=2:20:30", "script.py"],
-            "--nnodes is \"2:20:30\", which is not N or MIN:MAX",
+            "--nnodes is \"2:20:30\"; expected N or MIN:MAX",
         ),
         (
             &["--nnodes=3:2", "script.py"],
-            "--nnodes is \"3:2\", which is not N or MIN:MAX",
+            "--nnodes is \"3:2\"; expected N or MIN:MAX",
         ),
         (
             &["--max-restarts=x", "script.py"],
-            "--max-restarts is \"x\", which is not a whole number",
+            "--max-restarts is \"x\"; expected a whole number",
         ),
         (
             &["--rdzv-backend=etcd", "script.py"],
-            "--rdzv-backend is \"etcd\", which is not c10d or static",
+            "--rdzv-backend is \"etcd\"; expected c10d or static",
         ),
         (
             &["--start-method=x", "script.py"],
-            "--start-method is \"x\", which is not spawn",
+            "--start-method is \"x\"; expected spawn",
         ),
         (
             &["--logs_specs=DOESNOT_EXIST", "script.py"],

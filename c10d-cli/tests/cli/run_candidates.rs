@@ -188,10 +188,10 @@ fn a_store_in_etcd_implies_relays_and_that_workers_use_it() {
     }
     for (options, text) in [
         (&["--rdzv-backend=static"][..], "use --rdzv-backend c10d"),
-        (&["--workers-store=agent"], "would end with the node"),
+        (&["--workers-store=agent"], "would be lost with the node"),
         (&["--store-dir=d"], "kept in etcd"),
-        (&["--store-candidates=all"], "not a whole number"),
-        (&["--store-port=0"], "not a port"),
+        (&["--store-candidates=all"], "expected a whole number"),
+        (&["--store-port=0"], "expected a port"),
     ] {
         run_with(options).assert_fails(2, text);
     }

@@ -838,6 +838,6 @@ fn a_store_of_the_workers_own_is_refused() {
     command.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1");
     let ended = Running::start(command).end();
     assert_eq!(ended.code, Some(2), "{ended:?}");
-    let why = "keep_workers needs a workers' store that an agent serves";
+    let why = "--keep-workers needs a workers' store that a launcher serves";
     assert!(ended.stderr.contains(why), "{ended:?}");
 }

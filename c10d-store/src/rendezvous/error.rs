@@ -16,7 +16,9 @@ pub enum UrlError {
     },
 
     /// The URL lacks a part.
-    #[error("{scheme}:// rendezvous: {what} missing in the URL {url:?}; it looks like {example}")]
+    #[error(
+        "{scheme}:// rendezvous: {what} missing in the URL {url:?}, which should have the form {example}"
+    )]
     Missing {
         /// The URL that was passed.
         url: String,
@@ -36,7 +38,7 @@ pub enum UrlError {
     },
 
     /// A rank, world size or port is not a number or is out of range.
-    #[error("{place} is {value:?}, which is not {expected}")]
+    #[error("{place} is {value:?}; expected {expected}")]
     Number {
         /// The place of the value: `rank in the URL "tcp://..."`, `environment variable RANK`.
         place: String,

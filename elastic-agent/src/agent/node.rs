@@ -52,14 +52,14 @@ impl Node {
     ) -> Result<Self, AgentError> {
         options.check()?;
         let needs_store = [
-            (options.has_relay, "relay"),
-            (options.keep_workers.is_some(), "keep_workers"),
+            (options.has_relay, "--relay"),
+            (options.keep.is_some(), "--keep-workers"),
         ];
         let needs_store = needs_store.into_iter().find(|(is_given, _)| *is_given);
         if let Some((_, option)) = needs_store.filter(|_| !handler.has_agent_store()) {
             return Err(AgentError::InvalidOption {
                 option,
-                reason: "needs a workers' store that an agent serves, not the worker with rank 0",
+                reason: "needs a workers' store that a launcher serves, not the worker with rank 0 (share_store=0)",
             });
         }
         let progress = options.progress.as_ref().map(|_| private_directory());

@@ -50,7 +50,7 @@ fn indexed_job(variables: Variables<'_>, site: &Site<'_>) -> Option<Found> {
             format!("the full host name, {}", index.from),
         )),
         None => Err(
-            "this pod's name has no domain, by which others could reach it; create a headless Service, and name it in \
+            "this pod's name has no domain, so other pods cannot reach it; create a headless Service, and name it in \
              the pods' `subdomain`"
                 .to_owned(),
         ),
@@ -131,7 +131,7 @@ fn pod_name(index: &Sourced<String>, site: &Site<'_>) -> Result<(String, Option<
     match job.filter(|job| !job.is_empty()) {
         Some(job) => Ok((job.to_owned(), domain)),
         None => Err(format!(
-            "this pod's host name, {name:?}, does not end with its index, {:?} ({})",
+            "this pod's host name, {name:?}, must have its index, {:?} ({}), as its last part",
             index.value, index.from
         )),
     }

@@ -231,7 +231,9 @@ impl fmt::Display for HostlistError {
         match self {
             Self::Empty => f.write_str("names no host"),
             Self::Brackets => f.write_str("has unpaired brackets"),
-            Self::Range(range) => write!(f, "has the range {range:?}, which is not as in 1-8"),
+            Self::Range(range) => {
+                write!(f, "has the range {range:?}, which is not of the form 1-8")
+            }
             Self::Name(name) => write!(f, "has {name:?} in the place of a host name"),
             Self::TooMany => write!(f, "names more than {HOSTS_MAX} hosts"),
         }
@@ -399,7 +401,7 @@ mod tests {
                 "r[1-2]n[1,3].site",
                 "r1n1.site r1n3.site r2n1.site r2n3.site",
             ),
-            ("a-[b]", "has the range \"b\", which is not as in 1-8"),
+            ("a-[b]", "has the range \"b\", which is not of the form 1-8"),
             ("n[1-2],n[1-2]", "n1 n2 n1 n2"),
             (" n1 , n2,", "n1 n2"),
             ("10.0.0.[1-2]", "10.0.0.1 10.0.0.2"),
@@ -416,14 +418,23 @@ mod tests {
             ("n[1-2", "has unpaired brackets"),
             ("n1-2]", "has unpaired brackets"),
             ("n[[1]]", "has unpaired brackets"),
-            ("n[]", "has the range \"\", which is not as in 1-8"),
-            ("n[3-1]", "has the range \"3-1\", which is not as in 1-8"),
+            ("n[]", "has the range \"\", which is not of the form 1-8"),
+            (
+                "n[3-1]",
+                "has the range \"3-1\", which is not of the form 1-8",
+            ),
             (
                 "n[1-2-3]",
-                "has the range \"1-2-3\", which is not as in 1-8",
+                "has the range \"1-2-3\", which is not of the form 1-8",
             ),
-            ("n[-1]", "has the range \"-1\", which is not as in 1-8"),
-            ("n[+1]", "has the range \"+1\", which is not as in 1-8"),
+            (
+                "n[-1]",
+                "has the range \"-1\", which is not of the form 1-8",
+            ),
+            (
+                "n[+1]",
+                "has the range \"+1\", which is not of the form 1-8",
+            ),
             ("n 1", "has \"n 1\" in the place of a host name"),
             ("nö", "has \"nö\" in the place of a host name"),
             ("n[1-2]$x", "has \"n1$x\" in the place of a host name"),

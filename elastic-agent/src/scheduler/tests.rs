@@ -320,7 +320,7 @@ fn an_unknown_endpoint_or_rank_has_a_reason_and_advice() {
         ),
         (
             "kubernetes-job-no-subdomain",
-            "this pod's name has no domain, by which others could reach it; create a headless Service",
+            "this pod's name has no domain, so other pods cannot reach it; create a headless Service",
         ),
     ] {
         assert_starts(&found(name).endpoint.unwrap_err(), why, name);

@@ -265,7 +265,7 @@ mod tests {
         for (text, message) in [
             (
                 "::1",
-                "the endpoint \"::1\" needs brackets, as in [::1]:29400",
+                "the endpoint \"::1\" needs brackets, for example [::1]:29400",
             ),
             (
                 "node0:http",

@@ -635,7 +635,7 @@ mod tests {
         );
         assert_eq!(
             read("0").unwrap_err().to_string(),
-            "the rendezvous setting key is \"0\", which is not a whole number of seconds above 0"
+            "the rendezvous setting key is \"0\"; expected a whole number of seconds above 0"
         );
     }
 

@@ -63,8 +63,8 @@ pub enum ParametersError {
 
     /// The rendezvous' store is the workers' store too and has a secret, without relays.
     #[error(
-        "a rendezvous of {nodes} nodes whose store is also that of the workers cannot have a secret without a relay on \
-         each node, as PyTorch's clients cannot use one; use relays (--relay), or the c10d backend with \
+        "a rendezvous of {nodes} nodes that share their store with the workers cannot have a secret without a relay on \
+         each node, because PyTorch's clients cannot use a secret; add --relay, or use the c10d backend with \
          --workers-store agent"
     )]
     SecretForWorkers {
@@ -119,7 +119,7 @@ pub enum ParametersError {
     },
 
     /// A setting's value cannot be parsed.
-    #[error("the rendezvous setting {key} is {value:?}, which is not {expected}")]
+    #[error("the rendezvous setting {key} is {value:?}; expected {expected}")]
     Setting {
         /// The key of the setting.
         key: String,

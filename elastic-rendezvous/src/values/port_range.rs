@@ -24,7 +24,7 @@ pub struct PortRange {
 
 /// The text is not a port or a range of ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("not a port, 1 to 65535, or a range of ports, as in 29600-29609")]
+#[error("not a port, 1 to 65535, or a range of ports, for example 29600-29609")]
 pub struct PortRangeError;
 
 impl PortRange {

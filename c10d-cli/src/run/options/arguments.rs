@@ -140,7 +140,9 @@ pub(super) fn check_flags(run: &Command, variable: Variables<'_>) -> Result<(), 
     let flags = run.get_arguments().filter(|arg| is_flag(arg));
     let mut given = flags.filter_map(|flag| default_of(flag, variable));
     match given.find(|given| is_on(given).is_none()) {
-        Some(given) => Err(given.refused(Refusal::IsNot("a number, 0 for off and another for on"))),
+        Some(given) => Err(given.refused(Refusal::IsNot(
+            "a number: 0 for off, any other number for on",
+        ))),
         None => Ok(()),
     }
 }

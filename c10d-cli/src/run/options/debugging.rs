@@ -133,5 +133,5 @@ impl HangArgs {
 }
 
 fn time_or_never(text: &str) -> Result<Option<Duration>, Refusal> {
-    or_never(text, time, "a time as in 30s or 2m, or `never`")
+    or_never(text, time, "a time, for example 30s or 2m, or `never`")
 }

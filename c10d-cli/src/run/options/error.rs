@@ -90,7 +90,7 @@ impl Refusal {
 
 fn sentence(Given { name, value }: &Given, refusal: &Refusal) -> String {
     match refusal {
-        Refusal::IsNot(expected) => format!("{name} is {value:?}, which is not {expected}"),
+        Refusal::IsNot(expected) => format!("{name} is {value:?}; expected {expected}"),
         Refusal::But(why) => format!("{name} is {value:?}, but {why}"),
         Refusal::Because(why) => format!("{name}: {why}"),
     }

@@ -63,7 +63,7 @@ impl KeepArgs {
         }
         if keep.replacement != Replacement::None && agent.restarts.restarts_max() == Some(0) {
             warnings.push(
-                "--keep-workers replaces no dead worker: no restart is allowed, see --max-restarts"
+                "--keep-workers does not replace dead workers, because no restart is allowed; see --max-restarts"
                     .into(),
             );
         }
@@ -85,5 +85,5 @@ fn replacement(text: &str) -> Result<Replacement, Refusal> {
 }
 
 fn pause(text: &str) -> Result<Duration, Refusal> {
-    time(text).ok_or(Refusal::IsNot("a time, as in 10s"))
+    time(text).ok_or(Refusal::IsNot("a time, for example 10s"))
 }

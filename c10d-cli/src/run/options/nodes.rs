@@ -308,5 +308,5 @@ fn master_port(text: &str) -> Result<u16, Refusal> {
 }
 
 fn spare_wait(text: &str) -> Result<Duration, Refusal> {
-    time(text).ok_or(Refusal::IsNot("a time as in 15s or 1m, or 0"))
+    time(text).ok_or(Refusal::IsNot("a time, for example 15s or 1m, or 0"))
 }

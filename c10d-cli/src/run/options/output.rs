@@ -82,7 +82,7 @@ fn streams(text: &str) -> Result<StreamMap, Refusal> {
 }
 
 fn local_ranks(text: &str) -> Result<BTreeSet<usize>, Refusal> {
-    numbers(text, "local ranks separated by commas, as in 0,2")
+    numbers(text, "local ranks separated by commas, for example 0,2")
 }
 
 fn filters(text: &str) -> Result<Vec<String>, Refusal> {

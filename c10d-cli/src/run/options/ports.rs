@@ -27,7 +27,7 @@ pub(super) fn warning(
         let port = port?;
         let range = surroundings.ephemeral_ports.range_with(port)?;
         let text = format!(
-            "port {port} ({option}) may be taken by an outgoing connection, because they have {}-{}; choose a lower port",
+            "port {port} ({option}) may be taken by an outgoing connection, because the system uses ports {}-{} for them; choose a lower port",
             range.start(),
             range.end(),
         );

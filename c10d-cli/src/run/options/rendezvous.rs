@@ -371,7 +371,7 @@ fn check_endpoint(
         return Ok(());
     };
     if backend == STATIC_BACKEND && endpoint.port().is_none() {
-        return Err(given.refused(Refusal::IsNot("a host and a port, as in node0:29500")));
+        return Err(given.refused(Refusal::IsNot("a host and a port, for example node0:29500")));
     }
     refuse_loopback(&endpoint, given, found, nodes)
 }
@@ -397,8 +397,8 @@ fn refuse_loopback(
             if found.has_several_hosts && nodes > 1 && is_loopback_name(endpoint.host()) =>
         {
             let why = format!(
-                "{} has started the {nodes} nodes on different machines, and a loopback address reaches none of the \
-                 others; give the host of node 0",
+                "{} has started the {nodes} nodes on different machines, so the other nodes cannot reach a loopback \
+                 address; give the host of node 0",
                 found.scheduler
             );
             Err(given.refused(Refusal::But(why)))

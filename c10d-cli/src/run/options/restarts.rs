@@ -100,7 +100,7 @@ impl RestartArgs {
 }
 
 fn exit_codes(text: &str) -> Result<BTreeSet<i32>, Refusal> {
-    let expected = "exit codes of failures, 1 to 255 or -1 to -64 for signals, as in 93,-6";
+    let expected = "exit codes of failures, 1 to 255 or -1 to -64 for signals, for example 93,-6";
     let codes: BTreeSet<i32> = numbers(text, expected)?;
     let is_code = |code: &i32| (-64..=255).contains(code) && *code != 0;
     match codes.iter().all(is_code) {
@@ -125,14 +125,14 @@ fn budget(text: &str) -> Result<RestartBudget, Refusal> {
             window: time_above_0(window)?,
         })
     };
-    parse().ok_or(Refusal::IsNot("a number and a period, as in 10/1h"))
+    parse().ok_or(Refusal::IsNot("N/TIME, for example 10/1h"))
 }
 
 fn time_or_never(text: &str) -> Result<Option<Duration>, Refusal> {
     or_never(
         text,
         time_above_0,
-        "a time above 0 as in 30s or 10m, or `never`",
+        "a time above 0, for example 30s or 10m, or `never`",
     )
 }
 

@@ -155,7 +155,7 @@ fn grace_period(text: &str) -> Result<Duration, Refusal> {
     const GRACE_PERIOD_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
     time_above_0(text)
         .filter(|time| *time <= GRACE_PERIOD_MAX)
-        .ok_or(Refusal::IsNot("a time above 0, as in 30s or 2m"))
+        .ok_or(Refusal::IsNot("a time above 0, for example 30s or 2m"))
 }
 
 fn seconds(text: &str) -> Result<Duration, Refusal> {
@@ -259,7 +259,9 @@ mod tests {
             let (error, _) = limits(Some(text), None, None);
             assert_eq!(
                 error,
-                format!("--grace-period is {text:?}, which is not a time above 0, as in 30s or 2m")
+                format!(
+                    "--grace-period is {text:?}; expected a time above 0, for example 30s or 2m"
+                )
             );
         }
     }

@@ -198,7 +198,7 @@ impl StoreArgs {
         if agent == Some(AGENT) || agent.is_none() && setting == Some(AGENT) {
             return Err(UsageError::Unsupported {
                 name: "workers_store=agent with an endpoint etcd://..".to_owned(),
-                why: "the workers' store would end with the node that serves it",
+                why: "the workers' store would be lost with the node that serves it",
             });
         }
         let chosen = with_workers_store(parameters, RENDEZVOUS);
@@ -234,8 +234,9 @@ fn with_workers_store(parameters: &RendezvousParameters, choice: &str) -> Rendez
 }
 
 fn ports(text: &str) -> Result<PortRange, Refusal> {
-    text.parse()
-        .map_err(|_| Refusal::IsNot("a port, 1 to 65535, or a range of ports, as in 29600-29609"))
+    text.parse().map_err(|_| {
+        Refusal::IsNot("a port, 1 to 65535, or a range of ports, for example 29600-29609")
+    })
 }
 
 fn workers_store(text: &str) -> Result<&'static str, Refusal> {

@@ -262,7 +262,7 @@ fn workers_are_counted_by_number_or_by_device() {
     }
     assert_eq!(
         refusal("--nproc-per-node=gpu s.py", &[]),
-        "--nproc-per-node is \"gpu\", but this machine has no visible GPU of NVIDIA or AMD"
+        "--nproc-per-node is \"gpu\", but no NVIDIA or AMD GPU is visible on this machine"
     );
 }
 

@@ -28,11 +28,11 @@ pub(super) fn port(text: &str) -> Result<u16, Refusal> {
 }
 
 pub(super) fn bytes(text: &str) -> Result<usize, Refusal> {
-    number(text, "a number of bytes, as in 8GiB").map(|ByteCount(bytes)| bytes)
+    number(text, "a number of bytes, for example 8GiB").map(|ByteCount(bytes)| bytes)
 }
 
 pub(super) fn positive_time(text: &str) -> Result<Duration, Refusal> {
-    time_above_0(text).ok_or(Refusal::IsNot("a time above 0, as in 30s or 2m"))
+    time_above_0(text).ok_or(Refusal::IsNot("a time above 0, for example 30s or 2m"))
 }
 
 pub(super) fn time(text: &str) -> Option<Duration> {

@@ -210,7 +210,7 @@ fn a_relay_has_a_port_of_the_nodes_or_of_the_user() {
     }
     for port in ["0", "65536", "-1", "x"] {
         let refused = refusal(&format!("--relay --relay-port={port} s.py"), &[]);
-        let expected = format!("--relay-port is \"{port}\", which is not a port, 1 to 65535");
+        let expected = format!("--relay-port is \"{port}\"; expected a port, 1 to 65535");
         assert_eq!(refused, expected);
     }
 }
@@ -237,7 +237,7 @@ fn the_time_until_the_launcher_explains_a_standstill_is_an_option() {
     }
     assert_eq!(
         refusal("--explain-after soon s.py", &[]),
-        "--explain-after is \"soon\", which is not a time as in 30s or 2m, or `never`"
+        "--explain-after is \"soon\"; expected a time, for example 30s or 2m, or `never`"
     );
 }
 
@@ -302,7 +302,7 @@ fn a_health_check_has_a_command_and_a_timeout() {
     );
     assert_eq!(
         refusal("--health-check a --health-check-timeout 0 s.py", &[]),
-        "--health-check-timeout is \"0\", which is not a time above 0, as in 30s or 2m"
+        "--health-check-timeout is \"0\"; expected a time above 0, for example 30s or 2m"
     );
 }
 
@@ -403,7 +403,7 @@ fn workers_are_kept_as_the_options_say() {
     for (line, warning) in [
         (
             "--keep-workers s.py",
-            "--keep-workers replaces no dead worker: no restart is allowed, see --max-restarts",
+            "--keep-workers does not replace dead workers, because no restart is allowed; see --max-restarts",
         ),
         (
             "--replace=none s.py",

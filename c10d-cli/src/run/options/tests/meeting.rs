@@ -146,7 +146,7 @@ fn the_precedence_of_members_over_spares_is_a_setting_of_the_rendezvous() {
     );
     assert_eq!(
         refusal(&format!("{c10d} --spare-wait soon s.py"), &[]),
-        "--spare-wait is \"soon\", which is not a time as in 15s or 1m, or 0"
+        "--spare-wait is \"soon\"; expected a time, for example 15s or 1m, or 0"
     );
     let warned = plan("--nnodes=2 --rdzv-endpoint=a:1 --spare-wait=1s s.py", &[]).warning_texts();
     assert_eq!(

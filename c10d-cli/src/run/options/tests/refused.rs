@@ -7,7 +7,7 @@ fn an_invalid_value_is_named_with_its_option() {
     for (line, message) in [
         (
             "--nnodes=0 s.py",
-            "--nnodes is \"0\", which is not N or MIN:MAX with 1 <= MIN <= MAX",
+            "--nnodes is \"0\"; expected N or MIN:MAX with 1 <= MIN <= MAX",
         ),
         ("--nnodes=3:1 s.py", "--nnodes is \"3:1\""),
         ("--nnodes=1:2:3 s.py", "--nnodes is \"1:2:3\""),
@@ -23,7 +23,7 @@ fn an_invalid_value_is_named_with_its_option() {
         ("--max-restarts -1 s.py", "--max-restarts is \"-1\""),
         (
             "--max_restarts=x s.py",
-            "--max-restarts is \"x\", which is not a whole number, 0 or more",
+            "--max-restarts is \"x\"; expected a whole number, 0 or more",
         ),
         // torchrun spins, or sleeps for no time.
         ("--monitor-interval=0 s.py", "--monitor-interval is \"0\""),
@@ -39,7 +39,7 @@ fn an_invalid_value_is_named_with_its_option() {
         ("--min-workers=0 s.py", "--min-workers is \"0\""),
         (
             "--replace=node s.py",
-            "--replace is \"node\", which is not fork or none",
+            "--replace is \"node\"; expected fork or none",
         ),
         ("--replace-after=-1 s.py", "--replace-after is \"-1\""),
         ("--shutdown-timeout -1 s.py", "--shutdown-timeout is \"-1\""),
@@ -57,7 +57,7 @@ fn an_invalid_value_is_named_with_its_option() {
         ),
         (
             "--master-port=x s.py",
-            "--master-port is \"x\", which is not a port, 0 to 65535",
+            "--master-port is \"x\"; expected a port, 0 to 65535",
         ),
         ("--master-port=70000 s.py", "--master-port is \"70000\""),
         ("--node-rank=-1 s.py", "--node-rank is \"-1\""),
@@ -67,7 +67,7 @@ fn an_invalid_value_is_named_with_its_option() {
         ),
         (
             "--rdzv-backend=etcd s.py",
-            "--rdzv-backend is \"etcd\", which is not c10d or static",
+            "--rdzv-backend is \"etcd\"; expected c10d or static",
         ),
         ("--rdzv-backend= s.py", "--rdzv-backend is \"\""),
         (
@@ -76,11 +76,11 @@ fn an_invalid_value_is_named_with_its_option() {
         ),
         (
             "--rdzv-endpoint=h s.py",
-            "--rdzv-endpoint is \"h\", which is not a host and a port",
+            "--rdzv-endpoint is \"h\"; expected a host and a port",
         ),
         (
             "--rdzv-backend=c10d --rdzv-endpoint=::1 s.py",
-            "--rdzv-endpoint: the endpoint \"::1\" needs brackets, as in [::1]:29400",
+            "--rdzv-endpoint: the endpoint \"::1\" needs brackets, for example [::1]:29400",
         ),
         (
             "--nnodes=2 --master-addr=a/b s.py",
@@ -88,19 +88,19 @@ fn an_invalid_value_is_named_with_its_option() {
         ),
         (
             "--store-memory-max=8GB s.py",
-            "--store-memory-max is \"8GB\", which is not a number of bytes, as in 8GiB",
+            "--store-memory-max is \"8GB\"; expected a number of bytes, for example 8GiB",
         ),
         (
             "--workers-store=worker s.py",
-            "--workers-store is \"worker\", which is not agent or rendezvous",
+            "--workers-store is \"worker\"; expected agent or rendezvous",
         ),
         (
             "--workers-port=9-8 s.py",
-            "--workers-port is \"9-8\", which is not a port, 1 to 65535, or a range of ports, as in 29600-29609",
+            "--workers-port is \"9-8\"; expected a port, 1 to 65535, or a range of ports, for example 29600-29609",
         ),
         (
             "--workers-store=rendezvous --rdzv-conf=share_store=0 s.py",
-            "--workers-store: the rendezvous setting workers_store is \"rendezvous\", which is not agent, ",
+            "--workers-store: the rendezvous setting workers_store is \"rendezvous\"; expected agent, ",
         ),
         ("--start-method=x s.py", "--start-method is \"x\""),
         (
@@ -275,7 +275,7 @@ fn an_invalid_rule_for_restarts_is_named() {
         ),
         (
             "--restart-budget=10 s.py",
-            "--restart-budget is \"10\", which is not a number and a period",
+            "--restart-budget is \"10\"; expected N/TIME",
         ),
         ("--restart-budget=1/0s s.py", "--restart-budget is \"1/0s\""),
         (

@@ -237,7 +237,7 @@ fn a_loopback_address_for_several_machines_is_refused() {
         (
             "--rdzv-endpoint=127.0.0.1:1 s.py",
             &[][..],
-            "--rdzv-endpoint is \"127.0.0.1:1\", but Slurm has started the 2 nodes on different machines, and a loopback",
+            "--rdzv-endpoint is \"127.0.0.1:1\", but Slurm has started the 2 nodes on different machines, so the other nodes",
         ),
         (
             "--rdzv-backend=c10d --rdzv-endpoint=localhost s.py",
