@@ -107,7 +107,7 @@ fn progress(job: &Job<'_>) -> String {
                 .filter(|&slot| job.index.process(slot).is_some())
                 .count();
             format!(
-                "No rank has joined a group; {} open.",
+                "Ranks have not joined a group yet; {} open.",
                 match unknown {
                     1 => "1 connection is".to_owned(),
                     count => format!("{count} connections are"),

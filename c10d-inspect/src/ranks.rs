@@ -140,13 +140,13 @@ fn state(
             };
             let how = match (end.exit_code, end.signal) {
                 (_, Some(signal)) => format!("was ended by signal {signal}"),
-                (Some(code), None) => format!("ended with exit code {code}"),
+                (Some(code), None) => format!("exited with code {code}"),
                 (None, None) => "ended".to_owned(),
             };
             return (state, format!("{how} {} ago", text::age(job.ago(at))));
         }
         if open.is_empty() && worker.is_node_lost() {
-            return (RankState::Lost, "its launcher is gone".to_owned());
+            return (RankState::Lost, "its launcher is lost".to_owned());
         }
     }
     let Some(main) = main else {

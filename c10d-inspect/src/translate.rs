@@ -154,7 +154,7 @@ impl<'t> Chosen<'t> {
     fn sentence(&self, launched: &Launched) -> Option<String> {
         if let Self::Unknown(name) = self {
             return Some(format!(
-                "GLOO_SOCKET_IFNAME has {}, which is no interface of this host: gloo takes exact names. Set {}",
+                "GLOO_SOCKET_IFNAME has {}, which is not an interface of this host: gloo takes exact names. Set {}",
                 crate::text::shown_up_to(name.as_bytes(), INTERFACE_CHARS_MAX),
                 gloo_assignment(launched)
             ));

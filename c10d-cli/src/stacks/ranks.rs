@@ -19,7 +19,7 @@ impl FromStr for RankArg {
     fn from_str(text: &str) -> Result<Self, String> {
         let number = |text: &str| {
             text.parse::<usize>()
-                .map_err(|_| format!("{text:?} is no rank"))
+                .map_err(|_| format!("{text:?} is not a rank"))
         };
         let (first, last) = match text.split_once('-') {
             Some((first, last)) => (number(first)?, number(last)?),
@@ -62,7 +62,7 @@ pub(crate) fn choose(report: &Report, named: &[RankArg], all: bool) -> Result<Ch
             true => format!("the first {DEFAULT_MAX} of {}", known.len()),
             false => "all".to_owned(),
         };
-        let reason = format!("No rank is suspected: {shown} are shown.");
+        let reason = format!("There are no suspected ranks, so {shown} are shown.");
         return Ok(Choice {
             ranks,
             reason: Some(reason),
@@ -98,8 +98,11 @@ fn named_ranks(known: &BTreeSet<usize>, named: &[RankArg]) -> Result<BTreeSet<us
             || last.is_none_or(|last| *range.end() > last)
         {
             let ranks_known = match known.len() {
-                0 => "the store knows no rank".to_owned(),
-                count => format!("the store knows {count} ranks, up to {}", last.unwrap_or(0)),
+                0 => "no rank has used this store yet".to_owned(),
+                count => format!(
+                    "the store has {count} ranks, up to rank {}",
+                    last.unwrap_or(0)
+                ),
             };
             return Err(format!("there is no rank {}: {ranks_known}", range.end()));
         }
@@ -161,11 +164,11 @@ mod tests {
             let named = [bad.parse().unwrap()];
             let error = choose(&report(8, &[]), &named, false).unwrap_err();
             assert!(
-                error.ends_with("the store knows 8 ranks, up to 7"),
+                error.ends_with("the store has 8 ranks, up to rank 7"),
                 "{error}"
             );
         }
         let error = choose(&Report::default(), &["0".parse().unwrap()], false).unwrap_err();
-        assert_eq!(error, "there is no rank 0: the store knows no rank");
+        assert_eq!(error, "there is no rank 0: no rank has used this store yet");
     }
 }

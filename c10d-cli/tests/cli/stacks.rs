@@ -72,7 +72,7 @@ fn suspects_are_shown_beside_one_other_and_equal_stacks_once() {
 
     let flight = c10d(&["flight"], store.address);
     let text = flight.stdout_text();
-    let first = "Rank 2 is behind: it has entered 1 collective of group 0 (default_pg), the others 2 \
+    let first = "Rank 2 is behind: it has entered 1 collective of group 0 (default_pg), the other ranks 2 \
                  (all_reduce, [8] float, since ";
     assert!(text.starts_with(first), "{text}");
     assert_eq!((flight.code, flight.stderr.as_str()), (Some(0), ""));

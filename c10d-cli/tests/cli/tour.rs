@@ -21,7 +21,7 @@ fn the_tour_shows_three_failures_and_what_becomes_of_the_job() {
         assert!(killed.contains(&line), "{text}");
     }
     let explanation = hang.split_whitespace().collect::<Vec<_>>().join(" ");
-    let waiting = "Ranks 0, 1 and 3 wait at the barrier /meeting for";
+    let waiting = "Ranks 0, 1 and 3 have waited at the barrier /meeting for";
     assert!(explanation.contains(waiting), "{text}");
     assert!(explanation.contains("Rank 2 has not"), "{text}");
     assert!(explanation.contains("not Python (sleep 600)"), "{text}");

@@ -129,10 +129,10 @@ fn a_node_that_is_absent_is_missing_at_the_endpoint() {
     let ended = why(server.address, &[]);
     let text = ended.stdout_text();
     let pid = first.id();
-    let named = format!("2 needed: 127.0.0.1 (pid {pid}).\n");
+    let named = format!("of run \"none\": 127.0.0.1 (pid {pid}).\n");
     assert!(text.starts_with("Waiting for 1 node for "), "{text}");
     assert!(
-        text.contains("1 node is in round 0 of run \"none\""),
+        text.contains("1 of 2 nodes has joined round 0 of run \"none\""),
         "{text}"
     );
     assert!(text.ends_with(&named), "{text}");

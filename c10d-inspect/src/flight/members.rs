@@ -143,8 +143,8 @@ impl Members<'_> {
             };
             let names = capitalized(&ranks_named(ahead.0.iter().copied()));
             let text = format!(
-                "{names} {verb} ahead of the others: {pronoun} entered {count} collectives of \
-                 {group}{what}, the others {least}"
+                "{names} {verb} ahead of the other ranks: {pronoun} entered {count} collectives of \
+                 {group}{what}, the other ranks {least}"
             );
             (FlightFindingKind::Ahead, ahead, behind, text)
         } else {
@@ -166,7 +166,7 @@ impl Members<'_> {
                 least.to_string()
             };
             let text = format!(
-                "{names} {verb} behind: {pronoun} entered {least} {noun} of {group}, the others \
+                "{names} {verb} behind: {pronoun} entered {least} {noun} of {group}, the other ranks \
                  {count}{what}"
             );
             (FlightFindingKind::Behind, behind, ahead, text)

@@ -84,7 +84,7 @@ fn a_rank_that_skips_a_collective_is_behind() {
     );
     assert_eq!(
         report.headline,
-        "Rank 2 is behind: it has entered 3 collectives of group 0 (default_pg), the others 4 \
+        "Rank 2 is behind: it has entered 3 collectives of group 0 (default_pg), the other ranks 4 \
          (all_reduce, [1000] float, since 18:04:11)"
     );
     let [finding] = &report.findings[..] else {
@@ -199,13 +199,13 @@ fn the_rank_that_goes_on_alone_is_the_odd_one() {
     let report = compare(vec![upto(2), upto(2), upto(3)]);
     assert_eq!(
         report.headline,
-        "Rank 2 is ahead of the others: it has entered 3 collectives of group 0 (all_reduce, [4] float, \
-         since 3 s), the others 2"
+        "Rank 2 is ahead of the other ranks: it has entered 3 collectives of group 0 (all_reduce, [4] float, \
+         since 3 s), the other ranks 2"
     );
     let report = compare(vec![upto(1), upto(2), upto(4)]);
     assert_eq!(
         report.headline,
-        "Rank 0 is behind: it has entered 1 collective of group 0, the others 2 to 4 (all_reduce, [4] \
+        "Rank 0 is behind: it has entered 1 collective of group 0, the other ranks 2 to 4 (all_reduce, [4] \
          float, since 2 s)"
     );
 }
@@ -294,7 +294,7 @@ fn a_rank_that_skips_the_first_collective_of_a_subgroup_is_missing() {
     assert_eq!(culprits, [2]);
     assert_eq!(
         headline,
-        "Rank 2 is behind: it has entered no collectives of group 1, the others 1 (all_reduce, [4] float, \
+        "Rank 2 is behind: it has entered no collectives of group 1, the other ranks 1 (all_reduce, [4] float, \
          since 5 s)"
     );
     // One rank does not.

@@ -171,7 +171,7 @@ fn job_values(text: &mut Text, report: &Report, age: Duration) {
     );
     text.gauge(
         "c10d_job_ranks_missing",
-        "Ranks that have not connected, are lost, or stand still while others wait for them",
+        "Ranks that have not connected, are lost, or are stuck while other ranks wait for them",
         missing.count(),
     );
     text.gauge(
@@ -181,12 +181,12 @@ fn job_values(text: &mut Text, report: &Report, age: Duration) {
     );
     text.gauge(
         "c10d_job_stuck",
-        "1 if ranks wait for a rank that is missing or stands still, else 0",
+        "1 if ranks wait for a missing or stuck rank, otherwise 0",
         usize::from(report.is_stuck),
     );
     text.gauge(
         "c10d_job_report_age_seconds",
-        "The age of the report from which c10d_job_ metrics are taken",
+        "The age of the report behind the c10d_job_ metrics",
         age.as_secs_f64(),
     );
     if let Some(expected) = report.world_size {

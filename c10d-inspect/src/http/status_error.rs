@@ -64,7 +64,7 @@ pub enum StatusError {
     /// The server closes connections, for example because its places are used up.
     #[error(
         "the server at {server} closes each connection without an answer: it has no file descriptor or no place left for \
-         more connections, or it is not a store; its log says which"
+         more connections, or it is not a store; see the log of the server"
     )]
     ClosesAtOnce {
         /// The server, as named by the caller.

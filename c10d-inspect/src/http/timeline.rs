@@ -158,7 +158,7 @@ impl Log {
                 let since = now.saturating_sub(age.unwrap_or(0));
                 self.push(since, EventKind::Stuck, &report.headline);
             }
-            (true, false) => self.push(now, EventKind::Resolved, "the job goes on"),
+            (true, false) => self.push(now, EventKind::Resolved, "the job continues"),
             _ => {}
         }
         self.is_stuck = report.is_stuck;

@@ -336,7 +336,7 @@ pub(crate) fn meaning(key: &[u8], world_size: Option<usize>) -> String {
         }
         Family::InProcessEvent => "a restart in the process, by nvidia-resiliency-ext".to_owned(),
         Family::InProcessRank { rank } => {
-            format!("what rank {rank} tells nvidia-resiliency-ext")
+            format!("a message of rank {rank} to nvidia-resiliency-ext")
         }
         Family::Unknown => format!("the key {}", text::shown(key)),
     }

@@ -168,7 +168,7 @@ impl<T> Counted<T> {
 #[non_exhaustive]
 pub enum NcclAnswerError {
     /// The answer does not have the form of any known release.
-    #[error("this is no answer of NCCL's RAS service: {start}")]
+    #[error("this is not an answer of NCCL's RAS service: {start}")]
     NotRas {
         /// The first bytes, escaped.
         start: String,

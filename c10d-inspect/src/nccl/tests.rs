@@ -301,11 +301,11 @@ fn other_services_are_refused_in_words() {
     for (bytes, expected) in [
         (
             &b"HTTP/1.1 400 Bad Request\r\n\r\n"[..],
-            "this is no answer of NCCL's RAS service: HTTP/1.1 400",
+            "this is not an answer of NCCL's RAS service: HTTP/1.1 400",
         ),
         (
             b"SERVER PROTOCOL 2\nOK\nOK\n\x1b[2J",
-            "this is no answer of NCCL's RAS service: SERVER PROTOCOL 2",
+            "this is not an answer of NCCL's RAS service: SERVER PROTOCOL 2",
         ),
         (
             b"SERVER PROTOCOL 2\nOK\n",
@@ -315,7 +315,7 @@ fn other_services_are_refused_in_words() {
             b"SERVER PROTOCOL 2\n{}",
             "the answer of NCCL's RAS service is not complete",
         ),
-        (b"", "this is no answer of NCCL's RAS service: "),
+        (b"", "this is not an answer of NCCL's RAS service: "),
     ] {
         let error = NcclReport::parse(bytes).unwrap_err().to_string();
         assert!(error.starts_with(expected), "{error}");

@@ -148,11 +148,11 @@ impl ProcessState {
             .cpu_percent
             .map_or(String::new(), |percent| format!(", {percent} % CPU"));
         let Some(state) = self.state else {
-            return format!("There is no process {pid} any more.");
+            return format!("The process {pid} does not exist anymore.");
         };
         match state {
             'T' => format!(
-                "The process is stopped (state T{place}{cpu}), as by SIGSTOP: kill -CONT {pid} continues it."
+                "The process is stopped (state T{place}{cpu}), for example by SIGSTOP: kill -CONT {pid} continues it."
             ),
             't' => format!("A debugger has stopped the process (state t{place})."),
             'Z' | 'X' => "The process has ended, and its parent has not collected it.".to_owned(),
@@ -228,7 +228,7 @@ mod tests {
             (
                 Some('T'),
                 0,
-                "The process is stopped (state T in do_signal_stop, 0 % CPU), as by SIGSTOP: kill -CONT 4711 continues it.",
+                "The process is stopped (state T in do_signal_stop, 0 % CPU), for example by SIGSTOP: kill -CONT 4711 continues it.",
             ),
             (Some('R'), 99, "The process computes (state R, 99 % CPU)."),
             (
@@ -236,7 +236,7 @@ mod tests {
                 0,
                 "The process sleeps (state S in do_signal_stop, 0 % CPU).",
             ),
-            (None, 0, "There is no process 4711 any more."),
+            (None, 0, "The process 4711 does not exist anymore."),
         ];
         for (state, cpu, end) in table {
             assert_eq!(explained(state, cpu, None), format!("{start}{end}"));

@@ -222,7 +222,7 @@ impl fmt::Display for StackGroup {
             }
         }
         if self.stacks.is_cut {
-            f.write_str("\n  (more threads or calls are left out)")?;
+            f.write_str("\n  (more threads or calls are not shown)")?;
         }
         Ok(())
     }

@@ -81,11 +81,11 @@ pub(super) fn outside(job: &Job<'_>, worker: Worker<'_>) -> String {
     )
 }
 
-/// "was killed by signal 9 (SIGKILL)", "ended with exit code 1".
+/// "was killed by signal 9 (SIGKILL)", "exited with code 1".
 pub(super) fn ended(end: WorkerEnd) -> String {
     match (end.exit_code, end.signal) {
         (_, Some(signal)) => format!("was killed by signal {signal}{}", signal_name(signal)),
-        (Some(code), None) => format!("ended with exit code {code}"),
+        (Some(code), None) => format!("exited with code {code}"),
         (None, None) => "ended".to_owned(),
     }
 }

@@ -88,7 +88,7 @@ fn draft(
         .collect();
     let arrived = counted.unwrap_or(waiting.slots.len());
     let who = waiters(&ranks, &waiting.slots);
-    let wait = text::verb(waiting.slots.len(), "waits", "wait");
+    let wait = text::verb(waiting.slots.len(), "has waited", "have waited");
     let mut text = format!(
         "{who} {wait} at {name} for {}",
         text::age(job.ago(waiting.since))
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(cause.kind, FindingKind::Barrier);
         assert_eq!(
             cause.text,
-            "Ranks 0, 1 and 3 wait at the barrier epoch for 10 s: 3 of 4 have arrived. Rank 2 has not (rank 2: pid 4102 on vm, \
+            "Ranks 0, 1 and 3 have waited at the barrier epoch for 10 s: 3 of 4 have arrived. Rank 2 has not (rank 2: pid 4102 on vm, \
              not connected)."
         );
         assert_eq!(cause.culprits.0.into_iter().collect::<Vec<_>>(), [2]);

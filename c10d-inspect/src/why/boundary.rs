@@ -44,7 +44,7 @@ fn find_in(job: &Job<'_>, group: &GroupRecord) -> Option<Draft> {
         ),
         false => format!(
             "{who} {} at {last} for {age}",
-            text::verb(here.len(), "waits", "wait")
+            text::verb(here.len(), "has waited", "have waited")
         ),
     };
     let text = format!(

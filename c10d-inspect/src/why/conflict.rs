@@ -111,7 +111,7 @@ fn shared_ranks(
         (
             FindingKind::SameRank,
             format!(
-                "Two processes of one worker say they are rank {rank}: {before} and {now}. The script \
+                "Two processes of one worker claim to be rank {rank}: {before} and {now}. The script \
                  probably starts processes without a guard `if __name__ == \"__main__\"`."
             ),
         )
@@ -119,13 +119,13 @@ fn shared_ranks(
         let nobody = if state.missing.is_empty() {
             String::new()
         } else {
-            format!("; nobody is {}", text::ranks(&state.missing))
+            format!("; no process is {}", text::ranks(&state.missing))
         };
         let several = of_several(&ranks, |count| format!("{count} ranks have two processes"));
         (
             FindingKind::SameRank,
             format!(
-                "Two processes say they are rank {rank}: {before} and {now}{nobody}. Is RANK (or \
+                "Two processes claim to be rank {rank}: {before} and {now}{nobody}. Is RANK (or \
                  --node-rank) set right?{several}"
             ),
         )

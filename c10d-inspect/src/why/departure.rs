@@ -341,7 +341,7 @@ pub(super) fn find_gave_up(job: &Job<'_>, drafts: &mut Vec<Draft>) {
                 continue;
             }
             let text = format!(
-                "{} gave up waiting for the address of {} in {}, which came {} later: it was late, or \
+                "{} gave up waiting for the address of {} in {}, which arrived {} later: it was late, or \
                  their timeout is too short.",
                 text::ranks_start(&ranks),
                 if state.group.is_default() {

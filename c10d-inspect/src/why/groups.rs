@@ -169,7 +169,7 @@ impl<'s> Incomplete<'s> {
     fn of_another_job(&self, job: &Job<'_>) -> Draft {
         let state = self.state;
         let text = format!(
-            "Another job on this store (prefix {}) waits for its {} ({} of {}) for {}.",
+            "Another job on this store (prefix {}) has waited for its {} ({} of {}) for {}.",
             text::shown(state.group.name.prefix),
             text::ranks(&state.missing),
             state.missing.len(),

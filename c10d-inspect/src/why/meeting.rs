@@ -117,7 +117,7 @@ mod tests {
         }
     }
 
-    const ONE: &str = "1 node is in round 0 of run \"job\", 2 needed: vm (pid 50)";
+    const ONE: &str = "1 of 2 nodes has joined round 0 of run \"job\": vm (pid 50)";
 
     #[test]
     fn nodes_that_wait_for_others_are_stuck_until_they_have_come() {

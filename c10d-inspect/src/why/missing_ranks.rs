@@ -436,7 +436,7 @@ impl Waiters {
         }
         if !self.waiting.is_empty() && !self.left.is_empty() {
             sentence.push_str(&format!(
-                " {} left meanwhile.",
+                " {} left in the meantime.",
                 text::ranks_start(&self.left)
             ));
         }

@@ -56,7 +56,7 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
         let who = waiters(&ranks, &waiting.slots);
         let mut text = format!(
             "{who} {} for {what} for {}",
-            text::verb(waiting.slots.len(), "waits", "wait"),
+            text::verb(waiting.slots.len(), "has waited", "have waited"),
             text::age(job.ago(waiting.since)),
         );
         let mut draft = Draft::new(FindingKind::NcclId, String::new(), waiting.since);
@@ -168,7 +168,7 @@ fn not_read(job: &Job<'_>, drafts: &mut Vec<Draft>) {
         .collect();
     let text = format!(
         "{arrived} of {} launched ranks have read the NCCL id of the default group, which was published \
-         {} ago; {} {} not ({}). The others wait inside NCCL.",
+         {} ago; {} {} not ({}). The other ranks wait inside NCCL.",
         launched.len(),
         text::age(job.ago(key.written)),
         text::ranks(&absent),

@@ -149,7 +149,7 @@ impl Answer<'_, '_> {
                     kind => format!("{kind} operations"),
                 };
                 format!(
-                    "{} {are} behind{}: {} launched {fewest} {operations}, others up to {furthest}. Nothing has changed \
+                    "{} {are} behind{}: {} launched {fewest} {operations}, others up to {furthest}. There was no change \
                      for {lasted}; c10d stacks shows where the ranks are.",
                     text::capitalized(&who),
                     self.place(" in "),
@@ -157,7 +157,7 @@ impl Answer<'_, '_> {
                 )
             }
             ProblemKind::Apart => format!(
-                "{} works for others, but is {detail} in {who}. Nothing has changed for {lasted}.",
+                "{} works for others, but is {detail} in {who}. There was no change for {lasted}.",
                 text::capitalized(&self.place("")),
             ),
         };

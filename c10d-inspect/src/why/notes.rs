@@ -59,9 +59,9 @@ fn next_step(job: &Job<'_>) -> &'static str {
     let has_debug_servers = job.launched.workers().any(has_socket)
         || others.any(|(family, _)| matches!(family, Family::DebugServer { .. }));
     if has_debug_servers {
-        "c10d flight names the rank that skipped a collective, c10d stacks --all shows where each one is."
+        "c10d flight names the rank that skipped a collective, c10d stacks --all shows where each rank is."
     } else {
-        "c10d stacks --all shows what the processes do. In a job of c10d run --debug-server, c10d flight names the rank \
+        "c10d stacks --all shows the lines of the processes. In a job of c10d run --debug-server, c10d flight names the rank \
          that skipped a collective."
     }
 }
@@ -103,8 +103,8 @@ pub(crate) fn connected_directly(job: &Job<'_>) -> Option<Finding> {
         return None;
     }
     let text = format!(
-        "{} {} connected to this store directly: {} would not survive a restart of its server, or that another one takes \
-         over, as ranks behind relays do (c10d run --relay).",
+        "{} {} connected to this store directly: {} would not survive a restart or a takeover of its server. Ranks behind \
+         relays would (c10d run --relay).",
         text::ranks_start(&direct),
         text::verb(direct.len(), "is", "are"),
         text::verb(direct.len(), "it", "they"),
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(
             cause.text,
             "All 2 ranks are connected and idle; none waits on the store. If the job hangs it is not in the store: \
-         c10d stacks --all shows what the processes do. In a job of c10d run --debug-server, c10d flight names the \
+         c10d stacks --all shows the lines of the processes. In a job of c10d run --debug-server, c10d flight names the \
          rank that skipped a collective."
         );
         let (launcher, mut node) = script.launch(&ranks);
@@ -137,7 +137,7 @@ mod tests {
         assert!(
         text.ends_with(
             "it is not in the store: c10d flight names the rank that skipped a collective, c10d stacks --all shows \
-             where each one is."
+             where each rank is."
         ),
         "{text}"
     );

@@ -26,7 +26,7 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
         };
         let mut text = format!(
             "{who} {} for {} for {}.",
-            text::verb(waiting.slots.len(), "waits", "wait"),
+            text::verb(waiting.slots.len(), "has waited", "have waited"),
             job.meaning(key),
             text::age(job.ago(waiting.since)),
         );
@@ -81,12 +81,12 @@ fn culprit(job: &Job<'_>, family: &Family<'_>) -> Option<usize> {
 fn advice(family: &Family<'_>) -> &'static str {
     match family {
         Family::Unknown => {
-            " Nobody has written it. PyTorch's own keys have other names: the script or a library waits for it."
+            " It has not been written. PyTorch's own keys have other names: the script or a library waits for it."
         }
-        Family::ElasticRole { .. } => " That launcher has not reached this round, or is gone.",
+        Family::ElasticRole { .. } => " That launcher has not reached this round, or is lost.",
         Family::ElasticRanks { .. } => " Launcher 0 assigns them when all launchers are there.",
         Family::RpcName { .. } | Family::RpcAddress { .. } => {
-            " That worker has not called init_rpc, or is gone."
+            " That worker has not called init_rpc, or is lost."
         }
         Family::RpcShutdown => {
             " A worker has not called rpc.shutdown, or still has calls to answer."

@@ -55,7 +55,7 @@ fn find_in(job: &Job<'_>, state: &GroupState<'_>) -> Option<Draft> {
         ),
     };
     let what = match read {
-        0 => "it published its address but has read none of the others'".to_owned(),
+        0 => "it published its address but has read none of the other addresses".to_owned(),
         read => format!(
             "it published its address and stopped after reading {read} of {}",
             state.size.unwrap_or_default()

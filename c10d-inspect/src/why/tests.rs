@@ -98,7 +98,7 @@ fn a_launcher_says_what_an_absent_rank_does() {
     assert_cause(&cause, FindingKind::WorkerEnded, &[2], &[0, 1, 3]);
     assert_eq!(
         cause.text,
-        "Rank 2 (pid 4102 on vm) ended with exit code 1 4 s ago, before it published its address; \
+        "Rank 2 (pid 4102 on vm) exited with code 1 4 s ago, before it published its address; \
          ranks 0, 1 and 3 will wait until they time out."
     );
 }
@@ -297,7 +297,7 @@ fn a_rank_stopped_after_it_published_is_frozen() {
     assert_eq!(
         report.headline,
         "Rank 2 (pid 4102 on vm) froze inside init_process_group 45 s ago: it published its address \
-         but has read none of the others'; ranks 0, 1 and 3 have read all."
+         but has read none of the other addresses; ranks 0, 1 and 3 have read all."
     );
     assert_eq!(report.ranks[2].state, RankState::Connecting);
     assert_eq!(report.ranks[1].state, RankState::Idle);
@@ -335,8 +335,8 @@ fn ranks_that_would_not_survive_another_server_are_a_note() {
     assert!(is_note(last.kind), "{last:?}");
     assert_eq!(
         last.text,
-        "Rank 0 is connected to this store directly: it would not survive a restart of its server, or that another one \
-         takes over, as ranks behind relays do (c10d run --relay)."
+        "Rank 0 is connected to this store directly: it would not survive a restart or a takeover of its server. \
+         Ranks behind relays would (c10d run --relay)."
     );
     assert!(last.culprits.0.is_empty());
     let text = kept.to_text(TextStyle::PLAIN);
@@ -620,7 +620,7 @@ fn two_processes_with_one_rank_are_both_named() {
     assert_cause(&report.findings[0], FindingKind::SameRank, &[2], &[0, 1]);
     assert_eq!(
         report.headline,
-        "Two processes say they are rank 2: pid 4102 on vm and pid 4103 on vm; nobody is rank 3. Is RANK (or \
+        "Two processes claim to be rank 2: pid 4102 on vm and pid 4103 on vm; no process is rank 3. Is RANK (or \
          --node-rank) set right?"
     );
     assert!(
@@ -799,7 +799,7 @@ fn ranks_that_gave_up_are_consequences() {
     script.read(&ranks[2], DEFAULT, 0, 4);
     let report = script.report();
     assert!(
-        report.headline.contains("which came 3 s later"),
+        report.headline.contains("which arrived 3 s later"),
         "{:?}",
         report.findings
     );
@@ -922,7 +922,7 @@ fn rank_0_publishes_the_nccl_id() {
     assert_cause(&cause, FindingKind::NcclId, &[0], &[]);
     assert_eq!(
         cause.text,
-        "3 processes wait for the NCCL id of the default group for 31 s, which rank 0 publishes. Rank 0: \
+        "3 processes have waited for the NCCL id of the default group for 31 s, which rank 0 publishes. Rank 0: \
          never connected."
     );
     script.launch(&ranks);
@@ -990,7 +990,7 @@ fn barriers_count_arrivals() {
     assert_cause(&cause, FindingKind::Barrier, &[2], &[0, 1, 3]);
     assert_eq!(
         cause.text,
-        "Ranks 0, 1 and 3 wait at the barrier of new_group (group 1) for 31 s: 3 of 4 have arrived. Rank 2 \
+        "Ranks 0, 1 and 3 have waited at the barrier of new_group (group 1) for 31 s: 3 of 4 have arrived. Rank 2 \
          has not (rank 2: pid 4102 on vm, connected, idle for 31 s)."
     );
 
@@ -1020,7 +1020,7 @@ fn an_unknown_key_is_shown_as_it_is() {
     assert_cause(&report.findings[0], FindingKind::Key, &[], &[1]);
     assert_eq!(
         report.headline,
-        "Rank 1 (pid 4101 on vm) waits for the key /my\\u{1b}[31m<script> for 31 s. Nobody has written it. \
+        "Rank 1 (pid 4101 on vm) has waited for the key /my\\u{1b}[31m<script> for 31 s. It has not been written. \
          PyTorch's own keys have other names: the script or a library waits for it."
     );
     assert!(report.is_stuck);

@@ -185,7 +185,7 @@ pub enum JobError {
     Store(#[from] StoreError),
 
     /// The store has not seen any rank yet.
-    #[error("the store knows no rank yet")]
+    #[error("no rank has used this store yet")]
     NoRank,
 
     /// The store has no status pages, and no rank has published the address of a debug server.

@@ -98,7 +98,10 @@ pub fn answer(path: &str, worker: impl FnOnce(Question) -> Option<Worker>) -> Ht
     };
     let rank = question.rank();
     let Some(worker) = worker(question) else {
-        return HttpResponse::new(404, format!("rank {rank} is no worker of this launcher\n"));
+        return HttpResponse::new(
+            404,
+            format!("rank {rank} is not a worker of this launcher\n"),
+        );
     };
     match question {
         Question::Stacks { .. } => {

@@ -258,7 +258,7 @@ fn a_report_names_both_numbers_of_ranks_that_differ_in_their_boundaries() {
         panic!("{late:?}");
     };
     assert_eq!(finding.kind, FindingKind::Boundary);
-    let text = "Ranks 0 and 2 wait at boundary(7) for 30 s, and rank 1 does not (last: boundary(6)). In group workers all ranks \
+    let text = "Ranks 0 and 2 have waited at boundary(7) for 30 s, and rank 1 does not (last: boundary(6)). In group workers all ranks \
                 have to call boundary after the same steps, with the same numbers.";
     assert_eq!(finding.text, text);
     assert_eq!(finding.culprits.0, BTreeSet::from([1]));

@@ -53,7 +53,7 @@ impl Node {
         options.check()?;
         let needs_store = [
             (options.has_relay, "--relay"),
-            (options.keep.is_some(), "--keep-workers"),
+            (options.keep_workers.is_some(), "--keep-workers"),
         ];
         let needs_store = needs_store.into_iter().find(|(is_given, _)| *is_given);
         if let Some((_, option)) = needs_store.filter(|_| !handler.has_agent_store()) {

@@ -98,7 +98,7 @@ impl fmt::Display for RanksReport {
             "{joined} of {world_size} {nodes} {have} joined run {run_id:?} at {endpoint}"
         )?;
         if !self.has_names {
-            return write!(f, "; node rank 0 reports which are missing");
+            return write!(f, "; node rank 0 reports the missing nodes");
         }
         for (index, (rank, node)) in self.named.iter().take(RANKS_SHOWN_MAX).enumerate() {
             let separator = if index == 0 { ":" } else { "," };
@@ -215,7 +215,7 @@ mod tests {
         };
         assert_eq!(
             report.to_string(),
-            "999 of 1000 nodes have joined run \"job\" at node0:29500; node rank 0 reports which are missing",
+            "999 of 1000 nodes have joined run \"job\" at node0:29500; node rank 0 reports the missing nodes",
         );
     }
 

@@ -238,24 +238,23 @@ impl WaitReport {
     }
 }
 
-/// One line: `2 nodes are in round 0 of run "job", 4 needed: a (pid 1), b (pid 2)`.
+/// One line: `2 of 4 nodes have joined round 0 of run "job": a (pid 1), b (pid 2)`.
 impl fmt::Display for WaitReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let present = self.joined;
+        write!(f, "{present} of {}", self.min_nodes)?;
+        if self.min_nodes < self.max_nodes {
+            write!(f, " to {}", self.max_nodes)?;
+        }
         write!(
             f,
-            "{present} {} in round {} of run {:?}",
-            if present == 1 { "node is" } else { "nodes are" },
+            " nodes {} joined round {} of run {:?}",
+            if present == 1 { "has" } else { "have" },
             self.round,
             self.run_id,
         )?;
         if self.is_complete {
             f.write_str(", which is complete")?;
-        }
-        if self.min_nodes == self.max_nodes {
-            write!(f, ", {} needed", self.min_nodes)?;
-        } else {
-            write!(f, ", {} to {} needed", self.min_nodes, self.max_nodes)?;
         }
         list(f, ": ", &self.participants)?;
         list(f, "; waiting for the next round: ", &self.waiting)?;
@@ -376,7 +375,7 @@ mod tests {
         report.add_not_joining(vec![failed("a", 1), failed("c", 3)]);
         assert_eq!(
             report.to_string(),
-            "1 node is in round 3 of run \"job\", 2 to 4 needed: a (pid 1); not back yet: b (pid 2); \
+            "1 of 2 to 4 nodes has joined round 3 of run \"job\": a (pid 1); not back yet: b (pid 2); \
          c (pid 3) is not joining: its health check failed (exit code 3: no GPU)"
         );
         let missing: Vec<&str> = report.missing_nodes().map(|node| &*node.addr).collect();
@@ -395,7 +394,7 @@ mod tests {
         };
         assert_eq!(
             report.to_string(),
-            "1 node is in round 3 of run \"job\", 2 to 4 needed: a (pid 1); not back yet: c (pid 3); \
+            "1 of 2 to 4 nodes has joined round 3 of run \"job\": a (pid 1); not back yet: c (pid 3); \
          b (pid 2): no heartbeat for 9 s"
         );
         let missing: Vec<&str> = report.missing_nodes().map(|node| &*node.addr).collect();
@@ -435,7 +434,7 @@ mod tests {
     fn the_text_names_joined_nodes_and_how_many_are_needed() {
         assert_eq!(
             report().to_string(),
-            "1 node is in round 3 of run \"job\", 2 to 4 needed: a (pid 1)"
+            "1 of 2 to 4 nodes has joined round 3 of run \"job\": a (pid 1)"
         );
     }
 
@@ -453,7 +452,7 @@ mod tests {
         };
         assert_eq!(
             report.to_string(),
-            "0 nodes are in round 3 of run \"job\", 2 to 4 needed; \
+            "0 of 2 to 4 nodes have joined round 3 of run \"job\"; \
          dropped as dead: b\\n (pid 7) 3 s ago after 15 s of silence"
         );
     }
@@ -470,7 +469,7 @@ mod tests {
         assert_eq!(report.missing(), 1);
         assert_eq!(
             report.to_string(),
-            "9999 nodes are in round 3 of run \"job\", 10000 needed"
+            "9999 of 10000 nodes have joined round 3 of run \"job\""
         );
     }
 

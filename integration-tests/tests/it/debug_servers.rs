@@ -97,7 +97,7 @@ fn the_rank_that_skips_a_collective_and_the_one_that_is_stopped_are_named() {
     assert_eq!(report["findings"][0]["culprits"], serde_json::json!([2]));
     assert_eq!(report["findings"].as_array().map(Vec::len), Some(1));
     let flight = text(&ask(store, &["flight"]));
-    let expected = "Rank 2 is behind: it has entered 1 collective of group 0 (default_pg), the others 2 (all_reduce, [1] \
+    let expected = "Rank 2 is behind: it has entered 1 collective of group 0 (default_pg), the other ranks 2 (all_reduce, [1] \
                     long, since ";
     assert!(flight.starts_with(expected), "{flight}");
 

@@ -38,7 +38,7 @@ fn a_part_of_an_id_is_published_by_the_first_rank_of_its_block() {
         let cause = cause(size, roots, root);
         let text = &cause.text;
         let part = format!(
-            " waits for part {root} of the NCCL id of the default group for 31 s, which rank {expected} publishes."
+            " has waited for part {root} of the NCCL id of the default group for 31 s, which rank {expected} publishes."
         );
         assert!(text.contains(&part), "{text}");
         assert!(cause.culprits.0.iter().eq([&expected]), "{text}");

@@ -106,7 +106,7 @@ fn a_rank_that_has_launched_less_than_the_others_is_named() {
         &with(vec![behind(vec![member(2, 4102)], 30)]),
         FindingKind::NcclBehind,
         "Rank 2 (pid 4102 on vm) is behind in communicator 27a079b828ff1a75 of 4 ranks: it has launched 6649 AllReduce \
-         operations, others up to 6650. Nothing has changed for 30 s; c10d stacks shows where the ranks are. (NCCL on vm \
+         operations, others up to 6650. There was no change for 30 s; c10d stacks shows where the ranks are. (NCCL on vm \
          said so 2 s ago.)",
         &[2],
         &[0, 1, 3],
@@ -122,7 +122,7 @@ fn members_that_are_only_counted_are_counted() {
         &with(vec![half]),
         FindingKind::NcclBehind,
         "2 processes are behind in communicator 27a079b828ff1a75 of 4 ranks and 3 others: they have launched 6649 \
-         AllReduce operations, others up to 6650. Nothing has changed for 30 s; c10d stacks shows where the ranks are. \
+         AllReduce operations, others up to 6650. There was no change for 30 s; c10d stacks shows where the ranks are. \
          (NCCL on vm said so 2 s ago.)",
         &[],
         &[],
@@ -176,8 +176,8 @@ fn an_error_and_a_communicator_that_works_for_some_only_are_told() {
     assert_only(
         &with(vec![apart]),
         FindingKind::NcclApart,
-        "Communicator 27a079b828ff1a75 of 4 ranks works for others, but is being made in rank 1 (pid 4101 on vm). Nothing \
-         has changed for 20 s. (NCCL on vm said so 2 s ago.)",
+        "Communicator 27a079b828ff1a75 of 4 ranks works for others, but is being made in rank 1 (pid 4101 on vm). There \
+         was no change for 20 s. (NCCL on vm said so 2 s ago.)",
         &[1],
         &[],
     );

@@ -41,7 +41,7 @@ fn a_barrier_of_restarts_in_the_process_is_one() {
     assert_eq!(finding.kind, FindingKind::Barrier);
     assert_eq!(
         finding.text,
-        "Ranks 0, 1 and 3 wait at the barrier iteration_barrier of nvidia-resiliency-ext for 20 s: 3 arrived."
+        "Ranks 0, 1 and 3 have waited at the barrier iteration_barrier of nvidia-resiliency-ext for 20 s: 3 arrived."
     );
 }
 
@@ -52,7 +52,7 @@ fn an_object_that_a_rank_of_vllm_broadcasts_is_named() {
     assert_eq!(finding.kind, FindingKind::Key);
     assert_eq!(
         finding.text,
-        "Rank 1 (pid 4101 on vm) waits for an object that rank 0 of its group broadcasts (as of vLLM) for 20 s."
+        "Rank 1 (pid 4101 on vm) has waited for an object that rank 0 of its group broadcasts (as of vLLM) for 20 s."
     );
     assert!(finding.culprits.0.is_empty());
 }
@@ -64,7 +64,7 @@ fn a_key_of_a_program_is_shown_as_it_is() {
     let finding = only(&report);
     assert!(
         finding.text.starts_with(
-            "Rank 0 (pid 4100 on vm) waits for the key /default_pg/0//batch/7 for 20 s."
+            "Rank 0 (pid 4100 on vm) has waited for the key /default_pg/0//batch/7 for 20 s."
         ),
         "{}",
         finding.text
