@@ -31,7 +31,7 @@ pub(crate) fn run(args: &ProgressArgs) -> Result<(), Failure> {
     let path = env::var_os(FILE_VARIABLE).filter(|path| !path.is_empty());
     let path = path.map(PathBuf::from).ok_or_else(|| {
         Failure::Usage(format!(
-            "{FILE_VARIABLE} is not set: only workers of a `c10d run` that watches progress have it, as with \
+            "{FILE_VARIABLE} is not set: only workers of a `c10d run` that watches progress have it, for example with \
              --progress-timeout"
         ))
     })?;

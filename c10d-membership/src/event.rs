@@ -171,7 +171,7 @@ impl fmt::Display for Cause {
         match self {
             Self::First => f.write_str("the group forms"),
             Self::Change => f.write_str("members came or left at a step boundary"),
-            Self::Lost(member, reason) => write!(f, "{member} is gone: {reason}"),
+            Self::Lost(member, reason) => write!(f, "{member} was lost: {reason}"),
             Self::CallFailed(member) => write!(f, "the call failed at {member}"),
             Self::BoundaryTimedOut => {
                 f.write_str("members did not reach the step boundary in time")

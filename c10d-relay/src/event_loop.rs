@@ -163,7 +163,7 @@ impl EventLoop {
                 if error.kind() == io::ErrorKind::Interrupted {
                     continue;
                 }
-                log::error!("the relay stops, as it cannot poll its sockets: {error}");
+                log::error!("the relay stops, because it cannot poll its sockets: {error}");
                 break;
             }
             self.turn(&events);

@@ -77,7 +77,7 @@ pub(crate) enum Closing {
 impl fmt::Display for Closing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::ByStore => f.write_str("the store has closed it, and its log says why"),
+            Self::ByStore => f.write_str("the store has closed it, and its log has the reason"),
             Self::Reply(error) => write!(f, "{error}"),
             Self::NotCarried(reason) => write!(f, "the store was restarted, and {reason}"),
         }

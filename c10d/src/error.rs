@@ -165,7 +165,9 @@ impl fmt::Display for Absent<'_> {
             return Ok(());
         };
         match ranks.as_slice() {
-            [] => f.write_str("all ranks have come, but one was lost before it said so")?,
+            [] => {
+                f.write_str("all ranks have arrived, but one was lost before it confirmed this")?
+            }
             [rank] => write!(f, "rank {rank} of {world_size} is missing")?,
             ranks => write!(
                 f,
@@ -236,7 +238,8 @@ mod tests {
             "broadcast of group \"world\": after 1.500s, 3 of 16 ranks are missing: 3-4, 9"
         );
         assert!(
-            missing(&[], &[]).ends_with("all ranks have come, but one was lost before it said so")
+            missing(&[], &[])
+                .ends_with("all ranks have arrived, but one was lost before it confirmed this")
         );
     }
 

@@ -133,7 +133,9 @@ impl fmt::Display for Unhealthy {
                 return write!(f, "its health check could not be started: {error}");
             }
             How::Exit(exit) => write!(f, "its health check failed ({exit}")?,
-            How::TimedOut(after) => write!(f, "its health check failed (no end within {after:?}")?,
+            How::TimedOut(after) => {
+                write!(f, "its health check failed (not finished within {after:?}")?
+            }
         }
         let line = self.last_line();
         if !line.is_empty() {
@@ -238,7 +240,7 @@ impl Running {
             process_group::reap(self.group);
         } else {
             log::error!(
-                "the system cannot end the health check (pid {}), which was killed {} s ago; its processes may \
+                "the health check (pid {}) was killed {} s ago and has not exited; its processes may \
                  be waiting for a device",
                 self.group.as_raw_nonzero(),
                 KILL_PATIENCE.as_secs(),
@@ -398,7 +400,7 @@ mod tests {
         );
         let check = check(&script).with_timeout(Duration::from_secs(1));
         let failed = unhealthy(&check);
-        let expected = "its health check failed (no end within 1s: waiting)";
+        let expected = "its health check failed (not finished within 1s: waiting)";
         assert_eq!(failed.to_string(), expected);
         assert_ends(&file);
     }

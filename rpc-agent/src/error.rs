@@ -333,7 +333,7 @@ fn describe_attempts(max_retries: u32, attempts: u32, outcome: Outcome, last: &R
     };
     // The text of the last error alone would report that the function did not run.
     let earlier = if outcome == Outcome::Unknown && last.outcome() == Outcome::NotExecuted {
-        ", of which one may have run"
+        ", and one of them may have run"
     } else {
         ""
     };

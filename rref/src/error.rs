@@ -210,7 +210,7 @@ pub enum ShutdownError {
     #[error("cannot shut down the references: {0}")]
     OtherProcess(#[from] c10d_socket::OtherProcess),
     /// The agent is not the attached agent. The call had no effect.
-    #[error("the references belong to the agent of {attached}, not to that of {given}")]
+    #[error("the references belong to the agent of {attached}, not to the agent of {given}")]
     OtherAgent {
         /// The worker of the attached agent.
         attached: WorkerInfo,

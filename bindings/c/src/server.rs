@@ -80,7 +80,7 @@ operations! {
             return Err(Failure::new(Status::C10D_ERROR_JOURNAL, error.to_string()));
         }
         if !running.is_running() {
-            let text = format!("the server of port {} has ended by itself", server.port);
+            let text = format!("the server of port {} has stopped on its own", server.port);
             return Err(Failure::new(Status::C10D_ERROR_SERVER, text));
         }
     };

@@ -90,7 +90,7 @@ class Watch(TorchrunCase):
 
     def test_a_failure_has_its_cause_before_torchruns_report(self) -> None:
         for act, code, cause in (
-            ("exit", 7, "ended with exit code 7"),
+            ("exit", 7, "exited with code 7"),
             ("kill", -9, "was killed by signal 9"),
         ):
             with self.subTest(act):

@@ -179,7 +179,7 @@ fn same_options(nodes: &[Node], found: &mut Vec<Finding>) {
                 text(&nodes[first].facts.version),
                 text(&host.facts.version)
             ),
-            "install the same release on all nodes; docs/reference/compatibility.md lists what works across releases",
+            "install the same release on all nodes",
         ));
     }
 }

@@ -87,7 +87,7 @@ fn decode(
         (Some(text), None) => Ok(Some(text.into_bytes())),
         (None, Some(base64)) => match BASE64_STANDARD.decode(base64) {
             Ok(bytes) => Ok(Some(bytes)),
-            Err(error) => Err(format!("{base64_name} is no base64: {error}")),
+            Err(error) => Err(format!("{base64_name} is not base64: {error}")),
         },
         (None, None) => Ok(None),
     }
@@ -137,7 +137,7 @@ mod tests {
                 r#"{"key":"k","value":"v","base64":"/w=="}"#,
                 "both value and base64",
             ),
-            (r#"{"key":"k","base64":"/"}"#, "base64 is no base64"),
+            (r#"{"key":"k","base64":"/"}"#, "base64 is not base64"),
             (r#"{"key":"k","queue":[{}]}"#, "an element with neither"),
         ] {
             let error = serde_json::from_str::<Line>(text)

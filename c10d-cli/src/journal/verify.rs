@@ -107,7 +107,7 @@ impl<'a> Report<'a> {
             if is_intact {
                 "intact"
             } else {
-                "DAMAGED: the above could be read"
+                "DAMAGED: only the above could be read"
             },
         )
     }

@@ -86,7 +86,7 @@ pub(super) fn text(plan: &RunPlan, is_host: bool) -> String {
     lines.add_given("store port", plan.store_port);
     lines.add_given(
         "workers' store",
-        shares_store.then_some("that of the rendezvous"),
+        shares_store.then_some("the store of the rendezvous"),
     );
     lines.add_given("relay", parameters.has_relays().then_some("yes"));
     for (name, value) in environment(plan) {

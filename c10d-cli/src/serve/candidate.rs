@@ -53,7 +53,7 @@ impl Candidate {
                     _ => return Err(failure),
                 },
             };
-            log::warn!("{deposed}: standing by again");
+            log::warn!("{deposed}: this server is a standby again");
             served.stop();
         }
     }

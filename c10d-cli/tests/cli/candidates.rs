@@ -271,15 +271,15 @@ fn a_killed_server_is_followed_before_its_lease_ends() {
     for _ in 0..rounds {
         let mut next = Candidate::start(&etcd);
         let mut log = BufReader::new(next.running.stderr());
-        await_line(&mut log, &["will be seen at once"]);
+        await_line(&mut log, &["will be noticed at once"]);
         client.wait_for_calls();
         client.longest();
         drop(std::mem::replace(&mut serving, next));
-        let seen = await_line(
-            &mut log,
-            &["the process that led has ended", "leads from now on"],
+        let seen = await_line(&mut log, &["the leader has exited", "leads from now on"]);
+        assert!(
+            seen.contains("the leader has exited"),
+            "by its lease only: {seen}"
         );
-        assert!(seen.contains("has ended"), "by its lease only: {seen}");
         serving.store();
         client.wait_for_calls();
         killed.push(client.longest());
@@ -317,13 +317,16 @@ fn silent_strangers_do_not_delay_a_takeover() {
     let early = strangers();
     let mut second = Candidate::start(&etcd);
     let mut log = BufReader::new(second.running.stderr());
-    await_line(&mut log, &["will be seen at once"]);
+    await_line(&mut log, &["will be noticed at once"]);
     let late = strangers();
-    await_line(&mut log, &["will be seen at once"]);
+    await_line(&mut log, &["will be noticed at once"]);
     drop(first);
-    let texts = ["the process that led has ended", "leads from now on"];
+    let texts = ["the leader has exited", "leads from now on"];
     let seen = await_line(&mut log, &texts);
-    assert!(seen.contains("has ended"), "by its lease only: {seen}");
+    assert!(
+        seen.contains("the leader has exited"),
+        "by its lease only: {seen}"
+    );
     second.store();
     drop((early, late));
 }

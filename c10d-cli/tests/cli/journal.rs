@@ -210,7 +210,7 @@ fn damage_is_reported_with_what_is_intact() {
     assert!(
         ended
             .stdout_text()
-            .ends_with("DAMAGED: the above could be read\n"),
+            .ends_with("DAMAGED: only the above could be read\n"),
         "{ended:?}"
     );
     ended.assert_fails(5, "does not match its checksum; intact: all before it");

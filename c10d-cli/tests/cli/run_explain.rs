@@ -160,7 +160,7 @@ fn the_rank_that_others_waited_for_is_the_root_cause() {
     let (before, report) = log.split_once("Root Cause (").unwrap();
     assert!(before.contains("When the first worker failed: "), "{log}");
     for text in [
-        "the first observed failure is that of rank 0):\n",
+        "the first observed failure is of rank 0):\n",
         "rank      : 1 (local_rank: 1)",
         "cause     : alive, but never reached init_process_group",
     ] {

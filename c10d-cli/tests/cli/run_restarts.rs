@@ -90,7 +90,7 @@ fn a_node_that_hosts_the_store_ends_the_job_for_all() {
     };
     let [host, other] = ["1", "0"].map(start).map(Running::end);
     assert_eq!([host.code, other.code], [Some(1); 2], "{host:?} {other:?}");
-    assert_says(&host, "the job ends: worker with rank ");
+    assert_says(&host, "stopping the job: worker with rank ");
     assert_says(&other, " ended the job: worker with rank ");
     assert_eq!(starts(&job), 2);
 }
@@ -103,7 +103,7 @@ fn a_module_that_is_missing_ends_the_job() {
     assert_eq!((ended.code, starts(&job)), (Some(1), 1), "{ended:?}");
     assert_says(
         &ended,
-        "the job ends: worker with rank 0 would fail at each start: ModuleNotFoundError: No module named 'x'",
+        "stopping the job: worker with rank 0 would fail at each start: ModuleNotFoundError: No module named 'x'",
     );
 }
 
@@ -153,7 +153,7 @@ fn restarts_that_bring_no_progress_are_limited_and_others_are_not() {
     assert_eq!((ended.code, starts(&job)), (Some(1), 3), "{ended:?}");
     assert_says(
         &ended,
-        "the job ends: 2 restarts in a row brought no progress beyond step 5",
+        "stopping the job: 2 restarts in a row brought no progress beyond step 5",
     );
     // A file of the script's own, which stays from start to start.
     let job = Job::new();

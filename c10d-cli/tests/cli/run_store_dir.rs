@@ -159,7 +159,9 @@ fn workers_use_an_external_store_for_each_round_anew() {
     let ended = Running::start(other("--rdzv-id=third")).end();
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(
-        ended.stderr.contains("those of run \"second\" do"),
+        ended
+            .stderr
+            .contains("the workers of run \"second\" still use it"),
         "{ended:?}"
     );
     drop(second);

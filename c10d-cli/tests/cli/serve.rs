@@ -73,7 +73,7 @@ fn the_log_has_the_number_of_possible_connections() {
     server.running.signal(Signal::TERM);
     let log = server.end().stderr;
     assert!(
-        log.contains("room for 7 connections (--connections-max)"),
+        log.contains("connection limit: 7 (--connections-max)"),
         "{log}"
     );
     assert!(!log.contains("WARN"), "{log}");
@@ -84,7 +84,10 @@ fn a_world_size_beyond_the_limit_logs_a_warning() {
     let server = Server::start_with(["store", "serve", "--port=0", "--world-size=1000000000"]);
     server.running.signal(Signal::TERM);
     let log = server.end().stderr;
-    assert!(log.contains("1000000000 workers exceed the limit"), "{log}");
+    assert!(
+        log.contains("1000000000 workers exceed the connection limit"),
+        "{log}"
+    );
     if cfg!(target_os = "linux") {
         assert!(log.contains("net.core.somaxconn"), "{log}");
     }
@@ -307,7 +310,7 @@ fn a_port_in_use_is_reported() {
         "{second:?}"
     );
     assert!(
-        last_line.contains("another process uses the port"),
+        last_line.contains("stop the process that uses it"),
         "{second:?}"
     );
 }

@@ -123,7 +123,7 @@ impl EtcdJournal {
         }
         let life_line = LifeLine::start(address, options.life_port).map_err(|error| {
             log::info!(
-                "standbys cannot see when this process ends, only when its lease does: {error}"
+                "standbys will notice an exit of this process only when its lease expires: {error}"
             );
         });
         let life_line = life_line.ok();
@@ -168,7 +168,7 @@ impl EtcdJournal {
     fn tell_lost(&mut self, what: &str) {
         let deadline = Deadline::after(Instant::now(), MARK_TIMEOUT);
         if let Err(error) = self.gateway.call(&mark(self.layout(), what), deadline) {
-            log::warn!("other servers are not told of a loss in etcd: {error}");
+            log::warn!("cannot report a loss in etcd to the other servers: {error}");
         }
     }
 
@@ -315,7 +315,7 @@ impl EtcdJournal {
         let id = vigil.id();
         *watching = Watching::NotNow(Retry::after_vigil(id, Instant::now()));
         if seen == Seen::Death {
-            log::warn!("{}: the process that led has ended", self.place());
+            log::warn!("{}: the leader has exited", self.place());
             candidate.has_died(id);
         }
     }
@@ -375,7 +375,7 @@ impl EtcdJournal {
         };
         *watching = match Vigil::begin(leader, life, &self.cancel) {
             Ok(vigil) => {
-                log::info!("the end of {leader}, will be seen at once");
+                log::info!("an exit of {leader}, will be noticed at once");
                 Watching::Process(vigil)
             }
             Err(what) => {
@@ -386,7 +386,7 @@ impl EtcdJournal {
                 };
                 log::log!(
                     level,
-                    "the end of {leader}, will be seen by that of its lease only: {what}"
+                    "an exit of {leader}, will be noticed only when its lease expires: {what}"
                 );
                 Watching::NotNow(retry)
             }
@@ -581,7 +581,7 @@ impl Journal for EtcdJournal {
             lease.leads(head.writer);
         }
         log::info!(
-            "{}: this process leads, for the {epoch}. time, from batch {position} on",
+            "{}: this process leads in epoch {epoch}, from batch {position} on",
             self.place()
         );
         self.options.memory.keep(Some(&writer.known()));
@@ -633,7 +633,7 @@ impl Journal for EtcdJournal {
             self.write(operation, |writer| writer.raise_format(agreed, revision))?;
             if self.format() == agreed {
                 log::info!(
-                    "{}: all servers read format {agreed} by now, which this process writes from now on",
+                    "{}: all servers can read format {agreed}; switching to it",
                     self.place()
                 );
                 return Ok(agreed);

@@ -143,7 +143,7 @@ impl Drop for Lease {
             let revoke = Request::Revoke { lease: self.id };
             let deadline = Deadline::after(Instant::now(), REVOKE_TIMEOUT);
             if let Err(error) = self.gateway.call(&revoke, deadline) {
-                log::info!("cannot end a lease of etcd, which so expires by itself: {error}");
+                log::info!("cannot revoke a lease of etcd, so it will expire on its own: {error}");
             }
         }
     }
@@ -209,7 +209,7 @@ impl Keeper {
             CallError::Cancelled => false,
             CallError::Unknown(error) => {
                 log::warn!(
-                    "the store answers nothing while etcd does not confirm that this process leads: {error}"
+                    "the store does not answer until etcd confirms that this process leads: {error}"
                 );
                 true
             }
@@ -257,7 +257,7 @@ impl Keeper {
                 self.authority.withdraw();
                 let deadline = Deadline::after(Instant::now(), LOOK_TIMEOUT);
                 if let Err(error) = self.gateway.call(&mark(&self.layout, &what), deadline) {
-                    log::warn!("other servers are not told of a loss in etcd: {error}");
+                    log::warn!("cannot report a loss in etcd to the other servers: {error}");
                 }
                 self.authority.end_damaged(what);
             }

@@ -473,7 +473,7 @@ fn number_of(answer: &Value, name: &str) -> Result<u64, &'static str> {
         Value::String(text) => text.parse().ok(),
         value => value.as_u64(),
     };
-    number.ok_or("a number that is missing or none")
+    number.ok_or("a field without a number")
 }
 
 fn key_of(answer: &Value) -> Result<String, &'static str> {
@@ -488,7 +488,7 @@ fn decoded(answer: &Value, name: &str) -> Result<Vec<u8>, &'static str> {
     let text = answer[name].as_str().unwrap_or_default();
     STANDARD
         .decode(text)
-        .map_err(|_| "a value that is no base64")
+        .map_err(|_| "a value that is not base64")
 }
 
 #[cfg(test)]

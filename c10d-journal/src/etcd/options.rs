@@ -400,7 +400,7 @@ fn ask_all<T: Sync, A: Send>(all: &[T], ask: impl Fn(&T) -> A + Sync) -> Vec<Res
         let answers = asked.into_iter().map(|asked| match asked {
             Ok(asked) => asked
                 .join()
-                .map_err(|_| "the thread that asks panicked".to_owned()),
+                .map_err(|_| "the thread of the request panicked".to_owned()),
             Err(error) => Err(format!("cannot start a thread to ask: {error}")),
         });
         answers.collect()

@@ -104,7 +104,9 @@ fn a_new_store_has_the_newest_format_that_the_first_candidates_read() {
     let old = EtcdJournal::open(&of_release(&options, 1), &address, &Cancel::NEVER);
     let error = old.expect_err("it is newer").to_string();
     assert!(
-        error.contains("has format 2; this program reads up to format 1, so a newer one is needed"),
+        error.contains(
+            "has format 2; this program reads up to format 1, so a newer version of it is needed"
+        ),
         "{error}"
     );
     assert_eq!(status(&options).candidates.len(), 1);

@@ -48,7 +48,7 @@ const NO_SESSION: [u8; 17] = [0; 17];
 #[non_exhaustive]
 #[expect(
     missing_docs,
-    reason = "a field is the key, or what the variant's comment says of it"
+    reason = "a field is the key, or is explained by the variant's comment"
 )]
 pub enum Effect<'a> {
     /// The key has this value.

@@ -40,7 +40,7 @@ pub enum JournalError {
     },
     /// A later version of this program has written the journal.
     #[error(
-        "the journal {place} has format {found}; this program reads up to format {known}, so a newer one is needed"
+        "the journal {place} has format {found}; this program reads up to format {known}, so a newer version of it is needed"
     )]
     Newer {
         /// The place of the journal: see [`Journal::place`](super::Journal::place).
@@ -52,7 +52,7 @@ pub enum JournalError {
     },
     /// An earlier version of this program has written the journal, and this version cannot read it.
     #[error(
-        "the journal {place} has format {found}; this program reads format {known} and later: an older one, that reads both, must have written a snapshot first"
+        "the journal {place} has format {found}; this program reads format {known} and later, so a version that reads both must have written a snapshot first"
     )]
     Older {
         /// The place of the journal: see [`Journal::place`](super::Journal::place).

@@ -95,9 +95,9 @@ mod tests {
         for found in [2, 3] {
             assert_eq!(u64::from(check(found).expect("it is read")), found);
         }
-        let newer = "the journal J has format 4; this program reads up to format 3, so a newer one is needed";
+        let newer = "the journal J has format 4; this program reads up to format 3, so a newer version of it is needed";
         assert_eq!(check(4).expect_err("newer").to_string(), newer);
-        let older = "the journal J has format 1; this program reads format 2 and later: an older one, that reads both, must have written \
+        let older = "the journal J has format 1; this program reads format 2 and later, so a version that reads both must have written \
             a snapshot first";
         assert_eq!(check(1).expect_err("older").to_string(), older);
         assert!(matches!(

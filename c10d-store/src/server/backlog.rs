@@ -27,7 +27,7 @@ impl Backlog {
     pub(super) fn keep_group(&mut self, group: Group, next: usize) {
         debug_assert!(
             self.is_empty(),
-            "a group comes before the bytes that follow"
+            "a group is kept before the bytes that follow"
         );
         self.group = Some(Box::new((group, next)));
     }

@@ -205,7 +205,7 @@ impl EventLoop {
                 if error.kind() == io::ErrorKind::Interrupted {
                     continue;
                 }
-                log::error!("the store server stops, as it cannot poll its sockets: {error}");
+                log::error!("the store server stops, because it cannot poll its sockets: {error}");
                 return;
             }
             let has_events = events.iter().any(|event| event.token() != WAKER);

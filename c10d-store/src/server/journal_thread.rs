@@ -164,7 +164,7 @@ impl JournalThread {
         self.shared.changed.notify_one();
         if self.ended.recv_timeout(LAST_APPEND_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
             log::error!(
-                "the journal {} has not taken the last batch within {LAST_APPEND_TIMEOUT:?}: it may be lost",
+                "the journal {} did not confirm the last batch within {LAST_APPEND_TIMEOUT:?}, so it may be lost",
                 self.place
             );
             self.cancel.cancel();

@@ -37,10 +37,10 @@ pub enum SnapshotError {
     #[error("the store server has stopped")]
     Stopped,
     /// Another process serves the store, or will: see [`TcpStoreServer::stand_by`](super::TcpStoreServer::stand_by).
-    #[error("this server stands by: another one serves the store, or will")]
+    #[error("this server is a standby: another server serves the store, or will soon")]
     StandsBy,
     /// Another process may have taken over: the server answers nothing until it has checked that it still leads.
-    #[error("the store server answers nothing until it knows whether another one has taken over")]
+    #[error("the store server does not answer while another server may have taken over")]
     MayBeDeposed,
     /// The server's thread was busy for longer than the timeout.
     #[error("the store server has not answered within {timeout:?}; it is overloaded")]

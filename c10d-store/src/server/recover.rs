@@ -79,7 +79,7 @@ impl OpenJournal {
         state.end_recovered();
         state.set_carried_bytes(carried.memory_bytes());
         log::info!(
-            "the store continues with {} keys of the journal {place}, opened for the {}. time",
+            "opened the journal {place}: {} keys, run {}",
             state.counters().keys,
             journal.identity().epoch
         );

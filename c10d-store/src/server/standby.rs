@@ -37,7 +37,7 @@ impl Standby {
                 let result = OpenJournal::recover(&source, groups, &of_thread).map(Box::new);
                 *written.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
                 if let Err(error) = waker.wake() {
-                    log::error!("a store server that stands by cannot be woken to lead: {error}");
+                    log::error!("cannot wake a standby store server to lead: {error}");
                 }
             })?;
         Ok(Self {
@@ -65,7 +65,7 @@ impl Drop for Standby {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            log::error!("the thread of a store server that stands by panicked");
+            log::error!("the thread of a standby store server panicked");
         }
     }
 }

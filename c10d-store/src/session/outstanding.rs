@@ -41,7 +41,7 @@ pub enum ReplyError {
     #[error(transparent)]
     NotAReply(#[from] NotAReply),
     /// The reply differs from the part that was passed on before the server was restarted.
-    #[error("the value of which a part has arrived was overwritten when the store was restarted")]
+    #[error("a value that had arrived in part was overwritten when the store was restarted")]
     Changed,
 }
 

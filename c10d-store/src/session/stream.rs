@@ -192,7 +192,7 @@ impl SessionStream {
             }
         }
         if self.kept.len() > SESSION_WINDOW_BYTES + OVERRUN_BYTES_MAX {
-            return Err(Violation::new("it asks and does not acknowledge"));
+            return Err(Violation::new("it sends requests and does not acknowledge"));
         }
         Ok(None)
     }

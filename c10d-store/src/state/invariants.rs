@@ -44,7 +44,7 @@ impl StoreState {
             owned += usize::from(slot.ownership.is_some());
             assert!(
                 slot.ownership.is_none() || slot.stored.is_some(),
-                "what is owned is a value"
+                "only a value is owned"
             );
         }
         assert_eq!(values, self.slots.value_count(), "the values are counted");
@@ -72,7 +72,7 @@ impl StoreState {
                     |wants: &&Wants| matches!(wants, Wants::ValueOrElement | Wants::Element);
                 assert!(
                     !wants.iter().any(wants_one),
-                    "nobody sleeps beside an element"
+                    "no wait sleeps beside an element"
                 );
             }
         });

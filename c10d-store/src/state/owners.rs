@@ -322,7 +322,7 @@ impl Owners {
         let mut checks = 0;
         for (id, owner) in &self.owners {
             for key in &owner.keys {
-                assert_eq!(owner_of(key), Some(*id), "a key knows its owner");
+                assert_eq!(owner_of(key), Some(*id), "a key has its owner");
             }
             keys += owner.keys.len();
             checks += usize::from(owner.check.is_some());

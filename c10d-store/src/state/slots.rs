@@ -49,7 +49,7 @@ pub(super) struct Slot {
     /// Invariant: not empty.
     #[expect(
         clippy::box_collection,
-        reason = "few names have a queue, so the slots of all others stay small"
+        reason = "few names have a queue, so the slots of the other names stay small"
     )]
     pub(super) queue: Option<Box<VecDeque<Value>>>,
     pub(super) waiters: Option<ListId>,

@@ -122,7 +122,7 @@ impl Runtime<'_> {
         match tell() {
             Ok(true) => self.untold = None,
             Ok(false) => {}
-            Err(error) => log::debug!("cannot tell the exits of workers: {error}"),
+            Err(error) => log::debug!("cannot report the exits of workers: {error}"),
         }
     }
 

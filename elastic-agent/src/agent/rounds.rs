@@ -272,7 +272,7 @@ impl Rounds {
         };
         if let Err(error) = job_end::publish(&board, notice) {
             let why = in_brief(&error);
-            return log::warn!("cannot report why the job ends: {why}");
+            return log::warn!("cannot report why the job stops: {why}");
         }
         self.published = Some(PublishedEnd {
             board,

@@ -89,10 +89,7 @@ fn summary(
             let observed = failures.first_observed();
             match std::ptr::eq(observed, failures.first()) && !failures.is_root_elsewhere() {
                 true => "first observed failure".to_owned(),
-                false => format!(
-                    "the first observed failure is that of rank {}",
-                    observed.rank
-                ),
+                false => format!("the first observed failure is of rank {}", observed.rank),
             }
         }
     };
@@ -166,7 +163,7 @@ fn block(
     let message = match traceback {
         Traceback::Shown { same } if same.is_empty() => shown(message),
         Traceback::Shown { .. } => shown(message.trim_end()),
-        Traceback::SameAs { rank } => format!("the same as that of rank {rank}"),
+        Traceback::SameAs { rank } => format!("the same as of rank {rank}"),
     };
     let time = local_time(failure.timestamp);
     let code = failure.exit.code();

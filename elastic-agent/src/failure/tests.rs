@@ -154,17 +154,14 @@ fn a_traceback_of_several_workers_is_shown_once() {
         root.contains("the last lines\n    loading\n==="),
         "{summary}"
     );
-    let same = "traceback : the same as that of rank 10\n";
+    let same = "traceback : the same as of rank 10\n";
     assert_eq!(others.matches(same).count(), 2, "{summary}");
     assert_eq!(summary.matches("ValueError: 7").count(), 1, "{summary}");
     assert!(
         others.contains("  ValueError: 7\n  same in   : rank 14\n"),
         "{summary}"
     );
-    assert!(
-        others.contains("the same as that of rank 13\n"),
-        "{summary}"
-    );
+    assert!(others.contains("the same as of rank 13\n"), "{summary}");
 
     // Terminal codes of a worker do not reach the terminal of the reader.
     let loud = failures(&[failed(0, "", "\x1b]0;title\x07ding\n")]).summary("t.py", "h", time);
@@ -342,7 +339,7 @@ fn a_blamed_worker_is_the_root_cause_and_the_first_error_is_still_shown() {
         "{rule}\nf.py FAILED\n{thin}\nFailures:\n[0]:\n  time      : 2026-11-21_04:42:50\n  host      : h\n  \
          rank      : 11 (local_rank: 1)\n  exitcode  : 1 (pid: 1001) \n  error_file: <N/A>\n  traceback : \
          {HINT}\n  stderr    : the last lines\n    wait timeout after 10000ms\n{thin}\n\
-         Root Cause (the first observed failure is that of rank 11):\n[1]:\n  \
+         Root Cause (the first observed failure is of rank 11):\n[1]:\n  \
          time      : 2026-11-21_04:42:51\n  host      : h\n  rank      : 12 (local_rank: 2)\n  \
          exitcode  : -15 (pid: 1002)  (SIGTERM)\n  error_file: <N/A>\n  \
          traceback : Signal 15 (SIGTERM) received by PID 1002\n  \

@@ -138,7 +138,7 @@ pub(super) fn conclude(
                 (Some(_), Some(root)) => log::error!("root cause: {}", root.text),
                 (Some(notice), None) => show_root_cause(notice),
                 // The report has the root cause.
-                (None, _) => log::error!("the job ends: {reason}"),
+                (None, _) => log::error!("stopping the job: {reason}"),
             }
             leave_error_file(options, |path| match failures {
                 Some(failures) => failures.write_error_file(path),

@@ -37,7 +37,7 @@ const ORDER: [FeatureEntry; 9] = [
     FeatureEntry {
         name: "health port",
         make: make_health_port,
-        why: "probes are answered before this node waits for others, and until all else has ended",
+        why: "probes are answered before this node waits for other nodes, and until everything else has stopped",
     },
     FeatureEntry {
         name: "debug servers",
@@ -52,7 +52,7 @@ const ORDER: [FeatureEntry; 9] = [
     FeatureEntry {
         name: "announcements",
         make: make_announcer,
-        why: "it ends with the last word about the workers, for which answers and debug servers are still there",
+        why: "it stops with the last word about the workers, for which answers and debug servers are still there",
     },
     FeatureEntry {
         name: "observations",
@@ -72,7 +72,7 @@ const ORDER: [FeatureEntry; 9] = [
     FeatureEntry {
         name: "log lines",
         make: make_log_lines,
-        why: "they name the status page, which is there by then",
+        why: "they name the status page, which exists before them",
     },
     FeatureEntry {
         name: "events",

@@ -183,7 +183,7 @@ fn open_rendezvous(
 fn stopped_while_opening(stop: &StopControl) -> LauncherReport {
     let signal = stop.stopped_by().unwrap_or_default();
     let name = name_of(signal);
-    log::info!("received {name} before the store of the rendezvous answered: ending");
+    log::info!("received {name} before the store of the rendezvous answered: stopping");
     LauncherReport::of(Ok(AgentOutcome::Signalled {
         signal,
         had_workers: false,

@@ -213,7 +213,7 @@ fn started_line(
     };
     let mut line = format!("started {ranks} of {}{again}", started.world_size);
     if started.nodes > 1 {
-        line += &format!(" on node {} of 0-{}", started.node_rank, started.nodes - 1);
+        line += &format!(" on node {} of {}", started.node_rank, started.nodes);
     }
     line += ": pid ";
     let mut notes = String::new();
@@ -285,7 +285,7 @@ fn store_line(
         false => String::new(),
     };
     let more = match can_have_debug_server {
-        true => " (it knows more with --debug-server)",
+        true => " (--debug-server adds collectives)",
         false => "",
     };
     Some(format!(
@@ -404,7 +404,7 @@ mod tests {
         started.restarts = 3;
         assert_eq!(
             started_line(&started, Some("/v/bin/python3"), true),
-            "started ranks 4-5 of 8 again on node 1 of 0-1: pid 17, 18"
+            "started ranks 4-5 of 8 again on node 1 of 2: pid 17, 18"
         );
         assert_eq!(
             started_line(&self::started(1), Some("/v/bin/python3"), false),
@@ -484,7 +484,7 @@ mod tests {
         );
         assert_eq!(
             store_line(&started, false, true).unwrap(),
-            "if the job hangs: c10d why --connect node0:4711 (it knows more with --debug-server)"
+            "if the job hangs: c10d why --connect node0:4711 (--debug-server adds collectives)"
         );
         started.is_agent_store = false;
         assert_eq!(line(&started, false), None);

@@ -273,7 +273,7 @@ fn number_of(name: &str) -> Option<i32> {
             None
         }
         None => {
-            log::warn!("ignoring {name:?}, which is not the name of a signal");
+            log::warn!("ignoring {name:?}: not the name of a signal");
             None
         }
     }

@@ -128,7 +128,7 @@ pub(super) fn run(mut streams: Vec<LoggedStream>, progress: &Progress, finish_se
                 && !std::mem::replace(&mut is_warned, true)
             {
                 log::warn!(
-                    "cannot write {}: {error}: the console goes on",
+                    "cannot write {}: {error}; the console still gets the output",
                     stream.path.display()
                 );
             }

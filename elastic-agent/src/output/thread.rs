@@ -89,7 +89,7 @@ impl OutputThread {
                 // A blocked write cannot be cancelled. The thread ends when the bytes are accepted.
                 self.progress.is_abandoned.store(true, Ordering::Relaxed);
                 log::error!(
-                    "{} has not accepted all output: not waiting for the rest of {}",
+                    "{} has not accepted all output; dropping the rest of {}",
                     self.target,
                     self.name
                 );

@@ -165,7 +165,7 @@ impl Drop for Subreaper {
         if subreapers.0 == 0
             && let Err(error) = set_child_subreaper(subreapers.1)
         {
-            log::warn!("cannot stop to be the parent of orphaned processes: {error}");
+            log::warn!("cannot stop being the parent of orphaned processes: {error}");
         }
     }
 }

@@ -57,7 +57,7 @@ impl Round {
                 Some(format!("; not waiting for the other nodes: {error}"))
             }
             Input::Finished(arrived) if barrier.is_late => Some(format!(
-                "; after {} s, {} of {} nodes have reported success: not waiting for the others",
+                "; after {} s, {} of {} nodes have reported success: not waiting for the other nodes",
                 waited.as_secs(),
                 arrived.map_or("an unknown number".to_owned(), |arrived| arrived
                     .to_string()),

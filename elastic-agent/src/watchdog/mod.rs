@@ -186,13 +186,13 @@ impl Loop {
                 }
                 timers.retain(is_running);
                 if !timers.apply(request) && !std::mem::replace(has_warned, true) {
-                    log::warn!("the workers have too many timers: the watchdog ignores new ones");
+                    log::warn!("the workers have too many timers: the watchdog ignores new timers");
                 }
             });
         }
         let refused = self.lines.take_refused();
         if refused > 0 {
-            log::warn!("the watchdog ignores {refused} lines that are no timers of PyTorch");
+            log::warn!("the watchdog ignores {refused} lines that are not timers of PyTorch");
         }
     }
 
@@ -225,7 +225,9 @@ impl Loop {
         let scopes = scopes.iter().map(|scope| format!("{scope:?}"));
         let scopes = scopes.take(8).collect::<Vec<_>>().join(", ");
         let Some(number) = expired.signal else {
-            log::warn!("timers of process {pid} have expired, without a signal: {scopes}");
+            log::warn!(
+                "timers of process {pid} have expired, and have no signal to send: {scopes}"
+            );
             return;
         };
         let Some((process, signal)) = Pid::from_raw(*pid).zip(Signal::from_named_raw(number))
@@ -241,7 +243,7 @@ impl Loop {
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return,
             _ => {
                 log::warn!(
-                    "timers of process {pid} have expired: {scopes}; no signal: it is not in a session of these workers"
+                    "timers of process {pid} have expired: {scopes}; not sending a signal: the process is not in a session of these workers"
                 );
                 return;
             }

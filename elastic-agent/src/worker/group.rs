@@ -92,7 +92,7 @@ impl WorkerGroup {
     ) -> Result<Self, StartError> {
         if sys::unignore_child_signal().map_err(|source| StartError::System { source })? {
             log::warn!(
-                "SIGCHLD was ignored, which hides exit codes of workers: restored its default"
+                "restored the default of SIGCHLD, because ignoring it hides the exit codes of workers"
             );
         }
         let target = plan.signal_target;

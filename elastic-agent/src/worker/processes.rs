@@ -226,7 +226,7 @@ fn start_waiters(count: usize) -> io::Result<(Vec<Waiter>, Receiver<Ended>)> {
 fn start_guardian(remains: &Remains) -> Option<Guardian> {
     let started = Guardian::start(remains).inspect_err(|error| {
         log::warn!(
-            "cannot start the guardian process ({error}): children of workers survive a killed launcher"
+            "cannot start the guardian process ({error}), so children of workers survive a killed launcher"
         );
     });
     started.ok()

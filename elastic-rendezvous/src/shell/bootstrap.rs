@@ -444,7 +444,7 @@ impl Bootstrap {
         };
         if let Some(before) = before {
             log::info!(
-                "rank 0 has not published the workers' store of round {}: using {}, as in an earlier round",
+                "rank 0 has not published the workers' store of round {}: using {} of an earlier round",
                 round.number,
                 before.address,
             );

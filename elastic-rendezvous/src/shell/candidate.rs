@@ -266,7 +266,7 @@ impl Servers {
                 None if !server.is_running() => {
                     let failure = server.journal_failure();
                     let why = failure.map_or_else(String::new, |why| format!(": {why}"));
-                    log::warn!("this process serves the store {name} no longer{why}");
+                    log::warn!("stopped serving the store {name}{why}");
                     return !matches!(failure, Some(JournalError::Damaged { .. }));
                 }
                 None => {}

@@ -379,7 +379,7 @@ impl DynamicRendezvous {
             let _ = self.to_loop.send(Message::Settled);
             match settled {
                 Err(RendezvousError::Interrupted { .. }) if !self.is_interrupted() => log::info!(
-                    "round {} has lost a member before it had a workers' store: joining another round",
+                    "round {} lost a member before it had a workers' store; joining another round",
                     answer.round,
                 ),
                 Err(error) if error.is_outage() && self.backend.is_reconnecting() => log::warn!(

@@ -251,7 +251,7 @@ pub(crate) const WAIT_CHARS_MAX: usize = 76;
 /// Writes the line of a waiting join to the log.
 pub(crate) fn log_wait(report: &WaitReport, reason: Option<&str>) {
     log::info!(
-        "waiting for other nodes for {:.0} s, up to {:.0} s more: {}",
+        "still waiting for other nodes after {:.0} s, for up to {:.0} s more: {}",
         report.waited.as_secs_f64(),
         report.time_left.as_secs_f64(),
         printable(&report.in_brief(), WAIT_CHARS_MAX),

@@ -102,7 +102,7 @@ impl Applicant<'_> {
             }
             if deadline.has_passed(Instant::now()) {
                 log::info!(
-                    "no node of the job answers that has claimed it: claiming it for nodes like this one"
+                    "claiming the store for nodes like this one, because no node that has claimed it answers"
                 );
                 return compare(self.run_id, &self.write(&claim, &own)?, &node, keeps);
             }

@@ -275,7 +275,7 @@ impl StaticRendezvous {
         reported.next_event_at = report.waited + EVENT_INTERVAL;
         if report.waited >= reported.next_log_at {
             log::info!(
-                "waiting for other nodes for {} s, up to {} s more: {}",
+                "still waiting for other nodes after {} s, for up to {} s more: {}",
                 report.waited.as_secs(),
                 report.time_left.as_secs(),
                 printable(&report.in_brief(), WAIT_CHARS_MAX),

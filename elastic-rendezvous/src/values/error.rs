@@ -172,8 +172,8 @@ pub enum RendezvousError {
 
     /// The workers are to use the rendezvous' store, but the workers of another job use it already.
     #[error(
-        "the workers of run {run_id:?} cannot use the {store}: those of run \"{owner}\" do, which has not ended; give each \
-         job a store of its own, or use --workers-store agent"
+        "the workers of run {run_id:?} cannot use the {store}: the workers of run \"{owner}\" still use it; give each \
+         job its own store, or use --workers-store agent"
     )]
     WorkersOfAnotherJob {
         /// The job's name, the same on all nodes.

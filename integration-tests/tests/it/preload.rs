@@ -459,7 +459,7 @@ fn what_forked_workers_cannot_live_with_is_refused_and_workers_start_without_it(
         );
         // A job that lasts longer than its template is told of the next ones too.
         let is_news =
-            |line: &&str| line.contains("preload") && !line.ends_with("; starting another one");
+            |line: &&str| line.contains("preload") && !line.ends_with("; starting it again");
         let said: Vec<&str> = ended.stderr.lines().filter(is_news).collect();
         let [line] = said[..] else {
             panic!("not one line: {ended:?}")

@@ -533,7 +533,7 @@ impl<R, C> Scheduler<R, C> {
                     return Next::Look;
                 }
                 Phase::Looks { .. } | Phase::Polls | Phase::Runs(_) => {
-                    unreachable!("a thread reports before it asks what is next")
+                    unreachable!("a thread reports before it takes more work")
                 }
             }
         }

@@ -162,7 +162,7 @@ fn advertised_host(options: &AgentOptions) -> String {
         Ok(address) => address.to_string(),
         Err(error) => {
             log::warn!(
-                "cannot find this machine's address ({error}): the others are told 127.0.0.1"
+                "cannot find this machine's address ({error}), so the other workers get 127.0.0.1"
             );
             "127.0.0.1".to_owned()
         }

@@ -153,7 +153,7 @@ fn an_attempt_that_may_have_run_counts_when_the_next_one_has_no_such_function() 
     assert_eq!(
         error.to_string(),
         "The RPC has not succeeded after the specified number of max retries (3). Stopped early. \
-         Attempts: 2, of which one may have run, the last one: call of `f` on worker worker1 (id 1): the \
+         Attempts: 2, and one of them may have run, the last one: call of `f` on worker worker1 (id 1): the \
          worker has no function of this name; register it before its agent starts"
     );
 }

@@ -69,7 +69,9 @@ impl<V: Clone> RRefContext<V> {
                     return Err(format!("a deleted user is not known: {fork}"));
                 }
                 if self.users.contains_key(&fork) {
-                    return Err(format!("a worker is no user of its own value: {fork}"));
+                    return Err(format!(
+                        "a worker cannot be a user of the value that it owns: {fork}"
+                    ));
                 }
             }
         }
@@ -103,7 +105,9 @@ impl<V: Clone> RRefContext<V> {
                 ));
             }
             if user.owner == self.me {
-                return Err(format!("a worker is no user of its own value: {fork}"));
+                return Err(format!(
+                    "a worker cannot be a user of the value that it owns: {fork}"
+                ));
             }
             let is_requesting = user.state == State::Requesting;
             if is_requesting != self.outbox.contains(Control::ForkRequest(*fork)) {

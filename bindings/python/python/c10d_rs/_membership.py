@@ -62,8 +62,8 @@ def join(
     ``WORLD_SIZE``, and continues with at least ``min_size``. All members give the same numbers and waits. The server removes a
     process that sends nothing for ``silence_max``. ``step`` is the number of steps that this process has done already.
 
-    The waits: ``form_timeout``, ``ready_timeout``, ``below_min_timeout``, ``replace_wait``, ``boundary_timeout``
-    (docs/reference/survivors.md). Raises Unrecoverable if torch or the server cannot do it.
+    The waits: ``form_timeout``, ``ready_timeout``, ``below_min_timeout``, ``replace_wait``, ``boundary_timeout``.
+    Raises Unrecoverable if torch or the server cannot do it.
     """
     check_torch()
     if dist.is_initialized():

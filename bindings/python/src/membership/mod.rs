@@ -246,7 +246,7 @@ fn over(ending: Ending) -> (Option<&'static str>, String) {
     match ending {
         Ending::Evicted(Reason::Left) | Ending::Ended(EndReason::Finished) => (None, String::new()),
         Ending::Evicted(reason) => {
-            let text = format!("this process is no member of the group any more: {reason}");
+            let text = format!("this process is not a member of the group anymore: {reason}");
             (Some("Evicted"), text)
         }
         Ending::Ended(reason @ EndReason::BelowMinimum) => (
@@ -263,7 +263,7 @@ fn over(ending: Ending) -> (Option<&'static str>, String) {
         ),
         ending => (
             Some("Unrecoverable"),
-            format!("this process is no member any more: {ending:?}"),
+            format!("this process is not a member anymore: {ending:?}"),
         ),
     }
 }

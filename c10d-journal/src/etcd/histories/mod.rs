@@ -354,7 +354,7 @@ impl Job {
                 && newer.at < answer.called
             {
                 return Err(format!(
-                    "a process answers after another one leads: {answer:?}, {claims:#?}"
+                    "a process answers after another process leads: {answer:?}, {claims:#?}"
                 ));
             }
         }

@@ -148,7 +148,7 @@ impl Process {
                 }
             }
             if !expected.load(Ordering::Acquire) {
-                let ended = format!("process {process} has ended by itself");
+                let ended = format!("process {process} exited on its own");
                 reports.failures().push(ended);
             }
         });

@@ -177,7 +177,7 @@ impl EventLoop {
         while let Some(slot) = self.sessions.next_expired(now) {
             if let Some(peer) = self.sessions.get_mut(slot).map(|session| session.peer) {
                 let text = format_args!(
-                    "the session of {peer} ends with its clients: it has had no connection for too long"
+                    "closed the session of {peer} and its clients: it has had no connection for too long"
                 );
                 self.log_about(peer, &text);
             }
@@ -387,7 +387,7 @@ impl EventLoop {
         match self.feed(token, bytes) {
             Ok(None) => {}
             Ok(Some(_)) => {
-                self.log_refusal_of(token, &"it asked for a session in a session");
+                self.log_refusal_of(token, &"it requested a session within a session");
                 return self.refuse_client(token);
             }
             Err(error) => {

@@ -36,7 +36,7 @@ impl EventLoop {
         if self.state.announcements_ignored() > 0 && !self.traffic.announcements_warned {
             self.traffic.announcements_warned = true;
             log::warn!(
-                "announcements are ignored from now on: the open connections' fill the limit of 64 MiB"
+                "ignoring further announcements: the open connections' announcements fill the limit of 64 MiB"
             );
         }
     }

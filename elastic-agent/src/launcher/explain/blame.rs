@@ -142,11 +142,13 @@ const fn clause(kind: FindingKind) -> Option<&'static str> {
             Some("alive, but stopped in init_process_group before it published its address")
         }
         FindingKind::Frozen => {
-            Some("alive, but stopped in init_process_group before it read the others' addresses")
+            Some("alive, but stopped in init_process_group before it read the other addresses")
         }
         FindingKind::StaleAddresses => Some("alive; addresses of an earlier group were read"),
         FindingKind::WorkerStopped => Some("alive, but stopped by a signal"),
-        FindingKind::GroupIncomplete => Some("alive, but did not call new_group as the others did"),
+        FindingKind::GroupIncomplete => {
+            Some("alive, but did not call new_group as the other ranks did")
+        }
         FindingKind::RankBlocked => Some("absent from the call in which the other ranks waited"),
         _ => None,
     }
@@ -472,7 +474,7 @@ mod tests {
         assert!(failures.is_root_elsewhere());
         let summary = failures.summary("f.py", "node0", |seconds| seconds.to_string());
         let end = format!(
-            "Root Cause (the first observed failure is that of rank 0):\n[1]:\n  time      : 50\n  host      : node1\n  \
+            "Root Cause (the first observed failure is of rank 0):\n[1]:\n  time      : 50\n  host      : node1\n  \
              rank      : 1\n  exitcode  : 3 (pid: 100) \n  error_file: <N/A>\n  traceback : <N/A>\n  \
              cause     : {text}\n  stderr    : the last line\n    bad shard 17\n"
         );

@@ -260,7 +260,7 @@ impl Life {
         if self.is_asked {
             self.decline(&why, effects);
         } else {
-            effects.push(Effect::Warn(format!("{why}; starting another one")));
+            effects.push(Effect::Warn(format!("{why}; starting it again")));
         }
         self.spawn(now, effects);
     }

@@ -376,7 +376,7 @@ impl HandlerLoop {
             // It cannot tell, and had nothing to lose.
             None if !self.is_member => {}
             None => log::warn!(
-                "the {} has lost the data of the group: its nodes begin another round",
+                "the {} has lost the data of the group, so its nodes begin another round",
                 self.states.backend().label()
             ),
         }
@@ -412,7 +412,7 @@ impl HandlerLoop {
         }
         if !matches!(self.shared.membership(), Some(Ok(it)) if it.is_evicted) {
             log::warn!(
-                "no heartbeat for {:.0} s, so this round is over: {}",
+                "this node could not send heartbeats for {:.0} s, so the other nodes have dropped it: {}",
                 self.settings.dead_after().as_secs_f64(),
                 in_brief(error),
             );

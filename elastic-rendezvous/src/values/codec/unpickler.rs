@@ -426,7 +426,7 @@ impl<'a> Unpickler<'a> {
                 Value::Datetime(time)
             }
             (Value::Class(Class::Datetime | Class::Timezone | Class::Timedelta), _) => {
-                let expected = "what the class is called with in a state";
+                let expected = "the arguments of the class in a state";
                 return Err(wrong_type("what REDUCE takes", expected, arguments));
             }
             _ => {
