@@ -128,7 +128,7 @@ enum Reason {
     BadHost,
     #[error("the port is not a number from 0 to 65535")]
     BadPort,
-    #[error("an IPv6 address needs brackets, as in [::1]:29500")]
+    #[error("an IPv6 address needs brackets, for example [::1]:29500")]
     BareIpv6,
     #[error("the host is missing")]
     NoHost,
@@ -225,7 +225,7 @@ mod tests {
         }
         assert_eq!(
             "::1".parse::<HostPort>().unwrap_err().to_string(),
-            "\"::1\" is not host:port: an IPv6 address needs brackets, as in [::1]:29500"
+            "\"::1\" is not host:port: an IPv6 address needs brackets, for example [::1]:29500"
         );
     }
 

@@ -29,6 +29,9 @@ pub(crate) struct ConnectErrorParts {
     pub(crate) forgotten: u64,
 }
 
+/// The standard library's words before the reason why a name has no address.
+const LOOKUP: &str = "failed to lookup address information: ";
+
 /// The reason why connecting ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GaveUp {
@@ -132,7 +135,8 @@ impl fmt::Display for ConnectError {
                 if matches!(only.stage, DialStage::Handshake(_)) {
                     f.write_str("the handshake failed: ")?;
                 }
-                write!(f, "{}; ", only.error)?;
+                let text = only.error.to_string();
+                write!(f, "{}; ", text.strip_prefix(LOOKUP).unwrap_or(&text))?;
             }
             failures => {
                 for failure in failures {

@@ -29,7 +29,7 @@ pub enum EndpointError {
     },
 
     /// An IPv6 address without brackets, whose last group could be a port.
-    #[error("the endpoint {address:?} needs brackets, as in [{address}]:{DEFAULT_PORT}")]
+    #[error("the endpoint {address:?} needs brackets, for example [{address}]:{DEFAULT_PORT}")]
     BareIpv6 {
         /// The endpoint that was passed, which is only an address.
         address: String,
