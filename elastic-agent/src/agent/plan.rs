@@ -12,7 +12,8 @@ use super::handle::Event;
 use super::node::Node;
 use super::options::AgentOptions;
 use crate::environment::{
-    DEBUG_SOCKET, GLOO_SOCKET_IFNAME, GroupMember, PROGRESS_FILE, TIMER_FILE, WorkerEnvironment,
+    DEBUG_SOCKET, EnvironmentError, GLOO_SOCKET_IFNAME, GroupMember, PROGRESS_FILE, TIMER_FILE,
+    WorkerEnvironment,
 };
 use crate::logs::{LinePrefix, WorkerLogs};
 use crate::progress::{Poller, ProgressOptions};
@@ -20,9 +21,10 @@ use crate::ranks::{Assignment, RankBlock};
 use crate::round::{AgentError, StartTimes};
 use crate::worker::{GroupPlan, Remains, StartError, WorkerInput, WorkerPlan, WorkerSlots};
 
-/// Which start of a round's workers is planned.
+/// A start of workers, for which they are planned.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PlannedStart<'s> {
+    pub(super) round: &'s RendezvousInfo,
     /// The number of restarts that this node has used, and the total number that it may use.
     pub(super) restarts: (usize, usize),
     /// The local rank of the worker that is replaced while the other workers run; `None` to start
@@ -30,17 +32,18 @@ pub(super) struct PlannedStart<'s> {
     pub(super) replaced: Option<usize>,
     /// The membership group, and which processes these are in it.
     pub(super) group: Option<GroupStart<'s>>,
+    /// The relay between the workers and their store.
+    pub(super) relay: Option<&'s HostPort>,
+    /// The pipe of the watchdog.
+    pub(super) timer_file: Option<&'s Path>,
 }
 
 impl Node {
     /// Plans the workers of a round, or only the replaced worker.
     pub(super) fn plan(
         &mut self,
-        round: &RendezvousInfo,
         ranks: &RankBlock,
-        relay: Option<&HostPort>,
-        timer_file: Option<&Path>,
-        start: PlannedStart<'_>,
+        start: &PlannedStart<'_>,
     ) -> Result<GroupPlan, AgentError> {
         let options = &self.options;
         let (restart_count, _) = start.restarts;
@@ -53,16 +56,16 @@ impl Node {
         let local_ranks = start.replaced.unwrap_or_default()..;
         let workers = local_ranks.zip(logs.workers).map(|(local_rank, logs)| {
             let assignment = ranks.assignment(
-                round.rank,
-                round.world_size,
+                start.round.rank,
+                start.round.world_size,
                 options.local_world_size,
                 local_rank,
             );
-            self.plan_worker(round, assignment, relay, timer_file, &start, logs)
+            self.plan_worker(&assignment, start, logs)
         });
         let workers = workers.collect::<Result<_, _>>()?;
         let progress = self.progress.as_ref().map(TempDir::path);
-        let temporary = [progress, options.debug_sockets.as_deref(), timer_file];
+        let temporary = [progress, options.debug_sockets.as_deref(), start.timer_file];
         let temporary = temporary.into_iter().flatten();
         let remains = Remains {
             temporary: temporary.map(Path::to_owned).collect(),
@@ -80,59 +83,14 @@ impl Node {
 
     fn plan_worker(
         &self,
-        round: &RendezvousInfo,
-        assignment: Assignment,
-        relay: Option<&HostPort>,
-        timer_file: Option<&Path>,
+        assignment: &Assignment,
         start: &PlannedStart<'_>,
         logs: WorkerLogs,
     ) -> Result<WorkerPlan, AgentError> {
         let options = &self.options;
         let local_rank = assignment.local_rank;
-        let (restart_count, restarts_max) = start.restarts;
-        let group = start.group.zip(options.keep_workers.as_ref());
-        let member = group.map(|(group, keep)| GroupMember {
-            group: group.name,
-            process: group.processes[local_rank],
-            members_first: group.first_size,
-            members_min: keep.members_min,
-        });
-        // The start that is planned is counted when it begins.
-        let before = self.starts - usize::from(start.replaced.is_some());
-        let progress_file = self
-            .progress
-            .as_ref()
-            .map(|directory| ProgressOptions::worker_file(directory.path(), before, local_rank));
-        let debug_socket = options
-            .debug_sockets
-            .as_deref()
-            .map(|directory| AgentOptions::debug_socket(directory, before, local_rank));
         let is_debugged = options.debug_rank.map(|rank| rank == assignment.rank);
-        let run_id = self.shared.handler.run_id();
-        let inherited = options.environment.iter().cloned();
-        let master = &round.bootstrap.master;
-        let mut environment = WorkerEnvironment::new(inherited, &assignment, run_id, master)
-            .with_role(&options.role)
-            .with_restarts(restart_count, restarts_max)
-            .with_agent_store(round.bootstrap.is_agent_store)
-            .with_some(PROGRESS_FILE, progress_file)
-            .with_some(DEBUG_SOCKET, debug_socket)
-            .with_some(TIMER_FILE, timer_file);
-        if options.has_virtual_local_rank {
-            environment = environment.with_one_device(local_rank)?;
-        }
-        if let Some(member) = member {
-            environment = environment.with_membership(member);
-        }
-        if let Some(relay) = relay {
-            environment = environment.with_relay(relay);
-        }
-        if let Some(path) = &logs.error_file {
-            environment = environment.with_error_file(path);
-        }
-        if let Some(interface) = self.network.for_gloo() {
-            environment = environment.with_default(GLOO_SOCKET_IFNAME, interface);
-        }
+        let mut environment = self.environment(assignment, start, logs.error_file.as_deref())?;
         if is_debugged == Some(false) {
             environment = environment.with_default("PYTHONBREAKPOINT", "0");
         }
@@ -160,6 +118,56 @@ impl Node {
             line_prefix: prefix.text(options.line_prefix_template.as_deref()),
             input,
         })
+    }
+
+    /// Returns the environment of a worker.
+    fn environment(
+        &self,
+        assignment: &Assignment,
+        start: &PlannedStart<'_>,
+        error_file: Option<&Path>,
+    ) -> Result<WorkerEnvironment, EnvironmentError> {
+        let options = &self.options;
+        let local_rank = assignment.local_rank;
+        // The start that is planned is counted when it begins.
+        let before = self.starts - usize::from(start.replaced.is_some());
+        let progress = self.progress.as_ref().map(TempDir::path);
+        let progress_file = |path| ProgressOptions::worker_file(path, before, local_rank);
+        let debug_sockets = options.debug_sockets.as_deref();
+        let debug_socket = |path| AgentOptions::debug_socket(path, before, local_rank);
+        let run_id = self.shared.handler.run_id();
+        let inherited = options.environment.iter().cloned();
+        let bootstrap = &start.round.bootstrap;
+        let (restarts, restarts_max) = start.restarts;
+        let mut environment =
+            WorkerEnvironment::new(inherited, assignment, run_id, &bootstrap.master)
+                .with_role(&options.role)
+                .with_restarts(restarts, restarts_max)
+                .with_agent_store(bootstrap.is_agent_store)
+                .with_some(PROGRESS_FILE, progress.map(progress_file))
+                .with_some(DEBUG_SOCKET, debug_sockets.map(debug_socket))
+                .with_some(TIMER_FILE, start.timer_file);
+        if options.has_virtual_local_rank {
+            environment = environment.with_one_device(local_rank)?;
+        }
+        if let Some((group, keep)) = start.group.zip(options.keep_workers.as_ref()) {
+            environment = environment.with_membership(GroupMember {
+                group: group.name,
+                process: group.processes[local_rank],
+                members_first: group.first_size,
+                members_min: keep.members_min,
+            });
+        }
+        if let Some(relay) = start.relay {
+            environment = environment.with_relay(relay);
+        }
+        if let Some(path) = error_file {
+            environment = environment.with_error_file(path);
+        }
+        if let Some(interface) = self.network.for_gloo() {
+            environment = environment.with_default(GLOO_SOCKET_IFNAME, interface);
+        }
+        Ok(environment)
     }
 
     /// Starts to watch the progress of the workers that are about to start.

@@ -107,17 +107,15 @@ impl Runtime<'_> {
             Some(members) => Some(members.next_start(local_rank, round)?),
             None => None,
         };
-        let plan = node.plan(
+        let start = PlannedStart {
             round,
-            &running.ranks,
-            running.relay.as_ref().map(NodeRelay::address),
-            running.watchdog.as_ref().map(Watchdog::path),
-            PlannedStart {
-                restarts,
-                replaced: Some(local_rank),
-                group,
-            },
-        )?;
+            restarts,
+            replaced: Some(local_rank),
+            group,
+            relay: running.relay.as_ref().map(NodeRelay::address),
+            timer_file: running.watchdog.as_ref().map(Watchdog::path),
+        };
+        let plan = node.plan(&running.ranks, &start)?;
         let group = node.start_group(plan)?;
         let pid = group.pids().first().copied().unwrap_or_default();
         running.workers.replace(local_rank, group);

@@ -89,17 +89,15 @@ impl Runtime<'_> {
         let watchdog = self.node.options.watchdog(&self.node.shared)?;
         let open = || GroupLink::open(&round, &self.node.shared, place, &self.own_role());
         let members = keeps.then(open).transpose()?;
-        let plan = self.node.plan(
-            &round,
-            &ranks,
-            relay.as_ref().map(NodeRelay::address),
-            watchdog.as_ref().map(Watchdog::path),
-            PlannedStart {
-                restarts,
-                replaced: None,
-                group: members.as_ref().map(GroupLink::start),
-            },
-        )?;
+        let start = PlannedStart {
+            round: &round,
+            restarts,
+            replaced: None,
+            group: members.as_ref().map(GroupLink::start),
+            relay: relay.as_ref().map(NodeRelay::address),
+            timer_file: watchdog.as_ref().map(Watchdog::path),
+        };
+        let plan = self.node.plan(&ranks, &start)?;
         self.site = Site::Prepared(Box::new(Prepared {
             relay,
             ranks,

@@ -36,7 +36,7 @@ fn agent(change: impl FnOnce(&mut AgentOptions)) -> LauncherOptions {
     launcher(|it| change(&mut it.agent))
 }
 
-/// Sets the only variable of the workers, too.
+/// Sets the signals, and the only variable of the workers.
 fn handle_signals(launcher: &mut LauncherOptions, names: &str) {
     launcher.agent.environment = vec![(SIGNALS.into(), names.into())];
     let names = names.split(',').filter(|name| !name.is_empty());
