@@ -3,6 +3,7 @@
 //! It has its own thread, so that nothing that the handler's owner does delays heartbeats. It makes one request at a
 //! time; a message ends a wait that is in progress. Engines make all decisions.
 
+mod current;
 mod requests;
 
 use std::collections::VecDeque;
@@ -13,17 +14,18 @@ use std::time::{Duration, Instant, SystemTime};
 
 use c10d_store::{Store, in_brief};
 
+use self::current::{Current, Outage};
+use self::requests::LeaseUse;
 use crate::engine::{Ask, Engine, Reply};
 use crate::shell::access::Access;
 use crate::shell::backend::{RendezvousBackend, StateWatch};
 use crate::shell::group_store::GroupStore;
 use crate::shell::handler::RendezvousEvent;
-use crate::shell::handler_state::{LOG_INTERVAL, Shared, error_of, log_wait};
+use crate::shell::handler_state::{Shared, error_of, log_wait};
 use crate::shell::mailbox::{Inbox, Job, Message};
 use crate::shell::marks::MarkBoard;
 use crate::shell::notices::NoticeBoard;
 use crate::shell::stored_state::StoredState;
-use crate::shell::write_lease::WriteLease;
 use crate::values::error::RendezvousError;
 use crate::values::goal::{Answer, Goal, Operation, OperationError, Step};
 use crate::values::recorded_event::step_of_result;
@@ -59,7 +61,7 @@ pub(crate) struct HandlerLoop {
     states: StoredState,
     /// The keys of the group, and the node's index in it.
     group: Option<(GroupStore, u32)>,
-    lease: Option<WriteLease>,
+    lease: LeaseUse,
     watch: Option<Arc<dyn StateWatch>>,
     marks: Option<MarkBoard>,
     shared: Arc<Shared>,
@@ -67,15 +69,8 @@ pub(crate) struct HandlerLoop {
     jobs: VecDeque<Job>,
     notices: NoticeBoard,
     store: Arc<dyn Store>,
-    /// The operation in progress; [`Operation::KeepAlive`] between two.
-    operation: Operation,
-    began_at: Duration,
-    deadline: Duration,
-    logged_at: Duration,
-    /// The time since which the store has not answered.
-    outage_since: Option<Duration>,
-    /// Whether the log has a line about it.
-    is_outage_logged: bool,
+    current: Current,
+    outage: Outage,
     is_member: bool,
     /// The last operation has left or closed the rendezvous.
     has_left: bool,
@@ -83,9 +78,6 @@ pub(crate) struct HandlerLoop {
     is_unknown: bool,
     /// Whether the handler waits on the store after a join. Two waits at a time would need two connections.
     is_settling: bool,
-    has_lease: bool,
-    /// The number of writes in a row that have conflicted with writes of other nodes.
-    conflicts: u32,
     is_stopping: bool,
 }
 
@@ -113,24 +105,18 @@ impl HandlerLoop {
             engine: (parts.new_engine)(index, parts.clock.now()),
             new_engine: parts.new_engine,
             group,
-            lease,
+            lease: LeaseUse::new(lease),
             watch,
             marks,
             shared: parts.shared,
             inbox: parts.inbox,
             jobs: VecDeque::new(),
-            operation: Operation::KeepAlive,
-            began_at: Duration::ZERO,
-            deadline: Duration::ZERO,
-            outage_since: None,
-            is_outage_logged: false,
-            logged_at: Duration::ZERO,
+            current: Current::NONE,
+            outage: Outage::default(),
             is_member: false,
             has_left: false,
             is_unknown: false,
             is_settling: false,
-            has_lease: false,
-            conflicts: 0,
             is_stopping: false,
         }
     }
@@ -158,7 +144,7 @@ impl HandlerLoop {
         self.release();
         // A node that is dropped counts as lost when its connection closes. A store that is out of reach would delay the end.
         let says_goodbye = self.has_left || self.shared.was_closed.load(Ordering::Acquire);
-        let is_outage = self.is_unknown || self.outage_since.is_some();
+        let is_outage = self.is_unknown || self.outage.is_any();
         if let Some(marks) = self.marks.as_mut().filter(|_| says_goodbye && !is_outage) {
             marks.remove_own(self.engine.me());
         }
@@ -215,18 +201,16 @@ impl HandlerLoop {
             self.shared.forget_membership();
         }
         let now = self.clock.now();
-        (self.began_at, self.logged_at) = (now.monotonic, now.monotonic);
-        self.operation = operation;
-        self.deadline = now.monotonic.saturating_add(limit);
-        self.engine.begin(operation, self.deadline, now);
+        self.current = Current::new(operation, now.monotonic, limit);
+        self.engine.begin(operation, self.current.deadline, now);
         let result = loop {
             if let Some(result) = self.turn().transpose() {
                 break result;
             }
         };
-        self.operation = Operation::KeepAlive;
+        self.current = Current::NONE;
         self.has_left = matches!(operation, Operation::Leave | Operation::Close) && result.is_ok();
-        self.release_write_lease();
+        self.lease.release();
         result
     }
 
@@ -237,7 +221,7 @@ impl HandlerLoop {
             Ok(_) => self.publish(),
             Err(_) if self.is_stopping => {}
             Err(error) => {
-                self.release_write_lease();
+                self.lease.release();
                 self.is_unknown = true;
                 self.publish_unknown(&error);
             }
@@ -252,12 +236,12 @@ impl HandlerLoop {
         if self.is_stopping {
             return Err(self.shut_down_error());
         }
-        if self.operation.is_join() {
+        if self.current.operation.is_join() {
             self.refuse_if_interrupted()?;
         }
         let replied = match self.engine.step(self.clock.now()) {
             Ask::Done(Ok(answer)) => return Ok(Some(answer)),
-            Ask::Done(Err(failure)) if self.operation != Operation::KeepAlive => {
+            Ask::Done(Err(failure)) if self.current.is_any() => {
                 return Err(self.error_of(failure));
             }
             Ask::Done(Err(failure)) => Err(self.error_of(failure)),
@@ -271,19 +255,15 @@ impl HandlerLoop {
         let result = match replied {
             Ok(reply) => {
                 // A pause shows nothing.
-                if !matches!(reply, Reply::Nothing)
-                    && let Some(since) = self.outage_since.take()
-                {
-                    self.is_outage_logged = false;
-                    let time = now.monotonic.saturating_sub(since).as_secs_f64();
-                    log::info!("the store of the rendezvous answers again after {time:.1} s");
+                if !matches!(reply, Reply::Nothing) {
+                    self.outage.end(now.monotonic);
+                    self.is_unknown = false;
                 }
-                self.is_unknown &= matches!(reply, Reply::Nothing);
                 self.engine.on_reply(reply, now);
                 Ok(None)
             }
-            Err(error) if self.may_go_on(&error, now.monotonic) => {
-                self.release_write_lease();
+            Err(error) if self.may_continue(&error, now.monotonic) => {
+                self.lease.release();
                 self.engine.on_outage(now);
                 Ok(None)
             }
@@ -330,37 +310,16 @@ impl HandlerLoop {
 
     /// Whether the operation continues although its request has failed. Notes an outage of the
     /// store.
-    fn may_go_on(&mut self, error: &RendezvousError, now: Duration) -> bool {
-        if !error.is_outage() || !self.states.backend().is_reconnecting() {
-            return false;
-        }
-        let is_new = self.outage_since.is_none();
-        let since = *self.outage_since.get_or_insert(now);
-        let until = match self.operation {
-            Operation::KeepAlive => return false,
-            Operation::Join | Operation::Enter | Operation::Exit => self.deadline,
-            // The store may have ended with the job.
-            Operation::Close | Operation::Leave => {
-                let attempt = self.settings.dead_after() / 3;
-                self.deadline.min(since.saturating_add(attempt))
-            }
-        };
-        if is_new && now < until && !std::mem::replace(&mut self.is_outage_logged, true) {
-            let left = until.saturating_sub(now).as_secs_f64();
-            let level = match self.operation {
-                Operation::Close | Operation::Leave => log::Level::Debug,
-                _ => log::Level::Warn,
-            };
-            log::log!(
-                level,
-                "{}; reconnecting for up to {left:.0} s",
-                in_brief(error)
-            );
-        }
-        now < until
+    fn may_continue(&mut self, error: &RendezvousError, now: Duration) -> bool {
+        let attempt = self.settings.dead_after() / 3;
+        error.is_outage()
+            && self.states.backend().is_reconnecting()
+            && self
+                .outage
+                .lets_continue(&self.current, error, attempt, now)
     }
 
-    /// Goes on as a node that is in no round: the store has lost what this one knows.
+    /// Continues as a node that is in no round: the store has lost what this one knows.
     fn start_anew(&mut self, lost: Option<RendezvousError>) -> Result<Reply, RendezvousError> {
         self.states.backend().start_anew()?;
         self.notices.start_anew();
@@ -383,8 +342,13 @@ impl HandlerLoop {
         let now = self.clock.now();
         let index = self.group.as_ref().map(|(_, index)| *index);
         self.engine = (self.new_engine)(index, now);
-        if self.operation != Operation::KeepAlive {
-            self.engine.begin(self.operation, self.deadline, now);
+        if self.current.is_any() {
+            let Current {
+                operation,
+                deadline,
+                ..
+            } = self.current;
+            self.engine.begin(operation, deadline, now);
         }
         if std::mem::take(&mut self.is_member) {
             let known = self.shared.membership().and_then(Result::ok);
@@ -406,7 +370,7 @@ impl HandlerLoop {
         let known = self.engine.membership().unwrap_or_default();
         if known.is_closed || left.is_some_and(|left| !left.is_zero()) {
             // After the end of the job, its store stops as well.
-            let is_logged = std::mem::replace(&mut self.is_outage_logged, true);
+            let is_logged = self.outage.replace_logged();
             let left = left.filter(|_| !known.is_closed && !is_logged);
             return self.shared.publish_failure(error, left);
         }
@@ -432,14 +396,12 @@ impl HandlerLoop {
 
     /// Reports a waiting join to the listeners and the log.
     fn report(&mut self) {
-        let now = self.clock.now();
-        let has_lasted = |since: Duration| now.monotonic.saturating_sub(since);
-        if has_lasted(self.began_at) >= NOTICES_AFTER {
+        let now = self.clock.now().monotonic;
+        if self.current.lasted(now) >= NOTICES_AFTER {
             self.notices.refresh(self.engine.me());
         }
         let report = self.waiting();
-        if has_lasted(self.logged_at) >= LOG_INTERVAL {
-            self.logged_at = now.monotonic;
+        if self.current.is_line_due(now) {
             log_wait(&report, self.engine.reason());
         }
         self.shared.notify(RendezvousEvent::Waiting(&report));
@@ -452,8 +414,8 @@ impl HandlerLoop {
     }
 
     fn error_of(&mut self, failure: OperationError) -> RendezvousError {
-        let waited = self.clock.now().monotonic.saturating_sub(self.began_at);
-        let operation = self.operation;
+        let waited = self.current.lasted(self.clock.now().monotonic);
+        let operation = self.current.operation;
         let run_id = self.settings.run_id.clone();
         error_of(failure, operation, &run_id, waited, || {
             self.notices.refresh(self.engine.me());

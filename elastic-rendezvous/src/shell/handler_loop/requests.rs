@@ -11,8 +11,8 @@ use crate::engine::{Ask, Reply};
 use crate::shell::board::RoundBoard;
 use crate::shell::marks::MarkBoard;
 use crate::shell::round_entry::read_entry;
+use crate::shell::write_lease::WriteLease;
 use crate::values::error::{RendezvousError, is_outage};
-use crate::values::goal::Operation;
 use crate::values::node::NodeId;
 use crate::values::state::{Part, Watched, Written};
 
@@ -23,6 +23,45 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// heartbeat changes nothing in the store, while the lease changes it twice: when it is taken and when it is returned.
 const CONFLICTS_MAX: u32 = 3;
 
+/// This node's use of the write lease, if its store has one.
+#[derive(Debug)]
+pub(super) struct LeaseUse {
+    lease: Option<WriteLease>,
+    is_held: bool,
+    /// The number of writes in a row that have conflicted with writes of other nodes.
+    conflicts: u32,
+}
+
+impl LeaseUse {
+    pub(super) const fn new(lease: Option<WriteLease>) -> Self {
+        Self {
+            lease,
+            is_held: false,
+            conflicts: 0,
+        }
+    }
+
+    /// Takes the lease, unless this node holds it, or `may_be_alone` and no other node seems to write. Returns whether it has
+    /// waited for the lease.
+    fn acquire(&mut self, may_be_alone: bool) -> bool {
+        let is_alone = may_be_alone && self.conflicts < CONFLICTS_MAX;
+        let Some(lease) = self.lease.as_ref().filter(|_| !self.is_held && !is_alone) else {
+            return false;
+        };
+        lease.acquire();
+        self.is_held = true;
+        true
+    }
+
+    pub(super) fn release(&mut self) {
+        if let Some(lease) = &self.lease
+            && std::mem::take(&mut self.is_held)
+        {
+            lease.release();
+        }
+    }
+}
+
 impl HandlerLoop {
     pub(super) fn perform(&mut self, ask: Ask) -> Result<Reply, RendezvousError> {
         if let Ask::WriteState = ask {
@@ -32,7 +71,7 @@ impl HandlerLoop {
         if let Ask::ReadState = ask {
             return Ok(Reply::State(self.states.read()?));
         }
-        self.release_write_lease();
+        self.lease.release();
         match ask {
             Ask::AwaitState { part, until } => return self.await_state(part, until),
             Ask::Group(ask) => return self.ask_group(ask),
@@ -80,10 +119,8 @@ impl HandlerLoop {
     fn write(&mut self) -> Result<Reply, RendezvousError> {
         // A member's heartbeat rarely conflicts with another heartbeat (docs/spec/rendezvous.md,
         // LEASE 5).
-        let is_alone = self.operation == Operation::KeepAlive && self.conflicts < CONFLICTS_MAX;
-        if let Some(lease) = self.lease.as_ref().filter(|_| !self.has_lease && !is_alone) {
-            lease.acquire();
-            self.has_lease = true;
+        let may_be_alone = !self.current.is_any();
+        if self.lease.acquire(may_be_alone) {
             // Other nodes have written while this node waited, so it decides again, and makes another
             // step.
             return Ok(Reply::State(self.states.read()?));
@@ -93,20 +130,12 @@ impl HandlerLoop {
             return Ok(Reply::Nothing);
         };
         let written = self.states.write(state, token)?;
-        self.conflicts = match written {
-            Written::Theirs(..) => self.conflicts + 1,
+        self.lease.conflicts = match written {
+            Written::Theirs(..) => self.lease.conflicts + 1,
             _ => 0,
         };
-        self.release_write_lease();
+        self.lease.release();
         Ok(Reply::Written(written))
-    }
-
-    pub(super) fn release_write_lease(&mut self) {
-        if let Some(lease) = &self.lease
-            && std::mem::take(&mut self.has_lease)
-        {
-            lease.release();
-        }
     }
 
     /// Waits for a change of the state or a message, or polls a store that cannot be watched.
@@ -200,7 +229,7 @@ impl HandlerLoop {
     /// Calls `wait`, which waits on the store, unless there is a message; then handles the message. A message that
     /// arrives during the wait interrupts it.
     fn wait<T>(&mut self, wait: impl FnOnce(&Self, &Cancel) -> T) -> Option<T> {
-        let is_join = self.operation.is_join();
+        let is_join = self.current.operation.is_join();
         let waited = self.inbox.wait(is_join, |cancel| wait(self, cancel));
         waited.map_err(|message| self.on_message(message)).ok()
     }
@@ -218,7 +247,7 @@ impl HandlerLoop {
     /// The timeout for a wait until this time; `None` for an indefinite wait. A member that has something to do does
     /// not wait.
     fn timeout(&self, until: Duration) -> Option<Duration> {
-        if self.operation == Operation::KeepAlive && !self.jobs.is_empty() {
+        if !self.current.is_any() && !self.jobs.is_empty() {
             return Some(Duration::ZERO);
         }
         (until != Duration::MAX).then(|| until.saturating_sub(self.clock.now().monotonic))
