@@ -55,7 +55,8 @@ use crate::round::{AgentError, AgentOutcome};
 /// let parameters = RendezvousParameters::new("c10d", "node0:29400", "job-7", 2, 2)?;
 /// let handler = create_handler(&parameters)?;
 /// let command = CommandLine::new("python3", ["-u", "train.py"]);
-/// let options = AgentOptions::new(command, 8).with_max_restarts(3);
+/// let mut options = AgentOptions::new(command, 8);
+/// options.restarts.max_restarts = Some(3);
 /// let mut agent = ElasticAgent::new(options, handler.clone())?;
 /// if let AgentOutcome::Failed(failures) = agent.run()? {
 ///     eprintln!("{}", agent.summary(&failures));

@@ -43,9 +43,9 @@ const RUN_ID_BYTES_MAX: usize = 100;
 /// ```no_run
 /// use elastic_agent::{LogDirectory, LogOptions, StreamMap, Streams};
 ///
-/// let options = LogOptions::new()
-///     .with_log_dir("/var/log/job")
-///     .with_tee(StreamMap::All(Streams::BOTH));
+/// let mut options = LogOptions::default();
+/// options.log_dir = Some("/var/log/job".into());
+/// options.tee = StreamMap::All(Streams::BOTH);
 /// let mut logs = LogDirectory::new(options, "job-7");
 /// let round = logs.start_round(0, 8)?;
 /// assert_eq!(round.workers.len(), 8);
