@@ -15,6 +15,22 @@ use crate::state::Image;
 /// Clones share the server. An observer does not keep the server running.
 ///
 /// ```
+/// use std::time::Duration;
+///
+/// use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default())?;
+/// let store = TcpStore::connect("127.0.0.1", server.local_addr().port())?;
+/// assert_eq!(store.add("arrived", 1)?, 1);
+///
+/// let snapshot = server.observer().snapshot(Duration::from_secs(5))?;
+/// let key = &snapshot.keys[0];
+/// assert_eq!(&*key.key, b"/arrived");
+/// assert_eq!(key.writer, snapshot.connections[0].id);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct StoreObserver(ProcessBound<Observer>);
 

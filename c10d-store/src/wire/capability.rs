@@ -43,7 +43,7 @@ pub const HEARTBEAT: u32 = 1 << 12;
 /// The server sends lists of groups with counted seats.
 pub const COUNTED_LISTS: u32 = 1 << 13;
 
-/// The server answers a PING with [`REFUSAL_NONCE`] after a refused write.
+/// The server answers a PING with [`REFUSAL_NONCE`](super::REFUSAL_NONCE) after a refused write.
 pub const REFUSAL: u32 = 1 << 14;
 
 /// The capabilities of this crate's server.
