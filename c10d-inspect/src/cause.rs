@@ -42,11 +42,11 @@ pub struct Exit {
     pub signal: Option<i32>,
     /// The name of that signal, if it has one.
     pub signal_name: Option<String>,
-    /// When its launcher noticed the exit, in milliseconds from any moment that all exits share.
+    /// When the launcher noticed the exit, in milliseconds from any moment that all exits share.
     pub at_ms: i64,
-    /// Whether its launcher stopped it.
+    /// Whether the launcher stopped the worker.
     pub is_stopped: bool,
-    /// Whether a library aborted it at the end of its program.
+    /// Whether a library aborted the worker at the end of its program.
     pub is_at_exit: bool,
     /// Whether standard error has a Python traceback.
     pub has_traceback: bool,

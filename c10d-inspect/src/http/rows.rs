@@ -85,15 +85,15 @@ pub struct ClientRow {
     pub pid: Option<u32>,
     /// The time since the connection was opened, in milliseconds.
     pub open_ms: u64,
-    /// The number of its requests.
+    /// The number of the connection's requests.
     pub requests: u64,
-    /// The command of its last request.
+    /// The command of the connection's last request.
     pub last_command: Option<String>,
-    /// The key of its last request.
+    /// The key of the connection's last request.
     pub last_key: Option<String>,
     /// The time since the last request, in milliseconds.
     pub last_ms: Option<u64>,
-    /// The key that it waits for.
+    /// The key that the connection waits for.
     pub waits_for: Option<String>,
     /// The time for which the connection has waited, in milliseconds.
     pub waits_ms: Option<u64>,
@@ -187,7 +187,7 @@ pub struct KeyRow {
     pub key: String,
     /// A number that each write of the key changes.
     pub version: u64,
-    /// The length of its value.
+    /// The length of the key's value, in bytes.
     pub value_bytes: usize,
     /// The time since the key was written, in milliseconds.
     pub written_ms: u64,

@@ -118,7 +118,7 @@ pub enum StatusError {
         has_secret: bool,
     },
 
-    /// The server answers with another status than 200 to 299.
+    /// The server answers with a status outside of 200 to 299.
     #[error("{server} refuses {path} with HTTP status {status}: {reason}")]
     Refused {
         /// The server, as named by the caller.

@@ -41,13 +41,13 @@ pub struct ProcessState {
     pub pid: u32,
     /// The state letter of /proc; `None` if there is no such process.
     pub state: Option<char>,
-    /// The function of the kernel in which it waits.
+    /// The function of the kernel in which the process waits.
     pub waits_in: Option<String>,
-    /// The system call in which it is.
+    /// The system call in which the process is.
     pub system_call: Option<String>,
     /// The command line of a process that is not Python, shortened.
     pub command_line: Option<String>,
-    /// The part of a core that it used for at least a second, in percent.
+    /// The part of a core that the process used for at least a second, in percent.
     pub cpu_percent: Option<u32>,
 }
 
@@ -61,7 +61,7 @@ impl RankAnswer {
         }
     }
 
-    /// The answer of a rank without stacks; `error` says why, in a clause.
+    /// Creates the answer of a rank without stacks; `error` is the reason, in a clause.
     #[must_use]
     pub fn failed(rank: usize, error: impl Into<String>) -> Self {
         Self {

@@ -99,8 +99,8 @@ impl Job {
         self.report.ranks.iter().map(|rank| rank.rank).collect()
     }
 
-    /// Asks these ranks for their Python stacks, 128 at a time. The answers are in the order of ranks, and safe to print.
-    /// Those that show no stacks say why.
+    /// Asks these ranks for their Python stacks, 128 at a time. The answers are in the order of ranks, and safe to
+    /// print. Answers without stacks have the reason.
     ///
     /// Blocks for up to 3 s for looking up host names, and 2 s more if a rank does not answer, 4 s if it then may still
     /// have a flight recorder. Blocks for up to 11 s for ranks that a launcher answers for.

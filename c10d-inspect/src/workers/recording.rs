@@ -38,7 +38,7 @@ pub enum RecordingError {
         status: u16,
     },
 
-    /// The answer is no recording.
+    /// The answer is not a recording.
     #[error(transparent)]
     Format(#[from] FlightError),
 }

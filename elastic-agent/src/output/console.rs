@@ -24,7 +24,7 @@ pub struct Console {
 }
 
 impl Console {
-    /// This process's standard output and error.
+    /// Returns a console on this process's standard output and error.
     #[must_use]
     pub fn inherited() -> Self {
         Self {

@@ -206,7 +206,7 @@ impl RoundBoard {
         Ok(u64::try_from(last).unwrap_or_default())
     }
 
-    /// The value of a name, if it has one.
+    /// Returns the value of a name, if it has one.
     ///
     /// # Errors
     /// [`StoreError`] when the store fails.
@@ -214,7 +214,8 @@ impl RoundBoard {
         self.store.try_get(name)
     }
 
-    /// The values of those names that have one, in the order of the names. One request reads all of them if all have one.
+    /// Returns the values of names, in their order; `None` for a name without a value. A single request reads all of
+    /// them if all names have values.
     ///
     /// # Errors
     /// [`StoreError`] when the store fails.

@@ -231,7 +231,7 @@ impl RendezvousParameters {
         self
     }
 
-    /// The ports for the workers' store.
+    /// Returns the ports for the workers' store; `None` for a port that the system chooses.
     #[must_use]
     pub const fn workers_port(&self) -> Option<PortRange> {
         self.workers_port
