@@ -111,7 +111,7 @@ class StoreContract(unittest.TestCase):
 
     def test_keys_of_bytes(self) -> None:
         store = self.store
-        # As text they are typed, as in PyTorch, which takes bytes too.
+        # They are typed as text, like in PyTorch, which also takes bytes.
         keys: list[Any] = [b"not text \xff\x00", b"\xf4\x8f\xbf\xbf", "text é"]
         for number, key in enumerate(keys):
             store.set(key, str(number))

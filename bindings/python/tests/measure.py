@@ -27,7 +27,7 @@ for number in range(int(sys.argv[2])):
     store.set(f"woken {number}", str(time.monotonic_ns()))
 """
 
-# Passes bytes from its first connection to its second, as a store does, and back.
+# Passes bytes from its first connection to its second, like a store, and back.
 FORWARDER = """
 import socket, sys, threading
 def forward(source, target):
@@ -82,7 +82,7 @@ def wake_us(thread: bool) -> tuple[float, float]:
 
 
 def byte_us() -> tuple[float, float]:
-    """Return the same for a byte that one process receives from another and passes on: what the system takes."""
+    """Return the same for a byte that one process receives from another and passes on: the time that the system takes."""
     forward = [sys.executable, "-c", FORWARDER]
     with subprocess.Popen(forward, stdout=subprocess.PIPE) as forwarder:
         assert forwarder.stdout is not None

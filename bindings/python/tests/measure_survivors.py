@@ -1,10 +1,10 @@
-"""Prints how soon a group goes on when members die: python measure_survivors.py [KILLS [SIZE ...]].
+"""Prints how soon a group continues when members die: python measure_survivors.py [KILLS [SIZE ...]].
 
-Members add up without a pause over gloo. One after another is killed at a random moment, and later replaced by a fork; then
-some are stopped. Times are from the launcher's ``waitpid``, the fork, or ``silence_max`` after the stop, to the first right
-sum of the last member. A wrong sum, a survivor that ends, or a change that takes a minute fails the run. The seed is
-printed; SEED repeats it. STATE_MB gives the members a state of so many MB in 32 tensors, which replacements take. Then a row
-says how much of the replacement's time the program took to make its own tensors, before it joined.
+Members add up without a pause over gloo. One after another is killed at a random moment, and later replaced by a fork; then some
+are stopped. Times are from the launcher's ``waitpid``, the fork, or ``silence_max`` after the stop, to the first right sum of the
+last member. A wrong sum, an exiting survivor, or a change that takes a minute fails the run. The seed is printed; SEED repeats
+it. STATE_MB gives the members a state of that many MB in 32 tensors, which replacements take. A row then shows how much of the
+replacement's time the program took to make its own tensors, before it joined.
 """
 
 import json
@@ -61,7 +61,7 @@ def add_up(port: int, rank: int | None, size: int, reports: int) -> None:
 
 
 class Group:
-    """The members and what they report."""
+    """The members and their reports."""
 
     def __init__(self, size: int) -> None:
         """Start them."""
@@ -105,7 +105,7 @@ class Group:
         return [json.loads(line) for line in lines]
 
     def kill(self, pid: int) -> float:
-        """Kill a member, and return when its launcher knew of it."""
+        """Kill a member, and return when its launcher noticed this."""
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         self.pids.remove(pid)

@@ -1,4 +1,4 @@
-"""What the members of ``test_survivors.py`` do. Each says what it sees in the queue ``events`` of the store."""
+"""The members of ``test_survivors.py``. Each reports its observations in the queue ``events`` of the store."""
 
 import atexit
 import copy
@@ -119,7 +119,7 @@ def stay(port: int, rank: int | None, size: int, min_size: int) -> None:
 
 
 def agree(port: int, rank: int, size: int, min_size: int, dies: bool) -> None:
-    """Report the state after the first ``sync`` that succeeds. Each member begins with another one."""
+    """Report the state after the first ``sync`` that succeeds. Each member begins with a different state."""
     member = Member(port, rank, size, min_size)
     state: dict[str, Any] = {"value": torch.full((1,), float(rank))}
     for generation in member.membership:
@@ -133,9 +133,9 @@ def agree(port: int, rank: int, size: int, min_size: int, dies: bool) -> None:
 def train(
     port: int, rank: int | None, size: int, steps: int, kill: dict[str, int] | None = None, boundary_steps: int = 1
 ) -> None:
-    """Train by DDP on batches that follow from the step, and report the losses.
+    """Train with DDP on batches that follow from the step, and report the losses.
 
-    Without ``boundary_steps``, boundaries are where a member knows of a change.
+    Without ``boundary_steps``, boundaries are where a member has been notified of a change.
     """
     member = Member(port, rank, size, 1)
     net, optimizer = model()
@@ -171,7 +171,9 @@ def train(
 
 
 def work(port: int, rank: int | None, size: int, master: int) -> None:
-    """Do steps until the test ends them, with boundaries where a member knows of a change. Report each hundredth."""
+    """Do steps until the test stops them, with boundaries where a member has been notified of a change. Report every hundredth
+    step.
+    """
     member = Member(port, rank, size, 1, master, silence_max=600)
     for generation in member.membership:
         member.enter(generation)
@@ -198,7 +200,7 @@ LAST_TAKER = 6
 
 
 def take_over(port: int, rank: int | None, size: int, die_after: float | None = None) -> None:
-    """Work until a newcomer has a large state of the others, unless it dies while it takes that."""
+    """Work until a newcomer has a large state of the other members, unless it dies while it takes this state."""
     member = Member(port, rank, size, 1)
     small = [torch.full((count,), count, dtype=torch.int16) for count in range(2000)]
     state = {"large": [torch.rand(3_000_001) for _ in range(8)], "small": small, "none": torch.rand(0)}
@@ -305,7 +307,7 @@ def fail(port: int, rank: int, size: int, kind: str, until: int) -> None:
 
 
 def freed_by_the_back_end(port: int, rank: int, size: int) -> None:
-    """Wait for something that only a back end's own function ends, and go on after it."""
+    """Wait for something that only a back end's own function interrupts, and continue after it."""
     member = Member(port, rank, size, 1)
     aborted = threading.Semaphore(0)
     member.membership._native.free_by(aborted.release)
@@ -371,7 +373,7 @@ def finish_beside_a_newcomer(port: int, rank: int) -> None:
 
 
 def leave_early(port: int, rank: int, size: int) -> None:
-    """Add up in twenty steps, of which rank 0 does five."""
+    """Add up in twenty steps. Rank 0 does five of them."""
     member = Member(port, rank, size, 1)
     for generation in member.membership:
         member.enter(generation)
@@ -391,7 +393,7 @@ def leave_early(port: int, rank: int, size: int) -> None:
 
 
 def add_up_beside_torchrun(port: int, rank: int) -> None:
-    """Add up as a worker whose launcher restarts all workers, beside one that names the group."""
+    """Add up as a worker whose launcher restarts all workers, beside a worker that names the group."""
     os.environ["TORCHELASTIC_RUN_ID"] = "job"
     c10d_rs.TCPStore("127.0.0.1", port).set("c10d/membership_group", "job/0/ab")
     add_up(port, rank, 2, 1, until=1, below_min_timeout=1)
@@ -416,7 +418,7 @@ def last_of_the_threads() -> None:
 
 
 def end_by_an_exception(path: str) -> None:
-    """Work until an exception of the group ends the process, with things that its end takes care of."""
+    """Work until an exception of the group makes the process exit, with resources that the exit releases."""
     module = sys.modules["__main__"]
     module.cycle, module.file = Cycle(), open(path, "w")  # type: ignore[attr-defined]
     module.file.write("buffered")
@@ -452,7 +454,7 @@ def barrier(port: int, rank: int | None, size: int) -> None:
 
 
 def threads(port: int) -> None:
-    """Report how many operations gloo does at once: so many less one can be lost before those of a later generation wait."""
+    """Report how many operations gloo does at once: one fewer can be lost before operations of a later generation wait."""
     member = Member(port, 0, 1, 1)
     for generation in member.membership:
         with generation:
@@ -510,5 +512,5 @@ def by_hand(port: int, rank: int, size: int, until: int) -> None:
             if isinstance(error, ct.MembershipError) and not isinstance(error, ct.MembershipChanged):
                 raise
     store.queue_push("events", json.dumps({"what": "done", "id": rank, "sums": sums}))
-    # The others may still be in their last step: the test ends this process.
+    # The other members may still be in their last step: the test stops this process.
     store.wait(["never"], GROUP_TIMEOUT)

@@ -1,4 +1,4 @@
-"""A job of 8 ranks under two launchers, for ``test_nemesis.py``: its processes, what its ranks write, and its laws."""
+"""A job of 8 ranks under two launchers, for ``test_nemesis.py``: its processes, the output of its ranks, and its laws."""
 
 import itertools
 import json
@@ -27,10 +27,10 @@ PRELOADED = "torch,torch._dynamo,c10d_rs.torch"
 
 WORKER = Path(__file__).with_name("nemesis_worker.py")
 
-# What a launcher says that gives up to keep the workers.
+# Messages of a launcher that no longer keeps the workers.
 RESTARTS = ("stopping the workers", "restarting the workers", "does not keep the other workers")
 
-# How a rank ends without which the others went on: it was silent, or its relay ended.
+# How a rank exits if the other ranks continued without it: it was silent, or its relay exited.
 ENDS_OF_VICTIMS = ("Evicted", "Unrecoverable")
 
 VARIABLES = {
@@ -52,7 +52,7 @@ class Rank:
     """A process that is a rank, or was one, by its file."""
 
     def __init__(self, path: Path) -> None:
-        """Nothing is read yet."""
+        """Begin without reading."""
         self.path = path
         self.id, self.pid = map(int, path.name.split("-"))
         self.node = -1
@@ -92,13 +92,13 @@ class Rank:
 
 
 class Job:
-    """A running job. ``kind`` says where its store is.
+    """A running job. ``kind`` is the place of its store.
 
-    ``apart``: a process of its own, with a directory; the launchers have relays. ``relays``: the same, and each node has a
-    relay that is a process of its own. ``hosted``: on the first launcher.
+    ``apart``: a separate process, with a directory; the launchers have relays. ``relays``: the same, and each node has a relay in
+    a separate process. ``hosted``: on the first launcher.
     """
 
-    # What no launcher may say that is not lost.
+    # Messages that no launcher may print, unless it is lost.
     never: tuple[str, ...] = RESTARTS
     variables: dict[str, str] = VARIABLES
     can_relay = True
@@ -116,14 +116,14 @@ class Job:
         preload: str = PRELOADED,
         options: tuple[str, ...] = (),
     ) -> None:
-        """Start it with so many launchers, which have the options."""
+        """Start it with ``nodes`` launchers, which have the options."""
         self.kind = kind
         self.folder = folder
         self.options = [f"--nnodes={nnodes}", f"--nproc-per-node={per_node}", *options]
         if preload:
             self.options += [f"--preload={preload}", "--preload-required"]
         self.ranks: dict[str, Rank] = {}
-        # The processes that were ended, and those without which the others may go on.
+        # The killed processes, and the nodes without which the other nodes may continue.
         self.dead: set[int] = set()
         self.lost_nodes: set[int] = set()
         self.processes: list[subprocess.Popen[str]] = []
@@ -184,7 +184,7 @@ class Job:
         self.launchers.append(process)
 
     def rendezvous(self, *, is_host: bool) -> list[str]:
-        """Return the options by which the nodes meet."""
+        """Return the options for the meeting of the nodes."""
         return [
             "--rdzv-backend=c10d",
             "--rdzv-id=job",
@@ -208,19 +208,19 @@ class Job:
         _kill(self.store)
 
     def start_store(self) -> None:
-        """Start the store again, with what it has kept."""
+        """Restart the store, with the data that it has kept."""
         port = self.address.rpartition(":")[2]
         self.store, _ = self._serve("store", "serve", f"--dir={self.folder / 'store'}", f"--port={port}")
 
     def kill_relay(self, node: int) -> None:
-        """End the relay of a node and start it again. The ranks of the node end by it."""
+        """Kill the relay of a node and restart it. This makes the ranks of the node exit."""
         process, address = self.relays[node]
         self._lose_ranks(node)
         _kill(process)
         self.relays[node] = self._relay(address)
 
     def kill_launcher(self, node: int) -> None:
-        """End a launcher. Its ranks end by it."""
+        """Kill a launcher. This makes its ranks exit."""
         self._lose(node)
         _kill(self.launchers[node])
 
@@ -271,7 +271,7 @@ class Job:
         return found
 
     def until(self, what: str, is_so: Callable[[], bool], limit_seconds: float | None = None) -> None:
-        """Wait for a condition on what the ranks write. Raises Broken if the job ends before."""
+        """Wait for a condition on the output of the ranks. Raises Broken if the job ends before."""
         limit_seconds = limit_seconds or self.limit_seconds
         end = time.monotonic() + limit_seconds
         while not is_so():
@@ -306,7 +306,7 @@ class Job:
                 raise Broken(f"launcher {node} ends with {code}")
 
     def check(self, losses: Callable[[int], float]) -> None:
-        """Check the laws. ``losses`` returns that of a step of a run that nobody has disturbed."""
+        """Check the laws. ``losses`` returns the loss of a step in an undisturbed run."""
         self.read()
         self.check_logs()
         lists: dict[tuple[int, int], list[int]] = {}
@@ -342,7 +342,7 @@ class Job:
         self._check_one_group()
 
     def _check_one_group(self) -> None:
-        """Check that no two groups have ever worked at once, and that nobody works after the end."""
+        """Check that no two groups have ever worked at once, and that no rank works after the end."""
         ranks = sorted(self.ranks.values(), key=lambda rank: rank.round)
         done_at = min(rank.done_at for rank in ranks)
         last_at, last_round, last_name = 0.0, 0, ""
@@ -372,7 +372,7 @@ class Job:
                 os.kill(rank.pid, signal.SIGKILL)
 
     def report(self) -> str:
-        """Return what the store says, and the end of all that the processes have written."""
+        """Return the report of the store, and the end of all output of the processes."""
         for pid in self.live().values():
             os.kill(pid, signal.SIGUSR1)
         why = subprocess.run([command(), "why", f"--connect={self.address}"], capture_output=True, text=True)

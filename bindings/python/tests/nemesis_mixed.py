@@ -1,4 +1,4 @@
-"""A job that nodes of torchrun join and leave, beside those of ``nemesis_job.py``, for ``test_nemesis_mixed.py``."""
+"""A job that nodes of torchrun join and leave, beside the nodes of ``nemesis_job.py``, for ``test_nemesis_mixed.py``."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from c10d_rs.__main__ import command
 # The ranks of a node of torchrun. With 4 or 8 others, the ranks share the rows of a batch evenly.
 PER_GUEST = 2
 
-# What a launcher says once, however many rounds have a node of torchrun.
+# The message that a launcher prints once, however many rounds have a node of torchrun.
 WARNING = "--keep-workers is off in this round"
 
 
@@ -37,7 +37,7 @@ class MixedJob(Job):
 
     def start_guest(self, backend: str) -> None:
         """Start a node of torchrun."""
-        # Its address makes it the last one in the order of nodes, so that the ranks meet in a store of ours.
+        # Its address makes it the last node in the order of nodes, so that the ranks meet in our store.
         arguments = [
             *(it for it in self.options if it.startswith("--nnodes")),
             *self.rendezvous(is_host=False),
@@ -65,7 +65,7 @@ class MixedJob(Job):
         self.guest = None
 
     def refuse(self) -> None:
-        """Start a node of ours that keeps no workers, and check that it is refused."""
+        """Start one of our nodes without keeping workers, and check that it is refused."""
         name = "launcher-refused"
         arguments = [
             *(it for it in self.options if not it.startswith("--preload")),

@@ -1,7 +1,7 @@
 """A rank of the jobs of ``nemesis.py``: trains by DDP and adds up in every step, until the file ``finish`` exists.
 
 It adds up over all ranks, and over half of them in a subgroup of the generation. It writes a line for each generation and each
-step, and how it ended, to a file of its own, whose name is its id and its process id. In a job that also restarts all ranks
+step, and how it ended, to its own file, whose name is its id and its process id. In a job that also restarts all ranks
 (NEMESIS_CHECKPOINT), rank 0 writes checkpoints.
 """
 
@@ -33,7 +33,7 @@ PATIENCE = timedelta(minutes=2)
 
 CHECKPOINT_STEPS = 10
 
-# After the last step, as by a program that writes its results.
+# This comes after the last step, like in a program that writes its results.
 LAST_WORK_SECONDS = 3
 
 
@@ -115,7 +115,7 @@ def note_group(lines: Lines) -> None:
 
 
 def save(checkpoint: Path, step: int, state: dict[str, Any]) -> None:
-    """Write a checkpoint, which is whole whenever this process ends."""
+    """Write a checkpoint, which is whole whenever this process exits."""
     saved = {name: each.state_dict() for name, each in state.items()}
     new = checkpoint.with_name(f"checkpoint-{os.getpid()}")
     torch.save({"step": step, **saved}, new)
@@ -144,7 +144,7 @@ def add_up_half(generation: ct.Generation, step: int, lines: Lines, ranks: range
 
 def main() -> None:
     """Run, and write down an exception."""
-    # A relay of the test's own, in place of the launcher's.
+    # The test's own relay, instead of the launcher's.
     os.environ["MASTER_PORT"] = os.environ.get("NEMESIS_RELAY_PORT", os.environ["MASTER_PORT"])
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR1)  # shows where a rank hangs

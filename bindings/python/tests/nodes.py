@@ -10,7 +10,7 @@ import threading
 import unittest
 from pathlib import Path
 
-# A node that runs for so long is stopped: the tests read its log, which ends with it.
+# A node that runs for this long is stopped: the tests read its log, which ends with the node.
 LIMIT_SECONDS = 120
 
 needs_torch_here = unittest.skipUnless(importlib.util.find_spec("torch"), "PyTorch is not installed beside c10d_rs")

@@ -1,4 +1,5 @@
-"""What PyTorch's own test of ``_reconfigure`` (test_c10d_fault_tolerance.py) checks for gloo, for ``test_survivors.py``.
+"""The cases that PyTorch's own test of ``_reconfigure`` (test_c10d_fault_tolerance.py) checks for gloo, for
+``test_survivors.py``.
 
 A case is a list of stages. At each of them all ranks publish their handles, and the groups of the stage form.
 """
@@ -57,14 +58,14 @@ class Group:
         return [self.store.get(f"handle/{self.meetings}/{rank}").decode() for rank in range(SIZE)]
 
     def form(self, stage: Stage) -> None:
-        """Form the groups of a stage, and use that of this rank."""
+        """Form the groups of a stage, and use this rank's group."""
         handles = self.handles()
         for ranks in stage:
             uuid = next(self.uuids)
             if self.rank in ranks:
                 dist._reconfigure(uuid, [handles[rank] for rank in ranks], timeout=TIMEOUT).wait()
                 check(ranks.index(self.rank), len(ranks))
-        # Until then those that are left out stay.
+        # Until then, the excluded ranks stay.
         self.handles()
 
 
@@ -120,7 +121,7 @@ def run(port: int, rank: int, client: str, events: int) -> None:
             store = dist.TCPStore("127.0.0.1", port, wait_for_workers=False)
         else:
             store = c10d_rs.torch.Store(c10d_rs.TCPStore("127.0.0.1", port))
-        # Those through a relay have names of their own, as it is the same store.
+        # Clients through a relay have separate names, because they use the same store.
         group = Group(dist.PrefixStore(f"{client}/{port}/{name}", store), rank)
         if name in OTHERS:
             OTHERS[name](group)

@@ -1,4 +1,4 @@
-"""What the members of ``test_subgroups.py`` do: they make groups of torch anew in each generation."""
+"""The members of ``test_subgroups.py``, which make new groups of torch in each generation."""
 
 import copy
 import gc
@@ -83,7 +83,7 @@ def train_by_sgd_alone(steps: int) -> list[float]:
 
 
 def die_in_new_group(port: int, rank: int, size: int, has_met: bool) -> None:
-    """Make a group while a member dies, before it comes to the others or after, and again without it."""
+    """Make a group while a member dies, before or after it meets the other members, and again without it."""
     member = Member(port, rank, size, 1, ready_timeout=5)
     for generation in member.membership:
         member.enter(generation)

@@ -86,7 +86,7 @@ class Client:
         return self.write({"type": "request", "command": command, "arguments": arguments})
 
     def wait(self, wanted: Callable[[Dict[str, Any]], bool]) -> Dict[str, Any]:
-        """Return the first message of this kind, also one that has been read."""
+        """Return the first message of this kind, even if it has been read."""
         for known in self.messages:
             if wanted(known):
                 self.messages.remove(known)

@@ -16,7 +16,7 @@ from c10d_rs.__main__ import command
 
 STEPS = 25
 
-# All ranks count each step in the store. Rank 0 keeps the number of steps, from which the next workers go on.
+# All ranks count each step in the store. Rank 0 keeps the number of steps, so that the next workers continue from it.
 WORKER = f"""
 import os, sys, time
 import torch
@@ -60,7 +60,7 @@ class Durable(TorchrunCase):
         return [(int(step), int(pid)) for step, pid in (line.split() for line in lines)]
 
     def await_steps(self, number: int) -> None:
-        """Wait until there are so many steps."""
+        """Wait until there are at least this many steps."""
         began = time.monotonic()
         while len(self.steps()) < number:
             self.assertLess(time.monotonic() - began, LIMIT_SECONDS)
@@ -81,7 +81,7 @@ class Durable(TorchrunCase):
         self.assertEqual(processes > 1, restarts, self.steps())
 
     def kill(self, node: "subprocess.Popen[str]") -> None:
-        """Kill a node as the end of its machine does: its worker too, which is in a process group of its own."""
+        """Kill a node like the loss of its machine: also kill its worker, which is in a separate process group."""
         for pid in Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text().split():
             os.kill(int(pid), signal.SIGKILL)
         node.kill()

@@ -1,4 +1,4 @@
-"""A forked child neither uses nor ends the stores of its parent."""
+"""A forked child neither uses nor closes the stores of its parent."""
 
 import gc
 import multiprocessing
@@ -49,7 +49,7 @@ class Fork(unittest.TestCase):
                     repr(store)
                 with self.assertRaisesRegex(RuntimeError, "forked child"):
                     server.close()
-                # Its own connection works, and calls that wait too.
+                # Its own connection works, including for calls that wait.
                 with TCPStore("127.0.0.1", server.port) as own:
                     own.set("from the child", "x")
                     with self.assertRaises(TimeoutError):
@@ -81,7 +81,7 @@ class Fork(unittest.TestCase):
 
 
 def count(port: int) -> None:
-    """Count this worker, and meet the others."""
+    """Count this worker, and meet the other workers."""
     store = TCPStore("127.0.0.1", port)
     store.add("n", 1)
     store.barrier("all", 4)

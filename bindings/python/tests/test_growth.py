@@ -1,4 +1,4 @@
-"""Nodes enter a running job, and take the place of lost ones, while the ranks of the others go on.
+"""Nodes enter a running job, and replace lost nodes, while the ranks of the other nodes continue.
 
 Needs PyTorch 2.14 or later.
 """
@@ -56,7 +56,7 @@ class Growth(unittest.TestCase):
                 job.close()
 
     def settle(self, job: Job, nodes: int, before: dict[int, int]) -> dict[int, int]:
-        """Wait until the ranks of so many nodes go on, those from before in their processes."""
+        """Wait until the ranks of this many nodes continue, earlier ranks in their processes."""
         begun = time.monotonic()
         after = job.settled(nodes * PER_NODE)
         live = {id_: pid for id_, pid in before.items() if pid not in job.dead}
@@ -96,7 +96,7 @@ class Growth(unittest.TestCase):
             before = self.settle(job, 2, {})
             job.start_launcher()
             job.kill_launcher(1)
-            # On a slow machine the spare is there before the others have gone on without that node.
+            # On a slow machine the spare arrives before the other nodes have continued without that node.
             self.assertEqual(self.settle(job, 2, before).keys(), before.keys())
 
     def test_spare_replaces_a_node_that_leaves(self) -> None:

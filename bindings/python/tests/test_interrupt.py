@@ -1,4 +1,4 @@
-"""Ctrl-C ends a call that blocks the main thread, and Python's other threads run meanwhile."""
+"""Ctrl-C interrupts a call that blocks the main thread. In the meantime, Python's other threads run."""
 
 import os
 import signal
@@ -94,7 +94,7 @@ class Interrupt(unittest.TestCase):
         self.interrupted(lambda: c10d_rs.TCPStore("127.0.0.1", 0, world_size=2, is_master=True))
 
     def test_requests_to_a_server_that_hangs(self) -> None:
-        """A server that is stopped: the system accepts connections for it and answers nothing."""
+        """A stopped server: the system accepts connections for it and does not answer."""
 
         def fill_buffers() -> None:
             for _ in range(16):

@@ -1,7 +1,7 @@
-"""Ranks, launchers, relays and stores of training jobs are killed, and the survivors go on. Needs PyTorch 2.14 or later.
+"""Ranks, launchers, relays and stores of training jobs are killed, and the survivors continue. Needs PyTorch 2.14 or later.
 
-Each job has 8 ranks under two launchers, and is disturbed in ways and at moments that follow from a seed, which is printed.
-SEED repeats them. C10D_NEMESIS_ACTS says how often in all: 12 times in each job, which kills about 18 processes.
+Each job has 8 ranks under two launchers, and is disturbed in ways and at moments that follow from a seed, which is printed. SEED
+repeats them. C10D_NEMESIS_ACTS is the total number of disturbances: 12 times in each job, which kills about 18 processes.
 
     C10D_NEMESIS_ACTS=360 python -m unittest test_nemesis
 """
@@ -27,10 +27,10 @@ ACTS_PER_JOB = 12 if ACTS >= 12 else 4
 
 KINDS = ("apart", "relays", "hosted")
 
-# Of all nodes, of torchrun too.
+# The workers of all nodes, including torchrun's.
 RANKS_MAX = PER_NODE * (NODES + 1)
 
-# Of a stop that nobody notices.
+# The length of a stop that is not noticed.
 PAUSE_SECONDS = 0.3
 
 
@@ -64,7 +64,7 @@ class Nemesis:
             self.do("launcher" if index == acts - 1 else name)
 
     def do(self, name: str) -> None:
-        """Disturb the job in one way, and check that the survivors do go on."""
+        """Disturb the job in one way, and check that the survivors continue."""
         before = self.job.settled(self.count)
         self.acts.get(name, self.launcher)()
         self.settle(name, before)
@@ -75,7 +75,7 @@ class Nemesis:
         return PER_NODE * (NODES - len(self.job.lost_nodes))
 
     def settle(self, name: str, before: dict[int, int]) -> None:
-        """Wait until all go on, the survivors in their processes."""
+        """Wait until all ranks continue, the survivors in their processes."""
         begun = time.monotonic()
         after = self.job.settled(self.count)
         for id_, pid in before.items():
@@ -84,7 +84,7 @@ class Nemesis:
         print(f"  {name}: {time.monotonic() - begun:.2f} s", file=sys.stderr, flush=True)
 
     def kill(self, what: str, pids: list[int]) -> None:
-        """Kill ranks at once, but for as many as the job needs."""
+        """Kill ranks at once, except for as many as the job needs."""
         spare = len(self.job.live()) - WORKERS_MIN
         for pid in pids[: max(0, spare)]:
             self.job.signal(pid, signal.SIGKILL)
@@ -140,7 +140,7 @@ class Nemesis:
         self.kills["pause"] += 1
 
     def stop(self) -> None:
-        """Stop a rank until the others have gone on without it."""
+        """Stop a rank until the other ranks have continued without it."""
         (pid,) = self.some(1)
         self.job.signal(pid, signal.SIGSTOP)
         self.kills["stop"] += 1
@@ -216,7 +216,7 @@ _losses: list[float] = []
 
 
 def losses_alone(step: int) -> float:
-    """Return the loss in this step of a run that nobody has disturbed."""
+    """Return the loss in this step of an undisturbed run."""
     import members
     import torch
 

@@ -1,7 +1,7 @@
-"""Nodes of torchrun join and leave jobs with survivors, beside all that ``test_nemesis.py`` does. Needs PyTorch 2.14 or later.
+"""Nodes of torchrun join and leave jobs with survivors, beside all faults of ``test_nemesis.py``. Needs PyTorch 2.14 or later.
 
 While a node of torchrun takes part, the death of a rank restarts all. Before and after it, the survivors stay.
-C10D_NEMESIS_MIXED_ACTS says how often jobs are disturbed in all, 12 times each; SEED, which is printed, repeats them.
+C10D_NEMESIS_MIXED_ACTS is the total number of disturbances, 12 for each job; SEED, which is printed, repeats them.
 
     C10D_NEMESIS_MIXED_ACTS=120 python -m unittest test_nemesis_mixed
 """
@@ -35,7 +35,7 @@ class MixedNemesis(Nemesis):
         super().__init__(job, chance)
         self.acts |= {"refused": self.refused, "launcher again": self.launcher_again}
         if job.kind != "relays":
-            # Ranks without a relay end with their store.
+            # Ranks without a relay exit with their store.
             self.acts.pop("store", None)
         self.guest_acts = {"guest": self.guest}
 
@@ -43,7 +43,7 @@ class MixedNemesis(Nemesis):
         """Disturb the job so often, and have it finish."""
         self.settle("start", {})
         for index in range(acts):
-            # A node of torchrun comes first, and in each third act one comes or leaves.
+            # A node of torchrun joins first, and in every third act a node of torchrun joins or leaves.
             is_guest = index == 0 or self.chance.random() < 0.34
             self.do("guest" if is_guest else self.chance.choice(sorted(self.acts)))
         self.last()
@@ -79,12 +79,12 @@ class MixedNemesis(Nemesis):
             self.kill("after a guest", self.some(1))
 
     def refused(self) -> None:
-        """A node of ours that does not keep its workers."""
+        """Our node, which does not keep its workers."""
         self.kills["refused"] += 1
         self.job.refuse()
 
     def launcher_again(self) -> None:
-        """Kill a launcher, not the one that has the store, and start another."""
+        """Kill a launcher that does not serve the store, and start another launcher."""
         live = sorted(set(range(len(self.job.launchers))) - self.job.lost_nodes)
         self.kills["launcher"] += 1
         self.job.kill_launcher(live[-1] if self.job.kind == "hosted" else self.chance.choice(live))
@@ -92,7 +92,9 @@ class MixedNemesis(Nemesis):
         self.job.start_launcher()
 
     def store(self) -> None:
-        """As ever. A node of torchrun would end by it, and close the rendezvous, so it is lost at that moment."""
+        """Kill the store like in the base class. A node of torchrun would exit and close the rendezvous, so it is lost at that
+        moment.
+        """
         if self.job.guest is not None:
             self.kills["guest killed"] += 1
             self.job.leave_guest(signal.SIGKILL, are_ranks_killed=True)
@@ -111,7 +113,9 @@ class MixedNemesis(Nemesis):
             self.during_a_change()
 
     def stop(self) -> None:
-        """Stop a rank until the others have gone on without it. Beside a node of torchrun they do not: for some time."""
+        """Stop a rank until the other ranks have continued without it. Beside a node of torchrun they do not, so stop it for some
+        time.
+        """
         if self.job.guest is None:
             super().stop()
             return
@@ -122,7 +126,7 @@ class MixedNemesis(Nemesis):
         os.kill(pid, signal.SIGCONT)
 
     def last(self) -> None:
-        """Perhaps a node of torchrun comes when the job finishes, also when its ranks have done their last step."""
+        """Let a node of torchrun join at random when the job finishes, even after its ranks have done their last step."""
         if self.job.guest is None and self.chance.random() < 0.7:
             self.kills["guest at the end"] += 1
             self.job.start_guest("c10d")

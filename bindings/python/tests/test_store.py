@@ -263,7 +263,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 class TestThingsThatEnd(unittest.TestCase):
-    """What only servers of this package have."""
+    """Features that only servers of this package have."""
 
     def setUp(self) -> None:
         server = StoreServer()

@@ -1,4 +1,4 @@
-"""Groups of torch that are made anew in each generation work through deaths and newcomers. Needs PyTorch 2.14 or later."""
+"""Groups of torch that are recreated in each generation work through deaths and newcomers. Needs PyTorch 2.14 or later."""
 
 import math
 import os
@@ -89,7 +89,8 @@ class Subgroups(test_survivors.GroupCase):
             self.wait_for("sum", count)
         sums = [it for it in self.of("sum") if it["pid"] == pids[0]]
         self.assertEqual([it["value"] for it in sums], [3.0] + [2.0, 3.0] * 5)
-        # Those of the default group, and of three groups of this generation and of the one before, which ends with the next one.
+        # The connections of the default group, and of three groups of this generation and of the previous generation, which ends
+        # with the next generation.
         self.assertLessEqual(max(it["threads"] for it in sums), 16 + 2 * 6, sums)
         self.assertEqual(len({it["descriptors"] for it in sums[3:] if it["size"] == 3}), 1, sums)
 

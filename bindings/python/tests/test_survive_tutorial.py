@@ -36,7 +36,7 @@ def shape(output: str) -> set[str]:
 
     A busy machine changes ranks, sizes and the order of lines, and after a semicolon is what depends on the environment.
     """
-    # Ranks share the stream: a line may begin behind another one.
+    # Ranks share the stream, so a line may begin after another line.
     lines = re.sub(r"(?=process \d+(?::| is rank))", "\n", output).splitlines()
     return {re.sub(r"\d+(?:[-T:.]\d+)*Z?", "N", line.split(";")[0].rstrip()) for line in lines if line.strip()}
 

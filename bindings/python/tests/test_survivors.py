@@ -1,4 +1,4 @@
-"""Members of a group die, stop and join, and the survivors go on in their processes. Needs PyTorch 2.14 or later."""
+"""Members of a group die, stop and join, and the survivors continue in their processes. Needs PyTorch 2.14 or later."""
 
 import json
 import math
@@ -23,7 +23,7 @@ LIMIT_SECONDS = 240
 # Of one group: 1,000 take some minutes.
 CHANGES = int(os.environ.get("C10D_CHANGES", "40"))
 
-# What may be left of a change, as a heap is not the same size each time.
+# The memory that a change may leave, because a heap does not have the same size each time.
 BYTES_PER_CHANGE = 2000
 
 TESTS = Path(__file__).resolve().parent
@@ -144,7 +144,7 @@ class Survivors(GroupCase):
         self.check_sums([0, 2, 3], [4, 3])
         last = self.of("generation")[-1]
         self.assertEqual((last["members"], last["left"], last["joined"]), ([0, 2, 3], [1], []))
-        # What c10d flight reads. Torch numbers the collectives from 1 again in the second generation.
+        # The input of c10d flight. Torch numbers the collectives from 1 again in the second generation.
         uuids = [next(it["uuid"] for it in self.of("generation") if it["size"] == size) for size in (4, 3)]
         for event in self.of("done"):
             self.assertEqual(event["recorded"], [f"generation {uuid}" for uuid in uuids])
@@ -256,7 +256,7 @@ class Survivors(GroupCase):
         self.check_replacement(boundary_steps=0)
 
     def check_replacement(self, **boundaries: int) -> None:
-        """Check that the losses are those of an undisturbed run with a rank that is killed and replaced."""
+        """Check that a run in which a rank is killed and replaced has the losses of an undisturbed run."""
         steps = 400
         self.fork("train_alone", steps=steps)
         for rank in range(3):
@@ -337,7 +337,7 @@ class Survivors(GroupCase):
         self.assertEqual((error["id"], error["kind"]), (1, "BelowMinimum"), self.events)
 
     def churn(self, cycles: int, min_size: int) -> list[dict[str, Any]]:
-        """Kill and replace the third member so often. Return what one of the others has reported."""
+        """Kill and replace the third member this often. Return the reports of one of the other members."""
         pids = [self.fork("stay", rank=rank, size=3, min_size=min_size) for rank in range(3)]
         sums = self.wait_for("sum", 3)
         for _ in range(cycles):

@@ -1,4 +1,4 @@
-"""Stores under PyTorch's process groups, and exceptions that are PyTorch's too."""
+"""Stores under PyTorch's process groups, and exceptions that are also PyTorch's."""
 
 import subprocess
 import sys

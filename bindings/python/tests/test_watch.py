@@ -64,8 +64,8 @@ class Watch(TorchrunCase):
         self.let_go_on()
 
     def start(self, act: str, *options: str, variable: bool = True, **environment: str) -> "subprocess.Popen[str]":
-        """Start torchrun with two workers, of which rank 1 does this in its third step."""
-        # torchrun's own look at its workers can come first, and then the exit code of a worker is lost for others.
+        """Start torchrun with two workers. Rank 1 does this in its third step."""
+        # torchrun's own check of its workers can be first, and then the exit code of a worker is lost for others.
         words = ("--nproc-per-node=2", "--monitor-interval=1", *options, self.worker, act, self.folder)
         return self.torchrun(*words, variable=variable, **environment)
 
