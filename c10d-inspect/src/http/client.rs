@@ -286,7 +286,7 @@ pub enum HttpError {
 /// an async runtime.
 ///
 /// # Errors
-/// [`HttpError`] if there is no answer. Each error names the server.
+/// [`HttpError`] if the request has no answer. Each error names the server.
 pub fn fetch(request: &HttpRequest, timeout: Duration) -> Result<HttpResponse, HttpError> {
     let mut answers = fetch_all(std::slice::from_ref(request), timeout, 1);
     answers.pop().unwrap_or_else(|| Err(lost()))

@@ -34,8 +34,8 @@ impl StatusOptions {
         self
     }
 
-    /// Answers only requests with this token, as a bearer token or as the password of any user. It is sent unencrypted,
-    /// so do not use it for anything else.
+    /// Answers only requests with this token, as a bearer token or as the password of any user. The token is sent
+    /// unencrypted. Therefore do not use it for anything else.
     pub fn with_token(mut self, token: impl Into<String>) -> Self {
         self.token = Some(Token::new(token.into()));
         self

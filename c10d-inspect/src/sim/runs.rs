@@ -130,7 +130,7 @@ fn no_rank_is_ever_named_wrongly() {
         eprintln!("{tally:?}");
     }
     if !is_replay {
-        // Naming nobody would be right and useless.
+        // A report without names would be right and useless.
         assert!(tally.named > 4 * tally.unknown, "{tally:?}");
         assert!(
             tally.strangers > 500 && tally.stuck > 100 && tally.blamed > 200,

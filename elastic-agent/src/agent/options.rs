@@ -39,9 +39,9 @@ pub struct AgentOptions {
     pub name: String,
     /// The number of workers of this node, at least one.
     pub local_world_size: usize,
-    /// The role of the workers, within which they have ranks as well. The default is PyTorch's, `default`.
+    /// The role of the workers. Workers also have ranks within their role. The default is PyTorch's, `default`.
     pub role: String,
-    /// The rules for restarts of the workers after a failure. By default they are never restarted, as with torchrun,
+    /// The rules for restarts of the workers after a failure. By default they are never restarted, like with torchrun,
     /// because a script must be written for restarts.
     pub restarts: RestartRules,
     /// The files in which the workers report their progress, and the limits after which they count as stuck. `None`, the
@@ -53,20 +53,20 @@ pub struct AgentOptions {
     /// The processes that get the signals of a stop, and signals that are only passed on. The default is the process
     /// groups of the workers.
     pub signal_target: SignalTarget,
-    /// The rank that a person debugs: it alone reads this process's standard input, has the foreground of a terminal, and
-    /// writes to the console whatever the [logs](Self::logs) are. In the other workers `breakpoint()` has no effect, and
-    /// the node waits for other nodes at its end without a limit. `None` by default.
+    /// The rank that a person debugs. Only this rank reads this process's standard input, has the foreground of a
+    /// terminal, and writes to the console whatever the [logs](Self::logs) are. In the other workers `breakpoint()` has
+    /// no effect, and at its end the node waits for other nodes without a limit. `None` by default.
     pub debug_rank: Option<usize>,
-    /// The words that start pydevd in Python workers, before `--file`, so that they connect to a debugger: all of them, or
-    /// the [debug rank](Self::debug_rank) alone. The command must be one of Python, as [`CommandLine::of`] makes it. Empty
-    /// by default.
+    /// The arguments that start pydevd in Python workers, before `--file`, so that they connect to a debugger: all
+    /// workers, or only the [debug rank](Self::debug_rank). The command must run Python, like the commands of
+    /// [`CommandLine::of`]. Empty by default.
     pub debugger: Vec<OsString>,
     /// The destinations of the workers' output. The default is the console.
     pub logs: LogOptions,
     /// The prefix of lines that are shown as well as written to files, see [`LinePrefix`](crate::LinePrefix). The default
     /// is PyTorch's, `[default0]:` for local rank 0.
     pub line_prefix_template: Option<String>,
-    /// Whether each worker sees one device and local rank 0. Off by default, as with torchrun.
+    /// Whether each worker sees one device and local rank 0. Off by default, like with torchrun.
     pub has_virtual_local_rank: bool,
     /// Whether all nodes have the same number of workers, of one role, so that each node computes its ranks alone
     /// (PyTorch's `TORCH_ELASTIC_WORKER_IDENTICAL`). All nodes must agree. Off by default, because no node can check it.
@@ -78,41 +78,43 @@ pub struct AgentOptions {
     /// be asked for up to 2 s.
     pub host: Option<String>,
     /// Whether the workers reach their store through a relay in this process (`c10d-relay`), which has the
-    /// [credentials](elastic_rendezvous::BootstrapInfo) that the store asks for. All nodes of a round must have one.
-    /// Off by default: MASTER_ADDR is the same loopback address on all nodes then, which not every script can use.
+    /// [credentials](elastic_rendezvous::BootstrapInfo) that the store requires. All nodes of a round must have a
+    /// relay. Off by default, because MASTER_ADDR is then the same loopback address on all nodes, which not every
+    /// script can use.
     pub has_relay: bool,
-    /// The port of the relays, for all nodes. By default the nodes of each round agree on a free one.
+    /// The port of the relays, for all nodes. By default the nodes of each round agree on a free port.
     pub relay_port: Option<u16>,
-    /// The modules of a process from which the workers are forked, instead of starting an interpreter for each. The command
-    /// must be `python -u SCRIPT` or `python -u -m MODULE`, as [`CommandLine::of`] makes it. If the workers cannot be
-    /// forked, they start as without it, with a warning. `None` by default. Needs Linux.
+    /// The modules of a process that forks the workers, instead of starting an interpreter for each worker. The command
+    /// must be `python -u SCRIPT` or `python -u -m MODULE`, like the commands of [`CommandLine::of`]. If the workers
+    /// cannot be forked, each starts an interpreter, with a warning. `None` by default. Needs Linux.
     ///
-    /// A worker is killed when the *main thread* of this process ends; let it live as long as the agent.
+    /// A worker is killed when the *main thread* of this process exits, so let it live as long as the agent.
     pub preload: Option<PreloadOptions>,
-    /// A command that must succeed before this node joins a round, the first and every later one. While it fails, the
-    /// node does not join, and repeats it after a pause of 10 s, doubled each time up to 5 min. `None` by default.
+    /// A command that must succeed before this node joins any round. While it fails, the node does not join, and
+    /// repeats the command after a pause of 10 s, which doubles each time up to 5 min. `None` by default.
     pub health_check: Option<HealthCheck>,
     /// The rules for keeping the other workers when one dies, if their script uses the membership service of their store.
     /// An agent must serve that store. `None`, the default, if all workers are restarted.
     pub keep_workers: Option<KeepOptions>,
     /// Whether the workers of this node are stopped when workers of another node have failed without a restart left,
-    /// and whether the other nodes are told of such a failure on this node. On by default. Otherwise running workers are
-    /// left alone, as with torchrun, but their node cannot restart them.
+    /// and whether the other nodes are notified of such a failure on this node. On by default. Otherwise running
+    /// workers keep running, like with torchrun, but their node cannot restart them.
     pub stops_on_job_failure: bool,
-    /// Whether a watchdog ends workers whose timers expire (`torch.distributed.elastic.timer` with `FileTimerClient`, in
-    /// PyTorch `TORCHELASTIC_ENABLE_FILE_TIMER`). Workers find its pipe in `TORCHELASTIC_TIMER_FILE`. Off by default.
+    /// Whether a watchdog kills workers whose timers expire (`torch.distributed.elastic.timer` with `FileTimerClient`,
+    /// in PyTorch `TORCHELASTIC_ENABLE_FILE_TIMER`). Workers find its pipe in `TORCHELASTIC_TIMER_FILE`. Off by
+    /// default.
     pub has_watchdog: bool,
-    /// The path of the watchdog's pipe, for one agent only. By default a new file in the directory for temporary files,
-    /// in each round another one.
+    /// The path of the watchdog's pipe, which only one agent can use. By default a new file in the directory for
+    /// temporary files in each round.
     pub timer_file: Option<PathBuf>,
     pub(crate) debug_sockets: Option<PathBuf>,
 }
 
 impl AgentOptions {
-    /// The time that workers have to exit after a signal in PyTorch.
+    /// The time that workers have to exit after a signal: 30 s, like in PyTorch.
     pub const DEFAULT_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 
-    /// An agent that runs `command` in `local_world_size` workers, at least one.
+    /// Creates the options of an agent that runs `command` in `local_world_size` workers, at least one.
     pub fn new(command: CommandLine, local_world_size: usize) -> Self {
         Self {
             name: command.program().to_string_lossy().into_owned(),

@@ -78,16 +78,16 @@ pub(crate) struct GroupMember<'a> {
     /// The group's name on the workers' store.
     pub(crate) group: &'a str,
     pub(crate) process: ProcessId,
-    /// How many members the group had at first.
+    /// The number of members that the group had at first.
     pub(crate) members_first: usize,
     /// The minimum number of members; with fewer, the group does no work.
     pub(crate) members_min: usize,
 }
 
 impl WorkerEnvironment {
-    /// The environment of a worker with these ranks, in the job `run_id`, whose workers meet at `master`, with PyTorch's
-    /// defaults. `inherited` is the environment of the agent. Variables in it that an outer launcher has set for its own
-    /// workers are replaced or removed.
+    /// Creates the environment of a worker with these ranks, in the job `run_id`, whose workers meet at `master`, with
+    /// PyTorch's defaults. `inherited` is the environment of the agent. Variables in it that an outer launcher has set
+    /// for its own workers are replaced or removed.
     pub fn new(
         inherited: impl IntoIterator<Item = (OsString, OsString)>,
         ranks: &Assignment,

@@ -24,18 +24,19 @@ use crate::command_line::Entrypoint;
 pub struct LauncherOptions {
     /// The options of the agent.
     pub agent: AgentOptions,
-    /// The parameters of the rendezvous, with the [credentials](RendezvousParameters::with_credentials) that the stores ask
-    /// for.
+    /// The parameters of the rendezvous, with the [credentials](RendezvousParameters::with_credentials) that the stores
+    /// require.
     pub rendezvous: RendezvousParameters,
-    /// The script, module or program of the agent's command: a script is looked for before this node joins, and errors name
-    /// what Python needs. `None`, the default, if it is not known.
+    /// The script, module or program of the agent's command. It lets the launcher check before this node joins that a
+    /// script exists, and name Python's requirements in errors. `None`, the default, if it is unknown.
     pub entrypoint: Option<Entrypoint>,
     /// The interpreter of the workers, for the line about their start, if users may expect a different interpreter. `None`,
     /// the default, leaves it out of the line.
     pub interpreter: Option<String>,
-    /// The signals that stop the workers and then the launcher, by their names, for example `SIGTERM`; SIGUSR1 and SIGUSR2
-    /// are passed on to the workers then. From the start of [`run`](crate::Launcher::run) until its report is dropped none
-    /// of them ends this process. `None`, the default, if no signal is handled.
+    /// The names of the signals that stop the workers and then the launcher, for example `SIGTERM`. With a list of
+    /// names, SIGUSR1 and SIGUSR2 are also passed on to the workers. From the start of [`run`](crate::Launcher::run)
+    /// until its report is dropped, none of these signals kills this process. `None`, the default, if no signal is
+    /// handled.
     pub signals: Option<Vec<String>>,
     /// The limits of this process after a signal. `None` by default: a store that does not answer can delay the exit.
     pub exit_limits: Option<ExitLimits>,
@@ -49,16 +50,17 @@ pub struct LauncherOptions {
     /// Whether each worker runs PyTorch's debug server, for `c10d flight`. Off by default: it adds to the workers'
     /// PYTHONPATH.
     pub has_debug_servers: bool,
-    /// The status page on the ports of the stores that this node hosts; `None` for none. On by default. Its title is the
-    /// [name](AgentOptions::name) of the agent. Stores that clients prove themselves to by certificates alone have no
-    /// page, because there is no password for it.
+    /// The status page on the ports of the stores that this node hosts; `None` for none. On by default. Its title is
+    /// the [name](AgentOptions::name) of the agent. Stores whose clients have only certificates have no page, because
+    /// there is no password for it.
     pub status_page: Option<StatusOptions>,
-    /// The [memory limit](c10d_store::ServerOptions::memory_max) of each store that this node hosts, in bytes; `None` for no
-    /// limit. The default is [`recommended_memory_max`], because a store that exhausts the memory ends the job.
+    /// The [memory limit](c10d_store::ServerOptions::memory_max) of each store that this node hosts, in bytes; `None`
+    /// for no limit. The default is [`recommended_memory_max`], because a store that exhausts the memory makes the job
+    /// fail.
     pub store_memory_max: Option<usize>,
-    /// The port on which the launcher answers whether it is alive, on all interfaces. `None` by default.
+    /// The port on which the launcher answers probes of whether it is alive, on all interfaces. `None` by default.
     pub health_port: Option<u16>,
-    /// The file to which the launcher appends one JSON object a line about each round. `None` by default.
+    /// The file to which the launcher appends one line with a JSON object about each round. `None` by default.
     pub events_file: Option<PathBuf>,
     /// The file in which the program that started this one finds the cause of a failed job, in PyTorch's format
     /// (`TORCHELASTIC_ERROR_FILE`). `None` by default.
@@ -74,14 +76,14 @@ pub struct LauncherOptions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExitLimits {
-    /// How long leaving the rendezvous may take.
+    /// The time that leaving the rendezvous may take.
     pub leave: Duration,
-    /// How long after the signal this *process* ends, with exit code 1, even if the launcher waits for something.
+    /// The time after the signal when this *process* exits, with exit code 1, even if the launcher is still waiting.
     pub exit: Duration,
 }
 
 impl ExitLimits {
-    /// Both limits.
+    /// Creates limits from both times.
     #[must_use]
     pub const fn new(leave: Duration, exit: Duration) -> Self {
         Self { leave, exit }
@@ -89,10 +91,11 @@ impl ExitLimits {
 }
 
 impl LauncherOptions {
-    /// Importing PyTorch and meeting take less on most machines.
+    /// The time without progress after which the launcher explains the job: 30 s. Importing PyTorch and meeting take
+    /// less on most machines.
     pub const DEFAULT_EXPLAIN_AFTER: Duration = Duration::from_secs(30);
 
-    /// A launcher of these workers, which meets the other nodes in this rendezvous.
+    /// Creates the options of a launcher of these workers, which meets the other nodes in this rendezvous.
     pub fn new(agent: AgentOptions, rendezvous: RendezvousParameters) -> Self {
         Self {
             agent,
@@ -132,7 +135,8 @@ impl LauncherOptions {
 
 /// The output of a launcher for people. Its methods are called from several threads.
 pub trait Screen: Debug + Send + Sync {
-    /// Writes a message of whole lines that starts in the launcher's name. Must not fail: it may have no reader.
+    /// Writes a message of whole lines, which starts with the launcher's name. Must not fail, because it may have no
+    /// reader.
     fn message(&self, text: &str);
 
     /// Writes whole lines as they are, for example a report on failures.
@@ -143,21 +147,22 @@ pub trait Screen: Debug + Send + Sync {
         false
     }
 
-    /// Replaces the line that shows what is going on. Its text may come from other nodes, and can have any characters.
+    /// Replaces the line that shows the current activity. Its text may come from other nodes, and can have any
+    /// characters.
     fn show(&self, line: &str) {
         let _ = line;
     }
 
-    /// Removes that line, before workers write to the same terminal.
+    /// Removes the line of [`show`](Self::show), before workers write to the same terminal.
     fn hide(&self) {}
 
-    /// Waits until all is written, unless nothing was accepted for `stuck_max`.
+    /// Waits until everything is written, unless nothing was accepted for `stuck_max`.
     fn finish(&self, stuck_max: Duration) {
         let _ = stuck_max;
     }
 }
 
-/// Writes to the standard error of this process, and waits for its reader.
+/// A screen that writes to the standard error of this process, and waits for its reader.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct StandardError;
 

@@ -205,13 +205,15 @@ impl WorkerLogs {
 #[must_use]
 #[non_exhaustive]
 pub struct LogOptions {
-    /// The directory for the logs, created if missing. By default a new temporary one. `/dev/null` means no files.
+    /// The directory for the logs, created if missing. By default a new temporary directory. With `/dev/null`, no files
+    /// are written.
     pub log_dir: Option<PathBuf>,
-    /// The streams that go to files instead of the console. None by default.
+    /// The streams that are written to files instead of the console. None by default.
     pub redirects: StreamMap,
-    /// The streams that go to files, and to the console with a prefix. None by default.
+    /// The streams that are written to files, and to the console with a prefix. None by default.
     pub tee: StreamMap,
-    /// The only workers whose output is shown, by local rank. Empty, the default, shows all.
+    /// The local ranks of the workers whose output is shown. If it is empty, the default, the output of all workers is
+    /// shown.
     pub local_ranks_filter: BTreeSet<usize>,
     /// The texts whose lines of tee'd standard output are also written to `filtered_stdout.log`. Empty by default.
     pub stdout_filters: Vec<String>,

@@ -32,8 +32,8 @@ use crate::command_line::CommandLine;
 pub struct PreloadOptions {
     /// The modules, in the order of their imports.
     pub modules: Vec<String>,
-    /// Whether it is an error that workers cannot be forked. Off by default: they start as fresh interpreters then,
-    /// with a warning.
+    /// Whether it is an error that workers cannot be forked. Off by default: the workers then start as fresh
+    /// interpreters, with a warning.
     pub is_required: bool,
     /// Whether workers are forked ahead of their start, which saves the time of the forks. Off by default: each takes
     /// about 2 MB of memory while it waits.
@@ -44,7 +44,7 @@ pub struct PreloadOptions {
 }
 
 impl PreloadOptions {
-    /// Imports `modules`, in this order.
+    /// Creates options that import `modules`, in this order.
     pub fn new<M: Into<String>>(modules: impl IntoIterator<Item = M>) -> Self {
         Self {
             modules: modules.into_iter().map(Into::into).collect(),
@@ -57,7 +57,7 @@ impl PreloadOptions {
     /// The plan of a template for workers that run `command`.
     ///
     /// # Errors
-    /// Why no template can run this command.
+    /// A clause about why no template can run this command.
     pub(crate) fn plan(
         self,
         command: &CommandLine,
@@ -116,7 +116,8 @@ pub(crate) struct WorkerStart<'a> {
 
 #[cfg(target_os = "linux")]
 impl WorkerStart<'_> {
-    /// Directory, command line and environment: too long for a packet, so in a file without a name.
+    /// Writes directory, command line and environment to a file without a name, because they are too long for a
+    /// packet.
     ///
     /// # Errors
     /// A word contains a NUL, or the system has no descriptor or memory left.

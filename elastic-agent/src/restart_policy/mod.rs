@@ -88,7 +88,7 @@ pub(crate) enum Decision {
     Restart,
     /// The limits allow no further restart of this node. As in PyTorch, nodes that still run are left alone.
     Exhausted,
-    /// The workers are restarted on no node, and the job ends, for this reason.
+    /// The job stops on all nodes, for this reason.
     EndJob(String),
 }
 

@@ -8,8 +8,8 @@ use fastrand::Rng;
 use super::super::Replacement;
 use super::world::{Doing, Event, Shape, World};
 
-/// Explores jobs of two nodes, with at least so many in a round and so many restarts, otherwise as `shape`; returns how
-/// many histories there are.
+/// Explores jobs of two nodes, otherwise like `shape`. `shapes` has the minimum number of nodes in a round and the
+/// number of restarts. Returns the number of histories.
 fn explore_all(shapes: &[(usize, usize)], depth: usize, shape: Shape) -> usize {
     let mut tried = 0;
     for &(nodes_min, restarts) in shapes {

@@ -620,7 +620,7 @@ impl Simulation for World {
             }
             Event::Recover(index) => {
                 self.nodes[index].doing = Doing::Joining;
-                // The members are told that somebody waits.
+                // The members are notified that a node waits.
                 self.tell_members();
             }
             Event::ToggleStore => {

@@ -203,7 +203,7 @@ fn the_members_go_on_soon_if_those_that_poll_the_lease_each_second_die_with_the_
                 world.command(index, Command::Crash);
             }
         }
-        // Two heartbeats until there is a holder, which sees the silence of the dead from then on.
+        // Two heartbeats until there is a holder, which observes the silence of the dead nodes from then on.
         let end = world.now() + SECOND * 10 + world.settings.dead_after() + SECOND * 5;
         let go_on = |world: &World| world.alive() <= 5 && world.is_settled();
         assert!(world.run_until(end, go_on), "{}", world.describe());

@@ -407,7 +407,7 @@ impl World {
             Command::Pause(duration) => {
                 node.was_paused = true;
                 node.paused_until = node.paused_until.max(self.timeline.now() + duration);
-                // A launcher that stands still stops no workers.
+                // A paused launcher stops no workers.
                 self.worlds.on_stop(&node.me);
                 self.laws.on_stop(&node.me, node.paused_until);
             }

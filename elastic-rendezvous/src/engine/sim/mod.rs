@@ -38,8 +38,8 @@ use crate::values::node::NodeId;
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::{RendezvousState, Token};
 
-/// How long a node waits for an answer that is lost, and for that of a write in a [rough](Faults::ROUGH) network: so
-/// short there that a live node is never overdue for the others, which the invariants need.
+/// How long a node waits for a lost answer, and for the answer to a write in a [rough](Faults::ROUGH) network. The
+/// latter is so short that a live node is never overdue for the other nodes, which the invariants need.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -542,7 +542,7 @@ impl World {
         let when_calm = self.faults_since + self.settings.keep_alive_interval;
         if let Some(at) = written_at.filter(|at| **at >= when_calm) {
             let pause = self.now() - *at;
-            // Concurrent writers delay each other, but one interval must be left before the others drop it.
+            // Concurrent writers delay each other, but one interval must be left before the other nodes drop it.
             let pause_max = self.settings.dead_after() - self.settings.keep_alive_interval;
             assert!(pause <= pause_max, "{} wrote {pause:?} ago", node.me);
         }

@@ -73,8 +73,8 @@ fn a_newcomer_replaces_a_lost_member_soon_whenever_it_comes() {
         assert!(world.run_until(end, dropped));
         let since = came_at.max(world.now());
         assert!(world.run_until(end, |world| is_replaced(world, lost)));
-        // The others stop their workers for 2 s at most, the newcomer waits for 2 s after the drop, and nodes that poll
-        // notice each change within 1 s.
+        // The other nodes stop their workers for 2 s at most, the newcomer waits for 2 s after the drop, and nodes that
+        // poll notice each change within 1 s.
         let took = world.now().saturating_sub(since);
         assert!(
             took < 7 * SECOND,

@@ -15,12 +15,11 @@ const SECOND: Duration = Duration::from_secs(1);
 /// The largest error of a wall clock, in seconds.
 const SKEW_MAX: i64 = 900;
 
-/// A node that stood still before it got the answer to a write took its heartbeat for new, and was dropped. In the first
-/// history, a spare took the place of a member that had lost its connection for a moment. The other seeds
-/// revealed defects of the simulator: it checked the round in a node's copy of the state, which may
-/// decrease, it carried out a restart that was planned in an earlier round, it gave no time to a node that had stood still
-/// in its join and started its workers in a world that was over, and it took a slow clock for one that all others had
-/// read anew.
+/// A node that paused before it got the answer to a write considered its heartbeat new, and was dropped. In the first
+/// history, a spare took the place of a member that had lost its connection for a moment. The other seeds revealed
+/// defects of the simulator: it checked the round in a node's copy of the state, which may decrease; it carried out a
+/// restart that was planned in an earlier round; it gave no time to a node that had paused in its join and started its
+/// workers in a world that was over; and it treated a slow clock as a clock that all other nodes had read again.
 #[test]
 fn histories_that_once_failed_pass() {
     faults(11714147631740837244, 12);
@@ -41,7 +40,7 @@ fn world(seed: u64, settings: RendezvousSettings, count: usize) -> (World, fastr
     (world, random)
 }
 
-/// A node of ours that writes the state itself.
+/// Our node, which writes the state itself.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Clocks {
     name: u32,
@@ -220,7 +219,7 @@ fn faults(seed: u64, nodes_max: usize) {
         // Old messages arrive.
         world.run_for(5 * SECOND);
         if world.alive() < world.settings.min_nodes {
-            // No round can complete, but the invariants must still hold.
+            // The round cannot complete, but the invariants must still hold.
             return world.run_for(60 * SECOND);
         }
         // Dead nodes are dropped, their round is left, and the next one has its last call: at worst twice.
