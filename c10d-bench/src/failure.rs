@@ -11,8 +11,8 @@ use std::process::ExitCode;
 pub(crate) struct Failure {
     text: String,
     /// 1 if the measured programs fail a check. The other codes equal the codes of `c10d`: 2 for invalid arguments,
-    /// including arguments that clap rejects; 4 if standard output cannot be written, such as on a full disk; 141,
-    /// the code of a program killed by SIGPIPE, if its reader closed it; otherwise 3.
+    /// including arguments that clap rejects; 4 if standard output cannot be written, like on a full disk; 141, the
+    /// code of a program killed by SIGPIPE, if its reader closed it; otherwise 3.
     exit_code: u8,
 }
 

@@ -81,7 +81,7 @@ pub(crate) enum WorkerInput {
     Shared,
     /// The standard input of this process, for this worker alone. If it is a terminal, the worker gets its foreground.
     Alone,
-    /// The worker has no standard input.
+    /// An empty standard input.
     Empty,
 }
 

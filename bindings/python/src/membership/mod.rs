@@ -22,8 +22,8 @@ use crate::store::Store;
 
 use self::watch::{Abort, News, Settings, Waited, Watch};
 
-/// How long a server that took over waits for members at least: they first have to find it. No member may decide before that
-/// time that an exception is its own.
+/// The minimum time that a server waits for members after a takeover, because they first have to find it. Before this
+/// time, a member must not decide that an exception is its own.
 const RETURN_TIMEOUT_MIN: Duration = Duration::from_secs(10);
 
 /// A member of a group. One thread calls it; the thread `c10d-membership` waits for the service, and frees the calling
