@@ -14,14 +14,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use c10d_socket::SendBuf;
 use c10d_store::WireLimits;
 use c10d_store::unstable::{
     Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, RawRequest, RawRequests, Restart,
-    SessionStream, Violation, WireError,
+    Session, SessionClient, SessionStream, Violation, WireError,
 };
 
-use crate::rank::{Closing, Held, Rank};
+use crate::rank::{Held, Rank};
 
 /// How long the store has to answer a CANCEL_WAIT. It answers at once if it can be reached; only the end of a wait
 /// depends on it.
@@ -37,36 +36,22 @@ const UNREAD_BYTES_MAX: usize = 64 << 20;
 #[derive(Debug, Default)]
 pub(crate) struct Hub {
     limits: WireLimits,
-    stream: SessionStream,
-    reader: FrameReader,
+    session: Session,
     /// Frames that arrived while the hub was full. A frame of nine bytes can have the hub copy 64 KiB of a piece, so one read of
     /// the link could otherwise take hundreds of megabytes.
     backlog: Vec<u8>,
-    position: u64,
     ranks: BTreeMap<u32, Rank>,
     next_client: u32,
     turn: Turn,
     touched: Vec<u32>,
     waiting_to_send: VecDeque<u32>,
-    /// Waits that are reported to the store after the waits themselves (docs/spec/wire-extensions.md, END_WAITS 4).
-    untold: Vec<Untold>,
     is_ended: bool,
     /// The store was informed of the end of the session.
     has_said_end: bool,
-    /// The store keeps the session in its journal; the relay assumes so until the first link shows it.
-    is_kept: bool,
     /// The memory for replies that ranks have not read.
     unread_bytes: usize,
     /// CANCEL_WAITs that the store should have answered at the given time: the client, and the number of the cancel.
     cancels: VecDeque<(Instant, u32, u64)>,
-}
-
-/// The wait of a rank, if it began before the link.
-#[derive(Debug)]
-struct Untold {
-    client: u32,
-    linked_at: Instant,
-    starts_ago: u32,
 }
 
 /// The requests of a turn that are not in the stream yet.
@@ -88,33 +73,29 @@ impl Hub {
     pub(crate) fn new(limits: WireLimits) -> Self {
         Self {
             limits,
-            is_kept: true,
-            reader: FrameReader::taking_pieces().taking_positions(),
-            position: 0,
+            session: Session {
+                stream: SessionStream::default(),
+                reader: FrameReader::taking_pieces().taking_positions(),
+                // Until the first link.
+                is_kept: true,
+            },
             ..Self::default()
         }
     }
 
     /// The session's stream.
     pub(crate) const fn stream(&mut self) -> &mut SessionStream {
-        &mut self.stream
+        &mut self.session.stream
     }
 
-    /// The store keeps the session in its journal, or does not.
-    pub(crate) const fn set_kept(&mut self, is_kept: bool) {
-        self.is_kept = is_kept;
-    }
-
-    /// The session continues with the same server, which learns how long ranks have waited.
-    pub(crate) fn go_on(&mut self, now: Instant) {
-        let ranks = self.ranks.iter();
-        let waits = ranks.filter(|(_, rank)| rank.outstanding.is_waiting());
-        let untold = waits.map(|(client, _)| Untold {
-            client: *client,
-            linked_at: now,
-            starts_ago: 0,
-        });
-        self.untold = untold.collect();
+    /// The session continues with the same server, which keeps it in its journal or does not, and learns how long ranks have
+    /// waited.
+    pub(crate) fn go_on(&mut self, is_kept: bool, now: Instant) {
+        self.emit_turn();
+        self.session.is_kept = is_kept;
+        for rank in self.ranks.values_mut() {
+            rank.client.go_on(now, &mut self.session);
+        }
     }
 
     /// The store was restarted with its journal: it gets all requests again that it has not acknowledged. Returns the number
@@ -122,51 +103,24 @@ impl Hub {
     pub(crate) fn restart(&mut self, restart: Restart, now: Instant) -> usize {
         // If these frames break the rules, that no longer matters for the new stream.
         let _ = self.take_backlog();
-        self.stream = SessionStream::default();
-        self.reader = FrameReader::taking_pieces().taking_positions();
+        self.session.restart();
         self.turn = Turn::default();
         self.waiting_to_send.clear();
-        self.untold.clear();
-        self.is_kept = true;
         let mut closed = 0;
         let clients: Vec<u32> = self.ranks.keys().copied().collect();
         for client in clients {
-            let Some(rank) = self.ranks.get_mut(&client) else {
-                continue;
-            };
-            rank.last_in_turn = 0;
-            rank.waits_to_send = false;
-            if rank.closing.is_some() {
-                continue;
+            if let Some(rank) = self.ranks.get_mut(&client)
+                && !rank.is_closing()
+            {
+                rank.restart(restart, now, &mut self.session);
+                closed += usize::from(rank.is_closing());
+                self.wait_to_send(client);
+                self.touch(client);
+                self.finish(client);
             }
-            match rank.restart() {
-                Ok(first) => {
-                    self.stream.push_open(client, rank.port);
-                    self.stream.push_resume(client, first);
-                    let resent = rank.outstanding.resent_wait(restart, now);
-                    if let Some(wait) = resent {
-                        self.stream.push_resent(client, wait);
-                        if rank.outstanding.has_earlier_wait() {
-                            // The store takes this report for the earlier wait.
-                            self.untold.push(Untold {
-                                client,
-                                linked_at: now,
-                                starts_ago: wait.starts_ago,
-                            });
-                        }
-                    }
-                    self.wait_to_send(client);
-                }
-                Err(reason) => {
-                    rank.closing = Some(Closing::NotCarried(reason));
-                    closed += 1;
-                }
-            }
-            self.touch(client);
-            self.finish(client);
         }
         if self.has_said_end {
-            self.stream.push_end();
+            self.session.stream.push_end();
         }
         closed
     }
@@ -175,8 +129,8 @@ impl Hub {
     pub(crate) fn open(&mut self, port: u16) -> Option<u32> {
         let client = self.next_client;
         self.next_client = client.checked_add(1)?;
-        self.stream.push_open(client, port);
-        self.ranks.insert(client, Rank::on_port(port));
+        let opened = SessionClient::open(client, port, &mut self.session);
+        self.ranks.insert(client, Rank::new(opened));
         Some(client)
     }
 
@@ -225,16 +179,15 @@ impl Hub {
         let Some(rank) = self.ranks.get_mut(&client) else {
             return Ok(());
         };
-        if rank.closing.is_some() || !rank.is_paused || rank.must_wait(self.is_kept) {
+        if rank.is_closing() || !rank.is_paused || rank.must_wait(&self.session) {
             return Ok(());
         }
         if let Some(held) = rank.held.take() {
-            if !rank.on_request(held.opcode, held.key_count, &held.bytes, now) {
+            if !rank.on_request(held.request(), now) {
                 rank.held = Some(held);
                 return Ok(());
             }
-            self.turn.add(client, rank, &held.bytes, self.stream.room());
-            rank.after_sending(self.is_kept);
+            self.turn.add(client, rank, &held.bytes, &self.session);
         }
         let resumed = self.with_requests(client, now, |requests, limits, handle| {
             requests.resume(limits, handle)
@@ -257,11 +210,8 @@ impl Hub {
     /// A rank has read this many bytes of its replies.
     pub(crate) fn was_read(&mut self, client: u32, bytes: usize) {
         self.recount(client);
-        if let Some(rank) = self.ranks.get_mut(&client)
-            && let Some(returned) = rank.was_read(bytes)
-            && rank.closing.is_none()
-        {
-            self.stream.push_credit(client, returned);
+        if let Some(rank) = self.ranks.get_mut(&client) {
+            rank.client.was_read(bytes, &mut self.session);
         }
     }
 
@@ -297,7 +247,7 @@ impl Hub {
             self.on_frames(&mut left, UNREAD_BYTES_MAX)?;
             self.backlog = left.to_vec();
         }
-        while let Some(mut piece) = self.stream.next_bytes(&mut link)? {
+        while let Some(mut piece) = self.session.stream.next_bytes(&mut link)? {
             if self.backlog.is_empty() {
                 self.on_frames(&mut piece, UNREAD_BYTES_MAX)?;
             }
@@ -324,52 +274,28 @@ impl Hub {
     /// Takes frames from the front of `bytes`, until ranks have not read this many bytes.
     fn on_frames(&mut self, bytes: &mut &[u8], unread_bytes_max: usize) -> Result<(), Violation> {
         while self.unread_bytes < unread_bytes_max
-            && let Some(frame) = self.reader.next(bytes)?
+            && let Some(frame) = self.session.reader.next(bytes)?
         {
-            let client = match frame {
-                Frame::Data { client, bytes } => {
-                    self.on_replies(client, bytes)?;
-                    client
-                }
-                Frame::Shared { client, bytes } => {
-                    self.on_replies(client, &bytes)?;
-                    client
-                }
-                Frame::Credit { client, bytes } => {
-                    if let Some(rank) = self.ranks.get_mut(&client) {
-                        rank.credit.returned(bytes)?;
-                    }
-                    self.wait_to_send(client);
-                    client
-                }
-                Frame::Close { client } => {
-                    if let Some(rank) = self.ranks.get_mut(&client) {
-                        rank.closing.get_or_insert(Closing::ByStore);
-                    }
-                    client
-                }
-                Frame::Done { client, request } => {
-                    if let Some(rank) = self.ranks.get_mut(&client) {
-                        rank.outstanding.done(request);
-                    }
-                    client
-                }
-                Frame::End => {
-                    self.is_ended = true;
-                    continue;
-                }
-                Frame::Open { .. } | Frame::Group(_) | Frame::Resume { .. } => continue,
+            let Some(client) = frame.client() else {
+                self.is_ended |= frame == Frame::End;
+                continue;
             };
+            if let Some(rank) = self.ranks.get_mut(&client) {
+                rank.on_frame(&frame, &mut self.session)?;
+            }
+            if matches!(frame, Frame::Credit { .. }) {
+                self.wait_to_send(client);
+            }
+            self.recount(client);
             self.touch(client);
             self.finish(client);
         }
-        self.position = self.position.max(self.reader.position());
         Ok(())
     }
 
     /// Up to where the journal of the store has kept what ranks have seen.
-    pub(crate) const fn position(&self) -> u64 {
-        self.position
+    pub(crate) fn position(&self) -> u64 {
+        self.session.reader.position()
     }
 
     /// Puts the requests of ranks into the stream, as far as there is room.
@@ -383,38 +309,17 @@ impl Hub {
                 continue;
             };
             rank.waits_to_send = false;
-            if rank.closing.is_some() {
+            if rank.is_closing() {
                 continue;
             }
-            let count = [
-                rank.outstanding.unsent_bytes(),
-                rank.credit.to_send(),
-                self.stream.room(),
-            ];
-            let count = count.into_iter().min().unwrap_or(0);
-            rank.outstanding.send(&mut self.stream, client, count);
-            rank.credit.sent(count);
-            rank.after_sending(self.is_kept);
-            if rank.outstanding.unsent_bytes() > 0 && rank.credit.to_send() > 0 {
+            rank.client.fill(&mut self.session);
+            if rank.client.outstanding.unsent_bytes() > 0 && rank.client.credit.to_send() > 0 {
                 self.wait_to_send(client);
             } else if rank.is_paused {
                 self.touch(client);
             }
             self.finish(client);
         }
-        self.untold.retain(|untold| {
-            let rank = self.ranks.get(&untold.client);
-            let Some(rank) = rank.filter(|rank| rank.closing.is_none()) else {
-                return false;
-            };
-            let is_sent = rank.outstanding.unsent_bytes() == 0;
-            let wait = rank.outstanding.wait_of_same_server(untold.linked_at);
-            if is_sent && let Some(mut wait) = wait {
-                wait.starts_ago = untold.starts_ago;
-                self.stream.push_resent(untold.client, wait);
-            }
-            !is_sent
-        });
     }
 
     /// The ranks to check, because they have replies, are closing, or may continue after a pause; each once.
@@ -435,7 +340,7 @@ impl Hub {
         if !self.ranks.is_empty() {
             return false;
         }
-        self.stream.push_end();
+        self.session.stream.push_end();
         self.has_said_end = true;
         true
     }
@@ -468,10 +373,10 @@ impl Hub {
             return Ok(());
         };
         let mut requests = std::mem::take(&mut rank.requests);
-        let (turn, room, is_kept) = (&mut self.turn, self.stream.room(), self.is_kept);
-        let cancels = rank.outstanding.cancels();
+        let (turn, session) = (&mut self.turn, &self.session);
+        let cancels = rank.client.outstanding.cancels();
         let outcome = parse(&mut requests, &self.limits, &mut |request| {
-            if !rank.on_request(request.opcode, request.key_count, request.bytes, now) {
+            if !rank.on_request(request, now) {
                 rank.held = Some(Held {
                     opcode: request.opcode,
                     key_count: request.key_count,
@@ -479,45 +384,17 @@ impl Hub {
                 });
                 return false;
             }
-            turn.add(client, rank, request.bytes, room);
-            rank.after_sending(is_kept);
-            !rank.must_wait(is_kept)
+            turn.add(client, rank, request.bytes, session);
+            !rank.must_wait(session)
         });
         rank.requests = requests;
         rank.is_paused = outcome == Ok(false);
         if let Some(due) = now.checked_add(CANCEL_PATIENCE) {
-            let new = cancels + 1..=rank.outstanding.cancels();
+            let new = cancels + 1..=rank.client.outstanding.cancels();
             self.cancels.extend(new.map(|cancel| (due, client, cancel)));
         }
         self.wait_to_send(client);
         outcome.map(|_| ())
-    }
-
-    fn on_replies(&mut self, client: u32, bytes: &[u8]) -> Result<(), Violation> {
-        let Some(rank) = self.ranks.get_mut(&client) else {
-            return Ok(());
-        };
-        rank.credit.received(bytes.len())?;
-        let before = rank.down.unsent_bytes();
-        if let Err(error) = rank.on_reply(bytes) {
-            if rank.closing.is_none() {
-                rank.closing = Some(Closing::Reply(error));
-                self.stream.push_close(client);
-            }
-            return Ok(());
-        }
-        if rank.is_gone {
-            // Its replies are counted, since a request of it may wait for one, and dropped.
-            rank.down = SendBuf::new();
-        }
-        let passed_on = rank.down.unsent_bytes().saturating_sub(before);
-        if let Some(returned) = rank.was_received(bytes.len(), passed_on)
-            && rank.closing.is_none()
-        {
-            self.stream.push_credit(client, returned);
-        }
-        self.recount(client);
-        Ok(())
     }
 
     /// Informs the store that a rank has closed its connection, once all its requests are in the stream.
@@ -525,22 +402,22 @@ impl Hub {
         let Some(rank) = self.ranks.get_mut(&client) else {
             return;
         };
-        let has_sent = !rank.is_paused && rank.outstanding.unsent_bytes() == 0;
-        if !rank.is_gone || (rank.closing.is_none() && !has_sent) {
+        let has_sent = !rank.is_paused && rank.client.outstanding.unsent_bytes() == 0;
+        let was_closed = rank.is_closing();
+        if !rank.is_gone || (!was_closed && !has_sent) {
             return;
         }
-        if rank.closing.is_none() && rank.must_be_acknowledged(self.is_kept) {
+        if !was_closed && rank.must_be_acknowledged(self.session.is_kept) {
             if rank.mark() {
                 self.wait_to_send(client);
             }
             return;
         }
-        let was_closed = rank.closing.is_some();
         self.unread_bytes -= rank.counted_bytes;
         self.ranks.remove(&client);
         if !was_closed {
             self.emit_turn();
-            self.stream.push_close(client);
+            self.session.stream.push_close(client);
         }
     }
 
@@ -557,8 +434,8 @@ impl Hub {
         for shared in self.turn.requests.drain(..) {
             let bytes = &self.turn.bytes[shared.start..shared.end];
             match shared.clients[..] {
-                [client] => self.stream.push_data(client, bytes),
-                _ => self.stream.push_group(&shared.clients, bytes),
+                [client] => self.session.stream.push_data(client, bytes),
+                _ => self.session.stream.push_group(&shared.clients, bytes),
             }
             for client in shared.clients {
                 if let Some(rank) = self.ranks.get_mut(&client) {
@@ -581,8 +458,8 @@ impl Hub {
     fn wait_to_send(&mut self, client: u32) {
         if let Some(rank) = self.ranks.get_mut(&client)
             && !rank.waits_to_send
-            && rank.closing.is_none()
-            && rank.outstanding.unsent_bytes() > 0
+            && !rank.is_closing()
+            && rank.client.outstanding.unsent_bytes() > 0
         {
             rank.waits_to_send = true;
             self.waiting_to_send.push_back(client);
@@ -593,16 +470,15 @@ impl Hub {
 impl Turn {
     /// Adds a request of a rank, which is its last unsent request, to an equal request of another rank, if there is
     /// one. The rank's requests keep their order: the request joins none before the rank's last request.
-    fn add(&mut self, client: u32, rank: &mut Rank, bytes: &[u8], room: usize) {
+    fn add(&mut self, client: u32, rank: &mut Rank, bytes: &[u8], session: &Session) {
         let is_short = bytes.len() <= GROUP_BYTES_MAX;
-        let has_room =
-            bytes.len() <= rank.credit.to_send() && self.bytes.len() + bytes.len() <= room;
-        let is_next = rank.outstanding.unsent_bytes() == bytes.len();
+        let has_room = bytes.len() <= rank.client.credit.to_send()
+            && self.bytes.len() + bytes.len() <= session.stream.room();
+        let is_next = rank.client.outstanding.unsent_bytes() == bytes.len();
         if !is_short || !has_room || !is_next {
             return;
         }
-        rank.credit.sent(bytes.len());
-        rank.outstanding.sent(bytes.len());
+        rank.client.sent(bytes.len(), session);
         let first = rank
             .last_in_turn
             .max(self.requests.len().saturating_sub(COMPARED_MAX));

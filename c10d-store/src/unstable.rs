@@ -16,9 +16,9 @@ pub use crate::journal::format::FORMAT_VERSION;
 pub use crate::leader_search::LeaderSearch;
 pub use crate::raw_requests::{RawRequest, RawRequests};
 pub use crate::session::{
-    CLIENT_WINDOW_BYTES, Credit, Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, Group,
-    NotCarried, Outstanding, ReplyError, ResentWait, Restart, SESSION_WINDOW_BYTES, SessionStream,
-    Violation,
+    CLIENT_WINDOW_BYTES, ClientEnd, Credit, Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX,
+    Group, NotCarried, Outstanding, ReplyError, ResentWait, Restart, SESSION_WINDOW_BYTES, Session,
+    SessionClient, SessionStream, Violation,
 };
 pub use crate::wire::{
     ANNOUNCEMENT_BYTES_MAX, CAPABILITY_MASK, CAPABILITY_NONCE, NotAReply, PAYLOAD_KEY_PREFIX,

@@ -22,7 +22,7 @@ impl EventLoop {
         while let Some(connection) = self.connections.get_mut(&client) {
             let is_closing = match self.hub.rank(client) {
                 Some(rank) if rank.is_paused => return,
-                Some(rank) => rank.closing.is_some(),
+                Some(rank) => rank.is_closing(),
                 None => true,
             };
             let count = match connection.stream.read(&mut self.read_buffer) {
@@ -94,7 +94,7 @@ impl EventLoop {
         };
         let unsent = rank.down.unsent_bytes();
         let result = rank.down.flush(&mut connection.stream);
-        let closing = rank.closing;
+        let closing = rank.client.end;
         let read = unsent - rank.down.unsent_bytes();
         self.hub.was_read(client, read);
         match result {

@@ -53,8 +53,7 @@ impl EventLoop {
             let closed = if let Some(restart) = link.restart {
                 Some(self.hub.restart(restart, now))
             } else {
-                self.hub.set_kept(link.is_kept);
-                self.hub.go_on(now);
+                self.hub.go_on(link.is_kept, now);
                 None
             };
             if self.hub.stream().attach(link.received_by_server).is_err() {

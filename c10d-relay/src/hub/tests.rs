@@ -1,9 +1,11 @@
 //! The hub between scripted ranks and a scripted store, in virtual time.
 
 use c10d_sim::{Run, Seeds, Simulation, run};
+use c10d_socket::SendBuf;
 use c10d_store::Opcode;
 use c10d_store::unstable::{
-    CLIENT_WINDOW_BYTES, Credit, NotCarried, RequestBuf, ResentWait, SESSION_WINDOW_BYTES,
+    CLIENT_WINDOW_BYTES, ClientEnd, Credit, NotCarried, RequestBuf, ResentWait,
+    SESSION_WINDOW_BYTES,
 };
 use fastrand::Rng;
 
@@ -46,7 +48,7 @@ impl Node {
         };
         node.hub.stream().attach(0).expect("a new session");
         node.store.attach(0).expect("a new session");
-        node.hub.set_kept(false);
+        node.hub.session.is_kept = false;
         for client in 0..count {
             assert_eq!(node.hub.open(4000), Some(client));
             let validate = [0, 0xce, 0xf7, 0x85, 0x3c];
@@ -412,6 +414,7 @@ fn without_a_link_little_is_kept_and_ranks_are_not_read() {
             node.hub
                 .rank(client)
                 .expect("open")
+                .client
                 .outstanding
                 .unsent_bytes()
         })
@@ -428,7 +431,7 @@ fn a_refused_rank_reads_what_it_was_sent_before() {
     node.store.push_data(0, &[1, 0, 0, 0, 0, 0, 0, 0]);
     node.store.push_close(0);
     node.deliver();
-    assert!(node.hub.rank(0).expect("open").closing.is_some());
+    assert!(node.hub.rank(0).expect("open").is_closing());
     assert_eq!(node.read(0), [1, 0, 0, 0, 0, 0, 0, 0]);
     node.hub.close(0);
     assert_eq!(node.turn(), [], "the store knows");
@@ -543,7 +546,7 @@ fn an_answer_of_the_relay_returns_no_credit() {
 #[test]
 fn a_restarted_store_gets_what_it_has_not_answered() {
     let mut node = Node::with_ranks(5);
-    node.hub.set_kept(true);
+    node.hub.session.is_kept = true;
     let get = request(|it| {
         it.opcode(Opcode::Get).user_key("k");
     });
@@ -566,8 +569,8 @@ fn a_restarted_store_gets_what_it_has_not_answered() {
     // Of the turn that the old store does not get.
     node.send(1, &add("n"));
     assert_eq!(node.restart(), 1);
-    let closing = node.hub.rank(2).expect("open").closing;
-    assert_eq!(closing, Some(Closing::NotCarried(NotCarried::Opaque)));
+    let closing = node.hub.rank(2).expect("open").client.end;
+    assert_eq!(closing, Some(ClientEnd::NotCarried(NotCarried::Opaque)));
     let mark = request(|it| {
         it.mark();
     });
@@ -598,14 +601,14 @@ fn a_restarted_store_gets_what_it_has_not_answered() {
     node.store.push_done(4, 1);
     node.deliver();
     let rank = node.hub.rank(4).expect("open");
-    assert_eq!(rank.outstanding.kept_bytes(), 0);
+    assert_eq!(rank.client.outstanding.kept_bytes(), 0);
 }
 
 /// docs/spec/wire-extensions.md, END_WAITS 4: the store learns which waits it has lost, and which it never had.
 #[test]
 fn a_restarted_store_learns_which_ranks_have_waited() {
     let mut node = Node::with_ranks(4);
-    node.hub.set_kept(true);
+    node.hub.session.is_kept = true;
     let second = Duration::from_secs(1);
     let start = node.now;
     node.send(0, &wait("k"));
@@ -636,7 +639,7 @@ fn a_restarted_store_learns_which_ranks_have_waited() {
 #[test]
 fn a_restarted_store_learns_of_a_wait_behind_a_cancelled_one() {
     let mut node = Node::with_ranks(1);
-    node.hub.set_kept(true);
+    node.hub.session.is_kept = true;
     let second = Duration::from_secs(1);
     node.send(0, &[wait("k"), cancel()].concat());
     node.turn();
@@ -671,7 +674,7 @@ fn a_store_that_goes_on_learns_how_long_ranks_have_waited() {
     node.now += 2 * second;
     node.send(2, &wait("l"));
     node.now += 5 * second;
-    node.hub.go_on(node.now);
+    node.hub.go_on(false, node.now);
     let resent = |client, seconds: u32| {
         let age = seconds * second;
         Got::Resent(client, ResentWait { age, starts_ago: 0 })
@@ -697,7 +700,7 @@ fn a_store_that_goes_on_learns_nothing_of_waits_that_began_later() {
         node.deliver();
         node.send(0, &wait("k"));
         node.now += 7 * second;
-        node.hub.go_on(node.now);
+        node.hub.go_on(false, node.now);
         node.now += second;
         if is_replaced {
             node.send(0, &[cancel(), wait("l")].concat());
@@ -748,7 +751,7 @@ fn a_rank_waits_until_a_store_with_a_journal_has_kept_its_requests() {
     });
     for is_kept in [false, true] {
         let mut node = Node::with_ranks(1);
-        node.hub.set_kept(is_kept);
+        node.hub.session.is_kept = is_kept;
         for _ in 0..12 {
             if node.hub.rank(0).expect("open").is_paused {
                 break;
@@ -763,14 +766,14 @@ fn a_rank_waits_until_a_store_with_a_journal_has_kept_its_requests() {
         }
         let rank = node.hub.rank(0).expect("open");
         let kept_max = ((256 + 64) << 10) + set.len();
-        assert!(rank.outstanding.kept_bytes() <= kept_max);
+        assert!(rank.client.outstanding.kept_bytes() <= kept_max);
         assert_eq!(rank.is_paused, is_kept);
-        assert_eq!(rank.outstanding.check_carried().is_ok(), is_kept);
+        assert_eq!(rank.client.outstanding.check_carried().is_ok(), is_kept);
         if is_kept {
             node.store.push_done(0, 5);
             node.deliver();
             let rank = node.hub.rank(0).expect("open");
-            assert!(!rank.is_paused && rank.outstanding.kept_bytes() < 256 << 10);
+            assert!(!rank.is_paused && rank.client.outstanding.kept_bytes() < 256 << 10);
         }
     }
 }
@@ -778,7 +781,7 @@ fn a_rank_waits_until_a_store_with_a_journal_has_kept_its_requests() {
 #[test]
 fn a_rank_that_leaves_is_kept_until_its_last_requests_are_acknowledged() {
     let mut node = Node::with_ranks(3);
-    node.hub.set_kept(true);
+    node.hub.session.is_kept = true;
     let set = request(|it| {
         it.opcode(Opcode::Set).user_key("k").value(b"v");
     });
@@ -829,7 +832,7 @@ fn a_rank_that_leaves_before_the_first_link_is_kept_too() {
         node.hub.end_turn();
         assert!(!node.hub.end(), "nobody has got the SET");
         node.hub.stream().attach(0).expect("a new session");
-        node.hub.set_kept(is_kept);
+        node.hub.session.is_kept = is_kept;
         let (open, close) = (Got::Open(client), Got::Close(client));
         let sent = bytes(&[client], [&set[..], &mark].concat());
         assert_eq!(node.turn(), [open.clone(), sent.clone()]);
@@ -868,7 +871,7 @@ impl Job {
             unanswered: Vec::new(),
             now: Instant::now(),
         };
-        job.hub.set_kept(true);
+        job.hub.session.is_kept = true;
         job.cut();
         for client in 0..3 {
             assert_eq!(job.hub.open(0), Some(client));
@@ -900,7 +903,7 @@ impl Job {
     fn close(&mut self, client: u32) {
         if let Some(rank) = self.hub.rank(client)
             && !rank.must_be_acknowledged(true)
-            && rank.outstanding.kept_bytes() > 0
+            && rank.client.outstanding.kept_bytes() > 0
         {
             self.unanswered.push(client);
         }
@@ -915,7 +918,7 @@ impl Job {
         if rank.is_paused {
             return;
         }
-        let waits = rank.outstanding.is_waiting();
+        let waits = rank.client.outstanding.is_waiting();
         let opcode = if waits { Opcode::CancelWait } else { opcode };
         let (effects, requests, _) = &mut self.ranks[client as usize];
         *requests += 1;
@@ -958,7 +961,7 @@ impl Job {
             let Some(rank) = self.hub.rank(client) else {
                 continue;
             };
-            assert_eq!(rank.closing, None);
+            assert_eq!(rank.client.end, None);
             let got = &mut self.ranks[client as usize].2;
             let before = got.len();
             rank.down.flush(got).expect("memory takes everything");

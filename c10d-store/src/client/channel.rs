@@ -1,11 +1,9 @@
 //! The carrier of a lane's bytes: a connection, or a session that survives the loss of its connection.
 
 use std::io::{self, IoSlice};
-use std::task::Waker;
 
 use c10d_socket::{Cancel, Deadline};
 
-use super::ends::ConnectionEnds;
 use super::resumed::Resumed;
 use super::stream::Stream;
 
@@ -25,31 +23,19 @@ impl Channel {
         }
     }
 
-    pub(super) fn ends(&self) -> io::Result<ConnectionEnds> {
+    /// The connection; that of a session is the last link.
+    pub(super) const fn link(&self) -> &Stream {
         match self {
-            Self::Plain(stream) => stream.ends(),
-            Self::Resumed(resumed) => resumed.ends(),
+            Self::Plain(stream) => stream,
+            Self::Resumed(resumed) => resumed.link(),
         }
     }
 
-    pub(super) const fn set_wakeable(&mut self, is_wakeable: bool) {
+    /// As [`link`](Self::link).
+    pub(super) const fn link_mut(&mut self) -> &mut Stream {
         match self {
-            Self::Plain(stream) => stream.set_wakeable(is_wakeable),
-            Self::Resumed(resumed) => resumed.set_wakeable(is_wakeable),
-        }
-    }
-
-    pub(super) const fn waker(&self) -> Option<&Waker> {
-        match self {
-            Self::Plain(stream) => stream.waker(),
-            Self::Resumed(resumed) => resumed.waker(),
-        }
-    }
-
-    pub(super) fn make_waker(&mut self) -> io::Result<Waker> {
-        match self {
-            Self::Plain(stream) => stream.make_waker(),
-            Self::Resumed(resumed) => resumed.make_waker(),
+            Self::Plain(stream) => stream,
+            Self::Resumed(resumed) => resumed.link_mut(),
         }
     }
 

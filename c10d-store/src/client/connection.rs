@@ -182,7 +182,7 @@ impl Connection {
     /// # Errors
     /// If the connection has already failed.
     pub(super) fn ends(&self) -> io::Result<ConnectionEnds> {
-        self.stream.ends()
+        self.stream.link().ends()
     }
 
     /// Whether the server has this capability.
@@ -308,15 +308,15 @@ impl Connection {
         acknowledged: &mut dyn FnMut(),
     ) -> Result<Option<Waited>, Failure> {
         let is_cancelled = self.pending.is_some_and(|pending| pending.cancelled);
-        self.stream.set_wakeable(!is_cancelled);
+        self.stream.link_mut().set_wakeable(!is_cancelled);
         let waited = self.advance(deadline, acknowledged);
-        self.stream.set_wakeable(false);
+        self.stream.link_mut().set_wakeable(false);
         waited
     }
 
     /// Wakes the thread that [awaits a reply](Self::await_reply).
     pub(super) const fn waker(&self) -> Option<&Waker> {
-        self.stream.waker()
+        self.stream.link().waker()
     }
 
     /// Creates the [`waker`](Self::waker), which takes another descriptor.
@@ -324,7 +324,7 @@ impl Connection {
     /// # Errors
     /// The system's error; most likely the process has no descriptor left.
     pub(super) fn make_waker(&mut self) -> io::Result<Waker> {
-        self.stream.make_waker()
+        self.stream.link_mut().make_waker()
     }
 
     /// Ends the waits from now on with [`Failure::Interrupted`]; that [for a reply](Self::await_reply) as the waker does.
@@ -365,7 +365,7 @@ impl Connection {
             Err(failure) => return Err(failure),
         };
         // From here on the reply is being consumed, so after a failure the connection is closed.
-        self.stream.set_wakeable(false);
+        self.stream.link_mut().set_wakeable(false);
         self.unacknowledged = false;
         let waited = match status {
             STOP_WAITING => {

@@ -4,28 +4,21 @@
 //! because requests without a reply are sent again to a server that was restarted with its journal.
 
 use std::io::{self, IoSlice};
-use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Backoff, BackoffOptions, Cancel, Deadline, SendBuf, sleep};
 
-use super::ends::ConnectionEnds;
 use super::link::SessionLink;
 use super::session_dialer::{SILENCE_MAX, SessionDialer, SessionError, seed};
 use super::stream::Stream;
 use crate::limits::WireLimits;
 use crate::raw_requests::RawRequests;
 use crate::session::{
-    CLIENT_WINDOW_BYTES, Credit, Frame, FrameReader, Outstanding, Restart, SessionStream, Violation,
+    ClientEnd, Frame, FrameReader, Restart, Session, SessionClient, SessionStream, Violation,
 };
 
 /// The number of the session's only client.
 const CLIENT: u32 = 0;
-
-/// A client with this many bytes kept for a possible restart of the server sends no more. The server acknowledges
-/// earlier than that: it has carried out everything except the bytes for which there is credit, and leaves at most 64
-/// KiB of the rest unacknowledged (docs/spec/wire-extensions.md, SESSION 8 and 14).
-const KEPT_BYTES_MAX: usize = CLIENT_WINDOW_BYTES as usize + (64 << 10);
 
 /// The most bytes received from the link at once.
 const WIRE_BYTES: usize = 16 << 10;
@@ -47,19 +40,10 @@ pub(super) struct Resumed {
     resume_timeout: Duration,
     dialer: SessionDialer,
     backoff: Backoff,
-    session: SessionStream,
-    reader: FrameReader,
-    /// The position of the store's journal that was seen.
-    position: u64,
-    credit: Credit,
+    session: Session,
     /// Splits what the client sends.
     requests: RawRequests,
-    outstanding: Outstanding,
-    /// The time when the link was made, until the server is informed of an earlier wait
-    /// (docs/spec/wire-extensions.md, END_WAITS 4).
-    untold: Option<Instant>,
-    /// The server keeps the session in its journal.
-    is_kept: bool,
+    client: SessionClient,
     /// See [`SessionLink::has_heartbeats`].
     has_heartbeats: bool,
     /// The time when the first call began to read since anything has arrived.
@@ -67,14 +51,7 @@ pub(super) struct Resumed {
     /// The bytes that the server has sent to the client, read up to `start`.
     opened: Vec<u8>,
     start: usize,
-    /// The number of bytes to read that do not belong to the credit: they are from before a restart of the server, or
-    /// they were withheld and the credit was returned.
-    uncounted: usize,
     wire: Box<[u8]>,
-    /// The server has closed the client.
-    is_closed: bool,
-    /// The port of its first link.
-    port: u16,
 }
 
 impl Resumed {
@@ -86,7 +63,13 @@ impl Resumed {
     ) -> io::Result<Self> {
         let port = link.socket.local_addr().map_or(0, |local| local.port());
         let received_by_server = link.received_by_server;
-        let (is_kept, has_heartbeats) = (link.is_kept, link.has_heartbeats);
+        let has_heartbeats = link.has_heartbeats;
+        let mut session = Session {
+            stream: SessionStream::default(),
+            reader: FrameReader::default().taking_positions(),
+            is_kept: link.is_kept,
+        };
+        let client = SessionClient::open(CLIENT, port, &mut session);
         let link = Stream::of_link(link)?;
         let mut resumed = Self {
             link,
@@ -96,47 +79,32 @@ impl Resumed {
             resume_timeout,
             dialer,
             backoff: new_backoff(),
-            session: SessionStream::default(),
-            reader: FrameReader::default().taking_positions(),
-            position: 0,
-            credit: Credit::default(),
+            session,
             requests: RawRequests::of_session(),
-            outstanding: Outstanding::default(),
-            untold: None,
-            is_kept,
+            client,
             has_heartbeats,
             silent_since: None,
             opened: Vec::new(),
             start: 0,
-            uncounted: 0,
             wire: vec![0; WIRE_BYTES].into_boxed_slice(),
-            is_closed: false,
-            port,
         };
-        resumed.go_on(received_by_server)?;
-        resumed.session.push_open(CLIENT, port);
+        resumed.attach(received_by_server)?;
         Ok(resumed)
     }
 
-    pub(super) fn ends(&self) -> io::Result<ConnectionEnds> {
-        self.link.ends()
+    /// The last link, which may be lost.
+    pub(super) const fn link(&self) -> &Stream {
+        &self.link
     }
 
-    pub(super) const fn waker(&self) -> Option<&Waker> {
-        self.link.waker()
-    }
-
-    pub(super) fn make_waker(&mut self) -> io::Result<Waker> {
-        self.link.make_waker()
+    /// As [`link`](Self::link).
+    pub(super) const fn link_mut(&mut self) -> &mut Stream {
+        &mut self.link
     }
 
     pub(super) fn set_cancel(&mut self, cancel: Cancel) {
         self.link.set_cancel(cancel.clone());
         self.dialer.set_cancel(cancel);
-    }
-
-    pub(super) const fn set_wakeable(&mut self, is_wakeable: bool) {
-        self.link.set_wakeable(is_wakeable);
     }
 
     /// See [`Stream::read_by`].
@@ -145,7 +113,7 @@ impl Resumed {
             return Ok(0);
         }
         while self.start == self.opened.len() {
-            if self.is_closed {
+            if self.client.end == Some(ClientEnd::ByServer) {
                 return Ok(0);
             }
             self.opened.clear();
@@ -156,11 +124,7 @@ impl Resumed {
         let count = opened.len().min(buf.len());
         buf[..count].copy_from_slice(&opened[..count]);
         self.start += count;
-        let uncounted = self.uncounted.min(count);
-        self.uncounted -= uncounted;
-        if let Some(returned) = self.credit.used(count - uncounted) {
-            self.session.push_credit(CLIENT, returned);
-        }
+        self.client.was_read(count, &mut self.session);
         Ok(count)
     }
 
@@ -192,7 +156,7 @@ impl Resumed {
         pieces: &[IoSlice<'_>],
         deadline: Deadline,
     ) -> io::Result<()> {
-        while self.is_full() {
+        while self.client.is_full(&self.session) {
             self.receive(deadline)?;
         }
         for piece in pieces {
@@ -213,14 +177,10 @@ impl Resumed {
 
     /// Keeps the requests in these bytes, and the start of the next one.
     fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let outstanding = &mut self.outstanding;
+        let client = &mut self.client;
         let added = self.requests.receive(bytes, &ANY_LENGTH, |request| {
             // It is false only if the caller had answered for the server.
-            let added = outstanding.add(request.opcode, request.key_count, request.bytes);
-            if added && request.opcode.is_wait() {
-                outstanding.sent_at(Instant::now());
-            }
-            added
+            client.add(request, Instant::now)
         });
         match added {
             Ok(true) => Ok(()),
@@ -229,35 +189,13 @@ impl Resumed {
         }
     }
 
-    /// Whether the server has to acknowledge something before more is kept for it.
-    fn is_full(&mut self) -> bool {
-        let is_carried = self.is_kept && self.outstanding.check_carried().is_ok();
-        if !is_carried {
-            self.outstanding.forget_beyond(KEPT_BYTES_MAX);
-        }
-        is_carried && self.outstanding.kept_bytes() >= KEPT_BYTES_MAX
-    }
-
     /// Moves the requests into the session, as the server gives credit for them.
     fn send(&mut self, deadline: Deadline) -> io::Result<()> {
-        self.fill();
-        while self.outstanding.unsent_bytes() > 0 {
+        self.client.fill(&mut self.session);
+        while self.client.outstanding.unsent_bytes() > 0 {
             self.receive(deadline)?;
         }
         Ok(())
-    }
-
-    /// Moves as much of the requests into the session as there is credit for.
-    fn fill(&mut self) {
-        let count = self.outstanding.unsent_bytes().min(self.credit.to_send());
-        self.outstanding.send(&mut self.session, CLIENT, count);
-        self.credit.sent(count);
-        if self.outstanding.unsent_bytes() == 0
-            && let Some(linked_at) = self.untold.take()
-            && let Some(wait) = self.outstanding.wait_of_same_server(linked_at)
-        {
-            self.session.push_resent(CLIENT, wait);
-        }
     }
 
     /// Receives once, if necessary over another link. The received bytes may contain nothing for the client.
@@ -311,56 +249,33 @@ impl Resumed {
     }
 
     fn take(&mut self, mut link: &[u8]) -> io::Result<()> {
-        let result = self.take_frames(&mut link);
-        self.position = self.position.max(self.reader.position());
-        result.map_err(|reason| self.end(reason))
+        self.take_frames(&mut link)
+            .map_err(|violation| self.end(violation.to_string()))?;
+        match self.client.end {
+            None | Some(ClientEnd::ByServer) => Ok(()),
+            Some(reason) => Err(self.end(reason.to_string())),
+        }
     }
 
-    fn take_frames(&mut self, link: &mut &[u8]) -> Result<(), String> {
-        let broken = |violation: Violation| violation.to_string();
-        while let Some(mut bytes) = self.session.next_bytes(link).map_err(broken)? {
-            while let Some(frame) = self.reader.next(&mut bytes).map_err(broken)? {
-                match frame {
-                    Frame::Data { bytes, .. } => self.take_reply(bytes)?,
-                    Frame::Credit { bytes, .. } => {
-                        self.credit.returned(bytes).map_err(broken)?;
-                        self.fill();
-                    }
-                    Frame::Close { .. } | Frame::End => self.is_closed = true,
-                    Frame::Done { request, .. } => self.outstanding.done(request),
-                    Frame::Open { .. }
-                    | Frame::Group(_)
-                    | Frame::Resume { .. }
-                    | Frame::Shared { .. } => {}
+    fn take_frames(&mut self, link: &mut &[u8]) -> Result<(), Violation> {
+        let opened = &mut self.opened;
+        while let Some(mut bytes) = self.session.stream.next_bytes(link)? {
+            while let Some(frame) = self.session.reader.next(&mut bytes)? {
+                let pass = |bytes: &[u8]| opened.extend_from_slice(bytes);
+                self.client.on_frame(&frame, &mut self.session, pass)?;
+                if matches!(frame, Frame::Credit { .. }) {
+                    self.client.fill(&mut self.session);
                 }
             }
         }
         Ok(())
     }
 
-    fn take_reply(&mut self, bytes: &[u8]) -> Result<(), String> {
-        let received = self.credit.received(bytes.len());
-        received.map_err(|violation| violation.to_string())?;
-        let before = self.opened.len();
-        let opened = &mut self.opened;
-        let result = self
-            .outstanding
-            .on_reply(bytes, |bytes| opened.extend_from_slice(bytes));
-        result.map_err(|error| error.to_string())?;
-        // Withheld bytes, and bytes that arrived before a restart, count as used.
-        let passed_on = self.opened.len() - before;
-        self.uncounted += passed_on.saturating_sub(bytes.len());
-        if let Some(returned) = self.credit.used(bytes.len().saturating_sub(passed_on)) {
-            self.session.push_credit(CLIENT, returned);
-        }
-        Ok(())
-    }
-
     /// Sends the unsent bytes of the session. If that fails, the link is lost.
     fn flush(&mut self, deadline: Deadline) {
-        while !self.is_lost && self.session.has_unsent() {
+        while !self.is_lost && self.session.stream.has_unsent() {
             let mut frames = SendBuf::new();
-            self.session.fill(&mut frames, 2 * WIRE_BYTES);
+            self.session.stream.fill(&mut frames, 2 * WIRE_BYTES);
             let mut wire = Vec::with_capacity(frames.unsent_bytes());
             // Memory takes everything.
             let _ = frames.flush(&mut wire);
@@ -394,22 +309,16 @@ impl Resumed {
             let lost_at = *self.lost_at.get_or_insert(now);
             let give_up = Deadline::after(lost_at, self.resume_timeout);
             let attempt = self.dialer.attempt_by(deadline.min(give_up));
-            self.dialer.set_position(self.position);
-            match self.dialer.connect(self.session.received(), attempt) {
+            self.dialer.set_position(self.session.reader.position());
+            match self.dialer.connect(self.session.stream.received(), attempt) {
                 Ok(link) => {
                     let received_by_server = link.received_by_server;
                     let restart = link.restart;
-                    self.is_kept = link.is_kept;
                     self.has_heartbeats = link.has_heartbeats;
-                    self.untold = None;
-                    if let Some(restart) = restart {
-                        self.restart(restart)?;
-                    } else {
-                        self.untold = Some(Instant::now());
-                    }
+                    self.go_on(restart, link.is_kept)?;
                     self.link.replace(link)?;
-                    self.go_on(received_by_server)?;
-                    self.fill();
+                    self.attach(received_by_server)?;
+                    self.client.fill(&mut self.session);
                     log::info!(
                         "{} {} again after {:.1} s; nothing is lost",
                         if restart.is_some() {
@@ -445,30 +354,27 @@ impl Resumed {
         }
     }
 
-    /// The server was restarted with its journal, and gets all requests again that it has not acknowledged.
-    fn restart(&mut self, restart: Restart) -> io::Result<()> {
-        self.session = SessionStream::default();
-        self.reader = FrameReader::default().taking_positions();
-        self.credit = Credit::default();
-        self.uncounted = self.opened.len() - self.start;
-        match self.outstanding.restart() {
-            Ok(first) => {
-                self.session.push_open(CLIENT, self.port);
-                self.session.push_resume(CLIENT, first);
-                let resent = self.outstanding.resent_wait(restart, Instant::now());
-                if let Some(wait) = resent {
-                    self.session.push_resent(CLIENT, wait);
-                }
-                self.fill();
-                Ok(())
-            }
-            Err(reason) => Err(self.end(format!("the store was restarted, and {reason}"))),
+    /// Continues with the same server, or with one that was restarted with its journal and gets all requests again that it has
+    /// not acknowledged.
+    fn go_on(&mut self, restart: Option<Restart>, is_kept: bool) -> io::Result<()> {
+        let (now, session) = (Instant::now(), &mut self.session);
+        if let Some(restart) = restart {
+            session.restart();
+            let unread = self.opened.len() - self.start;
+            self.client.restart(restart, unread, now, session);
+        } else {
+            session.is_kept = is_kept;
+            self.client.go_on(now, session);
+        }
+        match self.client.end {
+            Some(reason @ ClientEnd::NotCarried(_)) => Err(self.end(reason.to_string())),
+            _ => Ok(()),
         }
     }
 
     /// Continues over a new link.
-    fn go_on(&mut self, received_by_server: u64) -> io::Result<()> {
-        if let Err(violation) = self.session.attach(received_by_server) {
+    fn attach(&mut self, received_by_server: u64) -> io::Result<()> {
+        if let Err(violation) = self.session.stream.attach(received_by_server) {
             return Err(self.end(violation.to_string()));
         }
         if !self.link.register_with(self.dialer.closer()) {
@@ -492,7 +398,7 @@ impl Resumed {
 impl Drop for Resumed {
     /// Lets the server drop the session at once, if it can be reached.
     fn drop(&mut self) {
-        self.session.push_end();
+        self.session.stream.push_end();
         self.flush(Deadline::at(Instant::now()));
     }
 }

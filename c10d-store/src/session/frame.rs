@@ -92,6 +92,23 @@ pub enum Frame<'a> {
     End,
 }
 
+impl Frame<'_> {
+    /// Returns the client that this frame is for; `None` if it is for several, or for the session.
+    #[must_use]
+    pub const fn client(&self) -> Option<u32> {
+        match *self {
+            Self::Open { client, .. }
+            | Self::Data { client, .. }
+            | Self::Shared { client, .. }
+            | Self::Close { client }
+            | Self::Credit { client, .. }
+            | Self::Resume { client, .. }
+            | Self::Done { client, .. } => Some(client),
+            Self::Group(_) | Self::End => None,
+        }
+    }
+}
+
 /// The bytes of a [`Frame::Group`] and the clients that send them.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Group {
@@ -285,6 +302,16 @@ impl FrameReader {
         self
     }
 
+    /// Begins to read another stream in the same way.
+    pub(super) fn restart(&mut self) {
+        let pieces = self.pieces.is_some().then(|| Box::new(Pieces::new()));
+        *self = Self {
+            pieces,
+            position: self.position,
+            ..Self::default()
+        };
+    }
+
     /// Returns the position up to which the server's journal has kept the frames read so far; 0 if it has not
     /// reported any.
     #[must_use]
@@ -330,8 +357,8 @@ impl FrameReader {
                     let bytes = pieces.get(number)?;
                     return Ok(Some(Frame::Shared { client, bytes }));
                 }
-                (POSITION, _) if self.position.is_some() => {
-                    self.position = Some(u64::from(client) << 32 | u64::from(number));
+                (POSITION, _) if let Some(position) = &mut self.position => {
+                    *position = (*position).max(u64::from(client) << 32 | u64::from(number));
                 }
                 (kind, _) => return short_frame(kind, client, number).map(Some),
             }

@@ -13,9 +13,12 @@
 //! [`SessionDialer::connect`](crate::unstable::SessionDialer::connect). They do not look into requests, and do not
 //! decide when to connect again or to stop.
 //!
-//! [`Outstanding`] keeps the requests of one client that a server with a journal gets again when it was restarted.
-//! Only the client's side uses it. It finds the ends of requests and replies, but does not interpret them.
+//! Only the client's side uses the following types. They find the ends of requests and replies, but do not interpret them.
+//!
+//! - [`Outstanding`] keeps the requests of one client that a server with a journal gets again when it was restarted.
+//! - [`Session`] and its [`SessionClient`]s are the session of a program with one client, and of a relay with many.
 
+mod client;
 mod credit;
 mod fingerprint;
 mod frame;
@@ -30,6 +33,7 @@ mod stream;
 mod tests;
 mod violation;
 
+pub use client::{ClientEnd, Session, SessionClient};
 pub use credit::{CLIENT_WINDOW_BYTES, Credit};
 pub use frame::{Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, Group};
 pub(crate) use hello::{Hello, Welcome};

@@ -1,0 +1,259 @@
+//! The client's side of a session: what a program with one client and a relay with many have in common.
+
+use std::time::Instant;
+
+use super::credit::{CLIENT_WINDOW_BYTES, Credit};
+use super::frame::{Frame, FrameReader};
+use super::outstanding::{NotCarried, Outstanding, ReplyError};
+use super::resent_wait::Restart;
+use super::stream::SessionStream;
+use super::violation::Violation;
+use crate::raw_requests::RawRequest;
+
+/// A client of which this many bytes are kept for a server that may be restarted sends no more. The server acknowledges
+/// earlier: it has carried out everything except what there is credit for, and leaves at most 64 KiB of that unacknowledged
+/// (docs/spec/wire-extensions.md, SESSION 8 and 14).
+const KEPT_BYTES_MAX: usize = CLIENT_WINDOW_BYTES as usize + (64 << 10);
+
+/// The client's side of a session, which survives the loss of its links and a restart of a server with a journal.
+///
+/// Over each new link, call [`SessionClient::go_on`] for each client; or, if the server was restarted,
+/// [`restart`](Self::restart) and [`SessionClient::restart`] for each client. Then call [`SessionStream::attach`].
+#[derive(Debug, Default)]
+pub struct Session {
+    /// The bytes of the session.
+    pub stream: SessionStream,
+    /// Finds the frames in the received bytes.
+    pub reader: FrameReader,
+    /// Whether the server keeps the session in its journal.
+    pub is_kept: bool,
+}
+
+impl Session {
+    /// Begins both streams again, because the server was restarted with its journal.
+    pub fn restart(&mut self) {
+        self.stream = SessionStream::default();
+        self.reader.restart();
+        self.is_kept = true;
+    }
+}
+
+/// Why a client of a session has no further replies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ClientEnd {
+    /// The server has closed it.
+    #[error("the store has closed it, and its log says why")]
+    ByServer,
+    /// The replies of the server are not those that are due.
+    #[error(transparent)]
+    Reply(ReplyError),
+    /// The server was restarted, and cannot get the requests of this client again.
+    #[error("the store was restarted, and {0}")]
+    NotCarried(NotCarried),
+}
+
+/// One client of a [`Session`]: its requests, from the first one without a reply, and the credit of both directions.
+#[derive(Debug, Default)]
+pub struct SessionClient {
+    number: u32,
+    /// The port from which it is connected.
+    port: u16,
+    /// The requests of the client, and the replies to come.
+    pub outstanding: Outstanding,
+    /// The credit of both directions.
+    pub credit: Credit,
+    /// The bytes of replies that are unread and not of the credit: they were not sent by the server, arrived before its
+    /// restart, or were withheld and the credit was returned.
+    uncounted: usize,
+    /// A wait that began before the link, which the server must be told after the wait itself (docs/spec/wire-extensions.md,
+    /// END_WAITS 4): when the link was made, and [`ResentWait::starts_ago`](super::ResentWait::starts_ago).
+    unreported: Option<(Instant, u32)>,
+    /// Why the client has no further replies; `None` while it has.
+    pub end: Option<ClientEnd>,
+}
+
+impl SessionClient {
+    /// Opens a client with this number, which is connected from this port.
+    #[must_use]
+    pub fn open(number: u32, port: u16, session: &mut Session) -> Self {
+        session.stream.push_open(number, port);
+        Self {
+            number,
+            port,
+            ..Self::default()
+        }
+    }
+
+    /// Adds a request as [`Outstanding::add`] does. `now` is called for a wait only.
+    #[must_use]
+    pub fn add(&mut self, request: RawRequest<'_>, now: impl FnOnce() -> Instant) -> bool {
+        let (opcode, key_count) = (request.opcode, request.key_count);
+        let is_added = self.outstanding.add(opcode, key_count, request.bytes);
+        if is_added && opcode.is_wait() {
+            self.outstanding.sent_at(now());
+        }
+        is_added
+    }
+
+    /// Whether the server has to acknowledge requests before this client may add more.
+    #[must_use]
+    pub fn is_full(&self, session: &Session) -> bool {
+        session.is_kept
+            && self.outstanding.kept_bytes() >= KEPT_BYTES_MAX
+            && self.outstanding.check_carried().is_ok()
+            // The server does not acknowledge a refused write before it has the next request (docs/spec/wire-extensions.md,
+            // REFUSAL 5).
+            && !self.outstanding.is_one_without_reply()
+    }
+
+    /// Moves unsent requests into the stream, as far as there are credit and room.
+    pub fn fill(&mut self, session: &mut Session) {
+        let count = self.outstanding.unsent_bytes().min(self.credit.to_send());
+        let count = count.min(session.stream.room());
+        self.outstanding
+            .send(&mut session.stream, self.number, count);
+        self.credit.sent(count);
+        self.forget(session);
+        self.report_wait(session);
+    }
+
+    /// The caller puts the next unsent bytes, this many, into the stream. There must be credit for them.
+    pub fn sent(&mut self, bytes: usize, session: &Session) {
+        self.credit.sent(bytes);
+        self.outstanding.sent(bytes);
+        self.forget(session);
+    }
+
+    /// Carries out a frame for this client, and passes on what the client should get of a reply.
+    ///
+    /// # Errors
+    /// If the server breaks the rules of the session.
+    pub fn on_frame(
+        &mut self,
+        frame: &Frame<'_>,
+        session: &mut Session,
+        pass: impl FnMut(&[u8]),
+    ) -> Result<(), Violation> {
+        match frame {
+            Frame::Data { bytes, .. } => self.on_reply(bytes, session, pass)?,
+            Frame::Shared { bytes, .. } => self.on_reply(bytes, session, pass)?,
+            Frame::Credit { bytes, .. } => self.credit.returned(*bytes)?,
+            Frame::Close { .. } | Frame::End => {
+                self.end.get_or_insert(ClientEnd::ByServer);
+            }
+            Frame::Done { request, .. } => self.outstanding.done(*request),
+            // To the server only.
+            Frame::Open { .. } | Frame::Group(_) | Frame::Resume { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// The client has read this many bytes of its replies.
+    pub fn was_read(&mut self, bytes: usize, session: &mut Session) {
+        let uncounted = self.uncounted.min(bytes);
+        self.uncounted -= uncounted;
+        self.return_credit(bytes - uncounted, session);
+    }
+
+    /// As [`Outstanding::answer_cancel`]; the answer is a byte.
+    #[must_use]
+    pub fn answer_cancel(&mut self, cancel: u64) -> bool {
+        let is_answered = self.outstanding.answer_cancel(cancel);
+        self.uncounted += usize::from(is_answered);
+        is_answered
+    }
+
+    /// Continues with the same server, which learns how long the client has waited.
+    pub fn go_on(&mut self, now: Instant, session: &mut Session) {
+        self.unreported = self.outstanding.is_waiting().then_some((now, 0));
+        self.report_wait(session);
+    }
+
+    /// Sends all requests again that a restarted server has not acknowledged, or ends the client. `unread` is the number of
+    /// bytes of replies that it has not read.
+    pub fn restart(
+        &mut self,
+        restart: Restart,
+        unread: usize,
+        now: Instant,
+        session: &mut Session,
+    ) {
+        self.unreported = None;
+        if self.end.is_some() {
+            return;
+        }
+        let first = match self.outstanding.restart() {
+            Ok(first) => first,
+            Err(reason) => {
+                self.end = Some(ClientEnd::NotCarried(reason));
+                return;
+            }
+        };
+        self.credit = Credit::default();
+        self.uncounted = unread;
+        let stream = &mut session.stream;
+        stream.push_open(self.number, self.port);
+        stream.push_resume(self.number, first);
+        if let Some(wait) = self.outstanding.resent_wait(restart, now) {
+            stream.push_resent(self.number, wait);
+            if self.outstanding.has_earlier_wait() {
+                // The server takes this report for the earlier wait.
+                self.unreported = Some((now, wait.starts_ago));
+            }
+        }
+    }
+
+    fn on_reply(
+        &mut self,
+        bytes: &[u8],
+        session: &mut Session,
+        mut pass: impl FnMut(&[u8]),
+    ) -> Result<(), Violation> {
+        self.credit.received(bytes.len())?;
+        if self.end.is_some() {
+            return Ok(());
+        }
+        let mut passed = 0;
+        let result = self.outstanding.on_reply(bytes, |bytes| {
+            passed += bytes.len();
+            pass(bytes);
+        });
+        if let Err(error) = result {
+            self.end = Some(ClientEnd::Reply(error));
+            session.stream.push_close(self.number);
+            return Ok(());
+        }
+        // What is withheld counts as used.
+        self.uncounted += passed.saturating_sub(bytes.len());
+        self.return_credit(bytes.len().saturating_sub(passed), session);
+        Ok(())
+    }
+
+    /// Forgets sent requests beyond a limit, unless a server that keeps sessions may need them.
+    fn forget(&mut self, session: &Session) {
+        if self.outstanding.kept_bytes() > KEPT_BYTES_MAX
+            && (!session.is_kept || self.outstanding.check_carried().is_err())
+        {
+            self.outstanding.forget_beyond(KEPT_BYTES_MAX);
+        }
+    }
+
+    fn return_credit(&mut self, used: usize, session: &mut Session) {
+        if let Some(returned) = self.credit.used(used)
+            && self.end.is_none()
+        {
+            session.stream.push_credit(self.number, returned);
+        }
+    }
+
+    /// Reports a wait that began before the link, once the wait itself is in the stream.
+    fn report_wait(&mut self, session: &mut Session) {
+        if self.outstanding.unsent_bytes() == 0
+            && let Some((linked_at, starts_ago)) = self.unreported.take()
+            && let Some(mut wait) = self.outstanding.wait_of_same_server(linked_at)
+        {
+            wait.starts_ago = starts_ago;
+            session.stream.push_resent(self.number, wait);
+        }
+    }
+}
