@@ -4,7 +4,7 @@
 //! call.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 use std::thread::{self, ThreadId};
@@ -460,50 +460,17 @@ impl Pool {
         };
         loop {
             let stream = dialer.connect().map_err(PoolError::Connect)?;
-            let tls = self.options.tls.as_ref();
-            let tls = tls.map(TlsClient::start).transpose();
-            let tls = tls.map_err(|error| Failure::Protocol(error.to_string()));
-            let tls = tls.map_err(PoolError::Failure)?;
-            let opened = match Stream::new(stream, tls) {
-                Ok(mut stream) => {
-                    stream.set_cancel(cancel.clone());
-                    let closer = Closer::default();
-                    let _ = stream.register_with(&closer);
-                    self.make_closable(lane, closer)?;
-                    let reply_bytes_max = self.options.reply_bytes_max;
-                    Connection::open(Channel::Plain(stream), hello, reply_bytes_max, deadline)
-                }
-                Err(error) => Err(Failure::Lost(error)),
-            };
-            if opened.is_err() {
-                self.lock().closers[lane] = None;
-            }
-            let error = match opened {
+            let error = match self.shake_hands(lane, stream, hello, deadline, cancel) {
                 Ok(connection) => {
                     self.lock().wants_plain_hello = hello == Hello::Plain;
                     return Ok(connection);
                 }
-                Err(Failure::Lost(error) | Failure::NotSent(error))
-                    if is_closed_by_peer(&error) =>
-                {
-                    io::Error::new(
-                        error.kind(),
-                        if self.options.tls.is_some() {
-                            "the peer closed the connection; it may have no secret, or not be a TCPStore server"
-                        } else {
-                            "the peer closed the connection; it may require a secret, or not be a TCPStore server"
-                        },
-                    )
-                }
-                Err(Failure::Lost(error) | Failure::NotSent(error)) => error,
-                Err(Failure::NoReply) => io::Error::new(
+                Err(PoolError::Failure(Failure::Lost(error) | Failure::NotSent(error))) => error,
+                Err(PoolError::Failure(Failure::NoReply)) => io::Error::new(
                     io::ErrorKind::TimedOut,
                     "the peer did not answer; it may not be a TCPStore server",
                 ),
-                Err(failure @ (Failure::Protocol(_) | Failure::Refused { .. })) => {
-                    return Err(PoolError::Failure(failure));
-                }
-                Err(Failure::Interrupted) => return Err(PoolError::Interrupted),
+                Err(error) => return Err(error),
             };
             // A server that closes may be a version without PING, or not have started yet behind a
             // running proxy: alternate between both handshakes, the second one without a delay.
@@ -515,6 +482,46 @@ impl Pool {
                 }
             }
         }
+    }
+
+    /// Makes a lane of a new connection.
+    fn shake_hands(
+        &self,
+        lane: usize,
+        stream: TcpStream,
+        hello: Hello,
+        deadline: Deadline,
+        cancel: &Cancel,
+    ) -> Result<Connection, PoolError> {
+        let tls = self.options.tls.as_ref();
+        let tls = tls.map(TlsClient::start).transpose();
+        let tls = tls.map_err(|error| Failure::Protocol(error.to_string()))?;
+        let opened = match Stream::new(stream, tls) {
+            Ok(mut stream) => {
+                stream.set_cancel(cancel.clone());
+                let closer = Closer::default();
+                let _ = stream.register_with(&closer);
+                self.make_closable(lane, closer)?;
+                let reply_bytes_max = self.options.reply_bytes_max;
+                Connection::open(Channel::Plain(stream), hello, reply_bytes_max, deadline)
+            }
+            Err(error) => Err(Failure::Lost(error)),
+        };
+        if opened.is_err() {
+            self.lock().closers[lane] = None;
+        }
+        opened.map_err(|failure| match failure {
+            Failure::Interrupted => PoolError::Interrupted,
+            Failure::Lost(error) | Failure::NotSent(error) if is_closed_by_peer(&error) => {
+                let hint = match self.options.tls {
+                    Some(_) => "it may have no secret, or not be a TCPStore server",
+                    None => "it may require a secret, or not be a TCPStore server",
+                };
+                let text = format!("the peer closed the connection; {hint}");
+                Failure::Lost(io::Error::new(error.kind(), text)).into()
+            }
+            failure => failure.into(),
+        })
     }
 
     /// Opens a lane as a session. The first one retries until the deadline, as [`connect`](Self::connect) does.

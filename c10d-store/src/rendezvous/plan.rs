@@ -40,83 +40,25 @@ impl Plan {
         variable: Variable<'_>,
     ) -> Result<Self, UrlError> {
         let cleaned = url::clean(url);
-        let malformed = |detail: String| UrlError::Malformed {
-            url: url.to_owned(),
-            detail,
+        let parsed = Url::parse(&cleaned).map_err(|detail| malformed(url, detail.to_owned()))?;
+        let request = Request {
+            url,
+            parsed,
+            rank,
+            world_size,
+            variable,
         };
-        let parsed = Url::parse(&cleaned).map_err(|detail| malformed(detail.to_owned()))?;
-        let parameter = |name: &'static str| {
-            parsed.parameter(name).map_err(|pair| {
-                malformed(format!(
-                    "the parameter {pair:?} has no value (it needs a =)"
-                ))
-            })
-        };
-        let is_given = rank.is_some() || world_size.is_some();
-        if is_given && (parameter("rank")?.is_some() || parameter("world_size")?.is_some()) {
+        if request.has_arguments()
+            && (request.parameter("rank")?.is_some() || request.parameter("world_size")?.is_some())
+        {
             return Err(UrlError::NodeSpecific {
                 url: url.to_owned(),
             });
         }
-        let in_url =
-            |name: &'static str, given: Option<usize>| -> Result<Option<Number>, UrlError> {
-                let text = match given {
-                    Some(number) => Some(number.to_string()),
-                    None => parameter(name)?.map(str::to_owned),
-                };
-                let place = || format!("{name} in the URL {url:?}");
-                text.map(|text| number(&text, place)).transpose()
-            };
-        let missing = |scheme, what, example| UrlError::Missing {
-            url: url.to_owned(),
-            scheme,
-            what,
-            example,
-        };
-        let rank = || in_url("rank", rank);
-        let world_size = || in_url("world_size", world_size);
-        let (target, rank, world_size) = match parsed.scheme.as_str() {
-            "tcp" => {
-                let missing = |what| missing("tcp", what, TCP_EXAMPLE);
-                let (host, port) = parsed.host_and_port();
-                let port = port.ok_or_else(|| missing("port number"))?;
-                let port = port_in_url(port, url)?;
-                // Read all parameters first: a malformed one is reported before a missing one.
-                let (rank, world_size) = (rank()?, world_size()?);
-                let rank = rank.ok_or_else(|| missing("rank parameter"))?;
-                let world_size = world_size.ok_or_else(|| missing("world size parameter"))?;
-                let host = host.ok_or_else(|| missing("host"))?;
-                (tcp(host, port, &rank, variable), rank, world_size)
-            }
-            "env" => {
-                let rank = match rank()? {
-                    Some(rank) => rank,
-                    None => number_in("RANK", variable)?,
-                };
-                let world_size = match world_size()? {
-                    Some(world_size) => world_size,
-                    None => number_in("WORLD_SIZE", variable)?,
-                };
-                let host = value_of("MASTER_ADDR", variable)?;
-                let port = number_in("MASTER_PORT", variable)?;
-                let port = u16::try_from(port.value).map_err(|_| port.not(PORT_RANGE))?;
-                (tcp(host, port, &rank, variable), rank, world_size)
-            }
-            "file" => {
-                let missing = |what| missing("file", what, FILE_EXAMPLE);
-                let (rank, world_size) = (rank()?, world_size()?);
-                if parsed.path.is_empty() {
-                    return Err(missing("path"));
-                }
-                let rank = rank.ok_or_else(|| missing("rank parameter"))?;
-                let world_size = world_size.ok_or_else(|| missing("world size parameter"))?;
-                let mut path = parsed.path.to_owned();
-                if is_given && !path.starts_with('/') {
-                    // PyTorch puts the arguments into the URL, which makes its path absolute.
-                    path.insert(0, '/');
-                }
-                (Target::File { path }, rank, world_size)
-            }
+        let (target, rank, world_size) = match request.parsed.scheme.as_str() {
+            "tcp" => request.tcp()?,
+            "env" => request.env()?,
+            "file" => request.file()?,
             scheme => {
                 return Err(UrlError::Scheme {
                     url: url.to_owned(),
@@ -130,6 +72,106 @@ impl Plan {
             // PyTorch's -1.
             world_size: usize::try_from(world_size.value).ok(),
         })
+    }
+}
+
+/// A URL, the arguments of the caller, and the environment.
+struct Request<'a> {
+    url: &'a str,
+    parsed: Url<'a>,
+    rank: Option<usize>,
+    world_size: Option<usize>,
+    variable: Variable<'a>,
+}
+
+impl Request<'_> {
+    fn tcp(&self) -> Result<(Target, Number, Number), UrlError> {
+        let missing = |what| self.missing("tcp", what, TCP_EXAMPLE);
+        let (host, port) = self.parsed.host_and_port();
+        let port = port.ok_or_else(|| missing("port number"))?;
+        let port = port_in_url(port, self.url)?;
+        // Read all parameters first: a malformed one is reported before a missing one.
+        let (rank, world_size) = (self.rank()?, self.world_size()?);
+        let rank = rank.ok_or_else(|| missing("rank parameter"))?;
+        let world_size = world_size.ok_or_else(|| missing("world size parameter"))?;
+        let host = host.ok_or_else(|| missing("host"))?;
+        Ok((tcp(host, port, &rank, self.variable), rank, world_size))
+    }
+
+    fn env(&self) -> Result<(Target, Number, Number), UrlError> {
+        let rank = match self.rank()? {
+            Some(rank) => rank,
+            None => number_in("RANK", self.variable)?,
+        };
+        let world_size = match self.world_size()? {
+            Some(world_size) => world_size,
+            None => number_in("WORLD_SIZE", self.variable)?,
+        };
+        let host = value_of("MASTER_ADDR", self.variable)?;
+        let port = number_in("MASTER_PORT", self.variable)?;
+        let port = u16::try_from(port.value).map_err(|_| port.not(PORT_RANGE))?;
+        Ok((tcp(host, port, &rank, self.variable), rank, world_size))
+    }
+
+    fn file(&self) -> Result<(Target, Number, Number), UrlError> {
+        let missing = |what| self.missing("file", what, FILE_EXAMPLE);
+        let (rank, world_size) = (self.rank()?, self.world_size()?);
+        if self.parsed.path.is_empty() {
+            return Err(missing("path"));
+        }
+        let rank = rank.ok_or_else(|| missing("rank parameter"))?;
+        let world_size = world_size.ok_or_else(|| missing("world size parameter"))?;
+        let mut path = self.parsed.path.to_owned();
+        if self.has_arguments() && !path.starts_with('/') {
+            // PyTorch puts the arguments into the URL, which makes its path absolute.
+            path.insert(0, '/');
+        }
+        Ok((Target::File { path }, rank, world_size))
+    }
+
+    fn rank(&self) -> Result<Option<Number>, UrlError> {
+        self.number("rank", self.rank)
+    }
+
+    fn world_size(&self) -> Result<Option<Number>, UrlError> {
+        self.number("world_size", self.world_size)
+    }
+
+    /// A number that the caller or the URL gives.
+    fn number(&self, name: &str, argument: Option<usize>) -> Result<Option<Number>, UrlError> {
+        let text = match argument {
+            Some(number) => Some(number.to_string()),
+            None => self.parameter(name)?.map(str::to_owned),
+        };
+        let place = || format!("{name} in the URL {:?}", self.url);
+        text.map(|text| number(&text, place)).transpose()
+    }
+
+    fn has_arguments(&self) -> bool {
+        self.rank.is_some() || self.world_size.is_some()
+    }
+
+    fn parameter(&self, name: &str) -> Result<Option<&str>, UrlError> {
+        self.parsed.parameter(name).map_err(|pair| {
+            let detail = format!("the parameter {pair:?} has no value (it needs a =)");
+            malformed(self.url, detail)
+        })
+    }
+
+    fn missing(&self, scheme: &'static str, what: &'static str, example: &'static str) -> UrlError {
+        UrlError::Missing {
+            url: self.url.to_owned(),
+            scheme,
+            what,
+            example,
+        }
+    }
+}
+
+fn malformed(url: &str, detail: String) -> UrlError {
+    UrlError::Malformed {
+        url: url.to_owned(),
+        detail,
     }
 }
 

@@ -42,7 +42,7 @@ impl Session {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ClientEnd {
     /// The server has closed it.
-    #[error("the store has closed it, and its log says why")]
+    #[error("the store has closed it, and its log has the reason")]
     ByServer,
     /// The replies of the server are not those that are due.
     #[error(transparent)]

@@ -11,7 +11,7 @@ use super::{EventLoop, Input, Ready};
 use crate::request_parser::{ParseError, RequestParser};
 use crate::server::connection::{Carrier, Client, Connection, Phase, RequestFlow, conn_id_of};
 use crate::server::sessions::{Attached, Candidate};
-use crate::session::{Frame, Group, Hello, Piece, ResentWait, SessionStream, Violation};
+use crate::session::{Frame, Group, Hello, Piece, ResentWait, SessionStream, Violation, Welcome};
 use crate::snapshot::CloseReason;
 use crate::state::KeptClient;
 
@@ -56,30 +56,9 @@ impl EventLoop {
             link: token,
             peer: peer.ip(),
         };
-        let (welcome, link) = match self.sessions.attach(hello, candidate) {
-            Attached::Accepted {
-                slot,
-                replaced,
-                welcome,
-            } => {
-                if let Some(replaced) = replaced {
-                    self.close_quietly(replaced, CloseReason::Peer);
-                }
-                log::debug!(
-                    "{peer} is the link of session {slot}, attempt {}",
-                    hello.attempt
-                );
-                (welcome, Some(slot))
-            }
-            Attached::Refused(welcome) => {
-                let text = format_args!("{peer} asks for a session that is not here: {welcome:?}");
-                self.log_about(peer.ip(), &text);
-                (welcome, None)
-            }
-            Attached::Late => {
-                log::debug!("{peer}: a newer attempt has taken over its session");
-                return self.close_quietly(token, CloseReason::Peer);
-            }
+        let Some((welcome, link)) = self.find_session(hello, candidate, peer) else {
+            log::debug!("{peer}: a newer attempt has taken over its session");
+            return self.close_quietly(token, CloseReason::Peer);
         };
         self.connections
             .budget
@@ -113,6 +92,38 @@ impl EventLoop {
         if let Some(slot) = link {
             self.set_away(slot, false);
             self.use_room(slot);
+        }
+    }
+
+    /// Returns the answer to a hello, and the slot of its session, whose earlier link is closed; `None` if a later attempt has
+    /// the session.
+    fn find_session(
+        &mut self,
+        hello: &Hello,
+        candidate: Candidate,
+        peer: SocketAddr,
+    ) -> Option<(Welcome, Option<usize>)> {
+        match self.sessions.attach(hello, candidate) {
+            Attached::Accepted {
+                slot,
+                replaced,
+                welcome,
+            } => {
+                if let Some(replaced) = replaced {
+                    self.close_quietly(replaced, CloseReason::Peer);
+                }
+                log::debug!(
+                    "{peer} is the link of session {slot}, attempt {}",
+                    hello.attempt
+                );
+                Some((welcome, Some(slot)))
+            }
+            Attached::Refused(welcome) => {
+                let text = format_args!("{peer} asks for a session that is not here: {welcome:?}");
+                self.log_about(peer.ip(), &text);
+                Some((welcome, None))
+            }
+            Attached::Late => None,
         }
     }
 
