@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use c10d_socket::{Backoff, Deadline, sleep};
+use c10d_socket::{Cancel, Deadline};
 
 use crate::shell::backend::{RendezvousBackend, StateWatch};
 use crate::shell::group_store::GroupStore;
 use crate::shell::marks::MarkBoard;
-use crate::shell::reconnection::between_attempts;
+use crate::shell::reconnection::repeated;
 use crate::shell::write_lease::WriteLease;
 use crate::values::error::RendezvousError;
 use crate::values::settings::RendezvousSettings;
@@ -89,16 +89,8 @@ fn open_group(
         }
     };
     let deadline = Deadline::after(Instant::now(), settings.dead_after());
-    let mut backoff = Backoff::new(between_attempts(), fastrand::u64(..));
-    loop {
-        let error = match attempt() {
-            Err(error) if error.is_outage() && backend.is_reconnecting() => error,
-            result => return result,
-        };
-        // Opening has no other way to be ended than its deadline.
-        if deadline.has_passed(Instant::now()) || sleep(backoff.next_delay(), []).is_err() {
-            return Err(error);
-        }
-        log::debug!("opening the group again: {error}");
-    }
+    // Opening has no other way to be ended than its deadline.
+    repeated(&Cancel::NEVER, attempt, |error: &RendezvousError| {
+        error.is_outage() && backend.is_reconnecting() && !deadline.has_passed(Instant::now())
+    })
 }

@@ -22,11 +22,27 @@ use crate::values::error::is_outage;
 /// there.
 const CHECKED_AFTER: Duration = Duration::from_millis(500);
 
-/// The delays between two attempts to connect, while a request is repeated.
-pub(crate) fn between_attempts() -> BackoffOptions {
-    BackoffOptions::default()
+/// Makes attempts, with pauses between them, while they fail with an error that `may_repeat` accepts. Returns the last error
+/// if `cancel` ends a pause.
+pub(crate) fn repeated<T, E: fmt::Display>(
+    cancel: &Cancel,
+    attempt: impl Fn() -> Result<T, E>,
+    may_repeat: impl Fn(&E) -> bool,
+) -> Result<T, E> {
+    let pauses = BackoffOptions::default()
         .with_first(Duration::from_millis(50))
-        .with_max(Duration::from_secs(1))
+        .with_max(Duration::from_secs(1));
+    let mut backoff = Backoff::new(pauses, fastrand::u64(..));
+    loop {
+        let error = match attempt() {
+            Err(error) if may_repeat(&error) => error,
+            result => return result,
+        };
+        log::debug!("sending a request again: {error}");
+        if sleep(backoff.next_delay(), [cancel]).is_err() {
+            return Err(error);
+        }
+    }
 }
 
 /// Makes another connection within this time, or until the call is cancelled.
@@ -170,21 +186,12 @@ impl ReconnectingStore {
             // A lost connection then costs this request nothing.
             self.check(&[])?;
         }
-        let mut backoff = Backoff::new(between_attempts(), fastrand::u64(..));
-        loop {
-            let error = match self.attempt(&request) {
-                Err(error) if is_outage(&error) => error,
-                result => return result,
-            };
-            let may_repeat = repeat == Harmless || !error.has_unknown_outcome();
-            if !may_repeat || self.link.lost_for() >= self.patience {
-                return Err(error);
-            }
-            log::debug!("sending a request again: {error}");
-            if sleep(backoff.next_delay(), [&self.cancel]).is_err() {
-                return Err(error);
-            }
-        }
+        let may_repeat = |error: &StoreError| {
+            is_outage(error)
+                && (repeat == Harmless || !error.has_unknown_outcome())
+                && self.link.lost_for() < self.patience
+        };
+        repeated(&self.cancel, || self.attempt(&request), may_repeat)
     }
 
     fn attempt<T>(
