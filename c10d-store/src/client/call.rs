@@ -1,5 +1,6 @@
 //! One call of a store: its deadline, its connection and its errors.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Backoff, BackoffOptions, Cancel, Deadline};
@@ -7,12 +8,13 @@ use c10d_socket::{Backoff, BackoffOptions, Cancel, Deadline};
 use super::connection::{ANSWER_TIMEOUT_MIN, Connection, Failure, Follows, Waited};
 use super::explain::explain;
 use super::lanes::Need;
-use super::pool::{Lease, PoolError};
-use super::transport::Transport;
+use super::pool::{Lease, Pool, PoolError};
 use super::waiting::{Repeat, Wait};
 use crate::decimal::parse_decimal;
+use crate::default_timeout::DefaultTimeout;
 use crate::error::{ErrorContext, Operation, StoreError};
 use crate::key::key_to_bytes;
+use crate::limits::WireLimits;
 use crate::wire::{
     CHECK_NOT_READY, CHECK_READY, FULL, Opcode, REFUSAL_NONCE, RequestBuf, STOP_WAITING,
     WAIT_CANCELED, capability,
@@ -25,6 +27,32 @@ const DIAGNOSED_KEYS_MAX: usize = 1024;
 /// The timeout of an operation that the server answers at once: `timeout`, or [`ANSWER_TIMEOUT_MIN`] if longer.
 pub(super) fn at_least_an_answer(timeout: Option<Duration>) -> Option<Duration> {
     timeout.map(|timeout| timeout.max(ANSWER_TIMEOUT_MIN))
+}
+
+/// State shared by all calls of one store: connections, default timeout and limits.
+#[derive(Debug)]
+pub(super) struct Transport {
+    pub(super) pool: Arc<Pool>,
+    /// The store's name in errors.
+    pub(super) label: String,
+    pub(super) limits: WireLimits,
+    pub(super) timeout: DefaultTimeout,
+}
+
+impl Transport {
+    pub(super) fn new(
+        pool: Arc<Pool>,
+        label: String,
+        limits: WireLimits,
+        timeout: Option<Duration>,
+    ) -> Self {
+        Self {
+            pool,
+            label,
+            limits,
+            timeout: DefaultTimeout::new(timeout),
+        }
+    }
 }
 
 /// One call: its operation, keys and start time.

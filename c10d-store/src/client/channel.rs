@@ -23,7 +23,7 @@ impl Channel {
         }
     }
 
-    /// The connection; that of a session is the last link.
+    /// The connection. For a session, it is the last link.
     pub(super) const fn link(&self) -> &Stream {
         match self {
             Self::Plain(stream) => stream,

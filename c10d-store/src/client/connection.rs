@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::{Cancel, Deadline};
 
 use super::channel::Channel;
-use super::ends::ConnectionEnds;
+use super::link::ConnectionEnds;
 use super::listener_kind::ListenerKind;
 use super::stream::is_closed_by_peer;
 use crate::wire::{

@@ -1,4 +1,4 @@
-//! A connection that carries a session.
+//! A connection as a value: what carries a session, and its two ends.
 
 use std::net::SocketAddr;
 
@@ -28,4 +28,14 @@ pub struct SessionLink {
     pub has_heartbeats: bool,
     /// Whether the server keeps the session in its journal, and acknowledges requests once it has kept them.
     pub is_kept: bool,
+}
+
+/// The addresses of the two ends of a client's connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ConnectionEnds {
+    /// The address of this process. Other hosts of the same network reach this host at its IP address.
+    pub local: SocketAddr,
+    /// The address of the server, or of a proxy that forwards to it.
+    pub remote: SocketAddr,
 }

@@ -4,10 +4,8 @@ mod add;
 mod call;
 mod change;
 mod channel;
-mod close_reason;
 mod closer;
 mod connection;
-mod ends;
 mod ephemeral;
 mod explain;
 mod lanes;
@@ -21,7 +19,6 @@ mod queue_take;
 mod resumed;
 mod session_dialer;
 mod stream;
-mod transport;
 mod waiting;
 
 use std::sync::{Arc, Mutex};
@@ -36,17 +33,15 @@ use crate::error::{ErrorContext, Operation, Outcome, StoreError};
 use crate::server::TcpStoreServer;
 use crate::store::StoreHandle;
 use crate::wire::{ANNOUNCEMENT_BYTES_MAX, Opcode, WORKER_COUNT_KEY, capability};
-use call::Call;
+use call::{Call, Transport};
 pub use closer::Closer;
 use connection::Connection;
-pub use ends::ConnectionEnds;
 use explain::explain;
-pub use link::SessionLink;
+pub use link::{ConnectionEnds, SessionLink};
 pub use listener_kind::ListenerKind;
 pub use options::{ListenOn, TcpStoreOptions};
 use pool::{Pool, PoolOptions};
 pub use session_dialer::{SILENCE_MAX, SessionDialer, SessionError};
-use transport::Transport;
 
 /// How long a store with a directory follows its server: as long as a server remembers a session by default.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(600);

@@ -18,8 +18,8 @@ use c10d_socket::{
 use super::channel::Channel;
 use super::closer::Closer;
 use super::connection::{Connection, Failure, Hello, REFUSED_WRITE};
-use super::ends::ConnectionEnds;
 use super::lanes::{Lanes, Need, Take, Wait};
+use super::link::ConnectionEnds;
 use super::resumed::Resumed;
 use super::session_dialer::{SessionDialer, SessionError};
 use super::stream::{Stream, is_closed_by_peer};

@@ -354,8 +354,8 @@ impl Resumed {
         }
     }
 
-    /// Continues with the same server, or with one that was restarted with its journal and gets all requests again that it has
-    /// not acknowledged.
+    /// Continues with the same server, or sends all unacknowledged requests again to a server that was restarted with its
+    /// journal.
     fn go_on(&mut self, restart: Option<Restart>, is_kept: bool) -> io::Result<()> {
         let (now, session) = (Instant::now(), &mut self.session);
         if let Some(restart) = restart {

@@ -12,9 +12,8 @@ use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token};
 
 use super::closer::Closer;
-use super::ends::ConnectionEnds;
 use super::lanes::GRACE;
-use super::link::SessionLink;
+use super::link::{ConnectionEnds, SessionLink};
 
 /// A connected socket and the [`Poll`] that it is registered with: two descriptors.
 ///

@@ -1,4 +1,4 @@
-//! The client's side of a session: what a program with one client and a relay with many have in common.
+//! The client's side of a session, which a program with one client and a relay with many clients share.
 
 use std::time::Instant;
 
@@ -6,13 +6,12 @@ use super::credit::{CLIENT_WINDOW_BYTES, Credit};
 use super::frame::{Frame, FrameReader};
 use super::outstanding::{NotCarried, Outstanding, ReplyError};
 use super::resent_wait::Restart;
-use super::stream::SessionStream;
-use super::violation::Violation;
+use super::stream::{SessionStream, Violation};
 use crate::raw_requests::RawRequest;
 
-/// A client of which this many bytes are kept for a server that may be restarted sends no more. The server acknowledges
-/// earlier: it has carried out everything except what there is credit for, and leaves at most 64 KiB of that unacknowledged
-/// (docs/spec/wire-extensions.md, SESSION 8 and 14).
+/// A client with this many bytes kept for a possible restart of the server sends no more. The server acknowledges
+/// earlier than that: it has carried out everything except the bytes for which there is credit, and leaves at most 64
+/// KiB of the rest unacknowledged (docs/spec/wire-extensions.md, SESSION 8 and 14).
 const KEPT_BYTES_MAX: usize = CLIENT_WINDOW_BYTES as usize + (64 << 10);
 
 /// The client's side of a session, which survives the loss of its links and a restart of a server with a journal.
@@ -56,7 +55,7 @@ pub enum ClientEnd {
 #[derive(Debug, Default)]
 pub struct SessionClient {
     number: u32,
-    /// The port from which it is connected.
+    /// The port of the client's end of the connection.
     port: u16,
     /// The requests of the client, and the replies to come.
     pub outstanding: Outstanding,
@@ -124,7 +123,7 @@ impl SessionClient {
         self.forget(session);
     }
 
-    /// Carries out a frame for this client, and passes on what the client should get of a reply.
+    /// Carries out a frame for this client, and passes on the bytes of replies that the client should get.
     ///
     /// # Errors
     /// If the server breaks the rules of the session.
@@ -169,7 +168,7 @@ impl SessionClient {
         self.report_wait(session);
     }
 
-    /// Sends all requests again that a restarted server has not acknowledged, or ends the client. `unread` is the number of
+    /// Sends all requests again that a restarted server has not acknowledged, or sets [`end`](Self::end). `unread` is the number of
     /// bytes of replies that it has not read.
     pub fn restart(
         &mut self,
@@ -223,7 +222,7 @@ impl SessionClient {
             session.stream.push_close(self.number);
             return Ok(());
         }
-        // What is withheld counts as used.
+        // Withheld bytes count as used.
         self.uncounted += passed.saturating_sub(bytes.len());
         self.return_credit(bytes.len().saturating_sub(passed), session);
         Ok(())

@@ -1,7 +1,7 @@
 //! The number of one client's bytes that may be on their way in one direction (docs/spec/wire-extensions.md, SESSION
 //! 8).
 
-use super::violation::Violation;
+use super::stream::Violation;
 
 /// The number of bytes of one client that one side may send before the other side has used any of them.
 pub const CLIENT_WINDOW_BYTES: u32 = 256 << 10;

@@ -8,8 +8,7 @@ use c10d_socket::SendBuf;
 
 use super::pieces::Pieces;
 use super::resent_wait::ResentWait;
-use super::stream::SessionStream;
-use super::violation::Violation;
+use super::stream::{SessionStream, Violation};
 
 /// The length of a head: a kind (u8), a client (u32), and a number that depends on the kind (u32).
 const HEAD_BYTES: usize = 9;

@@ -24,14 +24,12 @@ mod fingerprint;
 mod frame;
 mod hello;
 mod id;
-mod link_frame;
 mod outstanding;
 mod pieces;
 mod resent_wait;
 mod stream;
 #[cfg(test)]
 mod tests;
-mod violation;
 
 pub use client::{ClientEnd, Session, SessionClient};
 pub use credit::{CLIENT_WINDOW_BYTES, Credit};
@@ -41,5 +39,4 @@ pub(crate) use id::{SessionId, StoreId, random_seed};
 pub use outstanding::{NotCarried, Outstanding, ReplyError};
 pub(crate) use pieces::{Piece, SentPieces};
 pub use resent_wait::{ResentWait, Restart};
-pub use stream::{SESSION_WINDOW_BYTES, SessionStream};
-pub use violation::Violation;
+pub use stream::{SESSION_WINDOW_BYTES, SessionStream, Violation};

@@ -5,8 +5,7 @@ use std::sync::{Arc, Weak};
 
 use c10d_socket::SendBuf;
 
-use super::stream::SessionStream;
-use super::violation::Violation;
+use super::stream::{SessionStream, Violation};
 
 /// The most bytes of a piece.
 const PIECE_BYTES_MAX: usize = 64 << 10;
