@@ -9,6 +9,10 @@ use c10d_store::{Store, StoreError, StoreExt};
 /// a dead node is replaced.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// After this number of conflicts in a row with writes of other nodes, a heartbeat takes the write lease. A failed
+/// heartbeat changes nothing in the store, while the lease changes it twice: when it is taken and when it is returned.
+const CONFLICTS_MAX: u32 = 3;
+
 /// A lease that lets one node at a time write the state, because only one of several concurrent writes succeeds.
 ///
 /// It is advisory: it saves writes that would conflict, and only the token of the state decides. Its clones are one
@@ -83,5 +87,50 @@ impl WriteLease {
     /// Closes the handle. Calls in other threads fail soon.
     pub(crate) fn close(&self) {
         self.store.close();
+    }
+}
+
+/// This node's use of the write lease, if its store has one.
+#[derive(Debug)]
+pub(crate) struct LeaseUse {
+    lease: Option<WriteLease>,
+    is_held: bool,
+    /// The number of writes in a row that have conflicted with writes of other nodes.
+    conflicts: u32,
+}
+
+impl LeaseUse {
+    pub(crate) const fn new(lease: Option<WriteLease>) -> Self {
+        Self {
+            lease,
+            is_held: false,
+            conflicts: 0,
+        }
+    }
+
+    /// Takes the lease, unless this node holds it, or `may_be_alone` and no other node seems to write. Returns whether it has
+    /// waited for the lease.
+    pub(crate) fn acquire(&mut self, may_be_alone: bool) -> bool {
+        let is_alone = may_be_alone && self.conflicts < CONFLICTS_MAX;
+        let Some(lease) = self.lease.as_ref().filter(|_| !self.is_held && !is_alone) else {
+            return false;
+        };
+        lease.acquire();
+        self.is_held = true;
+        true
+    }
+
+    /// Notes a write, and releases the lease.
+    pub(crate) fn written(&mut self, has_conflict: bool) {
+        self.conflicts = if has_conflict { self.conflicts + 1 } else { 0 };
+        self.release();
+    }
+
+    pub(crate) fn release(&mut self) {
+        if let Some(lease) = &self.lease
+            && std::mem::take(&mut self.is_held)
+        {
+            lease.release();
+        }
     }
 }

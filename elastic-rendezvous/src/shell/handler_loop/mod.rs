@@ -15,7 +15,6 @@ use std::time::{Duration, Instant, SystemTime};
 use c10d_store::{Store, in_brief};
 
 use self::current::{Current, Outage};
-use self::requests::LeaseUse;
 use crate::engine::{Ask, Engine, Reply};
 use crate::shell::access::Access;
 use crate::shell::backend::{RendezvousBackend, StateWatch};
@@ -26,6 +25,7 @@ use crate::shell::mailbox::{Inbox, Job, Message};
 use crate::shell::marks::MarkBoard;
 use crate::shell::notices::NoticeBoard;
 use crate::shell::stored_state::StoredState;
+use crate::shell::write_lease::LeaseUse;
 use crate::values::error::RendezvousError;
 use crate::values::goal::{Answer, Goal, Operation, OperationError, Step};
 use crate::values::recorded_event::step_of_result;

@@ -11,56 +11,12 @@ use crate::engine::{Ask, Reply};
 use crate::shell::board::RoundBoard;
 use crate::shell::marks::MarkBoard;
 use crate::shell::round_entry::read_entry;
-use crate::shell::write_lease::WriteLease;
 use crate::values::error::{RendezvousError, is_outage};
 use crate::values::node::NodeId;
 use crate::values::state::{Part, Watched, Written};
 
 /// How often a store that cannot be watched is polled, like in PyTorch.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-
-/// After this number of conflicts in a row with writes of other nodes, a heartbeat takes the write lease. A failed
-/// heartbeat changes nothing in the store, while the lease changes it twice: when it is taken and when it is returned.
-const CONFLICTS_MAX: u32 = 3;
-
-/// This node's use of the write lease, if its store has one.
-#[derive(Debug)]
-pub(super) struct LeaseUse {
-    lease: Option<WriteLease>,
-    is_held: bool,
-    /// The number of writes in a row that have conflicted with writes of other nodes.
-    conflicts: u32,
-}
-
-impl LeaseUse {
-    pub(super) const fn new(lease: Option<WriteLease>) -> Self {
-        Self {
-            lease,
-            is_held: false,
-            conflicts: 0,
-        }
-    }
-
-    /// Takes the lease, unless this node holds it, or `may_be_alone` and no other node seems to write. Returns whether it has
-    /// waited for the lease.
-    fn acquire(&mut self, may_be_alone: bool) -> bool {
-        let is_alone = may_be_alone && self.conflicts < CONFLICTS_MAX;
-        let Some(lease) = self.lease.as_ref().filter(|_| !self.is_held && !is_alone) else {
-            return false;
-        };
-        lease.acquire();
-        self.is_held = true;
-        true
-    }
-
-    pub(super) fn release(&mut self) {
-        if let Some(lease) = &self.lease
-            && std::mem::take(&mut self.is_held)
-        {
-            lease.release();
-        }
-    }
-}
 
 impl HandlerLoop {
     pub(super) fn perform(&mut self, ask: Ask) -> Result<Reply, RendezvousError> {
@@ -130,11 +86,8 @@ impl HandlerLoop {
             return Ok(Reply::Nothing);
         };
         let written = self.states.write(state, token)?;
-        self.lease.conflicts = match written {
-            Written::Theirs(..) => self.lease.conflicts + 1,
-            _ => 0,
-        };
-        self.lease.release();
+        let has_conflict = matches!(written, Written::Theirs(..));
+        self.lease.written(has_conflict);
         Ok(Reply::Written(written))
     }
 
