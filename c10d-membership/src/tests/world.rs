@@ -663,7 +663,7 @@ impl Simulation for World {
             Step::Stop(at) => {
                 self.budget.stops -= 1;
                 self.processes[at].life = Life::Stopped;
-                // A silence that the service heard of before is another one.
+                // A silence that the service noticed before does not count.
                 self.processes[at].is_noticed = false;
                 self.history.disturb();
             }

@@ -990,7 +990,7 @@ fn wire(stream: &mut SessionStream) -> Vec<u8> {
 #[test]
 fn random_histories_with_restarts_lose_and_repeat_nothing() {
     let seeds = Seeds::fresh(100);
-    // Some requests are done before the reply to an earlier one arrives, and are sent again only in part.
+    // Some requests are done before the reply to an earlier request arrives, and are sent again only in part.
     let known = (!seeds.is_replay()).then_some(349_069_586_101);
     for seed in known.into_iter().chain(seeds) {
         run(|| start(seed), history, |job, _| check(job));

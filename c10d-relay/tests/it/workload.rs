@@ -16,7 +16,7 @@ use crate::history::{Event, Op, check};
 /// Longer than the ranks need to continue, on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Three ranks behind each relay, and on each port of the store a client with a session of its own.
+/// Three ranks behind each relay, and on each port of the store a client with a separate session.
 pub(crate) fn ranks_of(relays: &[Relay], ports: &[u16]) -> Vec<TcpStore> {
     let at = |port: &u16| HostPort::new("127.0.0.1", *port).into();
     let addresses: Vec<StoreAddress> = ports.iter().map(at).collect();

@@ -1,9 +1,9 @@
 //! Crashes of a store with a journal, at any moment, in virtual time: every answer that a client received before a
 //! crash is still true after it.
 //!
-//! Clients send requests and read replies as these become durable. A crash loses what is not; clients connect again to
-//! what was recovered. Then an order of all operations is searched for, key by key: an operation
-//! whose client was not answered before a crash may have taken effect before it, or never.
+//! Clients send requests and read replies as these become durable. A crash loses the replies that are not durable;
+//! clients connect again to the recovered store. The test then searches for an order of all operations, key by key:
+//! an operation whose client was not answered before a crash may have taken effect before it, or never.
 
 use std::collections::VecDeque;
 

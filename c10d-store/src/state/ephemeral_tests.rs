@@ -330,7 +330,7 @@ fn no_key_ends_by_a_pause_that_is_shorter_than_the_silence() {
         store.state.set_now(Moment::from(store.now));
         store.state.end_silent(&mut Recorder::default());
         assert!(store.keep_alive(A, silence));
-        // One that is silent ends in time.
+        // The keys of a silent owner expire in time.
         let silence = Duration::from_millis(u64::from(silence));
         store.pass(silence, Duration::from_millis(20));
         store.pass(Duration::from_millis(130), Duration::from_millis(20));

@@ -1,4 +1,4 @@
-//! A snapshot that is copied in slices, while requests go on, equals one that is read at once at its start.
+//! A snapshot that is copied in slices, while requests continue, equals a snapshot that is read at once at its start.
 
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
