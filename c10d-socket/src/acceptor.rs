@@ -232,7 +232,7 @@ impl<K: Copy> Acceptor<K> {
         self.retry_at.into_iter().chain(refusals).min()
     }
 
-    /// Returns the next step. `open` is the number of open connections, `stage` says how far one of them is.
+    /// Returns the next step. `open` is the number of open connections, `stage` returns the stage of a connection.
     pub(crate) fn next(&mut self, open: usize, stage: impl Fn(K) -> Stage) -> Decision<K> {
         loop {
             match std::mem::replace(&mut self.state, State::Free) {

@@ -140,7 +140,7 @@ fn request(local: SocketAddr, peer: SocketAddr) -> [u8; REQUEST_BYTES] {
         16,
         &[if peer.is_ipv4() { AF_INET } else { AF_INET6 }, IPPROTO_TCP],
     );
-    // In any state: the reply says in which.
+    // Sockets in any state match: the reply contains the state.
     put(20, &u32::MAX.to_ne_bytes());
     put(24, &peer.port().to_be_bytes());
     put(26, &local.port().to_be_bytes());

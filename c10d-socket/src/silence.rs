@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// A longer silence than this is not measured: each clock can express the time after it.
 const LIMIT_MAX: Duration = Duration::from_secs(100 * 365 * 86400);
 
-/// The silence of a peer: when it was last heard, and how long it may send nothing.
+/// The silence of a peer: when its last sign of life arrived, and how long it may send nothing.
 ///
 /// ```
 /// use c10d_socket::{Liveness, Silence};
@@ -46,8 +46,8 @@ pub enum Liveness<T = Instant> {
 }
 
 impl<T: Copy + Ord + Add<Duration, Output = T>> Silence<T> {
-    /// The silence of a peer that was last heard at `heard`. The peer is lost when it has sent nothing for `lost_after`; it is
-    /// never lost for `None`, and for more than 100 years, such as [`Duration::MAX`].
+    /// Begins the silence of a peer whose last sign of life arrived at `heard`. The peer is lost when it has sent
+    /// nothing for `lost_after`; it is never lost for `None`, and for more than 100 years, such as [`Duration::MAX`].
     #[must_use]
     pub fn new(heard: T, lost_after: impl Into<Option<Duration>>) -> Self {
         Self {
@@ -64,7 +64,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Silence<T> {
         self
     }
 
-    /// Returns what the silence means at `now`.
+    /// Returns the state of the peer at `now`, according to its silence.
     #[must_use]
     pub fn check(&self, now: T) -> Liveness<T> {
         let (suspect_at, lost_at) = (self.suspect_at(), self.lost_at());

@@ -218,7 +218,7 @@ mod tests {
         Heard::Bytes(bytes.to_vec())
     }
 
-    /// The kind of a listener that answers each question like `answer` says, and the number of questions.
+    /// The kind of a listener that answers each question with `answer`, and the number of questions.
     fn kind(answer: impl Fn(Question) -> Heard) -> (ListenerKind, usize) {
         let mut heard = Vec::new();
         while let Some(question) = next_question(&heard) {

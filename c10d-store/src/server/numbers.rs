@@ -3,7 +3,7 @@
 use crate::moment::Moment;
 use crate::session::ResentWait;
 
-/// The peer is told that requests without a reply are done after as many of them, or as many bytes.
+/// Requests without a reply are reported to the peer as done after this many requests, or this many bytes.
 const UNDONE_REQUESTS_MAX: u32 = 1024;
 const UNDONE_BYTES_MAX: usize = 64 << 10;
 
@@ -29,8 +29,8 @@ pub(super) struct Numbers {
     handed: Option<(u32, u64)>,
     /// The last request that was reported to the peer as done.
     told: u32,
-    /// Since the peer was last told that requests are done, by a reply or by DONE. They stay while a request has arrived in
-    /// part, to which some of the bytes belong.
+    /// Counted since requests were last reported to the peer as done, by a reply or by DONE. They stay while a
+    /// request has arrived in part, to which some of the bytes belong.
     undone_bytes: usize,
     undone_requests: u32,
 }

@@ -37,13 +37,13 @@ impl Session {
     }
 }
 
-/// Why a client of a session has no further replies.
+/// The reason why a client of a session has no further replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ClientEnd {
-    /// The server has closed it.
+    /// The server has closed the client.
     #[error("the store has closed it, and its log has the reason")]
     ByServer,
-    /// The replies of the server are not those that are due.
+    /// The bytes of the server are not the expected reply.
     #[error(transparent)]
     Reply(ReplyError),
     /// The server was restarted, and cannot get the requests of this client again.
@@ -51,28 +51,29 @@ pub enum ClientEnd {
     NotCarried(NotCarried),
 }
 
-/// One client of a [`Session`]: its requests, from the first one without a reply, and the credit of both directions.
+/// One client of a [`Session`]: its unanswered requests, oldest first, and the credit of both directions.
 #[derive(Debug, Default)]
 pub struct SessionClient {
     number: u32,
     /// The port of the client's end of the connection.
     port: u16,
-    /// The requests of the client, and the replies to come.
+    /// The requests of the client, and the expected replies.
     pub outstanding: Outstanding,
     /// The credit of both directions.
     pub credit: Credit,
-    /// The bytes of replies that are unread and not of the credit: they were not sent by the server, arrived before its
-    /// restart, or were withheld and the credit was returned.
+    /// The number of unread bytes of replies that do not belong to the credit: they were not sent by the server,
+    /// arrived before its restart, or were withheld and the credit was returned.
     uncounted: usize,
-    /// A wait that began before the link, which the server must be told after the wait itself (docs/spec/wire-extensions.md,
-    /// END_WAITS 4): when the link was made, and [`ResentWait::starts_ago`](super::ResentWait::starts_ago).
+    /// A wait that began before the link, which must be reported to the server after the wait itself
+    /// (docs/spec/wire-extensions.md, END_WAITS 4): when the link was made, and
+    /// [`ResentWait::starts_ago`](super::ResentWait::starts_ago).
     unreported: Option<(Instant, u32)>,
-    /// Why the client has no further replies; `None` while it has.
+    /// The reason why the client has no further replies; `None` while it has.
     pub end: Option<ClientEnd>,
 }
 
 impl SessionClient {
-    /// Opens a client with this number, which is connected from this port.
+    /// Opens a client with this number, whose connection has this port.
     #[must_use]
     pub fn open(number: u32, port: u16, session: &mut Session) -> Self {
         session.stream.push_open(number, port);
@@ -83,7 +84,7 @@ impl SessionClient {
         }
     }
 
-    /// Adds a request as [`Outstanding::add`] does. `now` is called for a wait only.
+    /// Adds a request like [`Outstanding::add`]. `now` is called for a wait only.
     #[must_use]
     pub fn add(&mut self, request: RawRequest<'_>, now: impl FnOnce() -> Instant) -> bool {
         let (opcode, key_count) = (request.opcode, request.key_count);
@@ -94,7 +95,7 @@ impl SessionClient {
         is_added
     }
 
-    /// Whether the server has to acknowledge requests before this client may add more.
+    /// Returns whether the server has to acknowledge requests before this client may add more.
     #[must_use]
     pub fn is_full(&self, session: &Session) -> bool {
         session.is_kept
@@ -116,7 +117,8 @@ impl SessionClient {
         self.report_wait(session);
     }
 
-    /// The caller puts the next unsent bytes, this many, into the stream. There must be credit for them.
+    /// Reports that the caller puts this many of the next unsent bytes into the stream. There must be credit for
+    /// them.
     pub fn sent(&mut self, bytes: usize, session: &Session) {
         self.credit.sent(bytes);
         self.outstanding.sent(bytes);
@@ -126,7 +128,7 @@ impl SessionClient {
     /// Carries out a frame for this client, and passes on the bytes of replies that the client should get.
     ///
     /// # Errors
-    /// If the server breaks the rules of the session.
+    /// The server breaks the rules of the session.
     pub fn on_frame(
         &mut self,
         frame: &Frame<'_>,
@@ -147,14 +149,14 @@ impl SessionClient {
         Ok(())
     }
 
-    /// The client has read this many bytes of its replies.
+    /// Reports that the client has read this many bytes of its replies.
     pub fn was_read(&mut self, bytes: usize, session: &mut Session) {
         let uncounted = self.uncounted.min(bytes);
         self.uncounted -= uncounted;
         self.return_credit(bytes - uncounted, session);
     }
 
-    /// As [`Outstanding::answer_cancel`]; the answer is a byte.
+    /// Answers a CANCEL_WAIT for the server: see [`Outstanding::answer_cancel`]. The answer is a byte.
     #[must_use]
     pub fn answer_cancel(&mut self, cancel: u64) -> bool {
         let is_answered = self.outstanding.answer_cancel(cancel);
@@ -168,8 +170,8 @@ impl SessionClient {
         self.report_wait(session);
     }
 
-    /// Sends all requests again that a restarted server has not acknowledged, or sets [`end`](Self::end). `unread` is the number of
-    /// bytes of replies that it has not read.
+    /// Sends all unacknowledged requests again to a restarted server, or sets [`end`](Self::end). `unread` is the
+    /// number of unread bytes of replies.
     pub fn restart(
         &mut self,
         restart: Restart,
@@ -196,7 +198,7 @@ impl SessionClient {
         if let Some(wait) = self.outstanding.resent_wait(restart, now) {
             stream.push_resent(self.number, wait);
             if self.outstanding.has_earlier_wait() {
-                // The server takes this report for the earlier wait.
+                // The server assigns this report to the earlier wait.
                 self.unreported = Some((now, wait.starts_ago));
             }
         }
@@ -228,7 +230,7 @@ impl SessionClient {
         Ok(())
     }
 
-    /// Forgets sent requests beyond a limit, unless a server that keeps sessions may need them.
+    /// Drops sent requests beyond a limit, unless a server that keeps sessions may need them.
     fn forget(&mut self, session: &Session) {
         if self.outstanding.kept_bytes() > KEPT_BYTES_MAX
             && (!session.is_kept || self.outstanding.check_carried().is_err())

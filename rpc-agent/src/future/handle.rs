@@ -61,7 +61,7 @@ impl<T: Clone + Send + 'static> RpcFuture<T> {
         Self::of(Arc::new(Slot::new(Some(result), None, Hint::NONE)))
     }
 
-    /// Creates a pending future. `executor` runs its callbacks, and is told `hint` by threads that wait.
+    /// Creates a pending future. `executor` runs its callbacks, and receives `hint` from waiting threads.
     pub(crate) fn with_executor(
         executor: Option<Arc<dyn Executor>>,
         hint: Hint,
