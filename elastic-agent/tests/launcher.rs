@@ -81,7 +81,7 @@ fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// What `c10d why` asks for.
+/// Returns the report that `c10d why` requests.
 fn why(store: SocketAddr) -> Option<Report> {
     let request = HttpRequest::get(Target::Tcp(store), "/why.json");
     let answer = fetch(&request, PATIENCE).ok()?;

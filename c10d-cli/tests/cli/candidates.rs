@@ -42,7 +42,7 @@ impl Candidate {
         }
     }
 
-    /// Where it serves, if it does.
+    /// The address at which the server serves, if it does.
     pub(crate) fn address(&self) -> &str {
         &self.address
     }
@@ -385,7 +385,7 @@ impl Paced {
         }
     }
 
-    /// Of the calls since it was asked last.
+    /// Returns the longest of the calls since the last question.
     fn longest(&self) -> Duration {
         std::mem::take(&mut self.longest.lock().unwrap().0)
     }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::process::{Running, Server, command, refusing_address, run, run_with_input, until};
 
-/// Not UTF-8, with zeros and newlines.
+/// A value that is not UTF-8, with zeros and newlines.
 const BINARY: &[u8] = b"\x00\xff\n\r\x80\n";
 
 #[test]

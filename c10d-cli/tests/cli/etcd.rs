@@ -19,7 +19,7 @@ impl Etcd {
         Self::start_with(|client| format!("http://{client}"), &[])
     }
 
-    /// Where it listens for clients, and further options of etcd.
+    /// Starts etcd. The arguments are where it listens for clients, and further options.
     pub(crate) fn start_with(client_urls: impl Fn(&str) -> String, options: &[&str]) -> Self {
         // Another process can take a port before etcd does.
         let mut etcd = (0..9).map(|_| Self::spawn(&client_urls, options));

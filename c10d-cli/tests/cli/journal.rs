@@ -260,7 +260,7 @@ fn a_failed_write_ends_the_server() {
     assert!(kept == sum || kept == sum + 1, "{kept} of {sum}");
 }
 
-/// Those behind a relay would.
+/// Ranks behind a relay would survive.
 #[test]
 fn ranks_that_would_not_survive_a_restart_of_their_store_are_named() {
     let folder = tempfile::tempdir().unwrap();

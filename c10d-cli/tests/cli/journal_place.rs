@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::process::{Ended, PROGRAM, Running, Server, command, prepared, run};
 
-/// Who serves, and another user.
+/// The user that serves, and another user.
 const USER: u32 = 23_456;
 const STRANGER: u32 = 23_457;
 const GROUP: u32 = 23_458;
@@ -225,7 +225,7 @@ fn a_directory_that_was_replaced_belongs_to_its_new_server() {
     third.store(&["get", "k"]).assert_prints("second");
 }
 
-/// On a file system that is mounted read-only, for example a backup.
+/// The directory is on a file system that is mounted read-only, for example a backup.
 #[test]
 fn a_read_only_directory_is_verified_and_exported() {
     let outside = tempfile::tempdir().unwrap();

@@ -105,7 +105,7 @@ fn without_a_command_the_key_is_held_until_a_signal() {
     }
 }
 
-/// Of several that want the key, one at a time has it.
+/// Several commands request the key, and one at a time has it.
 #[test]
 fn commands_under_one_key_exclude_each_other() {
     let server = Server::start();

@@ -22,7 +22,7 @@ pub(crate) fn command<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -
     command_of(PROGRAM, arguments)
 }
 
-/// Of another release of the program.
+/// Returns a command of another release of the program.
 pub(crate) fn command_of<S: AsRef<OsStr>>(
     program: &str,
     arguments: impl IntoIterator<Item = S>,
@@ -212,7 +212,7 @@ impl Server {
         stream
     }
 
-    /// From this address of the loopback interface.
+    /// Connects from this address of the loopback interface.
     pub(crate) fn connect_from(&self, host: Ipv4Addr) -> TcpStream {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.bind(&SocketAddr::from((host, 0)).into()).unwrap();

@@ -38,7 +38,7 @@ use crate::process::{
 /// The job's folder, in the environment of all its processes, so that a test finds the remaining processes.
 const FOLDER: &str = "C10D_TEST_FOLDER";
 
-/// One job: a folder with its scripts and their files. Drop kills processes that still run.
+/// A job: a folder with its scripts and their files. Drop kills processes that still run.
 pub(crate) struct Job {
     folder: TempDir,
     /// The store of the rendezvous, if the test serves it.
@@ -83,7 +83,7 @@ impl Job {
         self.command_of(PROGRAM, arguments, script)
     }
 
-    /// The same by another `c10d`.
+    /// Returns the command of another `c10d`.
     pub(crate) fn command_of(&self, program: &str, arguments: &[&str], script: &str) -> Command {
         let file = self.path("worker.sh");
         fs::write(&file, script).unwrap();

@@ -16,7 +16,7 @@ assert sys.argv[1:] == ['--lr', '1'], sys.argv
 open(os.path.join(os.environ['C10D_TEST_FOLDER'], os.environ['RANK']), 'w').close()
 ";
 
-/// The same for a shell.
+/// The script for a shell.
 const SHELL: &str = "#!/bin/sh\n: > \"$C10D_TEST_FOLDER/$RANK\"\n";
 
 /// A folder for the files of workers, and one for scripts.

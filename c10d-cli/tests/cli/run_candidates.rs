@@ -41,7 +41,7 @@ fn await_keys(place: &str, keys: &[&str]) {
     await_keys_with(place, &[], keys);
 }
 
-/// With these options of all commands that use the store.
+/// Waits for keys, with these options of all commands that use the store.
 pub(crate) fn await_keys_with(place: &str, options: &[&str], keys: &[&str]) {
     until("the workers run", || {
         let has = |key: &&str| store(place, options, &["get", key, "--timeout=0s"]).code == Some(0);
@@ -115,7 +115,8 @@ fn workers_do_not_notice_that_another_server_takes_over() {
     }
 }
 
-/// As `C10D_MASTER_ADDR` is, and as commands find it in a worker that is older than the server.
+/// Workers find the server in `C10D_MASTER_ADDR`, and commands find it in a worker that is older than the
+/// server.
 #[test]
 #[ignore = "needs etcd (C10D_ETCD)"]
 fn workers_find_the_server_that_has_taken_over() {

@@ -141,7 +141,7 @@ fn a_store_in_etcd_asks_for_the_secret_of_the_job() {
     }
 }
 
-/// For a firewall between the nodes, and for busy machines.
+/// The options are for a firewall between the nodes, and for busy machines.
 #[test]
 #[ignore = "needs etcd (C10D_ETCD)"]
 fn a_launcher_serves_at_the_given_ports_with_the_given_lease() {

@@ -275,7 +275,7 @@ fn lines_in(job: &Job) -> BTreeMap<(u64, i32), String> {
     lines.collect()
 }
 
-/// As [`Members::generation`].
+/// Waits for a generation, like [`Members::generation`].
 pub(crate) fn generation_in(job: &Job, size: usize, dead: &[i32]) -> BTreeMap<u64, i32> {
     let mut members = BTreeMap::new();
     until(&format!("{size} members without {dead:?}"), || {
@@ -651,7 +651,7 @@ fn start_node(job: &Job, nodes: &str, options: &[&str]) -> Running {
     start_node_at(&job.server().address.to_string(), job, nodes, options)
 }
 
-/// At this endpoint.
+/// Starts a node at this endpoint.
 pub(crate) fn start_node_at(place: &str, job: &Job, nodes: &str, options: &[&str]) -> Running {
     let endpoint = format!("--rdzv-endpoint={place}");
     let common = [
@@ -830,7 +830,8 @@ fn a_node_that_has_entered_and_is_killed_is_not_waited_for() {
     assert!(began.elapsed() < Duration::from_secs(100));
 }
 
-/// At the start, as it is known by then that the workers' store has no such service.
+/// The store is refused at the start, because it is already known that the workers' store has no membership
+/// service.
 #[test]
 fn a_store_of_the_workers_own_is_refused() {
     let job = Job::new();

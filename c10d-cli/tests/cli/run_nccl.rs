@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::process::{Running, command, free_port, run, until};
 
-/// Where the workers of this test write, and find each other's process ids.
+/// The folder in which the workers of this test write and find each other's process ids.
 const FOLDER: &str = "C10D_TEST_NCCL_FOLDER";
 
 /// A transcript of two nodes with four processes each. Members 3 and 7 have an error.

@@ -79,7 +79,7 @@ impl Nodes {
         text.lines().filter_map(|line| line.parse().ok()).collect()
     }
 
-    /// Where /proc has the environment of the worker that this node has started last.
+    /// The file in /proc with the environment of the worker that this node has started last.
     fn worker(&self, node: usize) -> PathBuf {
         let pid = self.job.line(&format!("{}.pid", NODES[node]));
         PathBuf::from("/proc").join(pid).join("environ")

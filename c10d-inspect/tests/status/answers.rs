@@ -264,7 +264,8 @@ fn a_report_names_both_numbers_of_ranks_that_differ_in_their_boundaries() {
     assert_eq!(finding.culprits.0, BTreeSet::from([1]));
 }
 
-/// It may be in the work after the last step. If it has done more steps, it waits in a collective.
+/// Such a rank may be in the work after the last step. If it has done more steps, it waits in a
+/// collective.
 #[test]
 fn a_report_names_ranks_that_have_not_done_the_last_step() {
     let front = Front::of_a_store();

@@ -276,8 +276,7 @@ fn holder(store: &dyn Store, nodes: &[Arc<DynamicRendezvous>]) -> usize {
     index - 1
 }
 
-/// Its successor did not see it as a member.
-/// docs/spec/rendezvous.md, GROUP 9.
+/// The successor did not observe this holder as a member. docs/spec/rendezvous.md, GROUP 9.
 #[test]
 fn a_holder_that_leaves_a_group_is_named_by_its_successor() {
     let server = server();

@@ -98,7 +98,7 @@ fn is_time(word: &str) -> bool {
     [&b"0000-00-00T00:00:00Z"[..], b"0000-00-00_00:00:00"].contains(&&*form)
 }
 
-/// With or without the suffix of a directory.
+/// Whether the word is a uuid, with or without the suffix of a directory.
 fn is_uuid(word: &str) -> bool {
     let parts: Vec<&str> = word.splitn(5, '-').collect();
     let lengths = [8, 4, 4, 4, 12];

@@ -6,11 +6,11 @@ use std::process::Stdio;
 
 use super::*;
 
-/// How the launcher runs.
+/// The way in which the launcher runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Here,
-    /// As process 1 of a PID namespace.
+    /// The launcher is process 1 of a PID namespace.
     First,
 }
 

@@ -43,7 +43,7 @@ impl Mute {
         }
     }
 
-    /// Its exit code.
+    /// Returns the exit code of the launcher.
     fn end(self) -> Option<i32> {
         self.running.end().code
     }

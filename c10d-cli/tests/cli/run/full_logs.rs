@@ -48,7 +48,7 @@ impl Teed {
         Self { job, running }
     }
 
-    /// From now on its files cannot grow beyond this length.
+    /// Limits the length of the launcher's files from now on.
     fn limit_files(&self, bytes_max: Option<u64>) {
         let pid = i32::try_from(self.running.id()).unwrap();
         let limit = Rlimit {

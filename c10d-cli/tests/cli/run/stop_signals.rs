@@ -1,4 +1,5 @@
-//! Who gets the signals that stop a job: signals that were ignored at the start, workers with children, shells.
+//! The receivers of the signals that stop a job: signals that were ignored at the start, workers with children,
+//! shells.
 
 use std::time::Duration;
 
