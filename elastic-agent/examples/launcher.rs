@@ -24,7 +24,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     agent.restarts.max_restarts = Some(3);
     agent.logs.redirects = "3".parse()?;
 
-    // Who takes part: one node, so that it is complete at once.
+    // One node takes part, so the round is complete at once.
     let rendezvous = RendezvousParameters::new("c10d", endpoint, "example", 1, 1)?;
 
     let mut options = LauncherOptions::new(agent, rendezvous);

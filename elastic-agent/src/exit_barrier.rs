@@ -54,7 +54,7 @@ pub(crate) fn wait(
     match board_of_wait.await_one(LAST, "last member", Wait::new(timeout)) {
         Ok(_) => Ok(true),
         Err(BoardError::Missing { .. }) => Ok(false),
-        // It may have been opened at that moment.
+        // The barrier may have been opened at that moment.
         Err(BoardError::Interrupted) => Ok(is_open(board)?),
         Err(error) => Err(error),
     }

@@ -292,7 +292,7 @@ mod tests {
         let zero = within(Duration::ZERO);
         let found = collect(&board, None, &reader(None), zero, |_| false).unwrap();
         assert_eq!(found.len(), 1);
-        // Of an earlier round.
+        // This record is from an earlier round.
         let old = node(None, vec![record(3, 1, 94_000, "")]);
         let json = old.to_json().to_string();
         let old = NodeExits::from_json(json.as_bytes(), 4).unwrap();

@@ -200,7 +200,7 @@ mod tests {
             assert_eq!(place.ranks.world_size, first_rank + workers);
             assert_eq!(place.first_size, 4);
             occupy(&board, rank, true, &place, &node(workers)).unwrap();
-            // Its place, once it is lost.
+            // Once a node is lost, a new node gets its place.
             assert_eq!(take(&board, rank, &node(workers)).unwrap(), place);
         }
     }

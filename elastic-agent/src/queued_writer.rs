@@ -341,7 +341,7 @@ mod tests {
             backlog.push(10, item);
         }
         assert_eq!(backlog.pop(), Some(Next::Item(0)));
-        // Not half empty.
+        // The queue is less than half empty.
         backlog.push(10, 6);
         assert_eq!(backlog.pop(), Some(Next::Item(1)));
         assert_eq!(backlog.pop(), Some(Next::Item(2)));

@@ -226,7 +226,7 @@ fn take_part(board: &RoundBoard, rank: usize, nodes: usize, uses: Uses) -> bool 
         let (port, ()) = member.agree(|_| Ok((5000, ()))).expect("a port");
         assert_eq!(port, 5000);
     }
-    // As `clear_workers_store` does.
+    // `clear_workers_store` does the same.
     let clears = board.is_first("c10d/clearing").expect("an answer");
     let ranks = exchange_ranks(board, rank, nodes, &trainer(8), LONG, &Cancel::NEVER);
     let ranks = ranks.expect("ranks");
@@ -288,7 +288,7 @@ fn the_cost_of_a_round_is_linear_in_the_number_of_nodes() {
                     "rank {rank}: {node:?}"
                 );
             }
-            // It reads and writes the values of all.
+            // The first node reads and writes the values of all nodes.
             assert!(first.requests() <= requests_max + 2, "{first:?}");
             let requests: usize = counts.iter().map(|node| node.requests()).sum();
             let bytes: usize = counts.iter().map(|node| node.bytes()).sum();

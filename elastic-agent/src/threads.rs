@@ -92,7 +92,7 @@ struct Bell(Sender<()>);
 
 impl Wake for Bell {
     fn wake(self: Arc<Self>) {
-        // One is enough.
+        // One wake-up is enough.
         let _ = self.0.try_send(());
     }
 }

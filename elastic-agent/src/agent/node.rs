@@ -193,7 +193,7 @@ impl Forking {
         };
         let inherited = options.environment.iter().cloned();
         let (variables, varying) = environment::common(inherited, options.has_virtual_local_rank);
-        // Those that may be replaced start one by one.
+        // Workers that may be replaced start one by one.
         let workers = match &options.keep_workers {
             Some(_) => 1,
             None => options.local_world_size,

@@ -268,7 +268,7 @@ impl Runtime<'_> {
         let node = &mut *self.node;
         let progress = node.watch_progress()?;
         node.starts += 1;
-        // As the template forks them, also in a round that keeps none.
+        // The template forks them one by one, even in a round that keeps no workers.
         let plans = match node.options.keep_workers {
             Some(_) => plan.split(),
             None => vec![plan],

@@ -281,7 +281,7 @@ fn leave_within(handler: &Arc<dyn RendezvousHandler>, limit: Duration) -> Result
         .map_err(|error| error.to_string())?;
     match answer.recv_timeout(limit) {
         Ok(result) => {
-            // It has sent its last message.
+            // The thread has sent its last message.
             let _ = thread.join();
             result
         }

@@ -32,7 +32,7 @@ impl HealthPort {
     /// # Errors
     /// The error of the operating system, for example for a port that is in use.
     pub(super) fn open(port: u16) -> io::Result<Self> {
-        // Of both kinds of addresses, unless this machine has no IPv6.
+        // Listens on both kinds of addresses, unless this machine has no IPv6.
         let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
             .or_else(|error| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).map_err(|_| error))?;
         let agent: Arc<OnceLock<AgentHandle>> = Arc::default();

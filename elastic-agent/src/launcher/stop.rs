@@ -376,7 +376,7 @@ impl Drop for ExitDeadline {
 fn is_done_within(inbox: &Receiver<Event>, start: Instant, time: Duration) -> bool {
     loop {
         match inbox.recv_timeout(time.saturating_sub(start.elapsed())) {
-            // Only the first counts.
+            // Only the first signal counts.
             Ok(Event::Signal(_)) => {}
             Ok(Event::Done) | Err(RecvTimeoutError::Disconnected) => return true,
             Err(RecvTimeoutError::Timeout) => return false,

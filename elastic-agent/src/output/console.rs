@@ -125,7 +125,7 @@ impl Sink {
         if !self.is_closed
             && let Err(error) = self.write_buffer()
         {
-            // As with `... | head`. The job continues.
+            // This happens with `... | head`. The job continues.
             log::warn!(
                 "cannot write to the console: {} no longer shows output of workers: {error}",
                 self.name

@@ -24,7 +24,7 @@ impl WorkerPipe {
     /// # Errors
     /// The error of the operating system.
     pub(super) fn new(pipe: PipeReader, last: Option<Arc<Mutex<LastBytes>>>) -> io::Result<Self> {
-        // Only this end: with a non-blocking write end the worker would lose output.
+        // Only this end is non-blocking: with a non-blocking write end, the worker would lose output.
         ioctl_fionbio(&pipe, true)?;
         Ok(Self {
             pipe,

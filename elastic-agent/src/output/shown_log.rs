@@ -186,7 +186,7 @@ mod tests {
             trail.push_file(0, 6);
             trail.push_memory(b"o\nthree\nfo");
             trail.push_file(18, 21);
-            // It has grown.
+            // The file has grown.
             trail.push_file(21, 23);
             trail.push_file(23, 29);
         }

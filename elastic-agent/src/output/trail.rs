@@ -120,7 +120,7 @@ mod tests {
     fn positions_that_do_not_follow_are_other_parts() {
         let mut trail = Trail::default();
         trail.push_file(0, 5);
-        // Between them is a line that is not of the worker.
+        // Between them is a line that the worker did not write.
         trail.push_file(9, 12);
         // The file was truncated.
         trail.push_file(0, 3);
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(trail.memory_bytes, MEMORY_BYTES_MAX);
         for _ in 0..pieces / 2 {
             assert_eq!(trail.pop(1), Some(Part::Memory(piece.clone())));
-            // Not half empty.
+            // The trail is less than half empty.
             trail.push_memory(&piece);
         }
         trail.pop(1);

@@ -148,7 +148,7 @@ impl WorkerStart<'_> {
         }
         let mut file = File::from(memfd_create("worker-start", MemfdFlags::CLOEXEC)?);
         file.write_all(&words.join(&0))?;
-        // Its reader shares the position.
+        // The reader of the file shares the position.
         file.rewind()?;
         Ok(file)
     }

@@ -109,7 +109,7 @@ impl Template {
     ///
     /// Workers that were handed out are in the group until they run, and do not need the template.
     pub(super) fn end(self, has_group: bool) -> String {
-        // Its id is safe: nothing else reaps it.
+        // The process id is safe, because nothing else reaps the process.
         let _ = kill_process(self.pid, Signal::KILL);
         if has_group {
             let _ = kill_process_group(self.pid, Signal::KILL);

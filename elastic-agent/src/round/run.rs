@@ -238,7 +238,8 @@ impl Round {
         if let End::Failed(Known::Nothing) | End::Stuck(_, Known::Nothing) = &end
             && self.ends_job_at_once(nodes, now)
         {
-            // Also stops the job at once, unless the store shows that a failure of another node has caused this one.
+            // This also stops the job at once, unless the store shows that a failure of another node has caused this
+            // failure.
             out.push(Effect::BeginStop(how_to_stop(&end)));
             out.push(Effect::ReadFacts);
             let first = running.failed;

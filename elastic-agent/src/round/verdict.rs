@@ -266,7 +266,7 @@ pub(super) fn verdict(
     match policy.after_failure(now, &failure.failed, failure.progress) {
         Decision::EndJob(reason) => Verdict::EndJob(reason),
         Decision::Exhausted => Verdict::GiveUp,
-        // They wait in the exit barrier of this round and join no other.
+        // The finished nodes wait in the exit barrier of this round and join no other round.
         Decision::Restart if facts.finished > 0 => Verdict::OthersFinished(facts.finished),
         Decision::Restart => Verdict::Restart,
     }

@@ -84,7 +84,7 @@ pub(super) fn find_batch(variables: Variables<'_>) -> Option<Found> {
         .count(&["SLURM_JOB_NUM_NODES", "SLURM_NNODES"])
         .ok()?;
     let is_one = nodes.value == 1;
-    // Of a shell of salloc on a login node, the job's node is another machine.
+    // For a shell of salloc on a login node, the job's node is another machine.
     if is_one && !variables.has("SLURM_PROCID") {
         return None;
     }

@@ -239,7 +239,7 @@ impl Loop {
         };
         match session_of(process) {
             Ok(Some(session)) if self.sessions.contains(&session) => {}
-            // It has ended.
+            // The process has exited.
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return,
             _ => {
                 log::warn!(
@@ -334,7 +334,7 @@ impl TimerPipe {
             Ok(Self { reader, _writer })
         });
         if opened.is_err() {
-            // It is no longer of use; the first error says why.
+            // The pipe is no longer of use; the first error has the reason.
             let _ = fs::remove_file(path);
         }
         opened

@@ -97,7 +97,7 @@ impl Departures {
                 continue;
             }
             let Some(silence) = observations.silence_of(node, moment) else {
-                // It was already unlisted.
+                // The node was already unlisted.
                 continue;
             };
             if matches!(self.departed.get(node), Some(Departure::Lost(_))) {

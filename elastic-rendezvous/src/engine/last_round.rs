@@ -189,8 +189,8 @@ pub(crate) fn assign<'n>(nodes: impl IntoIterator<Item = &'n NodeId>, before: &R
     let count = staying.len() + new.len();
     let mut is_taken = vec![false; count];
     let mut ranks = Ranks::new();
-    // From the highest: each is below the next one, and leaves room for those before it. A stored rank may be any
-    // number.
+    // Assigned from the highest rank down: each rank is below the next rank, and leaves room for the earlier ranks. A
+    // stored rank may be any number.
     let mut limit = count;
     for (position, (rank, node)) in staying.into_iter().enumerate().rev() {
         let wanted = usize::try_from(rank).unwrap_or(0);
@@ -272,7 +272,7 @@ mod tests {
             ("a,b", "", "c", false),
             ("a", "", "c", false),
             ("a,x", "", "c", true),
-            // It has said so before it came back.
+            // The node has announced this before it returned.
             ("a,b", "c", "c", true),
         ] {
             let state = state(4, false, participants, waiting);
@@ -392,10 +392,10 @@ mod tests {
             ("c:0,b:1,d:2", "z,y,b", "y,b,z"),
             // The round grows.
             ("c:0,b:1", "a,b,c,d", "c,b,a,d"),
-            // It shrinks: the order stays.
+            // The round shrinks: the order stays.
             ("d:0,c:1,b:2,a:3", "a,c,d", "d,c,a"),
             ("d:0,c:1,b:2,a:3", "a", "a"),
-            // It loses three and gets one.
+            // The round loses three nodes and gets one.
             (
                 "a:0,b:1,c:2,d:3,e:4,f:5,g:6,h:7",
                 "a,b,d,g,h,x",

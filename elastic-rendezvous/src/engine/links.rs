@@ -239,7 +239,7 @@ mod tests {
         let (here, gone) = (Mark::Connected, Mark::Closed);
         assert_eq!(lost_at(&[(0, here), (500, gone), (2999, gone)]), None);
         assert_eq!(lost_at(&[(0, here), (500, gone), (3000, gone)]), Some(3000));
-        // It returns, and is cut again.
+        // The node returns, and is cut again.
         let again = [(0, here), (500, gone), (2400, here), (2900, gone)];
         assert_eq!(lost_at(&[&again[..], &[(5300, gone)]].concat()), None);
         assert_eq!(lost_at(&[&again[..], &[(5400, gone)]].concat()), Some(5400));
@@ -257,7 +257,7 @@ mod tests {
             lost_at(&[(0, here), (500, gone), (900, none), (9000, none)]),
             None
         );
-        // It has connected and was cut off between two reads.
+        // The node has connected and was cut off between two reads.
         assert_eq!(lost_at(&[(0, none), (500, gone), (3000, gone)]), Some(3000));
     }
 

@@ -490,7 +490,7 @@ mod tests {
         let mut observations = Observations::new(start());
         let ahead = start().wall.after(SECOND * 60);
         observations.observe(&state_of(&[(&peer, ahead)]), &settings(), start());
-        // No evidence yet: a clock further ahead may have written it long ago.
+        // There is no evidence yet: a clock further ahead may have written it long ago.
         assert_eq!(observations.time_to_write(start()), start().wall);
         let now = start().after(SECOND * 5);
         let state = state_of(&[(&peer, ahead.after(SECOND * 5))]);

@@ -441,7 +441,7 @@ mod tests {
             ("torch.rendezvous.job/notice/4", false),
             ("torch.rendezvous.other.4/MASTER_ADDR", false),
             ("torch.rendezvous.job.4.4/MASTER_ADDR", false),
-            // Of the job `job.4`.
+            // This key belongs to the job `job.4`.
             ("torch.rendezvous.job.4/notice/1", false),
             ("torch.rendezvous.job.4/a/1", false),
             ("torch.rendezvous.job.4/of an embedder", false),

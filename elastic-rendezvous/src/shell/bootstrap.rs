@@ -366,7 +366,7 @@ impl Bootstrap {
                 let address = round.own_host.reached(shared, round.nodes);
                 return Ok(named(address));
             }
-            // Only for messages: all follow the store.
+            // The address is only for messages, because all nodes follow the store.
             Some(followed @ StoreAddress::LookedUp(_)) => {
                 let deadline = Deadline::after(Instant::now(), PROBE_TIMEOUT);
                 let current = followed.current(deadline, &Cancel::NEVER);
@@ -387,7 +387,7 @@ impl Bootstrap {
         if let Some(before) = before
             && self.own_published.as_ref() != Some(&before.address)
         {
-            // It listened a moment ago: a refusal means that it has ended.
+            // The server listened a moment ago, so a refusal means that it has exited.
             let credentials = self.credentials_for(&before, round);
             let options = client_options(credentials.as_ref(), PROBE_TIMEOUT)
                 .with_connect_options(ConnectOptions::default().with_rounds_max(1));
@@ -467,7 +467,7 @@ impl Bootstrap {
 /// [`StoreError`] when the round's store fails.
 pub fn clear_workers_store(round: &RendezvousInfo) -> Result<bool, StoreError> {
     let bootstrap = &round.bootstrap;
-    // Not always the node with rank 0, as that may be a node of PyTorch.
+    // This is not always the node with rank 0, because that may be a node of PyTorch.
     if !bootstrap.is_workers_own || !round.board().is_first(CLEARING_KEY)? {
         return Ok(false);
     }
@@ -520,7 +520,7 @@ pub(crate) fn serve(
         let server_options = protected(server_options, protection.of_server());
         let options = client_options(credentials.as_ref(), SERVE_TIMEOUT)
             .with_master(true)
-            // Not on a given port: the rendezvous' store of this process may have it.
+            // A given port is not shared, because the rendezvous' store of this process may have it.
             .with_multi_tenant(port == 0)
             .with_server_options(server_options)
             .with_listen_on(ListenOn::HostIfKnown)
@@ -783,7 +783,7 @@ mod tests {
             master.address
         );
         std::thread::scope(|scope| {
-            // One knows it from its last round, one finds it in the store.
+            // One node has it from its last round, and one node finds it in the store.
             scope.spawn(|| {
                 let round = round(&store, 1, &b);
                 assert_eq!(settled(&mut member, &round), master.address);

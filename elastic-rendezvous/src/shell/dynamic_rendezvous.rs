@@ -329,7 +329,7 @@ impl DynamicRendezvous {
             candidate.end(deadline);
         }
         let Some(hosted) = &self.hosted else { return };
-        // It may use another connection.
+        // This store may use another connection.
         self.store.close();
         hosted.close();
         let is_in_use = || {

@@ -49,7 +49,7 @@ pub(crate) fn compare(
     let (with, without) = match (kind, keeps) {
         (KEEP, false) => (other, node.to_owned()),
         (RESTART, true) => (node.to_owned(), other),
-        // The same, or nothing that this release writes.
+        // The claims agree, or this release does not write such a claim.
         _ => return Ok(()),
     };
     let run_id = run_id.to_owned();

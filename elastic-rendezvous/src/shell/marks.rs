@@ -189,7 +189,8 @@ mod tests {
         second.set_own(&b, false).unwrap();
         let both = marks(Mark::Connected, Mark::Connected);
         assert_eq!(reader.read(all.to_vec()).unwrap(), both);
-        // It comes back, over another connection, although the server may not know that the first one has closed.
+        // The node returns over another connection, although the server may not have noticed that the first connection
+        // has closed.
         let mut again = board();
         again.set_own(&a, false).unwrap();
         drop(first);

@@ -299,7 +299,7 @@ mod tests {
             let other = Notices::new(Arc::clone(&store), "job");
             other.write(&Notice::Left(node("b"))).unwrap();
         }
-        // Its notice has been removed, and does not come back empty.
+        // The node's notice has been removed, and is not restored as an empty notice.
         early.withdraw().unwrap();
         assert_eq!(store.num_keys().unwrap(), 129);
         early.write(&absent("a", "no GPU")).unwrap();

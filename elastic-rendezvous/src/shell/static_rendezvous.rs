@@ -486,7 +486,7 @@ mod tests {
 
     #[test]
     fn an_interrupt_ends_the_wait_for_the_store() {
-        // It accepts no connection.
+        // This listener accepts no connection.
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = silent.local_addr().unwrap().to_string();
         let config = parse_config("rank=1,timeout=3600").unwrap();

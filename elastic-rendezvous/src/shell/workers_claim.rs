@@ -99,7 +99,7 @@ mod tests {
         claim(&store, "b", false).unwrap();
         write(&store, "b", false);
         claim(&store, "a", false).unwrap_err();
-        // Its server has ended, if another job serves its store.
+        // Job b's server has exited if job a serves the store.
         claim(&store, "a", true).unwrap();
     }
 

@@ -75,7 +75,7 @@ impl RendezvousSettings {
             keep_alive_interval: Duration::from_secs(5),
             keep_alive_max_attempt: 3,
             cas_backoff_max: Duration::ZERO,
-            // As long as a lost node is not known to be lost.
+            // This is the time until a lost node is detected.
             spare_wait: Duration::from_secs(15),
         })
     }

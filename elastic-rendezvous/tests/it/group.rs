@@ -247,7 +247,7 @@ fn a_node_that_leaves_a_group_is_noticed_and_the_rest_continue() {
     }
     let rounds = join_all(&nodes);
     assert_eq!((rounds[0].round, rounds[0].world_size), (1, NODES - 1));
-    // It can come back.
+    // The node can return.
     let joining = join(&leaver);
     for node in &nodes {
         eventually("the node waits", || {
@@ -394,7 +394,7 @@ fn a_group_survives_the_death_of_the_node_that_writes_for_all() {
     let joined = participant_count(&server);
     eventually("all but one have joined", || joined() == NODES - 1);
 
-    // As if its process was killed.
+    // This simulates a killed process.
     its_store.close();
     let error = joining_first.join().expect("no panic").expect_err("closed");
     assert!(
@@ -570,7 +570,7 @@ fn members_of_a_group_keep_their_places_and_ranks_before_a_spare() {
     };
     assert_eq!(ranks(&second), ranks(&first));
 
-    // One leaves for good: the spare gets its rank.
+    // One node leaves for good: the spare gets its rank.
     let (leaver, rest) = members.split_first().expect("a member");
     leaver.leave().expect("to leave");
     let mut joining: Vec<Joining> = vec![waiting];

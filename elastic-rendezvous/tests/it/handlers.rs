@@ -756,7 +756,7 @@ fn a_node_that_leaves_while_it_is_away_has_no_claim_on_its_place() {
         let state = codec::from_text(&text, &codec::CodecLimits::default()).expect("a state");
         state.redundancy_list.len() == 1
     });
-    // As for a health check, which a signal then ends.
+    // The node leaves like for a health check, which a signal then interrupts.
     leaves.exit_round().expect("to leave the round");
     let rejoining = join(stays);
     leaves.leave().expect("to leave");

@@ -69,7 +69,7 @@ fn a_heartbeat_that_meets_no_other_write_needs_no_lease() {
         .expect("a handler")
         .next_rendezvous()
         .expect("a round");
-    // As another node that dies with it.
+    // This simulates another node that dies with the lease.
     store.queue_pop(TURN).expect("the lease");
     let (before, deadline) = (
         traffic.writes_done(),

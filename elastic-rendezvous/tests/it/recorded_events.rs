@@ -234,7 +234,7 @@ fn recorded(history: &str, node: &str) -> Vec<Value> {
     let mut events: Vec<Value> = lines
         .filter(|line: &Value| line["history"] == history && line["node"] == node)
         .flat_map(|line| line["events"].as_array().expect("events").clone())
-        // Of the steps that change nothing for the node, or only a list, our nodes record none.
+        // Our nodes do not record steps that change nothing for the node, or only a list.
         .filter(|event| event["node_state"] != "RUNNING" || !event["rank"].is_null())
         .collect();
     assert!(!events.is_empty(), "not recorded: {history}, {node}");

@@ -373,7 +373,7 @@ impl Thread {
             let node = self.meeting.announcement(&self.identity, now);
             link.send(&serde_json::to_vec(&node).unwrap_or_default());
         }
-        // One may know only the store of the round before.
+        // A reader may use only the workers' store of the previous round.
         if self.link.is_open() {
             self.announce();
         }

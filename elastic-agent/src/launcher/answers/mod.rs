@@ -123,7 +123,7 @@ impl Shared {
 
     fn start(self: &Arc<Self>, started: &StartedWorkers) -> io::Result<RequestServer> {
         let listener = listen(&started.master, started.nodes)?;
-        // Not this table itself: it owns the server, which would then never be dropped.
+        // The handler does not own this table, which owns the server, because the server would then never be dropped.
         let shared = Arc::downgrade(self);
         let handler = move |path: &str| match shared.upgrade() {
             Some(shared) => shared.respond(path),

@@ -325,12 +325,12 @@ mod tests {
             stall.note_sample(Some(FlightRecording::parse(b"{}").unwrap()), at(second));
             assert_ne!(stall.due(at(second)), Ask::All);
         }
-        // It begins late, and makes no progress after that.
+        // The job begins late, and makes no progress after that.
         stall.note_sample(Some(recording(1, false)), at(100));
         assert_ne!(stall.due(at(129)), Ask::All);
         assert_eq!(stall.due(at(130)), Ask::All);
         assert!(!stall.is_inside());
-        // It continues.
+        // The job continues.
         assert!(stall.note_sample(Some(recording(1, true)), at(131)));
         assert!(stall.is_inside());
         assert_ne!(stall.due(at(150)), Ask::All);

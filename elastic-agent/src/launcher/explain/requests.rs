@@ -86,7 +86,7 @@ impl NodeRequests {
             return None;
         }
         self.reported = Some(cause.culprits.clone());
-        // It may come from another host.
+        // The text may come from another host.
         Some(format!("{}\n", printable(&cause.text, usize::MAX)))
     }
 }

@@ -105,7 +105,7 @@ impl Standstill {
                 .filter(|finding| !finding.is_consequence)
         };
         for cause in causes() {
-            // Not those that wait: their number only grows.
+            // The waiting ranks are not part of the hash, because their number only grows.
             (cause.kind, &cause.culprits.0, cause.hosts.is_empty()).hash(&mut hasher);
         }
         // The text of observed ranks has their age, not the age of a wait in the store.
@@ -367,7 +367,7 @@ mod tests {
             _ => missing(&ranks[15..], s),
         };
         assert_eq!(said(&mut watch, 0..59, seen), [all(30), all(40), all(50)]);
-        // Who asked for early reports gets a better one as early.
+        // A user with early reports gets a better report equally early.
         let mut watch = Watch::new(Duration::from_secs(5), false);
         let seen = |s: u64| missing(if s < 7 { &[] } else { &[2] }, s);
         assert_eq!(said(&mut watch, 0..30, seen), [all(5), all(10)]);

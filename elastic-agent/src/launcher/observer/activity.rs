@@ -60,7 +60,7 @@ impl ProcessCounters {
         match found.filter(is_same) {
             Some(found) => *found,
             None if self.started_ms >= at_ms => Self::default(),
-            // Of a worker with many processes, not all are read each time. The earlier counters are unknown.
+            // Not all processes of a worker with many processes are read each time. The earlier counters are unknown.
             None => *self,
         }
     }

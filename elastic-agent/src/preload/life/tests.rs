@@ -163,7 +163,7 @@ fn a_template_that_hangs_costs_a_limited_time() {
     let effects = story.late();
     assert_eq!(declined(&effects), "the template does not answer");
     assert_eq!(effects.last(), Some(&Effect::Spawn));
-    // As long as the imports took, within limits, and longer for many workers.
+    // The time is as long as the imports took, within limits, and longer for many workers.
     let extra = WORKERS * ANSWER_PER_WORKER;
     assert_eq!(story.now - began, ANSWER_MAX + extra);
     story.step(ready());
@@ -180,7 +180,7 @@ fn a_stopped_template_is_not_waited_for() {
     assert!(story.life.is_waiting());
     assert_eq!(declined(&story.step(Input::Stalled("stopped"))), "stopped");
     assert!(!story.life.is_waiting());
-    // It was continued.
+    // The template was continued.
     assert_eq!(story.step(ready()), []);
     assert_eq!(story.step(Input::Asked), [Effect::Fork]);
     let effects = story.step(Input::Stalled("stopped"));

@@ -105,11 +105,11 @@ impl World {
         );
         let is_signalled = matches!(outcome, Ok(AgentOutcome::Signalled { .. }));
         node.outcome = Some(outcome.map_err(|error| error.to_string()));
-        // As launchers do.
+        // Launchers do the same.
         if !is_signalled {
             if self.is_store_down {
                 self.is_close_lost = true;
-                // Its heartbeats end.
+                // The node's heartbeats stop.
                 self.lose(index);
                 self.tell_members();
             } else {

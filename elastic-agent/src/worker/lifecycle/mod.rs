@@ -300,7 +300,7 @@ impl Lifecycle {
         let for_others = match (self.stopped_by, self.target) {
             (None | Some(Signal::KILL), _) | (Some(Signal::TERM), SignalTarget::Group) => None,
             (Some(signal), SignalTarget::Worker) => Some(signal),
-            // They may have ignored a signal that was meant for the worker.
+            // These processes may have ignored a signal that was meant for the worker.
             (Some(_), SignalTarget::Group) => Some(Signal::TERM),
         };
         if !member.has_group() {

@@ -94,7 +94,7 @@ fn running_workers_get_the_signal_and_what_others_left_behind_gets_sigterm() {
     assert_eq!(story.step(Input::SendStop(Signal::USR1)), expected);
     // The stop itself does not signal again.
     assert_eq!(story.stop(Signal::INT, GRACE), []);
-    // Its children may have ignored the signal.
+    // The worker's children may have ignored the signal.
     let told = [Effect::Signal(0, Signal::TERM)];
     assert_eq!(story.exit(0, ExitKind::Code(0)), told);
     let told = [Effect::Signal(2, Signal::TERM), Effect::EndGuardian];
@@ -123,7 +123,7 @@ fn a_worker_alone_gets_the_signal_and_the_others_of_its_group_get_the_same_one_w
         let told = [Effect::Signal(1, signal)];
         assert_eq!(story.exit(1, ExitKind::Code(0)), told);
         assert_eq!(story.exit(0, FAILED), [Effect::Signal(0, signal)]);
-        // Those that ignore it are killed when the grace period ends, and not earlier.
+        // Workers that ignore the signal are killed when the grace period ends, and not earlier.
         let killed = (0..3).map(|worker| Effect::Signal(worker, Signal::KILL));
         let killed: Vec<_> = killed.chain([Effect::EndGuardian]).collect();
         assert_eq!(story.wait(), (GRACE, killed));
@@ -190,7 +190,7 @@ fn processes_that_workers_left_behind_are_awaited_and_killed() {
         (CHECK_PAUSE_MIN, vec![Effect::EndGuardian])
     );
     assert!(story.lifecycle.is_over());
-    // It had exited on its own.
+    // The worker had exited on its own.
     assert_eq!(story.killed(), Vec::<usize>::new());
 }
 

@@ -38,7 +38,7 @@ pub(crate) fn keep_alive(ctx: &Context<'_>) -> Decision {
         }
         return row(K2, KeepAlive, "heartbeat due");
     }
-    // Also for an evicted node: `Membership::is_evicted` reports it.
+    // This row also holds for an evicted node: `Membership::is_evicted` reports it.
     row(K3, Finish, "no heartbeat due")
 }
 

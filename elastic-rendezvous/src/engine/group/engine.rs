@@ -447,7 +447,7 @@ fn membership_of(summary: &Summary, round: i64, world_size: usize, is_evicted: b
         is_closed: summary.is_closed,
         ..Membership::default()
     };
-    // Until the next round is complete, the departures are those from this one.
+    // Until the next round is complete, the departures are from this round.
     if is_this || is_later {
         membership.waiting.clone_from(&summary.waiting.named);
     }
@@ -548,7 +548,7 @@ mod tests {
         assert!(membership.is_evicted);
         assert_eq!(membership.departed(), 2);
 
-        // It is complete: the departures are from that one.
+        // The next round is complete: the departures are from that round.
         let membership = membership_of(&summary(), 2, 7, false);
         assert!(membership.is_evicted);
         assert_eq!((membership.departed(), membership.waiting.len()), (0, 1));

@@ -392,7 +392,7 @@ impl Holder {
         }
         let (index, node) = (request.index, request.node.clone());
         let leaves = request.kind == RequestKind::Leave;
-        // Only a request makes this holder list a node, so the stored state lists a new one.
+        // This holder lists a node only after a request, so the stored state lists a new node.
         let is_listed = self.decider.lists(&node);
         let Some(before) = self.clients.accept(request, is_listed) else {
             return false;
@@ -413,7 +413,7 @@ impl Holder {
         for (index, answer) in self.decided.drain(..) {
             if let Some(client) = self.clients.get_mut(index) {
                 client.status = match answer.kind {
-                    // Its request was fulfilled before.
+                    // The node's request was fulfilled before.
                     AnswerKind::Evicted { round } => Status::Member { round },
                     _ => Status::Pending { is_spare: false },
                 };

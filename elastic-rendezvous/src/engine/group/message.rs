@@ -518,7 +518,7 @@ mod tests {
         assert!(!summary(2, 0, &[]).calls(9, &known));
         assert!(!summary(2, 1, &[7]).calls(9, &known));
         assert!(summary(2, 1, &[9]).calls(9, &known));
-        // Of release 0.2.
+        // This is a summary of release 0.2.
         let of_0_2 = Summary::from_text(b"1 0 1 0 3 0 0 0").expect("a summary");
         assert_eq!((of_0_2.calls, of_0_2.called.len()), (0, 0));
         let none = Summary::default();

@@ -493,7 +493,7 @@ impl Station {
 
     fn next_heartbeat(&mut self, at: Duration) -> Ask {
         let interval = self.settings.keep_alive_interval;
-        // From then on not all at the same time.
+        // From then on, nodes do not write at the same time.
         let to_next = if self.heartbeats == 0 {
             self.staggered(interval / 2, interval)
         } else {

@@ -468,7 +468,7 @@ impl World {
         let settings = &self.settings;
         let (operation, timeout) = match node.commands.pop_front() {
             Some(Command::Leave) => {
-                // As PyTorch's nodes never do.
+                // PyTorch's nodes never do this.
                 self.gone.insert(node.me.clone());
                 (Operation::Leave, settings.close_timeout)
             }
@@ -476,7 +476,7 @@ impl World {
             Some(Command::Exit) => (Operation::Exit, settings.join_timeout),
             command => {
                 node.is_rejoin_planned = false;
-                // One rejoin replaces all queued ones.
+                // One rejoin replaces all queued rejoins.
                 node.commands
                     .retain(|command| !matches!(command, Command::Rejoin));
                 self.laws.on_join(&node.me);

@@ -259,7 +259,7 @@ impl Invariants {
         if is_torch || self.entered.contains(&(round, node.clone())) {
             return;
         }
-        // Its copy has all members except those that left before it read the state.
+        // The node's copy has all members except the members that left before it read the state.
         for member in world.keys() {
             let departed = self.departed.get(&round);
             assert!(

@@ -391,7 +391,7 @@ impl World {
     fn serve(&mut self, index: usize, request_id: u64, request: Request) {
         if let Some(at) = self.fails_at(index) {
             return match request {
-                // It is repeated until it passes.
+                // The request is repeated until it passes.
                 Request::Open => {
                     let again = Event::Request(request_id, request);
                     self.schedule(at + OPEN_PAUSE, index, again);

@@ -228,7 +228,7 @@ fn a_waiting_node_that_times_out_leaves_the_wait_list() {
     settings.join_timeout = 20 * SECOND;
     settings.last_call_timeout = SECOND;
     let mut world = settled(settings, 1);
-    // Its workers never stop.
+    // The node's workers never stop.
     world.nodes[0].restarts = false;
     let late = world.add("late");
     world.command(late, Command::Start);
@@ -297,7 +297,7 @@ fn assert_dead_nodes_are_excluded(stale: &RendezvousState, min_nodes: usize, max
 fn a_complete_round_of_dead_nodes_is_followed_by_one_of_live_nodes() {
     let long_ago = START.before(3600 * SECOND);
     assert_dead_nodes_are_excluded(&stale(2, true, long_ago), 3, 3);
-    // Also when the round is full, so that all nodes start as spares.
+    // The same holds if the round is full, so that all nodes start as spares.
     assert_dead_nodes_are_excluded(&stale(3, true, long_ago), 2, 3);
 }
 
@@ -669,7 +669,7 @@ fn a_pytorch_node_that_completes_a_round_assigns_ranks_in_the_order_of_nodes() {
     let theirs = world.add_torch("a");
     world.command(theirs, Command::Start);
     world.run_for(3 * SECOND);
-    // Of the first two, only the one with rank 1 is left.
+    // Only the node with rank 1 is left of the first two nodes.
     world.command(0, Command::Crash);
     world.run_for(60 * SECOND);
     settle(&mut world, 5 * SECOND);

@@ -332,7 +332,7 @@ impl HandlerLoop {
         }
         match lost {
             Some(error) => log::warn!("{error}"),
-            // It cannot tell, and had nothing to lose.
+            // The engine cannot tell, and this node had nothing to lose.
             None if !self.is_member => {}
             None => log::warn!(
                 "the {} has lost the data of the group, so its nodes begin another round",

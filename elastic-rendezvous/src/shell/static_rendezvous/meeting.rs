@@ -287,7 +287,7 @@ impl Meeting {
         let name = self.plan.name();
         PrefixStore::new(self.plan.run_id.clone(), first)
             .set(&name_key(self.plan.rank), name.as_bytes())?;
-        // As PyTorch's nodes do; the host waits for this count.
+        // PyTorch's nodes do the same; the host waits for this count.
         connection.count_worker()?;
         let connect = Arc::new(connect_to(
             self.plan.target.clone().into(),

@@ -27,7 +27,7 @@ const DAYS_BEFORE_MONTH: [i64; 12] = [0, 31, 59, 90, 120, 151, 181, 212, 243, 27
 /// Encodes `moment` in UTC, clamped to the years 1 to 9999.
 pub(super) fn to_bytes(moment: Timestamp) -> [u8; DATETIME_BYTES] {
     let moment = moment.clamp(Timestamp::MIN, Timestamp::MAX);
-    // Since the start of year 1, so never negative.
+    // This is counted from the start of year 1, so it is never negative.
     let since = moment.as_micros() - Timestamp::MIN.as_micros();
     let (year, month, day) = date_of(since / MICROS_PER_DAY);
     let within_day = since % MICROS_PER_DAY;

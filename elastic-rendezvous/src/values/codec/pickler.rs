@@ -115,7 +115,7 @@ impl Pickler {
             self.bytes.extend_from_slice(&operand);
         } else {
             let magnitude = if value < 0 { !value } else { value };
-            // One bit more, for the sign.
+            // One bit is added for the sign.
             let bits = i64::BITS - magnitude.leading_zeros() + 1;
             let len = bits.div_ceil(8) as usize;
             let mut operand = [0; 8];

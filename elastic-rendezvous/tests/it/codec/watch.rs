@@ -41,7 +41,7 @@ proptest! {
         let after = codec::to_text(&later);
         prop_assert!(!changes(&before, &after, header.clone()));
         prop_assert!(!changes(&before, &after, members.clone()));
-        // Also in the opposite direction.
+        // The same holds in the opposite direction.
         prop_assert_eq!(ranges(&after), WatchRanges { header, members });
     }
 

@@ -134,7 +134,7 @@ impl Holder {
                 Action::GracefulExit => AnswerKind::NotNeeded,
                 action => {
                     if action == Action::RemoveFromRedundancyList {
-                        // Its time starts again.
+                        // The node's time starts again.
                         is_late = false;
                         is_spare_now = false;
                     }

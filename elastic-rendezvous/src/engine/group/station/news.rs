@@ -22,7 +22,7 @@ impl Station {
         self.known.answer = text;
         let Some(answer) = answer else { return };
         if matches!(answer.kind, AnswerKind::NewHolder { .. }) {
-            // It may have replaced an answer.
+            // This message may have replaced an answer.
             if let Role::Follower(view) = &mut self.role {
                 *view = LeaseView::Unknown;
             }

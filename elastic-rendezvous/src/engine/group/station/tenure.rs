@@ -196,7 +196,7 @@ impl Station {
         tenure.holder.on_requests(own, now);
         if !later.is_empty() {
             self.misdirected = later.iter().map(Request::to_text).collect();
-            // It fails if there is a later holder.
+            // The renewal fails if there is a later holder.
             self.timers.set(Timer::Renewal, now.monotonic);
         }
     }
@@ -205,7 +205,7 @@ impl Station {
         let mut holder = Holder::new(self.me.clone(), self.settings.clone(), epoch, now);
         let connected_for = now.monotonic.saturating_sub(self.exchange.connected_since);
         if connected_for >= self.settings.dead_after() {
-            // They did not close because the store was out of reach, so the nodes are not about to return.
+            // The connections did not close because the store was out of reach, so the nodes are not about to return.
             holder.count_found_marks();
         }
         self.role = Role::Holder(Box::new(Tenure {
@@ -222,7 +222,7 @@ impl Station {
             },
             leaves: None,
         }));
-        // Since that time the other nodes see this lease.
+        // The other nodes observe this lease since that time.
         self.timers
             .set_in(Timer::Renewal, self.exchange.asked_at, RENEWAL);
     }
