@@ -253,7 +253,7 @@ impl Thread {
     fn work(&mut self, started: &StartedWorkers) {
         let local = self.shared.local.clone();
         let cancel = self.shared.cancel.clone();
-        let source = Source::of(started, &self.shared.hosted, local, cancel);
+        let source = Source::of(started, Arc::clone(&self.shared.hosted), local, cancel);
         *lock(&self.shared.source) = Some(source.clone());
         let after = self.after.unwrap_or(NEVER).min(NEVER);
         let watch = Watch::new(after, source.is_remote());
@@ -284,6 +284,10 @@ impl Thread {
             }
             None => {
                 let can_answer = working.source.can_answer();
+                if can_answer {
+                    working.source.find();
+                    *lock(&self.shared.source) = Some(working.source.clone());
+                }
                 if let Some(pause) = working.answers.retry(now, self.epoch.elapsed(), can_answer) {
                     working.next_look = Instant::now() + pause;
                     return;

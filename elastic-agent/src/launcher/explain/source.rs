@@ -1,6 +1,7 @@
 //! The sources of a report about the job: the workers' store, or this launcher alone while the store does not answer.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use c10d_inspect::http::{HttpRequest, Target, fetch};
@@ -10,7 +11,7 @@ use c10d_inspect::{
     local_hang_report,
 };
 use c10d_socket::{Cancel, Deadline, HostPort, resolve, resolve_local};
-use c10d_store::Snapshot;
+use c10d_store::{Snapshot, StoreAddress};
 
 use crate::agent::StartedWorkers;
 use crate::launcher::announce::LocalView;
@@ -25,43 +26,62 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 /// The source of the reports about the workers of one round.
 #[derive(Debug, Clone)]
 pub(super) struct Source {
+    address: StoreAddress,
+    is_agent_store: bool,
+    hosted: Arc<Hosted>,
+    local: LocalView,
+    cancel: Cancel,
     master: HostPort,
+    /// The server of the store, if this process has it.
     store: Option<HostedServer>,
     /// The addresses of a store on another host.
     addresses: Vec<SocketAddr>,
-    token: Option<String>,
-    local: LocalView,
-    cancel: Cancel,
 }
 
 impl Source {
     /// Finds the store of these workers. Blocks for at most 1 s, to look up a name, or until `cancel` ends it.
     pub(super) fn of(
         started: &StartedWorkers,
-        hosted: &Hosted,
+        hosted: Arc<Hosted>,
         local: LocalView,
         cancel: Cancel,
     ) -> Self {
-        let deadline = Deadline::after(Instant::now(), LOOKUP_TIMEOUT);
-        let current = started.address.current(deadline, &cancel);
-        let master = current.unwrap_or_else(|_| started.master.clone());
+        let mut source = Self {
+            address: started.address.clone(),
+            is_agent_store: started.is_agent_store,
+            hosted,
+            local,
+            cancel,
+            master: started.master.clone(),
+            store: None,
+            addresses: Vec::new(),
+        };
+        source.find();
+        source
+    }
+
+    /// Finds the store again, because another process may serve it now. Blocks for at most 1 s, or until it is cancelled.
+    pub(super) fn find(&mut self) {
+        let (deadline, cancel) = (
+            Deadline::after(Instant::now(), LOOKUP_TIMEOUT),
+            &self.cancel,
+        );
+        if let Ok(current) = self.address.current(deadline, cancel) {
+            self.master = current;
+        }
         let is_here =
-            || resolve_local(&master, deadline, &cancel).is_ok_and(|local| !local.is_empty());
-        let own = hosted.on_port(master.port()).filter(|_| is_here());
-        let addresses = match own {
-            None if started.is_agent_store => {
-                resolve(&master, deadline, &cancel).unwrap_or_default()
+            || resolve_local(&self.master, deadline, cancel).is_ok_and(|local| !local.is_empty());
+        let own = self
+            .hosted
+            .on_port(self.master.port())
+            .filter(|_| is_here());
+        self.addresses = match own {
+            None if self.is_agent_store => {
+                resolve(&self.master, deadline, cancel).unwrap_or_default()
             }
             _ => Vec::new(),
         };
-        Self {
-            master,
-            store: own,
-            addresses,
-            token: hosted.token().map(str::to_owned),
-            local,
-            cancel,
-        }
+        self.store = own;
     }
 
     /// Whether a report comes from another host.
@@ -83,7 +103,8 @@ impl Source {
         };
         let mut report = Report::default();
         report.nodes = nodes.to_vec();
-        let job = Job::new(report, store, self.token.clone());
+        let token = self.hosted.token().map(str::to_owned);
+        let job = Job::new(report, store, token);
         let answered = job.ask_for_samples(is_wanted, &self.cancel);
         log::debug!("{answered} launchers observe their workers because this one asked");
     }
@@ -130,7 +151,7 @@ impl Source {
         }
         let address = *self.addresses.first()?;
         let request = HttpRequest::get(Target::Tcp(address), "/why.json")
-            .with_token(self.token.as_deref())
+            .with_token(self.hosted.token())
             .with_limit(REPORT_BYTES_MAX)
             .with_cancel(self.cancel.clone());
         match fetch(&request, timeout) {
