@@ -102,6 +102,35 @@ fn the_trait_store_fits_on_a_screen() {
     assert!(store.comment_lines <= STORE_LINES_MAX, "{store:?}");
 }
 
+/// A method with a default also compiles if a wrapper does not forward it, but then lacks the prefix or the second attempt.
+#[test]
+fn wrappers_forward_every_method_of_stores() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    // A rendezvous uses neither groups nor keys that end by silence.
+    let without = ["ask_group", "keep_alive"];
+    let wrappers: [(&str, &[&str]); 2] = [
+        ("c10d-store/src/prefix_store.rs", &[]),
+        ("elastic-rendezvous/src/shell/reconnection.rs", &without),
+    ];
+    let store = std::fs::read_to_string(root.join("c10d-store/src/store.rs")).unwrap();
+    let file = syn::parse_file(&store).unwrap();
+    let is_store = |item: &&Item| matches!(item, Item::Trait(it) if it.ident == "Store");
+    let Some(Item::Trait(store)) = file.items.iter().find(is_store) else {
+        panic!("no trait Store");
+    };
+    for (path, without) in wrappers {
+        let source = std::fs::read_to_string(root.join(path)).unwrap();
+        for item in &store.items {
+            let TraitItem::Fn(method) = item else {
+                continue;
+            };
+            let name = method.sig.ident.to_string();
+            let is_forwarded = source.contains(&format!(" {name}("));
+            assert_ne!(is_forwarded, without.contains(&&*name), "{name} in {path}");
+        }
+    }
+}
+
 #[test]
 fn time_outs_are_spelt_one_way() {
     let api = &*API;
