@@ -106,7 +106,7 @@ fn the_trait_store_fits_on_a_screen() {
 #[test]
 fn wrappers_forward_every_method_of_stores() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    // A rendezvous uses neither groups nor keys that end by silence.
+    // A rendezvous uses neither groups nor heartbeats for ephemeral keys.
     let without = ["ask_group", "keep_alive"];
     let wrappers: [(&str, &[&str]); 2] = [
         ("c10d-store/src/prefix_store.rs", &[]),
