@@ -217,6 +217,28 @@ struct Working {
     next_look: Instant,
 }
 
+impl Working {
+    /// Returns the report of the store, or of this launcher if the store does not answer for some time. `None` if the store
+    /// is asked again soon. A store that can be asked may have moved, so it is looked up for the next time.
+    fn report(&mut self, epoch: Instant, source: &Mutex<Option<Source>>) -> Option<Report> {
+        let asked_at = epoch.elapsed();
+        if let Some(report) = self.source.report(LOOK_TIMEOUT) {
+            self.answers.note_answer();
+            return Some(report);
+        }
+        let can_answer = self.source.can_answer();
+        if can_answer {
+            self.source.find();
+            *lock(source) = Some(self.source.clone());
+        }
+        if let Some(pause) = self.answers.retry(asked_at, epoch.elapsed(), can_answer) {
+            self.next_look = Instant::now() + pause;
+            return None;
+        }
+        Some(self.source.local_report())
+    }
+}
+
 struct Thread {
     after: Option<Duration>,
     has_debug_servers: bool,
@@ -277,23 +299,8 @@ impl Thread {
         let Some(working) = &mut self.working else {
             return;
         };
-        let report = match working.source.report(LOOK_TIMEOUT) {
-            Some(report) => {
-                working.answers.note_answer();
-                report
-            }
-            None => {
-                let can_answer = working.source.can_answer();
-                if can_answer {
-                    working.source.find();
-                    *lock(&self.shared.source) = Some(working.source.clone());
-                }
-                if let Some(pause) = working.answers.retry(now, self.epoch.elapsed(), can_answer) {
-                    working.next_look = Instant::now() + pause;
-                    return;
-                }
-                working.source.local_report()
-            }
+        let Some(report) = working.report(self.epoch, &self.shared.source) else {
+            return;
         };
         let node = self.shared.local.get();
         if working.requests.is_asking_due(now, &report) {
