@@ -16,9 +16,6 @@ use crate::values::node::NodeId;
 use crate::values::recorded_event::RecordedEvent;
 use crate::values::report::{Membership, WaitReport};
 
-/// How often a waiting join writes a line to the log.
-pub(crate) const LOG_INTERVAL: Duration = Duration::from_secs(30);
-
 /// The data shared by the loop and the handler.
 #[derive(Debug)]
 pub(crate) struct Shared {

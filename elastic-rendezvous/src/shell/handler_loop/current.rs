@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use c10d_store::in_brief;
 
-use crate::shell::handler_state::LOG_INTERVAL;
 use crate::values::error::RendezvousError;
 use crate::values::goal::Operation;
+
+/// The time between two log lines of a join that waits.
+const LOG_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The operation in progress; [`Operation::KeepAlive`] between two operations.
 #[derive(Debug, Clone, Copy)]
