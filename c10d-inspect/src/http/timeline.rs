@@ -30,7 +30,7 @@ pub struct Timeline {
     log: Mutex<Log>,
 }
 
-/// The kind of an event.
+/// The change in a job that an event of the timeline reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
