@@ -46,10 +46,20 @@ pub(super) struct Directory {
     closed: ClosedConnections,
     closed_by: [u64; 3],
     /// The numbers of requests by [`Opcode::index`].
-    requests: [u64; Opcode::COUNT],
+    requests: RequestCounts,
     /// The number of snapshots started so far.
     snapshots: u32,
     copy: Option<Box<Copying>>,
+}
+
+/// A number of requests for each command. Arrays of more than 32 elements have no default.
+#[derive(Debug)]
+struct RequestCounts([u64; Opcode::COUNT]);
+
+impl Default for RequestCounts {
+    fn default() -> Self {
+        Self([0; Opcode::COUNT])
+    }
 }
 
 /// A snapshot in progress.
@@ -99,7 +109,7 @@ impl Directory {
         now: Moment,
         waiters: &Waiters,
     ) -> Option<ConnectionId> {
-        self.requests[request.command.index()] += 1;
+        self.requests.0[request.command.index()] += 1;
         if self.copy.is_some() {
             self.keep(conn, waiters);
         }
@@ -156,7 +166,7 @@ impl Directory {
 
     /// Sets the totals of connections and requests.
     pub(super) fn count(&self, counters: &mut Counters) {
-        let requests = Opcode::ALL.map(|command| (command, self.requests[command.index()]));
+        let requests = Opcode::ALL.map(|command| (command, self.requests.0[command.index()]));
         counters.requests = requests
             .into_iter()
             .filter(|(_, count)| *count > 0)
