@@ -28,7 +28,7 @@ pub use group::{Change, Effect, Group, GroupState, Input, Kept, Outcome, Passed}
 pub use identity::{Incarnation, MemberId, MemberKey};
 pub use member::{Action, Ending, Member, MemberInput, MemberOptions};
 pub use message::{Limit, Message, Reply};
-pub use options::GroupOptions;
+pub use options::{GroupOptions, RETURN_TIMEOUT_MAX};
 pub use record::{Record, Seat};
 pub use server::{groups, status_of};
 pub use status::{GroupStage, GroupStatus, MemberStatus};

@@ -36,8 +36,8 @@ pub struct GroupOptions {
     /// How long a change waits for a step boundary, and how long the first member that stops there waits for the
     /// other members. Default 10 min: longer than a step or a checkpoint.
     pub boundary_timeout: Duration,
-    /// How long a restarted service waits for a message from each member that it has kept. Default 30 s, as long as
-    /// clients try to reach a server that refuses connections.
+    /// How long a restarted service waits for a message from each member that it has kept, up to
+    /// [`RETURN_TIMEOUT_MAX`]. Default 30 s, which earlier releases use as a whole.
     pub return_timeout: Duration,
     /// The number of failed calls without a generation after which the group closes. Default 16. After 2 failed
     /// calls, the next list is made without newcomers.
@@ -52,6 +52,10 @@ pub struct GroupOptions {
     /// service. Default 65,536.
     pub evicted_max: usize,
 }
+
+/// The longest time for which a restarted service waits for its members: longer than one attempt of a session to reach a
+/// server (10 s). Members wait for longer before they consider a failed collective their own failure.
+pub const RETURN_TIMEOUT_MAX: Duration = Duration::from_secs(15);
 
 impl GroupOptions {
     /// Creates the default options, for generations of at least `size_min` members (at least 1).

@@ -1,16 +1,21 @@
 //! Delta debugging: a failing sequence loses pieces, while it still fails.
 
-/// How often a sequence is tried at most. A history takes milliseconds, and its reader waits.
+use std::time::{Duration, Instant};
+
+/// How often a sequence is tried at most, and for how long: the seed of the history is printed afterwards.
 const TRIES_MAX: usize = 1_000;
+const TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Removes pieces, first long ones, for which the rest still fails.
 pub(crate) fn shortened<S: Copy>(mut steps: Vec<S>, fails: impl Fn(&[S]) -> bool) -> Vec<S> {
+    let started = Instant::now();
+    let may_try = |tries| tries < TRIES_MAX && started.elapsed() < TIME_MAX;
     let mut tries = 0;
     let mut piece = steps.len();
     while piece > 0 {
         let mut at = 0;
         let before = steps.len();
-        while at < steps.len() && tries < TRIES_MAX {
+        while at < steps.len() && may_try(tries) {
             let end = steps.len().min(at + piece);
             let rest = [&steps[..at], &steps[end..]].concat();
             tries += 1;
@@ -22,7 +27,7 @@ pub(crate) fn shortened<S: Copy>(mut steps: Vec<S>, fails: impl Fn(&[S]) -> bool
         }
         // An earlier piece may be needless now that a piece behind it is removed.
         let is_last = piece == 1 && steps.len() == before;
-        if is_last || tries == TRIES_MAX {
+        if is_last || !may_try(tries) {
             break;
         }
         piece = (piece / 2).max(1);

@@ -109,7 +109,7 @@ fn a_broken_job_shows_its_missing_rank_until_it_comes() {
     }
     (0..4).for_each(|of| late.read_address(of));
     browser.wait_until("!document.getElementById('verdict').classList.contains('stuck')");
-    browser.wait_until("document.getElementById('events').innerText.includes('goes on')");
+    browser.wait_until("document.getElementById('events').innerText.includes('continues')");
     assert_quiet(&mut browser, &front);
 }
 

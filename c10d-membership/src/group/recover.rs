@@ -8,13 +8,13 @@ use super::machine::Group;
 use super::roster::{Entry, Roster};
 use super::state::{GroupState, Passed};
 use crate::event::Cause;
-use crate::options::GroupOptions;
+use crate::options::{GroupOptions, RETURN_TIMEOUT_MAX};
 
 impl Group {
     /// Continues with the state that the service has kept, and returns the first effects.
     ///
     /// A group that had made no attempt forms. A whole generation continues, and its members have `return_timeout` to
-    /// send something. If an attempt was under way, all its members leave it, and a new one begins. Members that were
+    /// send something, at most [`RETURN_TIMEOUT_MAX`]. If an attempt was under way, all its members leave it, and a new one begins. Members that were
     /// not in the last generation are unknown, and send a hello again.
     pub fn recover(options: GroupOptions, kept: Kept, now: Duration) -> (Self, Vec<Effect>) {
         let Kept {
@@ -41,7 +41,7 @@ impl Group {
                 working: record.seats.len(),
                 stopped_at: None,
                 change: None,
-                return_by: Some(now + options.return_timeout),
+                return_by: Some(now + options.return_timeout.min(RETURN_TIMEOUT_MAX)),
             },
             (None, None) if last.count() == 0 => GroupState::Forming { deadline: None },
             (None, _) => {

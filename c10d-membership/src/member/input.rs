@@ -15,7 +15,7 @@ pub struct MemberOptions {
     /// broken. Without a report, the exception is considered the program's own. Default 5 s: longer than a launcher
     /// takes to notice the exit of a process. If the service can detect a loss only by silence, for example behind a
     /// relay, this must be longer than that silence. If another server can take over, it must also be longer than
-    /// [`return_timeout`](crate::GroupOptions::return_timeout).
+    /// [`RETURN_TIMEOUT_MAX`](crate::RETURN_TIMEOUT_MAX).
     pub verdict_timeout: Duration,
 }
 

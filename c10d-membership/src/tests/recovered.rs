@@ -1,10 +1,11 @@
 //! A service that is started again: docs/spec/membership.md, KEEP.
 
-use super::driven::{Driven, key, seconds};
+use super::driven::{Driven, key};
 use crate::attempt::Nonce;
 use crate::event::{Cause, Event, EventNumber, Leave, Reason};
 use crate::group::{Effect, Group, GroupState, Input};
 use crate::message::{Message, Reply};
+use crate::options::RETURN_TIMEOUT_MAX;
 
 /// The service exits, and continues with the state that it has kept.
 fn restart(driven: &mut Driven) {
@@ -27,7 +28,7 @@ fn a_whole_generation_goes_on_and_its_silent_members_are_evicted() {
     driven.hello(2);
     let restarted = driven.now;
     driven.wake();
-    assert_eq!(driven.now, restarted + seconds(30));
+    assert_eq!(driven.now, restarted + RETURN_TIMEOUT_MAX);
     assert_eq!(driven.poll(3), Reply::Evicted(Reason::Silent));
     driven.commit();
     assert_eq!(driven.list(), [1, 2]);

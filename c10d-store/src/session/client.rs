@@ -108,6 +108,10 @@ impl SessionClient {
 
     /// Moves unsent requests into the stream, as far as there are credit and room.
     pub fn fill(&mut self, session: &mut Session) {
+        // A server that has taken over knows nothing of a client that had ended before.
+        if self.end.is_some() {
+            return;
+        }
         let count = self.outstanding.unsent_bytes().min(self.credit.to_send());
         let count = count.min(session.stream.room());
         self.outstanding
@@ -166,6 +170,9 @@ impl SessionClient {
 
     /// Continues with the same server, which learns how long the client has waited.
     pub fn go_on(&mut self, now: Instant, session: &mut Session) {
+        if self.end.is_some() {
+            return;
+        }
         self.unreported = self.outstanding.is_waiting().then_some((now, 0));
         self.report_wait(session);
     }
@@ -256,5 +263,38 @@ impl SessionClient {
             wait.starts_ago = starts_ago;
             session.stream.push_resent(self.number, wait);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::wire::Opcode;
+
+    /// The server of another process answers a frame of a client that it does not know by closing the session.
+    #[test]
+    fn a_client_that_has_ended_sends_nothing_to_a_server_that_takes_over() {
+        let now = Instant::now();
+        let mut session = Session::default();
+        let mut client = SessionClient::open(1, 1000, &mut session);
+        let wait = RawRequest {
+            opcode: Opcode::Wait,
+            key_count: 1,
+            bytes: &[6; 20],
+        };
+        assert!(client.add(wait, || now));
+        client.fill(&mut session);
+        assert!(session.stream.end() > 0);
+        client.end = Some(ClientEnd::ByServer);
+
+        session.restart();
+        let restart = Restart { from: 1, to: 2 };
+        client.restart(restart, 0, now, &mut session);
+        client.go_on(now + Duration::from_secs(1), &mut session);
+        assert!(client.add(wait, || now));
+        client.fill(&mut session);
+        assert_eq!(session.stream.end(), 0);
     }
 }

@@ -497,12 +497,13 @@ impl World {
             self.events.push(Event {
                 key: 1,
                 op: Op::End(conn),
-                called: now,
-                returned: now + 1,
+                // After all requests of the connection.
+                called: now + 1,
+                returned: now + 2,
                 answer: Some(Vec::new()),
             });
         }
-        self.now += 1;
+        self.now += 2;
         let batches = &mut self.kept.batches;
         if !batches.is_empty() {
             let index = self.random.usize(..batches.len());

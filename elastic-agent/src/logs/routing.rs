@@ -166,9 +166,9 @@ pub enum Destination {
 /// The destinations of one worker's output in one round.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerLogs {
-    /// Whether standard output is in the set.
+    /// The destination of standard output.
     pub stdout: Destination,
-    /// Whether standard error is in the set.
+    /// The destination of standard error.
     pub stderr: Destination,
     /// The file in which the worker may leave its exception.
     pub error_file: Option<PathBuf>,

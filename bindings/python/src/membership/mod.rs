@@ -22,10 +22,6 @@ use crate::store::Store;
 
 use self::watch::{Abort, News, Settings, Waited, Watch};
 
-/// The minimum time that a server waits for members after a takeover, because they first have to find it. Before this
-/// time, a member must not decide that an exception is its own.
-const RETURN_TIMEOUT_MIN: Duration = Duration::from_secs(10);
-
 /// A member of a group. One thread calls it; the thread `c10d-membership` waits for the service, and frees the calling
 /// thread from collectives of a broken generation.
 #[pyclass(frozen, module = "c10d_rs._native")]
@@ -68,12 +64,10 @@ impl Membership {
         options: BTreeMap<String, f64>,
         silence_max: Timeout,
     ) -> PyResult<Self> {
-        let mut options = group_options(options)?;
-        options.return_timeout = silence_max.0.max(RETURN_TIMEOUT_MIN);
+        let options = group_options(options)?;
         let settings = Settings {
             key: MemberKey::new(member, incarnation),
             silence_max: silence_max.0,
-            return_timeout: options.return_timeout,
         };
         let service = store.handle.call(py, |store| {
             let service =

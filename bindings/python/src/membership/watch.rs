@@ -9,7 +9,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use c10d_membership::{
-    Action, Ending, Member, MemberInput, MemberKey, MemberOptions, Membership, Record, Reply,
+    Action, Ending, Member, MemberInput, MemberKey, MemberOptions, Membership, RETURN_TIMEOUT_MAX,
+    Record, Reply,
 };
 use c10d_socket::{Cancel, OwnConnections, sleep};
 use c10d_store::StoreError;
@@ -32,7 +33,7 @@ const AWAY_MIN: Duration = Duration::from_secs(1);
 /// How often a member checks whether the service is still away.
 const AWAY_PAUSE: Duration = Duration::from_millis(100);
 
-/// A silent member is known to be lost so much later than `return_timeout`: the server checks every 250 ms.
+/// The margin for a server to notice a silent member, which it checks every 250 ms.
 const VERDICT_MARGIN: Duration = Duration::from_secs(2);
 
 /// The service answers at once, so a server that does not answer for this long is lost.
@@ -44,8 +45,6 @@ pub(super) struct Settings {
     pub(super) key: MemberKey,
     /// The time without a sign of life after which the service removes a member.
     pub(super) silence_max: Duration,
-    /// How long a server that took over waits for the members of the group. At least `silence_max`.
-    pub(super) return_timeout: Duration,
 }
 
 /// Ends what waits in the mesh, for torch's back ends that can.
@@ -147,7 +146,8 @@ impl Watch {
     pub(super) fn start(service: Membership, settings: Settings) -> io::Result<Self> {
         let closed = Cancel::new();
         let mut options = MemberOptions::default();
-        options.verdict_timeout = settings.return_timeout.saturating_add(VERDICT_MARGIN);
+        let lost_after = settings.silence_max.max(RETURN_TIMEOUT_MAX);
+        options.verdict_timeout = lost_after.saturating_add(VERDICT_MARGIN);
         let member = Member::new(settings.key, options);
         let of_thread = service.with_cancel(&closed);
         let shared = Arc::new(Shared {

@@ -60,7 +60,8 @@ impl Source {
         source
     }
 
-    /// Finds the store again, because another process may serve it now. Blocks for at most 1 s, or until it is cancelled.
+    /// Finds the store again, because another process may serve it now. If a lookup fails, the store that was found before
+    /// remains. Blocks for at most 1 s, or until it is cancelled.
     pub(super) fn find(&mut self) {
         let (deadline, cancel) = (
             Deadline::after(Instant::now(), LOOKUP_TIMEOUT),
@@ -69,18 +70,20 @@ impl Source {
         if let Ok(current) = self.address.current(deadline, cancel) {
             self.master = current;
         }
-        let is_here =
-            || resolve_local(&self.master, deadline, cancel).is_ok_and(|local| !local.is_empty());
-        let own = self
-            .hosted
-            .on_port(self.master.port())
-            .filter(|_| is_here());
-        self.addresses = match own {
-            None if self.is_agent_store => {
-                resolve(&self.master, deadline, cancel).unwrap_or_default()
-            }
-            _ => Vec::new(),
+        let on_port = self.hosted.on_port(self.master.port());
+        let own = match on_port {
+            None => None,
+            Some(own) => match resolve_local(&self.master, deadline, cancel) {
+                Ok(local) => Some(own).filter(|_| !local.is_empty()),
+                Err(_) => return,
+            },
         };
+        if own.is_none() && self.is_agent_store {
+            match resolve(&self.master, deadline, cancel) {
+                Ok(addresses) => self.addresses = addresses,
+                Err(_) => return,
+            }
+        }
         self.store = own;
     }
 
