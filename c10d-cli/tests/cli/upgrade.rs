@@ -177,7 +177,7 @@ fn a_newer_format_is_refused_by_name() {
         let words = ["store", "serve", "--port=0", &members, "--etcd-prefix=job"];
         let ended = Running::start(command_of(program, words)).end();
         assert_eq!(ended.code, Some(5), "{ended:?}");
-        // Both releases begin alike.
+        // Both releases print these words.
         let text = "has format 2; this program reads up to format 1, so a newer ";
         assert!(ended.stderr.contains(text), "{ended:?}");
     }
