@@ -87,6 +87,12 @@ impl<'j> Launcher<'j> {
 
     /// Waits for the end, and compares all output with the golden file of this name.
     fn end(mut self) {
+        let start = Instant::now();
+        while self.running.is_running() {
+            let log = || self.output("stderr");
+            assert!(start.elapsed() < PATIENCE, "{} does not end:\n{}", self.name, log());
+            thread::sleep(Duration::from_millis(2));
+        }
         let code = self.running.exit_code();
         let log = self.output("stderr");
         for line in log.lines().filter(|line| line.starts_with('[')) {
@@ -157,8 +163,11 @@ fn two_nodes<'j>(
     script: &str,
 ) -> [Launcher<'j>; 2] {
     let port = free_port();
-    let mut started = [FIRST, SECOND].into_iter().zip(names).map(|(role, name)| {
-        let all = [&[role][..], options].concat();
+    // Ranks are in the order of addresses and process ids, and a process id can be less than that of an earlier process.
+    let roles = [(FIRST, "127.0.0.1"), (SECOND, "localhost")];
+    let mut started = roles.into_iter().zip(names).map(|((role, address), name)| {
+        let address = format!("--local-addr={address}");
+        let all = [&[role, &address][..], options].concat();
         let mut command = node(job, port, &all, script);
         command.env("NODE", name);
         Launcher::start(job, name, command)

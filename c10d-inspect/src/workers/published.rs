@@ -31,16 +31,14 @@ pub(super) fn report_from_keys(pages: &StatusPages) -> Result<Report, StoreError
     let mut gap = 0;
     for rank in 0..RANKS_MAX {
         let key = format!("rank{rank}");
-        // A GET of a missing key would wait.
-        if !store.check(&[key.as_str()])? {
+        let Some(value) = store.try_get(&key)? else {
             gap += 1;
             if gap >= GAP_MAX {
                 break;
             }
             continue;
-        }
+        };
         gap = 0;
-        let value = store.get(&key)?;
         let url = String::from_utf8_lossy(&value[..value.len().min(URL_BYTES_MAX)]);
         report.ranks.push(RankReport {
             rank,

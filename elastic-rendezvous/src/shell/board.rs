@@ -374,16 +374,22 @@ pub(crate) fn write_all(
 }
 
 /// Reads the values of those keys that have one, in the order of the keys. Halves the keys until all of them have a value or
-/// one is left, because a request only returns whether all have one.
+/// one is left, because a request only returns whether all have one. Never waits for a key.
 pub(crate) fn read_present(
     store: &dyn Store,
     keys: &[&str],
 ) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
-    if keys.len() <= KEYS_MAX && store.check(keys)? {
-        return Ok(store.multi_get(keys)?.into_iter().map(Some).collect());
+    match *keys {
+        [] => return Ok(Vec::new()),
+        [key] => return Ok(vec![store.try_get(key)?]),
+        _ => {}
     }
-    if keys.len() <= 1 {
-        return Ok(vec![None; keys.len()]);
+    if keys.len() <= KEYS_MAX && store.check(keys)? {
+        match store.multi_get_timeout(keys, Duration::ZERO) {
+            // A node has deleted its key since the check.
+            Err(error) if error.is_timeout() => {}
+            values => return Ok(values?.into_iter().map(Some).collect()),
+        }
     }
     let (left, right) = keys.split_at(keys.len() / 2);
     let mut values = read_present(store, left)?;
@@ -419,6 +425,9 @@ pub(crate) fn is_kept(key: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::sync_channel;
+    use std::thread;
+
     use c10d_store::{ErrorContext, HashStore, Operation, TcpStore, TcpStoreOptions};
 
     use super::*;
@@ -454,6 +463,31 @@ mod tests {
         for (key, is_forgotten) in table {
             assert_eq!(store.check(&[key]).unwrap(), !is_forgotten, "{key}");
         }
+    }
+
+    /// A launcher waited for the mark of another one that ended at the same time, and so did not end itself.
+    #[test]
+    fn a_key_that_is_deleted_during_the_read_is_not_waited_for() {
+        let options = TcpStoreOptions::default().with_timeout(Duration::from_secs(5));
+        let store = TcpStore::open("127.0.0.1", 0, options.clone().with_master(true)).unwrap();
+        let other = TcpStore::open("127.0.0.1", store.port(), options).unwrap();
+        store.set("stays", b"1").unwrap();
+        let (turn, turns) = sync_channel(0);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for () in turns {
+                    other.delete_key("ends").unwrap();
+                }
+            });
+            // Moved, so that the other thread ends with a panic of this one.
+            let turn = turn;
+            for _ in 0..1000 {
+                store.set("ends", b"2").unwrap();
+                turn.send(()).unwrap();
+                let values = read_present(&store, &["stays", "ends"]).unwrap();
+                assert_eq!(values[0].as_deref(), Some(&b"1"[..]));
+            }
+        });
     }
 
     #[test]

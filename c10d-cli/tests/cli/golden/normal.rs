@@ -8,12 +8,10 @@ pub(super) fn normal(text: &str, folder: &Path) -> String {
     let host = host_name();
     let lines = text.lines().map(|line| {
         let line = line.replace(folder.trim_end_matches('/'), "FOLDER");
-        let line = match line.trim_start().strip_prefix("host      : ") {
+        match line.trim_start().strip_prefix("host      : ") {
             Some(_) => "  host      : HOST".to_owned(),
-            None if host == "localhost" => line,
-            None => line.replace(&host, "HOST"),
-        };
-        words(&line)
+            None => words(&line, &host),
+        }
     });
     lines.map(|line| line + "\n").collect()
 }
@@ -24,7 +22,7 @@ fn host_name() -> String {
 }
 
 /// Replaces by the form of a word, and by the word before it.
-fn words(line: &str) -> String {
+fn words(line: &str, this_host: &str) -> String {
     let mut out = String::new();
     let mut before = String::new();
     let mut rest = line;
@@ -35,7 +33,7 @@ fn words(line: &str) -> String {
             false => first.len_utf8(),
         };
         let (word, after) = rest.split_at(end);
-        out += &replaced(word, &before, after);
+        out += &replaced(word, &before, after, this_host);
         if is_word(first) {
             before = match word.parse::<u64>() {
                 // A list of process ids.
@@ -48,9 +46,15 @@ fn words(line: &str) -> String {
     out
 }
 
-fn replaced(word: &str, before: &str, after: &str) -> String {
+fn replaced(word: &str, before: &str, after: &str, this_host: &str) -> String {
     let bare = word.trim_end_matches(['.', ':']);
     let tail = &word[bare.len()..];
+    if this_host != "localhost"
+        && let Some(port) = bare.strip_prefix(this_host)
+        && (port.is_empty() || port.starts_with(':'))
+    {
+        return replaced(&format!("HOST{port}{tail}"), before, after, "localhost");
+    }
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit());
     if let Some((host, port)) = bare.rsplit_once(':')
         && ["127.0.0.1", "localhost", "HOST"].contains(&host)
@@ -145,6 +149,9 @@ fn what_differs_between_runs_is_replaced() {
     ] {
         assert_eq!(normal(line, folder), format!("{expected}\n"));
     }
+    let line = "torchelastic_Tvm8xSoZ on vm, vm:29500: svm";
+    let expected = "torchelastic_RANDOM on HOST, HOST:PORT: svm";
+    assert_eq!(words(line, "vm"), expected);
     let lines = "a\n\n  b";
     assert_eq!(normal(lines, folder), "a\n\n  b\n");
 }
