@@ -89,8 +89,12 @@ impl<'j> Launcher<'j> {
     fn end(mut self) {
         let start = Instant::now();
         while self.running.is_running() {
-            let log = || self.output("stderr");
-            assert!(start.elapsed() < PATIENCE, "{} does not end:\n{}", self.name, log());
+            let (name, log) = (self.name, || self.output("stderr"));
+            assert!(
+                start.elapsed() < PATIENCE,
+                "{name} does not end:\n{}",
+                log()
+            );
             thread::sleep(Duration::from_millis(2));
         }
         let code = self.running.exit_code();
@@ -312,10 +316,14 @@ fn a_node_joins_an_elastic_job() {
     let job = Job::new();
     let port = free_port();
     let script = format!("{WORKER}\n echo 'error: the first output' >&2");
-    let options = ["--nnodes=1:2", "--rdzv-conf=is_host=1,last_call_timeout=1"];
+    let options = [
+        "--nnodes=1:2",
+        "--rdzv-conf=is_host=1,last_call_timeout=1",
+        "--local-addr=127.0.0.1",
+    ];
     let first = Launcher::start(&job, "elastic_0", node(&job, port, &options, &script));
     first.await_log(START);
-    let options = ["--nnodes=1:2", SECOND];
+    let options = ["--nnodes=1:2", SECOND, "--local-addr=localhost"];
     let second = Launcher::start(&job, "elastic_1", node(&job, port, &options, &script));
     for launcher in [&first, &second] {
         launcher.await_log("of 2");
