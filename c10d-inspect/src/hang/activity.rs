@@ -31,6 +31,8 @@ pub(super) struct Doing<'a> {
     pub(super) still_ms: Option<u64>,
     /// The time for which the rank has also used no CPU elsewhere, and has neither read nor written, in milliseconds.
     pub(super) idle_ms: u64,
+    /// Whether its main thread waits for a time or an event, and has run in the last seconds.
+    pub(super) wakes_up: bool,
     /// Whether it waits for a transfer that makes progress.
     pub(super) transfers: bool,
     /// The connections of its process whose data is not acknowledged.
@@ -215,6 +217,7 @@ impl<'a> Doing<'a> {
             is_confirmed: true,
             still_ms: None,
             idle_ms: 0,
+            wakes_up: false,
             transfers: false,
             unacknowledged: &[],
             host: None,
@@ -284,6 +287,10 @@ impl<'a> Doing<'a> {
                 && (is_certain || (!has_moved && (before.is_some() || is_unmoved))),
             still_ms,
             idle_ms: sample.idle_ms,
+            wakes_up: matches!(&kind, Kind::Blocked(Cause::SystemCall(call)) if is_patient(call))
+                && sample
+                    .blocked_ms
+                    .is_some_and(|it| it < APART_MS && it < sample.quiet_ms),
             transfers: sample.io_bytes_per_second >= TRANSFER_BYTES_MIN
                 || sample.others_cpu_percent >= TRANSFER_PERCENT_MIN,
             unacknowledged: &sample.unacknowledged,

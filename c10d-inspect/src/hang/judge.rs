@@ -225,6 +225,7 @@ impl<'c, 'a> Case<'c, 'a> {
             Rule::AllBlocked => (FindingKind::AllBlocked, self.all_blocked()),
         };
         let so_far = match self.so_far_ms() {
+            _ if self.all_wake_up() => String::new(),
             Some(lasts) => format!(" No rank has made progress for {} so far.", age(lasts)),
             None => String::new(),
         };
@@ -348,8 +349,18 @@ impl<'c, 'a> Case<'c, 'a> {
                 format!("{} at {position}", text::ranks(&group.ranks))
             });
             let places: Vec<String> = places.chain(more(&groups, most)).collect();
-            format!("All ranks are blocked: {}.", places.join(", "))
+            let places = places.join(", ");
+            match self.all_wake_up() {
+                true => format!("All ranks pause, and wake up again and again: {places}."),
+                false => format!("All ranks are blocked: {places}."),
+            }
         })
+    }
+
+    /// Whether all ranks pause: between short steps, or because each of them polls for something.
+    fn all_wake_up(&self) -> bool {
+        let mut running = self.doings.values().filter(|doing| !doing.has_ended());
+        self.rule == Rule::AllBlocked && running.all(|doing| doing.wakes_up)
     }
 
     /// A sentence that advises the reader where to look, or which command to run next.
@@ -384,6 +395,10 @@ impl<'c, 'a> Case<'c, 'a> {
             (Rule::CallsDiffer, _) if !self.doings.values().any(Doing::is_without_stack) => {
                 "All ranks of a group have to call the same collectives in the same order: compare what leads to these \
                  lines."
+                    .to_owned()
+            }
+            _ if self.all_wake_up() => {
+                "The job makes progress if its steps have such a pause. Otherwise, look at what these lines wait for."
                     .to_owned()
             }
             _ => "c10d stacks --all shows the evidence about all ranks.".to_owned(),

@@ -264,8 +264,20 @@ fn ranks_that_all_wait_for_events_are_no_alarm() {
         "All ranks are blocked: rank 0 at serve.py:30 (main), rank 1 at serve.py:50 (main). No rank has made progress for 40 s so \
          far. c10d stacks --all shows the evidence about all ranks.",
     );
-    let reads = verdict(&[serves, Observed::blocked()]);
+    let reads = verdict(&[serves.clone(), Observed::blocked()]);
     assert_eq!(reads.state, State::NoProgress);
+    let pauses = Observed::quiet("clock_nanosleep", "train.py:40 <module>")
+        .with(|it| it.sample.blocked_ms = Some(800));
+    check(
+        &[pauses.clone(), pauses.clone()],
+        State::Running,
+        Kind::AllBlocked,
+        &[],
+        "All ranks pause, and wake up again and again: ranks 0 and 1 at train.py:40 (<module>). The job makes progress if its \
+         steps have such a pause. Otherwise, look at what these lines wait for.",
+    );
+    let serves = verdict(&[pauses, serves]).finding;
+    assert!(serves.is_some_and(|it| it.text.starts_with("All ranks are blocked")));
     let program = Observed::blocked().with(|it| {
         it.stacks = None;
         it.stacks_before = None;
