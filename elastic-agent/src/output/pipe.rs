@@ -48,7 +48,12 @@ impl WorkerPipe {
     pub(super) fn read_once(&mut self, buffer: &mut [u8]) -> PipeState {
         let room = self.bytes_left.unwrap_or(usize::MAX).min(buffer.len());
         let count = match self.pipe.read(&mut buffer[..room]) {
-            Ok(0) => return PipeState::Ended,
+            Ok(0) => {
+                if let Some(last) = &self.last {
+                    lock(last).has_ended = true;
+                }
+                return PipeState::Ended;
+            }
             Ok(count) => count,
             Err(error) => match error.kind() {
                 io::ErrorKind::WouldBlock => return PipeState::Empty,
@@ -120,6 +125,7 @@ pub(crate) const LAST_BYTES_MAX: usize = 4 << 10;
 #[derive(Default)]
 pub(crate) struct LastBytes {
     bytes: Vec<u8>,
+    has_ended: bool,
 }
 
 impl std::fmt::Debug for LastBytes {
@@ -141,6 +147,11 @@ impl LastBytes {
 
     pub(crate) fn to_vec(&self) -> Vec<u8> {
         self.bytes.clone()
+    }
+
+    /// Whether some bytes were pushed, or the end of the pipe was read.
+    pub(crate) fn is_known(&self) -> bool {
+        self.has_ended || !self.bytes.is_empty()
     }
 }
 
@@ -164,6 +175,19 @@ mod tests {
             far.write_all(b"more").unwrap();
         }
         assert_eq!(last.lock().unwrap().to_vec(), b"1234567");
+    }
+
+    /// A report on a failed worker that had written nothing came 50 ms late, three times in each restart.
+    #[test]
+    fn the_end_of_a_pipe_without_bytes_is_known() {
+        let (near, far) = io::pipe().unwrap();
+        let last = Arc::default();
+        let mut pipe = WorkerPipe::new(near, Some(Arc::clone(&last))).unwrap();
+        assert_eq!(pipe.read_once(&mut [0; 4]), PipeState::Empty);
+        assert!(!last.lock().unwrap().is_known());
+        drop(far);
+        assert_eq!(pipe.read_once(&mut [0; 4]), PipeState::Ended);
+        assert!(last.lock().unwrap().is_known());
     }
 
     #[test]

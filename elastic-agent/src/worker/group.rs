@@ -18,7 +18,7 @@ use crate::sys;
 use crate::threads::Cancelled;
 use crate::wording::epoch_ms;
 
-/// How long to wait for the last bytes of a worker that has exited: its pipe is read within a moment.
+/// How long after its exit to wait for the last bytes of a worker: its pipe is read within a moment.
 const STDERR_PATIENCE: Duration = Duration::from_millis(50);
 
 /// The worker processes of this node in one round.
@@ -133,7 +133,7 @@ impl WorkerGroup {
     }
 
     /// The end of the worker with this global rank; `None` while it runs. A process that it has left behind may write more.
-    /// Waits for up to 50 ms for the thread that reads its standard error, if it has failed.
+    /// Waits for the thread that reads its standard error until 50 ms after its exit, if it has failed.
     pub(crate) fn outcome_of(&mut self, rank: usize) -> Option<WorkerOutcome> {
         self.note_ended();
         let mut workers = self.processes.workers.iter();
@@ -141,7 +141,9 @@ impl WorkerGroup {
         let exit = self.lifecycle.exit(index)?;
         let worker = &self.processes.workers[index];
         if !exit.kind.is_success() {
-            worker.stderr_end.await_bytes(STDERR_PATIENCE);
+            let age = exit.at.elapsed().unwrap_or_default();
+            let patience = STDERR_PATIENCE.saturating_sub(age);
+            worker.stderr_end.await_bytes(patience);
         }
         Some(outcome(worker, exit))
     }

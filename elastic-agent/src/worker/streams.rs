@@ -33,14 +33,12 @@ pub(super) enum StderrEnd {
 }
 
 impl StderrEnd {
-    /// Waits until something was read from the pipe of a process that has exited, for at most this long.
+    /// Waits until something, or the end, was read from the pipe of a process that has exited, for at most this long.
     pub(super) fn await_bytes(&self, patience: Duration) {
         const PAUSE: Duration = Duration::from_millis(2);
+        let Self::Kept(last) = self else { return };
         let deadline = Deadline::after(Instant::now(), patience);
-        while matches!(self, Self::Kept(_))
-            && self.bytes().is_empty()
-            && !deadline.has_passed(Instant::now())
-        {
+        while !lock(last).is_known() && !deadline.has_passed(Instant::now()) {
             std::thread::sleep(PAUSE);
         }
     }
