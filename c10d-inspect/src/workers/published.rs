@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use c10d_store::{PrefixStore, Store, StoreError, StoreExt};
+use c10d_store::{PrefixStore, Store, StoreError};
 
 use crate::http::StatusPages;
 use crate::report::{RankReport, Report};
