@@ -465,7 +465,7 @@ mod tests {
         }
     }
 
-    /// If two launchers ended at the same time, the first waited for the mark of the second, which was gone.
+    /// In a job of two nodes, the first launcher to end removed its mark, and the second waited for it.
     #[test]
     fn a_key_that_is_deleted_during_the_read_is_not_waited_for() {
         let options = TcpStoreOptions::default().with_timeout(Duration::from_secs(5));
