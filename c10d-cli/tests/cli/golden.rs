@@ -167,7 +167,7 @@ fn two_nodes<'j>(
     script: &str,
 ) -> [Launcher<'j>; 2] {
     let port = free_port();
-    // Ranks are in the order of addresses and process ids, and a process id can be less than that of an earlier process.
+    // Ranks are in the order of addresses and process ids, and a later process can have a smaller process id.
     let roles = [(FIRST, "127.0.0.1"), (SECOND, "localhost")];
     let mut started = roles.into_iter().zip(names).map(|((role, address), name)| {
         let address = format!("--local-addr={address}");
