@@ -69,7 +69,7 @@ fn show_some(arg: Arg) -> Arg {
     let is_shown = SHOWN.contains(&name) || ["timeout", "help"].contains(&name);
     let arg = match name {
         "json" => (arg.help("Print the report as one JSON object instead of text"))
-            .help_heading("Options"),
+            .help_heading(None::<&str>),
         _ => arg,
     };
     arg.hide(!is_shown).hide_short_help(false)

@@ -72,8 +72,8 @@ fn find_in(dialect: &Dialect, variables: Variables<'_>, site: &Site<'_>) -> Opti
     match variables.count(&[dialect.local_size]) {
         Ok(Sourced { value: 1, .. }) => Some(found),
         Ok(Sourced { value, from }) => Some(found.refuse_launchers(&format!(
-            "mpirun starts {value} launchers on this node ({from}), and each would start all workers of the node; use \
-             mpirun {}",
+            "mpirun starts {value} launchers on this node ({from}), and each would start all workers of the node \
+             (use mpirun {})",
             dialect.one_per_node,
         ))),
         Err(why) => Some(found.refuse_launchers(&why)),

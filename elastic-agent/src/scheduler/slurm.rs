@@ -58,8 +58,8 @@ pub(super) fn find_step(variables: Variables<'_>, site: &Site<'_>) -> Option<Fou
         && most_tasks(&tasks.value).is_some_and(|most| most > 1)
     {
         return Some(found.refuse_launchers(&format!(
-            "srun starts several launchers on a node ({} is {:?}), and each would start all workers of the node; use \
-             srun --ntasks-per-node=1",
+            "srun starts several launchers on a node ({} is {:?}), and each would start all workers of the node \
+             (use srun --ntasks-per-node=1)",
             tasks.from, tasks.value,
         )));
     }
@@ -128,7 +128,7 @@ fn with_restarts(variables: Variables<'_>, id: Sourced<String>) -> Sourced<Strin
 fn no_launchers(source: &str) -> String {
     format!(
         "the job has several nodes ({source}), and srun did not start this launcher, so that the other nodes have \
-         none; use srun --ntasks-per-node=1 c10d run"
+         none (use srun --ntasks-per-node=1 c10d run)"
     )
 }
 

@@ -274,12 +274,12 @@ fn launchers_that_would_disturb_or_miss_each_other_are_refused() {
         (
             "slurm-many-tasks",
             "srun starts several launchers on a node (SLURM_STEP_TASKS_PER_NODE is \"8(x2)\"), and each would start all \
-             workers of the node; use srun --ntasks-per-node=1",
+             workers of the node (use srun --ntasks-per-node=1)",
         ),
         (
             "slurm-batch",
             "the job has several nodes (SLURM_JOB_NUM_NODES), and srun did not start this launcher, so that the other \
-             nodes have none; use srun --ntasks-per-node=1 c10d run",
+             nodes have none (use srun --ntasks-per-node=1 c10d run)",
         ),
         (
             "slurm-pty",
@@ -292,7 +292,7 @@ fn launchers_that_would_disturb_or_miss_each_other_are_refused() {
         (
             "openmpi-many-tasks",
             "mpirun starts 4 launchers on this node (OMPI_COMM_WORLD_LOCAL_SIZE), and each would start all workers of \
-             the node; use mpirun --map-by ppr:1:node",
+             the node (use mpirun --map-by ppr:1:node)",
         ),
     ] {
         let found = found(name);

@@ -24,7 +24,7 @@ pub(crate) enum UsageError {
         /// The number of nodes.
         max_nodes: usize,
     },
-    #[error("{scheduler}: {why}, or give {option} (--no-scheduler ignores {scheduler})")]
+    #[error("{scheduler}: {why}; give {option}, or --no-scheduler to ignore {scheduler}")]
     Scheduler {
         /// The scheduler that was found.
         scheduler: &'static str,

@@ -196,31 +196,31 @@ fn unknown_values_that_are_needed_are_refused_with_an_option() {
             "s.py",
             &[("SLURM_STEP_TASKS_PER_NODE", "8(x2)")][..],
             "Slurm: srun starts several launchers on a node (SLURM_STEP_TASKS_PER_NODE is \"8(x2)\"), and each would \
-             start all workers of the node; use srun --ntasks-per-node=1, or give --nnodes (--no-scheduler ignores \
-             Slurm)",
+             start all workers of the node (use srun --ntasks-per-node=1); give --nnodes, or --no-scheduler to ignore \
+             Slurm",
         ),
         (
             "s.py",
             &[("SLURM_STEP_NODELIST", "n[1-"), ("SLURM_NODELIST", "")],
-            "Slurm: SLURM_STEP_NODELIST has unpaired brackets, or give --rdzv-endpoint (--no-scheduler ignores Slurm)",
+            "Slurm: SLURM_STEP_NODELIST has unpaired brackets; give --rdzv-endpoint, or --no-scheduler to ignore Slurm",
         ),
         (
             "--rdzv-endpoint=h:1 s.py",
             &[("SLURM_NODEID", "x")],
-            "Slurm: SLURM_NODEID is \"x\", which is not a whole number, or give --node-rank (--no-scheduler ignores \
-             Slurm)",
+            "Slurm: SLURM_NODEID is \"x\", which is not a whole number; give --node-rank, or --no-scheduler to ignore \
+             Slurm",
         ),
         (
             "--rdzv-endpoint=h:1 s.py",
             &[("SLURM_NODEID", "2")],
-            "Slurm: SLURM_NODEID is 2, but SLURM_STEP_NUM_NODES is 2, so that the highest rank is 1, or give \
-             --node-rank (--no-scheduler ignores Slurm)",
+            "Slurm: SLURM_NODEID is 2, but SLURM_STEP_NUM_NODES is 2, so that the highest rank is 1; give \
+             --node-rank, or --no-scheduler to ignore Slurm",
         ),
         (
             "s.py",
             &[("SLURM_STEP_ID", "")],
             "Slurm: the job has several nodes (SLURM_NNODES), and srun did not start this launcher, so that the other \
-             nodes have none; use srun --ntasks-per-node=1 c10d run, or give --nnodes (--no-scheduler ignores Slurm)",
+             nodes have none (use srun --ntasks-per-node=1 c10d run); give --nnodes, or --no-scheduler to ignore Slurm",
         ),
     ] {
         let variables = [in_slurm(more), vec![("SLURM_NNODES", "2")]].concat();
@@ -303,7 +303,7 @@ fn values_that_cannot_be_right_are_named() {
     let why = "SLURM_NODEID is 7, but SLURM_STEP_NUM_NODES is 2, so that the highest rank is 1";
     assert_eq!(
         refusal("s.py", &seventh),
-        format!("Slurm: {why}, or give --node-rank (--no-scheduler ignores Slurm)")
+        format!("Slurm: {why}; give --node-rank, or --no-scheduler to ignore Slurm")
     );
     for line in [
         "--node-rank=1 s.py",
