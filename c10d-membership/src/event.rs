@@ -113,9 +113,9 @@ pub enum Cause {
 #[non_exhaustive]
 #[repr(u8)]
 pub enum Reason {
-    /// The launcher of the process reported its exit, or its session ended.
+    /// The launcher of the process reported its exit.
     Dead = 1,
-    /// No heartbeat of the process arrived in time.
+    /// The connection or session of the process has ended, most likely with the process, or no heartbeat arrived in time.
     Silent,
     /// The process was not ready in time.
     NotReady,
@@ -154,7 +154,7 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Dead => "its process has ended",
-            Self::Silent => "it sent no heartbeat",
+            Self::Silent => "its connection has ended or was silent",
             Self::NotReady => "it was not ready in time",
             Self::NotAcknowledged => "it did not acknowledge its call in time",
             Self::Replaced => "a later process has its id",

@@ -14,9 +14,10 @@ use crate::record::Record;
 pub enum Input {
     /// A member's request.
     Message(MemberKey, Message),
-    /// The process has exited, as reported by its launcher or by the end of its session.
+    /// The process has exited, as reported by its launcher.
     Dead(MemberKey),
-    /// The lease of the process has expired: the process may still run, but is no longer a member.
+    /// The connection or session of the process has ended, or its lease has expired: the process may still run, but is no longer
+    /// a member.
     Silent(MemberKey),
     /// The owner of the group closes it.
     Close,
