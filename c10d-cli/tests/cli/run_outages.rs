@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use c10d_sim::Proxy;
 use elastic_rendezvous::RendezvousState;
 use elastic_rendezvous::codec::{self, CodecLimits};
+use rustix::process::Signal;
 
 use crate::process::{Running, Server, free_port, until};
 use crate::run::Job;
@@ -247,4 +248,32 @@ fn a_node_of_a_static_rendezvous_restarts_its_workers_after_a_cut() {
         assert_eq!(ended.code, Some(0), "{ended:?}");
     }
     job.assert_nothing_runs();
+}
+
+/// A launcher that waited for other nodes tried to reach its store for 15 s before it ended.
+#[test]
+fn a_waiting_node_whose_store_is_gone_ends_soon_after_sigterm() {
+    let (job, store) = (Job::new(), Server::start());
+    let endpoint = format!("--rdzv-endpoint={}", store.address);
+    let options = [
+        "--nnodes=2",
+        "--rdzv-backend=c10d",
+        "--rdzv-id=job",
+        "--rdzv-conf=is_host=0",
+        &endpoint,
+    ];
+    let mut command = job.command(&options, SCRIPT);
+    let log = job.path("log");
+    command.stderr(fs::File::create(&log).unwrap());
+    let mut launcher = Running::start(command);
+    let has = |text: &str| fs::read_to_string(&log).unwrap().contains(text);
+    until("the node waits", || has("waiting up to"));
+    drop(store);
+    until("the store is gone", || has("lost the connection"));
+    let start = Instant::now();
+    launcher.signal(Signal::TERM);
+    assert_eq!(launcher.exit_code(), 143);
+    // It tries to leave for 5 s after the loss.
+    let took = start.elapsed();
+    assert!(took < Duration::from_secs(10), "{took:?}");
 }

@@ -66,7 +66,8 @@ pub(super) fn publish_name(round: &RendezvousInfo, shared: &Shared, is_cleared: 
     let plain = plain_name(round, shared);
     let publish = || -> Result<(), StoreError> {
         let address = round.bootstrap.address();
-        let store = open_store(&address, round.bootstrap.credentials.as_ref())?;
+        let credentials = round.bootstrap.credentials.as_ref();
+        let store = open_store(&address, credentials, &shared.stopping)?;
         if !is_cleared {
             return store.compare_set(NAME, b"", plain.as_bytes()).map(drop);
         }
@@ -84,8 +85,11 @@ pub(super) fn publish_name(round: &RendezvousInfo, shared: &Shared, is_cleared: 
 fn open_store(
     address: &StoreAddress,
     credentials: Option<&Credentials>,
+    cancel: &Cancel,
 ) -> Result<TcpStore, StoreError> {
-    let mut options = TcpStoreOptions::default().with_timeout(TIMEOUT);
+    let mut options = TcpStoreOptions::default()
+        .with_timeout(TIMEOUT)
+        .with_cancel(cancel.clone());
     if let Some(credentials) = credentials {
         options = options.with_credentials(credentials.clone());
     }
@@ -240,7 +244,7 @@ impl GroupLink {
         let group = match self.open.take() {
             Some(group) => group,
             None => {
-                let store = open_store(&self.store, self.credentials.as_ref())?;
+                let store = open_store(&self.store, self.credentials.as_ref(), &self.cancel)?;
                 Membership::connect(&store, &self.name)?.with_cancel(&self.cancel)
             }
         };

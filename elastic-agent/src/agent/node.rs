@@ -159,8 +159,12 @@ impl Node {
             }
             let until_poll = left.min(CLOSED_POLL_INTERVAL);
             sleep(until_poll, [&self.shared.stopping]).map_err(|_| self.interrupted())?;
-            if self.shared.handler.is_closed()? {
-                return Ok(true);
+            match self.shared.handler.is_closed() {
+                Ok(false) => {}
+                Ok(true) => return Ok(true),
+                // The next join reports an outage that lasts.
+                Err(error) if error.is_outage() => {}
+                Err(error) => return Err(error.into()),
             }
         }
     }

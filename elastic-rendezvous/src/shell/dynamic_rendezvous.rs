@@ -26,7 +26,7 @@ use crate::shell::notices::{Notice, Notices};
 use crate::shell::own_host::OwnHost;
 use crate::shell::workers_reach::{Known, Search, verify};
 use crate::shell::write_lease::WriteLease;
-use crate::values::error::RendezvousError;
+use crate::values::error::{RendezvousError, is_outage};
 use crate::values::goal::{Answer, Goal, Joined};
 use crate::values::node::NodeId;
 use crate::values::port_range::PortRange;
@@ -105,6 +105,7 @@ pub struct DynamicRendezvousOptions {
     local_addr: Option<String>,
     workers_host: Option<String>,
     own_host: Option<OwnHost>,
+    loop_store: Option<Arc<dyn Store>>,
     shares_store: bool,
     server_hook: Option<ServerHook>,
     protection: Protection,
@@ -126,6 +127,7 @@ impl DynamicRendezvousOptions {
             local_addr: None,
             workers_host: None,
             own_host: None,
+            loop_store: None,
             shares_store: true,
             server_hook: None,
             protection: Protection::Open,
@@ -189,6 +191,13 @@ impl DynamicRendezvousOptions {
         self
     }
 
+    /// The store of the handler's thread, whose calls make one attempt, because the thread takes no message while a call
+    /// repeats its request.
+    pub(crate) fn with_loop_store(mut self, store: Arc<dyn Store>) -> Self {
+        self.loop_store = Some(store);
+        self
+    }
+
     /// Sets a callback for the server of the workers' store, if this node serves it. Default: none.
     pub fn with_server_hook(mut self, hook: ServerHook) -> Self {
         self.server_hook = Some(hook);
@@ -237,7 +246,9 @@ impl DynamicRendezvous {
             NodeId::new(Arc::clone(&addr), pid, local_id)
         };
         let clock = Clock::start();
-        let notices = Notices::new(Arc::clone(&store), &settings.run_id);
+        let loop_store = options.loop_store.clone();
+        let loop_store = loop_store.unwrap_or_else(|| Arc::clone(&store));
+        let notices = Notices::new(Arc::clone(&loop_store), &settings.run_id);
         let shared = Shared::new(notices, id_of(index));
         let of_engine = settings.clone();
         let new_engine = move |index: Option<u32>, now| -> Box<dyn Engine> {
@@ -255,7 +266,7 @@ impl DynamicRendezvous {
             access,
             backend: Arc::clone(&backend),
             shared: Arc::clone(&shared),
-            store: Arc::clone(&store),
+            store: loop_store,
             inbox,
         });
         let thread = std::thread::Builder::new()
@@ -572,8 +583,14 @@ impl RendezvousHandler for DynamicRendezvous {
     fn leave(&self) -> Result<(), RendezvousError> {
         // Before the state changes: nodes that see that also find the notice. Not to a store that has just failed.
         let left = Notice::Left(self.node());
+        let write = || self.shared.notices.write(&left);
+        // Again if only the connection was lost.
+        let written = || match write() {
+            Err(error) if is_outage(&error) => write(),
+            result => result,
+        };
         if !matches!(self.shared.membership(), Some(Err(_)))
-            && let Err(error) = self.shared.notices.write(&left)
+            && let Err(error) = written()
         {
             log::debug!("cannot tell the other nodes that this one leaves: {error}");
         }
@@ -585,11 +602,12 @@ impl RendezvousHandler for DynamicRendezvous {
     }
 
     fn set_not_joining(&self, why: Option<&str>) -> Result<(), RendezvousError> {
+        let notices = self.shared.notices.with_store(Arc::clone(&self.store));
         let written = match why {
-            None => self.shared.notices.withdraw(),
+            None => notices.withdraw(),
             Some(why) => {
                 let it = NotJoining::new(self.node(), why);
-                self.shared.notices.write(&Notice::NotJoining(it))
+                notices.write(&Notice::NotJoining(it))
             }
         };
         written.map_err(|error| RendezvousError::connection(&self.settings.run_id, error))

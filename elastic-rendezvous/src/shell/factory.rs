@@ -147,6 +147,7 @@ pub fn create_c10d(
         options = options.with_workers_at(address.clone());
     }
     if let Some(for_rounds) = for_rounds {
+        options = options.with_loop_store(Arc::clone(&for_rounds));
         backend = backend.with_reconnecting_store(for_rounds);
     }
     if let Some(hook) = parameters.server_hook() {

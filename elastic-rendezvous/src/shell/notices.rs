@@ -99,6 +99,14 @@ impl Notices {
         }
     }
 
+    /// The same notices, by another handle of the store.
+    pub(crate) fn with_store(&self, store: Arc<dyn Store>) -> Self {
+        Self {
+            store,
+            ..self.clone()
+        }
+    }
+
     fn key(&self, number: i64) -> String {
         format!("{}/{number}", self.prefix)
     }

@@ -282,7 +282,8 @@ c10d_socket::debug_as_display!(RendezvousError);
 
 impl RendezvousError {
     /// Whether the store did not answer: a later request may succeed.
-    pub(crate) fn is_outage(&self) -> bool {
+    #[must_use]
+    pub fn is_outage(&self) -> bool {
         matches!(self, Self::Connection { source, .. } if is_outage(source))
     }
 

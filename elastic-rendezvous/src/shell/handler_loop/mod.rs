@@ -48,7 +48,7 @@ pub(crate) struct Parts {
     pub(crate) access: Access,
     pub(crate) backend: Arc<dyn RendezvousBackend>,
     pub(crate) shared: Arc<Shared>,
-    /// The rendezvous' store.
+    /// The rendezvous' store. A call makes one attempt.
     pub(crate) store: Arc<dyn Store>,
     pub(crate) inbox: Inbox,
 }
