@@ -31,7 +31,16 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(15);
 /// the other nodes after intervals that double.
 const POLL_INTERVAL_MIN: Duration = Duration::from_millis(10);
 
-const POLL_INTERVAL_MAX: Duration = Duration::from_secs(1);
+/// The pause before a lost connection is replaced.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+/// The longest interval of the other nodes: all of them together make at most 500 requests a second, or one each in large worlds.
+fn poll_interval_max(world_size: usize) -> Duration {
+    let millis = u64::try_from(world_size)
+        .unwrap_or(u64::MAX)
+        .saturating_mul(2);
+    Duration::from_millis(millis.clamp(50, 1000))
+}
 
 /// How many names are read at a time, and the longest name.
 const NAMES_ASKED_MAX: usize = 64;
@@ -338,7 +347,7 @@ impl Meeting {
             }
             if self.plan.rank != 0 {
                 // The host's server must answer all other nodes.
-                pause = (pause * 2).min(POLL_INTERVAL_MAX);
+                pause = (pause * 2).min(poll_interval_max(self.plan.world_size));
             }
         }
     }
@@ -384,8 +393,7 @@ impl Count<'_> {
                     return result;
                 }
             };
-            let pause = POLL_INTERVAL_MAX;
-            if self.answered_at.elapsed() >= PATIENCE || sleep(pause, [cancel]).is_err() {
+            if self.answered_at.elapsed() >= PATIENCE || sleep(RETRY_PAUSE, [cancel]).is_err() {
                 return Err(error);
             }
             result = (self.connect)(PATIENCE / 3, cancel).and_then(|connection| {
@@ -405,4 +413,17 @@ pub(super) const fn reads_names(rank: usize, world_size: usize) -> bool {
 pub(super) fn name_key(rank: usize) -> String {
     // Below the run id, without the separator.
     format!("{}{rank}", &STATIC_NAMES[1..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_nodes_together_ask_at_most_500_times_a_second_or_each_once() {
+        for (world_size, millis) in [(2, 50), (64, 128), (500, 1000), (10_000, 1000)] {
+            let pause = poll_interval_max(world_size);
+            assert_eq!(pause, Duration::from_millis(millis), "{world_size}");
+        }
+    }
 }
