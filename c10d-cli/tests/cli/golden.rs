@@ -29,6 +29,14 @@ const START_LINES_MAX: usize = 4;
 /// The end of the line about the page and the command.
 const START: &str = "if the job hangs";
 
+/// Lines of a launcher that has waited for a moment, because another launcher of its job has started late.
+const OF_WAITS: [&str; 4] = [
+    "waiting up to",
+    "the job starts in",
+    "waiting for a place",
+    "retrying for up to",
+];
+
 /// The beginning of each line that workers write to standard error.
 const WORKER_ERROR: &str = "error: ";
 
@@ -52,6 +60,8 @@ struct Launcher<'j> {
     name: &'static str,
     running: Running,
     has_workers: bool,
+    /// Whether the log shall show that the launcher waits.
+    waits: bool,
 }
 
 impl<'j> Launcher<'j> {
@@ -64,11 +74,22 @@ impl<'j> Launcher<'j> {
             name,
             running: Running::start(command),
             has_workers: true,
+            waits: false,
         }
     }
 
     fn output(&self, kind: &str) -> String {
         fs::read_to_string(self.job.path(&format!("{}.{kind}", self.name))).unwrap()
+    }
+
+    /// The log, without lines that only a late start of another launcher causes.
+    fn log(&self) -> String {
+        let log = self.output("stderr");
+        let is_kept = |line: &&str| self.waits || !OF_WAITS.iter().any(|it| line.contains(it));
+        log.lines()
+            .filter(is_kept)
+            .map(|line| format!("{line}\n"))
+            .collect()
     }
 
     /// Waits until the log has this text.
@@ -98,7 +119,7 @@ impl<'j> Launcher<'j> {
             thread::sleep(Duration::from_millis(2));
         }
         let code = self.running.exit_code();
-        let log = self.output("stderr");
+        let log = self.log();
         for line in log.lines().filter(|line| line.starts_with('[')) {
             let is_whole = line.chars().count() <= LINE_CHARS_MAX && !line.ends_with('…');
             assert!(is_whole, "more than {LINE_CHARS_MAX} characters: {line}");
@@ -343,7 +364,8 @@ fn the_host_of_the_store_is_not_known() {
         "--rdzv-endpoint=node-17.pool-with-a-long-name.invalid:29400",
         "--rdzv-conf=is_host=0,join_timeout=2",
     ];
-    let launcher = Launcher::start(&job, "no_host", job.command(&options, WORKER));
+    let mut launcher = Launcher::start(&job, "no_host", job.command(&options, WORKER));
+    launcher.waits = true;
     launcher.end();
 }
 
@@ -352,7 +374,9 @@ fn a_node_does_not_arrive() {
     let job = Job::new();
     let port = free_port();
     let options = ["--rdzv-conf=is_host=1,join_timeout=3,keep_alive_interval=1"];
-    Launcher::start(&job, "missing", node(&job, port, &options, WORKER)).end();
+    let mut launcher = Launcher::start(&job, "missing", node(&job, port, &options, WORKER));
+    launcher.waits = true;
+    launcher.end();
 }
 
 /// Starts a job with all features that could have a separate line.
@@ -369,7 +393,7 @@ fn at_most_four_lines_come_before_the_output() {
     ];
     let both = two_nodes(&job, ["start_0", "start_1"], &options, WORKER);
     for launcher in &both {
-        let log = launcher.output("stderr");
+        let log = launcher.log();
         assert!(log.lines().count() <= START_LINES_MAX, "{log}");
     }
     go(&job);
