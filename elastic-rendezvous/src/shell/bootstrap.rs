@@ -4,6 +4,7 @@
 //! never finds it, and a late node with rank 0 splits the world (docs/spec/rendezvous.md, section 12). Here it
 //! is published in every round and stays the same while its server runs.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -461,7 +462,8 @@ impl Bootstrap {
 /// Returns whether this node has removed them, or has tried to. Does nothing if the store also holds other data. Call
 /// it when all workers of the last round have ended and none of the next can have started: before this node takes part
 /// in the exchange of ranks. A failure of the workers' store is logged only, because PyTorch also leaves the keys.
-/// Blocks for at most 2 s per request (one per key), and stops at the first that fails.
+/// Blocks for at most 2 s per request: one for many keys with a common first part, on a server of this project, and otherwise one
+/// for each key. Stops at the first request that fails.
 ///
 /// # Errors
 /// [`StoreError`] when the round's store fails.
@@ -483,14 +485,10 @@ pub fn clear_workers_store(round: &RendezvousInfo) -> Result<bool, StoreError> {
             .state_key
             .as_ref()
             .is_some_and(|state| keys.contains(state));
-        let is_old = |key: &&String| *key != OWNER_KEY && !(is_shared && is_kept(key));
-        let old = keys.iter().filter(is_old);
-        let mut count = 0;
-        for key in old {
-            store.delete_key(key)?;
-            count += 1;
-        }
-        Ok(count)
+        let is_old = |key: &String| *key != OWNER_KEY && !(is_shared && is_kept(key));
+        let (old, kept): (Vec<String>, Vec<String>) = keys.into_iter().partition(is_old);
+        delete_all(&*store, &old, &kept)?;
+        Ok(old.len())
     };
     match cleared() {
         Ok(0) => {}
@@ -501,6 +499,40 @@ pub fn clear_workers_store(round: &RendezvousInfo) -> Result<bool, StoreError> {
         ),
     }
     Ok(true)
+}
+
+/// As many keys with a common first part are deleted by one request.
+const DELETED_TOGETHER_MIN: usize = 8;
+
+/// Deletes the keys `old`, and none of the keys `kept`.
+fn delete_all(store: &dyn Store, old: &[String], kept: &[String]) -> Result<(), StoreError> {
+    let mut parts: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for key in old {
+        parts.entry(first_part(key)).or_default().push(key);
+    }
+    for (part, keys) in parts {
+        let is_alone = !kept.iter().any(|key| key.starts_with(part));
+        if is_alone && keys.len() >= DELETED_TOGETHER_MIN {
+            match store.delete_prefix(part, Duration::ZERO) {
+                Err(StoreError::Unsupported { .. }) => {}
+                result => {
+                    result?;
+                    continue;
+                }
+            }
+        }
+        for key in keys {
+            store.delete_key(key)?;
+        }
+    }
+    Ok(())
+}
+
+/// A key up to its first slash that is not its first character.
+fn first_part(key: &str) -> &str {
+    let slashes = key.match_indices('/').map(|(at, _)| at);
+    let end = slashes.skip_while(|at| *at == 0).next();
+    &key[..end.map_or(key.len(), |at| at + 1)]
 }
 
 /// Starts a store for workers where this node is advertised. Blocks for at most 30 s.
@@ -848,6 +880,27 @@ mod tests {
         let moved = settled(&mut of_a, &first_of(2, &a));
         assert_ne!(moved, served);
         assert_eq!(settled(&mut of_c, &round(&store, 2, &a)), moved);
+    }
+
+    #[test]
+    fn keys_are_deleted_together_only_if_none_of_them_is_kept() {
+        let options = TcpStoreOptions::default().with_master(true);
+        let server = TcpStore::open("127.0.0.1", 0, options).unwrap();
+        // The second one has no request for several keys.
+        for store in [&server as &dyn Store, &HashStore::new()] {
+            let many = ["group/", "/devices/", "shared/"].into_iter();
+            let many = many.flat_map(|part| (0..20).map(move |number| format!("{part}{number}/x")));
+            let few = ["alone", "few/1", "few/2", "groups"].map(str::to_owned);
+            let old: Vec<String> = many.chain(few).collect();
+            let kept = ["shared/kept", "grouped"].map(str::to_owned);
+            for key in old.iter().chain(&kept) {
+                store.set(key, b"1").unwrap();
+            }
+            delete_all(store, &old, &kept).unwrap();
+            let mut left = store.list_keys().unwrap();
+            left.sort_unstable();
+            assert_eq!(left, ["grouped", "shared/kept"]);
+        }
     }
 
     /// docs/spec/rendezvous.md, BOOT 5.
