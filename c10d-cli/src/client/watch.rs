@@ -186,7 +186,7 @@ fn keys_and_hashes(store: &dyn Store, prefix: &str) -> Result<BTreeMap<String, M
     let mut keys = BTreeMap::new();
     for names in names.chunks(KEYS_AT_ONCE) {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let values = match store.multi_get_timeout(&names, Duration::ZERO) {
+        let values = match store.multi_get_timeout(&names, Duration::from_secs(1)) {
             Ok(values) => values.into_iter().map(Some).collect(),
             // One of them was deleted in between.
             Err(error) if error.is_timeout() => {

@@ -102,6 +102,9 @@ fn private_directory() -> io::Result<TempDir> {
 /// How often a node that does not join checks whether the job is over.
 const CLOSED_POLL_INTERVAL: Duration = Duration::from_secs(10);
 
+/// The limit for an outage of the store in this wait. A store that is away for longer has probably stopped with the job.
+const OUTAGE_MAX: Duration = Duration::from_secs(60);
+
 impl Node {
     /// Runs the health check, if there is one, until it succeeds or the job is over. The node leaves its round before
     /// the check, so that the other nodes do not wait for it longer than for any absent node.
@@ -121,6 +124,7 @@ impl Node {
         ];
         let mut backoff = Backoff::new(health::pauses(), fastrand::u64(..));
         let mut has_failed = false;
+        let mut outage = None;
         loop {
             let Some(result) = health::run(check, &variables, stop) else {
                 return Err(self.interrupted());
@@ -137,7 +141,7 @@ impl Node {
                 }
             );
             self.announce(Some(&unhealthy.to_string()));
-            if self.wait_until_closed(pause)? {
+            if self.wait_until_closed(pause, &mut outage)? {
                 // The join says so.
                 return Ok(());
             }
@@ -149,8 +153,13 @@ impl Node {
         Ok(())
     }
 
-    /// Waits for this long, or until the rendezvous is closed: returns whether it is.
-    fn wait_until_closed(&self, pause: Duration) -> Result<bool, AgentError> {
+    /// Waits for this long, or until the rendezvous is closed: returns whether it is. `outage` is when the store was first
+    /// found to be away.
+    fn wait_until_closed(
+        &self,
+        pause: Duration,
+        outage: &mut Option<Instant>,
+    ) -> Result<bool, AgentError> {
         let begun = Instant::now();
         loop {
             let left = pause.saturating_sub(begun.elapsed());
@@ -160,11 +169,15 @@ impl Node {
             let until_poll = left.min(CLOSED_POLL_INTERVAL);
             sleep(until_poll, [&self.shared.stopping]).map_err(|_| self.interrupted())?;
             match self.shared.handler.is_closed() {
-                Ok(false) => {}
+                Ok(false) => *outage = None,
                 Ok(true) => return Ok(true),
-                // The next join reports an outage that lasts.
-                Err(error) if error.is_outage() => {}
-                Err(error) => return Err(error.into()),
+                Err(error) => {
+                    let since = *outage.get_or_insert_with(Instant::now);
+                    if !error.is_outage() || since.elapsed() >= OUTAGE_MAX {
+                        return Err(error.into());
+                    }
+                    log::debug!("cannot ask whether the job is over: {error}");
+                }
             }
         }
     }

@@ -501,8 +501,11 @@ pub fn clear_workers_store(round: &RendezvousInfo) -> Result<bool, StoreError> {
     Ok(true)
 }
 
-/// As many keys with a common first part are deleted by one request.
+/// As many keys with a common first part are deleted by one request, if they are also this part of the store's keys, because the
+/// server visits all keys for each such request.
 const DELETED_TOGETHER_MIN: usize = 8;
+
+const DELETED_TOGETHER_SHARE: usize = 64;
 
 /// Deletes the keys `old`, and none of the keys `kept`.
 fn delete_all(store: &dyn Store, old: &[String], kept: &[String]) -> Result<(), StoreError> {
@@ -510,9 +513,10 @@ fn delete_all(store: &dyn Store, old: &[String], kept: &[String]) -> Result<(), 
     for key in old {
         parts.entry(first_part(key)).or_default().push(key);
     }
+    let all = old.len() + kept.len();
     for (part, keys) in parts {
-        let is_alone = !kept.iter().any(|key| key.starts_with(part));
-        if is_alone && keys.len() >= DELETED_TOGETHER_MIN {
+        let are_many = keys.len() >= DELETED_TOGETHER_MIN.max(all.div_ceil(DELETED_TOGETHER_SHARE));
+        if are_many && !kept.iter().any(|key| key.starts_with(part)) {
             match store.delete_prefix(part, Duration::ZERO) {
                 Err(StoreError::Unsupported { .. }) => {}
                 result => {

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
-use c10d_store::{Credentials, Store, StoreAddress, TcpStore, in_brief};
+use c10d_store::{Credentials, Store, StoreAddress, StoreError, TcpStore, in_brief};
 
 use crate::engine::Engine;
 use crate::engine::group::GroupEngine;
@@ -26,7 +26,7 @@ use crate::shell::notices::{Notice, Notices};
 use crate::shell::own_host::OwnHost;
 use crate::shell::workers_reach::{Known, Search, verify};
 use crate::shell::write_lease::WriteLease;
-use crate::values::error::{RendezvousError, is_outage};
+use crate::values::error::RendezvousError;
 use crate::values::goal::{Answer, Goal, Joined};
 use crate::values::node::NodeId;
 use crate::values::port_range::PortRange;
@@ -584,9 +584,9 @@ impl RendezvousHandler for DynamicRendezvous {
         // Before the state changes: nodes that see that also find the notice. Not to a store that has just failed.
         let left = Notice::Left(self.node());
         let write = || self.shared.notices.write(&left);
-        // Again if only the connection was lost.
+        // Again over another connection. If the store cannot be reached, leaving itself tries again.
         let written = || match write() {
-            Err(error) if is_outage(&error) => write(),
+            Err(StoreError::ConnectionLost { .. }) => write(),
             result => result,
         };
         if !matches!(self.shared.membership(), Some(Err(_)))
