@@ -75,7 +75,7 @@ class TestGroup(unittest.TestCase):
 
     def test_missing_ranks(self) -> None:
         with self.assertRaisesRegex(MissingRanksError, "rank") as caught:
-            Group.join(HashStore(), 0, 4, timeout=0.05)
+            Group.join(HashStore(), 0, 4, timeout=1)
         self.assertEqual(caught.exception.ranks, [1, 2, 3])
         self.assertIsInstance(caught.exception, TimeoutError)
 

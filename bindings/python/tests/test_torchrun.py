@@ -102,7 +102,7 @@ class Torchrun(unittest.TestCase):
         began = time.monotonic()
         self.assertTrue(node.shutdown())
         # A server waits for 3 s until its clients have left.
-        self.assertLess(time.monotonic() - began, 2)
+        self.assertLess(time.monotonic() - began, 2.8)
 
     def test_ctrl_c_ends_a_join(self) -> None:
         leaving = self.start("c10d-rs", 2)

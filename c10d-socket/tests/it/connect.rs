@@ -44,11 +44,11 @@ fn a_server_that_starts_late_is_found() {
 #[test]
 fn a_closed_port_fails_by_the_deadline() {
     let (_socket, address) = bound();
-    let limit = Duration::from_millis(500);
+    let limit = Duration::from_secs(2);
     let started = Instant::now();
     let error = dial(address, limit).unwrap_err();
     let taken = started.elapsed();
-    assert!(taken < 2 * limit, "{taken:?}");
+    assert!(taken < LONG / 2, "{taken:?}");
     assert!(error.is_timeout());
     assert!(error.elapsed() >= limit * 9 / 10, "{error}");
     assert!(error.rounds() > 2, "{error}");
@@ -83,7 +83,7 @@ fn an_unanswered_connect_fails_by_the_deadline() {
             Ok(stream) if queue.len() < 64 => queue.push(stream),
             Ok(_) => return skipped("the queue does not fill up here"),
             Err(error) => {
-                assert!(started.elapsed() < Duration::from_millis(600), "{error}");
+                assert!(started.elapsed() < LONG / 2, "{error}");
                 break error;
             }
         }
@@ -126,7 +126,7 @@ fn a_name_that_does_not_exist_fails_by_the_deadline() {
     let error = error.unwrap_err();
     assert!(error.is_timeout(), "{error}");
     assert_eq!(error.failures()[0].stage(), DialStage::Lookup, "{error}");
-    assert!(error.elapsed() < 2 * limit, "{error}");
+    assert!(error.elapsed() < LONG / 2, "{error}");
 }
 
 /// A client whose handshake is one byte from the server.
@@ -166,7 +166,7 @@ fn a_server_that_always_closes_fails_by_the_deadline() {
     let limit = Duration::from_millis(500);
     let started = Instant::now();
     let error = no_hang(move || dial_and_greet(address, within(limit))).unwrap_err();
-    assert!(started.elapsed() < 2 * limit, "{error}");
+    assert!(started.elapsed() < LONG / 2, "{error}");
     assert!(error.is_timeout(), "{error}");
     let stages: Vec<_> = error.failures().iter().map(|it| it.stage()).collect();
     assert_eq!(stages, [DialStage::Handshake(address)]);

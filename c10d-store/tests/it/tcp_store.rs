@@ -595,7 +595,8 @@ fn wait_change_sends_one_request_with_the_extension() {
             }
         }
     });
-    let store = open(port, ms(300));
+    let store = open(port, LONG);
+    store.set_timeout(Some(ms(300)));
     assert!(store.has_prompt_watch());
     for known in [
         Known::whole(b"ab"),
@@ -620,7 +621,8 @@ fn wait_change_polls_once_a_second_without_the_extension() {
             }
         });
         // The store's timeout limits one poll, not the whole wait.
-        let store = open(port, ms(300));
+        let store = open(port, LONG);
+        store.set_timeout(Some(ms(900)));
         assert!(!store.has_prompt_watch());
         let started = Instant::now();
         let seen = store.wait_change("k", Known::whole(b"1"), None);
@@ -713,63 +715,87 @@ fn a_server_without_ping_gets_a_handshake_without_it() {
     serving.join().unwrap();
 }
 
+/// Repeats a round that times out: on a busy machine the reply to its cancel may be late.
+fn in_time<T>(mut round: impl FnMut() -> Result<T, StoreError>) -> Result<T, StoreError> {
+    for _ in 1..10 {
+        match round() {
+            Err(StoreError::Timeout { .. }) => {}
+            result => return result,
+        }
+    }
+    round()
+}
+
 /// Forces the race of docs/spec/wire.md, 5.6: the server has sent the wakeup when the cancel arrives.
 #[test]
 fn a_wakeup_that_crosses_the_cancel_ends_the_wait() {
-    let (port, serving) = scripted_server(ECHO, |mut stream| {
-        expect(&mut stream, &request_for_k(6));
-        expect(&mut stream, &[12]);
-        stream.write_all(&[0, 1]).unwrap();
-        expect(&mut stream, &[7]);
-        stream.write_all(&[5, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    let waited = in_time(|| {
+        let (port, serving) = scripted_server(ECHO, |mut stream| {
+            expect(&mut stream, &request_for_k(6));
+            expect(&mut stream, &[12]);
+            stream.write_all(&[0, 1]).unwrap();
+            expect(&mut stream, &[7]);
+            stream.write_all(&[5, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+        });
+        let store = open(port, LONG);
+        let waited = store.wait_timeout(&["k"], Some(ms(20)));
+        assert_eq!(
+            store.num_keys().unwrap(),
+            5,
+            "later replies match their requests"
+        );
+        serving.join().unwrap();
+        waited
     });
-    let store = open(port, LONG);
-    store.wait_timeout(&["k"], Some(ms(20))).unwrap();
-    assert_eq!(
-        store.num_keys().unwrap(),
-        5,
-        "later replies match their requests"
-    );
-    serving.join().unwrap();
+    waited.unwrap();
 
-    let (port, serving) = scripted_server(WAIT_GET, |mut stream| {
-        expect(&mut stream, &request_for_k(0x80));
-        expect(&mut stream, &[12]);
-        stream
-            .write_all(&[0, 1, 0, 0, 0, 0, 0, 0, 0, b'v', 1])
-            .unwrap();
-        expect(&mut stream, &[7]);
-        stream.write_all(&[5, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    let got = in_time(|| {
+        let (port, serving) = scripted_server(WAIT_GET, |mut stream| {
+            expect(&mut stream, &request_for_k(0x80));
+            expect(&mut stream, &[12]);
+            stream
+                .write_all(&[0, 1, 0, 0, 0, 0, 0, 0, 0, b'v', 1])
+                .unwrap();
+            expect(&mut stream, &[7]);
+            stream.write_all(&[5, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+        });
+        let store = open(port, LONG);
+        store.set_timeout(Some(ms(20)));
+        let got = store.get("k");
+        store.set_timeout(Some(LONG));
+        assert_eq!(
+            store.num_keys().unwrap(),
+            5,
+            "later replies match their requests"
+        );
+        serving.join().unwrap();
+        got
     });
-    let store = open(port, ms(20));
-    assert_eq!(store.get("k").unwrap(), b"v");
-    assert_eq!(
-        store.num_keys().unwrap(),
-        5,
-        "later replies match their requests"
-    );
-    serving.join().unwrap();
+    assert_eq!(got.unwrap(), b"v");
 
-    let (port, serving) = scripted_server(WAIT_CHANGE, |mut stream| {
-        expect(&mut stream, &request_for_k(0x81));
-        expect(&mut stream, &[0xff; 16]);
-        expect(&mut stream, &[0; 8]);
-        expect(&mut stream, &[12]);
-        stream
-            .write_all(&[0, 1, 0, 0, 0, 0, 0, 0, 0, b'v', 1])
-            .unwrap();
-        expect(&mut stream, &[7]);
-        stream.write_all(&[5, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    let seen = in_time(|| {
+        let (port, serving) = scripted_server(WAIT_CHANGE, |mut stream| {
+            expect(&mut stream, &request_for_k(0x81));
+            expect(&mut stream, &[0xff; 16]);
+            expect(&mut stream, &[0; 8]);
+            expect(&mut stream, &[12]);
+            stream
+                .write_all(&[0, 1, 0, 0, 0, 0, 0, 0, 0, b'v', 1])
+                .unwrap();
+            expect(&mut stream, &[7]);
+            stream.write_all(&[5, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+        });
+        let store = open(port, LONG);
+        let seen = store.wait_change("k", Known::nothing(), Some(ms(20)));
+        assert_eq!(
+            store.num_keys().unwrap(),
+            5,
+            "later replies match their requests"
+        );
+        serving.join().unwrap();
+        seen
     });
-    let store = open(port, LONG);
-    let seen = store.wait_change("k", Known::nothing(), Some(ms(20)));
     assert_eq!(seen.unwrap(), b"v");
-    assert_eq!(
-        store.num_keys().unwrap(),
-        5,
-        "later replies match their requests"
-    );
-    serving.join().unwrap();
 }
 
 /// The next call reads the late reply to a cancel, on the same connection.
@@ -805,7 +831,8 @@ fn a_call_keeps_its_deadline_if_the_server_does_not_answer() {
         let _ = stream.read_to_end(&mut rest);
         rest
     });
-    let store = open(port, ms(300));
+    let store = open(port, LONG);
+    store.set_timeout(Some(ms(300)));
     let started = Instant::now();
     let error = store.add("k", 1).unwrap_err();
     assert!(started.elapsed() >= ms(300));
@@ -950,9 +977,11 @@ fn a_pop_is_not_sent_before_a_late_cancel_reply() {
         expect(&mut stream, &[7]);
         stream.write_all(&[5, 0, 0, 0, 0, 0, 0, 0]).unwrap();
     });
-    let store = open(port, ms(300));
+    let store = open(port, LONG);
+    store.set_timeout(Some(ms(1000)));
     let error = store.queue_pop("k").unwrap_err();
     assert!(matches!(error, StoreError::Timeout { .. }), "{error}");
+    store.set_timeout(Some(LONG));
     signal.send(()).unwrap();
     assert_eq!(store.num_keys().unwrap(), 5);
     serving.join().unwrap();
@@ -1007,15 +1036,20 @@ fn an_invalid_reply_to_a_cancel_is_named_in_the_error() {
         (&[0, 7], "the reply to CANCEL_WAIT was 0x07"),
         (&[0, 0], "the reply to CANCEL_WAIT was 0x00"),
     ] {
-        let (port, serving) = scripted_server(ECHO, move |mut stream| {
-            expect(&mut stream, &request_for_k(6));
-            expect(&mut stream, &[12]);
-            stream.write_all(answer).unwrap();
+        let waited = in_time(|| {
+            let (port, serving) = scripted_server(ECHO, move |mut stream| {
+                expect(&mut stream, &request_for_k(6));
+                expect(&mut stream, &[12]);
+                stream.write_all(answer).unwrap();
+            });
+            let store = open(port, LONG);
+            let waited = store.wait_timeout(&["k"], ms(100));
+            serving.join().unwrap();
+            waited
         });
-        let error = open(port, LONG).wait_timeout(&["k"], ms(100)).unwrap_err();
+        let error = waited.unwrap_err();
         assert!(matches!(error, StoreError::Protocol { .. }), "{error}");
         assert!(error.to_string().contains(text), "{error}");
-        serving.join().unwrap();
     }
 }
 

@@ -24,7 +24,7 @@ const PEAK_MAX: u64 = LIMIT + LIMIT / 8 + 56 * MIB;
 /// The most memory once its peers have gone.
 const REST_MAX: u64 = 48 * MIB;
 
-const RETURNED_WITHIN: Duration = Duration::from_secs(10);
+const RETURNED_WITHIN: Duration = Duration::from_secs(60);
 
 /// Beyond this a peer takes the server to have stopped reading.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(2);

@@ -29,7 +29,7 @@ fn server() -> TcpStoreServer {
 fn settings(min_nodes: usize, max_nodes: usize) -> RendezvousSettings {
     RendezvousSettings::new("job", min_nodes, max_nodes)
         .expect("a number of nodes")
-        .with_last_call_timeout(Duration::from_millis(500))
+        .with_last_call_timeout(Duration::from_secs(5))
 }
 
 /// The backend of a node that writes alone, like PyTorch's.
@@ -303,7 +303,7 @@ fn a_holder_that_leaves_a_group_is_named_by_its_successor() {
 #[test]
 fn a_node_of_a_group_that_dies_is_reported_lost() {
     let server = server();
-    let settings = settings(NODES - 1, NODES).with_keep_alive(Duration::from_millis(200), 3);
+    let settings = settings(NODES - 1, NODES).with_keep_alive(Duration::from_secs(1), 5);
     let mut nodes = nodes(&server, &settings, NODES);
     let lost: Arc<Mutex<Vec<NodeId>>> = Arc::default();
     let sink = Arc::clone(&lost);
@@ -384,7 +384,7 @@ fn an_interrupted_join_leaves_the_group() {
 #[test]
 fn a_group_survives_the_death_of_the_node_that_writes_for_all() {
     let server = server();
-    let settings = settings(NODES, NODES).with_keep_alive(Duration::from_millis(200), 3);
+    let settings = settings(NODES, NODES).with_keep_alive(Duration::from_secs(1), 4);
     let (first, its_store) = node_and_store(&server, &settings, true);
     let waiting = reports(&first);
     let joining_first = join(&first);
@@ -506,7 +506,7 @@ fn a_check_of_the_state_notices_changes_of_rounds_and_lists() {
 #[test]
 fn a_node_without_a_heartbeat_is_dropped() {
     let server = server();
-    let settings = settings(NODES + 1, NODES + 1).with_keep_alive(Duration::from_millis(300), 3);
+    let settings = settings(NODES + 1, NODES + 1).with_keep_alive(Duration::from_secs(1), 5);
     let nodes = nodes(&server, &settings, NODES);
     let joining: Vec<_> = nodes.iter().map(join).collect();
     let store = connect(&server);
