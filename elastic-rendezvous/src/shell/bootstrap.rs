@@ -534,9 +534,8 @@ fn delete_all(store: &dyn Store, old: &[String], kept: &[String]) -> Result<(), 
 
 /// A key up to its first slash that is not its first character.
 fn first_part(key: &str) -> &str {
-    let slashes = key.match_indices('/').map(|(at, _)| at);
-    let end = slashes.skip_while(|at| *at == 0).next();
-    &key[..end.map_or(key.len(), |at| at + 1)]
+    let end = key.match_indices('/').find(|(at, _)| *at > 0);
+    &key[..end.map_or(key.len(), |(at, _)| at + 1)]
 }
 
 /// Starts a store for workers where this node is advertised. Blocks for at most 30 s.
