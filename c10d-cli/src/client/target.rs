@@ -19,8 +19,8 @@ use crate::status::pages_of;
 pub(crate) struct TargetArgs {
     /// Limit the time for connecting and the operation together: 5s, 250ms, 2m.
     ///
-    /// With 0, the command checks once, and an operation that does not wait gets at least 250ms. A refused connection is
-    /// retried within the limit, and reported on standard error after a second.
+    /// With 0, the command checks once: connecting gets 2s. An operation that does not wait gets at least 250ms. A refused
+    /// connection is retried within the limit, and reported on standard error after a second.
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "5s")]
     timeout: Duration,
 
@@ -42,6 +42,9 @@ pub(crate) struct TargetArgs {
 /// Enough for a running server, and the minimum of the store for operations that do not wait.
 const CONNECT_TIMEOUT_MIN: Duration = Duration::from_millis(250);
 
+/// Enough for a running server on a busy machine, if no limit for connecting is given.
+const CONNECT_TIMEOUT_ONCE: Duration = Duration::from_secs(2);
+
 /// A connected store.
 #[derive(Debug)]
 pub(super) struct Client {
@@ -54,8 +57,11 @@ impl TargetArgs {
         let started = Instant::now();
         let credentials = self.server.credentials()?;
         let target = self.server.target(credentials.as_ref())?;
-        let options = client_options(credentials.as_ref())
-            .with_timeout(self.timeout.max(CONNECT_TIMEOUT_MIN));
+        let connecting = match self.timeout.is_zero() {
+            true => CONNECT_TIMEOUT_ONCE,
+            false => self.timeout.max(CONNECT_TIMEOUT_MIN),
+        };
+        let options = client_options(credentials.as_ref()).with_timeout(connecting);
         let tcp = TcpStore::open_at(&target, options)?;
         tcp.set_timeout(Some(self.timeout.saturating_sub(started.elapsed())));
         let tcp = Arc::new(tcp);
