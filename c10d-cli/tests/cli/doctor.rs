@@ -122,7 +122,7 @@ fn missing_nodes_are_another_exit_code() {
         "--rdzv-backend=c10d",
         "--rdzv-endpoint",
         &endpoint,
-        "--timeout=2s",
+        "--timeout=8s",
     ];
     for ended in [start(&words), start(&words)].map(Running::end) {
         assert_eq!(ended.code, Some(3), "{ended:?}");
@@ -141,7 +141,7 @@ fn missing_nodes_are_another_exit_code() {
             &endpoint,
             "--node-rank",
             rank,
-            "--timeout=2s",
+            "--timeout=8s",
         ]
     };
     for ended in [start(&of_rank("0")), start(&of_rank("2"))].map(Running::end) {
@@ -168,7 +168,7 @@ fn fewer_nodes_than_the_maximum_are_enough_for_an_elastic_job() {
         "--rdzv-endpoint",
         &endpoint,
     ];
-    let ended = start(&[&words[..], &["--timeout=1s"]].concat()).end();
+    let ended = start(&[&words[..], &["--timeout=8s"]].concat()).end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
 }
 

@@ -149,7 +149,13 @@ fn never_says_nothing_about_a_standstill() {
 #[test]
 fn the_rank_that_others_waited_for_is_the_root_cause() {
     let job = Job::new();
-    let options = ["--nproc-per-node=2", "--json", "--redirects=2"];
+    // A launcher on a busy machine may have no report in time when the worker fails, so it needs one of shortly before.
+    let options = [
+        "--nproc-per-node=2",
+        "--json",
+        "--redirects=2",
+        "--explain-after=1s",
+    ];
     let mut command = job.command(&options, WAITS_FOR_RANK_1, "log");
     command
         .env("TIMEOUT", "4")

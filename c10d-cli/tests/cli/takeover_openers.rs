@@ -253,10 +253,15 @@ fn whatever_opens_a_store_reaches_it_through_takeovers() {
         OPENERS.iter().zip(slowest).collect::<Vec<_>>()
     );
     assert_eq!(failed, [""; 0]);
-    for (opener, mut times) in OPENERS.into_iter().zip(times) {
-        times.sort_unstable();
-        let median = times.get(times.len() / 2).copied().unwrap_or_default();
-        assert!(median < typical, "{opener:?}: {times:?}");
+    let all = ("all".to_owned(), times.concat());
+    let each = OPENERS.map(|opener| format!("{opener:?}"));
+    let each = each.into_iter().zip(times);
+    for (openers, mut times) in each.chain([all]) {
+        // The median of fewer samples is a chance.
+        if times.len() >= 10 {
+            times.sort_unstable();
+            assert!(times[times.len() / 2] < typical, "{openers}: {times:?}");
+        }
     }
     // Keys that did not change are not printed, whichever server is asked.
     let lines = watch_prefix.lines.lock().unwrap().clone();

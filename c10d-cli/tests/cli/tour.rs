@@ -1,10 +1,19 @@
 //! `c10d tour`, the first command of README.md.
 
-use crate::process::run;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::process::{PATIENCE, Running, command};
 
 #[test]
 fn the_tour_shows_three_failures_and_what_becomes_of_the_job() {
-    let ended = run(["tour"]);
+    let mut tour = Running::start(command(["tour"]));
+    // `end` waits once more: as long for each of the three jobs as for one process.
+    let deadline = Instant::now() + 2 * PATIENCE;
+    while tour.is_running() && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(20));
+    }
+    let ended = tour.end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let text = ended.stdout_text();
     let jobs: Vec<&str> = text.split("\n$ c10d run ").collect();

@@ -437,7 +437,7 @@ fn an_append_without_a_majority_can_be_cancelled() {
     let (error, _) = thread.join().expect("no panic");
     let took = cancelled.elapsed();
     assert!(matches!(error, JournalError::Cancelled { .. }), "{error}");
-    assert!(took < Duration::from_secs(2), "{took:?}");
+    assert!(took < Duration::from_secs(10), "{took:?}");
     for member in [1, 2] {
         site.signal(member, "-CONT");
     }

@@ -144,7 +144,7 @@ fn a_rank_that_exits_long_after_it_closed_its_connections_is_named() {
         "a_rank_that_exits_long_after_it_closed_its_connections_is_named",
         LIMIT,
     );
-    let told = Told::of(2, &leaves_late("1.2"));
+    let told = Told::of(2, &leaves_late("0.8"));
     let end = " before that was noticed, rank 0 lost its connection to it";
     told.names(1, &["rank 1 exited with code 0; ", end]);
     assert_eq!(told.json["root_cause"]["is_certain"], true);
@@ -284,7 +284,7 @@ fn the_other_node_names_the_rank_with_its_host_code_and_last_line() {
     let script = format!(
         "if [ $RANK = 1 ]; then while [ ! -e $FOLDER/up ]; do sleep 0.05; done; rm $FOLDER/up; \
          echo cannot read shard 17 of /data/train/tokens >&2; touch $FOLDER/left; exit 3; fi; \
-         touch $FOLDER/up; while [ ! -e $FOLDER/left ]; do sleep 0.05; done; rm $FOLDER/left; sleep 0.2; echo '{LOST}' >&2; \
+         touch $FOLDER/up; while [ ! -e $FOLDER/left ]; do sleep 0.05; done; rm $FOLDER/left; sleep 2; echo '{LOST}' >&2; \
          exit 1"
     );
     let worker = ["--no-python", "sh", "-c", &script].map(str::to_owned);

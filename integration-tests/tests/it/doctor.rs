@@ -144,11 +144,11 @@ fn a_missing_node_and_a_missing_host_have_their_own_exit_code() {
     let Some(hosts) = Hosts::start(named(2)) else {
         return;
     };
-    let mut alone = start(&hosts, 0, "2", &["--timeout=2s"]);
+    let mut alone = start(&hosts, 0, "2", &["--timeout=8s"]);
     assert_eq!(alone.wait(LIMIT), 3, "{}", alone.output());
     let text = "1 of 2 nodes of run \"none\" have reported at 10.8.8.1:29500";
     assert!(alone.output().contains(text), "{}", alone.output());
-    let mut alone = start(&hosts, 1, "2", &["--timeout=2s"]);
+    let mut alone = start(&hosts, 1, "2", &["--timeout=8s"]);
     assert_eq!(alone.wait(LIMIT), 3, "{}", alone.output());
 }
 

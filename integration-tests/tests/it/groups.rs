@@ -68,7 +68,7 @@ fn a_rank_that_is_not_started_is_named() {
         ("MASTER_PORT", "0"),
     ];
     let error = c10d::GroupOptions::default()
-        .with_timeout(Duration::from_millis(100))
+        .with_timeout(Duration::from_secs(3))
         .init_from(&|name| {
             let found = variables.iter().find(|(key, _)| *key == name);
             found.map(|(_, value)| (*value).to_owned())

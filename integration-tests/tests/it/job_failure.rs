@@ -389,7 +389,7 @@ fn a_node_without_a_failure_names_the_rank_that_left_on_another_node() {
         "if [ $LOCAL_RANK = 0 ]; then until [ -e up ]; do sleep 0.01; done; echo $RANK >rank; echo $$$$ >pid; exit 0; fi
 until [ -s pid ]; do sleep 0.01; done
 while grep -q . /proc/$(cat pid)/cmdline; do sleep 0.01; done
-sleep 0.5; echo '{lost}' >&2; exit 1"
+sleep 2; echo '{lost}' >&2; exit 1"
     );
     let runs = format!("touch up; {FOREVER}");
     for failing in [0, 1] {

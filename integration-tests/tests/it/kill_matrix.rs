@@ -131,7 +131,7 @@ impl Matrix {
                 "--rdzv-id=job",
             ])
             .arg(format!("--rdzv-endpoint={}", self.store.local_addr()))
-            .arg("--rdzv-conf=is_host=0,last_call_timeout=1,keep_alive_interval=1")
+            .arg("--rdzv-conf=is_host=0,last_call_timeout=10,keep_alive_interval=1")
             .args([
                 "--local-addr=127.0.0.1",
                 "--max-restarts=1",

@@ -25,7 +25,7 @@ const STEP_LIMIT: Duration = Duration::from_secs(60);
 /// Missing heartbeats show a lost node after 15 s, and a closed connection shows it after about 3 s.
 const NOTICED_BY_HEARTBEATS: Duration = Duration::from_secs(14);
 
-/// Forty launchers and their workers leave little of the processors to the proxy of another test.
+/// Forty launchers and their workers leave little of the processors to a test that measures times.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// A node that was away for less time is not dropped: 2.5 s (LINK 3), less the time that this test needs to see it return.
@@ -124,6 +124,7 @@ fn since(then: SystemTime, attempt: &Value) -> Duration {
 /// With restarts and without: the failure of workers that have lost their peers does not count.
 #[test]
 fn a_killed_launcher_costs_the_other_node_seconds_and_no_restart() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let _watchdog = Watchdog::start("a_killed_launcher_costs_seconds", LIMIT);
     for restarts in ["--max-restarts=3", "--max-restarts=0"] {
         let conf = "--rdzv-conf=last_call_timeout=60";
@@ -358,6 +359,7 @@ impl Group<'_> {
 /// A stopped process keeps its connection, and is lost only after the keep-alive time.
 #[test]
 fn a_launcher_that_stands_still_for_seconds_is_not_lost() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let _watchdog = Watchdog::start("a_launcher_that_stands_still", LIMIT);
     let nodes = Nodes::new(&["--nnodes=1:2", "--max-restarts=3"]);
     let mut first = nodes.start_host();
@@ -377,6 +379,7 @@ fn a_launcher_that_stands_still_for_seconds_is_not_lost() {
 /// The launcher is a client of the relay's session, which remains open when the launcher is killed.
 #[test]
 fn a_killed_launcher_behind_a_relay_is_noticed_as_soon() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let _watchdog = Watchdog::start("a_killed_launcher_behind_a_relay", LIMIT);
     let nodes = Nodes::new(&["--nnodes=1:2"]);
     let mut first = nodes.start_host();

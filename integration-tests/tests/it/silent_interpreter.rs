@@ -17,7 +17,7 @@ use serde_json::Value;
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// The launcher waits 2 s for a stack. The rest is for the start of a command on a busy machine.
-const ANSWER_MAX: Duration = Duration::from_secs(10);
+const ANSWER_MAX: Duration = Duration::from_secs(30);
 
 /// The default of `--shutdown-timeout` is 30 s, and the workers exit at once.
 const END_MAX: Duration = Duration::from_secs(10);

@@ -23,10 +23,10 @@ const LONG: Duration = Duration::from_secs(600);
 const SHORT: Duration = Duration::from_secs(10);
 
 /// The longest that `c10d why` may take on a busy machine, its start included.
-const ANSWER_MAX: Duration = Duration::from_secs(10);
+const ANSWER_MAX: Duration = Duration::from_secs(30);
 
 /// The longest that nobody is named, as a rank may just be late.
-const GRACE_MAX: Duration = Duration::from_secs(10);
+const GRACE_MAX: Duration = Duration::from_secs(30);
 
 /// How long until a report says that all is well.
 const CALM_MAX: Duration = Duration::from_secs(60);

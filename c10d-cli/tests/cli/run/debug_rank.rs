@@ -129,6 +129,11 @@ fn breakpoint_works_in_one_rank_of_two() {
     let name = fs::read_to_string(format!("/proc/{foreground}/cmdline")).unwrap();
     assert!(name.contains("train.py") && name.contains("-u"), "{name}");
     debugged.await_text("(Pdb)", 2);
+    // A signal between the prompt and the read would be noticed only at the next key.
+    until("the debugger reads", || {
+        let stat = fs::read_to_string(format!("/proc/{foreground}/stat")).unwrap();
+        stat.rsplit(") ").next().unwrap().starts_with('S')
+    });
     debugged.type_in("\x03");
     debugged.await_text("--KeyboardInterrupt--", 1);
     debugged.await_text("(Pdb)", 3);

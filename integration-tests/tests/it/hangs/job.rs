@@ -22,7 +22,7 @@ use crate::debug_servers::get;
 const START_LIMIT: Duration = Duration::from_secs(120);
 
 /// The longest that `c10d why` may take, its start included.
-const ANSWER_MAX: Duration = Duration::from_secs(2);
+const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 /// How long an INFO line must not appear a second time.
 const ONCE: Duration = Duration::from_secs(12);

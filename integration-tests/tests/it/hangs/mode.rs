@@ -73,20 +73,19 @@ impl Mode {
         }
     }
 
-    /// How soon after the stall the launchers must have reported it.
+    /// How soon after the stall the launchers must have reported it, on a busy machine.
     pub(super) const fn report_limit(self) -> Duration {
         match self {
-            Self::Defaults => Duration::from_secs(45),
-            // As much longer than the time after which they report.
-            _ => Duration::from_secs(20),
+            Self::Defaults => Duration::from_secs(135),
+            _ => Duration::from_secs(60),
         }
     }
 
     /// The same for the other launchers, which ask the workers' store for a report at longer intervals.
     pub(super) const fn other_report_limit(self) -> Duration {
         match self {
-            Self::Defaults => Duration::from_secs(65),
-            _ => Duration::from_secs(25),
+            Self::Defaults => Duration::from_secs(195),
+            _ => Duration::from_secs(75),
         }
     }
 }
