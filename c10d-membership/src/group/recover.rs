@@ -14,8 +14,8 @@ impl Group {
     /// Continues with the state that the service has kept, and returns the first effects.
     ///
     /// A group that had made no attempt forms. A whole generation continues, and its members have `return_timeout` to
-    /// send something, at most [`RETURN_TIMEOUT_MAX`]. If an attempt was under way, all its members leave it, and a new one begins. Members that were
-    /// not in the last generation are unknown, and send a hello again.
+    /// send something, at most [`RETURN_TIMEOUT_MAX`]. If an attempt was under way, all its members leave it, and a new one
+    /// begins. Members that were not in the last generation are unknown, and send a hello again.
     pub fn recover(options: GroupOptions, kept: Kept, now: Duration) -> (Self, Vec<Effect>) {
         let Kept {
             last,
