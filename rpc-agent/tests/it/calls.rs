@@ -1,19 +1,20 @@
 //! Calls between agents over loopback: payloads, destinations, callbacks, sharing of a connection.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier, Mutex, mpsc};
-use std::task::{self, Poll, Wake, Waker};
+use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use bytes::Bytes;
 use c10d_sim::seed;
 use rpc_agent::{
-    Agent, AgentHandle, Context, FUNCTION_NAME_BYTES_MAX, FutureMessage, HandlerError, Outcome,
-    RpcError, RpcFuture, WorkerInfo, join_all,
+    AgentHandle, Destination, FUNCTION_NAME_BYTES_MAX, FutureMessage, Outcome, RpcError, WorkerInfo,
 };
 
-use crate::common::{Gate, OpenAtEnd, PATIENCE, group, group_with, noise, pair, pair_with, until};
+use crate::common::{
+    Gate, OpenAtEnd, PATIENCE, ask, assert_reaches, group, group_with, held_pair, noise, pair,
+    until,
+};
 
 /// Maximum payload bytes of one frame.
 const PART_BYTES: usize = 128 << 10;
@@ -34,30 +35,9 @@ fn payloads_of_any_length_are_echoed_unchanged() {
     for (from, to) in [(0, 1), (1, 0)] {
         for bytes in sizes.into_iter().flatten() {
             let sent = noise(seed ^ bytes as u64, bytes);
-            let answer = agents[from]
-                .handle()
-                .call(to, "echo")
-                .send_bytes(sent.clone())
-                .wait()
-                .unwrap();
+            let answer = ask(agents[from].handle(), to, "echo", sent.clone()).unwrap();
             assert!(answer == sent, "{bytes} bytes from {from} to {to}");
         }
-    }
-}
-
-#[test]
-fn payloads_of_64_mib_travel_in_both_directions_at_once() {
-    let agents = group(2);
-    let sent = [noise(1, LARGE_BYTES), noise(2, LARGE_BYTES)];
-    let answers = [(0, 1), (1, 0)].map(|(from, to)| {
-        let payload = sent[from].clone();
-        agents[from]
-            .handle()
-            .call(to as u32, "echo")
-            .send_bytes(payload)
-    });
-    for (sent, answer) in sent.iter().zip(answers) {
-        assert!(answer.wait().unwrap() == sent);
     }
 }
 
@@ -100,22 +80,9 @@ fn a_worker_can_call_itself() {
     let (_, agent) = pair(|_| {});
     for bytes in [0, 5, 2 * PART_BYTES] {
         let sent = noise(7, bytes);
-        assert!(
-            agent
-                .handle()
-                .call("worker1", "echo")
-                .send_bytes(sent.clone())
-                .wait()
-                .unwrap()
-                == sent
-        );
+        assert!(ask(agent.handle(), "worker1", "echo", sent.clone()).unwrap() == sent);
     }
-    let error = agent
-        .handle()
-        .call(1, "ehco")
-        .send_bytes("")
-        .wait()
-        .unwrap_err();
+    let error = ask(agent.handle(), 1, "ehco", "").unwrap_err();
     assert!(matches!(error, RpcError::NoSuchFunction { .. }), "{error}");
     assert_eq!(agent.handle().metrics().connections_opened, 0);
 }
@@ -125,51 +92,16 @@ fn a_worker_is_called_by_name_id_or_both() {
     let (agent, other) = pair(|_| {});
     let info = other.handle().me().clone();
     assert_eq!(info, WorkerInfo::new("worker1", 1).unwrap());
-    assert_eq!(
-        agent
-            .handle()
-            .call("worker1", "echo")
-            .send_bytes("name")
-            .wait()
-            .unwrap(),
-        "name"
-    );
-    assert_eq!(
-        agent
-            .handle()
-            .call(1, "echo")
-            .send_bytes("id")
-            .wait()
-            .unwrap(),
-        "id"
-    );
-    assert_eq!(
-        agent
-            .handle()
-            .call(info.id, "echo")
-            .send_bytes("id")
-            .wait()
-            .unwrap(),
-        "id"
-    );
-    assert_eq!(
-        agent
-            .handle()
-            .call(&info.name, "echo")
-            .send_bytes("name")
-            .wait()
-            .unwrap(),
-        "name"
-    );
-    assert_eq!(
-        agent
-            .handle()
-            .call(&info, "echo")
-            .send_bytes("both")
-            .wait()
-            .unwrap(),
-        "both"
-    );
+    let to: [Destination<'_>; 5] = [
+        "worker1".into(),
+        1.into(),
+        info.id.into(),
+        (&info.name).into(),
+        (&info).into(),
+    ];
+    for to in to {
+        assert_reaches(&agent, to);
+    }
     assert_eq!(agent.handle().worker("worker1").unwrap(), info);
     assert_eq!(
         agent.handle().workers(),
@@ -180,33 +112,18 @@ fn a_worker_is_called_by_name_id_or_both() {
 #[test]
 fn a_worker_outside_the_group_cannot_be_called() {
     let (agent, _other) = pair(|_| {});
-    let by_name = agent
-        .handle()
-        .call("nobody", "echo")
-        .send_bytes("")
-        .wait()
-        .unwrap_err();
+    let by_name = ask(agent.handle(), "nobody", "echo", "").unwrap_err();
     assert_eq!(
         by_name.to_string(),
         "name:worker0,rank:0 could not find destination name nobody"
     );
-    let by_id = agent
-        .handle()
-        .call(7, "echo")
-        .send_bytes("")
-        .wait()
-        .unwrap_err();
+    let by_id = ask(agent.handle(), 7, "echo", "").unwrap_err();
     assert_eq!(
         by_id.to_string(),
         "name:worker0,rank:0 could not find destination id 7"
     );
     let wrong = WorkerInfo::new("worker0", 1).unwrap();
-    let by_both = agent
-        .handle()
-        .call(&wrong, "echo")
-        .send_bytes("")
-        .wait()
-        .unwrap_err();
+    let by_both = ask(agent.handle(), &wrong, "echo", "").unwrap_err();
     for error in [by_name, by_id, by_both] {
         assert!(matches!(error, RpcError::NoSuchWorker { .. }), "{error}");
         assert_eq!(error.outcome(), Outcome::NotExecuted);
@@ -220,12 +137,7 @@ fn the_error_names_an_unregistered_function() {
     let longest = "f".repeat(FUNCTION_NAME_BYTES_MAX);
     let too_long = "f".repeat(FUNCTION_NAME_BYTES_MAX + 1);
     for function in ["ehco", "", &longest, &too_long] {
-        let error = agent
-            .handle()
-            .call("worker1", function)
-            .send_bytes("")
-            .wait()
-            .unwrap_err();
+        let error = ask(agent.handle(), "worker1", function, "").unwrap_err();
         assert_eq!(
             error.to_string(),
             format!(
@@ -236,76 +148,7 @@ fn the_error_names_an_unregistered_function() {
         assert!(matches!(error, RpcError::NoSuchFunction { .. }), "{error}");
         assert_eq!(error.outcome(), Outcome::NotExecuted);
     }
-    assert_eq!(
-        agent
-            .handle()
-            .call("worker1", "echo")
-            .send_bytes("on")
-            .wait()
-            .unwrap(),
-        "on"
-    );
-    assert_eq!(agent.handle().metrics().connections_opened, 1);
-}
-
-fn double(_: &Context, payload: &[u8]) -> Result<Vec<u8>, HandlerError> {
-    Ok([payload, payload].concat())
-}
-
-#[test]
-fn a_message_beyond_the_limit_fails_with_both_sizes_and_keeps_the_connection() {
-    const BYTES_MAX: usize = 300_000;
-    let (agent, _other) = pair_with(
-        |_, options| options.with_message_bytes_max(BYTES_MAX as u64),
-        |registry| registry.register("double", double).unwrap(),
-    );
-    let most = noise(1, BYTES_MAX);
-    assert!(
-        agent
-            .handle()
-            .call(1, "echo")
-            .send_bytes(most.clone())
-            .wait()
-            .unwrap()
-            == most
-    );
-
-    let request = agent
-        .handle()
-        .call(1, "echo")
-        .send_bytes(noise(1, BYTES_MAX + 1))
-        .wait()
-        .unwrap_err();
-    assert_eq!(
-        request.to_string(),
-        "call of `echo` on worker worker1 (id 1): the request has 300001 bytes, the lower \
-         message_bytes_max of both workers is 300000"
-    );
-    assert_eq!(request.outcome(), Outcome::NotExecuted);
-
-    let answer = agent
-        .handle()
-        .call(1, "double")
-        .send_bytes(noise(1, BYTES_MAX / 2 + 1))
-        .wait()
-        .unwrap_err();
-    assert_eq!(
-        answer.to_string(),
-        "call of `double` on worker worker1 (id 1): the answer has 300002 bytes, the lower \
-         message_bytes_max of both workers is 300000"
-    );
-    assert_eq!(answer.outcome(), Outcome::Executed);
-    assert!(!answer.is_transient());
-
-    assert_eq!(
-        agent
-            .handle()
-            .call(1, "echo")
-            .send_bytes("on")
-            .wait()
-            .unwrap(),
-        "on"
-    );
+    assert_reaches(&agent, "worker1");
     assert_eq!(agent.handle().metrics().connections_opened, 1);
 }
 
@@ -320,13 +163,9 @@ fn exceeding_the_callees_limit_fails_only_that_call() {
             _ => options.with_message_bytes_max(BYTES_MAX as u64),
         },
         |_, registry| {
+            let double = |_: &_, payload: &[u8]| Ok([payload, payload].concat());
             registry.register("double", double).unwrap();
-            let gate = Arc::clone(&gate);
-            let hold = move |_: &Context, _: &[u8]| {
-                gate.pass();
-                Ok(Vec::new())
-            };
-            registry.register("hold", hold).unwrap();
+            gate.register(registry, "hold");
         },
     );
     let [agent, other] = &agents[..] else {
@@ -335,12 +174,9 @@ fn exceeding_the_callees_limit_fails_only_that_call() {
     let _end = OpenAtEnd(Arc::clone(&gate));
     let before = agent.handle().call(1, "hold").send_bytes("");
     gate.await_inside(1);
-    let error = agent
-        .handle()
-        .call(1, "echo")
-        .send_bytes(noise(1, BYTES_MAX + 1))
-        .wait()
-        .unwrap_err();
+    let most = noise(1, BYTES_MAX);
+    assert!(ask(agent.handle(), 1, "echo", most.clone()).unwrap() == most);
+    let error = ask(agent.handle(), 1, "echo", noise(1, BYTES_MAX + 1)).unwrap_err();
     assert_eq!(
         error.to_string(),
         "call of `echo` on worker worker1 (id 1): the request has 200001 bytes, the lower \
@@ -348,76 +184,17 @@ fn exceeding_the_callees_limit_fails_only_that_call() {
     );
     assert_eq!(error.outcome(), Outcome::NotExecuted);
     // In the other direction, the answer exceeds the limit.
-    let error = other
-        .handle()
-        .call(0, "double")
-        .send_bytes(noise(1, BYTES_MAX / 2 + 1))
-        .wait()
-        .unwrap_err();
+    let error = ask(other.handle(), 0, "double", noise(1, BYTES_MAX / 2 + 1)).unwrap_err();
     assert_eq!(
         error.to_string(),
         "call of `double` on worker worker0 (id 0): the answer has 200002 bytes, the lower \
          message_bytes_max of both workers is 200000"
     );
+    assert_eq!(error.outcome(), Outcome::Executed);
+    assert!(!error.is_transient());
     gate.open();
     assert_eq!(before.wait().unwrap(), "");
     assert_eq!(agent.handle().metrics().connections_opened, 1);
-}
-
-/// A minimal `block_on`.
-fn block_on<F: Future>(future: F) -> F::Output {
-    struct Unpark(thread::Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    let mut future = std::pin::pin!(future);
-    loop {
-        match future.as_mut().poll(&mut task::Context::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => thread::park_timeout(PATIENCE),
-        }
-    }
-}
-
-#[test]
-fn calls_can_be_awaited_without_an_async_runtime() {
-    async fn chain(agent: &AgentHandle) -> Result<Bytes, RpcError> {
-        let first = agent.call("worker1", "echo").send_bytes("first").await?;
-        let second = agent.call("worker1", "echo").send_bytes(first);
-        // Awaits the future by reference, then by value.
-        assert_eq!((&second).await?, "first");
-        second.await
-    }
-    let (agent, _other) = pair(|_| {});
-    assert_eq!(block_on(chain(agent.handle())).unwrap(), "first");
-    let missing = agent.handle().call("worker1", "ehco").send_bytes("");
-    assert!(matches!(
-        block_on(missing),
-        Err(RpcError::NoSuchFunction { .. })
-    ));
-}
-
-/// Two workers. The second one answers `hold` when the gate opens.
-fn held_pair() -> (Agent, Agent, Arc<Gate>, OpenAtEnd) {
-    let gate = Gate::new();
-    let (agent, other) = pair(|registry| {
-        let gate = Arc::clone(&gate);
-        registry
-            .register("hold", move |_, payload| {
-                gate.pass();
-                Ok(payload.to_vec())
-            })
-            .unwrap();
-    });
-    let end = OpenAtEnd(Arc::clone(&gate));
-    (agent, other, gate, end)
-}
-
-fn thread_name() -> String {
-    thread::current().name().unwrap_or_default().to_owned()
 }
 
 /// Whether the thread is one of a pool, so it runs functions and callbacks.
@@ -427,29 +204,14 @@ fn is_pool_thread(name: &str) -> bool {
 }
 
 #[test]
-fn a_callback_on_a_completed_call_runs_at_once() {
-    let (agent, _other) = pair(|_| {});
-    let answer = agent.handle().call(1, "echo").send_bytes("here");
-    answer.wait().unwrap();
-    let ran = Arc::new(Mutex::new(None));
-    let seen = Arc::clone(&ran);
-    answer.on_complete(move |result| {
-        *seen.lock().unwrap() = Some((thread::current().id(), result.clone().unwrap()));
-    });
-    let ran = ran.lock().unwrap().take();
-    assert_eq!(ran, Some((thread::current().id(), "here".into())));
-}
-
-#[test]
 fn a_callback_on_a_pending_call_runs_on_the_pool() {
-    let (agent, _other, gate, _end) = held_pair();
+    let (agent, _other, gate, _end) = held_pair(|options| options);
     let (sender, receiver) = mpsc::channel();
     let register = |call: &FutureMessage| {
         let sender = sender.clone();
         call.on_complete(move |result| {
-            let is_ok = result.is_ok();
-            let name = thread_name();
-            sender.send((is_ok, name)).unwrap();
+            let name = thread::current().name().unwrap_or_default().to_owned();
+            sender.send((result.is_ok(), name)).unwrap();
         });
     };
     let held = agent.handle().call(1, "hold").send_bytes("");
@@ -472,7 +234,7 @@ fn a_callback_on_a_pending_call_runs_on_the_pool() {
 
 #[test]
 fn a_callback_can_call_and_wait() {
-    let (agent, other, gate, _end) = held_pair();
+    let (agent, other, gate, _end) = held_pair(|options| options);
     let (sender, receiver) = mpsc::channel();
     // More nested callbacks than the pool has threads.
     let callbacks = 50;
@@ -482,16 +244,10 @@ fn a_callback_can_call_and_wait() {
             let handle = agent.handle().clone();
             let sender = sender.clone();
             call.on_complete(move |result| {
-                let first = handle
-                    .call(1, "echo")
-                    .send_bytes(result.clone().unwrap())
-                    .wait();
+                let first = ask(&handle, 1, "echo", result.clone().unwrap());
                 let next = handle.call(0, "echo").send_bytes(first.unwrap());
                 next.on_complete(move |result| {
-                    let last = handle
-                        .call("worker1", "echo")
-                        .send_bytes(result.clone().unwrap())
-                        .wait();
+                    let last = ask(&handle, "worker1", "echo", result.clone().unwrap());
                     sender.send(last.unwrap()).unwrap();
                 });
             });
@@ -508,97 +264,6 @@ fn a_callback_can_call_and_wait() {
     drop(other);
 }
 
-#[test]
-#[expect(clippy::panic, reason = "that is what is tested")]
-fn a_panicking_callback_does_not_affect_others() {
-    let (agent, _other, gate, _end) = held_pair();
-    let ran = Arc::new(AtomicUsize::new(0));
-    let call = agent.handle().call(1, "hold").send_bytes("");
-    for callback in 0..6 {
-        let ran = Arc::clone(&ran);
-        call.on_complete(move |_| {
-            ran.fetch_add(1, Ordering::SeqCst);
-            assert!(callback % 2 == 1, "callback {callback} panics");
-        });
-    }
-    let child = call.then(|_| -> Result<Bytes, RpcError> { panic!("on purpose") });
-    let after = call.then(|result| Ok(result?.len()));
-    gate.open();
-    call.wait().unwrap();
-    assert_eq!(after.wait().unwrap(), 0);
-    let broken = child.wait().unwrap_err();
-    assert_eq!(
-        broken.to_string(),
-        "a continuation of a future panicked: on purpose"
-    );
-    assert_eq!(ran.load(Ordering::SeqCst), 6);
-    // A panicking callback that runs at once, on the registering thread.
-    call.on_complete(|_| panic!("on purpose"));
-    assert_eq!(
-        agent
-            .handle()
-            .call(1, "echo")
-            .send_bytes("on")
-            .wait()
-            .unwrap(),
-        "on"
-    );
-}
-
-#[test]
-fn calls_can_be_chained_and_joined() {
-    let (agent, _other) = pair(|_| {});
-    let handle = agent.handle().clone();
-    let twice = agent
-        .handle()
-        .call(1, "echo")
-        .send_bytes("abc")
-        .and_then(move |answer| {
-            handle
-                .call(1, "echo")
-                .send_bytes([answer.clone(), answer].concat())
-        })
-        .then(|answer| Ok(answer?.len()));
-    assert_eq!(twice.wait().unwrap(), 6);
-
-    let calls = (0..100_u32).map(|n| agent.handle().call(1, "echo").send_bytes(n.to_string()));
-    let all: RpcFuture<Vec<Bytes>> = join_all(calls.collect());
-    for (n, answer) in all.wait().unwrap().into_iter().enumerate() {
-        assert_eq!(answer, n.to_string());
-    }
-}
-
-#[test]
-fn dropping_a_future_does_not_cancel_its_call() {
-    let (sender, receiver) = mpsc::channel();
-    let (agent, _other) = pair(move |registry| {
-        let sender = Mutex::new(sender.clone());
-        registry
-            .register("record", move |_, payload| {
-                sender.lock().unwrap().send(payload.to_vec()).unwrap();
-                Ok(Vec::new())
-            })
-            .unwrap();
-    });
-    drop(agent.handle().call(1, "record").send_bytes("small"));
-    drop(
-        agent
-            .handle()
-            .call(1, "record")
-            .send_bytes(noise(1, 1 << 20)),
-    );
-    let mut payloads: Vec<_> = (0..2)
-        .map(|_| receiver.recv_timeout(PATIENCE).unwrap())
-        .collect();
-    payloads.sort_by_key(Vec::len);
-    assert_eq!(payloads[0], b"small");
-    assert!(payloads[1] == noise(1, 1 << 20));
-    until("both calls end", || {
-        agent.handle().metrics().calls_succeeded == 2
-    });
-    assert_eq!(agent.handle().metrics().calls_in_flight, 0);
-}
-
 /// Repeats calls with `payload` until stopped, and counts the answers.
 fn keep_streaming(
     agent: AgentHandle,
@@ -609,12 +274,7 @@ fn keep_streaming(
 ) -> thread::JoinHandle<()> {
     thread::spawn(move || {
         while !stop.load(Ordering::SeqCst) {
-            let answer = agent
-                .call(to, "echo")
-                .send_bytes(payload.clone())
-                .wait()
-                .unwrap();
-            assert!(answer == payload);
+            assert!(ask(&agent, to, "echo", payload.clone()).unwrap() == payload);
             count.fetch_add(1, Ordering::SeqCst);
         }
     })
@@ -642,12 +302,13 @@ fn large_payloads_do_not_delay_small_ones() {
     for n in 0..SMALL_CALLS {
         let small = noise(n as u64, 64);
         assert_eq!(
-            agents[n % 2]
-                .handle()
-                .call(1 - n as u32 % 2, "echo")
-                .send_bytes(small.clone())
-                .wait()
-                .unwrap(),
+            ask(
+                agents[n % 2].handle(),
+                1 - n as u32 % 2,
+                "echo",
+                small.clone()
+            )
+            .unwrap(),
             small
         );
     }
@@ -658,42 +319,6 @@ fn large_payloads_do_not_delay_small_ones() {
         large_calls < SMALL_CALLS / 4,
         "{large_calls} calls of 64 MiB ended during {SMALL_CALLS} of 64 bytes"
     );
-    for stream in streams {
-        stream.join().unwrap();
-    }
-}
-
-#[test]
-fn small_payloads_do_not_delay_a_large_one() {
-    let (agent, _other) = pair(|_| {});
-    let payload = noise(4, 8 << 20);
-    let stop = Arc::new(AtomicBool::new(false));
-    let count = Arc::new(AtomicUsize::new(0));
-    let streams: Vec<_> = (0..16)
-        .map(|n| {
-            let stop = Arc::clone(&stop);
-            keep_streaming(
-                agent.handle().clone(),
-                1,
-                noise(n, 1000),
-                stop,
-                Arc::clone(&count),
-            )
-        })
-        .collect();
-    until("small payloads are in flight", || {
-        count.load(Ordering::SeqCst) > 0
-    });
-    assert!(
-        agent
-            .handle()
-            .call(1, "echo")
-            .send_bytes(payload.clone())
-            .wait()
-            .unwrap()
-            == payload
-    );
-    stop.store(true, Ordering::SeqCst);
     for stream in streams {
         stream.join().unwrap();
     }
@@ -711,11 +336,7 @@ fn two_workers_that_call_each_other_at_the_same_time_use_one_connection() {
                     barrier.wait();
                     let (from, to) = (n % 2, 1 - n as u32 % 2);
                     for _ in 0..3 {
-                        let answer = agents[from]
-                            .handle()
-                            .call(to, "echo")
-                            .send_bytes("first")
-                            .wait();
+                        let answer = ask(agents[from].handle(), to, "echo", "first");
                         assert_eq!(answer.unwrap(), "first", "in round {round}");
                     }
                 });
@@ -730,106 +351,5 @@ fn two_workers_that_call_each_other_at_the_same_time_use_one_connection() {
                 agent.handle().me()
             );
         }
-    }
-}
-
-#[cfg(feature = "typed")]
-mod typed {
-    use rpc_agent::{HandlerError, Outcome, RetryOptions, RpcError};
-
-    use crate::common::{pair, until};
-
-    #[test]
-    fn values_are_called_with_and_returned() {
-        let (agent, _other) = pair(|registry| {
-            registry
-                .register_typed("add", |_, (a, b): (i64, i64)| Ok(a + b))
-                .unwrap();
-            registry
-                .register_typed("join", |_, words: Vec<String>| Ok(words.concat()))
-                .unwrap();
-        });
-        assert_eq!(
-            agent
-                .handle()
-                .call("worker1", "add")
-                .run::<(i64, i64), i64>((1, 2))
-                .unwrap(),
-            3
-        );
-        let sum = agent
-            .handle()
-            .call(1, "add")
-            .send::<(i64, i64), i64>((-5, 2));
-        assert_eq!(sum.wait().unwrap(), -3);
-        let words = vec!["a".to_owned(), "bc".to_owned()];
-        let retries = RetryOptions::default();
-        let joined = agent
-            .handle()
-            .call(1, "join")
-            .with_retries(&retries)
-            .send::<_, String>(words);
-        assert_eq!(joined.wait().unwrap(), "abc");
-    }
-
-    #[test]
-    fn a_value_of_another_type_is_an_error_that_names_the_type() {
-        let (agent, _other) = pair(|registry| {
-            registry
-                .register_typed("length", |_, text: String| Ok(text.len() as u64))
-                .unwrap();
-            registry
-                .register_typed("fail", |_, ()| -> Result<(), _> {
-                    Err(HandlerError::new("no"))
-                })
-                .unwrap();
-        });
-        // Sends a string length of 7 without the string's bytes.
-        let arguments = agent
-            .handle()
-            .call(1, "length")
-            .run::<u8, u64>(7)
-            .unwrap_err();
-        assert!(
-            matches!(
-                arguments,
-                RpcError::Remote {
-                    panicked: false,
-                    ..
-                }
-            ),
-            "{arguments}"
-        );
-        let error_text = arguments.to_string();
-        assert!(
-            error_text.contains("wrong arguments") && error_text.contains("String"),
-            "{error_text}"
-        );
-
-        let result = agent
-            .handle()
-            .call(1, "length")
-            .run::<&str, (u64, u64)>("abc")
-            .unwrap_err();
-        assert!(matches!(result, RpcError::Codec { .. }), "{result}");
-        assert_eq!(result.outcome(), Outcome::Executed);
-        let error_text = result.to_string();
-        assert!(
-            error_text.starts_with("call of `length` on worker worker1 (id 1): ")
-                && error_text.contains("(u64, u64)"),
-            "{error_text}"
-        );
-        let remote = agent
-            .handle()
-            .call(1, "fail")
-            .run::<(), ()>(())
-            .unwrap_err();
-        assert_eq!(
-            remote.to_string(),
-            "Error on Node 1: call of `fail` on worker worker1 (id 1): the function failed: no"
-        );
-        until("nothing is in flight", || {
-            agent.handle().metrics().calls_in_flight == 0
-        });
     }
 }

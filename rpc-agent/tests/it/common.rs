@@ -1,4 +1,4 @@
-//! Helpers: groups of agents in this process, polling for a condition, and gates that block functions.
+//! Helpers: groups of agents in this process, calls, polling for a condition, and functions that a test holds up.
 
 use std::panic::resume_unwind;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,12 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use c10d_store::{HashStore, Store};
-use rpc_agent::{Agent, AgentOptions, Registry, StartError};
+use rpc_agent::{
+    Agent, AgentHandle, AgentOptions, Destination, FutureMessage, Registry, Reply, RetryOptions,
+    RpcError, StartError,
+};
+
+use crate::raw::RawWorker;
 
 /// Timeout of all waits in the tests; reached only if a test hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -97,6 +102,86 @@ pub(crate) fn start_all(
     })
 }
 
+/// Starts one agent; its group has no other worker that it waits for.
+pub(crate) fn start_one(
+    store: &Arc<dyn Store>,
+    options: AgentOptions,
+    fill: impl FnOnce(&mut Registry),
+) -> Agent {
+    Agent::start(options, registry(fill), store.clone_store().unwrap()).unwrap()
+}
+
+/// An agent with rank 0 in a static group whose other worker, `worker1`, is raw.
+pub(crate) fn agent_and_raw(
+    adjust: impl FnOnce(AgentOptions) -> AgentOptions,
+) -> (Agent, RawWorker, Arc<dyn Store>) {
+    let store = shared_store();
+    let raw = RawWorker::join(&*store, 1, "worker1", 5);
+    let agent = start_one(&store, adjust(options(0).with_world_size(2)), |_| {});
+    (agent, raw, store)
+}
+
+/// Calls a function with the timeout of the agent, and waits for the answer.
+pub(crate) fn ask<'a>(
+    agent: &'a AgentHandle,
+    to: impl Into<Destination<'a>>,
+    function: &'a str,
+    payload: impl Into<Bytes>,
+) -> Result<Bytes, RpcError> {
+    agent.call(to, function).send_bytes(payload).wait()
+}
+
+/// Asserts that a worker answers the calls of an agent.
+#[track_caller]
+pub(crate) fn assert_reaches<'a>(from: &'a Agent, to: impl Into<Destination<'a>>) {
+    assert_eq!(ask(from.handle(), to, "echo", "x").unwrap(), "x");
+}
+
+/// Makes a call without a timeout.
+pub(crate) fn begin<'a>(
+    agent: &'a AgentHandle,
+    to: impl Into<Destination<'a>>,
+    function: &'a str,
+    payload: impl Into<Bytes>,
+) -> FutureMessage {
+    let call = agent.call(to, function).with_timeout(None);
+    call.send_bytes(payload)
+}
+
+/// Makes a call with retries.
+pub(crate) fn retry<'a>(
+    agent: &'a AgentHandle,
+    to: impl Into<Destination<'a>>,
+    function: &'a str,
+    retries: &'a RetryOptions,
+    payload: impl Into<Bytes>,
+) -> FutureMessage {
+    let call = agent.call(to, function).with_retries(retries);
+    call.send_bytes(payload)
+}
+
+/// Waits until a call has ended.
+#[track_caller]
+pub(crate) fn wait(call: &FutureMessage) -> Result<Bytes, RpcError> {
+    call.wait_timeout(PATIENCE).expect("the call completes")
+}
+
+/// Asserts that a call was lost with its connection.
+#[track_caller]
+pub(crate) fn assert_connection_lost(error: &RpcError) {
+    let is_lost = matches!(error, RpcError::ConnectionLost { .. });
+    assert!(is_lost, "{error:?}");
+}
+
+/// Shuts down agents concurrently, because the workers of a static group wait for each other.
+pub(crate) fn shut_down_all<'a>(agents: impl IntoIterator<Item = &'a Agent>) {
+    thread::scope(|scope| {
+        for agent in agents {
+            scope.spawn(|| agent.shutdown(PATIENCE).unwrap());
+        }
+    });
+}
+
 /// A store in this process.
 pub(crate) fn shared_store() -> Arc<dyn Store> {
     Arc::new(HashStore::new())
@@ -130,7 +215,6 @@ pub(crate) struct Gate {
 struct GateState {
     is_open: bool,
     inside: usize,
-    inside_peak: usize,
 }
 
 impl Gate {
@@ -138,16 +222,24 @@ impl Gate {
         Arc::default()
     }
 
+    /// Registers a function that waits at the gate, and then returns its payload.
+    pub(crate) fn register(self: &Arc<Self>, registry: &mut Registry, name: &str) {
+        let gate = Arc::clone(self);
+        let hold = move |_: &_, payload| {
+            gate.pass();
+            Ok(payload)
+        };
+        registry.register_bytes(name, hold).unwrap();
+    }
+
     /// Waits until the gate is open.
     #[track_caller]
     pub(crate) fn pass(&self) {
-        self.wait_inside("the gate to open", |state| state.is_open);
-    }
-
-    /// Waits until `others` functions have been inside at the same time.
-    #[track_caller]
-    pub(crate) fn pass_with(&self, others: usize) {
-        self.wait_inside("the others to arrive", |state| state.inside_peak >= others);
+        let mut state = self.lock();
+        state.inside += 1;
+        self.changed.notify_all();
+        let mut state = self.wait(state, "the gate to open", |state| state.is_open);
+        state.inside -= 1;
     }
 
     /// Lets all functions pass, now and later.
@@ -168,21 +260,6 @@ impl Gate {
     /// Number of functions that are blocked at the gate.
     pub(crate) fn inside(&self) -> usize {
         self.lock().inside
-    }
-
-    /// Maximum number of functions that were inside at the same time.
-    pub(crate) fn inside_peak(&self) -> usize {
-        self.lock().inside_peak
-    }
-
-    #[track_caller]
-    fn wait_inside(&self, what: &str, condition: impl Fn(&GateState) -> bool) {
-        let mut state = self.lock();
-        state.inside += 1;
-        state.inside_peak = state.inside_peak.max(state.inside);
-        self.changed.notify_all();
-        let mut state = self.wait(state, what, condition);
-        state.inside -= 1;
     }
 
     #[track_caller]
@@ -217,5 +294,56 @@ pub(crate) struct OpenAtEnd(pub(crate) Arc<Gate>);
 impl Drop for OpenAtEnd {
     fn drop(&mut self) {
         self.0.open();
+    }
+}
+
+/// Two workers. The function `hold` of the second one waits at the gate.
+pub(crate) fn held_pair(
+    adjust: impl Fn(AgentOptions) -> AgentOptions,
+) -> (Agent, Agent, Arc<Gate>, OpenAtEnd) {
+    let gate = Gate::new();
+    let (agent, other) = pair_with(
+        |_, options| adjust(options),
+        |registry| gate.register(registry, "hold"),
+    );
+    let end = OpenAtEnd(Arc::clone(&gate));
+    (agent, other, gate, end)
+}
+
+/// Calls of a function that the test answers.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Held(Arc<Mutex<Vec<Reply>>>);
+
+impl Held {
+    /// Registers the function.
+    pub(crate) fn register(&self, registry: &mut Registry, name: &str) {
+        let held = self.clone();
+        let hold = move |_: &_, _, reply| held.lock().push(reply);
+        registry.register_deferred(name, hold).unwrap();
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Waits until this number of calls have arrived.
+    #[track_caller]
+    pub(crate) fn await_len(&self, count: usize) {
+        until("the calls have arrived", || self.len() == count);
+    }
+
+    /// Takes all unanswered calls.
+    pub(crate) fn take(&self) -> Vec<Reply> {
+        std::mem::take(&mut *self.lock())
+    }
+
+    pub(crate) fn answer_all(&self) {
+        for reply in self.take() {
+            reply.send(Ok("answered"));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Reply>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -5,37 +5,28 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use c10d_store::{Store, StoreExt};
-use rpc_agent::{Agent, AgentHandle, AgentOptions, FutureMessage, NotSent, Outcome, RpcError};
+use rpc_agent::{Agent, AgentHandle, FutureMessage, NotSent, Outcome, RpcError};
 
-use crate::common::{PATIENCE, named, registry, shared_store, start_all, until};
+use crate::common::{
+    PATIENCE, agent_and_raw, ask, assert_connection_lost, begin, named, registry, shared_store,
+    start_all, until, wait,
+};
 use crate::raw::{GOODBYE, HELLO, REQUEST, RESPONSE, RawFrame, RawWorker};
 use crate::raw::{frame, links_of, read_frame, send, welcome};
 
 /// Starts the agents of a static group. Raw workers, played by the tests, fill the other ranks.
-fn start(
-    store: &Arc<dyn Store>,
-    world_size: u32,
-    workers: &[(&str, u32)],
-    adjust: impl Fn(AgentOptions) -> AgentOptions,
-) -> Vec<Agent> {
+fn start(store: &Arc<dyn Store>, world_size: u32, workers: &[(&str, u32)]) -> Vec<Agent> {
     let workers = workers.iter().map(|(name, rank)| {
         let options = named(name, *rank).with_world_size(world_size);
-        (adjust(options), registry(|_| {}))
+        (options, registry(|_| {}))
     });
     let agents = start_all(store, workers.collect());
     agents.into_iter().map(Result::unwrap).collect()
 }
 
-/// A call without a timeout.
 fn call(agent: &AgentHandle, worker: &str) -> FutureMessage {
-    agent.call(worker, "f").with_timeout(None).send_bytes("x")
-}
-
-#[track_caller]
-fn wait(future: &FutureMessage) -> Result<Bytes, RpcError> {
-    future.wait_timeout(PATIENCE).expect("the call completes")
+    begin(agent, worker, "f", "x")
 }
 
 /// Accepts the next Hello for a raw worker. A dialer that no longer needs the connection closes it without
@@ -80,7 +71,7 @@ fn a_dial_overtaken_by_a_connection_does_not_disturb_the_next_dial() {
     // The raw worker has the lower id, so the agent accepts its connection during the agent's own dial.
     let raw = RawWorker::join(&*store, 0, "raw", 5);
     let pace = RawWorker::join(&*store, 2, "pace", 6);
-    let agent = start(&store, 3, &[("agent", 1)], |options| options).remove(0);
+    let agent = start(&store, 3, &[("agent", 1)]).remove(0);
     // Two dials on two threads; both have reached the same pause.
     let (first, _paced) = (call(agent.handle(), "raw"), call(agent.handle(), "pace"));
     for _ in 0..4 {
@@ -91,11 +82,7 @@ fn a_dial_overtaken_by_a_connection_does_not_disturb_the_next_dial() {
     let mut link = raw.dial(&*store, 1, 0);
     assert_eq!(read_frame(&mut link).kind, REQUEST);
     drop(link);
-    let error = wait(&first).unwrap_err();
-    assert!(
-        matches!(error, RpcError::ConnectionLost { .. }),
-        "{error:?}"
-    );
+    assert_connection_lost(&wait(&first).unwrap_err());
 
     let second = call(agent.handle(), "raw");
     let mut dialed = next_hello(&raw);
@@ -131,23 +118,14 @@ fn a_silent_worker_does_not_delay_dials_of_others() {
         let store = shared_store();
         let silent = RawWorker::join(&*store, 3, "silent", 5);
         let names = [("agent", 0), ("known", 1), ("other", 2)];
-        let agents = start(&store, 4, &names, |options| options);
+        let agents = start(&store, 4, &names);
         let agent = agents[0].handle();
         // When the last of these calls is answered, the thread that dialed is idle.
         for _ in 0..20 {
-            agent
-                .call("known", "echo")
-                .with_timeout(PATIENCE)
-                .send_bytes("x")
-                .wait()
-                .unwrap();
+            ask(agent, "known", "echo", "x").unwrap();
         }
         let _held = call(agent, "silent");
-        let call = agent
-            .call("other", "echo")
-            .with_timeout(PATIENCE)
-            .send_bytes("x");
-        assert_eq!(wait(&call).unwrap(), "x");
+        assert_eq!(ask(agent, "other", "echo", "x").unwrap(), "x");
         let mut socket = silent.accept();
         assert_eq!(read_frame(&mut socket).kind, HELLO);
         socket.set_nonblocking(true).unwrap();
@@ -162,16 +140,14 @@ fn a_silent_worker_does_not_delay_dials_of_others() {
 #[test]
 fn a_call_without_a_timeout_fails_if_the_store_does_not_answer() {
     for record in [Some("what is this"), None] {
-        let store = shared_store();
-        let _raw = RawWorker::join(&*store, 1, "raw", 5);
-        let adjust =
-            |options: AgentOptions| options.with_connect_timeout(Duration::from_millis(50));
-        let agent = start(&store, 2, &[("agent", 0)], adjust).remove(0);
+        let connect_timeout = Duration::from_millis(50);
+        let (agent, _raw, store) =
+            agent_and_raw(|options| options.with_connect_timeout(connect_timeout));
         match record {
             Some(record) => store.set("names/1", record.as_bytes()).unwrap(),
             None => assert!(store.delete_key("names/1").unwrap()),
         }
-        let error = wait(&call(agent.handle(), "raw")).unwrap_err();
+        let error = wait(&call(agent.handle(), "worker1")).unwrap_err();
         assert!(
             matches!(
                 error,
@@ -188,10 +164,8 @@ fn a_call_without_a_timeout_fails_if_the_store_does_not_answer() {
 
 #[test]
 fn a_goodbye_right_after_the_welcome_counts_as_leaving() {
-    let store = shared_store();
-    let raw = RawWorker::join(&*store, 1, "raw", 5);
-    let agent = start(&store, 2, &[("agent", 0)], |options| options).remove(0);
-    let call = call(agent.handle(), "raw");
+    let (agent, raw, _store) = agent_and_raw(|options| options);
+    let call = call(agent.handle(), "worker1");
     let mut socket = raw.accept();
     assert_eq!(read_frame(&mut socket).kind, HELLO);
     let goodbye = frame(GOODBYE, 0, 0, 0, b"");

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use byteorder::{ByteOrder, LittleEndian};
-use rpc_agent::{CallMessage, Fault, FaultInjector, WorkerId};
+use rpc_agent::{AgentOptions, CallMessage, Fault, FaultInjector, WorkerId};
 
 /// Most distinct messages that a plan remembers. Beyond that the plan drops the oldest.
-pub(crate) const MESSAGES_KNOWN_MAX: usize = 65_536;
+const MESSAGES_KNOWN_MAX: usize = 65_536;
 
 /// Increment of splitmix64.
 const GOLDEN_GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -101,6 +101,15 @@ impl FaultPlan {
         self.with_rate("cut", rate, |rules| &mut rules.cut)
     }
 
+    /// Adds the plan to the options of one worker.
+    pub(crate) fn of_rank(&self, rank: u32) -> impl Fn(u32, AgentOptions) -> AgentOptions + use<> {
+        let plan = self.clone();
+        move |of, options| match of == rank {
+            true => options.with_faults(plan.clone()),
+            false => options,
+        }
+    }
+
     /// The number of faults injected so far by this plan and its clones.
     #[must_use]
     pub(crate) fn injected(&self) -> InjectedFaults {
@@ -136,14 +145,6 @@ impl FaultPlan {
         let fault = fault.or(delay.map(Kind::Delay))?;
         self.with_history(|history| history.injected.count(message, fault));
         Some(fault)
-    }
-
-    /// How many messages it remembers.
-    pub(crate) fn messages_known(&self) -> usize {
-        self.with_history(|history| {
-            assert_eq!(history.sends.len(), history.order.len());
-            history.sends.len()
-        })
     }
 
     fn with_rate(
@@ -351,10 +352,10 @@ impl History {
 
 /// A message's hash. Unlike the hashes of `std`, it is the same in every process and Rust version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Fingerprint(u64);
+struct Fingerprint(u64);
 
 impl Fingerprint {
-    pub(crate) fn of(message: CallMessage, function: &str, to: WorkerId, payload: &[u8]) -> Self {
+    fn of(message: CallMessage, function: &str, to: WorkerId, payload: &[u8]) -> Self {
         let is_answer = u64::from(message == CallMessage::Answer);
         Self(mix(u64::from(to.get()) << 1 | is_answer))
             .with(function.as_bytes())

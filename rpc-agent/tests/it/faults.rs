@@ -6,11 +6,11 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use byteorder::{ByteOrder, LittleEndian};
-use rpc_agent::{Agent, AgentOptions, FutureMessage, Outcome};
+use rpc_agent::{Agent, FutureMessage, Outcome};
 
-use crate::common::{PATIENCE, noise, options, pair_with, registry, shared_store, start_all};
+use crate::common::{PATIENCE, agent_and_raw, ask, begin, noise, pair_with, wait};
 use crate::fault_plan::FaultPlan;
-use crate::raw::{RawWorker, read_frame};
+use crate::raw::read_frame;
 
 const CALLS: usize = 300;
 
@@ -30,21 +30,17 @@ fn unread_calls(
     timeout: Option<Duration>,
     has_secret: bool,
 ) -> (Agent, Box<dyn Read>, Vec<FutureMessage>) {
-    let store = shared_store();
-    let raw = RawWorker::join(&*store, 1, "worker1", 5);
     let faults = FaultPlan::new(seed).duplicate(0.8);
-    let me = options(0).with_world_size(2).with_faults(faults);
-    let start = |options| {
-        start_all(&store, vec![(options, registry(|_| {}))])
-            .remove(0)
-            .unwrap()
-    };
     let (agent, link): (_, Box<dyn Read>) = match has_secret {
-        false => (start(me), Box::new(raw.dial(&*store, 0, 0))),
+        false => {
+            let (agent, raw, store) = agent_and_raw(|options| options.with_faults(faults));
+            (agent, Box::new(raw.dial(&*store, 0, 0)))
+        }
         #[cfg(feature = "tls")]
         true => {
             let secret = rpc_agent::Secret::random().unwrap();
-            let agent = start(me.with_secret(secret.clone()));
+            let (agent, raw, store) =
+                agent_and_raw(|options| options.with_faults(faults).with_secret(secret.clone()));
             (agent, Box::new(raw.dial_sealed(&*store, 0, secret)))
         }
         #[cfg(not(feature = "tls"))]
@@ -76,8 +72,7 @@ fn rounds() -> impl Iterator<Item = (u64, bool)> {
 fn assert_outcomes(calls: &[FutureMessage], arrived: &HashSet<usize>) {
     let mut not_executed = 0;
     for (number, call) in calls.iter().enumerate() {
-        let ended = call.wait_timeout(PATIENCE).expect("the call completes");
-        let error = ended.unwrap_err();
+        let error = wait(call).unwrap_err();
         if error.outcome() == Outcome::NotExecuted {
             assert!(!arrived.contains(&number), "call {number} arrived: {error}");
             not_executed += 1;
@@ -92,15 +87,10 @@ fn a_duplicated_call_with_one_request_withdrawn_at_its_deadline_may_have_run() {
         let timeout = Duration::from_millis(50);
         let (agent, mut link, calls) = unread_calls(seed, Some(timeout), has_secret);
         for call in &calls {
-            let ended = call.wait_timeout(PATIENCE).expect("the call completes");
-            assert!(ended.is_err());
+            assert!(wait(call).is_err());
         }
         // This request follows all remaining requests of the other calls.
-        let last = agent
-            .handle()
-            .call("worker1", NAME)
-            .with_timeout(None)
-            .send_bytes("last");
+        let last = begin(agent.handle(), "worker1", NAME, "last");
         let mut arrived = HashSet::new();
         loop {
             let payload_bytes = read_frame(&mut link).body.len() - BODY_BYTES_MIN;
@@ -139,13 +129,9 @@ fn a_duplicated_call_with_one_request_sent_before_shutdown_may_have_run() {
 #[test]
 fn a_duplicated_large_message_keeps_the_connection() {
     let faults = FaultPlan::new(3).duplicate(1.0);
-    let adjust = |rank, options: AgentOptions| match rank {
-        0 => options.with_faults(faults.clone()),
-        _ => options,
-    };
     // A call that is answered is not sent again, so none is answered before two requests have arrived.
     let arrived = Arc::new((Mutex::new(0), Condvar::new()));
-    let (agent, served) = pair_with(adjust, |registry| {
+    let (agent, served) = pair_with(faults.of_rank(0), |registry| {
         let arrived = Arc::clone(&arrived);
         registry
             .register_bytes("answer late", move |_, payload| {
@@ -163,12 +149,7 @@ fn a_duplicated_large_message_keeps_the_connection() {
             .unwrap();
     });
     let payload = noise(1, 600 << 10);
-    let answer = agent
-        .handle()
-        .call("worker1", "answer late")
-        .with_timeout(PATIENCE)
-        .send_bytes(payload.clone())
-        .wait();
+    let answer = ask(agent.handle(), "worker1", "answer late", payload.clone());
     assert_eq!(answer.unwrap(), payload);
     assert!(served.handle().metrics().requests_received > 1);
     assert_eq!(served.handle().metrics().connections_lost, 0);

@@ -1,16 +1,15 @@
 //! Functions over loopback: concurrency, panics, errors, nested calls, deferred answers, queue limits.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rpc_agent::{
-    Agent, AgentHandle, Context, FutureMessage, HandlerError, Outcome, Registry, Reply, RpcError,
-    join_all,
+    AgentHandle, Context, FutureMessage, HandlerError, Outcome, Registry, RpcError, join_all,
 };
 
-use crate::common::{Gate, OpenAtEnd, PATIENCE, group_with, noise, pair, pair_with, until};
+use crate::common::{
+    Held, PATIENCE, ask, assert_reaches, group_with, held_pair, pair, pair_with, until, wait,
+};
 
 fn call(agent: &AgentHandle, to: u32, function: &str, payload: &'static str) -> FutureMessage {
     agent.call(to, function).send_bytes(payload)
@@ -20,93 +19,15 @@ fn calls(agent: &AgentHandle, count: usize, function: &str) -> Vec<FutureMessage
     (0..count).map(|_| call(agent, 1, function, "")).collect()
 }
 
-/// Two workers. The second one has `handler_threads` threads and a function `hold` that waits at the gate.
-fn held_pair(handler_threads: usize) -> (Agent, Agent, Arc<Gate>, OpenAtEnd) {
-    let gate = Gate::new();
-    let (agent, other) = pair_with(
-        |_, options| options.with_handler_threads(handler_threads),
-        |registry| register_hold(registry, &gate),
-    );
-    let end = OpenAtEnd(Arc::clone(&gate));
-    (agent, other, gate, end)
-}
-
-fn register_hold(registry: &mut Registry, gate: &Arc<Gate>) {
-    let gate = Arc::clone(gate);
-    registry
-        .register("hold", move |_, payload| {
-            gate.pass();
-            Ok(payload.to_vec())
-        })
-        .unwrap();
-}
-
-#[test]
-fn as_many_functions_run_at_once_as_there_are_handler_threads() {
-    for threads in [1, 2, 5, 16] {
-        let gate = Gate::new();
-        let (agent, other) = pair_with(
-            |_, options| options.with_handler_threads(threads),
-            |registry| {
-                let gate = Arc::clone(&gate);
-                registry
-                    .register("meet", move |_, _| {
-                        gate.pass_with(threads);
-                        Ok(Vec::new())
-                    })
-                    .unwrap();
-            },
-        );
-        join_all(calls(agent.handle(), 4 * threads, "meet"))
-            .wait()
-            .unwrap();
-        assert_eq!(gate.inside_peak(), threads);
-        until("all calls are counted", || {
-            other.handle().metrics().requests_handled == 4 * threads as u64
-        });
-    }
-}
-
-#[test]
-fn a_slow_function_does_not_delay_fast_ones() {
-    let (agent, _other, gate, _end) = held_pair(4);
-    // In the first round, the worker does not know yet that the function is slow.
-    for round in 1..=3 {
-        let slow = call(agent.handle(), 1, "hold", "slow");
-        for _ in 0..50 {
-            assert_eq!(
-                agent
-                    .handle()
-                    .call(1, "echo")
-                    .send_bytes("fast")
-                    .wait()
-                    .unwrap(),
-                "fast"
-            );
-        }
-        join_all(calls(agent.handle(), 200, "echo")).wait().unwrap();
-        assert!(!slow.is_complete(), "in round {round}");
-        if round == 3 {
-            gate.open();
-            assert_eq!(slow.wait().unwrap(), "slow");
-        }
-    }
-}
-
 #[test]
 fn slow_functions_delay_no_others_while_a_handler_thread_is_free() {
     for round in 0..20 {
         // Each round starts new workers, which do not know yet which functions are slow.
-        let (agent, other, gate, _end) = held_pair(4);
+        let (agent, other, gate, _end) = held_pair(|options| options.with_handler_threads(4));
         let slow = calls(agent.handle(), 3, "hold");
         for _ in 0..20 {
             assert_eq!(
-                agent
-                    .handle()
-                    .call(1, "echo")
-                    .send_bytes("fast")
-                    .wait()
-                    .unwrap(),
+                ask(agent.handle(), 1, "echo", "fast").unwrap(),
                 "fast",
                 "in round {round}"
             );
@@ -115,12 +36,7 @@ fn slow_functions_delay_no_others_while_a_handler_thread_is_free() {
         gate.await_inside(4);
         // All handler threads are busy, but the worker can still make calls.
         assert_eq!(
-            other
-                .handle()
-                .call(0, "echo")
-                .send_bytes("mine")
-                .wait()
-                .unwrap(),
+            ask(other.handle(), 0, "echo", "mine").unwrap(),
             "mine",
             "in round {round}"
         );
@@ -128,41 +44,6 @@ fn slow_functions_delay_no_others_while_a_handler_thread_is_free() {
         join_all(slow).wait().unwrap();
         last.wait().unwrap();
     }
-}
-
-#[test]
-fn a_worker_whose_only_handler_thread_is_busy_receives_answers_and_runs_callbacks() {
-    let (agent, other, gate, _end) = held_pair(1);
-    let slow = call(agent.handle(), 1, "hold", "");
-    gate.await_inside(1);
-    let waiting = call(agent.handle(), 1, "echo", "");
-    let (sender, receiver) = mpsc::channel();
-    for n in 0..50 {
-        let answer = other.handle().call(0, "echo").send_bytes("mine");
-        let sender = sender.clone();
-        answer.on_complete(move |result| sender.send((n, result.clone().unwrap())).unwrap());
-    }
-    for _ in 0..50 {
-        let (_, answer) = receiver.recv_timeout(PATIENCE).unwrap();
-        assert_eq!(answer, "mine");
-    }
-    assert_eq!(
-        other
-            .handle()
-            .call(0, "echo")
-            .send_bytes("waited for")
-            .wait()
-            .unwrap(),
-        "waited for"
-    );
-    // The only handler thread is busy, so this request is queued.
-    until("the request is queued", || {
-        other.handle().metrics().handler_queue_len == 1
-    });
-    assert!(!waiting.is_complete());
-    gate.open();
-    slow.wait().unwrap();
-    waiting.wait().unwrap();
 }
 
 #[test]
@@ -180,20 +61,19 @@ fn a_panic_is_an_error_with_worker_function_and_message() {
         registry
             .register("throw", |_, _| std::panic::panic_any(7_u8))
             .unwrap();
+        registry
+            .register_deferred("later", |_, _, _reply| panic!("on purpose"))
+            .unwrap();
     });
     let before = "Error on Node 1: call of ";
     for (function, expected_text) in [
         ("say", "out of paper"),
         ("format", "3 bytes are odd"),
         ("throw", "(the panic message is not text)"),
+        ("later", "on purpose"),
     ] {
         for (caller, place) in [(&agent, "over the wire"), (&other, "at home")] {
-            let error = caller
-                .handle()
-                .call("worker1", function)
-                .send_bytes("abc")
-                .wait()
-                .unwrap_err();
+            let error = ask(caller.handle(), "worker1", function, "abc").unwrap_err();
             assert_eq!(
                 error.to_string(),
                 format!(
@@ -209,16 +89,8 @@ fn a_panic_is_an_error_with_worker_function_and_message() {
             assert!(!error.is_transient());
         }
     }
-    assert_eq!(other.handle().metrics().handler_panics, 6);
-    assert_eq!(
-        agent
-            .handle()
-            .call(1, "echo")
-            .send_bytes("on")
-            .wait()
-            .unwrap(),
-        "on"
-    );
+    assert_eq!(other.handle().metrics().handler_panics, 8);
+    assert_reaches(&agent, 1);
 }
 
 #[test]
@@ -238,12 +110,7 @@ fn the_error_of_a_function_keeps_its_text() {
     });
     let long = "é".repeat(100_000);
     for expected_text in ["", "no", "kein Blatt für é → ü", &long] {
-        let error = agent
-            .handle()
-            .call(1, "fail")
-            .send_bytes(expected_text.to_owned())
-            .wait()
-            .unwrap_err();
+        let error = ask(agent.handle(), 1, "fail", expected_text.to_owned()).unwrap_err();
         let RpcError::Remote {
             call,
             message,
@@ -265,21 +132,9 @@ fn the_error_of_a_function_keeps_its_text() {
         assert!(message.len() == expected_text.len() || message.len() > 60_000);
         assert_eq!(error.outcome(), Outcome::Executed);
     }
+    assert_eq!(&ask(agent.handle(), 1, "parse", "200").unwrap()[..], [200]);
     assert_eq!(
-        &agent
-            .handle()
-            .call(1, "parse")
-            .send_bytes("200")
-            .wait()
-            .unwrap()[..],
-        [200]
-    );
-    assert_eq!(
-        agent
-            .handle()
-            .call(1, "parse")
-            .send_bytes("300")
-            .wait()
+        ask(agent.handle(), 1, "parse", "300")
             .unwrap_err()
             .to_string(),
         "Error on Node 1: call of `parse` on worker worker1 (id 1): the function failed: number too \
@@ -296,11 +151,7 @@ fn register_down(registry: &mut Registry) {
                 return Ok(b"0".to_vec());
             }
             let other = context.caller();
-            let below = context
-                .agent()
-                .call(other, "down")
-                .send_bytes((depth - 1).to_string())
-                .wait()?;
+            let below = ask(context.agent(), other, "down", (depth - 1).to_string())?;
             let below: u32 = std::str::from_utf8(&below)?.parse()?;
             Ok((below + 1).to_string().into_bytes())
         })
@@ -315,15 +166,7 @@ fn nested_calls_can_be_deeper_than_the_handler_threads() {
         |_, registry| register_down(registry),
     );
     for _ in 0..3 {
-        assert_eq!(
-            agents[0]
-                .handle()
-                .call(1, "down")
-                .send_bytes("40")
-                .wait()
-                .unwrap(),
-            "40"
-        );
+        assert_eq!(ask(agents[0].handle(), 1, "down", "40").unwrap(), "40");
     }
     let both: Vec<_> = (0..4)
         .flat_map(|_| {
@@ -337,15 +180,7 @@ fn nested_calls_can_be_deeper_than_the_handler_threads() {
         assert_eq!(answer, "40");
     }
     // A worker that calls itself is its own caller.
-    assert_eq!(
-        agents[0]
-            .handle()
-            .call(0, "down")
-            .send_bytes("40")
-            .wait()
-            .unwrap(),
-        "40"
-    );
+    assert_eq!(ask(agents[0].handle(), 0, "down", "40").unwrap(), "40");
 }
 
 #[test]
@@ -361,24 +196,13 @@ fn nested_calls_beyond_the_thread_limit_fail_and_the_workers_continue() {
         |_, registry| register_down(registry),
     );
     for to in [1, 0, 1] {
-        let error = call(agents[0].handle(), to, "down", "100")
-            .wait_timeout(PATIENCE)
-            .unwrap()
-            .unwrap_err();
+        let error = wait(&call(agents[0].handle(), to, "down", "100")).unwrap_err();
         let error_text = error.to_string();
         assert!(
             error_text.contains("was refused by the worker: all 8 threads wait for nested calls"),
             "{error_text}"
         );
-        assert_eq!(
-            agents[0]
-                .handle()
-                .call(to, "down")
-                .send_bytes("6")
-                .wait()
-                .unwrap(),
-            "6"
-        );
+        assert_eq!(ask(agents[0].handle(), to, "down", "6").unwrap(), "6");
     }
     for agent in &agents {
         until("no thread waits", || {
@@ -393,84 +217,26 @@ fn nested_calls_beyond_the_thread_limit_fail_and_the_workers_continue() {
 }
 
 #[test]
-fn a_function_can_call_its_own_worker() {
-    let (agent, other) = pair_with(
-        |_, options| options.with_handler_threads(1),
-        |registry| {
-            registry
-                .register("again", |context, payload| {
-                    let agent = context.agent();
-                    let by_name = agent
-                        .call("worker1", "echo")
-                        .send_bytes(payload.to_vec())
-                        .wait()?;
-                    let answers =
-                        [0, 1].map(|to| agent.call(to, "echo").send_bytes(by_name.clone()));
-                    let answers = join_all(answers.into()).wait()?;
-                    Ok(answers.concat())
-                })
-                .unwrap();
-        },
-    );
-    assert_eq!(
-        agent
-            .handle()
-            .call(1, "again")
-            .send_bytes("ab")
-            .wait()
-            .unwrap(),
-        "abab"
-    );
-    assert_eq!(
-        other
-            .handle()
-            .call(1, "again")
-            .send_bytes("ab")
-            .wait()
-            .unwrap(),
-        "abab"
-    );
-}
-
-#[test]
 fn a_deferred_function_answers_from_another_thread_and_occupies_none() {
     const CALLS: usize = 60;
-    type Taken = Vec<(Vec<u8>, Reply)>;
-    let replies: Arc<Mutex<Taken>> = Arc::default();
+    let held = Held::default();
     let (agent, other) = pair_with(
         |_, options| options.with_handler_threads(1),
-        |registry| {
-            let replies = Arc::clone(&replies);
-            registry
-                .register_deferred("later", move |_, payload, reply| {
-                    replies.lock().unwrap().push((payload.to_vec(), reply));
-                })
-                .unwrap();
-        },
+        |registry| held.register(registry, "later"),
     );
     let waiting: Vec<_> = (0..CALLS)
         .map(|n| agent.handle().call(1, "later").send_bytes(n.to_string()))
         .collect();
-    until("the test has all replies", || {
-        replies.lock().unwrap().len() == CALLS
-    });
+    held.await_len(CALLS);
     assert_eq!(other.handle().metrics().requests_deferred, CALLS as u64);
-    assert_eq!(
-        agent
-            .handle()
-            .call(1, "echo")
-            .send_bytes("meanwhile")
-            .wait()
-            .unwrap(),
-        "meanwhile"
-    );
+    assert_reaches(&agent, 1);
     assert!(waiting.iter().all(|call| !call.is_complete()));
 
-    let taken = std::mem::take(&mut *replies.lock().unwrap());
+    let replies = held.take();
     let answering = thread::spawn(move || {
-        for (n, (payload, reply)) in taken.into_iter().rev().enumerate() {
+        for (n, reply) in replies.into_iter().enumerate() {
             match n % 3 {
-                0 => reply.send(Ok(payload)),
+                0 => reply.send(Ok("answer")),
                 1 => reply.send(Err::<Vec<u8>, _>(HandlerError::new("not today"))),
                 _ => drop(reply),
             }
@@ -478,52 +244,23 @@ fn a_deferred_function_answers_from_another_thread_and_occupies_none() {
     });
     answering.join().unwrap();
     let mut ends = [0; 3];
-    for (n, call) in waiting.into_iter().enumerate() {
-        match call.wait() {
-            Ok(answer) => {
-                assert_eq!(answer, n.to_string());
-                ends[0] += 1;
-            }
-            Err(error) => {
-                let error_text = error.to_string();
-                let expected = [
-                    "the function failed: not today",
-                    "the function failed: the function dropped its reply without an answer",
-                ];
-                let which = expected
-                    .iter()
-                    .position(|expected_text| error_text.ends_with(expected_text));
-                ends[which.unwrap() + 1] += 1;
-            }
-        }
+    for call in waiting {
+        let end = match call.wait() {
+            Ok(answer) => std::str::from_utf8(&answer).unwrap().to_owned(),
+            Err(error) => error.to_string(),
+        };
+        let expected = [
+            "the function failed: not today",
+            "the function failed: the function dropped its reply without an answer",
+            "answer",
+        ];
+        let which = expected.iter().position(|expected| end.ends_with(expected));
+        ends[which.unwrap()] += 1;
     }
     assert_eq!(ends, [CALLS / 3; 3]);
     until("all calls are counted", || {
         other.handle().metrics().requests_deferred == 0
     });
-}
-
-#[test]
-#[expect(clippy::panic, reason = "that is what is tested")]
-fn a_deferred_function_that_panics_fails_its_call() {
-    let (agent, other) = pair(|registry| {
-        registry
-            .register_deferred("later", |_, _, _reply| panic!("on purpose"))
-            .unwrap();
-    });
-    for caller in [&agent, &other] {
-        let error = caller
-            .handle()
-            .call(1, "later")
-            .send_bytes("")
-            .wait()
-            .unwrap_err();
-        assert!(
-            matches!(&error, RpcError::Remote { panicked: true, message, .. } if &**message == "on purpose"),
-            "{error:?}"
-        );
-    }
-    assert_eq!(other.handle().metrics().handler_panics, 2);
 }
 
 #[test]
@@ -573,26 +310,15 @@ fn the_context_has_the_caller_the_function_and_the_deadline() {
 #[test]
 fn requests_beyond_the_queue_are_refused() {
     const QUEUED_MAX: usize = 3;
-    let gate = Gate::new();
-    let (agent, other) = pair_with(
-        |_, options| {
-            options
-                .with_handler_threads(1)
-                .with_requests_queued_max(QUEUED_MAX)
-        },
-        |registry| register_hold(registry, &gate),
-    );
-    let _end = OpenAtEnd(Arc::clone(&gate));
+    let (agent, other, gate, _end) = held_pair(|options| {
+        let options = options.with_handler_threads(1);
+        options.with_requests_queued_max(QUEUED_MAX)
+    });
     let first = call(agent.handle(), 1, "hold", "");
     gate.await_inside(1);
     let queued = calls(agent.handle(), QUEUED_MAX, "hold");
     // This request follows the other requests on the same connection.
-    let error = agent
-        .handle()
-        .call(1, "echo")
-        .send_bytes("")
-        .wait()
-        .unwrap_err();
+    let error = ask(agent.handle(), 1, "echo", "").unwrap_err();
     assert_eq!(
         error.to_string(),
         "call of `echo` on worker worker1 (id 1) was refused by the worker: 3 requests of \
@@ -607,43 +333,17 @@ fn requests_beyond_the_queue_are_refused() {
     first.wait().unwrap();
     own.wait().unwrap();
     join_all(queued).wait().unwrap();
-    assert_eq!(
-        agent
-            .handle()
-            .call(1, "echo")
-            .send_bytes("on")
-            .wait()
-            .unwrap(),
-        "on"
-    );
+    assert_reaches(&agent, 1);
 }
 
 #[test]
 fn a_request_whose_deadline_passed_in_the_queue_is_not_run() {
     const TIMEOUT: Duration = Duration::from_millis(20);
-    let gate = Gate::new();
-    let marks = Arc::new(AtomicUsize::new(0));
-    let (agent, other) = pair_with(
-        |_, options| options.with_handler_threads(1),
-        |registry| {
-            register_hold(registry, &gate);
-            let marks = Arc::clone(&marks);
-            registry
-                .register("mark", move |_, _| {
-                    marks.fetch_add(1, Ordering::SeqCst);
-                    Ok(Vec::new())
-                })
-                .unwrap();
-        },
-    );
-    let _end = OpenAtEnd(Arc::clone(&gate));
+    let (agent, other, gate, _end) = held_pair(|options| options.with_handler_threads(1));
     let first = call(agent.handle(), 1, "hold", "");
     gate.await_inside(1);
-    let late = agent
-        .handle()
-        .call(1, "mark")
-        .with_timeout(TIMEOUT)
-        .send_bytes("");
+    let late = agent.handle().call(1, "echo").with_timeout(TIMEOUT);
+    let late = late.send_bytes("late");
     until("the request has arrived", || {
         other.handle().metrics().requests_received == 2
     });
@@ -655,36 +355,7 @@ fn a_request_whose_deadline_passed_in_the_queue_is_not_run() {
     gate.open();
     first.wait().unwrap();
     // Requests run in order, and a later request has run, so the expired request was dequeued.
-    agent
-        .handle()
-        .call(1, "echo")
-        .send_bytes("")
-        .wait()
-        .unwrap();
-    assert_eq!(marks.load(Ordering::SeqCst), 0);
-    assert_eq!(other.handle().metrics().requests_refused, 1);
-}
-
-#[test]
-fn a_function_can_keep_and_return_its_payload() {
-    let kept: Arc<Mutex<Vec<bytes::Bytes>>> = Arc::default();
-    let (agent, _other) = pair(|registry| {
-        let kept = Arc::clone(&kept);
-        registry
-            .register_bytes("keep", move |_, payload| {
-                kept.lock().unwrap().push(payload.clone());
-                Ok(payload)
-            })
-            .unwrap();
-    });
-    let sent: Vec<_> = (0..100).map(|n| noise(n, 37 * n as usize)).collect();
-    let answers: Vec<_> = sent
-        .iter()
-        .map(|sent| agent.handle().call(1, "keep").send_bytes(sent.clone()))
-        .collect();
-    let answers = join_all(answers).wait().unwrap();
-    assert!(answers == sent);
-    let mut kept = std::mem::take(&mut *kept.lock().unwrap());
-    kept.sort_by_key(|payload| payload.len());
-    assert!(kept == sent);
+    ask(agent.handle(), 1, "echo", "").unwrap();
+    let metrics = other.handle().metrics();
+    assert_eq!((metrics.requests_handled, metrics.requests_refused), (2, 1));
 }

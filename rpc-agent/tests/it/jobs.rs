@@ -1,21 +1,15 @@
 //! Jobs on the agent's threads; callbacks for lost peers, departed peers and shutdown.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rpc_agent::{Agent, WorkerId};
+use rpc_agent::WorkerId;
 
-use crate::common::{PATIENCE, group, group_with, options, pair, registry, shared_store, until};
-
-fn shut_down_pair(agents: [&Agent; 2]) {
-    thread::scope(|scope| {
-        for agent in agents {
-            scope.spawn(|| agent.shutdown(PATIENCE).unwrap());
-        }
-    });
-}
+use crate::common::{
+    PATIENCE, ask, group, options, pair, shared_store, shut_down_all, start_one, until,
+};
 
 #[test]
 fn jobs_run_on_the_pool_when_they_are_due_and_not_before() {
@@ -45,65 +39,6 @@ fn jobs_run_on_the_pool_when_they_are_due_and_not_before() {
     }
 }
 
-/// All of them want one lock, so that more threads do no more work.
-#[test]
-fn a_burst_of_short_jobs_starts_few_threads() {
-    const THREADS_MAX: u64 = 100;
-    let agents = group_with(1, |_, options| options.with_threads_max(1000), |_, _| {});
-    let agent = agents[0].handle();
-    let sum = Arc::new(Mutex::new(0_u64));
-    let (done, all_done) = mpsc::channel::<()>();
-    let mut threads = 0;
-    for number in 0..50_000_u64 {
-        let (sum, done) = (Arc::clone(&sum), done.clone());
-        agent.spawn(move || {
-            *sum.lock().unwrap() += number;
-            drop(done);
-        });
-        if number % 100 == 0 {
-            threads = threads.max(agent.metrics().threads);
-        }
-    }
-    drop(done);
-    while all_done.recv_timeout(Duration::from_millis(1)) == Err(mpsc::RecvTimeoutError::Timeout) {
-        threads = threads.max(agent.metrics().threads);
-    }
-    assert_eq!(*sum.lock().unwrap(), 49_999 * 25_000);
-    assert!(threads <= THREADS_MAX, "{threads} threads");
-}
-
-/// Each job waits for the next one, which the agent does not know.
-#[test]
-fn jobs_that_block_do_not_keep_others_from_running() {
-    let agents = group(1);
-    let (first, ran) = mpsc::channel();
-    let mut next = first;
-    for _ in 0..40 {
-        let (sender, woken) = mpsc::channel();
-        let wakes = next;
-        agents[0].handle().spawn(move || {
-            woken.recv_timeout(PATIENCE).unwrap();
-            wakes.send(()).unwrap();
-        });
-        next = sender;
-    }
-    agents[0].handle().spawn(move || next.send(()).unwrap());
-    ran.recv_timeout(PATIENCE).expect("the first job ends last");
-}
-
-#[test]
-fn a_job_that_is_due_before_those_that_wait_runs_in_time() {
-    let agents = group(1);
-    let (sender, ran) = mpsc::channel();
-    for minutes in [60, 30, 0] {
-        let sender = sender.clone();
-        let at = Instant::now() + Duration::from_secs(60 * minutes);
-        let job = move || sender.send(minutes).unwrap();
-        agents[0].handle().spawn_at(at, job);
-    }
-    assert_eq!(ran.recv_timeout(PATIENCE), Ok(0));
-}
-
 #[test]
 fn a_job_can_make_calls_and_a_panicking_job_does_not_affect_others() {
     let (caller, server) = pair(|_| {});
@@ -111,15 +46,11 @@ fn a_job_can_make_calls_and_a_panicking_job_does_not_affect_others() {
     caller.handle().spawn(|| panic!("a bad job"));
     let handle = caller.handle().clone();
     caller.handle().spawn(move || {
-        let echo = handle
-            .call(1, "echo")
-            .with_timeout(PATIENCE)
-            .send_bytes("x")
-            .wait();
+        let echo = ask(&handle, 1, "echo", "x");
         sender.send(echo.unwrap()).unwrap();
     });
     assert_eq!(ran.recv_timeout(PATIENCE).unwrap(), "x");
-    shut_down_pair([&caller, &server]);
+    shut_down_all([&caller, &server]);
 }
 
 #[test]
@@ -196,8 +127,7 @@ fn on_end_runs_once_after_all_threads_have_exited() {
 #[test]
 fn a_worker_that_shuts_down_is_reported_as_left_and_not_as_lost() {
     let store = shared_store();
-    let stays = Agent::start(options(0), registry(|_| {}), store.clone_store().unwrap()).unwrap();
-    let leaves = Agent::start(options(1), registry(|_| {}), store.clone_store().unwrap()).unwrap();
+    let [stays, leaves] = [0, 1].map(|rank| start_one(&store, options(rank), |_| {}));
     let (sender, left) = mpsc::channel();
     stays
         .handle()
@@ -205,13 +135,7 @@ fn a_worker_that_shuts_down_is_reported_as_left_and_not_as_lost() {
     stays
         .handle()
         .on_peer_left(move |worker, _| sender.send(worker.clone()).unwrap());
-    stays
-        .handle()
-        .call(1, "echo")
-        .with_timeout(PATIENCE)
-        .send_bytes("x")
-        .wait()
-        .unwrap();
+    ask(stays.handle(), 1, "echo", "x").unwrap();
     let worker = leaves.handle().me().clone();
     leaves.shutdown(PATIENCE).unwrap();
     assert_eq!(left.recv_timeout(PATIENCE).unwrap(), worker);
@@ -220,10 +144,7 @@ fn a_worker_that_shuts_down_is_reported_as_left_and_not_as_lost() {
 #[test]
 fn an_incarnation_belongs_to_one_start_of_a_worker() {
     let store = shared_store();
-    let start = |rank| {
-        let store = store.clone_store().unwrap();
-        Agent::start(options(rank), registry(|_| {}), store).unwrap()
-    };
+    let start = |rank| start_one(&store, options(rank), |_| {});
     let (caller, server) = (start(0), start(1));
     let id = WorkerId::new(1).unwrap();
     assert_eq!(caller.handle().incarnation_of(id), None);
@@ -231,13 +152,7 @@ fn an_incarnation_belongs_to_one_start_of_a_worker() {
         caller.handle().incarnation_of(caller.handle().me().id),
         Some(caller.handle().incarnation())
     );
-    caller
-        .handle()
-        .call(1, "echo")
-        .with_timeout(PATIENCE)
-        .send_bytes("x")
-        .wait()
-        .unwrap();
+    ask(caller.handle(), 1, "echo", "x").unwrap();
     assert_eq!(
         caller.handle().incarnation_of(id),
         Some(server.handle().incarnation())
@@ -251,13 +166,7 @@ fn an_incarnation_belongs_to_one_start_of_a_worker() {
     let next = start(1);
     assert_ne!(next.handle().incarnation(), server.handle().incarnation());
     until("the new process is found", || {
-        caller
-            .handle()
-            .call(1, "echo")
-            .with_timeout(PATIENCE)
-            .send_bytes("x")
-            .wait()
-            .is_ok()
+        ask(caller.handle(), 1, "echo", "x").is_ok()
     });
     assert_eq!(
         caller.handle().incarnation_of(id),

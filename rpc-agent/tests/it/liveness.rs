@@ -1,19 +1,14 @@
 //! Liveness: no thread waits indefinitely for work that only the agent's own threads can do.
 
 use std::sync::{Arc, mpsc};
-use std::thread;
-use std::time::Duration;
 
-use rpc_agent::{Agent, AgentOptions, HandlerError, RetryOptions, RpcError};
+use rpc_agent::{HandlerError, RetryOptions, RpcError};
 
 use crate::common::{
-    Gate, OpenAtEnd, PATIENCE, group_with, noise, options, pair, pair_with, registry, shared_store,
-    until,
+    Gate, OpenAtEnd, PATIENCE, ask, group_with, noise, options, pair, pair_with, retry,
+    shared_store, shut_down_all, start_one, until,
 };
 use crate::fault_plan::FaultPlan;
-
-/// The timeout of a call, so that a hanging call fails the test.
-const SOON: Duration = PATIENCE.checked_div(3).unwrap();
 
 #[test]
 fn a_call_made_in_a_callback_is_sent_while_the_callback_blocks() {
@@ -21,17 +16,10 @@ fn a_call_made_in_a_callback_is_sent_while_the_callback_blocks() {
     for _ in 0..50 {
         let (sender, answers) = mpsc::channel();
         let handle = caller.handle().clone();
-        let first = caller
-            .handle()
-            .call(1, "echo")
-            .with_timeout(SOON)
-            .send_bytes("first");
+        let first = caller.handle().call(1, "echo").send_bytes("first");
         first.on_complete(move |_| {
             let (inner, answered) = mpsc::channel();
-            let second = handle
-                .call(1, "echo")
-                .with_timeout(SOON)
-                .send_bytes("second");
+            let second = handle.call(1, "echo").send_bytes("second");
             second.on_complete(move |answer| inner.send(answer.clone()).unwrap());
             // Blocks without `RpcFuture::wait`, so the agent does not know that this thread waits.
             sender.send(answered.recv_timeout(PATIENCE)).unwrap();
@@ -49,11 +37,7 @@ fn a_call_made_in_a_function_is_sent_while_the_function_blocks() {
         registry
             .register("blocks", |context, _| {
                 let (inner, answered) = mpsc::channel();
-                let call = context
-                    .agent()
-                    .call(0, "echo")
-                    .with_timeout(SOON)
-                    .send_bytes("x");
+                let call = context.agent().call(0, "echo").send_bytes("x");
                 call.on_complete(move |answer| inner.send(answer.clone()).unwrap());
                 let answer = answered.recv_timeout(PATIENCE).unwrap();
                 answer
@@ -62,13 +46,7 @@ fn a_call_made_in_a_function_is_sent_while_the_function_blocks() {
             })
             .unwrap();
     });
-    let calls = [(); 4].map(|()| {
-        caller
-            .handle()
-            .call(1, "blocks")
-            .with_timeout(SOON)
-            .send_bytes("")
-    });
+    let calls = [(); 4].map(|()| caller.handle().call(1, "blocks").send_bytes(""));
     for call in calls {
         assert_eq!(call.wait().unwrap(), "x");
     }
@@ -83,10 +61,7 @@ fn with_one_handler_thread_a_function_can_wait_for_retries_and_continuations() {
                 .register("nested", |context, payload| {
                     let retries = RetryOptions::default();
                     let agent = context.agent();
-                    let first = agent
-                        .call(0, "echo")
-                        .with_retries(&retries)
-                        .send_bytes(payload.to_vec());
+                    let first = retry(agent, 0, "echo", &retries, payload.to_vec());
                     let second = first.then(|answer| answer).wait_timeout(PATIENCE / 3);
                     match second {
                         Some(answer) => Ok(answer.unwrap().to_vec()),
@@ -98,12 +73,7 @@ fn with_one_handler_thread_a_function_can_wait_for_retries_and_continuations() {
     );
     for _ in 0..10 {
         let payload = noise(1, 100);
-        let answer = caller
-            .handle()
-            .call(1, "nested")
-            .with_timeout(SOON)
-            .send_bytes(payload.clone())
-            .wait();
+        let answer = ask(caller.handle(), 1, "nested", payload.clone());
         assert_eq!(answer.unwrap(), payload);
     }
 }
@@ -117,13 +87,7 @@ fn a_refusal_reaches_a_function_that_waits_for_another_call() {
             registry
                 .register("asks back", |context, _| {
                     let caller = context.caller().id.get();
-                    match context
-                        .agent()
-                        .call(caller, "nothing")
-                        .with_timeout(SOON)
-                        .send_bytes("")
-                        .wait()
-                    {
+                    match ask(context.agent(), caller, "nothing", "") {
                         Err(RpcError::NoSuchFunction { .. }) => Ok(Vec::new()),
                         other => Err(HandlerError::new(format!("{other:?}"))),
                     }
@@ -131,12 +95,7 @@ fn a_refusal_reaches_a_function_that_waits_for_another_call() {
                 .unwrap();
             registry
                 .register("passes on", |context, _| {
-                    let answer = context
-                        .agent()
-                        .call(1, "asks back")
-                        .with_timeout(SOON)
-                        .send_bytes("")
-                        .wait();
+                    let answer = ask(context.agent(), 1, "asks back", "");
                     answer
                         .map(Vec::from)
                         .map_err(|error| HandlerError::new(error.to_string()))
@@ -145,27 +104,14 @@ fn a_refusal_reaches_a_function_that_waits_for_another_call() {
         },
     );
     // The function runs on the first worker and calls the second one, which calls the first one.
-    assert_eq!(
-        agents[0]
-            .handle()
-            .call(0, "passes on")
-            .with_timeout(SOON)
-            .send_bytes("")
-            .wait()
-            .unwrap(),
-        ""
-    );
+    assert_eq!(ask(agents[0].handle(), 0, "passes on", "").unwrap(), "");
 }
 
 #[test]
 fn a_panic_in_on_peer_lost_does_not_affect_the_agent() {
     // Each sent request cuts its connection.
     let faults = FaultPlan::new(1).cut(1.0);
-    let adjust = |rank, options: AgentOptions| match rank {
-        0 => options.with_faults(faults.clone()),
-        _ => options,
-    };
-    let (caller, server) = pair_with(adjust, |_| {});
+    let (caller, server) = pair_with(faults.of_rank(0), |_| {});
     let (sender, lost) = mpsc::channel();
     caller
         .handle()
@@ -175,21 +121,12 @@ fn a_panic_in_on_peer_lost_does_not_affect_the_agent() {
         .on_peer_lost(move |worker, _| sender.send(worker.clone()).unwrap());
     // The first request makes the connection and is therefore not cut.
     until("the connection is lost", || {
-        let result = caller
-            .handle()
-            .call(1, "echo")
-            .with_timeout(SOON)
-            .send_bytes("x")
-            .wait();
+        let result = ask(caller.handle(), 1, "echo", "x");
         matches!(result, Err(RpcError::ConnectionLost { .. }))
     });
     assert_eq!(lost.recv_timeout(PATIENCE).unwrap(), *server.handle().me());
     // Shutdown waits for all callbacks.
-    thread::scope(|scope| {
-        for agent in [&caller, &server] {
-            scope.spawn(|| agent.shutdown(PATIENCE / 3).unwrap());
-        }
-    });
+    shut_down_all([&caller, &server]);
     assert_eq!(caller.handle().metrics().threads, 0);
 }
 
@@ -201,45 +138,25 @@ fn an_answer_to_a_previous_incarnation_does_not_complete_a_new_call() {
         OpenAtEnd(Arc::clone(&second)),
     ];
     let store = shared_store();
-    let server = Agent::start(
-        options(1),
-        registry(|registry| {
-            for (name, gate) in [("old", &first), ("new", &second)] {
-                let gate = Arc::clone(gate);
-                let held = move |_: &_, _: &[u8]| {
-                    gate.pass();
-                    Ok(name.into())
-                };
-                registry.register(name, held).unwrap();
-            }
-        }),
-        store.clone_store().unwrap(),
-    )
-    .unwrap();
-    let start =
-        || Agent::start(options(0), registry(|_| {}), store.clone_store().unwrap()).unwrap();
+    let server = start_one(&store, options(1), |registry| {
+        first.register(registry, "old");
+        second.register(registry, "new");
+    });
+    let start = || start_one(&store, options(0), |_| {});
     let caller = start();
-    let lost = caller
-        .handle()
-        .call(1, "old")
-        .with_timeout(SOON)
-        .send_bytes("");
+    let lost = caller.handle().call(1, "old").send_bytes("former");
     first.await_inside(1);
     drop(caller);
     assert!(lost.wait().is_err());
 
     // Calls of both incarnations have the same ids.
     let caller = start();
-    let answer = caller
-        .handle()
-        .call(1, "new")
-        .with_timeout(SOON)
-        .send_bytes("");
+    let answer = caller.handle().call(1, "new").send_bytes("present");
     second.await_inside(1);
     first.open();
     until("the old call is answered", || {
         server.handle().metrics().requests_handled == 1
     });
     drop(gates);
-    assert_eq!(answer.wait().unwrap(), "new");
+    assert_eq!(answer.wait().unwrap(), "present");
 }

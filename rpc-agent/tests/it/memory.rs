@@ -10,7 +10,7 @@ use c10d_store::{FileStore, Store};
 use peak_alloc::PeakAlloc;
 use rpc_agent::Agent;
 
-use crate::common::{PATIENCE, options, registry};
+use crate::common::{PATIENCE, ask, options, registry};
 
 const TEST: &str = "memory::a_burst_of_calls_leaves_no_memory_behind";
 
@@ -100,15 +100,7 @@ fn a_burst_of_calls_leaves_no_memory_behind() {
     let mut callee = Callee(callee.unwrap());
     let agent = start(0, &store);
     let caller = agent.handle();
-    let memory = || {
-        Memory::from_bytes(
-            &caller
-                .call("worker1", "memory")
-                .send_bytes("")
-                .wait()
-                .unwrap(),
-        )
-    };
+    let memory = || Memory::from_bytes(&ask(caller, "worker1", "memory", "").unwrap());
     let at_start = memory();
     eprintln!("{at_start:?} before the first burst");
     let bursts = env::var("BURSTS").map_or(4, |bursts| bursts.parse().unwrap());

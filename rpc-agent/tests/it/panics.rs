@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use rpc_agent::{RpcError, RpcFuture};
 
-use crate::common::{PATIENCE, group, group_with, until};
+use crate::common::{PATIENCE, ask, assert_reaches, group, group_with, until};
 
 /// More than there are threads that run functions.
 const MANY: usize = 40;
@@ -39,23 +39,14 @@ fn a_function_that_panics_so_costs_no_thread() {
     for to in ["worker0", "worker1"] {
         for function in ["bomb", "later"] {
             let calls: Vec<_> = (0..MANY)
-                .map(|_| {
-                    caller
-                        .call(to, function)
-                        .with_timeout(PATIENCE)
-                        .send_bytes("")
-                })
+                .map(|_| caller.call(to, function).send_bytes(""))
                 .collect();
             for call in calls {
                 let error = call.wait().unwrap_err();
                 assert!(matches!(error, RpcError::Remote { .. }), "{error}");
             }
         }
-        let echo = caller
-            .call(to, "echo")
-            .with_timeout(PATIENCE)
-            .send_bytes("1");
-        assert_eq!(echo.wait().unwrap(), "1");
+        assert_eq!(ask(caller, to, "echo", "1").unwrap(), "1");
     }
     let panics = |rank: usize| agents[rank].handle().metrics().handler_panics;
     assert_eq!([panics(0), panics(1)], [2 * MANY as u64; 2]);
@@ -76,10 +67,7 @@ fn callbacks_and_jobs_that_panic_so_cost_no_thread() {
     for _ in 0..MANY {
         agent.spawn(bomb(&ran));
         agent.spawn_at(Instant::now(), bomb(&ran));
-        let echo = agent
-            .call("worker1", "echo")
-            .with_timeout(PATIENCE)
-            .send_bytes("1");
+        let echo = agent.call("worker1", "echo").send_bytes("1");
         let callback = bomb(&ran);
         echo.on_complete(move |_| callback());
         let continuation = bomb(&ran);
@@ -118,23 +106,13 @@ fn a_result_whose_destructor_panics_costs_no_thread() {
     let dropped = Arc::new(AtomicUsize::new(0));
     for _ in 0..MANY {
         let result = Arc::clone(&dropped);
-        let echo = agent
-            .call("worker1", "echo")
-            .with_timeout(PATIENCE)
-            .send_bytes("1");
+        let echo = agent.call("worker1", "echo").send_bytes("1");
         drop(echo.then(move |_| Ok(Fragile(result))));
     }
     until("all were dropped", || {
         dropped.load(Ordering::SeqCst) >= MANY
     });
-    assert_eq!(
-        agent
-            .call("worker1", "echo")
-            .send_bytes("1")
-            .wait()
-            .unwrap(),
-        "1"
-    );
+    assert_eq!(ask(agent, "worker1", "echo", "1").unwrap(), "1");
 }
 
 #[test]
@@ -150,15 +128,7 @@ fn the_agents_events_may_panic_so() {
         ended_too.send("end").unwrap();
         panic_any(Bomb)
     });
-    assert_eq!(
-        agents[0]
-            .handle()
-            .call("worker1", "echo")
-            .send_bytes("1")
-            .wait()
-            .unwrap(),
-        "1"
-    );
+    assert_reaches(&agents[0], "worker1");
     agents[1].shutdown_now();
     assert_eq!(ended.recv_timeout(PATIENCE), Ok("left"));
     agents[0].shutdown_now();

@@ -7,15 +7,15 @@ use std::thread;
 use std::time::Duration;
 
 use bytes::Bytes;
-use c10d_sim::Proxy;
 use rpc_agent::{
-    Agent, FutureMessage, HandlerError, NotSent, Outcome, Registry, Reply, RetryGroup,
-    RetryOptions, RetryOptionsError, RpcError,
+    FutureMessage, Outcome, Registry, Reply, RetryGroup, RetryOptions, RetryOptionsError, RpcError,
 };
 
-use crate::common::{PATIENCE, options, pair, pair_with, registry, shared_store, start_all, until};
+use crate::common::{
+    Held, PATIENCE, agent_and_raw, group_with, pair, pair_with, retry, until, wait,
+};
 use crate::fault_plan::FaultPlan;
-use crate::raw::{ERROR, REQUEST, RawWorker, address_of, frame, publish, read_frame, send};
+use crate::raw::{ERROR, REQUEST, frame, read_frame, send};
 
 /// Pauses of 2, 3, 4 ms and so on; no timeout per attempt.
 fn quick(max_retries: u32) -> RetryOptions {
@@ -28,20 +28,6 @@ fn quick(max_retries: u32) -> RetryOptions {
 /// Pauses that are longer than a test, so that no retry happens during it.
 fn slow() -> RetryOptions {
     RetryOptions::default().with_retry_duration(Duration::from_secs(3600))
-}
-
-#[track_caller]
-fn wait(future: &FutureMessage) -> Result<Bytes, RpcError> {
-    future.wait_timeout(PATIENCE).expect("the call completes")
-}
-
-/// Two workers. The fault plan applies to the requests of the first one.
-fn pair_with_faults(faults: &FaultPlan, fill: impl Fn(&mut Registry)) -> (Agent, Agent) {
-    let adjust = |rank, options: rpc_agent::AgentOptions| match rank {
-        0 => options.with_faults(faults.clone()),
-        _ => options,
-    };
-    pair_with(adjust, fill)
 }
 
 /// Implements the function `count`: it counts its runs per payload and returns the payload.
@@ -68,68 +54,30 @@ impl Runs {
     }
 }
 
-/// An agent whose only other worker is a raw worker.
-fn agent_and_raw() -> (Agent, RawWorker) {
-    let store = shared_store();
-    let raw = RawWorker::join(&*store, 1, "worker1", 5);
-    let me = (options(0).with_world_size(2), registry(|_| {}));
-    let agent = start_all(&store, vec![me]).remove(0).unwrap();
-    (agent, raw)
-}
-
 #[test]
 fn a_call_succeeds_with_its_last_retry() {
-    for failures in 0..=5 {
-        let faults = FaultPlan::new(1).fail("count", failures);
-        let runs = Runs::default();
-        let (agent, _other) = pair_with_faults(&faults, |registry| runs.register(registry));
-        let retries = quick(failures);
-        let call = agent
-            .handle()
-            .call("worker1", "count")
-            .with_retries(&retries)
-            .send_bytes("x");
-        assert_eq!(wait(&call).unwrap(), "x");
-        assert_eq!(faults.injected().failed, u64::from(failures));
-        assert_eq!(runs.total(), 1, "the failed attempts were not sent");
-        let metrics = agent.handle().metrics();
-        assert_eq!(metrics.retries_sent, u64::from(failures));
-        assert_eq!((metrics.retries_exhausted, metrics.retry_queue_len), (0, 0));
+    for failures in 0..=2 {
+        // Of another worker, and its own.
+        for to in ["worker1", "worker0"] {
+            let faults = FaultPlan::new(1).fail("count", failures);
+            let runs = Runs::default();
+            let agents = group_with(2, faults.of_rank(0), |_, registry| runs.register(registry));
+            let retries = quick(failures);
+            let call = retry(agents[0].handle(), to, "count", &retries, "x");
+            assert_eq!(wait(&call).unwrap(), "x");
+            assert_eq!(faults.injected().failed, u64::from(failures));
+            assert_eq!(runs.total(), 1, "the failed attempts were not sent");
+            let metrics = agents[0].handle().metrics();
+            assert_eq!(metrics.retries_sent, u64::from(failures));
+            assert_eq!((metrics.retries_exhausted, metrics.retry_queue_len), (0, 0));
+        }
     }
 }
 
 #[test]
-fn one_attempt_that_may_have_run_makes_the_outcome_of_all_unknown() {
-    let (agent, raw) = agent_and_raw();
-    let call = agent
-        .handle()
-        .call("worker1", "f")
-        .with_retries(&quick(1))
-        .send_bytes("x");
-    let mut link = raw.accept_link();
-    assert_eq!(read_frame(&mut link).kind, REQUEST);
-    // The first attempt was read. The second attempt fails because the connection is refused.
-    drop(raw);
-    drop(link);
-    let error = wait(&call).unwrap_err();
-    let RpcError::RetriesExhausted { outcome, last, .. } = &error else {
-        unreachable!("{error:?}");
-    };
-    assert!(matches!(**last, RpcError::NotSent { .. }), "{last:?}");
-    assert_eq!(
-        (*outcome, error.outcome()),
-        (Outcome::Unknown, Outcome::Unknown)
-    );
-}
-
-#[test]
 fn an_attempt_that_may_have_run_counts_when_the_next_one_has_no_such_function() {
-    let (agent, raw) = agent_and_raw();
-    let call = agent
-        .handle()
-        .call("worker1", "f")
-        .with_retries(&quick(3))
-        .send_bytes("x");
+    let (agent, raw, _store) = agent_and_raw(|options| options);
+    let call = retry(agent.handle(), "worker1", "f", &quick(3), "x");
     let mut link = raw.accept_link();
     assert_eq!(read_frame(&mut link).kind, REQUEST);
     drop(link);
@@ -160,12 +108,8 @@ fn an_attempt_that_may_have_run_counts_when_the_next_one_has_no_such_function() 
 
 #[test]
 fn an_attempt_that_may_have_run_counts_when_the_agent_shuts_down_during_the_next_one() {
-    let (agent, raw) = agent_and_raw();
-    let call = agent
-        .handle()
-        .call("worker1", "f")
-        .with_retries(&quick(3))
-        .send_bytes("x");
+    let (agent, raw, _store) = agent_and_raw(|options| options);
+    let call = retry(agent.handle(), "worker1", "f", &quick(3), "x");
     let mut link = raw.accept_link();
     assert_eq!(read_frame(&mut link).kind, REQUEST);
     drop(link);
@@ -181,97 +125,24 @@ fn an_attempt_that_may_have_run_counts_when_the_agent_shuts_down_during_the_next
 }
 
 #[test]
-fn a_call_without_retries_left_fails_with_the_last_cause() {
-    let faults = FaultPlan::new(1).fail("*", 3);
-    let (agent, _other) = pair_with_faults(&faults, |_| {});
-    let call = agent
-        .handle()
-        .call("worker1", "echo")
-        .with_retries(&quick(2))
-        .send_bytes("x");
-    let error = wait(&call).unwrap_err();
-    let RpcError::RetriesExhausted {
-        max_retries: 2,
-        attempts: 3,
-        outcome: Outcome::NotExecuted,
-        last,
-    } = &error
-    else {
-        panic!("{error:?}");
-    };
-    assert!(
-        matches!(
-            &**last,
-            RpcError::NotSent {
-                cause: NotSent::Injected,
-                ..
-            }
-        ),
-        "{last:?}"
-    );
-    assert_eq!(
-        error.to_string(),
-        "The RPC has not succeeded after the specified number of max retries (2). Attempts: 3, the \
-         last one: call of `echo` on worker worker1 (id 1) was not sent: Send attempt failed \
-         intentionally"
-    );
-    assert_eq!(error.outcome(), Outcome::NotExecuted);
-    let metrics = agent.handle().metrics();
-    assert_eq!((metrics.retries_sent, metrics.retries_exhausted), (2, 1));
-    // The next call with the same payload is the fourth send.
-    let call = agent
-        .handle()
-        .call("worker1", "echo")
-        .with_retries(&quick(0))
-        .send_bytes("x");
-    assert_eq!(wait(&call).unwrap(), "x");
-}
-
-#[test]
-fn without_retries_the_first_failure_is_the_last_attempt() {
-    let faults = FaultPlan::new(1).fail("echo", 1);
-    let (agent, _other) = pair_with_faults(&faults, |_| {});
-    let call = agent
-        .handle()
-        .call("worker1", "echo")
-        .with_retries(&quick(0))
-        .send_bytes("x");
-    let error = wait(&call).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            RpcError::RetriesExhausted {
-                max_retries: 0,
-                attempts: 1,
-                ..
-            }
-        ),
-        "{error:?}"
-    );
-    assert_eq!(agent.handle().metrics().retries_sent, 0);
-}
-
-#[test]
 fn a_function_runs_again_for_each_lost_answer() {
     const CALLS: u64 = 40;
     let faults = FaultPlan::new(11).lose_answers(0.5);
     let runs = Runs::default();
-    let adjust = |rank, options: rpc_agent::AgentOptions| match rank {
-        1 => options.with_faults(faults.clone()),
-        _ => options,
-    };
-    let (agent, _other) = pair_with(adjust, |registry| runs.register(registry));
+    let (agent, _other) = pair_with(faults.of_rank(1), |registry| runs.register(registry));
     let retries = quick(1000).with_max_delay(Duration::from_millis(5));
     let retries = retries.with_attempt_timeout(Duration::from_millis(50));
     let payloads: Vec<Bytes> = (0..CALLS).map(|number| number.to_string().into()).collect();
     let calls: Vec<_> = payloads
         .iter()
         .map(|payload| {
-            agent
-                .handle()
-                .call("worker1", "count")
-                .with_retries(&retries)
-                .send_bytes(payload.clone())
+            retry(
+                agent.handle(),
+                "worker1",
+                "count",
+                &retries,
+                payload.clone(),
+            )
         })
         .collect();
     for (payload, call) in payloads.iter().zip(&calls) {
@@ -293,141 +164,25 @@ fn a_function_runs_again_for_each_lost_answer() {
 }
 
 #[test]
-fn errors_of_a_function_are_retried_only_if_requested() {
-    let asked = Arc::new(AtomicU64::new(0));
-    let (agent, _other) = pair(|registry| {
-        let asked = Arc::clone(&asked);
-        registry
-            .register("refuse", move |_, _| {
-                asked.fetch_add(1, Ordering::SeqCst);
-                Err(HandlerError::new("no"))
-            })
-            .unwrap();
-    });
-    let call = agent
-        .handle()
-        .call("worker1", "refuse")
-        .with_retries(&quick(5))
-        .send_bytes("");
-    let error = wait(&call).unwrap_err();
-    assert!(
-        matches!(&error, RpcError::Remote { message, .. } if **message == *"no"),
-        "{error:?}"
-    );
-    assert_eq!(asked.load(Ordering::SeqCst), 1);
-
-    let retries = quick(2).retry_executed(true);
-    let call = agent
-        .handle()
-        .call("worker1", "refuse")
-        .with_retries(&retries)
-        .send_bytes("");
-    let error = wait(&call).unwrap_err();
-    assert!(
-        matches!(error, RpcError::RetriesExhausted { attempts: 3, .. }),
-        "{error:?}"
-    );
-    assert_eq!(error.outcome(), Outcome::Executed);
-    assert_eq!(asked.load(Ordering::SeqCst), 4);
-
-    let call = agent
-        .handle()
-        .call("worker1", "nothing")
-        .with_retries(&quick(5))
-        .send_bytes("");
-    let error = wait(&call).unwrap_err();
-    assert!(
-        matches!(error, RpcError::NoSuchFunction { .. }),
-        "{error:?}"
-    );
-    let call = agent
-        .handle()
-        .call("nobody", "echo")
-        .with_retries(&quick(5))
-        .send_bytes("");
-    let error = wait(&call).unwrap_err();
-    assert!(matches!(error, RpcError::NoSuchWorker { .. }), "{error:?}");
-    assert_eq!(agent.handle().metrics().retries_sent, 2);
-}
-
-#[test]
 fn invalid_options_fail_the_call_and_nothing_is_sent() {
     let (agent, other) = pair(|_| {});
-    let cases = [
-        (
-            quick(1).with_backoff(0.5),
-            "maxRetries cannot be exponentially decaying.",
+    let invalid = quick(1).with_jitter(2.0);
+    let call = retry(agent.handle(), "worker1", "echo", &invalid, "");
+    let error = call.try_get().expect("the call fails at once").unwrap_err();
+    assert!(
+        matches!(
+            error,
+            RpcError::RetryOptions(RetryOptionsError::Jitter { .. })
         ),
-        (
-            quick(1).with_jitter(2.0),
-            "the jitter must be within 0 to 1, but is 2",
-        ),
-        (
-            quick(1).with_attempt_timeout(Duration::ZERO),
-            "the timeout of an attempt must not be zero",
-        ),
-    ];
-    for (retries, expected_text) in cases {
-        let call = agent
-            .handle()
-            .call("worker1", "echo")
-            .with_retries(&retries)
-            .send_bytes("");
-        let error = call.try_get().expect("the call fails at once").unwrap_err();
-        assert_eq!(error.to_string(), expected_text);
-        assert_eq!(error.outcome(), Outcome::NotExecuted);
-    }
-    let call = agent
-        .handle()
-        .call("worker1", "echo")
-        .with_retries(&quick(1).with_jitter(2.0))
-        .send_bytes("");
-    assert!(matches!(
-        call.try_get(),
-        Some(Err(RpcError::RetryOptions(
-            RetryOptionsError::Jitter { .. }
-        )))
-    ));
+        "{error:?}"
+    );
+    assert_eq!(
+        error.to_string(),
+        "the jitter must be within 0 to 1, but is 2"
+    );
+    assert_eq!(error.outcome(), Outcome::NotExecuted);
     assert_eq!(agent.handle().metrics().calls_started, 0);
     assert_eq!(other.handle().metrics().requests_received, 0);
-}
-
-#[test]
-fn a_retry_uses_a_new_connection_after_a_cut() {
-    let store = shared_store();
-    let replies: Arc<Mutex<Vec<Reply>>> = Arc::default();
-    let fill = |registry: &mut Registry| {
-        let replies = Arc::clone(&replies);
-        registry
-            .register_deferred("first waits", move |_, payload, reply| {
-                let mut replies = replies.lock().unwrap();
-                if replies.is_empty() {
-                    replies.push(reply);
-                } else {
-                    reply.send(Ok(payload));
-                }
-            })
-            .unwrap();
-    };
-    let workers = [0, 1].map(|rank| (options(rank).with_world_size(2), registry(fill)));
-    let agents = start_all(&store, workers.into());
-    let agents: Vec<Agent> = agents.into_iter().map(Result::unwrap).collect();
-    let (address, incarnation) = address_of(&*store, 1);
-    let proxy = Proxy::to(address);
-    publish(&*store, 1, "worker1", proxy.port(), incarnation);
-
-    let call = agents[0]
-        .handle()
-        .call("worker1", "first waits")
-        .with_retries(&quick(3))
-        .send_bytes("x");
-    until("the first attempt has arrived", || {
-        !replies.lock().unwrap().is_empty()
-    });
-    proxy.cut(false);
-    assert_eq!(wait(&call).unwrap(), "x");
-    let metrics = agents[0].handle().metrics();
-    assert_eq!((metrics.retries_sent, metrics.reconnects), (1, 1));
 }
 
 #[test]
@@ -439,11 +194,7 @@ fn calls_with_retries_succeed_over_connections_that_are_cut_repeatedly() {
         let payloads = (0..20).map(|number| Bytes::from(format!("{round} {number}")));
         let calls: Vec<_> = payloads
             .map(|payload| {
-                let call = agent
-                    .handle()
-                    .call("worker1", "echo")
-                    .with_retries(&retries)
-                    .send_bytes(payload.clone());
+                let call = retry(agent.handle(), "worker1", "echo", &retries, payload.clone());
                 (payload, call)
             })
             .collect();
@@ -460,28 +211,16 @@ fn calls_with_retries_succeed_over_connections_that_are_cut_repeatedly() {
 #[test]
 fn an_answer_to_a_timed_out_attempt_completes_nothing() {
     let (arrived, attempts) = mpsc::channel();
-    let arrived = Mutex::new(arrived);
-    let store = shared_store();
-    let mut functions = Registry::new();
-    functions
-        .register_deferred("hold", move |_, _, reply| {
+    let (agent, _other) = pair(|registry| {
+        let arrived = Mutex::new(arrived.clone());
+        let hold = move |_: &_, _, reply| {
             let _ = arrived.lock().unwrap().send(reply);
-        })
-        .unwrap();
-    let workers = vec![
-        (options(0).with_world_size(2), registry(|_| {})),
-        (options(1).with_world_size(2), functions),
-    ];
-    let agents = start_all(&store, workers);
-    let agents: Vec<Agent> = agents.into_iter().map(Result::unwrap).collect();
-    let agent = &agents[0];
+        };
+        registry.register_deferred("hold", hold).unwrap();
+    });
 
     let retries = quick(1000).with_attempt_timeout(Duration::from_millis(100));
-    let call = agent
-        .handle()
-        .call("worker1", "hold")
-        .with_retries(&retries)
-        .send_bytes("");
+    let call = retry(agent.handle(), "worker1", "hold", &retries, "");
     let completions = Arc::new(AtomicU64::new(0));
     call.on_complete({
         let completions = Arc::clone(&completions);
@@ -511,35 +250,8 @@ fn an_answer_to_a_timed_out_attempt_completes_nothing() {
     until("the callback has run", || {
         completions.load(Ordering::SeqCst) == 1
     });
-    agents[0].shutdown_now();
+    agent.shutdown_now();
     assert_eq!(completions.load(Ordering::SeqCst), 1);
-}
-
-#[test]
-fn many_calls_that_fail_together_are_all_retried() {
-    const CALLS: u64 = 200;
-    let faults = FaultPlan::new(1).fail("count", 2);
-    let runs = Runs::default();
-    let (agent, _other) = pair_with_faults(&faults, |registry| runs.register(registry));
-    let calls: Vec<_> = (0..CALLS)
-        .map(|number| {
-            let payload = number.to_string();
-            agent
-                .handle()
-                .call("worker1", "count")
-                .with_retries(&quick(2))
-                .send_bytes(payload)
-        })
-        .collect();
-    for (number, call) in (0..CALLS).zip(&calls) {
-        assert_eq!(wait(call).unwrap(), number.to_string());
-    }
-    assert_eq!(runs.total(), CALLS);
-    let metrics = agent.handle().metrics();
-    assert_eq!(
-        (metrics.retries_sent, metrics.retry_queue_len),
-        (2 * CALLS, 0)
-    );
 }
 
 #[test]
@@ -547,23 +259,16 @@ fn shutdown_fails_all_calls_with_retries() {
     const WAITING: usize = 25;
     const SENT: usize = 15;
     let faults = FaultPlan::new(1).fail("echo", u32::MAX);
-    let held: Arc<Mutex<Vec<Reply>>> = Arc::default();
-    let (agent, _other) = pair_with_faults(&faults, |registry| {
-        let held = Arc::clone(&held);
-        registry
-            .register_deferred("hold", move |_, _, reply| held.lock().unwrap().push(reply))
-            .unwrap();
+    let held = Held::default();
+    let (agent, _other) = pair_with(faults.of_rank(0), |registry| {
+        held.register(registry, "hold")
     });
     let completions = Arc::new(AtomicU64::new(0));
     let begin = |function: &str, count: usize| -> Vec<FutureMessage> {
         let calls = (0..count).map(|number| {
             let payload = number.to_string();
             let retries = slow().with_attempt_timeout(Duration::MAX);
-            let call = agent
-                .handle()
-                .call("worker1", function)
-                .with_retries(&retries)
-                .send_bytes(payload);
+            let call = retry(agent.handle(), "worker1", function, &retries, payload);
             let completions = Arc::clone(&completions);
             call.on_complete(move |_| {
                 completions.fetch_add(1, Ordering::SeqCst);
@@ -576,7 +281,7 @@ fn shutdown_fails_all_calls_with_retries() {
     let sent = begin("hold", SENT);
     until("all calls are waiting or in flight", || {
         let queued = agent.handle().metrics().retry_queue_len;
-        queued == WAITING as u64 && held.lock().unwrap().len() == SENT
+        queued == WAITING as u64 && held.len() == SENT
     });
     agent.shutdown_now();
     let never_sent = waiting.iter().map(|call| (call, Outcome::NotExecuted));
@@ -594,11 +299,7 @@ fn shutdown_fails_all_calls_with_retries() {
     // Shutdown waits for callbacks as well.
     assert_eq!(completions.load(Ordering::SeqCst), (WAITING + SENT) as u64);
     // Later calls fail at once.
-    let late = agent
-        .handle()
-        .call("worker1", "echo")
-        .with_retries(&quick(3))
-        .send_bytes("");
+    let late = retry(agent.handle(), "worker1", "echo", &quick(3), "");
     let error = late.try_get().expect("the call fails at once").unwrap_err();
     assert!(matches!(error, RpcError::Shutdown { .. }), "{error:?}");
     assert_eq!(error.outcome(), Outcome::NotExecuted);
@@ -607,23 +308,15 @@ fn shutdown_fails_all_calls_with_retries() {
 #[test]
 fn callbacks_of_calls_with_retries_run_on_the_pool() {
     let faults = FaultPlan::new(1).fail("echo", 2);
-    let (agent, _other) = pair_with_faults(&faults, |_| {});
+    let (agent, _other) = pair_with(faults.of_rank(0), |_| {});
     let (sender, receiver) = mpsc::channel();
     let here = move || {
         let name = thread::current().name().unwrap_or("").to_owned();
         let _ = sender.send(name);
     };
     // The injected failures occur on the thread that polls, without an answer from the other worker.
-    let exhausted = agent
-        .handle()
-        .call("worker1", "echo")
-        .with_retries(&quick(1))
-        .send_bytes("a");
-    let succeeded = agent
-        .handle()
-        .call("worker1", "echo")
-        .with_retries(&quick(2))
-        .send_bytes("b");
+    let exhausted = retry(agent.handle(), "worker1", "echo", &quick(1), "a");
+    let succeeded = retry(agent.handle(), "worker1", "echo", &quick(2), "b");
     for call in [&exhausted, &succeeded] {
         let on_complete = here.clone();
         call.on_complete(move |_| on_complete());
@@ -634,8 +327,10 @@ fn callbacks_of_calls_with_retries_run_on_the_pool() {
         });
         let _ = wait(&child);
     }
-    assert!(wait(&exhausted).is_err());
-    assert!(wait(&succeeded).is_ok());
+    let error = wait(&exhausted).unwrap_err().to_string();
+    let injected = "was not sent: Send attempt failed intentionally";
+    assert!(error.ends_with(injected), "{error}");
+    assert_eq!(wait(&succeeded).unwrap(), "b");
     for _ in 0..4 {
         let name = receiver.recv_timeout(PATIENCE).unwrap();
         // A callback on a complete future runs on the registering thread.
@@ -645,67 +340,30 @@ fn callbacks_of_calls_with_retries_run_on_the_pool() {
 }
 
 #[test]
-fn calls_of_a_worker_to_itself_are_retried_too() {
-    let faults = FaultPlan::new(1).fail("echo", 2);
-    let (agent, _other) = pair_with_faults(&faults, |_| {});
-    let call = agent
-        .handle()
-        .call("worker0", "echo")
-        .with_retries(&quick(2))
-        .send_bytes("x");
-    assert_eq!(wait(&call).unwrap(), "x");
-    assert_eq!(agent.handle().metrics().retries_sent, 2);
-}
-
-#[test]
 fn abandoned_calls_of_a_group_end_with_exhausted_retries_and_no_others() {
     const WAITING: usize = 25;
     let faults = FaultPlan::new(1).fail("echo", u32::MAX);
-    let held: Arc<Mutex<Vec<Reply>>> = Arc::default();
-    let (agent, other) = pair_with_faults(&faults, |registry| {
-        let held = Arc::clone(&held);
-        registry
-            .register_deferred("hold", move |_, _, reply| held.lock().unwrap().push(reply))
-            .unwrap();
+    let held = Held::default();
+    let (agent, other) = pair_with(faults.of_rank(0), |registry| {
+        held.register(registry, "hold")
     });
     let to = other.handle().me().id;
     let group = RetryGroup::new();
     let grouped = slow().with_group(&group);
     let waiting: Vec<_> = (0..WAITING)
-        .map(|_| {
-            agent
-                .handle()
-                .call(to, "echo")
-                .with_retries(&grouped)
-                .send_bytes("")
-        })
+        .map(|_| retry(agent.handle(), to, "echo", &grouped, ""))
         .collect();
+    let elsewhere = slow().with_group(&RetryGroup::new());
     let others = [
-        agent
-            .handle()
-            .call(agent.handle().me().id, "echo")
-            .with_retries(&grouped)
-            .send_bytes(""),
-        agent
-            .handle()
-            .call(to, "echo")
-            .with_retries(&slow())
-            .send_bytes(""),
-        agent
-            .handle()
-            .call(to, "echo")
-            .with_retries(&slow().with_group(&RetryGroup::new()))
-            .send_bytes(""),
+        retry(agent.handle(), agent.handle().me().id, "echo", &grouped, ""),
+        retry(agent.handle(), to, "echo", &slow(), ""),
+        retry(agent.handle(), to, "echo", &elsewhere, ""),
     ];
     let retries = grouped.clone().with_attempt_timeout(Duration::MAX);
-    let sent = agent
-        .handle()
-        .call(to, "hold")
-        .with_retries(&retries)
-        .send_bytes("");
+    let sent = retry(agent.handle(), to, "hold", &retries, "");
     until("all calls are waiting or in flight", || {
         let queued = agent.handle().metrics().retry_queue_len;
-        queued == WAITING as u64 + 3 && held.lock().unwrap().len() == 1
+        queued == WAITING as u64 + 3 && held.len() == 1
     });
     agent.handle().abandon_retries(&group, to);
     for call in &waiting {
@@ -728,11 +386,7 @@ fn abandoned_calls_of_a_group_end_with_exhausted_retries_and_no_others() {
     assert_eq!(error.outcome(), Outcome::Unknown);
     // Calls to other workers, calls outside the group and later calls continue.
     assert!(!others.iter().any(FutureMessage::is_complete));
-    let later = agent
-        .handle()
-        .call(to, "echo")
-        .with_retries(&grouped)
-        .send_bytes("");
+    let later = retry(agent.handle(), to, "echo", &grouped, "");
     until("the call waits for its next attempt", || {
         agent.handle().metrics().retry_queue_len == 4
     });

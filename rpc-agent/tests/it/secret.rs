@@ -3,23 +3,19 @@
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use byteorder::{ByteOrder, LittleEndian};
 use c10d_sim::Proxy;
-use c10d_store::Store;
 use rpc_agent::{
     Agent, AgentOptions, CertificateFiles, Credentials, Outcome, RetryOptions, RpcError, Secret,
 };
 
 use crate::common::{
-    PATIENCE, group_with, noise, options, pair_with, registry, shared_store, start_all, until,
+    PATIENCE, agent_and_raw, ask, begin, noise, options, pair_with, retry, shared_store, start_one,
+    until, wait,
 };
-use crate::raw::{
-    RawWorker, WELCOME, address_of, await_closed, connect, publish, read_frame, request, send,
-};
+use crate::raw::{WELCOME, address_of, await_closed, connect, publish, read_frame, request, send};
 use crate::sealed::Sealed;
 
 fn secret() -> Secret {
@@ -31,24 +27,10 @@ fn secure_pair(secret: &Secret) -> (Agent, Agent) {
     pair_with(|_, options| options.with_secret(secret.clone()), |_| {})
 }
 
-/// A worker with a secret that waits for no other, a raw worker with the id 1, and their store.
-fn secure_agent(secret: &Secret) -> (Agent, RawWorker, Arc<dyn Store>) {
-    let store = shared_store();
-    let raw = RawWorker::join(&*store, 1, "raw", 77);
-    let options = options(0).with_world_size(2).with_secret(secret.clone());
-    let agent = start_all(&store, vec![(options, registry(|_| {}))]).remove(0);
-    (agent.unwrap(), raw, store)
-}
-
 #[track_caller]
 fn echo(from: &Agent, to: &str, bytes: usize) {
     let payload = noise(bytes as u64, bytes);
-    let answer = from
-        .handle()
-        .call(to, "echo")
-        .with_timeout(PATIENCE)
-        .send_bytes(payload.clone())
-        .wait();
+    let answer = ask(from.handle(), to, "echo", payload.clone());
     assert!(answer.unwrap() == payload, "other {bytes} bytes");
 }
 
@@ -99,11 +81,8 @@ fn calls_that_are_given_up_disturb_no_other() {
                         let power = rng.u32(0..22);
                         let payload = noise(1, rng.usize(0..1 << power));
                         let timeout = Duration::from_micros(rng.u64(0..3000));
-                        let call = from
-                            .handle()
-                            .call(to, "echo")
-                            .with_timeout(timeout)
-                            .send_bytes(payload);
+                        let call = from.handle().call(to, "echo").with_timeout(timeout);
+                        let call = call.send_bytes(payload);
                         if rng.bool() {
                             drop(call.wait());
                         }
@@ -116,26 +95,6 @@ fn calls_that_are_given_up_disturb_no_other() {
     assert_eq!(one.handle().metrics().connections_lost, 0);
 }
 
-#[test]
-fn a_group_with_a_secret_shuts_down_together() {
-    let secret = secret();
-    let agents = group_with(
-        3,
-        |_, options| options.with_secret(secret.clone()),
-        |_, _| {},
-    );
-    for from in &agents {
-        for to in 0..3 {
-            echo(from, &format!("worker{to}"), 100);
-        }
-    }
-    thread::scope(|scope| {
-        for agent in &agents {
-            scope.spawn(|| agent.shutdown(PATIENCE).unwrap());
-        }
-    });
-}
-
 /// The error of a call between two workers whose options differ.
 fn error_between(adjust: impl Fn(u32, AgentOptions) -> AgentOptions) -> RpcError {
     let adjust = |rank, options: AgentOptions| {
@@ -143,13 +102,7 @@ fn error_between(adjust: impl Fn(u32, AgentOptions) -> AgentOptions) -> RpcError
     };
     let (caller, _called) = pair_with(adjust, |_| {});
     let began = Instant::now();
-    let handle = caller.handle();
-    let error = handle
-        .call("worker1", "echo")
-        .with_timeout(PATIENCE)
-        .send_bytes("")
-        .wait()
-        .unwrap_err();
+    let error = ask(caller.handle(), "worker1", "echo", "").unwrap_err();
     assert!(began.elapsed() < PATIENCE / 2);
     assert_eq!(error.outcome(), Outcome::NotExecuted, "{error}");
     error
@@ -233,13 +186,14 @@ fn workers_with_certificates_of_one_authority_meet() {
 fn a_lost_connection_is_made_again_with_the_secret() {
     let secret = secret();
     let store = shared_store();
-    let workers = [0, 1].map(|rank| {
+    let start = |rank| {
         let options = options(rank).with_world_size(2).with_secret(secret.clone());
-        (options, registry(|_| {}))
+        start_one(&store, options, |_| {})
+    };
+    let (one, other) = thread::scope(|scope| {
+        let other = scope.spawn(|| start(1));
+        (start(0), other.join().unwrap())
     });
-    let agents = start_all(&store, workers.into());
-    let mut agents = agents.into_iter().map(Result::unwrap);
-    let (one, other) = (agents.next().unwrap(), agents.next().unwrap());
     let (address, incarnation) = address_of(&*store, 1);
     let proxy = Proxy::to(address);
     publish(&*store, 1, "worker1", proxy.port(), incarnation);
@@ -247,21 +201,13 @@ fn a_lost_connection_is_made_again_with_the_secret() {
         echo(&one, "worker1", 1000);
         // In the middle of a long message.
         proxy.allow(300_000 + round * 7777);
-        let call = one
-            .handle()
-            .call("worker1", "echo")
-            .with_timeout(PATIENCE)
-            .send_bytes(noise(1, 4 << 20));
+        let call = begin(one.handle(), "worker1", "echo", noise(1, 4 << 20));
         proxy.wait_until_used();
         proxy.allow_all();
-        let error = call.wait_timeout(PATIENCE).expect("it ends").unwrap_err();
+        let error = wait(&call).unwrap_err();
         assert_eq!(error.outcome(), Outcome::Unknown, "{error}");
         let retries = RetryOptions::default();
-        let answer = one
-            .handle()
-            .call("worker1", "echo")
-            .with_retries(&retries)
-            .send_bytes("x");
+        let answer = retry(one.handle(), "worker1", "echo", &retries, "x");
         assert_eq!(answer.wait().unwrap(), "x");
     }
     echo(&other, "worker0", 10);
@@ -280,7 +226,7 @@ fn a_handshake_may_arrive_byte_by_byte() {
         }
     }
     let secret = secret();
-    let (_agent, raw, store) = secure_agent(&secret);
+    let (_agent, raw, store) = agent_and_raw(|options| options.with_secret(secret.clone()));
     let (address, incarnation) = address_of(&*store, 0);
     let mut peer = Sealed::new(connect(address), &secret.into());
     let mut trickle = Trickle(peer.stream.try_clone().unwrap());
@@ -299,7 +245,7 @@ fn a_handshake_may_arrive_byte_by_byte() {
 #[test]
 fn bytes_of_strangers_close_their_connection() {
     let secret = secret();
-    let (agent, raw, store) = secure_agent(&secret);
+    let (agent, raw, store) = agent_and_raw(|options| options.with_secret(secret.clone()));
     let (address, incarnation) = address_of(&*store, 0);
     let plain_hello = raw.hello(0, incarnation, 0);
     let alert = [0x15, 3, 3, 0, 2, 2, 40];
@@ -347,7 +293,7 @@ fn bytes_of_strangers_close_their_connection() {
 #[test]
 fn a_handshake_of_tls_that_stops_is_closed_after_the_time_limit() {
     let secret = secret();
-    let (_agent, _raw, store) = secure_agent(&secret);
+    let (_agent, _raw, store) = agent_and_raw(|options| options.with_secret(secret.clone()));
     let (address, _) = address_of(&*store, 0);
     let credentials = Credentials::from(secret);
     let silent = connect(address);
@@ -375,7 +321,7 @@ fn an_address_whose_handshakes_fail_has_to_wait() {
     // Each costs the agent its public-key operations; then it stops, or sends a bad record in the same segment.
     for has_bad_record in [false, true] {
         let secret = secret();
-        let (agent, _raw, store) = secure_agent(&secret);
+        let (agent, _raw, store) = agent_and_raw(|options| options.with_secret(secret.clone()));
         let (address, _) = address_of(&*store, 0);
         let credentials = Credentials::from(secret);
         let is_answered = || {
@@ -406,54 +352,5 @@ fn an_address_whose_handshakes_fail_has_to_wait() {
             peer.shake_hands().is_ok()
         });
         drop(agent);
-    }
-}
-
-#[test]
-fn a_request_of_which_a_part_was_sent_may_have_run() {
-    for round in 0..12 {
-        let secret = secret();
-        let (agent, raw, store) = secure_agent(&secret);
-        let mut peer = raw.dial_sealed(&*store, 0, secret);
-        // More than the system takes from a peer that does not read. The payload identifies the call.
-        let calls: Vec<_> = (0..6000_usize)
-            .map(|number| {
-                // Where the system stops to take bytes differs by round.
-                let bytes = if number == 0 {
-                    round * 9000
-                } else {
-                    1000 + round
-                };
-                let payload = noise(1, bytes);
-                let payload = [number.to_string().as_bytes(), b" ", &payload].concat();
-                agent
-                    .handle()
-                    .call("raw", "f")
-                    .with_timeout(None)
-                    .send_bytes(payload)
-            })
-            .collect();
-        agent.shutdown_now();
-        let mut arrived = vec![false; calls.len()];
-        let mut header = [0; 16];
-        while peer.read_exact(&mut header).is_ok() {
-            let mut body = vec![0; LittleEndian::read_u32(&header[..4]) as usize];
-            if peer.read_exact(&mut body).is_err() || body.is_empty() {
-                break;
-            }
-            // After the deadline and the name.
-            let number = body[5..].split(|byte| *byte == b' ').next().unwrap();
-            let number: usize = std::str::from_utf8(number).unwrap().parse().unwrap();
-            arrived[number] = true;
-        }
-        let mut unsent = 0;
-        for (number, call) in calls.iter().enumerate() {
-            let ended = call.wait_timeout(PATIENCE).expect("the call ends");
-            if ended.unwrap_err().outcome() == Outcome::NotExecuted {
-                assert!(!arrived[number], "call {number} has arrived");
-                unsent += 1;
-            }
-        }
-        assert!(arrived[0] && unsent > 0, "{unsent} calls were not sent");
     }
 }

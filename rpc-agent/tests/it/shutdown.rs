@@ -3,44 +3,27 @@
 use std::fs;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Barrier, Mutex, OnceLock, mpsc};
+use std::sync::{Arc, Barrier, OnceLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use bytes::Bytes;
 use c10d_store::{Store, StoreExt};
 use rpc_agent::{
-    Agent, AgentHandle, FutureMessage, HandlerError, Outcome, Registry, Reply, RetryOptions,
-    RpcError, TerminationError, WorkerInfo,
+    Agent, AgentHandle, Context, FutureMessage, HandlerError, Outcome, Registry, Reply,
+    RetryOptions, RpcError, TerminationError, WorkerInfo,
 };
 
 use crate::common::{
-    Gate, OpenAtEnd, PATIENCE, group, group_with, options, pair, pair_with, registry, shared_store,
-    start_all, until,
+    Gate, Held, OpenAtEnd, PATIENCE, agent_and_raw, ask, assert_connection_lost, begin, group,
+    group_with, options, pair, pair_with, registry, retry, shared_store, shut_down_all, start_all,
+    start_one, until, wait,
 };
 use crate::fault_plan::FaultPlan;
 use crate::own_process::in_own_process;
 use crate::raw::{REQUEST, RawWorker, address_of, await_closed, read_frame};
 
-#[track_caller]
-fn wait(future: &FutureMessage) -> Result<Bytes, RpcError> {
-    future.wait_timeout(PATIENCE).expect("the call completes")
-}
-
 fn call(agent: &AgentHandle, worker: &str, function: &str) -> FutureMessage {
-    agent
-        .call(worker, function)
-        .with_timeout(None)
-        .send_bytes("x")
-}
-
-/// Shuts down all agents concurrently.
-fn shut_down_all(agents: &[Agent]) {
-    thread::scope(|scope| {
-        for agent in agents {
-            scope.spawn(|| agent.shutdown(PATIENCE).unwrap());
-        }
-    });
+    begin(agent, worker, function, "x")
 }
 
 /// Waits until a worker has arrived in the first round of the coordinated shutdown.
@@ -81,51 +64,37 @@ fn an_idle_group_shuts_down() {
     }
 }
 
+/// Worker 1 calls worker 2, in its function or after it, while all workers shut down.
 #[test]
-fn a_worker_in_shutdown_still_serves_nested_calls() {
-    let gate = Gate::new();
-    let _open = OpenAtEnd(Arc::clone(&gate));
-    let store = shared_store();
-    let agents = start_group(&store, 3, |rank, registry| {
-        let gate = Arc::clone(&gate);
-        registry
-            .register_bytes("chain", move |context, payload| {
-                // Worker 0 calls worker 1, which waits at the gate, then calls worker 2. Worker 2 calls
-                // worker 0, which returns.
-                match rank {
-                    1 => {
-                        gate.pass();
-                        Ok(context
-                            .agent()
-                            .call("worker2", "chain")
-                            .send_bytes(payload)
-                            .wait()?)
-                    }
-                    2 => Ok(context
-                        .agent()
-                        .call("worker0", "echo")
-                        .send_bytes(payload)
-                        .wait()?),
-                    _ => Ok(payload),
-                }
-            })
-            .unwrap();
-    });
-    let call = call(agents[0].handle(), "worker1", "chain");
-    thread::scope(|scope| {
-        let ends: Vec<_> = agents
-            .iter()
-            .map(|agent| scope.spawn(|| agent.shutdown(PATIENCE)))
-            .collect();
-        gate.await_inside(1);
-        // Worker 2 is idle and waits for the other workers, but the nested call still needs it.
-        await_arrival(&*store, 2);
-        gate.open();
-        for end in ends {
-            end.join().unwrap().unwrap();
-        }
-    });
-    assert_eq!(call.try_get().unwrap().unwrap(), "x");
+fn a_worker_in_shutdown_still_serves_the_calls_of_functions_and_of_deferred_answers() {
+    for function in ["nested", "deferred"] {
+        let gate = Gate::new();
+        let _open = OpenAtEnd(Arc::clone(&gate));
+        let store = shared_store();
+        let agents = start_group(&store, 3, |_, registry| {
+            let (nested, deferred) = (Arc::clone(&gate), Arc::clone(&gate));
+            let echo = |gate: &Gate, agent: &AgentHandle, payload| {
+                gate.pass();
+                ask(agent, "worker2", "echo", payload).map_err(HandlerError::from)
+            };
+            let run = move |context: &Context, payload| echo(&nested, context.agent(), payload);
+            registry.register_bytes("nested", run).unwrap();
+            let run = move |context: &Context, payload, reply: Reply| {
+                let (gate, agent) = (Arc::clone(&deferred), context.agent().clone());
+                thread::spawn(move || reply.send(echo(&gate, &agent, payload)));
+            };
+            registry.register_deferred("deferred", run).unwrap();
+        });
+        let call = call(agents[0].handle(), "worker1", function);
+        thread::scope(|scope| {
+            scope.spawn(|| shut_down_all(&agents));
+            gate.await_inside(1);
+            // Worker 2 is idle and waits for the other workers, but the call still needs it.
+            await_arrival(&*store, 2);
+            gate.open();
+        });
+        assert_eq!(call.try_get().unwrap().unwrap(), "x", "{function}");
+    }
 }
 
 #[test]
@@ -136,7 +105,7 @@ fn shutdown_waits_for_calls_made_by_callbacks() {
             return;
         }
         let to = format!("worker{}", left % 3);
-        let call = agent.call(&to, "echo").with_timeout(None).send_bytes("x");
+        let call = begin(&agent, &to, "echo", "x");
         call.on_complete(move |result| {
             assert!(result.is_ok(), "{result:?}");
             done.fetch_add(1, Ordering::SeqCst);
@@ -153,50 +122,11 @@ fn shutdown_waits_for_calls_made_by_callbacks() {
 }
 
 #[test]
-fn shutdown_waits_for_deferred_answers_and_their_calls() {
-    let store = shared_store();
-    let gate = Gate::new();
-    let _open = OpenAtEnd(Arc::clone(&gate));
-    let agents = start_group(&store, 3, |_, registry| {
-        let gate = Arc::clone(&gate);
-        registry
-            .register_deferred("later", move |context, payload, reply| {
-                let agent = context.agent().clone();
-                let gate = Arc::clone(&gate);
-                thread::spawn(move || {
-                    gate.pass();
-                    let answer = agent.call("worker2", "echo").send_bytes(payload).wait();
-                    reply.send(answer.map_err(HandlerError::from));
-                });
-            })
-            .unwrap();
-    });
-    let call = call(agents[0].handle(), "worker1", "later");
-    thread::scope(|scope| {
-        let ends: Vec<_> = agents
-            .iter()
-            .map(|agent| scope.spawn(|| agent.shutdown(PATIENCE)))
-            .collect();
-        gate.await_inside(1);
-        await_arrival(&*store, 2);
-        gate.open();
-        for end in ends {
-            end.join().unwrap().unwrap();
-        }
-    });
-    assert_eq!(call.try_get().unwrap().unwrap(), "x");
-}
-
-#[test]
 fn shutdown_waits_for_queued_retries() {
     let faults = FaultPlan::new(1).fail("echo", 3);
     let (agent, other) = pair_with(|_, options| options.with_faults(faults.clone()), |_| {});
     let retries = RetryOptions::default().with_retry_duration(Duration::from_millis(10));
-    let call = agent
-        .handle()
-        .call("worker1", "echo")
-        .with_retries(&retries)
-        .send_bytes("x");
+    let call = retry(agent.handle(), "worker1", "echo", &retries, "x");
     let has_run = Arc::new(AtomicU64::new(0));
     call.on_complete({
         let has_run = Arc::clone(&has_run);
@@ -204,81 +134,20 @@ fn shutdown_waits_for_queued_retries() {
             has_run.fetch_add(1, Ordering::SeqCst);
         }
     });
-    shut_down_all(&[agent, other]);
+    shut_down_all([&agent, &other]);
     assert_eq!(call.try_get().unwrap().unwrap(), "x");
     assert_eq!(has_run.load(Ordering::SeqCst), 1);
     assert_eq!(faults.injected().failed, 3);
 }
 
 #[test]
-fn shutdown_waits_for_a_late_worker() {
-    let store = shared_store();
-    let agents = start_group(&store, 3, |_, _| {});
-    let (late, early) = agents.split_last().unwrap();
-    thread::scope(|scope| {
-        let ends: Vec<_> = early
-            .iter()
-            .map(|agent| scope.spawn(|| agent.shutdown(PATIENCE)))
-            .collect();
-        await_arrival(&*store, 0);
-        await_arrival(&*store, 1);
-        assert!(ends.iter().all(|end| !end.is_finished()));
-        // The workers serve requests while they wait.
-        for _ in 0..10 {
-            assert_eq!(wait(&call(late.handle(), "worker0", "echo")).unwrap(), "x");
-        }
-        late.shutdown(PATIENCE).unwrap();
-        for end in ends {
-            end.join().unwrap().unwrap();
-        }
-    });
-}
-
-#[test]
-fn a_shutdown_timeout_lists_the_absent_workers() {
-    let agents = group(3);
-    let error = agents[0].shutdown(Duration::from_secs(1)).unwrap_err();
-    let TerminationError::WorkersAbsent {
-        absent,
-        round: 1,
-        calls_out: 0,
-        ..
-    } = &error
-    else {
-        panic!("{error:?}");
-    };
-    let worker = |name, rank| WorkerInfo::new(name, rank).unwrap();
-    assert_eq!(absent.first(), [worker("worker1", 1), worker("worker2", 2)]);
-    let error_text = error.to_string();
-    assert!(
-        error_text.contains("worker1 (id 1), worker2 (id 2) had not arrived"),
-        "{error_text}"
-    );
-    // The agent has stopped although the shutdown failed.
-    assert_eq!(agents[0].handle().metrics().threads, 0);
-    assert_shutdown_error(
-        &call(agents[0].handle(), "worker1", "echo")
-            .wait()
-            .unwrap_err(),
-        Outcome::NotExecuted,
-    );
-}
-
-#[test]
 fn a_shutdown_timeout_reports_and_fails_unanswered_calls() {
-    let held: Arc<Mutex<Vec<Reply>>> = Arc::default();
-    let (agent, _other) = pair(|registry| {
-        let held = Arc::clone(&held);
-        registry
-            .register_deferred("hold", move |_, _, reply| held.lock().unwrap().push(reply))
-            .unwrap();
-    });
+    let held = Held::default();
+    let (agent, _other) = pair(|registry| held.register(registry, "hold"));
     let calls: Vec<_> = (0..3)
         .map(|_| call(agent.handle(), "worker1", "hold"))
         .collect();
-    until("all requests have arrived", || {
-        held.lock().unwrap().len() == 3
-    });
+    held.await_len(3);
     let error = agent.shutdown(Duration::from_secs(1)).unwrap_err();
     assert!(
         matches!(&error, TerminationError::Busy { calls_out: 3, .. }),
@@ -287,6 +156,8 @@ fn a_shutdown_timeout_reports_and_fails_unanswered_calls() {
     for call in &calls {
         assert_shutdown_error(&call.try_get().unwrap().unwrap_err(), Outcome::Unknown);
     }
+    // The agent has stopped although the shutdown failed.
+    assert_eq!(agent.handle().metrics().threads, 0);
 }
 
 #[test]
@@ -346,10 +217,7 @@ fn a_lost_worker_that_refuses_a_dial_is_dead_for_coordinated_shutdown() {
 
 #[test]
 fn a_lost_connection_alone_does_not_mean_a_dead_worker() {
-    let store = shared_store();
-    let raw = RawWorker::join(&*store, 1, "worker1", 5);
-    let workers = vec![(options(0).with_world_size(2), registry(|_| {}))];
-    let agent = start_all(&store, workers).pop().unwrap().unwrap();
+    let (agent, raw, store) = agent_and_raw(|options| options);
     let link = raw.dial(&*store, 0, 0);
     drop(link);
     until("the connection is lost", || {
@@ -421,17 +289,10 @@ fn shutdown_now_interrupts_a_coordinated_shutdown() {
 
 #[test]
 fn shutdown_now_interrupts_a_wait_for_a_deferred_answer() {
-    let held: Arc<Mutex<Vec<Reply>>> = Arc::default();
-    let (agent, other) = pair(|registry| {
-        let held = Arc::clone(&held);
-        registry
-            .register_deferred("hold", move |_, _, reply| held.lock().unwrap().push(reply))
-            .unwrap();
-    });
+    let held = Held::default();
+    let (agent, other) = pair(|registry| held.register(registry, "hold"));
     let _held_up = call(agent.handle(), "worker1", "hold");
-    until("the request has arrived", || {
-        held.lock().unwrap().len() == 1
-    });
+    held.await_len(1);
     let (sender, receiver) = mpsc::channel();
     thread::scope(|scope| {
         // `join` may start before or after the shutdown.
@@ -439,7 +300,7 @@ fn shutdown_now_interrupts_a_wait_for_a_deferred_answer() {
         other.shutdown_now();
         let ended = receiver.recv_timeout(PATIENCE);
         // Completes the call, so that the test ends even if `join` was not interrupted.
-        held.lock().unwrap().clear();
+        held.take();
         let error = ended.expect("the wait was not interrupted").unwrap_err();
         assert!(
             matches!(error, TerminationError::Interrupted { .. }),
@@ -453,8 +314,7 @@ fn shutdown_now_fails_all_calls_with_their_outcome() {
     let store = shared_store();
     let raw = RawWorker::join(&*store, 1, "worker1", 5);
     let silent = RawWorker::join(&*store, 2, "worker2", 5);
-    let workers = vec![(options(0).with_world_size(3), registry(|_| {}))];
-    let agent = start_all(&store, workers).pop().unwrap().unwrap();
+    let agent = start_one(&store, options(0).with_world_size(3), |_| {});
     let sent: Vec<_> = (0..10)
         .map(|_| call(agent.handle(), "worker1", "f"))
         .collect();
@@ -498,15 +358,7 @@ fn a_call_to_itself_that_runs_at_shutdown_is_not_reported_as_not_executed() {
     let agents = group_with(
         1,
         |_, options| options,
-        |_, registry| {
-            let gate = Arc::clone(&gate);
-            registry
-                .register_bytes("hold", move |_, payload| {
-                    gate.pass();
-                    Ok(payload)
-                })
-                .unwrap();
-        },
+        |_, registry| gate.register(registry, "hold"),
     );
     let call = call(agents[0].handle(), "worker0", "hold");
     gate.await_inside(1);
@@ -549,75 +401,6 @@ fn calls_after_shutdown_fail_as_not_executed() {
     assert_eq!(receiver.recv_timeout(PATIENCE), Ok(true));
 }
 
-#[test]
-fn dropping_an_agent_completes_pending_futures() {
-    let held: Arc<Mutex<Vec<Reply>>> = Arc::default();
-    let (agent, other) = pair(|registry| {
-        let held = Arc::clone(&held);
-        registry
-            .register_deferred("hold", move |_, _, reply| held.lock().unwrap().push(reply))
-            .unwrap();
-    });
-    let calls: Vec<_> = (0..10)
-        .map(|_| call(agent.handle(), "worker1", "hold"))
-        .collect();
-    let back = call(other.handle(), "worker0", "echo");
-    assert_eq!(wait(&back).unwrap(), "x");
-    until("all requests have arrived", || {
-        held.lock().unwrap().len() == 10
-    });
-    drop(agent);
-    for call in &calls {
-        assert_shutdown_error(&call.try_get().unwrap().unwrap_err(), Outcome::Unknown);
-    }
-    // The other worker has received the Goodbye. Its late answers are dropped, and its calls fail.
-    for reply in std::mem::take(&mut *held.lock().unwrap()) {
-        reply.send(Ok("late"));
-    }
-    let error = wait(&call(other.handle(), "worker0", "echo")).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            RpcError::NotSent { .. } | RpcError::ConnectionLost { .. }
-        ),
-        "{error:?}"
-    );
-}
-
-#[test]
-fn shutdown_waits_for_running_functions() {
-    let gate = Gate::new();
-    let _open = OpenAtEnd(Arc::clone(&gate));
-    let (agent, other) = pair(|registry| {
-        let gate = Arc::clone(&gate);
-        registry
-            .register("slow", move |_, _| {
-                gate.pass();
-                Ok(Vec::new())
-            })
-            .unwrap();
-    });
-    let calls: Vec<_> = (0..3)
-        .map(|_| call(agent.handle(), "worker1", "slow"))
-        .collect();
-    gate.await_inside(3);
-    thread::scope(|scope| {
-        let end = scope.spawn(|| other.shutdown_now());
-        // The callers fail at once, before the functions return.
-        for call in &calls {
-            let error = wait(call).unwrap_err();
-            assert!(
-                matches!(error, RpcError::ConnectionLost { .. }),
-                "{error:?}"
-            );
-        }
-        assert!(!end.is_finished());
-        gate.open();
-        end.join().unwrap();
-    });
-    assert_eq!(other.handle().metrics().threads, 0);
-}
-
 /// The callee of a call that is under way ends, and its function still runs.
 #[test]
 fn a_worker_that_ends_while_a_function_runs_accepts_no_connection() {
@@ -625,13 +408,7 @@ fn a_worker_that_ends_while_a_function_runs_accepts_no_connection() {
     let gate = Gate::new();
     let _open = OpenAtEnd(Arc::clone(&gate));
     let agents = start_group(&store, 3, |_, registry| {
-        let gate = Arc::clone(&gate);
-        registry
-            .register("slow", move |_, _| {
-                gate.pass();
-                Ok(Vec::new())
-            })
-            .unwrap();
+        gate.register(registry, "slow");
     });
     let under_way = call(agents[0].handle(), "worker1", "slow");
     gate.await_inside(1);
@@ -651,6 +428,7 @@ fn a_worker_that_ends_while_a_function_runs_accepts_no_connection() {
         assert!(!end.is_finished());
         gate.open();
     });
+    assert_eq!(agents[1].handle().metrics().threads, 0);
 }
 
 /// An agent whose function `function` runs `end` on the agent itself.
@@ -686,10 +464,7 @@ fn a_function_can_call_shutdown_now_on_its_own_agent() {
     });
     // After the shutdown, the function's answer cannot be sent.
     let error = wait(&call(other.handle(), "worker0", "end")).unwrap_err();
-    assert!(
-        matches!(error, RpcError::ConnectionLost { .. }),
-        "{error:?}"
-    );
+    assert_connection_lost(&error);
     until("all threads have exited", || {
         agent.handle().metrics().threads == 0
     });
@@ -708,10 +483,7 @@ fn a_function_that_requests_coordinated_shutdown_fails_as_busy() {
         Vec::new()
     });
     let error = wait(&call(other.handle(), "worker0", "end")).unwrap_err();
-    assert!(
-        matches!(error, RpcError::ConnectionLost { .. }),
-        "{error:?}"
-    );
+    assert_connection_lost(&error);
     until("all threads have exited", || {
         agent.handle().metrics().threads == 0
     });
@@ -753,18 +525,10 @@ fn a_member_of_a_dynamic_group_leaves_when_its_calls_have_ended() {
     let store = shared_store();
     let gate = Gate::new();
     let _open = OpenAtEnd(Arc::clone(&gate));
-    let fill = |registry: &mut Registry| {
-        let gate = Arc::clone(&gate);
-        registry
-            .register_bytes("slow", move |_, payload| {
-                gate.pass();
-                Ok(payload)
-            })
-            .unwrap();
-    };
     let start = |rank| {
-        let store = store.clone_store().unwrap();
-        Agent::start(options(rank), registry(fill), store).unwrap()
+        start_one(&store, options(rank), |registry| {
+            gate.register(registry, "slow");
+        })
     };
     let (first, second) = (start(0), start(1));
     let call = call(first.handle(), "worker1", "slow");
@@ -790,10 +554,7 @@ fn a_worker_that_stops_right_after_an_answer_has_left_and_is_not_lost() {
         for _ in 0..PAIRS {
             scope.spawn(|| {
                 let store = shared_store();
-                let start = |rank| {
-                    let store = store.clone_store().unwrap();
-                    Agent::start(options(rank), registry(|_| {}), store).unwrap()
-                };
+                let start = |rank| start_one(&store, options(rank), |_| {});
                 let stays = start(0);
                 for round in 0..ROUNDS {
                     let leaves = start(1);
@@ -821,11 +582,7 @@ fn a_group_can_join_and_continue() {
             for agent in &agents {
                 scope.spawn(|| {
                     let next = (agent.handle().me().id.get() + 1) % 3;
-                    let call = agent
-                        .handle()
-                        .call(next, "echo")
-                        .with_timeout(None)
-                        .send_bytes("x");
+                    let call = begin(agent.handle(), next, "echo", "x");
                     agent.join(PATIENCE).unwrap();
                     assert_eq!(call.try_get().unwrap().unwrap(), "x");
                 });

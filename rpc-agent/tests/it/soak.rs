@@ -21,7 +21,9 @@ use rpc_agent::{
     RpcError, join_all,
 };
 
-use crate::common::{PATIENCE, noise, options, registry, shared_store, start_all, until};
+use crate::common::{
+    PATIENCE, ask, noise, options, registry, retry, shared_store, start_all, until,
+};
 use crate::fault_plan::FaultPlan;
 use crate::own_process::in_own_process;
 
@@ -144,12 +146,7 @@ fn run(seed: u64, secure: impl Fn(AgentOptions) -> AgentOptions) {
     for agent in &agents {
         for to in 0..world_size {
             until("every worker is reachable", || {
-                agent
-                    .handle()
-                    .call(to, "echo")
-                    .send_bytes("ping")
-                    .wait()
-                    .is_ok_and(|answer| answer == "ping")
+                ask(agent.handle(), to, "echo", "ping").is_ok_and(|answer| answer == "ping")
             });
         }
     }
@@ -296,7 +293,7 @@ fn functions() -> Registry {
                 let Some((to, payload)) = next_hop(&payload) else {
                     return Ok(reversed(&payload[1..]));
                 };
-                let answer = context.agent().call(to, "relay").send_bytes(payload).wait();
+                let answer = ask(context.agent(), to, "relay", payload);
                 answer.map_err(|error| HandlerError::new(format!("nested: {error}")))
             })
             .unwrap();
@@ -306,10 +303,7 @@ fn functions() -> Registry {
                     return Ok(reversed(&payload[1..]));
                 };
                 let agent = context.agent();
-                let answer = agent
-                    .call(to, "retried")
-                    .with_retries(&retries())
-                    .send_bytes(payload);
+                let answer = retry(agent, to, "retried", &retries(), payload);
                 let answer = answer.then(|answer| answer).wait();
                 answer.map_err(|error| HandlerError::new(format!("nested: {error}")))
             })
@@ -351,12 +345,7 @@ fn functions() -> Registry {
             .register("asks for nothing", |context, _| {
                 // The refusal must reach this waiting thread.
                 let caller = context.caller().id;
-                match context
-                    .agent()
-                    .call(caller.get(), "nothing")
-                    .send_bytes("")
-                    .wait()
-                {
+                match ask(context.agent(), caller.get(), "nothing", "") {
                     Err(RpcError::NoSuchFunction { .. }) => Ok(b"as expected".to_vec()),
                     other => Err(HandlerError::new(format!("nested: {other:?}"))),
                 }
@@ -551,15 +540,10 @@ impl Caller {
         let is_retried = function == "retried";
         let with_retries = self.ledger.kind != Kind::Calm && (is_retried || self.rng.u32(..5) == 0);
         let future = if with_retries {
-            self.agent
-                .call(to, function)
-                .with_retries(&retries())
-                .send_bytes(payload)
+            retry(&self.agent, to, function, &retries(), payload)
         } else {
-            self.agent
-                .call(to, function)
-                .with_timeout(timeout)
-                .send_bytes(payload)
+            let call = self.agent.call(to, function).with_timeout(timeout);
+            call.send_bytes(payload)
         };
         if with_retries && is_retried && to != self.agent.me().id.get() {
             let ledger = Arc::clone(&self.ledger);

@@ -14,7 +14,10 @@ use rpc_agent::{
     Agent, AgentOptions, FutureMessage, NotSent, Outcome, Registry, RpcError, RpcFuture,
 };
 
-use crate::common::{PATIENCE, noise, registry, shared_store, start_all, until};
+use crate::common::{
+    PATIENCE, ask, assert_connection_lost, begin, noise, registry, shared_store, start_all,
+    start_one, until, wait,
+};
 use crate::log_lines;
 use crate::own_process::in_own_process_with_many_files;
 use crate::raw::{
@@ -73,115 +76,22 @@ impl Group {
     #[track_caller]
     fn assert_serves_others(&self) {
         let payload = noise(1, 1000);
-        let calls = [(&self.other, "agent"), (&self.agent, "other")];
-        for (from, to) in calls {
-            let timeout = PATIENCE;
-            let answer = from
-                .handle()
-                .call(to, "echo")
-                .with_timeout(timeout)
-                .send_bytes(payload.clone())
-                .wait();
+        for (from, to) in [(&self.other, "agent"), (&self.agent, "other")] {
+            let answer = ask(from.handle(), to, "echo", payload.clone());
             assert_eq!(answer.unwrap(), payload);
         }
     }
 
     /// Makes a call to the raw worker, without a timeout.
     fn call_raw(&self, payload: impl Into<Bytes>) -> FutureMessage {
-        let timeout = None::<Duration>;
-        self.agent
-            .handle()
-            .call("raw", "double")
-            .with_timeout(timeout)
-            .send_bytes(payload)
+        begin(self.agent.handle(), "raw", "double", payload)
     }
-}
-
-#[track_caller]
-fn wait(future: &FutureMessage) -> Result<Bytes, RpcError> {
-    future.wait_timeout(PATIENCE).expect("the call completes")
 }
 
 fn read_exactly(socket: &mut TcpStream, count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count];
     socket.read_exact(&mut bytes).unwrap();
     bytes
-}
-
-#[test]
-fn a_dial_and_a_call_send_the_golden_bytes() {
-    let group = Group::new();
-    let timeout = Duration::from_millis(60_000);
-    let call = group
-        .agent
-        .handle()
-        .call("raw", "double")
-        .with_timeout(timeout)
-        .send_bytes(vec![7]);
-
-    let mut socket = group.raw.accept();
-    let hello = [
-        &[48, 0, 0, 0, 1, 0, 0, 0][..], // body of 48 bytes, Hello, no flags
-        &[0; 8],                        // no call id
-        b"C10DRPC\0",
-        &[1, 0], // version
-        &[0, 0], // from worker 0
-        &[1, 0], // to worker 1
-        &u64_bytes(group.incarnation()),
-        &[0xee, 0xff, 0xc0, 0, 0xee, 0xff, 0xc0, 0], // expected incarnation
-        &[0; 4],                                     // no earlier connection of this pair
-        &[0, 0, 0, 16, 0, 0, 0, 0],                  // message limit: 256 MiB
-        &[5],
-        b"agent",
-    ]
-    .concat();
-    assert_eq!(read_exactly(&mut socket, hello.len()), hello);
-
-    let welcome = [
-        &[20, 0, 0, 0, 2, 0, 0, 0][..], // body of 20 bytes, Welcome
-        &[0; 8],
-        &[0xee, 0xff, 0xc0, 0, 0xee, 0xff, 0xc0, 0], // incarnation of the sender
-        &[1, 0, 0, 0],                               // first connection of this pair
-        &[0, 0, 0, 16, 0, 0, 0, 0],
-    ]
-    .concat();
-    send(&mut socket, &welcome);
-
-    let start = [11, 0, 0, 0, 4, 0, 6, 0]; // body of 11 bytes, Request, name of 6 bytes
-    assert_eq!(read_exactly(&mut socket, 8), start);
-    let id = read_exactly(&mut socket, 8);
-    let body = [&[0x60, 0xea, 0, 0][..], b"double", &[7]].concat(); // timeout 60,000 ms
-    assert_eq!(read_exactly(&mut socket, 11), body);
-
-    let response = [&[1, 0, 0, 0, 5, 0, 0, 0][..], &id, &[14]].concat();
-    send(&mut socket, &response);
-    assert_eq!(wait(&call).unwrap(), vec![14]);
-}
-
-#[test]
-fn serving_a_call_sends_the_golden_bytes() {
-    let group = Group::new();
-    let mut socket = group.stranger();
-    send(&mut socket, &group.raw.hello(0, group.incarnation(), 0));
-    let expected = welcome(group.incarnation(), 1);
-    assert_eq!(read_exactly(&mut socket, expected.len()), expected);
-
-    let id = [8, 7, 6, 5, 4, 3, 2, 1];
-    let call = [
-        &[10, 0, 0, 0, 4, 0, 4, 0][..],
-        &id,
-        &[0; 4], // no timeout
-        b"echo",
-        &[1, 2],
-    ]
-    .concat();
-    send(&mut socket, &call);
-    let answer = [&[2, 0, 0, 0, 5, 0, 0, 0][..], &id, &[1, 2]].concat();
-    assert_eq!(read_exactly(&mut socket, answer.len()), answer);
-
-    send(&mut socket, &request(9, "nothing", b""));
-    let answer = read_frame(&mut socket);
-    assert_eq!((answer.kind, answer.aux, answer.id), (ERROR, 3, 9));
 }
 
 #[test]
@@ -314,6 +224,8 @@ fn an_invalid_hello_closes_the_connection() {
         frame(RESPONSE, 0, 0, 1, b"x"),
         welcome(me, 1),
         frame(crate::raw::GOODBYE, 0, 0, 0, b""),
+        // A request that does not wait for the Welcome.
+        [group.raw.hello(0, me, 0), request(1, "echo", b"x")].concat(),
     ];
     for bytes in &no_hellos {
         let mut socket = group.stranger();
@@ -414,7 +326,7 @@ fn thousands_of_refused_strangers_write_few_lines() {
         if let Some(size) = size {
             options = options.with_world_size(size);
         }
-        let agent = Agent::start(options, registry(|_| {}), Arc::clone(&store)).unwrap();
+        let agent = start_one(&store, options, |_| {});
         let address = match size {
             None => crate::raw::listed_address_of(&*store, 0).0,
             Some(_) => address_of(&*store, 0).0,
@@ -443,7 +355,7 @@ fn strangers_do_not_keep_the_store_busy() {
     let store = TcpStore::connect("127.0.0.1", server.local_addr().port()).unwrap();
     let store: Arc<dyn Store> = Arc::new(store);
     let options = crate::common::named("agent", 0);
-    let _agent = Agent::start(options, registry(|_| {}), Arc::clone(&store)).unwrap();
+    let _agent = start_one(&store, options, |_| {});
     let address = crate::raw::listed_address_of(&*store, 0).0;
     let requests = || -> u64 {
         let counters = server.observer().counters(PATIENCE).unwrap();
@@ -475,16 +387,6 @@ fn a_hello_may_arrive_slowly_in_pieces() {
     assert_eq!(read_frame(&mut socket).kind, WELCOME);
     send(&mut socket, &request(1, "echo", b"x"));
     assert_eq!(read_frame(&mut socket).body, b"x");
-}
-
-#[test]
-fn a_request_before_the_welcome_closes_the_connection() {
-    let group = Group::new();
-    let mut socket = group.stranger();
-    let hello = group.raw.hello(0, group.incarnation(), 0);
-    send(&mut socket, &[hello, request(1, "echo", b"x")].concat());
-    await_closed(&mut socket);
-    group.assert_serves_others();
 }
 
 #[test]
@@ -601,10 +503,7 @@ fn end_of_stream_is_detected_together_with_the_last_bytes() {
             call.is_complete()
         });
         let error = wait(&call).unwrap_err();
-        assert!(
-            matches!(error, RpcError::ConnectionLost { .. }),
-            "{error:?}"
-        );
+        assert_connection_lost(&error);
     }
     // A loss is counted after its calls have failed.
     until("all losses are counted", || {
@@ -740,12 +639,8 @@ fn calls_to_a_peer_that_does_not_read_fail_at_their_deadlines_or_at_once() {
     let mut calls = Vec::new();
     let refused = loop {
         let timeout = Duration::from_millis(200);
-        let call = group
-            .agent
-            .handle()
-            .call("raw", "double")
-            .with_timeout(timeout)
-            .send_bytes(payload.clone());
+        let call = group.agent.handle().call("raw", "double");
+        let call = call.with_timeout(timeout).send_bytes(payload.clone());
         match call.try_get() {
             // Calls that expired before the backlog limit was reached fail with a timeout.
             Some(Err(error)) if !matches!(error, RpcError::Timeout { .. }) => break error,
@@ -784,75 +679,6 @@ fn calls_to_a_peer_that_does_not_read_fail_at_their_deadlines_or_at_once() {
     drop(socket);
     let error = wait(&call).unwrap_err();
     assert!(!matches!(error, RpcError::Timeout { .. }), "{error:?}");
-}
-
-#[test]
-fn calls_to_a_silent_peer_fail_at_their_deadlines() {
-    let group = Group::new();
-    let mut socket = group.raw.dial(&*group.store, 0, 0);
-    let reading = thread::spawn(move || {
-        let mut requests = 0;
-        while requests < 100 {
-            assert_eq!(read_frame(&mut socket).kind, REQUEST);
-            requests += 1;
-        }
-        socket
-    });
-    let calls: Vec<_> = (0..100)
-        .map(|number| {
-            let timeout = Duration::from_millis(20 + number % 5);
-            group
-                .agent
-                .handle()
-                .call("raw", "double")
-                .with_timeout(timeout)
-                .send_bytes(vec![1])
-        })
-        .collect();
-    group.assert_serves_others();
-    for call in &calls {
-        let error = wait(call).unwrap_err();
-        assert!(matches!(error, RpcError::Timeout { .. }), "{error:?}");
-        assert!(
-            error
-                .to_string()
-                .starts_with("RPC ran for more than set timeout (2"),
-            "{error}"
-        );
-    }
-    let mut socket = reading.join().unwrap();
-    assert_eq!(group.agent.handle().metrics().timeouts, 100);
-    assert_eq!(group.agent.handle().metrics().calls_in_flight, 0);
-    // The connection still works.
-    let call = group.call_raw(vec![4]);
-    let id = read_frame(&mut socket).id;
-    send(&mut socket, &frame(RESPONSE, 0, 0, id, &[8]));
-    assert_eq!(wait(&call).unwrap(), vec![8]);
-}
-
-#[test]
-fn a_thread_that_waits_for_a_silent_peer_returns_at_the_deadline() {
-    let group = Group::new();
-    let _socket = group.raw.dial(&*group.store, 0, 0);
-    // A pending call. The threads that wait for the other calls read the connection, and must not wait for
-    // this call.
-    let endless = group.call_raw(vec![]);
-    let began = Instant::now();
-    for number in 0..300 {
-        let timeout = Duration::from_millis(1 + number % 3);
-        let call = group
-            .agent
-            .handle()
-            .call("raw", "double")
-            .with_timeout(timeout)
-            .send_bytes(vec![1]);
-        let error = wait(&call).unwrap_err();
-        assert!(matches!(error, RpcError::Timeout { .. }), "{error:?}");
-        // A wait that misses the expiry of its call lasts until its own timeout.
-        assert!(began.elapsed() < PATIENCE, "call {number}");
-    }
-    assert!(!endless.is_complete());
-    group.assert_serves_others();
 }
 
 #[test]
