@@ -4,14 +4,15 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use c10d_store::HashStore;
-use rpc_agent::{Agent, AgentOptions, Registry, RpcError};
+use c10d_store::{HashStore, Store};
+use rpc_agent::RpcError;
 use rref::{RRef, RRefError, RRefs};
 use serde::{Deserialize, Serialize};
 
 use crate::common::{
-    Alive, Counted, Gate, List, PATIENCE, Worker, functions, group, group_with, is_empty, quick,
-    shut_down, until, until_empty,
+    Alive, Counted, Gate, List, PATIENCE, Worker, ask, end, functions, group, group_that_has,
+    is_empty, make, options, quick, register_counted, remote_number, shut_down, start, until,
+    until_empty,
 };
 
 /// Asserts that every operation on the references fails after the end of their agent.
@@ -88,22 +89,11 @@ fn use_references(workers: &[Worker]) {
 #[test]
 fn groups_with_the_same_names_in_one_process_are_independent() {
     let [alive_a, alive_b] = [Alive::default(), Alive::default()];
-    let group_of = |alive: &Alive| {
-        let alive = Arc::clone(alive);
-        group_with(
-            2,
-            |_, options| options,
-            move |_, functions| {
-                let alive = Arc::clone(&alive);
-                functions
-                    .register_opaque("counted", move |_, ()| Ok(Counted::new(&alive)))
-                    .unwrap();
-            },
-        )
-    };
+    let group_of =
+        |alive: &Alive| group_that_has(2, |functions| register_counted(functions, alive));
     let (a, b) = (group_of(&alive_a), group_of(&alive_b));
-    let in_a: RRef<Counted> = a[0].rrefs.call("worker1", "counted").remote(()).unwrap();
-    let in_b: RRef<Counted> = b[0].rrefs.call("worker1", "counted").remote(()).unwrap();
+    let in_a: RRef<Counted> = make(&a[0], "worker1", "counted", ());
+    let in_b: RRef<Counted> = make(&b[0], "worker1", "counted", ());
     for made in [&in_a, &in_b] {
         made.wait_ready(Some(PATIENCE)).unwrap();
     }
@@ -152,7 +142,7 @@ fn groups_with_the_same_names_in_one_process_are_independent() {
     });
     let ready = in_a.wait_ready(Some(PATIENCE));
     assert!(matches!(ready, Err(RRefError::Shutdown)), "{ready:?}");
-    let called = b[0].rrefs.call("worker1", "echo").run::<_, ()>(&in_a);
+    let called = ask::<()>(&b[0], "worker1", "echo", &in_a);
     assert!(
         matches!(called, Err(RRefError::Foreign { .. })),
         "{called:?}"
@@ -169,25 +159,18 @@ fn groups_with_the_same_names_in_one_process_are_independent() {
 #[test]
 fn a_second_group_works_after_the_first_and_old_references_stay_shut_down() {
     let first = group(2);
-    let old: RRef<i64> = first[0]
-        .rrefs
-        .call("worker1", "number")
-        .remote(1_i64)
-        .unwrap();
+    let old: RRef<i64> = make(&first[0], "worker1", "number", 1_i64);
     old.wait_ready(Some(PATIENCE)).unwrap();
+    let own = first[0].rrefs.rref(2_i64).unwrap();
     shut_down(&first);
 
     let second = group(2);
-    let new: RRef<i64> = second[0]
-        .rrefs
-        .call("worker1", "number")
-        .remote(2_i64)
-        .unwrap();
+    let new: RRef<i64> = make(&second[0], "worker1", "number", 2_i64);
     new.wait_ready(Some(PATIENCE)).unwrap();
     assert_eq!(new.to_string(), old.to_string(), "the ids start anew");
     assert_ne!(new.id(), old.id());
-    assert_ended(&[&old], &first[0].rrefs);
-    let called = second[0].rrefs.call("worker1", "read").run::<_, i64>(&old);
+    assert_ended(&[&old, &own], &first[0].rrefs);
+    let called = ask::<i64>(&second[0], "worker1", "read", &old);
     assert!(
         matches!(called, Err(RRefError::Foreign { .. })),
         "{called:?}"
@@ -197,48 +180,21 @@ fn a_second_group_works_after_the_first_and_old_references_stay_shut_down() {
     drop(old);
     assert_eq!(new.to_here(Some(PATIENCE)).unwrap(), 2);
     drop(new);
-    until_empty(&second);
-    shut_down(&second);
-}
-
-#[test]
-fn references_to_own_values_fail_after_the_shutdown() {
-    let workers = group(2);
-    let own = workers[0].rrefs.rref(2_i64).unwrap();
-    let made: RRef<i64> = workers[0]
-        .rrefs
-        .call("worker0", "number")
-        .remote(3_i64)
-        .unwrap();
-    made.wait_ready(Some(PATIENCE)).unwrap();
-    shut_down(&workers);
-    assert_ended(&[&own, &made], &workers[0].rrefs);
-}
-
-#[test]
-fn references_to_own_values_fail_after_the_shutdown_while_the_agent_runs() {
-    let workers = group(1);
-    let own = workers[0].rrefs.rref(2_i64).unwrap();
-    workers[0].rrefs.leave(Some(PATIENCE)).unwrap();
-    assert_ended(&[&own], &workers[0].rrefs);
-    workers[0].agent.shutdown_now();
+    end(&second);
 }
 
 #[test]
 fn references_fail_after_leaving_while_the_agents_run() {
     let workers = group(2);
-    let user: RRef<i64> = workers[0]
-        .rrefs
-        .call("worker1", "number")
-        .remote(1_i64)
-        .unwrap();
+    let user = remote_number(&workers, 1);
     user.wait_ready(Some(PATIENCE)).unwrap();
+    let kept = workers[0].rrefs.rref(2_i64).unwrap();
     workers[0].rrefs.leave(Some(PATIENCE)).unwrap();
-    assert_ended(&[&user], &workers[0].rrefs);
+    assert_ended(&[&user, &kept], &workers[0].rrefs);
     // The other worker still works, but gets an error for references that it sends.
     let own = workers[1].rrefs.rref(4_i64).unwrap();
     assert_eq!(own.to_here(Some(PATIENCE)).unwrap(), 4);
-    let called = workers[1].rrefs.call("worker0", "read").run::<_, i64>(&own);
+    let called = ask::<i64>(&workers[1], "worker0", "read", &own);
     assert!(called.unwrap_err().to_string().contains("were shut down"));
     drop(own);
     workers[1].rrefs.leave(Some(PATIENCE)).unwrap();
@@ -248,32 +204,13 @@ fn references_fail_after_leaving_while_the_agents_run() {
     }
 }
 
-#[test]
-fn an_agent_that_stops_without_a_shutdown_leaves_other_agents_unchanged() {
-    let [a, b] = [group(2), group(2)];
-    let in_a: RRef<i64> = a[0].rrefs.call("worker1", "number").remote(1_i64).unwrap();
-    in_a.wait_ready(Some(PATIENCE)).unwrap();
-    let in_b: RRef<i64> = b[0].rrefs.call("worker1", "number").remote(2_i64).unwrap();
-    for worker in &a {
-        worker.agent.shutdown_now();
-    }
-    assert!(in_a.to_here(Some(PATIENCE)).is_err());
-    drop((a, in_a));
-    assert_eq!(in_b.to_here(Some(PATIENCE)).unwrap(), 2);
-    use_references(&b);
-    drop(in_b);
-    until_empty(&b);
-    shut_down(&b);
-}
-
 /// A value that can hold a reference to another value.
 #[derive(Serialize, Deserialize)]
 struct Node(Mutex<Option<RRef<Self>>>);
 
 /// A worker alone in its group, whose functions hold `kept`. One of the functions waits at the gate.
 fn worker_that_keeps(kept: &Arc<()>, gate: &Arc<Gate>) -> Worker {
-    let mut registry = Registry::new();
-    let (kept, gate) = (Arc::clone(kept), Arc::clone(gate));
+    let kept = Arc::clone(kept);
     let functions = functions(|functions| {
         let also = Arc::clone(&kept);
         functions
@@ -289,21 +226,15 @@ fn worker_that_keeps(kept: &Arc<()>, gate: &Arc<Gate>) -> Worker {
                 Ok(())
             })
             .unwrap();
-        functions
-            .register("slow", move |_, ()| {
-                gate.pass();
-                Ok(1_i64)
-            })
-            .unwrap();
+        gate.register(functions, "slow");
     });
-    let rrefs = RRefs::register_with(&mut registry, functions, quick()).unwrap();
-    let store = Arc::new(HashStore::new());
-    let options = AgentOptions::new("solo", 0)
-        .with_host("127.0.0.1")
-        .with_world_size(1);
-    let agent = Agent::start(options, registry, store).unwrap();
-    rrefs.attach(agent.handle()).unwrap();
-    Worker { rrefs, agent }
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    start(
+        &store,
+        options("solo", 0).with_world_size(1),
+        functions,
+        &quick(),
+    )
 }
 
 /// A chain of two nodes, where the first value holds the only reference to the second; and a node that refers to
@@ -344,16 +275,6 @@ fn an_agent_is_freed_after_its_shutdown_and_the_last_handle() {
     drop(rrefs);
     drop(held);
     drop(number);
-    until_released(&kept);
-}
-
-#[test]
-fn an_agent_that_stops_without_a_shutdown_is_freed() {
-    let kept = Arc::new(());
-    let Worker { rrefs, agent } = worker_that_keeps(&kept, &Gate::new());
-    let number = rrefs.rref(1_i64).unwrap();
-    drop(agent);
-    drop((number, rrefs));
     until_released(&kept);
 }
 

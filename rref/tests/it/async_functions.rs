@@ -11,7 +11,9 @@ use std::time::Duration;
 use rpc_agent::{HandlerError, RpcError};
 use rref::{CallContext, Functions, RRef, RRefError};
 
-use crate::common::{Alive, Counted, PATIENCE, Worker, group_with, shut_down, until, until_empty};
+use crate::common::{
+    Alive, Counted, PATIENCE, Worker, end, group_with, make, register_counted, shut_down, until,
+};
 
 /// A number that arrives later, and how often its future was polled.
 #[derive(Clone, Default)]
@@ -89,8 +91,7 @@ fn a_function_awaits_the_values_of_its_arguments_and_calls_other_workers() {
         assert_eq!(made.to_here(PATIENCE).unwrap(), 40);
     }
     drop(refs);
-    until_empty(&workers);
-    shut_down(&workers);
+    end(&workers);
 }
 
 /// More calls wait than the worker has threads, and other functions run in the meantime.
@@ -145,8 +146,7 @@ fn a_pending_function_holds_no_thread_and_continues_when_another_thread_wakes_it
     }
     assert_eq!(created.to_here(PATIENCE).unwrap(), 42);
     drop(created);
-    until_empty(&workers);
-    shut_down(&workers);
+    end(&workers);
 }
 
 /// A future that wakes itself while it is polled is polled again, on another turn of the pool.
@@ -177,9 +177,7 @@ fn a_method_shares_its_value_while_it_awaits() {
     let alive = Alive::default();
     let pending: Arc<Mutex<Vec<Later>>> = Arc::default();
     let workers = group(2, |functions| {
-        let its_alive = Arc::clone(&alive);
-        let counted = move |_: &CallContext, ()| Ok(Counted::new(&its_alive));
-        functions.register_opaque("counted", counted).unwrap();
+        register_counted(functions, &alive);
         let pending = Arc::clone(&pending);
         let wait = move |_: CallContext, on: Arc<Counted>, number: i64| {
             let later = Later::default();
@@ -212,8 +210,7 @@ fn a_method_shares_its_value_while_it_awaits() {
     let error = number.call("wait").run::<_, i64>(1_i64).unwrap_err();
     assert!(error.to_string().contains("the method is for a"), "{error}");
     drop((number, created));
-    until_empty(&workers);
-    shut_down(&workers);
+    end(&workers);
 }
 
 /// Before its first await, after it, and where no future is made at all.
@@ -257,8 +254,7 @@ fn a_panic_of_a_future_is_the_error_of_its_call() {
         let error = created.to_here(PATIENCE).unwrap_err();
         assert!(error.to_string().contains(&text), "{error}");
     }
-    until_empty(&workers);
-    shut_down(&workers);
+    end(&workers);
 }
 
 /// A destructor reports that the future is dropped.
@@ -304,8 +300,7 @@ fn a_future_is_dropped_when_the_deadline_of_its_call_passes() {
     assert!(!left.is_empty());
     left.into_iter().for_each(Waker::wake);
     drop(number);
-    until_empty(&workers);
-    shut_down(&workers);
+    end(&workers);
 }
 
 #[test]
@@ -350,11 +345,7 @@ fn a_shutdown_waits_for_pending_functions() {
     let call = workers[0].rrefs.call("worker1", "wait");
     let answer = call.with_timeout(PATIENCE).send::<_, i64>(0_u8).unwrap();
     // The call of a creation is answered before its function has run.
-    let created: RRef<i64> = workers[0]
-        .rrefs
-        .call("worker1", "wait")
-        .remote(1_u8)
-        .unwrap();
+    let created: RRef<i64> = make(&workers[0], "worker1", "wait", 1_u8);
     drop(created);
     until("both are polled", || {
         laters.iter().all(|one| one.polls() > 0)

@@ -7,7 +7,7 @@ use std::{env, fs};
 use c10d_sim::seed;
 use rref::{RRef, RRefError};
 
-use crate::common::{Worker, group, group_with, shut_down, until_empty};
+use crate::common::{Worker, end, group, group_with, make, shut_down, until_empty};
 use crate::fault_plan::FaultPlan;
 use crate::own_process::in_own_process;
 
@@ -25,11 +25,7 @@ fn churn(worker: &Worker, lives: usize, alive_max: usize) {
     let mut left = lives;
     while left > 0 {
         for _ in 0..alive_max.min(left) {
-            let number: RRef<i64> = worker
-                .rrefs
-                .call("worker1", "number")
-                .remote(1_i64)
-                .unwrap();
+            let number: RRef<i64> = make(&worker, "worker1", "number", 1_i64);
             let read = worker.rrefs.call("worker2", "read").send::<_, i64>(&number);
             reads.push(read.unwrap());
             alive.push(number);
@@ -125,8 +121,7 @@ fn a_hundred_thousand_references_with_faults_leave_empty_tables() {
             && injected.delayed > 0,
         "{injected:?}"
     );
-    until_empty(&workers);
-    shut_down(&workers);
+    end(&workers);
 }
 
 /// With fewer references, a leak would not show.

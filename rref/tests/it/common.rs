@@ -3,12 +3,14 @@
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use c10d_store::{HashStore, Store};
-use rpc_agent::{Agent, AgentOptions, HandlerError, Registry, RetryOptions};
-use rref::{Functions, LeakReport, RRef, RRefOptions, RRefs};
+use rpc_agent::{Agent, AgentOptions, Destination, HandlerError, Registry, RetryOptions};
+use rref::{Functions, LeakReport, RRef, RRefError, RRefOptions, RRefs};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 /// Timeout of all waits in the tests; far longer than any step takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -46,6 +48,13 @@ impl Drop for Counted {
     fn drop(&mut self) {
         self.alive.fetch_sub(1, Ordering::SeqCst);
     }
+}
+
+/// Registers a function `counted`, which creates a [`Counted`] value.
+pub(crate) fn register_counted(functions: &mut Functions, alive: &Alive) {
+    let alive = Arc::clone(alive);
+    let counted = move |_: &_, ()| Ok(Counted::new(&alive));
+    functions.register_opaque("counted", counted).unwrap();
 }
 
 /// The functions of all workers, and those that `fill` adds.
@@ -126,6 +135,12 @@ pub(crate) fn group_with(
     group_of(world_size, &quick(), adjust, fill)
 }
 
+/// Starts a group of fixed size whose workers also have the functions of `fill`.
+pub(crate) fn group_that_has(world_size: u32, fill: impl Fn(&mut Functions)) -> Vec<Worker> {
+    let fill = |_, functions: &mut Functions| fill(functions);
+    group_with(world_size, |_, options| options, fill)
+}
+
 /// [`group_with`] with `options` for the references.
 pub(crate) fn group_of(
     world_size: u32,
@@ -134,72 +149,102 @@ pub(crate) fn group_of(
     fill: impl Fn(u32, &mut Functions),
 ) -> Vec<Worker> {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
-    let workers = (0..world_size).map(|rank| {
-        let options = AgentOptions::new(format!("worker{rank}"), rank)
-            .with_host("127.0.0.1")
-            .with_start_timeout(PATIENCE)
-            .with_world_size(world_size);
-        (
-            adjust(rank, options),
-            functions(|functions| fill(rank, functions)),
-        )
-    });
-    let workers: Vec<_> = workers.collect();
     thread::scope(|scope| {
-        let starting: Vec<_> = workers
-            .into_iter()
-            .map(|(options, functions)| {
-                let store = store.clone_store().unwrap();
-                scope.spawn(move || {
-                    let mut registry = Registry::new();
-                    let rrefs =
-                        RRefs::register_with(&mut registry, functions, rref_options.clone())
-                            .unwrap();
-                    let agent = Agent::start(options, registry, store).unwrap();
-                    rrefs.attach(agent.handle()).unwrap();
-                    Worker { rrefs, agent }
-                })
+        let starting: Vec<_> = (0..world_size)
+            .map(|rank| {
+                let functions = functions(|functions| fill(rank, functions));
+                let options = options(&format!("worker{rank}"), rank).with_world_size(world_size);
+                let (options, store) = (adjust(rank, options), &store);
+                scope.spawn(move || start(store, options, functions, rref_options))
             })
             .collect();
+        let starting = starting.into_iter().map(ScopedJoinHandle::join);
         starting
-            .into_iter()
-            .map(|worker| worker.join().unwrap_or_else(|panic| resume_unwind(panic)))
+            .map(|worker| worker.unwrap_or_else(|panic| resume_unwind(panic)))
             .collect()
     })
+}
+
+/// The options of a worker on loopback, in a dynamic group.
+pub(crate) fn options(name: &str, rank: u32) -> AgentOptions {
+    AgentOptions::new(name, rank)
+        .with_host("127.0.0.1")
+        .with_start_timeout(PATIENCE)
+}
+
+/// Starts a worker.
+pub(crate) fn start(
+    store: &Arc<dyn Store>,
+    options: AgentOptions,
+    functions: Functions,
+    rref_options: &RRefOptions,
+) -> Worker {
+    let mut registry = Registry::new();
+    let rrefs = RRefs::register_with(&mut registry, functions, rref_options.clone()).unwrap();
+    let agent = Agent::start(options, registry, store.clone_store().unwrap()).unwrap();
+    rrefs.attach(agent.handle()).unwrap();
+    Worker { rrefs, agent }
 }
 
 /// Starts a group of two workers, and an agent without references that has the functions of `registry`.
 pub(crate) fn group_with_stranger(
     registry: Registry,
-    fill: impl Fn(u32, &mut Functions),
+    fill: impl Fn(&mut Functions),
 ) -> (Vec<Worker>, Agent) {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
-    let options = |name: &str, rank| {
-        AgentOptions::new(name, rank)
-            .with_host("127.0.0.1")
-            .with_start_timeout(PATIENCE)
-            .with_world_size(3)
-    };
-    let starting: Vec<_> = (0..2)
-        .map(|rank| {
-            let mut registry = Registry::new();
-            let functions = functions(|functions| fill(rank, functions));
-            let rrefs = RRefs::register_with(&mut registry, functions, quick()).unwrap();
-            let options = options(&format!("worker{rank}"), rank);
-            let store = store.clone_store().unwrap();
-            thread::spawn(move || {
-                let agent = Agent::start(options, registry, store).unwrap();
-                rrefs.attach(agent.handle()).unwrap();
-                Worker { rrefs, agent }
-            })
-        })
-        .collect();
-    let stranger = Agent::start(options("stranger", 2), registry, store).unwrap();
-    let workers = starting
-        .into_iter()
-        .map(|worker| worker.join().unwrap_or_else(|panic| resume_unwind(panic)))
-        .collect();
-    (workers, stranger)
+    let options = |name: &str, rank| options(name, rank).with_world_size(3);
+    thread::scope(|scope| {
+        let starting = [0, 1].map(|rank| {
+            let functions = functions(&fill);
+            let (options, store) = (options(&format!("worker{rank}"), rank), &store);
+            scope.spawn(move || start(store, options, functions, &quick()))
+        });
+        let store = store.clone_store().unwrap();
+        let stranger = Agent::start(options("stranger", 2), registry, store).unwrap();
+        (
+            starting.map(|worker| worker.join().unwrap()).into(),
+            stranger,
+        )
+    })
+}
+
+/// Has a worker create a value, and returns a reference to it.
+pub(crate) fn make<'a, R: Send + Sync + 'static>(
+    from: &'a Worker,
+    to: impl Into<Destination<'a>>,
+    function: &'a str,
+    arguments: impl Serialize,
+) -> RRef<R> {
+    from.rrefs.call(to, function).remote(arguments).unwrap()
+}
+
+/// A number that `worker1` owns and worker 0 refers to.
+pub(crate) fn remote_number(workers: &[Worker], number: i64) -> RRef<i64> {
+    make(&workers[0], "worker1", "number", number)
+}
+
+/// Calls a function, and waits for its result.
+pub(crate) fn ask<'a, R: DeserializeOwned>(
+    from: &'a Worker,
+    to: impl Into<Destination<'a>>,
+    function: &'a str,
+    arguments: impl Serialize,
+) -> Result<R, RRefError> {
+    from.rrefs.call(to, function).run(arguments)
+}
+
+/// Stops all agents at once.
+pub(crate) fn stop(workers: &[Worker]) {
+    for worker in workers {
+        worker.agent.shutdown_now();
+    }
+}
+
+/// Waits until nothing refers to a value, and shuts down all workers.
+#[track_caller]
+pub(crate) fn end(workers: &[Worker]) {
+    until_empty(workers);
+    shut_down(workers);
 }
 
 /// Shuts down all workers, and returns their leak reports.
@@ -270,6 +315,16 @@ pub(crate) struct Gate {
 impl Gate {
     pub(crate) fn new() -> Arc<Self> {
         Arc::default()
+    }
+
+    /// Registers a function that waits at the gate, and then returns 1.
+    pub(crate) fn register(self: &Arc<Self>, functions: &mut Functions, name: &str) {
+        let gate = Arc::clone(self);
+        let slow = move |_: &_, ()| {
+            gate.pass();
+            Ok(1_i64)
+        };
+        functions.register(name, slow).unwrap();
     }
 
     /// Waits until the gate is open.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rref::{RRef, RRefError, RRefOptions};
 
-use crate::common::{Gate, PATIENCE, group, group_of, shut_down, until_empty};
+use crate::common::{Gate, PATIENCE, end, group, group_of, remote_number, stop};
 use crate::fault_plan::FaultPlan;
 
 struct Unpark(Thread);
@@ -38,22 +38,9 @@ fn block_on<F: Future>(future: F) -> F::Output {
 fn a_confirmation_completes_when_the_owner_has_accepted_the_creation() {
     let gate = Gate::new();
     let plan = FaultPlan::new(1).delay("rref/create", Duration::from_millis(500));
-    let workers = group_of(
-        2,
-        &RRefOptions::new(),
-        |rank, options| match rank {
-            0 => options.with_faults(plan.clone()),
-            _ => options,
-        },
-        |_, functions| {
-            let gate = Arc::clone(&gate);
-            let slow = move |_: &rref::CallContext, ()| {
-                gate.pass();
-                Ok(1_i64)
-            };
-            functions.register("slow", slow).unwrap();
-        },
-    );
+    let workers = group_of(2, &RRefOptions::new(), plan.of_rank(0), |_, functions| {
+        gate.register(functions, "slow");
+    });
     let rrefs = &workers[0].rrefs;
     let slow: RRef<i64> = rrefs.call("worker1", "slow").remote(()).unwrap();
     let confirmation = slow.confirmation().unwrap();
@@ -76,22 +63,13 @@ fn a_confirmation_completes_when_the_owner_has_accepted_the_creation() {
     let own = rrefs.rref(1_i64).unwrap();
     assert!(own.confirmation().unwrap().is_complete());
     drop((slow, confirmation, own));
-    until_empty(&workers);
-    shut_down(&workers);
+    end(&workers);
 }
 
 #[test]
 fn a_confirmation_fails_with_the_error_of_the_creation() {
     let plan = FaultPlan::new(1).delay("rref/create", Duration::from_secs(3));
-    let workers = group_of(
-        2,
-        &crate::common::quick(),
-        |rank, options| match rank {
-            0 => options.with_faults(plan.clone()),
-            _ => options,
-        },
-        |_, _| {},
-    );
+    let workers = group_of(2, &crate::common::quick(), plan.of_rank(0), |_, _| {});
     let call = || workers[0].rrefs.call("worker1", "number");
     // Connects.
     assert_eq!(call().run::<_, i64>(1_i64).unwrap(), 1);
@@ -103,24 +81,17 @@ fn a_confirmation_fails_with_the_error_of_the_creation() {
         matches!(error, RRefError::CreationTimedOut { .. }),
         "{error}"
     );
-    for worker in &workers {
-        worker.agent.shutdown_now();
-    }
+    stop(&workers);
 }
 
 /// The future keeps the reference, so that its result is the owner's answer and not the deletion.
 #[test]
 fn a_confirmation_keeps_its_reference_until_it_completes() {
     let workers = group(2);
-    let number: RRef<i64> = workers[0]
-        .rrefs
-        .call("worker1", "number")
-        .remote(1_i64)
-        .unwrap();
+    let number = remote_number(&workers, 1);
     let confirmation = number.confirmation().unwrap();
     drop(number);
     confirmation.wait_timeout(PATIENCE).unwrap().unwrap();
     drop(confirmation);
-    until_empty(&workers);
-    shut_down(&workers);
+    end(&workers);
 }

@@ -5,12 +5,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rref::{RRef, RRefError, RRefs};
 use serde::{Serialize, Serializer};
 
-use crate::common::{Alive, Counted, PATIENCE, group, group_with, shut_down, until};
+use crate::common::{Alive, Counted, PATIENCE, end, group, group_that_has, shut_down, until};
 use crate::own_process::in_own_process;
 
 /// Runs `run` on its own thread, so that a deadlock fails the test.
@@ -49,16 +49,7 @@ fn an_encoding_that_panics_leaves_no_reference_behind() {
         assert!(called.is_err());
     }
     drop((own, user));
-    let began = Instant::now();
-    until("the tables are empty", || {
-        assert!(
-            began.elapsed() < PATIENCE / 3,
-            "{:?}",
-            rrefs.sizes().unwrap()
-        );
-        workers.iter().all(crate::common::is_empty)
-    });
-    shut_down(&workers);
+    end(&workers);
 }
 
 /// A value whose destructor reads the reference tables.
@@ -86,17 +77,13 @@ fn a_value_refused_after_the_shutdown_is_dropped_under_no_lock() {
 #[test]
 fn a_value_of_the_wrong_type_is_dropped_under_no_lock() {
     // Not dropped: dropping an agent whose lock is still held would hang the test.
-    let workers = ManuallyDrop::new(group_with(
-        1,
-        |_, options| options,
-        |_, functions| {
-            functions
-                .register_opaque("curious", |context, ()| {
-                    Ok(TableReader(context.rrefs().clone()))
-                })
-                .unwrap();
-        },
-    ));
+    let workers = ManuallyDrop::new(group_that_has(1, |functions| {
+        functions
+            .register_opaque("curious", |context, ()| {
+                Ok(TableReader(context.rrefs().clone()))
+            })
+            .unwrap();
+    }));
     let rrefs = workers[0].rrefs.clone();
     soon("the destructor", move || {
         let wrong: RRef<i64> = rrefs.call("worker0", "curious").remote(()).unwrap();

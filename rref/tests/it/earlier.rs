@@ -9,7 +9,7 @@ use rpc_agent::{Registry, WorkerId};
 use rref::fuzzing::{Answer, ForkData, Message};
 use rref::{ForkId, GloballyUniqueId, RRef, RRefId};
 
-use crate::common::{PATIENCE, group_with_stranger, until};
+use crate::common::{PATIENCE, group_with_stranger, stop, until};
 
 const COUNT: u32 = 1000;
 
@@ -98,7 +98,7 @@ fn call_with_references() -> Vec<u8> {
 fn references_of_a_worker_of_release_0_2_are_registered_one_by_one() {
     let seen: Arc<Mutex<Seen>> = Arc::default();
     let kept: Arc<Mutex<Vec<RRef<i64>>>> = Arc::default();
-    let (workers, earlier) = group_with_stranger(of_the_release(&seen), |_, functions| {
+    let (workers, earlier) = group_with_stranger(of_the_release(&seen), |functions| {
         let kept = Arc::clone(&kept);
         let keep = move |_: &rref::CallContext, refs: Vec<RRef<i64>>| {
             *kept.lock().unwrap() = refs;
@@ -131,7 +131,6 @@ fn references_of_a_worker_of_release_0_2_are_registered_one_by_one() {
         lock(&seen).deleted.len() == 2 * COUNT as usize
     });
     assert!(lock(&seen).deleted.values().all(|times| *times == 1));
-    for agent in workers.iter().map(|worker| &worker.agent).chain([&earlier]) {
-        agent.shutdown_now();
-    }
+    stop(&workers);
+    earlier.shutdown_now();
 }

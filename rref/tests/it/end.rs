@@ -9,12 +9,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
-use rpc_agent::{Agent, AgentOptions, HandlerError, Registry};
-use rref::{Functions, MissingKind, RRef, RRefError, RRefs, ShutdownError};
+use rpc_agent::HandlerError;
+use rref::{Functions, MissingKind, RRef, RRefError, ShutdownError};
 use serde::{Deserialize, Serialize};
 
 use crate::common::{
-    Alive, Counted, Gate, PATIENCE, functions, group, group_with, quick, shut_down, until,
+    Alive, Counted, Gate, PATIENCE, Worker, functions, group, group_that_has, group_with, make,
+    options, quick, remote_number, shut_down, start, stop, until,
 };
 
 /// A value that can refer to another value.
@@ -43,11 +44,7 @@ fn node_functions(functions: &mut Functions) {
 fn the_report_names_each_value_its_holders_and_their_ages() {
     let workers = group(2);
     assert!(workers[1].rrefs.leak_report().unwrap().is_empty());
-    let held: RRef<i64> = workers[0]
-        .rrefs
-        .call("worker1", "number")
-        .remote(1_i64)
-        .unwrap();
+    let held = remote_number(&workers, 1);
     held.wait_ready(Some(PATIENCE)).unwrap();
     let own = workers[1].rrefs.rref(2_i64).unwrap();
     let report = workers[1].rrefs.leak_report().unwrap();
@@ -72,13 +69,9 @@ fn the_report_names_each_value_its_holders_and_their_ages() {
 
 #[test]
 fn cycles_over_workers_are_freed_by_the_shutdown() {
-    let workers = group_with(
-        3,
-        |_, options| options,
-        |_, functions| node_functions(functions),
-    );
+    let workers = group_that_has(3, |functions| node_functions(functions));
     let nodes: Vec<RRef<Node>> = ["worker0", "worker1", "worker2"]
-        .map(|worker| workers[0].rrefs.call(worker, "node").remote(()).unwrap())
+        .map(|worker| make(&workers[0], worker, "node", ()))
         .into();
     for (place, node) in nodes.iter().enumerate() {
         let next = &nodes[(place + 1) % nodes.len()];
@@ -101,19 +94,13 @@ fn a_shutdown_names_the_workers_that_do_not_call_it() {
         .unwrap_err();
     assert!(matches!(error, ShutdownError::Barrier(_)), "{error}");
     assert!(error.to_string().contains("worker1"), "{error}");
-    for worker in &workers {
-        worker.agent.shutdown_now();
-    }
+    stop(&workers);
 }
 
 #[test]
 fn leaving_names_the_workers_that_hold_values() {
     let workers = group(2);
-    let held: RRef<i64> = workers[1]
-        .rrefs
-        .call("worker0", "number")
-        .remote(1_i64)
-        .unwrap();
+    let held: RRef<i64> = make(&workers[1], "worker0", "number", 1_i64);
     held.wait_ready(Some(PATIENCE)).unwrap();
     let error = workers[0]
         .rrefs
@@ -131,13 +118,12 @@ fn leaving_names_the_workers_that_hold_values() {
     );
     assert_eq!(missing[0].what, MissingKind::References);
     assert_eq!(report.values.len(), 1);
-    // `leave` succeeds as soon as the other worker drops the reference.
+    // Until then, the value can be used. `leave` succeeds as soon as the other worker drops the reference.
+    assert_eq!(held.to_here(Some(PATIENCE)).unwrap(), 1);
     drop(held);
     workers[0].rrefs.leave(Some(PATIENCE)).unwrap();
     workers[1].rrefs.leave(Some(PATIENCE)).unwrap();
-    for worker in &workers {
-        worker.agent.shutdown_now();
-    }
+    stop(&workers);
 }
 
 /// Environment variable with the store's port for a child process.
@@ -187,17 +173,12 @@ impl Drop for WorkerProcess {
     }
 }
 
-fn start_worker(rank: u32, store: &str, port: u16, functions: Functions) -> (Agent, RRefs) {
-    let store: Arc<dyn Store> = Arc::new(TcpStore::connect(store, port).unwrap());
-    let mut registry = Registry::new();
-    let rrefs = RRefs::register_with(&mut registry, functions, quick()).unwrap();
-    let options = AgentOptions::new(format!("worker{rank}"), rank)
+fn start_worker(rank: u32, port: u16, functions: Functions) -> Worker {
+    let store: Arc<dyn Store> = Arc::new(TcpStore::connect("127.0.0.1", port).unwrap());
+    let options = options(&format!("worker{rank}"), rank)
         .with_world_size(2)
-        .with_connect_timeout(Duration::from_secs(1))
-        .with_host("127.0.0.1");
-    let agent = Agent::start(options, registry, store).unwrap();
-    rrefs.attach(agent.handle()).unwrap();
-    (agent, rrefs)
+        .with_connect_timeout(Duration::from_secs(1));
+    start(&store, options, functions, &quick())
 }
 
 /// Main function of the child process; not a test.
@@ -220,10 +201,10 @@ fn worker_process() {
             })
             .unwrap();
     });
-    let (agent, _rrefs) = start_worker(1, "127.0.0.1", port.parse().unwrap(), functions);
+    let worker = start_worker(1, port.parse().unwrap(), functions);
     println!("worker started");
     let _ = io::stdin().read_to_end(&mut Vec::new());
-    drop(agent);
+    drop(worker);
 }
 
 #[test]
@@ -231,7 +212,7 @@ fn a_killed_workers_references_are_released_and_its_values_are_lost_at_once() {
     let store = TcpStoreServer::bind(("127.0.0.1", 0), ServerOptions::default()).unwrap();
     let mut other = WorkerProcess::start(&store);
     let port = store.local_addr().port();
-    let (agent, rrefs) = start_worker(0, "127.0.0.1", port, functions(|_| {}));
+    let Worker { agent, rrefs } = start_worker(0, port, functions(|_| {}));
     other.await_started();
 
     // The other worker holds a value of this worker, and this worker holds a value of the other worker.
@@ -284,15 +265,7 @@ fn an_owner_that_ends_while_a_function_runs_is_lost_at_once() {
     let workers = group_with(
         2,
         |_, options| options.with_connect_timeout(Duration::from_secs(3600)),
-        |_, functions| {
-            let gate = gate.clone();
-            functions
-                .register("slow", move |_, ()| {
-                    gate.pass();
-                    Ok(1_i64)
-                })
-                .unwrap();
-        },
+        |_, functions| gate.register(functions, "slow"),
     );
     let rrefs = &workers[0].rrefs;
     let lost: RRef<i64> = rrefs.call("worker1", "number").remote(3_i64).unwrap();
@@ -315,32 +288,11 @@ fn an_owner_that_ends_while_a_function_runs_is_lost_at_once() {
 }
 
 #[test]
-fn the_value_of_a_worker_that_waits_to_leave_can_be_used_while_it_is_held() {
-    let workers = group(2);
-    let held: RRef<i64> = workers[1]
-        .rrefs
-        .call("worker0", "number")
-        .remote(1_i64)
-        .unwrap();
-    held.wait_ready(Some(PATIENCE)).unwrap();
-    workers[0]
-        .rrefs
-        .leave(Some(Duration::from_millis(100)))
-        .unwrap_err();
-    let read = held.to_here(Some(PATIENCE));
-    drop(held);
-    for worker in &workers {
-        worker.agent.shutdown_now();
-    }
-    assert_eq!(read.unwrap(), 1);
-}
-
-#[test]
 fn an_owner_that_dies_together_with_the_store_counts_as_lost() {
     let store = TcpStoreServer::bind(("127.0.0.1", 0), ServerOptions::default()).unwrap();
     let mut other = WorkerProcess::start(&store);
     let port = store.local_addr().port();
-    let (agent, rrefs) = start_worker(0, "127.0.0.1", port, functions(|_| {}));
+    let Worker { agent, rrefs } = start_worker(0, port, functions(|_| {}));
     other.await_started();
     let lost: RRef<i64> = rrefs.call("worker1", "number").remote(3_i64).unwrap();
     assert_eq!(lost.to_here(Some(PATIENCE)).unwrap(), 3);
@@ -383,27 +335,16 @@ fn one_thread_shuts_down_the_references_of_its_own_agent() {
             .unwrap();
         receiver.recv().unwrap().unwrap();
     });
-    for worker in &workers {
-        worker.agent.shutdown_now();
-    }
+    stop(&workers);
 }
 
 #[test]
 fn unused_references_of_a_local_creation_are_released() {
     let gate = Gate::new();
-    let for_functions = Arc::clone(&gate);
     let workers = group_with(
         1,
         |_, options| options.with_handler_threads(1).with_threads_max(1),
-        move |_, functions| {
-            let gate = Arc::clone(&for_functions);
-            functions
-                .register("slow", move |_, ()| {
-                    gate.pass();
-                    Ok(1_i64)
-                })
-                .unwrap();
-        },
+        |_, functions| gate.register(functions, "slow"),
     );
     let rrefs = &workers[0].rrefs;
     // The slow functions occupy all threads.

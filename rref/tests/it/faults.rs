@@ -1,7 +1,5 @@
 //! References while messages are lost, duplicated and delayed.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -9,7 +7,7 @@ use c10d_sim::seed;
 use fastrand::Rng;
 use rref::{RRef, RRefError};
 
-use crate::common::{PATIENCE, SHORT, Worker, group_of, group_with, quick, shut_down, until_empty};
+use crate::common::{SHORT, Worker, end, group_of, quick};
 use crate::fault_plan::FaultPlan;
 
 /// Creates, reads, shares and drops references at random. The value of a held reference must always exist. Returns
@@ -109,8 +107,7 @@ fn run_group(seed: u64, workers: u32, rounds: u32, faults: impl Fn(FaultPlan) ->
     assert!(reads > 0, "no value has been read");
     let injected: u64 = plans.iter().map(|plan| plan.injected().total()).sum();
     assert!(injected > 0, "no fault was injected");
-    until_empty(&group);
-    shut_down(&group);
+    end(&group);
 }
 
 #[test]
@@ -138,38 +135,4 @@ fn every_control_message_can_fail_several_times() {
         let plan = plan.fail("rref/control", 3).fail("rref/controls", 3);
         plan.fail("rref/create", 2)
     });
-}
-
-#[test]
-fn a_function_that_makes_a_value_runs_once_despite_retries() {
-    let seed = seed();
-    let runs = Arc::new(AtomicUsize::new(0));
-    let its_runs = Arc::clone(&runs);
-    let plan = FaultPlan::new(seed).lose(0.2).duplicate(0.3);
-    let group = group_with(
-        2,
-        |_, options| options.with_faults(plan.clone()),
-        move |_, functions| {
-            let runs = Arc::clone(&its_runs);
-            functions
-                .register("count", move |_, ()| {
-                    runs.fetch_add(1, Ordering::SeqCst);
-                    Ok(0_i64)
-                })
-                .unwrap();
-        },
-    );
-    let made: Vec<RRef<i64>> = (0..200)
-        .map(|_| group[0].rrefs.call("worker1", "count").remote(()).unwrap())
-        .collect();
-    for rref in &made {
-        rref.wait_confirmed(Some(PATIENCE)).unwrap();
-    }
-    crate::common::until("all functions have run", || {
-        runs.load(Ordering::SeqCst) >= 200
-    });
-    drop(made);
-    until_empty(&group);
-    assert_eq!(runs.load(Ordering::SeqCst), 200);
-    shut_down(&group);
 }

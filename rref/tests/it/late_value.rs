@@ -2,16 +2,13 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use std::thread;
 use std::time::Duration;
 
-use c10d_sim::seed;
-use rref::{Functions, RRef, RRefError, ValueState};
+use rref::{RRef, RRefError, ValueState};
 
 use crate::common::{
-    Alive, Counted, List, PATIENCE, Worker, group, group_with, shut_down, until, until_empty,
+    Alive, Counted, List, PATIENCE, Worker, ask, end, group, group_that_has, make, shut_down, until,
 };
-use crate::fault_plan::FaultPlan;
 
 /// Worker 0 owns a reference without a value. Worker 1 holds a user of it, which `take` returns.
 struct Shared<T> {
@@ -21,24 +18,18 @@ struct Shared<T> {
 }
 
 impl<T: Send + Sync + 'static> Shared<T> {
-    fn new(fill: impl Fn(&mut Functions)) -> Self {
+    fn new() -> Self {
         let taken: Arc<Mutex<Option<RRef<T>>>> = Arc::default();
-        let workers = group_with(
-            3,
-            |_, options| options.with_timeout(PATIENCE),
-            |_, functions| {
-                let taken = Arc::clone(&taken);
-                functions
-                    .register("take", move |_, user: RRef<T>| {
-                        *taken.lock().unwrap() = Some(user);
-                        Ok(())
-                    })
-                    .unwrap();
-                fill(functions);
-            },
-        );
+        let workers = group_that_has(3, |functions| {
+            let taken = Arc::clone(&taken);
+            let take = move |_: &_, user| {
+                *taken.lock().unwrap() = Some(user);
+                Ok(())
+            };
+            functions.register("take", take).unwrap();
+        });
         let own: RRef<T> = workers[0].rrefs.rref_without_value().unwrap();
-        let given: Result<(), _> = workers[0].rrefs.call("worker1", "take").run(&own);
+        let given: Result<(), _> = ask(&workers[0], "worker1", "take", &own);
         given.unwrap();
         let user = taken.lock().unwrap().take().unwrap();
         Self { workers, own, user }
@@ -53,14 +44,13 @@ impl<T: Send + Sync + 'static> Shared<T> {
 
     fn end(self) {
         drop((self.own, self.user));
-        until_empty(&self.workers);
-        shut_down(&self.workers);
+        end(&self.workers);
     }
 }
 
 #[test]
 fn setting_a_value_answers_all_waits() {
-    let shared = Shared::<i64>::new(|_| {});
+    let shared = Shared::<i64>::new();
     let Shared { workers, own, user } = &shared;
     let here = own.value_future().unwrap();
     let there = user.fetch(Some(PATIENCE)).unwrap();
@@ -86,7 +76,7 @@ fn setting_a_value_answers_all_waits() {
 
 #[test]
 fn setting_an_error_fails_all_waits() {
-    let shared = Shared::<i64>::new(|_| {});
+    let shared = Shared::<i64>::new();
     let Shared { own, user, .. } = &shared;
     let here = own.value_future().unwrap();
     let there = user.fetch(Some(PATIENCE)).unwrap();
@@ -111,7 +101,7 @@ fn setting_an_error_fails_all_waits() {
 
 #[test]
 fn a_value_is_set_once_and_on_its_owner() {
-    let shared = Shared::<Counted>::new(|_| {});
+    let shared = Shared::<Counted>::new();
     let Shared { workers, own, user } = &shared;
     let alive = Alive::default();
     let elsewhere = [
@@ -142,11 +132,7 @@ fn a_value_is_set_once_and_on_its_owner() {
     });
     own.local_value(Some(PATIENCE)).unwrap();
 
-    let made: RRef<i64> = workers[0]
-        .rrefs
-        .call("worker0", "number")
-        .remote(1_i64)
-        .unwrap();
+    let made: RRef<i64> = make(&workers[0], "worker0", "number", 1_i64);
     made.wait_ready(Some(PATIENCE)).unwrap();
     assert!(matches!(
         made.set_value(2),
@@ -159,7 +145,7 @@ fn a_value_is_set_once_and_on_its_owner() {
 
 #[test]
 fn a_future_of_an_opaque_value_needs_no_encoding_and_methods_wait_for_the_value() {
-    let shared = Shared::<List>::new(|_| {});
+    let shared = Shared::<List>::new();
     let Shared { own, user, .. } = &shared;
     let future = own.value_future().unwrap();
     let sum = user.call("sum").send::<_, i64>(());
@@ -174,7 +160,7 @@ fn a_future_of_an_opaque_value_needs_no_encoding_and_methods_wait_for_the_value(
 
 #[test]
 fn a_timeout_of_zero_checks_once_for_the_value() {
-    let shared = Shared::<i64>::new(|_| {});
+    let shared = Shared::<i64>::new();
     let Shared { own, user, .. } = &shared;
     let is_late =
         |error: &RRefError| matches!(error, RRefError::TimedOut { after, .. } if after.is_zero());
@@ -202,39 +188,8 @@ fn a_timeout_of_zero_checks_once_for_the_value() {
 }
 
 #[test]
-fn a_reference_that_returns_to_its_owner_sets_the_value() {
-    let shared = Shared::<i64>::new(|functions| {
-        functions
-            .register("give", |_, (rref, value): (RRef<i64>, i64)| {
-                Ok(rref.set_value(value).is_ok())
-            })
-            .unwrap();
-    });
-    let Shared { workers, own, user } = shared;
-    // The owner drops its last handle.
-    drop(own);
-    let waiting = user.fetch(Some(PATIENCE)).unwrap();
-    let given: bool = workers[1]
-        .rrefs
-        .call("worker0", "give")
-        .run((&user, 9_i64))
-        .unwrap();
-    assert!(given);
-    assert_eq!(waiting.wait().unwrap(), 9);
-    let given: bool = workers[1]
-        .rrefs
-        .call("worker0", "give")
-        .run((&user, 9_i64))
-        .unwrap();
-    assert!(!given);
-    drop(user);
-    until_empty(&workers);
-    shut_down(&workers);
-}
-
-#[test]
 fn a_value_that_was_never_set_is_in_the_leak_report() {
-    let shared = Shared::<i64>::new(|_| {});
+    let shared = Shared::<i64>::new();
     let Shared { workers, own, user } = shared;
     let future = own.value_future().unwrap();
     let reports = shut_down(&workers);
@@ -267,32 +222,6 @@ fn a_value_that_was_never_set_is_in_the_leak_report() {
 }
 
 #[test]
-fn an_owner_that_leaves_fails_the_wait_for_an_unset_value() {
-    let shared = Shared::<i64>::new(|_| {});
-    let Shared { workers, own, user } = shared;
-    let waiting = user.fetch(None).unwrap();
-    until("the request is parked", || {
-        workers[0].rrefs.sizes().unwrap().parked_fetches == 1
-    });
-    thread::scope(|scope| {
-        let leaving = scope.spawn(|| workers[0].rrefs.leave(Some(PATIENCE)));
-        let error = waiting.wait().unwrap_err();
-        assert!(
-            error
-                .to_string()
-                .contains("shut down before it set the value"),
-            "{error}"
-        );
-        drop(user);
-        leaving.join().unwrap().unwrap();
-    });
-    drop(own);
-    for worker in &workers {
-        worker.agent.shutdown_now();
-    }
-}
-
-#[test]
 fn a_future_whose_reference_is_dropped_before_the_value_is_set_fails() {
     let workers = group(1);
     let own: RRef<i64> = workers[0].rrefs.rref_without_value().unwrap();
@@ -300,54 +229,5 @@ fn a_future_whose_reference_is_dropped_before_the_value_is_set_fails() {
     drop(own);
     let error = future.wait().unwrap_err();
     assert!(matches!(error, RRefError::Deleted { .. }), "{error}");
-    until_empty(&workers);
-    shut_down(&workers);
-}
-
-#[test]
-fn values_set_while_messages_are_duplicated_and_late_reach_all() {
-    let plan = FaultPlan::new(seed())
-        .duplicate(0.3)
-        .delay_randomly(0.3, Duration::from_millis(20));
-    let workers = group_with(
-        3,
-        |_, options| options.with_faults(plan.clone()).with_timeout(PATIENCE),
-        |_, _| {},
-    );
-    let rrefs = &workers[0].rrefs;
-    let own: Vec<RRef<i64>> = (0..60)
-        .map(|_| rrefs.rref_without_value().unwrap())
-        .collect();
-    let reads: Vec<_> = own
-        .iter()
-        .enumerate()
-        .map(|(index, rref)| {
-            let to = ["worker1", "worker2"][index % 2];
-            rrefs.call(to, "read").send::<_, i64>(rref).unwrap()
-        })
-        .collect();
-    for (number, rref) in (0..).zip(&own) {
-        rref.set_value(number).unwrap();
-    }
-    drop(own);
-    let mut refused = 0;
-    for (number, read) in (0..).zip(reads) {
-        match read.wait() {
-            Ok(value) => assert_eq!(value, number),
-            // The copy of a request arrived after the request was done, and its refusal before the late answer. Only
-            // injected faults send a call twice.
-            Err(error) => {
-                assert!(error.to_string().contains("was received before"), "{error}");
-                refused += 1;
-            }
-        }
-    }
-    assert!(refused < 10, "{refused} of 60 reads were refused");
-    let injected = plan.injected();
-    assert!(
-        injected.duplicated > 0 && injected.delayed > 0,
-        "{injected:?}"
-    );
-    until_empty(&workers);
-    shut_down(&workers);
+    end(&workers);
 }

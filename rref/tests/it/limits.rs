@@ -1,13 +1,16 @@
 //! Limits: long names, long chains, many messages, and timeouts of zero.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rpc_agent::{Registry, RetryOptions, RpcError};
 use rref::{Functions, RRef, RRefError, RRefOptions, RRefs, RegisterError, ShutdownError};
 use serde::{Deserialize, Serialize};
 
-use crate::common::{Gate, PATIENCE, group, group_of, group_with, shut_down, until, until_empty};
+use crate::common::{
+    Gate, PATIENCE, ask, end, group, group_of, group_that_has, group_with, make, remote_number,
+    shut_down, stop, until, until_empty,
+};
 use crate::fault_plan::FaultPlan;
 
 type T1 = (u64, u64);
@@ -21,16 +24,12 @@ type T8 = (T7, T7);
 
 #[test]
 fn a_value_whose_type_has_a_very_long_name_can_be_made() {
-    let workers = group_with(
-        2,
-        |_, options| options,
-        |_, functions| {
-            functions
-                .register("deep", |_, ()| Ok(T8::default()))
-                .unwrap();
-        },
-    );
-    let deep: RRef<T8> = workers[0].rrefs.call("worker1", "deep").remote(()).unwrap();
+    let workers = group_that_has(2, |functions| {
+        functions
+            .register("deep", |_, ()| Ok(T8::default()))
+            .unwrap();
+    });
+    let deep: RRef<T8> = make(&workers[0], "worker1", "deep", ());
     assert_eq!(deep.to_here(Some(PATIENCE)).unwrap(), T8::default());
     drop(deep);
     shut_down(&workers);
@@ -62,30 +61,13 @@ fn the_report_of_a_long_chain_is_fast() {
 #[test]
 fn completed_waits_leave_no_timer() {
     let gate = Gate::new();
-    let for_functions = Arc::clone(&gate);
-    let workers = group_with(
-        2,
-        |_, options| options,
-        move |_, functions| {
-            let gate = Arc::clone(&for_functions);
-            functions
-                .register("slow", move |_, ()| {
-                    gate.pass();
-                    Ok(1_i64)
-                })
-                .unwrap();
-        },
-    );
+    let workers = group_that_has(2, |functions| gate.register(functions, "slow"));
     // A tombstone has a timer too, which expires after minutes.
-    let freed: RRef<i64> = workers[0]
-        .rrefs
-        .call("worker1", "number")
-        .remote(1_i64)
-        .unwrap();
+    let freed = remote_number(&workers, 1);
     freed.wait_ready(Some(PATIENCE)).unwrap();
     drop(freed);
     until_empty(&workers);
-    let slow: RRef<i64> = workers[0].rrefs.call("worker1", "slow").remote(()).unwrap();
+    let slow: RRef<i64> = make(&workers[0], "worker1", "slow", ());
     slow.wait_confirmed(Some(PATIENCE)).unwrap();
     for _ in 0..50 {
         slow.wait_ready(Some(Duration::from_millis(3))).unwrap_err();
@@ -108,28 +90,13 @@ fn many_deletions_arrive_at_a_worker_that_takes_small_messages() {
         |_, _| {},
     );
     let held: Vec<RRef<i64>> = (0..2000_i64)
-        .map(|n| {
-            workers[0]
-                .rrefs
-                .call("worker1", "number")
-                .remote(n)
-                .unwrap()
-        })
+        .map(|n| make(&workers[0], "worker1", "number", n))
         .collect();
     for number in &held {
         number.wait_ready(Some(PATIENCE)).unwrap();
     }
     drop(held);
-    let began = Instant::now();
-    until("the tables are empty", || {
-        assert!(
-            began.elapsed() < PATIENCE / 3,
-            "{:?}",
-            workers[0].rrefs.sizes().unwrap()
-        );
-        workers.iter().all(crate::common::is_empty)
-    });
-    shut_down(&workers);
+    end(&workers);
 }
 
 #[test]
@@ -170,33 +137,11 @@ fn a_value_beyond_the_limit_of_messages_is_an_error_that_names_it() {
 #[test]
 fn a_timeout_error_names_the_time_of_the_call() {
     let gate = Gate::new();
-    let workers = group_with(
-        2,
-        |_, options| options,
-        |_, functions| {
-            let gate = Arc::clone(&gate);
-            functions
-                .register_method("wait", move |_, _: &i64, ()| {
-                    gate.pass();
-                    Ok(())
-                })
-                .unwrap();
-        },
-    );
-    let number: RRef<i64> = workers[0]
-        .rrefs
-        .call("worker1", "number")
-        .remote(1_i64)
-        .unwrap();
-    number.wait_ready(Some(PATIENCE)).unwrap();
+    let workers = group_that_has(2, |functions| gate.register(functions, "slow"));
     let time = Duration::from_millis(100);
-    let error = number
-        .call("wait")
-        .with_timeout(time)
-        .run::<_, ()>(())
-        .unwrap_err();
+    let call = workers[0].rrefs.call("worker1", "slow").with_timeout(time);
+    let error = call.run::<_, i64>(()).unwrap_err();
     gate.open();
-    drop(number);
     shut_down(&workers);
     assert!(
         matches!(&error, RRefError::Rpc(RpcError::Timeout { after, .. }) if *after == time),
@@ -208,22 +153,9 @@ fn a_timeout_error_names_the_time_of_the_call() {
 fn a_timeout_of_zero_checks_once_for_the_confirmation_and_the_shutdown() {
     let gate = Gate::new();
     let plan = FaultPlan::new(1).delay("rref/create", Duration::from_secs(2));
-    let workers = group_of(
-        2,
-        &RRefOptions::new(),
-        |rank, options| match rank {
-            0 => options.with_faults(plan.clone()),
-            _ => options,
-        },
-        |_, functions| {
-            let gate = Arc::clone(&gate);
-            let slow = move |_: &rref::CallContext, ()| {
-                gate.pass();
-                Ok(1_i64)
-            };
-            functions.register("slow", slow).unwrap();
-        },
-    );
+    let workers = group_of(2, &RRefOptions::new(), plan.of_rank(0), |_, functions| {
+        gate.register(functions, "slow");
+    });
     let rrefs = &workers[0].rrefs;
     let zero = Some(Duration::ZERO);
     let slow: RRef<i64> = rrefs.call("worker1", "slow").remote(()).unwrap();
@@ -236,19 +168,13 @@ fn a_timeout_of_zero_checks_once_for_the_confirmation_and_the_shutdown() {
     slow.wait_confirmed(zero).unwrap();
     // The other worker still holds a value of this worker.
     let own = rrefs.rref(1_i64).unwrap();
-    let held: RRef<i64> = workers[1]
-        .rrefs
-        .call("worker0", "number")
-        .remote(1_i64)
-        .unwrap();
+    let held: RRef<i64> = make(&workers[1], "worker0", "number", 1_i64);
     held.wait_ready(None).unwrap();
     let error = rrefs.leave(zero).unwrap_err();
     assert!(matches!(error, ShutdownError::Missing { .. }), "{error}");
     gate.open();
     drop((slow, own, held));
-    for worker in &workers {
-        worker.agent.shutdown_now();
-    }
+    stop(&workers);
 }
 
 #[test]
@@ -271,17 +197,9 @@ fn attempts_without_a_timeout_deliver_messages() {
     let read = number.to_here(Some(Duration::from_secs(2)));
     drop(number);
     let own = workers[0].rrefs.rref(1_i64).unwrap();
-    let echo: Result<RRef<i64>, _> = workers[0].rrefs.call("worker1", "echo").run(&own);
+    let echo: Result<RRef<i64>, _> = ask(&workers[0], "worker1", "echo", &own);
     drop((own, echo));
-    let began = Instant::now();
-    until("the tables are empty", || {
-        assert!(
-            began.elapsed() < PATIENCE / 3,
-            "{read:?}\n{:?}",
-            workers[0].rrefs.sizes().unwrap()
-        );
-        workers.iter().all(crate::common::is_empty)
-    });
+    until_empty(&workers);
     assert_eq!(read.unwrap(), 1);
     shut_down(&workers);
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use c10d_sim::seed;
 use rref::{RRef, RRefOptions};
 
-use crate::common::{PATIENCE, Worker, group_of, is_empty};
+use crate::common::{PATIENCE, Worker, group_of, is_empty, make};
 use crate::fault_plan::FaultPlan;
 
 /// Far longer than a shutdown that repeats lost messages soon; a shutdown that waits for the attempt timeout of 10 s
@@ -17,7 +17,7 @@ const SHUTDOWN: Duration = Duration::from_secs(30);
 /// Creates values on the next worker, and holds them.
 fn create(worker: &Worker, to: &str, count: usize) -> Vec<RRef<i64>> {
     let made: Vec<RRef<i64>> = (0..count)
-        .map(|_| worker.rrefs.call(to, "number").remote(1_i64).unwrap())
+        .map(|_| make(&worker, to, "number", 1_i64))
         .collect();
     for rref in &made {
         rref.wait_confirmed(Some(PATIENCE)).unwrap();

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use rref::{RRef, RRefError};
 use serde::{Serialize, Serializer};
 
-use crate::common::{PATIENCE, group_with, shut_down, until, until_empty};
+use crate::common::{PATIENCE, end, group_with, until};
 
 /// More than there are threads that run functions.
 const MANY: usize = 40;
@@ -89,6 +89,5 @@ fn functions_encodings_and_destructors_that_panic_so_cost_no_thread() {
     let list: RRef<Mutex<Vec<i64>>> = rrefs.call("worker1", "list").remote(vec![1_i64]).unwrap();
     assert_eq!(list.call("sum").run::<_, i64>(()).unwrap(), 1);
     drop((number, list));
-    until_empty(&workers);
-    shut_down(&workers);
+    end(&workers);
 }

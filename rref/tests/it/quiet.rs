@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use rpc_agent::{RetryOptions, RpcError};
 use rref::{RRef, RRefError};
 
-use crate::common::{Alive, Counted, Gate, PATIENCE, group_of, quick, until};
+use crate::common::{
+    Alive, Counted, Gate, PATIENCE, group_of, make, quick, register_counted, stop, until,
+};
 use crate::fault_plan::FaultPlan;
 
 #[test]
@@ -59,25 +61,10 @@ fn a_deletion_whose_retries_are_exhausted_is_resent() {
         .with_retries(once)
         .with_resend_after(Duration::from_millis(20));
     let plan = FaultPlan::new(1).fail("rref/control", 7);
-    let workers = group_of(
-        2,
-        &options,
-        |rank, options| match rank {
-            0 => options.with_faults(plan.clone()),
-            _ => options,
-        },
-        |_, functions| {
-            let alive = Arc::clone(&alive);
-            functions
-                .register_opaque("counted", move |_, ()| Ok(Counted::new(&alive)))
-                .unwrap();
-        },
-    );
-    let made: RRef<Counted> = workers[0]
-        .rrefs
-        .call("worker1", "counted")
-        .remote(())
-        .unwrap();
+    let workers = group_of(2, &options, plan.of_rank(0), |_, functions| {
+        register_counted(functions, &alive);
+    });
+    let made: RRef<Counted> = make(&workers[0], "worker1", "counted", ());
     made.wait_ready(Some(PATIENCE)).unwrap();
     assert_eq!(alive.load(Ordering::SeqCst), 1);
     drop(made);
@@ -129,11 +116,7 @@ fn an_unused_reference_among_the_arguments_of_a_creation_is_released() {
     workers[1].rrefs.leave(Some(PATIENCE)).unwrap();
     let alive = Alive::default();
     let own = workers[0].rrefs.rref_opaque(Counted::new(&alive)).unwrap();
-    let made: RRef<i64> = workers[0]
-        .rrefs
-        .call("worker1", "read")
-        .remote(&own)
-        .unwrap();
+    let made: RRef<i64> = make(&workers[0], "worker1", "read", &own);
     made.wait_ready(Some(PATIENCE)).unwrap_err();
     drop((own, made));
     let began = Instant::now();
@@ -145,7 +128,5 @@ fn an_unused_reference_among_the_arguments_of_a_creation_is_released() {
         );
         alive.load(Ordering::SeqCst) == 0
     });
-    for worker in &workers {
-        worker.agent.shutdown_now();
-    }
+    stop(&workers);
 }

@@ -10,16 +10,9 @@ use rref::{Functions, RRef, RRefError, RRefFuture};
 use serde::{Deserialize, Serialize};
 
 use crate::common::{
-    Alive, Counted, Gate, List, PATIENCE, Worker, group, group_with, shut_down, until, until_empty,
+    Alive, Counted, Gate, List, PATIENCE, Worker, ask, end, group, group_that_has, group_with,
+    make, register_counted, remote_number, shut_down, until, until_empty,
 };
-
-/// Registers a function that creates a [`Counted`] value.
-fn counted(functions: &mut Functions, alive: &Alive) {
-    let alive = Arc::clone(alive);
-    functions
-        .register_opaque("counted", move |_, ()| Ok(Counted::new(&alive)))
-        .unwrap();
-}
 
 #[test]
 fn a_value_is_made_on_its_owner_fetched_and_freed_with_the_last_handle() {
@@ -36,18 +29,13 @@ fn a_value_is_made_on_its_owner_fetched_and_freed_with_the_last_handle() {
     assert_eq!(another.to_here(Some(PATIENCE)).unwrap(), 7);
     assert_eq!(workers[1].rrefs.sizes().unwrap().owners, 1);
     drop(another);
-    until_empty(&workers);
-    shut_down(&workers);
+    end(&workers);
 }
 
 #[test]
 fn ids_are_printed_as_pytorch_prints_them() {
     let workers = group(2);
-    let number: RRef<i64> = workers[0]
-        .rrefs
-        .call("worker1", "number")
-        .remote(1_i64)
-        .unwrap();
+    let number = remote_number(&workers, 1);
     // PyTorch's format. Ids for worker 1 have their own counter.
     let [first, second] = [1_u64 << 48, (1 << 48) + 1];
     assert_eq!(
@@ -96,34 +84,21 @@ fn an_own_value_is_shared_and_not_copied() {
 #[test]
 fn a_worker_can_make_values_on_itself() {
     let workers = group(1);
-    let number: RRef<i64> = workers[0]
-        .rrefs
-        .call("worker0", "number")
-        .remote(5_i64)
-        .unwrap();
+    let number: RRef<i64> = make(&workers[0], "worker0", "number", 5_i64);
     assert!(number.is_owner() && number.is_confirmed());
     assert_eq!(*number.local_value(Some(PATIENCE)).unwrap(), 5);
     assert_eq!(number.to_here(Some(PATIENCE)).unwrap(), 5);
-    let failed: RRef<i64> = workers[0]
-        .rrefs
-        .call("worker0", "fail")
-        .remote("no luck")
-        .unwrap();
+    let failed: RRef<i64> = make(&workers[0], "worker0", "fail", "no luck");
     let error = failed.local_value(Some(PATIENCE)).unwrap_err();
     assert!(matches!(&error, RRefError::Creation { message, .. } if &**message == "no luck"));
     drop((number, failed));
-    until_empty(&workers);
-    shut_down(&workers);
+    end(&workers);
 }
 
 #[test]
 fn methods_run_on_the_owner() {
     let workers = group(2);
-    let list: RRef<List> = workers[0]
-        .rrefs
-        .call("worker1", "list")
-        .remote(vec![1_i64, 2])
-        .unwrap();
+    let list: RRef<List> = make(&workers[0], "worker1", "list", vec![1_i64, 2]);
     assert_eq!(list.call("push").run::<_, usize>(3_i64).unwrap(), 3);
     let pushes: Vec<_> = (4..8_i64)
         .map(|item| list.call("push").send::<_, usize>(item).unwrap())
@@ -137,18 +112,13 @@ fn methods_run_on_the_owner() {
     assert_eq!(sum.to_here(Some(PATIENCE)).unwrap(), 28);
     assert_eq!(sum.owner().name.as_str(), "worker1");
     drop(sum);
-    until_empty(&workers);
-    shut_down(&workers);
+    end(&workers);
 }
 
 #[test]
 fn a_method_of_another_type_and_an_unknown_one_are_errors() {
     let workers = group(2);
-    let number: RRef<i64> = workers[0]
-        .rrefs
-        .call("worker1", "number")
-        .remote(7_i64)
-        .unwrap();
+    let number = remote_number(&workers, 7);
     let wrong = number.call("sum").run::<_, i64>(()).unwrap_err();
     assert!(wrong.to_string().contains("the method is for a"), "{wrong}");
     let unknown = number.call("no such").run::<_, i64>(()).unwrap_err();
@@ -164,33 +134,21 @@ fn a_method_of_another_type_and_an_unknown_one_are_errors() {
         "{arguments}"
     );
     // The owner detects that the result has the wrong type.
-    let typed: RRef<String> = workers[0]
-        .rrefs
-        .call("worker1", "number")
-        .remote(7_i64)
-        .unwrap();
+    let typed: RRef<String> = make(&workers[0], "worker1", "number", 7_i64);
     let error = typed.to_here(Some(PATIENCE)).unwrap_err();
     assert!(
         error.to_string().contains("the function returns a `i64`"),
         "{error}"
     );
     drop((number, typed));
-    until_empty(&workers);
-    shut_down(&workers);
+    end(&workers);
 }
 
 #[test]
 fn a_failed_creation_is_an_error_at_every_holder() {
     let workers = group(3);
-    let failed: RRef<i64> = workers[0]
-        .rrefs
-        .call("worker1", "fail")
-        .remote("no luck")
-        .unwrap();
-    let read = workers[0]
-        .rrefs
-        .call("worker2", "read")
-        .run::<_, i64>(&failed);
+    let failed: RRef<i64> = make(&workers[0], "worker1", "fail", "no luck");
+    let read = ask::<i64>(&workers[0], "worker2", "read", &failed);
     assert!(read.unwrap_err().to_string().contains("no luck"));
     let error = failed.to_here(Some(PATIENCE)).unwrap_err();
     assert!(matches!(&error, RRefError::Creation { message, .. } if &**message == "no luck"));
@@ -199,86 +157,49 @@ fn a_failed_creation_is_an_error_at_every_holder() {
 
     // The owner cannot run these functions. The error arrives before any timeout.
     let began = Instant::now();
-    let unknown: RRef<i64> = workers[0]
-        .rrefs
-        .call("worker1", "no such")
-        .remote(())
-        .unwrap();
+    let unknown: RRef<i64> = make(&workers[0], "worker1", "no such", ());
     let error = unknown.to_here(None).unwrap_err();
     assert!(matches!(&error, RRefError::Creation { .. }), "{error}");
-    let read = workers[0]
-        .rrefs
-        .call("worker2", "read")
-        .run::<_, i64>(&unknown);
+    let read = ask::<i64>(&workers[0], "worker2", "read", &unknown);
     assert!(
         read.unwrap_err()
             .to_string()
             .contains("no function named `no such`")
     );
-    let undecodable: RRef<i64> = workers[0]
-        .rrefs
-        .call("worker1", "number")
-        .remote("seven")
-        .unwrap();
+    let undecodable: RRef<i64> = make(&workers[0], "worker1", "number", "seven");
     let error = undecodable.to_here(None).unwrap_err();
     assert!(error.to_string().contains("wrong arguments"), "{error}");
     assert!(began.elapsed() < PATIENCE);
     drop((unknown, undecodable));
-    until_empty(&workers);
-    shut_down(&workers);
+    end(&workers);
 }
 
 #[test]
 fn a_panic_is_an_error() {
-    let workers = group_with(
-        2,
-        |_, options| options,
-        |_, functions| {
-            functions
-                .register(
-                    "panic",
-                    |_, number: RRef<i64>| -> Result<i64, HandlerError> {
-                        panic!("not with {}", number.to_here(Some(PATIENCE)).unwrap())
-                    },
-                )
-                .unwrap();
-        },
-    );
+    let workers = group_that_has(2, |functions| {
+        functions
+            .register(
+                "panic",
+                |_, number: RRef<i64>| -> Result<i64, HandlerError> {
+                    panic!("not with {}", number.to_here(Some(PATIENCE)).unwrap())
+                },
+            )
+            .unwrap();
+    });
     let number = workers[0].rrefs.rref(7_i64).unwrap();
-    let called = workers[0]
-        .rrefs
-        .call("worker1", "panic")
-        .run::<_, i64>(&number);
+    let called = ask::<i64>(&workers[0], "worker1", "panic", &number);
     assert!(called.unwrap_err().to_string().contains("not with 7"));
-    let made: RRef<i64> = workers[0]
-        .rrefs
-        .call("worker1", "panic")
-        .remote(&number)
-        .unwrap();
+    let made: RRef<i64> = make(&workers[0], "worker1", "panic", &number);
     let error = made.to_here(Some(PATIENCE)).unwrap_err();
     assert!(error.to_string().contains("not with 7"), "{error}");
     drop((number, made));
-    until_empty(&workers);
-    shut_down(&workers);
+    end(&workers);
 }
 
 #[test]
 fn remote_does_not_wait_for_the_function_and_local_value_does() {
     let gate = Gate::new();
-    let its_gate = Arc::clone(&gate);
-    let workers = group_with(
-        2,
-        |_, options| options,
-        move |_, functions| {
-            let gate = Arc::clone(&its_gate);
-            functions
-                .register("slow", move |_, ()| {
-                    gate.pass();
-                    Ok(1_i64)
-                })
-                .unwrap();
-        },
-    );
+    let workers = group_that_has(2, |functions| gate.register(functions, "slow"));
     let slow: RRef<i64> = workers[0]
         .rrefs
         .call("worker1", "slow")
@@ -292,7 +213,7 @@ fn remote_does_not_wait_for_the_function_and_local_value_does() {
     assert!(matches!(error, RRefError::TimedOut { .. }), "{error}");
     let error = slow.wait_ready(Some(soon)).unwrap_err();
     assert!(matches!(error, RRefError::TimedOut { .. }), "{error}");
-    let own: RRef<i64> = workers[1].rrefs.call("worker1", "slow").remote(()).unwrap();
+    let own: RRef<i64> = make(&workers[1], "worker1", "slow", ());
     let error = own.local_value(Some(soon)).unwrap_err();
     assert!(matches!(error, RRefError::TimedOut { .. }), "{error}");
     let fetch = slow.fetch(Some(PATIENCE)).unwrap();
@@ -302,59 +223,41 @@ fn remote_does_not_wait_for_the_function_and_local_value_does() {
     slow.wait_ready(Some(PATIENCE)).unwrap();
     assert_eq!(*own.local_value(Some(PATIENCE)).unwrap(), 1);
     drop((slow, own));
-    until_empty(&workers);
-    shut_down(&workers);
+    end(&workers);
 }
 
 #[test]
 fn a_reference_can_be_sent_between_users_to_its_owner_and_back() {
     let workers = group(3);
-    let number: RRef<i64> = workers[0]
-        .rrefs
-        .call("worker1", "number")
-        .remote(9_i64)
-        .unwrap();
+    let number = remote_number(&workers, 9);
     // From a user to a user, to the owner, and to itself.
     for to in ["worker2", "worker1", "worker0"] {
-        let read: i64 = workers[0].rrefs.call(to, "read").run(&number).unwrap();
+        let read: i64 = ask(&workers[0], to, "read", &number).unwrap();
         assert_eq!(read, 9, "{to}");
-        let back: RRef<i64> = workers[0].rrefs.call(to, "echo").run(&number).unwrap();
+        let back: RRef<i64> = ask(&workers[0], to, "echo", &number).unwrap();
         assert_eq!(back, number);
         assert_eq!(back.to_here(Some(PATIENCE)).unwrap(), 9, "{to}");
     }
     // From the owner to a user.
     let own = workers[1].rrefs.rref(4_i64).unwrap();
-    assert_eq!(
-        workers[1]
-            .rrefs
-            .call("worker0", "read")
-            .run::<_, i64>(&own)
-            .unwrap(),
-        4
-    );
+    assert_eq!(ask::<i64>(&workers[1], "worker0", "read", &own).unwrap(), 4);
     drop((number, own));
-    until_empty(&workers);
-    shut_down(&workers);
+    end(&workers);
 }
 
 #[test]
 fn a_reference_twice_in_one_message_is_two_users_of_the_receiver() {
     let gate = Gate::new();
-    let its_gate = Arc::clone(&gate);
-    let workers = group_with(
-        3,
-        |_, options| options,
-        move |_, functions| {
-            let gate = Arc::clone(&its_gate);
-            functions
-                .register("twice", move |_, both: (RRef<i64>, RRef<i64>)| {
-                    gate.pass();
-                    assert_ne!(both.0.fork_id(), both.1.fork_id());
-                    Ok(both.0.to_here(Some(PATIENCE))? + both.1.to_here(Some(PATIENCE))?)
-                })
-                .unwrap();
-        },
-    );
+    let workers = group_that_has(3, |functions| {
+        let gate = Arc::clone(&gate);
+        functions
+            .register("twice", move |_, both: (RRef<i64>, RRef<i64>)| {
+                gate.pass();
+                assert_ne!(both.0.fork_id(), both.1.fork_id());
+                Ok(both.0.to_here(Some(PATIENCE))? + both.1.to_here(Some(PATIENCE))?)
+            })
+            .unwrap();
+    });
     let own = workers[1].rrefs.rref(4_i64).unwrap();
     let sum = workers[1]
         .rrefs
@@ -368,8 +271,7 @@ fn a_reference_twice_in_one_message_is_two_users_of_the_receiver() {
     gate.open();
     assert_eq!(sum.wait().unwrap(), 8);
     drop(own);
-    until_empty(&workers);
-    shut_down(&workers);
+    end(&workers);
 }
 
 #[test]
@@ -379,26 +281,22 @@ fn references_can_be_anywhere_in_a_value() {
         name: String,
         parts: Vec<(u8, Option<RRef<i64>>)>,
     }
-    let workers = group_with(
-        3,
-        |_, options| options,
-        |_, functions| {
-            functions
-                .register("total", |_, node: Node| {
-                    let mut total = 0;
-                    for (factor, part) in &node.parts {
-                        if let Some(part) = part {
-                            total += i64::from(*factor) * part.to_here(Some(PATIENCE))?;
-                        }
+    let workers = group_that_has(3, |functions| {
+        functions
+            .register("total", |_, node: Node| {
+                let mut total = 0;
+                for (factor, part) in &node.parts {
+                    if let Some(part) = part {
+                        total += i64::from(*factor) * part.to_here(Some(PATIENCE))?;
                     }
-                    Ok((node.name.clone(), total))
-                })
-                .unwrap();
-            functions
-                .register("keep", |_, node: Node| Ok(node))
-                .unwrap();
-        },
-    );
+                }
+                Ok((node.name.clone(), total))
+            })
+            .unwrap();
+        functions
+            .register("keep", |_, node: Node| Ok(node))
+            .unwrap();
+    });
     let rrefs = &workers[0].rrefs;
     let node = Node {
         name: "n".to_owned(),
@@ -432,8 +330,7 @@ fn references_can_be_anywhere_in_a_value() {
     assert_eq!(values.sum::<i64>(), 1_110);
     drop(kept);
     drop(node);
-    until_empty(&workers);
-    shut_down(&workers);
+    end(&workers);
 }
 
 #[test]
@@ -450,38 +347,10 @@ fn a_reference_has_no_encoding_outside_of_a_message() {
     assert!(sent.is_err());
     assert_eq!(workers[0].rrefs.sizes().unwrap().forks, 0);
     // A reference of another agent is refused as well.
-    let sent = workers[1]
-        .rrefs
-        .call("worker0", "read")
-        .run::<_, i64>(&number);
+    let sent = ask::<i64>(&workers[1], "worker0", "read", &number);
     assert!(matches!(sent, Err(RRefError::Foreign { .. })), "{sent:?}");
     drop(number);
-    until_empty(&workers);
-    shut_down(&workers);
-}
-
-#[test]
-fn arguments_that_cannot_be_encoded_leave_no_fork() {
-    struct FailsToEncode;
-    impl Serialize for FailsToEncode {
-        fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
-            Err(serde::ser::Error::custom("not me"))
-        }
-    }
-    let workers = group(3);
-    let rrefs = &workers[0].rrefs;
-    let own = rrefs.rref(1_i64).unwrap();
-    let user: RRef<i64> = rrefs.call("worker1", "number").remote(2_i64).unwrap();
-    user.wait_confirmed(Some(PATIENCE)).unwrap();
-    let sent = rrefs
-        .call("worker2", "read")
-        .run::<_, i64>((&own, &user, FailsToEncode));
-    assert!(matches!(sent, Err(RRefError::Codec(_))), "{sent:?}");
-    let sizes = rrefs.sizes().unwrap();
-    assert_eq!((sizes.forks, sizes.pending_children), (0, 0));
-    drop((own, user));
-    until_empty(&workers);
-    shut_down(&workers);
+    end(&workers);
 }
 
 #[test]
@@ -511,49 +380,7 @@ fn a_call_that_is_refused_leaves_no_fork() {
         .unwrap();
     assert!(created.to_here(Some(PATIENCE)).is_err());
     drop((own, user, created));
-    until_empty(&workers);
-    shut_down(&workers);
-}
-
-#[test]
-fn the_value_outlives_every_user_and_is_dropped_once() {
-    let alive = Alive::default();
-    let its_alive = Arc::clone(&alive);
-    let workers = group_with(
-        3,
-        |_, options| options,
-        move |_, functions| {
-            counted(functions, &its_alive);
-            let held: Arc<Mutex<Vec<RRef<Counted>>>> = Arc::default();
-            let holding = Arc::clone(&held);
-            functions
-                .register("hold", move |_, counted: RRef<Counted>| {
-                    holding.lock().unwrap().push(counted);
-                    Ok(())
-                })
-                .unwrap();
-            functions
-                .register("let go", move |_, ()| {
-                    held.lock().unwrap().clear();
-                    Ok(())
-                })
-                .unwrap();
-        },
-    );
-    let rrefs = &workers[0].rrefs;
-    let value: RRef<Counted> = rrefs.call("worker1", "counted").remote(()).unwrap();
-    rrefs.call("worker2", "hold").run::<_, ()>(&value).unwrap();
-    // `remote` and `hold` do not wait for the function that makes the value.
-    until("the value is made", || alive.load(Ordering::SeqCst) == 1);
-    drop(value);
-    until("the user of the creator is deleted", || {
-        workers[1].rrefs.sizes().unwrap().forks == 1
-    });
-    assert_eq!(alive.load(Ordering::SeqCst), 1);
-    rrefs.call("worker2", "let go").run::<_, ()>(()).unwrap();
-    until("the value is freed", || alive.load(Ordering::SeqCst) == 0);
-    until_empty(&workers);
-    shut_down(&workers);
+    end(&workers);
 }
 
 #[test]
@@ -572,8 +399,7 @@ fn a_cancel_ends_the_wait_for_a_fetched_value() {
     let by = Deadline::after(Instant::now(), PATIENCE);
     fetched.wait_until(by, &Cancel::NEVER).unwrap().unwrap();
     drop(value);
-    until_empty(&workers);
-    shut_down(&workers);
+    end(&workers);
 }
 
 /// Starts workers with one handler thread each. The function `hold` blocks that thread until the gate opens.
@@ -654,15 +480,13 @@ fn a_function_waits_for_the_confirmation_of_its_references_without_a_thread() {
     }
     assert_eq!(running.load(Ordering::SeqCst), 20);
     drop(number);
-    until_empty(&workers);
-    shut_down(&workers);
+    end(&workers);
 }
 
 #[test]
 fn a_creation_that_is_not_answered_in_time_fails_and_is_undone() {
     let alive = Alive::default();
-    let its_alive = Arc::clone(&alive);
-    let (workers, gate) = group_with_hold(2, move |functions| counted(functions, &its_alive));
+    let (workers, gate) = group_with_hold(2, |functions| register_counted(functions, &alive));
     let held = hold(&workers, &gate);
     let late: RRef<Counted> = workers[0]
         .rrefs
@@ -683,7 +507,7 @@ fn a_creation_that_is_not_answered_in_time_fails_and_is_undone() {
     );
     // All operations on it fail at once.
     assert!(late.has_timed_out() && !late.is_confirmed());
-    let sent = workers[0].rrefs.call("worker0", "hold").run::<_, ()>(&late);
+    let sent = ask::<()>(&workers[0], "worker0", "hold", &late);
     for error in [
         late.wait_ready(Some(Duration::MAX)).unwrap_err(),
         late.call("sum").run::<_, i64>(()).unwrap_err(),
@@ -705,15 +529,11 @@ fn a_creation_that_is_not_answered_in_time_fails_and_is_undone() {
 #[test]
 fn freed_values_drop_the_references_that_they_hold() {
     // A chain of values, each holding the next one. They are freed one after the other.
-    let workers = group_with(
-        3,
-        |_, options| options,
-        |_, functions| {
-            functions
-                .register("link", |_, next: Option<RRef<Link>>| Ok(Link(next)))
-                .unwrap();
-        },
-    );
+    let workers = group_that_has(3, |functions| {
+        functions
+            .register("link", |_, next: Option<RRef<Link>>| Ok(Link(next)))
+            .unwrap();
+    });
     #[derive(Serialize, Deserialize)]
     struct Link(Option<RRef<Self>>);
     let rrefs = &workers[0].rrefs;
@@ -732,27 +552,5 @@ fn freed_values_drop_the_references_that_they_hold() {
             == 30
     });
     drop(first);
-    until_empty(&workers);
-    shut_down(&workers);
-}
-
-#[test]
-fn after_the_shutdown_references_are_errors() {
-    let workers = group(2);
-    let rrefs = &workers[0].rrefs;
-    let number: RRef<i64> = rrefs.call("worker1", "number").remote(1_i64).unwrap();
-    number.wait_ready(Some(PATIENCE)).unwrap();
-    let own = workers[1].rrefs.rref(1_i64).unwrap();
-    let reports = shut_down(&workers);
-    assert_eq!(reports[0].values.len(), 0);
-    assert_eq!(reports[1].values.len(), 2);
-    assert!(matches!(
-        number.to_here(Some(PATIENCE)),
-        Err(RRefError::Shutdown)
-    ));
-    assert!(matches!(rrefs.rref(1_i64), Err(RRefError::Shutdown)));
-    let made = rrefs.call("worker1", "number").remote::<_, i64>(1_i64);
-    assert!(matches!(made, Err(RRefError::Shutdown)), "{made:?}");
-    let value = own.local_value(Some(PATIENCE));
-    assert!(matches!(value, Err(RRefError::Shutdown)), "{value:?}");
+    end(&workers);
 }

@@ -9,7 +9,7 @@ use c10d_store::{HashStore, Store};
 use rpc_agent::{Agent, AgentOptions, NotSent, Registry, RetryOptions, RpcError};
 use rref::{RRef, RRefs};
 
-use crate::common::{Gate, PATIENCE, functions, quick, until};
+use crate::common::{PATIENCE, functions, options, quick, until};
 
 fn member(
     rank: u32,
@@ -26,72 +26,10 @@ fn member_with(
     adjust: impl FnOnce(AgentOptions) -> AgentOptions,
 ) -> (Agent, RRefs) {
     let rrefs = RRefs::register_with(&mut registry, functions(|_| {}), quick()).unwrap();
-    let options = AgentOptions::new(format!("worker{rank}"), rank).with_host("127.0.0.1");
-    let store = store.clone_store().unwrap();
-    (
-        Agent::start(adjust(options), registry, store).unwrap(),
-        rrefs,
-    )
-}
-
-#[test]
-fn a_late_departure_report_does_not_end_the_next_process() {
-    let store: Arc<dyn Store> = Arc::new(HashStore::new());
-    let (agent, rrefs) = member(0, &store, |options| {
-        options.with_handler_threads(1).with_threads_max(1)
-    });
-    let gate = Gate::new();
-    let is_first = AtomicBool::new(true);
-    {
-        let gate = Arc::clone(&gate);
-        agent.handle().on_peer_left(move |_, _| {
-            if is_first.swap(false, Ordering::SeqCst) {
-                gate.pass();
-            }
-        });
-    }
+    let options = adjust(options(&format!("worker{rank}"), rank));
+    let agent = Agent::start(options, registry, store.clone_store().unwrap()).unwrap();
     rrefs.attach(agent.handle()).unwrap();
-    // The only thread runs callbacks in the order of their registration, so this one runs after the
-    // callback of the references.
-    let is_notified = Arc::new(AtomicBool::new(false));
-    {
-        let is_notified = Arc::clone(&is_notified);
-        agent
-            .handle()
-            .on_peer_left(move |_, _| is_notified.store(true, Ordering::SeqCst));
-    }
-    let (old, old_rrefs) = member(1, &store, |options| options);
-    old_rrefs.attach(old.handle()).unwrap();
-    let number: RRef<i64> = old_rrefs.rref(1_i64).unwrap();
-    let own: RRef<i64> = rrefs.rref(1_i64).unwrap();
-    let _ = (number, own);
-    let before: RRef<i64> = rrefs.call("worker1", "number").remote(1_i64).unwrap();
-    before.wait_ready(Some(PATIENCE)).unwrap();
-    drop(before);
-    old.shutdown(PATIENCE).unwrap();
-    until("the first process has left", || gate.arrived() == 1);
-    let (new, new_rrefs) = member(1, &store, |options| options);
-    new_rrefs.attach(new.handle()).unwrap();
-    // The new process connects to worker 0.
-    let _ = new
-        .handle()
-        .call("worker0", "nothing")
-        .send_bytes(Vec::new())
-        .wait();
-    assert_eq!(
-        agent.handle().incarnation_of(new.handle().me().id),
-        Some(new.handle().incarnation())
-    );
-    gate.open();
-    until(
-        "the references have handled the departure of the first process",
-        || is_notified.load(Ordering::SeqCst),
-    );
-    let made: RRef<i64> = new_rrefs.call("worker0", "number").remote(5_i64).unwrap();
-    let read = made.to_here(Some(PATIENCE));
-    new.shutdown_now();
-    agent.shutdown_now();
-    assert_eq!(read.unwrap(), 5);
+    (agent, rrefs)
 }
 
 /// The other members refuse it, and they live.
@@ -99,11 +37,9 @@ fn a_late_departure_report_does_not_end_the_next_process() {
 fn a_replaced_process_that_lives_on_releases_no_references_of_living_workers() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let (agent, rrefs) = member(0, &store, |options| options);
-    rrefs.attach(agent.handle()).unwrap();
     let (old, old_rrefs) = member(1, &store, |options| {
         options.with_handler_threads(1).with_threads_max(1)
     });
-    old_rrefs.attach(old.handle()).unwrap();
     // The only thread runs callbacks in the order of their registration, so this one runs after the
     // callback of the references.
     let is_notified = Arc::new(AtomicBool::new(false));
@@ -115,8 +51,7 @@ fn a_replaced_process_that_lives_on_releases_no_references_of_living_workers() {
     let held: RRef<i64> = rrefs.call("worker1", "number").remote(1_i64).unwrap();
     held.wait_ready(Some(PATIENCE)).unwrap();
 
-    let (new, new_rrefs) = member(1, &store, |options| options);
-    new_rrefs.attach(new.handle()).unwrap();
+    let (new, _new_rrefs) = member(1, &store, |options| options);
     until("the old process has lost its connection and asked", || {
         is_notified.load(Ordering::SeqCst) && old.handle().metrics().calls_in_flight == 0
     });
@@ -147,12 +82,10 @@ fn a_replaced_process_that_lives_on_releases_no_references_of_living_workers() {
 fn a_creation_on_a_worker_that_was_just_replaced_is_usable_or_freed() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let (agent, rrefs) = member(0, &store, |options| options);
-    rrefs.attach(agent.handle()).unwrap();
     let mut leaked = Vec::new();
     let mut succeeded = 0;
     for round in 0..20 {
         let (other, other_rrefs) = member(1, &store, |options| options);
-        other_rrefs.attach(other.handle()).unwrap();
         let made: Result<RRef<i64>, _> = rrefs.call("worker1", "number").remote(7_i64);
         if let Ok(made) = made {
             let read = made.to_here(Some(PATIENCE));
@@ -180,7 +113,6 @@ fn a_retried_call_of_the_program_reaches_the_next_process_of_a_departed_worker()
     let (agent, rrefs) = member(0, &store, |options| {
         options.with_handler_threads(1).with_threads_max(1)
     });
-    rrefs.attach(agent.handle()).unwrap();
     // The only thread runs callbacks in the order of their registration, so this one runs after the
     // callback of the references.
     let is_notified = Arc::new(AtomicBool::new(false));
@@ -198,8 +130,7 @@ fn a_retried_call_of_the_program_reaches_the_next_process_of_a_departed_worker()
             .register_deferred("ask", move |_, _, reply| held.lock().unwrap().push(reply))
             .unwrap();
     }
-    let (old, old_rrefs) = member_with(silent, 1, &store, |options| options);
-    old_rrefs.attach(old.handle()).unwrap();
+    let (old, _old_rrefs) = member_with(silent, 1, &store, |options| options);
     let made: RRef<i64> = rrefs.call("worker1", "number").remote(1_i64).unwrap();
     made.wait_ready(Some(PATIENCE)).unwrap();
     let retries = RetryOptions::default()
@@ -223,8 +154,7 @@ fn a_retried_call_of_the_program_reaches_the_next_process_of_a_departed_worker()
     answering
         .register("ask", |_, _| Ok(b"from the next process".to_vec()))
         .unwrap();
-    let (new, new_rrefs) = member_with(answering, 1, &store, |options| options);
-    new_rrefs.attach(new.handle()).unwrap();
+    let (new, _new_rrefs) = member_with(answering, 1, &store, |options| options);
     let answer = call.wait_timeout(PATIENCE).expect("the call completes");
     assert_eq!(answer.unwrap(), "from the next process");
     drop(made);

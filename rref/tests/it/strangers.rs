@@ -22,7 +22,8 @@ use rref::fuzzing::{Answer, DELETES_MAX, ForkData, Message};
 use rref::{ForkId, GloballyUniqueId, RRef, RRefError, RRefId};
 
 use crate::common::{
-    Alive, Counted, List, PATIENCE, Worker, group_with_stranger, is_empty, until, until_empty,
+    Alive, Counted, List, PATIENCE, Worker, ask, group_with_stranger, is_empty, make, until,
+    until_empty,
 };
 
 const CREATE: &str = "rref/create";
@@ -332,7 +333,7 @@ fn waits(function: &str, payload: &Bytes, held: RRefId) -> bool {
 
 /// Starts a group with a stranger. The target owns a list that the third worker holds.
 fn start_group(seed: u64) -> (Vec<Worker>, RRef<List>, Stranger) {
-    let (workers, agent) = group_with_stranger(Registry::new(), |_, functions| {
+    let (workers, agent) = group_with_stranger(Registry::new(), |functions| {
         functions
             .register("forget", |_, _: RRef<i64>| Ok(0_i64))
             .unwrap();
@@ -355,9 +356,9 @@ fn check_healthy(workers: &[Worker], list: RRef<List>, mut stranger: Stranger) {
     // Valid requests were served, and the third worker's value exists.
     let items = list.to_here(Some(PATIENCE)).unwrap().into_inner().unwrap();
     assert_eq!(items[0], 1);
-    let made: RRef<i64> = third.rrefs.call("worker0", "number").remote(9_i64).unwrap();
+    let made: RRef<i64> = make(&third, "worker0", "number", 9_i64);
     assert_eq!(made.to_here(Some(PATIENCE)).unwrap(), 9);
-    let read: i64 = target.rrefs.call("worker1", "number").run(3_i64).unwrap();
+    let read: i64 = ask(&target, "worker1", "number", 3_i64).unwrap();
     assert_eq!(read, 3);
     drop((made, list));
     stranger.delete_all();
@@ -571,46 +572,11 @@ fn counts_and_lengths_are_checked_before_use() {
 }
 
 #[test]
-fn a_message_of_another_incarnation_releases_only_the_users_of_the_previous_one() {
-    let (workers, list, mut stranger) = start_group(seed());
-    let seen = |forks| {
-        until("the target has the expected number of users", || {
-            workers[0].rrefs.sizes().unwrap().forks == forks
-        });
-    };
-    for at in INCARNATION_BYTES {
-        let (rref, fork) = (stranger.rref(), stranger.fork());
-        let request = Message::ForkRequest {
-            rref: list.id(),
-            fork,
-        };
-        assert_eq!(stranger.send_control(&request), Answer::Ack);
-        let request = Message::ForkRequest {
-            rref,
-            fork: stranger.fork(),
-        };
-        assert_eq!(stranger.send_control(&request), Answer::Ack);
-        seen(3);
-        let query = Message::Query { rref, fork };
-        let mut bytes = stranger.encode(&query).to_vec();
-        bytes[at] ^= 0x55;
-        stranger.request_one(CONTROL, bytes).unwrap();
-        seen(1);
-        // Requests of the previous incarnation are refused.
-        let refused = stranger.send_control(&query);
-        assert!(matches!(refused, Answer::Refused(_)), "{refused:?}");
-        stranger.incarnation = stranger.rng.u64(1..);
-        stranger.registered.clear();
-    }
-    check_healthy(&workers, list, stranger);
-}
-
-#[test]
 fn messages_about_unknown_users_free_no_value_of_another() {
     let alive = Alive::default();
     let runs = Arc::new(AtomicUsize::new(0));
     let (its_alive, its_runs) = (Arc::clone(&alive), Arc::clone(&runs));
-    let (workers, agent) = group_with_stranger(Registry::new(), move |_, functions| {
+    let (workers, agent) = group_with_stranger(Registry::new(), move |functions| {
         let (alive, runs) = (Arc::clone(&its_alive), Arc::clone(&its_runs));
         functions
             .register_opaque("counted", move |_, ()| {
@@ -623,11 +589,7 @@ fn messages_about_unknown_users_free_no_value_of_another() {
             .unwrap();
     });
     let mut stranger = Stranger::new(agent, Rng::with_seed(seed()));
-    let value: RRef<Counted> = workers[1]
-        .rrefs
-        .call("worker0", "counted")
-        .remote(())
-        .unwrap();
+    let value: RRef<Counted> = make(&workers[1], "worker0", "counted", ());
     value.wait_ready(Some(PATIENCE)).unwrap();
     let (r, unknown) = (value.id(), stranger.rref());
     let creation = |rref, fork| Message::RemoteCall {
@@ -802,7 +764,7 @@ fn random_answers_of_an_owner_cause_errors_and_leave_no_user() {
             move |_: &Context, _: Bytes| Ok(any_answer(function, &mut answers.lock().unwrap()));
         registry.register_bytes(function, answer).unwrap();
     }
-    let (workers, agent) = group_with_stranger(registry, |_, _| {});
+    let (workers, agent) = group_with_stranger(registry, |_| {});
     let stranger = Stranger::new(agent, Rng::with_seed(seed));
     let rrefs = &workers[0].rrefs;
     let to = worker(STRANGER);
@@ -842,11 +804,7 @@ fn random_answers_of_an_owner_cause_errors_and_leave_no_user() {
         rrefs.leak_report().unwrap();
     }
     assert_eq!(workers[0].agent.handle().metrics().handler_panics, 0);
-    let made: RRef<i64> = workers[1]
-        .rrefs
-        .call("worker0", "number")
-        .remote(9_i64)
-        .unwrap();
+    let made: RRef<i64> = make(&workers[1], "worker0", "number", 9_i64);
     assert_eq!(made.to_here(Some(PATIENCE)).unwrap(), 9);
     drop(made);
     // Only references that were sent to the stranger remain, until its agent ends.
@@ -909,7 +867,7 @@ fn an_answer_of_a_process_declared_dead_ends_the_wait() {
             Ok(Answer::RemoteAccept.encode(incarnation).into())
         })
         .unwrap();
-    let (workers, agent) = group_with_stranger(registry, |_, _| {});
+    let (workers, agent) = group_with_stranger(registry, |_| {});
     let stranger = Stranger::new(agent, Rng::new());
     // The second answer has a new incarnation, which replaces the first. The third answer has the first incarnation
     // again, so that creation fails.
@@ -1031,29 +989,5 @@ fn ids_that_the_target_has_not_assigned_yet_are_refused() {
         stranger.restart_for(target);
     }
     stranger.registered.clear();
-    check_healthy(&workers, list, stranger);
-}
-
-#[test]
-fn a_request_without_a_deadline_is_dropped_with_its_worker() {
-    let (workers, list, mut stranger) = start_group(seed());
-    let parked = |expected| {
-        until("the expected number of requests is parked", || {
-            workers[0].rrefs.sizes().unwrap().parked_fetches == expected
-        });
-    };
-    // The value's creator is a nonexistent worker, so the value is never created.
-    let rref = RRefId(stranger.id(99));
-    let fetch = stranger.encode(&Message::Fetch { rref });
-    let asked = stranger
-        .agent
-        .handle()
-        .call(worker(TARGET), FETCH)
-        .with_timeout(None)
-        .send_bytes(fetch);
-    parked(1);
-    stranger.restart_for(TARGET);
-    parked(0);
-    assert!(asked.wait_timeout(PATIENCE).is_some());
     check_healthy(&workers, list, stranger);
 }
