@@ -11,8 +11,7 @@ use bytes::Bytes;
 
 use crate::context::{Context, Reply};
 use crate::error::HandlerError;
-use crate::peer::{FunctionId, Functions};
-use crate::registry_id::RegistryId;
+use crate::peer::{FunctionId, Functions, RegistryId};
 
 /// The longest name of a function, in bytes.
 pub const FUNCTION_NAME_BYTES_MAX: usize = 255;
@@ -39,7 +38,6 @@ pub struct Registry {
     names: Functions,
     /// The functions in the order of their ids.
     functions: Vec<Function>,
-    id: RegistryId,
 }
 
 impl Registry {
@@ -53,7 +51,7 @@ impl Registry {
     /// agent that was started with this registry is equal.
     #[must_use]
     pub fn id(&self) -> RegistryId {
-        self.id.clone()
+        self.names.registry.clone()
     }
 
     /// Registers a function that takes the request's bytes and returns the answer's bytes.

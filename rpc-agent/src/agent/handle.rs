@@ -9,7 +9,7 @@ use c10d_socket::{OtherProcess, ProcessBound};
 use crate::error::RpcError;
 use crate::future::{Promise, RpcFuture, contained};
 use crate::metrics::MetricsSnapshot;
-use crate::registry_id::RegistryId;
+use crate::peer::RegistryId;
 use crate::retry::RetryGroup;
 use crate::runtime::{Activity, Runtime};
 use crate::worker::{Destination, WorkerId, WorkerInfo};
@@ -198,7 +198,8 @@ impl AgentHandle {
     /// Returns the identity of the registry that the agent was started with.
     #[must_use]
     pub fn registry_id(&self) -> RegistryId {
-        self.runtime().registry_id.clone()
+        let functions = &self.runtime().driver.config.functions;
+        functions.registry.clone()
     }
 
     /// Returns the size limit of a request or response of this worker, in bytes: see

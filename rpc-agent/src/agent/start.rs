@@ -57,7 +57,7 @@ impl Agent {
         registry: Registry,
         store: Arc<dyn Store>,
     ) -> Result<Self, StartError> {
-        let runtime = Runtime::open(options, registry.id(), registry.functions(), store)?;
+        let runtime = Runtime::open(options, registry.functions(), store)?;
         let handle = AgentHandle::new(runtime);
         let service = Service {
             agent: handle.clone(),

@@ -10,9 +10,24 @@ use crate::worker::WorkerInfo;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct FunctionId(pub(crate) u32);
 
+/// Identifies a [`Registry`](crate::Registry), so that code which registers functions can check later that an agent was
+/// started with the same registry.
+#[derive(Debug, Clone, Default)]
+pub struct RegistryId(Arc<u8>);
+
+impl PartialEq for RegistryId {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for RegistryId {}
+
 /// The names of the functions that peers may call.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Functions {
+    /// The registry that has the functions.
+    pub(crate) registry: RegistryId,
     names: Vec<Arc<str>>,
     ids: BTreeMap<Arc<str>, FunctionId>,
 }

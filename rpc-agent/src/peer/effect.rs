@@ -7,10 +7,9 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
-use super::call::PendingCall;
+use super::call::{PendingCall, Request};
 use super::connection::{ConnectionId, Watch};
 use super::outgoing::Batch;
-use super::request::Request;
 use crate::error::RpcError;
 use crate::segmented_queue::SegmentedQueue;
 

@@ -18,15 +18,14 @@ mod incoming;
 mod machine;
 mod outgoing;
 mod pair;
-mod request;
 #[cfg(all(test, not(shuttle)))]
 mod tests;
 
-pub(crate) use self::call::NewCall;
+pub(crate) use self::call::{NewCall, ReplyRoute, Request};
+pub use self::config::RegistryId;
 pub(crate) use self::config::{Config, FunctionId, Functions};
 pub(crate) use self::connection::{Connection, ConnectionId, ReadNext, Reads, Watch};
 pub(crate) use self::effect::{Count, Effect, Effects, Notice};
 pub(crate) use self::incoming::{Expects, Incoming, IncomingLimits, Message, Recipient};
 pub(crate) use self::machine::{AttemptFailure, Peer, Welcomed};
 pub(crate) use self::outgoing::{Batch, WriteProgress};
-pub(crate) use self::request::{ReplyRoute, Request};

@@ -14,7 +14,6 @@ use super::retrier::Retrier;
 use crate::future::{Job, contained};
 use crate::metrics::MetricsSnapshot;
 use crate::pool::Work;
-use crate::registry_id::RegistryId;
 use crate::segmented_queue::SegmentedQueue;
 use crate::sync::{Lock, Monitor, WaitEnd};
 use crate::termination::{Activity, Dead, Termination, TerminationError};
@@ -26,7 +25,6 @@ const FAREWELL_MAX: Duration = Duration::from_secs(1);
 pub(crate) struct Runtime {
     pub(crate) driver: Arc<Driver>,
     pub(crate) retries: Arc<Retrier>,
-    pub(crate) registry_id: RegistryId,
     pub(super) polling: Monitor<Polling>,
     /// Kept open for as long as the agent runs: it may host the server that the other workers use.
     pub(super) _store: Arc<dyn Store>,

@@ -17,7 +17,6 @@ use crate::directory::{Directory, DirectoryError, publish_failure};
 use crate::error::StartError;
 use crate::options::AgentOptions;
 use crate::peer::{Config, Functions, IncomingLimits};
-use crate::registry_id::RegistryId;
 use crate::sync::{Lock, Monitor};
 use crate::termination::FIRST_SUM_KEY;
 use crate::worker::WorkerInfo;
@@ -26,7 +25,6 @@ impl Runtime {
     /// An agent that has joined its group, and has no thread yet.
     pub(crate) fn open(
         options: AgentOptions,
-        registry_id: RegistryId,
         functions: &Functions,
         store: Arc<dyn Store>,
     ) -> Result<Arc<Self>, StartError> {
@@ -36,13 +34,7 @@ impl Runtime {
         let me = WorkerInfo::new(&options.name, options.rank)?;
         let is_static = options.world_size.is_some();
         let identity = (me.clone(), seed, incarnation);
-        let opened = Self::open_as(
-            identity,
-            options,
-            registry_id,
-            functions,
-            Arc::clone(&store),
-        );
+        let opened = Self::open_as(identity, options, functions, Arc::clone(&store));
         opened.inspect_err(|error| {
             if is_static && concerns_group(error) {
                 let why = error.to_string();
@@ -64,7 +56,6 @@ impl Runtime {
     fn open_as(
         (me, seed, incarnation): (WorkerInfo, u64, u64),
         options: AgentOptions,
-        registry_id: RegistryId,
         functions: &Functions,
         store: Arc<dyn Store>,
     ) -> Result<Arc<Self>, StartError> {
@@ -131,7 +122,6 @@ impl Runtime {
         Ok(Arc::new(Self {
             retries: Retrier::new(&driver, seed),
             driver,
-            registry_id,
             polling: Monitor::new(Polling::new(poller)),
             _store: store,
             turn: Arc::default(),

@@ -9,10 +9,9 @@ use bytes::Bytes;
 use super::end::REPLACED;
 use super::state::{Peer, Phase};
 use crate::error::{CallMessage, NotSent, Outcome, RpcError};
-use crate::peer::call::{NewCall, PendingCall, budget_ms};
+use crate::peer::call::{NewCall, PendingCall, ReplyRoute, budget_ms};
 use crate::peer::effect::{Count, Effect};
 use crate::peer::in_flight::CallId;
-use crate::peer::request::ReplyRoute;
 use crate::wire::{self, Failure};
 
 impl<P, S: Clone> Peer<P, S> {

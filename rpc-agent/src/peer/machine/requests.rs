@@ -8,9 +8,9 @@ use bytes::Bytes;
 use c10d_socket::Deadline;
 
 use super::state::Peer;
+use crate::peer::call::{ReplyRoute, Request};
 use crate::peer::config::FunctionId;
 use crate::peer::effect::{Count, Effect, End};
-use crate::peer::request::{ReplyRoute, Request};
 use crate::wire::{Failure, Frame};
 
 impl<P, S: Clone> Peer<P, S> {

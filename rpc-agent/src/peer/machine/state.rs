@@ -7,14 +7,13 @@ use bytes::Bytes;
 use c10d_socket::Backoff;
 
 use crate::error::{CallSite, RpcError};
-use crate::peer::call::PendingCall;
+use crate::peer::call::{Admission, PendingCall};
 use crate::peer::config::Config;
 use crate::peer::connection::{Connection, ConnectionId};
 use crate::peer::effect::{Effect, Effects};
 use crate::peer::in_flight::InFlight;
 use crate::peer::outgoing::Outgoing;
 use crate::peer::pair::{Pair, PairState};
-use crate::peer::request::Admission;
 use crate::worker::WorkerInfo;
 
 /// The state of an agent about one worker. `P` completes a call, `S` is a socket; the machine uses the inside of

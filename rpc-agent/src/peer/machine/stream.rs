@@ -4,11 +4,11 @@ use std::io;
 use std::time::Instant;
 
 use super::state::{Peer, Phase};
+use crate::peer::call::ReplyRoute;
 use crate::peer::connection::{ConnectionId, Watch, Writer};
 use crate::peer::effect::{Count, Effect, End};
 use crate::peer::incoming::Message;
 use crate::peer::outgoing::{Batch, WriteProgress};
-use crate::peer::request::ReplyRoute;
 
 /// Bytes written in one go, before others may put theirs in between. With a quarter of a MiB a call of 1 MiB takes
 /// twice as long.

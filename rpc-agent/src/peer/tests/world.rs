@@ -13,12 +13,12 @@ use bytes::Bytes;
 use c10d_sim::{Explored, Simulation};
 
 use crate::error::{Outcome, RpcError};
+use crate::peer::call::Request;
 use crate::peer::connection::{Connection, ConnectionId, ReadNext, Reads, Watch};
 use crate::peer::effect::{Count, Effect, Effects, Notice};
 use crate::peer::incoming::{Expects, Incoming, IncomingLimits, Message, Recipient};
 use crate::peer::machine::{AttemptFailure, Peer, Welcomed};
 use crate::peer::outgoing::{Batch, WriteProgress};
-use crate::peer::request::Request;
 use crate::peer::{Config, FunctionId, Functions, NewCall};
 use crate::wire::{Frame, Hello, Refuse, Welcome};
 use crate::worker::WorkerInfo;
