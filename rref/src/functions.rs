@@ -108,12 +108,7 @@ impl Functions {
         let function = Arc::new(function);
         self.insert_prepared(name, false, move |arguments: A| {
             let function = Arc::clone(&function);
-            Box::new(move |context, _| {
-                let returned = function(context, arguments);
-                Ok(Made::Later(Box::pin(async move {
-                    returned.await.map(Value::of)
-                })))
-            })
+            Box::new(move |context, _| Ok(Made::later(function(context, arguments))))
         })
     }
 
@@ -178,12 +173,7 @@ impl Functions {
         let function = Arc::new(function);
         self.insert_prepared(name, true, move |arguments: A| {
             let function = Arc::clone(&function);
-            Box::new(move |context, on| {
-                let returned = function(context, target(on)?, arguments);
-                Ok(Made::Later(Box::pin(async move {
-                    returned.await.map(Value::of)
-                })))
-            })
+            Box::new(move |context, on| Ok(Made::later(function(context, target(on)?, arguments))))
         })
     }
 
@@ -336,6 +326,14 @@ pub(crate) enum Made {
     Now(Value),
     /// The function is `async`.
     Later(Pending),
+}
+
+impl Made {
+    fn later<R: Serialize + Send + Sync + 'static>(
+        returned: impl Future<Output = Result<R, HandlerError>> + Send + 'static,
+    ) -> Self {
+        Self::Later(Box::pin(async move { returned.await.map(Value::of) }))
+    }
 }
 
 /// A function with its decoded arguments. A method takes the value that it runs on.

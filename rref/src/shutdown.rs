@@ -60,9 +60,7 @@ impl RRefs {
             agent.join(ending.deadline.remaining(Instant::now()))?;
             Ok(report)
         };
-        let report = barrier();
-        let ended = ending.end_references();
-        ended.finish(report?)
+        ending.end_references(barrier())
     }
 
     /// Shuts down this worker's references alone, when it leaves a group whose members change, or a group that has
@@ -77,8 +75,7 @@ impl RRefs {
     pub fn leave(&self, timeout: impl Into<Option<Duration>>) -> Result<LeakReport, ShutdownError> {
         let runtime = self.attached()?;
         let ending = Ending::begin(runtime, timeout.into())?;
-        let report = leak_report(runtime);
-        ending.end_references().finish(report)
+        ending.end_references(Ok(leak_report(runtime)))
     }
 }
 
@@ -105,26 +102,6 @@ struct Ending<'a> {
     deadline: Deadline,
 }
 
-/// The end of a shutdown: after how long, and the entries that were still missing.
-struct Ended {
-    after: Duration,
-    is_drained: bool,
-    missing: Vec<Missing>,
-}
-
-impl Ended {
-    fn finish(self, report: LeakReport) -> Result<LeakReport, ShutdownError> {
-        if self.is_drained {
-            return Ok(report);
-        }
-        Err(ShutdownError::Missing {
-            after: self.after,
-            missing: self.missing,
-            report: Box::new(report),
-        })
-    }
-}
-
 impl<'a> Ending<'a> {
     fn begin(runtime: &'a Arc<Runtime>, timeout: Option<Duration>) -> Result<Self, ShutdownError> {
         let began = Instant::now();
@@ -138,8 +115,12 @@ impl<'a> Ending<'a> {
         })
     }
 
-    /// Deletes the users, waits for the answers, frees the values, and waits for other workers' users.
-    fn end_references(&self) -> Ended {
+    /// Deletes the users, waits for the answers, frees the values, and waits for other workers' users. Returns the report,
+    /// or its error, if nothing is missing afterwards.
+    fn end_references(
+        &self,
+        report: Result<LeakReport, ShutdownError>,
+    ) -> Result<LeakReport, ShutdownError> {
         let runtime = self.runtime;
         runtime.step(RunOn::AgentThread, |inner, now| {
             inner.shutdown_waiters += 1;
@@ -163,11 +144,15 @@ impl<'a> Ending<'a> {
             what: missing.what,
             count: missing.count,
         });
-        Ended {
-            after: self.began.elapsed(),
-            is_drained,
-            missing: missing.collect(),
+        let (after, report, missing) = (self.began.elapsed(), report?, missing.collect());
+        if is_drained {
+            return Ok(report);
         }
+        Err(ShutdownError::Missing {
+            after,
+            missing,
+            report: Box::new(report),
+        })
     }
 
     /// Waits for a condition until the deadline. Returns whether it holds.

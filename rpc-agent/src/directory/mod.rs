@@ -189,8 +189,7 @@ impl Directory {
     /// Whether this process takes part in the group. In a static group only those that started together do, because a
     /// rank that is taken is not given to another process; a dynamic group lets others in later.
     pub(crate) fn may_have(&self, worker: &WorkerInfo, incarnation: u64) -> bool {
-        let is_member = |member: &Member| member.address.incarnation == incarnation;
-        self.is_dynamic() || self.view(|members| members.of(worker).is_some_and(is_member))
+        self.is_dynamic() || self.is_published(worker, incarnation)
     }
 
     /// Reads a worker's current address from the store; `None` if it has left. In a dynamic group this also updates
