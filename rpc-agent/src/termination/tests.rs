@@ -1,7 +1,6 @@
 //! Coordinated shutdown of workers that are threads, over in-process and TCP stores.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex};
+use std::sync::Mutex;
 use std::thread;
 
 use c10d_store::{HashStore, PrefixStore, ServerOptions, StoreExt, TcpStore, TcpStoreServer};
@@ -27,6 +26,11 @@ fn workers(count: u32) -> Vec<WorkerInfo> {
         .collect()
 }
 
+/// Ends a worker that has no calls.
+fn end_idle(end: &mut Termination, by: Deadline) -> Result<(), TerminationError> {
+    end.run(&Calls::default(), by, &Cancel::NEVER)
+}
+
 fn termination(store: &Arc<dyn Store>, workers: &[WorkerInfo], id: usize) -> Termination {
     let store = store.clone_store().unwrap();
     Termination::new(store, 0, workers[id].clone(), workers.to_vec())
@@ -45,36 +49,15 @@ fn stores() -> (Vec<Arc<dyn Store>>, TcpStoreServer) {
     (stores, server)
 }
 
-/// A worker with a number of unanswered calls.
+/// A worker with a number of unanswered calls, which are never answered.
 #[derive(Debug, Default)]
 struct Calls {
-    out: Mutex<usize>,
-    changed: Condvar,
-    started: AtomicU64,
-    is_interrupted: AtomicBool,
+    out: usize,
     dead: Mutex<Vec<WorkerInfo>>,
     news: Lock<Option<Cancel>>,
-    asked: AtomicUsize,
 }
 
 impl Calls {
-    fn start(&self) {
-        *self.out.lock().unwrap() += 1;
-        self.started.fetch_add(1, Ordering::SeqCst);
-    }
-
-    fn end(&self) {
-        *self.out.lock().unwrap() -= 1;
-        self.changed.notify_all();
-    }
-
-    fn interrupt(&self) {
-        let _out = self.out.lock().unwrap();
-        self.is_interrupted.store(true, Ordering::SeqCst);
-        self.changed.notify_all();
-        self.end_store_wait();
-    }
-
     fn end_store_wait(&self) {
         if let Some(news) = &*self.news.lock() {
             news.cancel();
@@ -84,31 +67,23 @@ impl Calls {
 
 impl Activity for Calls {
     fn wait_idle(&self, by: Deadline, _: &Cancel) -> Result<(), WaitEnd> {
-        self.asked.fetch_add(1, Ordering::SeqCst);
-        let mut out = self.out.lock().unwrap();
-        while *out > 0 {
-            let left = by.remaining(Instant::now()).unwrap_or(PATIENCE);
-            if self.is_interrupted() {
-                return Err(WaitEnd::Cancelled);
-            }
-            if left.is_zero() {
-                return Err(WaitEnd::Late);
-            }
-            out = self.changed.wait_timeout(out, left).unwrap().0;
+        if self.out == 0 {
+            return Ok(());
         }
-        Ok(())
+        thread::sleep(by.remaining(Instant::now()).unwrap_or(PATIENCE));
+        Err(WaitEnd::Late)
     }
 
     fn calls_started(&self) -> u64 {
-        self.started.load(Ordering::SeqCst)
+        self.out as u64
     }
 
     fn calls_out(&self) -> usize {
-        *self.out.lock().unwrap()
+        self.out
     }
 
     fn is_interrupted(&self) -> bool {
-        self.is_interrupted.load(Ordering::SeqCst)
+        false
     }
 
     fn begin_store_wait(&self) -> Cancel {
@@ -132,10 +107,7 @@ fn an_idle_group_shuts_down_in_two_rounds() {
             let ends: Vec<_> = (0..workers.len())
                 .map(|id| {
                     let mut end = termination(store, &workers, id);
-                    scope.spawn(move || {
-                        end.run(&Calls::default(), patience(), &Cancel::NEVER)
-                            .map(|()| end.core.round())
-                    })
+                    scope.spawn(move || end_idle(&mut end, patience()).map(|()| end.core.round()))
                 })
                 .collect();
             for end in ends {
@@ -147,53 +119,12 @@ fn an_idle_group_shuts_down_in_two_rounds() {
 }
 
 #[test]
-fn no_worker_leaves_before_the_last_call_is_answered() {
-    let (stores, _server) = stores();
-    for store in &stores {
-        let workers = workers(3);
-        let busy = Calls::default();
-        busy.start();
-        let left = AtomicUsize::new(0);
-        thread::scope(|scope| {
-            for id in 0..2 {
-                let mut end = termination(store, &workers, id);
-                let left = &left;
-                scope.spawn(move || {
-                    end.run(&Calls::default(), patience(), &Cancel::NEVER)
-                        .unwrap();
-                    left.fetch_add(1, Ordering::SeqCst);
-                });
-            }
-            let mut end = termination(store, &workers, 2);
-            let busy = &busy;
-            let busy_end = scope.spawn(move || end.run(busy, patience(), &Cancel::NEVER));
-            let here = ["shutdown/0/1/here/0", "shutdown/0/1/here/1"];
-            store.wait_timeout(&here, Some(PATIENCE)).unwrap();
-            while busy.asked.load(Ordering::SeqCst) == 0 {
-                thread::yield_now();
-            }
-            // The callback makes another call before the first call ends.
-            busy.start();
-            busy.end();
-            assert_eq!(left.load(Ordering::SeqCst), 0);
-            busy.end();
-            busy_end.join().unwrap().unwrap();
-        });
-        assert_eq!(left.load(Ordering::SeqCst), 2);
-        assert_eq!(store.get("shutdown/0/1/ready").unwrap(), b"2");
-    }
-}
-
-#[test]
 fn a_timeout_lists_the_absent_workers_and_shutdown_can_continue_later() {
     let (stores, _server) = stores();
     for store in &stores {
         let workers = workers(3);
         let mut first = termination(store, &workers, 0);
-        let error = first
-            .run(&Calls::default(), soon(), &Cancel::NEVER)
-            .unwrap_err()
-            .to_string();
+        let error = end_idle(&mut first, soon()).unwrap_err().to_string();
         let error_text = "in round 1, w1 (id 1), w2 (id 2) had not arrived (0 calls of this worker are unanswered)";
         assert!(error.ends_with(error_text), "{error}");
 
@@ -201,12 +132,10 @@ fn a_timeout_lists_the_absent_workers_and_shutdown_can_continue_later() {
             let ends: Vec<_> = (1..3)
                 .map(|id| {
                     let mut end = termination(store, &workers, id);
-                    scope.spawn(move || end.run(&Calls::default(), patience(), &Cancel::NEVER))
+                    scope.spawn(move || end_idle(&mut end, patience()))
                 })
                 .collect();
-            first
-                .run(&Calls::default(), patience(), &Cancel::NEVER)
-                .unwrap();
+            end_idle(&mut first, patience()).unwrap();
             for end in ends {
                 end.join().unwrap().unwrap();
             }
@@ -218,8 +147,10 @@ fn a_timeout_lists_the_absent_workers_and_shutdown_can_continue_later() {
 #[test]
 fn a_busy_worker_reports_its_unanswered_calls() {
     let (stores, _server) = stores();
-    let calls = Calls::default();
-    calls.start();
+    let calls = Calls {
+        out: 1,
+        ..Calls::default()
+    };
     let mut end = termination(&stores[0], &workers(2), 1);
     let error = end
         .run(&calls, soon(), &Cancel::NEVER)
@@ -303,43 +234,13 @@ fn a_worker_that_died_after_it_arrived_does_not_block_the_others() {
 }
 
 #[test]
-fn shutdown_can_be_interrupted_in_either_phase() {
-    let (stores, _server) = stores();
-    for store in &stores {
-        let workers = workers(2);
-        for is_busy in [true, false] {
-            let calls = Calls::default();
-            if is_busy {
-                calls.start();
-            }
-            let mut end = termination(store, &workers, usize::from(is_busy));
-            thread::scope(|scope| {
-                let calls = &calls;
-                let end = scope.spawn(move || end.run(calls, Deadline::NEVER, &Cancel::NEVER));
-                while calls.asked.load(Ordering::SeqCst) == 0 {
-                    thread::yield_now();
-                }
-                calls.interrupt();
-                let error = end.join().unwrap().unwrap_err();
-                assert!(
-                    matches!(error, TerminationError::Interrupted { .. }),
-                    "{error}"
-                );
-            });
-        }
-    }
-}
-
-#[test]
 fn a_single_worker_shuts_down_at_once() {
     let (stores, _server) = stores();
     for store in &stores {
         let mut end = termination(store, &workers(1), 0);
-        end.run(&Calls::default(), patience(), &Cancel::NEVER)
-            .unwrap();
+        end_idle(&mut end, patience()).unwrap();
         // A second run returns at once and changes nothing.
-        end.run(&Calls::default(), patience(), &Cancel::NEVER)
-            .unwrap();
+        end_idle(&mut end, patience()).unwrap();
         assert_eq!(store.get("shutdown/0/left").unwrap(), b"1");
     }
 }
@@ -350,8 +251,7 @@ fn a_stopped_store_is_an_error_at_once() {
     let store = &stores[1];
     let mut end = termination(store, &workers(2), 0);
     thread::scope(|scope| {
-        let ended =
-            scope.spawn(move || end.run(&Calls::default(), Deadline::NEVER, &Cancel::NEVER));
+        let ended = scope.spawn(move || end_idle(&mut end, Deadline::NEVER));
         store
             .wait_timeout(&["shutdown/0/1/here/0"], Some(PATIENCE))
             .unwrap();
@@ -367,10 +267,7 @@ fn an_invalid_sum_is_an_error_with_its_key() {
     let store = &stores[2];
     store.set("shutdown/0/1/ready", b"many").unwrap();
     let mut end = termination(store, &workers(2), 0);
-    let error = end
-        .run(&Calls::default(), patience(), &Cancel::NEVER)
-        .unwrap_err()
-        .to_string();
+    let error = end_idle(&mut end, patience()).unwrap_err().to_string();
     let error_text = "graceful shutdown: \"rpc_prefix_0/shutdown/0/1/ready\" at hash store is not a number: \
                 \"many\"";
     assert_eq!(error, error_text);
@@ -395,7 +292,7 @@ fn a_worker_that_could_not_start_ends_the_shutdown_of_the_others() {
                 }
                 let waits = scope.spawn(|| {
                     let mut end = termination(&store, &workers, 0);
-                    end.run(&Calls::default(), patience(), &Cancel::NEVER)
+                    end_idle(&mut end, patience())
                 });
                 if !is_before {
                     store.wait(&["shutdown/0/1/here/0"]).unwrap();

@@ -40,21 +40,6 @@ fn each_distinct_request_fails_the_given_number_of_times() {
 }
 
 #[test]
-fn a_rule_matches_a_name_or_a_prefix_and_the_first_match_applies() {
-    let plan = FaultPlan::new(1).fail("rref.fork", 0).fail("rref.*", 1);
-    let all = FaultPlan::new(1).fail("*", 1);
-    for (function, fault) in [
-        ("rref.fork", None),
-        ("rref.delete", Some(Kind::Fail)),
-        ("rref", None),
-        ("add", None),
-    ] {
-        assert_eq!(request(&plan, function, b""), fault, "{function}");
-        assert_eq!(request(&all, function, b""), Some(Kind::Fail), "{function}");
-    }
-}
-
-#[test]
 fn a_request_is_delayed_after_its_injected_failures() {
     let late = Duration::from_millis(1500);
     let plan = FaultPlan::new(1).delay("f", late).fail("f", 1);
@@ -64,37 +49,6 @@ fn a_request_is_delayed_after_its_injected_failures() {
     assert_eq!(answer, None);
     let injected = plan.injected();
     assert_eq!((injected.failed, injected.delayed), (1, 1));
-}
-
-#[test]
-fn rate_1_always_injects_and_rate_0_never_does() {
-    let lossy = FaultPlan::new(3).lose_answers(1.0);
-    let twice = FaultPlan::new(3).duplicate(1.0);
-    let late = FaultPlan::new(3).delay_randomly(1.0, Duration::from_millis(5));
-    let cut = FaultPlan::new(3).cut(1.0);
-    let never = FaultPlan::new(3).lose(0.0);
-    for number in 0_u8..100 {
-        let payload = [number];
-        assert_eq!(request(&lossy, "f", &payload), None);
-        let answer = lossy.choose(CallMessage::Answer, "f", worker(1), &payload);
-        assert_eq!(answer, Some(Kind::Lose));
-        assert_eq!(request(&never, "f", &payload), None);
-        let fault = request(&twice, "f", &payload);
-        assert!(
-            matches!(fault, Some(Kind::Duplicate { copies: 1 | 2 })),
-            "{fault:?}"
-        );
-        let Some(Kind::Delay(delay)) = request(&late, "f", &payload) else {
-            panic!("not delayed");
-        };
-        assert!(delay <= Duration::from_millis(5));
-        assert_eq!(request(&cut, "f", &payload), Some(Kind::Cut));
-    }
-    assert_eq!(lossy.injected().answers_lost, 100);
-    assert_eq!(lossy.injected().requests_lost, 0);
-    assert_eq!(twice.injected().duplicated, 100);
-    assert_eq!(late.injected().delayed, 100);
-    assert_eq!(cut.injected().cut, 100);
 }
 
 #[test]

@@ -6,16 +6,10 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_sim::Proxy;
-use rpc_agent::{
-    Agent, AgentOptions, CertificateFiles, Credentials, Outcome, RetryOptions, RpcError, Secret,
-};
+use rpc_agent::{Agent, AgentOptions, CertificateFiles, Credentials, Outcome, RpcError, Secret};
 
-use crate::common::{
-    PATIENCE, agent_and_raw, ask, begin, noise, options, pair_with, retry, shared_store, start_one,
-    until, wait,
-};
-use crate::raw::{WELCOME, address_of, await_closed, connect, publish, read_frame, request, send};
+use crate::common::{PATIENCE, agent_and_raw, ask, noise, pair_with, until};
+use crate::raw::{WELCOME, address_of, await_closed, connect, read_frame, request, send};
 use crate::sealed::Sealed;
 
 fn secret() -> Secret {
@@ -180,37 +174,6 @@ fn workers_with_certificates_of_one_authority_meet() {
         0 => options.with_credentials(stranger.clone()),
         _ => options.with_credentials(node.clone()),
     });
-}
-
-#[test]
-fn a_lost_connection_is_made_again_with_the_secret() {
-    let secret = secret();
-    let store = shared_store();
-    let start = |rank| {
-        let options = options(rank).with_world_size(2).with_secret(secret.clone());
-        start_one(&store, options, |_| {})
-    };
-    let (one, other) = thread::scope(|scope| {
-        let other = scope.spawn(|| start(1));
-        (start(0), other.join().unwrap())
-    });
-    let (address, incarnation) = address_of(&*store, 1);
-    let proxy = Proxy::to(address);
-    publish(&*store, 1, "worker1", proxy.port(), incarnation);
-    for round in 0..4 {
-        echo(&one, "worker1", 1000);
-        // In the middle of a long message.
-        proxy.allow(300_000 + round * 7777);
-        let call = begin(one.handle(), "worker1", "echo", noise(1, 4 << 20));
-        proxy.wait_until_used();
-        proxy.allow_all();
-        let error = wait(&call).unwrap_err();
-        assert_eq!(error.outcome(), Outcome::Unknown, "{error}");
-        let retries = RetryOptions::default();
-        let answer = retry(one.handle(), "worker1", "echo", &retries, "x");
-        assert_eq!(answer.wait().unwrap(), "x");
-    }
-    echo(&other, "worker0", 10);
 }
 
 #[test]

@@ -56,11 +56,13 @@ fn an_idle_group_shuts_down() {
     for world_size in 1..=5 {
         let agents = group(world_size);
         shut_down_all(&agents);
-        assert!(
-            agents
-                .iter()
-                .all(|agent| agent.handle().metrics().threads == 0)
-        );
+        for agent in &agents {
+            assert_eq!(agent.handle().metrics().threads, 0);
+            // A second shutdown does nothing.
+            agent.shutdown(PATIENCE).unwrap();
+            agent.shutdown_now();
+            agent.shutdown(None).unwrap();
+        }
     }
 }
 
@@ -242,17 +244,6 @@ fn a_lost_connection_alone_does_not_mean_a_dead_worker() {
         end.join().unwrap().unwrap();
         drop(link);
     });
-}
-
-#[test]
-fn a_second_shutdown_does_nothing() {
-    let agents = group(2);
-    shut_down_all(&agents);
-    for agent in &agents {
-        agent.shutdown(PATIENCE).unwrap();
-        agent.shutdown_now();
-        agent.shutdown(None).unwrap();
-    }
 }
 
 #[test]

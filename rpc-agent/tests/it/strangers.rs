@@ -447,32 +447,6 @@ fn garbage_after_a_hello_closes_the_connection_and_fails_only_its_calls() {
 }
 
 #[test]
-fn an_unexpected_answer_is_dropped_and_counted() {
-    let group = Group::new();
-    let mut socket = group.raw.dial(&*group.store, 0, 0);
-    send(&mut socket, &frame(RESPONSE, 0, 0, 77, b"x"));
-    send(&mut socket, &frame(ERROR, 0, 1, u64::MAX, b"x"));
-    let large = frame(RESPONSE, LARGE, 0, 78, &u64_bytes(PART_BYTES as u64 + 1));
-    send(&mut socket, &large);
-    send(
-        &mut socket,
-        &frame(RESPONSE_PART, 0, 0, 78, &vec![0; PART_BYTES]),
-    );
-    send(&mut socket, &frame(RESPONSE_PART, 0, 0, 78, &[0]));
-    send(&mut socket, &request(1, "echo", b"x"));
-    assert_eq!(read_frame(&mut socket).body, b"x");
-    assert!(group.agent.handle().metrics().late_responses >= 2);
-    // A second answer to the same call is dropped as well.
-    let call = group.call_raw(vec![]);
-    let id = read_frame(&mut socket).id;
-    for answer in [b"1", b"2"] {
-        send(&mut socket, &frame(RESPONSE, 0, 0, id, answer));
-    }
-    assert_eq!(wait(&call).unwrap(), &b"1"[..]);
-    group.assert_serves_others();
-}
-
-#[test]
 fn end_of_stream_is_detected_together_with_the_last_bytes() {
     let socket: Arc<Mutex<Option<TcpStream>>> = Arc::default();
     let group = Group::with(
