@@ -238,6 +238,19 @@ impl Stranger {
         Answer::decode(&answer).unwrap().1
     }
 
+    /// Sends a control message and asserts its answer.
+    #[track_caller]
+    fn expect(&mut self, message: &Message, answer: &Answer) {
+        assert_eq!(self.send_control(message), *answer);
+    }
+
+    /// Sends a control message that is refused.
+    #[track_caller]
+    fn expect_refused(&mut self, message: &Message) {
+        let answer = self.send_control(message);
+        assert!(matches!(answer, Answer::Refused(_)), "{answer:?}");
+    }
+
     /// Records a user that the target has registered.
     fn record_user(&mut self, function: &str, payload: &Bytes, answer: &Result<Bytes, RpcError>) {
         let (CREATE | CONTROL, Ok(answer)) = (function, answer) else {
@@ -298,10 +311,7 @@ impl Stranger {
         let users: Vec<_> = std::mem::take(&mut self.registered).into_iter().collect();
         for forks in users.chunks(DELETES_MAX) {
             let forks = forks.to_vec();
-            assert_eq!(
-                self.send_control(&Message::UserDelete { forks }),
-                Answer::Ack
-            );
+            self.expect(&Message::UserDelete { forks }, &Answer::Ack);
         }
     }
 }
@@ -607,68 +617,47 @@ fn messages_about_unknown_users_free_no_value_of_another() {
     // Nonexistent users of an existing value, and nonexistent values.
     for rref in [r, unknown] {
         let forks = (0..8).map(|_| (rref, stranger.fork())).collect();
-        assert_eq!(
-            stranger.send_control(&Message::UserDelete { forks }),
-            Answer::Ack
-        );
+        stranger.expect(&Message::UserDelete { forks }, &Answer::Ack);
         is_there();
         let fork = stranger.fork();
-        assert_eq!(
-            stranger.send_control(&Message::ChildAccept { fork }),
-            Answer::Ack
-        );
+        stranger.expect(&Message::ChildAccept { fork }, &Answer::Ack);
         let fork = stranger.fork();
-        assert_eq!(
-            stranger.send_control(&Message::Probe { rref, fork }),
-            Answer::NotReceived
-        );
+        stranger.expect(&Message::Probe { rref, fork }, &Answer::NotReceived);
         let fork = stranger.fork();
-        assert_eq!(
-            stranger.send_control(&Message::Query { rref, fork }),
-            Answer::Unknown
-        );
+        stranger.expect(&Message::Query { rref, fork }, &Answer::Unknown);
         is_there();
     }
     // The existing value is neither created again nor abandoned.
     let fork = stranger.fork();
-    let again = stranger.send_control(&creation(r, fork));
-    assert!(matches!(again, Answer::Refused(_)), "{again:?}");
+    stranger.expect_refused(&creation(r, fork));
     let abandon = |rref, fork| Message::Abandon {
         rref,
         fork,
         error: "a false error".into(),
     };
     let fork = stranger.fork();
-    let refused = stranger.send_control(&abandon(r, fork));
-    assert!(matches!(refused, Answer::Refused(_)), "{refused:?}");
+    stranger.expect_refused(&abandon(r, fork));
     assert_eq!(runs.load(Ordering::SeqCst), 1);
     is_there();
     // The stranger registers and deletes its own user.
     let fork = stranger.fork();
     let request = Message::ForkRequest { rref: r, fork };
-    assert_eq!(stranger.send_control(&request), Answer::Ack);
-    assert_eq!(stranger.send_control(&request), Answer::Ack);
+    stranger.expect(&request, &Answer::Ack);
+    stranger.expect(&request, &Answer::Ack);
     let delete = Message::UserDelete {
         forks: vec![(r, fork)],
     };
-    assert_eq!(stranger.send_control(&delete), Answer::Ack);
-    assert_eq!(stranger.send_control(&delete), Answer::Ack);
+    stranger.expect(&delete, &Answer::Ack);
+    stranger.expect(&delete, &Answer::Ack);
     is_there();
     // A creation in the name of the third worker is refused.
     let rref = RRefId(stranger.id(THIRD));
     let fork = stranger.fork();
-    let by_other = stranger.send_control(&creation(rref, fork));
-    assert!(matches!(by_other, Answer::Refused(_)), "{by_other:?}");
+    stranger.expect_refused(&creation(rref, fork));
     // A creation in its own name runs, and runs only once.
     let (rref, fork) = (stranger.rref(), stranger.fork());
-    assert_eq!(
-        stranger.send_control(&creation(rref, fork)),
-        Answer::RemoteAccept
-    );
-    assert_eq!(
-        stranger.send_control(&creation(rref, fork)),
-        Answer::RemoteAccept
-    );
+    stranger.expect(&creation(rref, fork), &Answer::RemoteAccept);
+    stranger.expect(&creation(rref, fork), &Answer::RemoteAccept);
     until("the value is created", || alive.load(Ordering::SeqCst) == 2);
     stranger.delete_all();
     until("the created value is freed", || {
@@ -724,10 +713,7 @@ fn a_reference_sent_to_a_stranger_is_kept_until_its_deletion() {
     number.wait_ready(Some(PATIENCE)).unwrap();
     // The stranger registers a user, sends it to the owner, and gets another user back.
     let (rref, fork) = (number.id(), stranger.fork());
-    assert_eq!(
-        stranger.send_control(&Message::ForkRequest { rref, fork }),
-        Answer::Ack
-    );
+    stranger.expect(&Message::ForkRequest { rref, fork }, &Answer::Ack);
     let sent = ForkData {
         owner: worker(TARGET),
         rref,

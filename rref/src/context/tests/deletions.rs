@@ -2,9 +2,7 @@
 
 use std::time::Instant;
 
-use bytes::Bytes;
-
-use super::scripted::{A, B, Context, answered, context, worker};
+use super::scripted::{A, B, Context, answered, context, created};
 use crate::context::state::DeleteWindow;
 use crate::context::{Control, Delivery, Effect, Handle, Timing};
 use crate::id::ForkId;
@@ -19,16 +17,7 @@ const WINDOW: DeleteWindow = DeleteWindow {
 /// A user with references to values of [`B`], which are dropped.
 fn user_with_deletions(now: Instant, count: usize) -> Context {
     let mut user = context(A, now).with_delete_window(WINDOW);
-    let forks: Vec<ForkId> = (0..count)
-        .map(|_| {
-            let fork = user
-                .create_remote(worker(B), "t", "f".into(), Bytes::new())
-                .unwrap();
-            let accepted = answered(B, Answer::RemoteAccept);
-            user.control_finished(now, Control::Create(fork), accepted);
-            fork
-        })
-        .collect();
+    let forks: Vec<ForkId> = (0..count).map(|_| created(&mut user, now)).collect();
     user.take_effects();
     for fork in forks {
         user.drop_handle(now, Handle::User(fork));

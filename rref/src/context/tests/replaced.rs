@@ -3,31 +3,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use rpc_agent::WorkerId;
-
+use super::scripted::{A, B, C, Context, context, create, created, fetched, sent, worker};
 use crate::context::fork::UNANSWERED_MAX;
-use crate::context::{Carrier, FetchError, Handle, RRefContext, Timing, UserStatus};
+use crate::context::{Carrier, FetchError, Handle, Timing, UserStatus};
 use crate::context::{Control, Delivery, Effect, LossReport, ReceiveError};
 use crate::id::{ForkId, GloballyUniqueId, RRefId};
 use crate::places::PLACES_ALONE as WAITING_MAX;
 use crate::protocol::{Answer, ForkData, Message};
 
-type Context = RRefContext<&'static str>;
-
-const A: u32 = 0;
-const B: u32 = 1;
-const C: u32 = 2;
+/// The first process of B.
 const OLD: u64 = 101;
 const NEW: u64 = 999;
-
-fn worker(id: u32) -> WorkerId {
-    WorkerId::new(id).unwrap()
-}
-
-fn context(of: u32, now: Instant) -> Context {
-    Context::new(worker(of), 100 + u64::from(of), Timing::default(), now)
-}
 
 fn by(incarnation: u64, answer: Answer) -> Delivery {
     Delivery::Answered {
@@ -41,6 +27,18 @@ fn id(of: u32, incarnation: u64, local_id: u64) -> GloballyUniqueId {
         created_on: worker(of),
         incarnation,
         local_id,
+    }
+}
+
+/// The reference that A sends for a value of this process of B.
+fn from_a(incarnation: u64) -> ForkData {
+    ForkData {
+        owner: worker(B),
+        owner_incarnation: incarnation,
+        rref: RRefId(id(B, incarnation, 0)),
+        fork: ForkId(id(A, 100, 1)),
+        parent: worker(A),
+        type_name: "t".into(),
     }
 }
 
@@ -71,11 +69,7 @@ fn a_reference_sent_to_a_new_process_survives_the_old_one() {
     let effects = owner.take_effects();
     assert!(!effects.contains(&Effect::Free("value")), "{effects:?}");
     owner.receive(now, worker(B), NEW, 7, None, Message::Fetch { rref });
-    let result = Ok("value");
-    assert_eq!(
-        owner.take_effects(),
-        [Effect::AnswerFetch { token: 7, result }]
-    );
+    assert_eq!(owner.take_effects(), [fetched(7, Ok("value"))]);
     // If the message did not reach the new process, the answer to the probe reports that, and the value is freed.
     let due = now + Timing::default().probe_after;
     owner.tick(due);
@@ -133,10 +127,7 @@ fn a_parent_waits_for_a_child_that_went_to_a_new_process() {
     let now = Instant::now();
     let mut user = context(A, now);
     assert!(user.heard_from(now, worker(C), OLD));
-    let fork = user
-        .create_remote(worker(B), "t", "f".into(), Bytes::new())
-        .unwrap();
-    user.control_finished(now, Control::Create(fork), by(101, Answer::RemoteAccept));
+    let fork = created(&mut user, now);
     let data = user.fork(now, Handle::User(fork), worker(C)).unwrap();
     user.commit_fork(now, &data, Carrier::Answer);
     user.drop_handle(now, Handle::User(fork));
@@ -154,9 +145,7 @@ fn a_creation_accepted_by_a_new_process_is_confirmed() {
     let now = Instant::now();
     let mut user = context(A, now);
     assert!(user.heard_from(now, worker(B), OLD));
-    let fork = user
-        .create_remote(worker(B), "t", "f".into(), Bytes::new())
-        .unwrap();
+    let fork = create(&mut user);
     let rref = user.rref_of(Handle::User(fork)).unwrap();
     user.control_finished(now, Control::Create(fork), by(NEW, Answer::RemoteAccept));
     user.take_effects();
@@ -170,9 +159,7 @@ fn a_creation_that_reaches_a_new_process_after_the_loss_of_the_old_one_is_delete
     let now = Instant::now();
     let mut user = context(A, now);
     assert!(user.heard_from(now, worker(B), OLD));
-    let fork = user
-        .create_remote(worker(B), "t", "f".into(), Bytes::new())
-        .unwrap();
+    let fork = create(&mut user);
     let rref = user.rref_of(Handle::User(fork)).unwrap();
     // The worker has no process at this time; the creation is still being retried.
     user.peer_lost(now, worker(B), Some(OLD));
@@ -188,9 +175,7 @@ fn a_creation_whose_outcome_is_unknown_after_the_loss_is_deleted() {
     let now = Instant::now();
     let mut user = context(A, now);
     assert!(user.heard_from(now, worker(B), OLD));
-    let fork = user
-        .create_remote(worker(B), "t", "f".into(), Bytes::new())
-        .unwrap();
+    let fork = create(&mut user);
     let rref = user.rref_of(Handle::User(fork)).unwrap();
     user.peer_lost(now, worker(B), Some(OLD));
     user.drop_handle(now, Handle::User(fork));
@@ -239,14 +224,7 @@ fn an_orphaned_registration_at_a_new_owner_process_is_deleted() {
     for is_lost_first in [false, true] {
         let mut third = context(C, now);
         assert!(third.heard_from(now, worker(B), OLD));
-        let data = ForkData {
-            owner: worker(B),
-            owner_incarnation: OLD,
-            rref: RRefId(id(B, OLD, 0)),
-            fork: ForkId(id(A, 100, 1)),
-            parent: worker(A),
-            type_name: "t".into(),
-        };
+        let data = from_a(OLD);
         let received = third.receive_fork(now, &data).unwrap();
         third.take_effects();
         if is_lost_first {
@@ -267,14 +245,7 @@ fn a_reference_of_a_new_owner_process_is_accepted_before_that_process_is_known()
     let now = Instant::now();
     let mut third = context(C, now);
     assert!(third.heard_from(now, worker(B), OLD));
-    let data = ForkData {
-        owner: worker(B),
-        owner_incarnation: NEW,
-        rref: RRefId(id(B, NEW, 0)),
-        fork: ForkId(id(A, 100, 1)),
-        parent: worker(A),
-        type_name: "t".into(),
-    };
+    let data = from_a(NEW);
     third.receive_fork(now, &data).unwrap();
     third.take_effects();
     let request = Control::ForkRequest(data.fork);
@@ -287,10 +258,7 @@ fn a_reference_of_a_new_owner_process_is_accepted_before_that_process_is_known()
 fn a_child_whose_worker_refuses_its_parent_is_queried_at_the_owner() {
     let now = Instant::now();
     let mut user = context(A, now);
-    let fork = user
-        .create_remote(worker(B), "t", "f".into(), Bytes::new())
-        .unwrap();
-    user.control_finished(now, Control::Create(fork), by(OLD, Answer::RemoteAccept));
+    let fork = created(&mut user, now);
     let data = user.fork(now, Handle::User(fork), worker(C)).unwrap();
     user.commit_fork(now, &data, Carrier::Answer);
     user.drop_handle(now, Handle::User(fork));
@@ -302,14 +270,14 @@ fn a_child_whose_worker_refuses_its_parent_is_queried_at_the_owner() {
         "worker 0 was declared dead here; only a new process of it is accepted".into();
     let probe = Control::Probe(data.fork);
     user.control_finished(due, probe, by(102, Answer::Refused(why)));
-    let query = Effect::Send {
-        to: worker(B),
-        control: Control::Query(data.fork),
-        message: Message::Query {
+    let query = sent(
+        B,
+        Control::Query(data.fork),
+        Message::Query {
             rref: data.rref,
             fork: data.fork,
         },
-    };
+    );
     assert_eq!(user.take_effects(), [query]);
     user.control_finished(due, Control::Query(data.fork), by(OLD, Answer::Known));
     assert_eq!(deleted(&user.take_effects()), [(data.rref, fork)]);
@@ -372,10 +340,7 @@ fn timers_of_zero_length_count_as_a_millisecond() {
             resend_after: Duration::ZERO,
         };
         let mut user = Context::new(worker(A), 100, timing, now);
-        let fork = user
-            .create_remote(worker(B), "t", "f".into(), Bytes::new())
-            .unwrap();
-        user.control_finished(now, Control::Create(fork), by(OLD, Answer::RemoteAccept));
+        let fork = created(&mut user, now);
         // A reference that the worker sends to itself waits for the owner's answer.
         let data = user.fork(now, Handle::User(fork), worker(A)).unwrap();
         user.commit_fork(now, &data, Carrier::Answer);

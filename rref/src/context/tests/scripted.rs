@@ -20,7 +20,7 @@ pub(super) type Context = RRefContext<&'static str>;
 
 pub(super) const A: u32 = 0;
 pub(super) const B: u32 = 1;
-const C: u32 = 2;
+pub(super) const C: u32 = 2;
 
 pub(super) fn worker(id: u32) -> WorkerId {
     WorkerId::new(id).unwrap()
@@ -61,6 +61,61 @@ pub(super) fn answered(by: u32, answer: Answer) -> Delivery {
         incarnation: incarnation(by),
         answer,
     }
+}
+
+/// Creates a user of a value of B.
+pub(super) fn create(user: &mut Context) -> ForkId {
+    let created = user.create_remote(worker(B), "t", "f".into(), Bytes::new());
+    created.unwrap()
+}
+
+/// [`create`], which B has accepted.
+pub(super) fn created(user: &mut Context, now: Instant) -> ForkId {
+    let fork = create(user);
+    let accepted = answered(B, Answer::RemoteAccept);
+    user.control_finished(now, Control::Create(fork), accepted);
+    fork
+}
+
+/// The owner B of a value that A has created.
+fn owner_of_a_value(now: Instant) -> Context {
+    let mut owner = context(B, now);
+    receive(&mut owner, now, A, creation(R(), F()));
+    owner.function_finished(now, R(), Ok("value"));
+    owner
+}
+
+fn delete(rref: RRefId, fork: ForkId) -> Message {
+    Message::UserDelete {
+        forks: vec![(rref, fork)],
+    }
+}
+
+pub(super) fn sent(to: u32, control: Control, message: Message) -> Effect<&'static str> {
+    Effect::Send {
+        to: worker(to),
+        control,
+        message,
+    }
+}
+
+pub(super) fn fetched(
+    token: u64,
+    result: Result<&'static str, FetchError>,
+) -> Effect<&'static str> {
+    Effect::AnswerFetch { token, result }
+}
+
+#[track_caller]
+fn assert_refused(effects: &[Effect<&'static str>]) {
+    let is_refused = matches!(
+        effects,
+        [Effect::Reply {
+            answer: Answer::Refused(_),
+            ..
+        }]
+    );
+    assert!(is_refused, "{effects:?}");
 }
 
 fn creation(rref: RRefId, fork: ForkId) -> Message {
@@ -112,9 +167,7 @@ fn a_creation_is_accepted_before_its_function_has_run_and_runs_once() {
 fn a_creation_that_arrives_after_its_deletion_does_not_run() {
     let now = Instant::now();
     let mut owner = context(B, now);
-    let delete = Message::UserDelete {
-        forks: vec![(R(), F())],
-    };
+    let delete = delete(R(), F());
     assert_eq!(receive(&mut owner, now, A, delete), [reply(Answer::Ack)]);
     let late = receive(&mut owner, now, A, creation(R(), F()));
     assert_eq!(late, [reply(Answer::RemoteAccept)]);
@@ -126,9 +179,7 @@ fn a_result_without_references_is_freed_at_once() {
     let now = Instant::now();
     let mut owner = context(B, now);
     receive(&mut owner, now, A, creation(R(), F()));
-    let delete = Message::UserDelete {
-        forks: vec![(R(), F())],
-    };
+    let delete = delete(R(), F());
     receive(&mut owner, now, A, delete);
     owner.function_finished(now, R(), Ok("value"));
     assert_eq!(owner.take_effects(), [Effect::Free("value")]);
@@ -146,9 +197,7 @@ fn a_fetch_before_the_creation_waits_and_one_after_the_deletion_fails_at_once() 
     owner.function_finished(now, R(), Ok("value"));
     let answer = |result| Effect::AnswerFetch { token: 7, result };
     assert_eq!(owner.take_effects(), [answer(Ok("value"))]);
-    let delete = Message::UserDelete {
-        forks: vec![(R(), F())],
-    };
+    let delete = delete(R(), F());
     let freed = receive(&mut owner, now, A, delete);
     assert_eq!(freed, [Effect::Free("value"), reply(Answer::Ack)]);
     assert_eq!(
@@ -167,10 +216,7 @@ fn an_unanswered_fetch_ends_at_its_deadline_and_leaves_no_entry() {
     owner.tick(deadline);
     assert_eq!(
         owner.take_effects(),
-        [Effect::AnswerFetch {
-            token: 9,
-            result: Err(FetchError::TimedOut(R()))
-        }]
+        [fetched(9, Err(FetchError::TimedOut(R())))]
     );
     assert!(owner.is_drained());
     assert_eq!(owner.next_tick(), None);
@@ -183,9 +229,7 @@ fn a_late_copy_of_a_fork_request_does_not_revive_its_user() {
     let fork = ForkId(id(A, u64::from(C) << 48 | 2));
     let request = Message::ForkRequest { rref: R(), fork };
     receive(&mut owner, now, C, request.clone());
-    let delete = Message::UserDelete {
-        forks: vec![(R(), fork)],
-    };
+    let delete = delete(R(), fork);
     receive(&mut owner, now, C, delete);
     assert_eq!(receive(&mut owner, now, C, request), [reply(Answer::Ack)]);
     assert!(owner.is_drained());
@@ -195,19 +239,7 @@ fn a_late_copy_of_a_fork_request_does_not_revive_its_user() {
 fn deletions_queue_behind_the_batch_under_way() {
     let now = Instant::now();
     let mut user = context(A, now);
-    let forks: Vec<ForkId> = (0..3)
-        .map(|_| {
-            let fork = user
-                .create_remote(worker(B), "t", "f".into(), Bytes::new())
-                .unwrap();
-            user.control_finished(
-                now,
-                Control::Create(fork),
-                answered(B, Answer::RemoteAccept),
-            );
-            fork
-        })
-        .collect();
+    let forks: Vec<ForkId> = (0..3).map(|_| created(&mut user, now)).collect();
     user.take_effects();
     for fork in forks {
         user.drop_handle(now, Handle::User(fork));
@@ -256,14 +288,7 @@ fn deletions_queue_behind_the_batch_under_way() {
 fn a_silent_child_is_probed_at_its_worker_and_queried_at_the_owner() {
     let now = Instant::now();
     let mut user = context(A, now);
-    let fork = user
-        .create_remote(worker(B), "t", "f".into(), Bytes::new())
-        .unwrap();
-    user.control_finished(
-        now,
-        Control::Create(fork),
-        answered(B, Answer::RemoteAccept),
-    );
+    let fork = created(&mut user, now);
     let data = user.fork(now, Handle::User(fork), worker(C)).unwrap();
     user.commit_fork(now, &data, Carrier::Answer);
     user.drop_handle(now, Handle::User(fork));
@@ -274,11 +299,11 @@ fn a_silent_child_is_probed_at_its_worker_and_queried_at_the_owner() {
     let (rref, child) = (data.rref, data.fork);
     assert_eq!(
         user.take_effects(),
-        [Effect::Send {
-            to: worker(C),
-            control: Control::Probe(child),
-            message: Message::Probe { rref, fork: child }
-        }]
+        [sent(
+            C,
+            Control::Probe(child),
+            Message::Probe { rref, fork: child }
+        )]
     );
     user.control_finished(
         now,
@@ -287,11 +312,11 @@ fn a_silent_child_is_probed_at_its_worker_and_queried_at_the_owner() {
     );
     assert_eq!(
         user.take_effects(),
-        [Effect::Send {
-            to: worker(B),
-            control: Control::Query(child),
-            message: Message::Query { rref, fork: child }
-        }]
+        [sent(
+            B,
+            Control::Query(child),
+            Message::Query { rref, fork: child }
+        )]
     );
     user.control_finished(now, Control::Query(child), answered(B, Answer::Deleted));
     assert!(matches!(
@@ -340,11 +365,7 @@ fn the_death_of_an_owner_fails_its_users_at_once() {
                 error: error.clone()
             },
             // The parent no longer has to wait for this child.
-            Effect::Send {
-                to: worker(A),
-                control: accept,
-                message: Message::ChildAccept { fork: data.fork }
-            }
+            sent(A, accept, Message::ChildAccept { fork: data.fork })
         ]
     );
     assert_eq!(third.status(data.fork), Some(UserStatus::Failed(error)));
@@ -366,9 +387,7 @@ fn the_death_of_an_owner_fails_its_users_at_once() {
 #[test]
 fn a_new_process_of_a_worker_releases_the_users_of_the_old_one() {
     let now = Instant::now();
-    let mut owner = context(B, now);
-    receive(&mut owner, now, A, creation(R(), F()));
-    owner.function_finished(now, R(), Ok("value"));
+    let mut owner = owner_of_a_value(now);
     let probe = Message::Probe {
         rref: R(),
         fork: ForkId(id(A, 9)),
@@ -379,13 +398,7 @@ fn a_new_process_of_a_worker_releases_the_users_of_the_old_one() {
         [Effect::Free("value"), reply(Answer::NotReceived)]
     );
     let old = receive(&mut owner, now, A, probe);
-    assert!(matches!(
-        old[..],
-        [Effect::Reply {
-            answer: Answer::Refused(_),
-            ..
-        }]
-    ));
+    assert_refused(&old);
 }
 
 #[test]
@@ -394,13 +407,7 @@ fn a_late_request_of_an_unknown_dead_process_is_refused() {
     let mut owner = context(B, now);
     owner.peer_lost(now, worker(A), Some(incarnation(A)));
     let refused = receive(&mut owner, now, A, creation(R(), F()));
-    assert!(matches!(
-        refused[..],
-        [Effect::Reply {
-            answer: Answer::Refused(_),
-            ..
-        }]
-    ));
+    assert_refused(&refused);
     assert!(owner.is_drained());
     // A later process of the worker is accepted.
     let of_new = |local_id| GloballyUniqueId {
@@ -436,10 +443,7 @@ fn requests_of_a_dead_worker_are_dropped() {
     );
     assert_eq!(owner.take_effects(), []);
     owner.peer_lost(now, worker(C), None);
-    let refused = Effect::AnswerFetch {
-        token: 8,
-        result: Err(FetchError::PeerDead(worker(C))),
-    };
+    let refused = fetched(8, Err(FetchError::PeerDead(worker(C))));
     assert_eq!(owner.take_effects(), [refused]);
     assert_eq!(owner.sizes().parked_fetches, 1);
 }
@@ -464,11 +468,7 @@ fn a_fork_whose_receiver_has_answered_is_not_probed() {
     let (rref, fork) = (second.rref, second.fork);
     assert_eq!(
         owner.take_effects(),
-        [Effect::Send {
-            to: worker(C),
-            control: Control::Probe(fork),
-            message: Message::Probe { rref, fork }
-        }]
+        [sent(C, Control::Probe(fork), Message::Probe { rref, fork })]
     );
     assert_eq!(owner.next_tick(), None);
 }
@@ -541,10 +541,7 @@ fn an_agent_that_ends_frees_all_values_and_fails_all_waits() {
         fork: other,
         error: UserError::ShutDown
     }));
-    assert!(effects.contains(&Effect::AnswerFetch {
-        token: 8,
-        result: Err(FetchError::Deleted(R9()))
-    }));
+    assert!(effects.contains(&fetched(8, Err(FetchError::Deleted(R9())))));
     assert!(worker_b.is_drained());
     assert_eq!(worker_b.status(other), None);
     worker_b.drop_handle(now, Handle::User(other));
@@ -561,10 +558,7 @@ fn an_abandoned_creation_fails_all_waits_and_never_runs() {
         fork: F(),
         error: Arc::clone(&error),
     };
-    let failed = Effect::AnswerFetch {
-        token: 7,
-        result: Err(FetchError::Failed(error)),
-    };
+    let failed = fetched(7, Err(FetchError::Failed(error)));
     assert_eq!(
         receive(&mut owner, now, A, abandon.clone()),
         [failed, reply(Answer::Abandoned)]
@@ -582,13 +576,9 @@ fn an_abandoned_creation_fails_all_waits_and_never_runs() {
 #[test]
 fn a_worker_cannot_register_delete_or_query_the_user_of_another() {
     let now = Instant::now();
-    let mut owner = context(B, now);
-    receive(&mut owner, now, A, creation(R(), F()));
-    owner.function_finished(now, R(), Ok("value"));
+    let mut owner = owner_of_a_value(now);
     let of_a = ForkId(id(A, u64::from(A) << 48 | 7));
-    let delete = |fork| Message::UserDelete {
-        forks: vec![(R(), fork)],
-    };
+    let delete = |fork| delete(R(), fork);
     // C sends messages about the creator's user, and about another user that A may have created.
     for fork in [F(), of_a] {
         assert_eq!(
@@ -601,13 +591,7 @@ fn a_worker_cannot_register_delete_or_query_the_user_of_another() {
             Message::Query { rref: R(), fork },
         ] {
             let refused = receive(&mut owner, now, C, message);
-            assert!(matches!(
-                refused[..],
-                [Effect::Reply {
-                    answer: Answer::Refused(_),
-                    ..
-                }]
-            ));
+            assert_refused(&refused);
         }
     }
     let known = Message::ForkRequest {
@@ -618,9 +602,7 @@ fn a_worker_cannot_register_delete_or_query_the_user_of_another() {
     assert_eq!(owner.sizes().forks, 2);
     // Only the worker that received a child may accept it.
     let mut user = context(A, now);
-    let fork = user
-        .create_remote(worker(B), "t", "f".into(), Bytes::new())
-        .unwrap();
+    let fork = create(&mut user);
     let child = user.fork(now, Handle::User(fork), worker(C)).unwrap().fork;
     let accept = Message::ChildAccept { fork: child };
     for (from, children) in [(B, 1), (C, 0)] {
@@ -657,9 +639,7 @@ fn strangers_cannot_fill_the_tables() {
 #[test]
 fn the_report_has_the_holders_of_a_value() {
     let now = Instant::now();
-    let mut owner = context(B, now);
-    receive(&mut owner, now, A, creation(R(), F()));
-    owner.function_finished(now, R(), Ok("value"));
+    let owner = owner_of_a_value(now);
     let held = owner.held(now + Duration::from_secs(5));
     let [value] = &held[..] else {
         panic!("{held:?}");
@@ -694,10 +674,7 @@ fn a_value_is_set_once_for_all_waits() {
     for (token, deadline) in [(1, None), (2, Some(soon)), (3, Some(now))] {
         owner.fetch(now, token, rref, deadline);
     }
-    let timed_out = |token| Effect::AnswerFetch {
-        token,
-        result: Err(FetchError::TimedOut(rref)),
-    };
+    let timed_out = |token| fetched(token, Err(FetchError::TimedOut(rref)));
     // A request with a timeout of zero is answered at once.
     assert_eq!(owner.take_effects(), [timed_out(3)]);
     owner.tick(soon);
@@ -766,9 +743,7 @@ fn a_creation_without_an_answer_has_timed_out_unless_its_owner_has_accepted_it()
     let now = Instant::now();
     for (answer, has_timed_out) in [(Answer::Created, false), (Answer::Abandoned, true)] {
         let mut user = context(A, now);
-        let fork = user
-            .create_remote(worker(B), "t", "f".into(), Bytes::new())
-            .unwrap();
+        let fork = create(&mut user);
         assert!(!user.has_timed_out(fork));
         let silent = Delivery::Unknown("no answer".into());
         user.control_finished(now, Control::Create(fork), silent);
