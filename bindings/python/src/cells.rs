@@ -11,12 +11,12 @@ use crate::errors::{forked, raise};
 
 /// A value until it is taken out. Its lock is held under Python's lock only, so that a forked child finds it free.
 #[derive(Debug)]
-pub(crate) struct Owned<T> {
+pub(crate) struct Owned<T: Send> {
     what: &'static str,
     value: Mutex<Option<T>>,
 }
 
-impl<T> Owned<T> {
+impl<T: Send> Owned<T> {
     /// Errors call the value `what`.
     pub(crate) const fn new(what: &'static str, value: T) -> Self {
         Self {
@@ -54,7 +54,16 @@ impl<T> Owned<T> {
     }
 }
 
-impl<T> Owned<ProcessBound<T>> {
+impl<T: Send> Drop for Owned<T> {
+    /// Drops the value without Python's lock, because it waits for threads, which may wait for that lock.
+    fn drop(&mut self) {
+        let mut value = self.take();
+        // Without an interpreter, the value is dropped at the end of this function.
+        Python::try_attach(|py| py.detach(|| drop(value.take())));
+    }
+}
+
+impl<T: Send> Owned<ProcessBound<T>> {
     /// A clone of the value.
     ///
     /// # Errors

@@ -209,7 +209,7 @@ impl Group {
         call: impl FnOnce(&c10d::Group) -> Result<T, GroupError> + Send,
     ) -> PyResult<T> {
         let group = self.group.get(py)?;
-        run(py, || call(&group))?.map_err(|error| group_error(py, &error))
+        run(py, move || call(&group))?.map_err(|error| group_error(py, &error))
     }
 }
 

@@ -47,7 +47,7 @@ impl Handle {
         call: impl FnOnce(&dyn Store) -> Result<T, StoreError> + Send,
     ) -> PyResult<T> {
         let store = self.store(py)?;
-        run(py, || call(&*store))?.map_err(|error| store_error(py, &error))
+        run(py, move || call(&*store))?.map_err(|error| store_error(py, &error))
     }
 
     /// Makes the calls in progress in other threads fail, and later calls. The process' last handle of a server

@@ -1,4 +1,6 @@
-"""The interpreter ends while daemon threads are inside calls: a thread that cannot get it back stays where it is."""
+"""The interpreter ends while objects are open and daemon threads are inside calls: a thread that cannot get it back stays
+where it is.
+"""
 
 import subprocess
 import sys
@@ -15,6 +17,9 @@ import c10d_rs
 
 kind, port = sys.argv[1], int(sys.argv[2])
 inside = threading.Barrier(9)
+# They are dropped when the interpreter ends.
+server = c10d_rs.StoreServer()
+group = c10d_rs.Group.join(c10d_rs.TCPStore("127.0.0.1", 0, is_master=True), 0, 1)
 
 def work():
     store = c10d_rs.HashStore() if kind == "hash" else c10d_rs.TCPStore("127.0.0.1", port)

@@ -1,5 +1,6 @@
 """Every kind of store keeps the contract, on our server and on PyTorch's, and opens and closes as PyTorch's does."""
 
+import fcntl
 import importlib.metadata
 import os
 import pickle
@@ -243,6 +244,19 @@ class TestFileStore(contract.StoreContract):
         first.close()
         self.assertTrue(path.exists())
         second.close()
+        self.assertFalse(path.exists())
+
+    def test_other_threads_run_while_a_store_is_dropped(self) -> None:
+        path = self.path.with_name("one")
+        stores = [FileStore(path, 1)]
+        reference = weakref.ref(stores[0])
+        with path.open() as file, ThreadPoolExecutor(1) as pool:
+            # The dropped store waits for this lock, to remove the file.
+            fcntl.flock(file, fcntl.LOCK_EX)
+            dropped = pool.submit(stores.clear)
+            until(lambda: reference() is None)
+            fcntl.flock(file, fcntl.LOCK_UN)
+            dropped.result(60)
         self.assertFalse(path.exists())
 
 

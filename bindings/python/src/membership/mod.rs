@@ -193,7 +193,7 @@ impl Membership {
 impl Membership {
     fn tell(&self, py: Python<'_>, input: MemberInput) -> PyResult<()> {
         let watch = self.watch.get_here(py)?;
-        run(py, || watch.tell(input))
+        run(py, move || watch.tell(input))
     }
 
     fn wait<T: Send>(
@@ -202,7 +202,7 @@ impl Membership {
         wait: impl FnOnce(&Watch) -> Result<T, Waited> + Send,
     ) -> PyResult<T> {
         let watch = self.watch.get_here(py)?;
-        run(py, || wait(&watch))?.map_err(|waited| match waited {
+        run(py, move || wait(&watch))?.map_err(|waited| match waited {
             Waited::TimedOut(elapsed) => {
                 let text = format!("no list of members after {:.1} s", elapsed.as_secs_f64());
                 raise(py, "StoreTimeoutError", text)
