@@ -5,13 +5,10 @@ mod error;
 #[cfg(all(target_os = "linux", feature = "reader"))]
 mod interpreter;
 #[cfg(all(target_os = "linux", feature = "reader"))]
-mod interpreter_files;
-#[cfg(all(target_os = "linux", feature = "reader"))]
 mod limits;
 #[cfg(not(all(target_os = "linux", feature = "reader")))]
 mod no_reader;
 mod process;
-mod program;
 #[cfg(all(target_os = "linux", feature = "reader"))]
 mod reader;
 #[cfg(all(target_os = "linux", feature = "reader"))]
@@ -22,8 +19,7 @@ mod threads;
 pub use error::StackError;
 #[cfg(not(all(target_os = "linux", feature = "reader")))]
 pub use no_reader::StackReader;
-pub use process::{ProcessActivity, command_line};
-pub use program::is_python;
+pub use process::{ProcessActivity, command_line, is_python};
 #[cfg(all(target_os = "linux", feature = "reader"))]
 pub use reader::StackReader;
 pub use threads::{PythonFrame, PythonStacks, PythonThread};

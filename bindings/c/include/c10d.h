@@ -197,17 +197,13 @@ const size_t *c10d_last_missing_ranks(size_t *count);
 // The name of a status, such as `C10D_ERROR_TIMEOUT`; `unknown` for a number that is none.
 const char *c10d_status_name(int32_t status);
 
+// The version of the library that runs, such as `0.2.0`.
+const char *c10d_version(void);
+
 // Writes the library's log lines of this level and of more severe levels to standard error from now on, in all
 // threads: `C10D_LOG_WARNINGS`, `C10D_LOG_PROGRESS`, `C10D_LOG_DEBUG`, or `C10D_LOG_NOTHING`, the default. With
 // `C10D_LOG_PROGRESS`, a slow connect reports why it waits.
 enum c10d_status c10d_log_to_stderr(int32_t level);
-
-// Frees a buffer and sets it to zero. Null, a buffer of zeros and a freed buffer are ignored. Do not free a copy
-// of a freed buffer.
-void c10d_buffer_free(struct c10d_buffer *buffer);
-
-// Frees a list and all its buffers, and sets it to zero. Otherwise as `c10d_buffer_free`.
-void c10d_buffer_list_free(struct c10d_buffer_list *list);
 
 // New options with all defaults. Free them with `c10d_options_free`. Functions that take options take null for the
 // defaults, and keep no reference to them.
@@ -339,6 +335,13 @@ enum c10d_status c10d_store_timeout(const struct c10d_store *store, int64_t *tim
 // sets the timeout of the store that it wraps.
 enum c10d_status c10d_store_set_timeout(const struct c10d_store *store,
                                         int64_t timeout_ms);
+
+// Frees a buffer and sets it to zero. Null, a buffer of zeros and a freed buffer are ignored. Do not free a copy
+// of a freed buffer.
+void c10d_buffer_free(struct c10d_buffer *buffer);
+
+// Frees a list and all its buffers, and sets it to zero. Otherwise as `c10d_buffer_free`.
+void c10d_buffer_list_free(struct c10d_buffer_list *list);
 
 // Creates the key or replaces its value, and wakes all calls that wait for it. Over TCP a server with a memory limit
 // confirms it, or refuses it with `C10D_ERROR_MEMORY_FULL`. A server without a limit sends no reply: a later call on the
@@ -674,9 +677,6 @@ enum c10d_status c10d_group_finish(const struct c10d_group *group,
 // Calls on the group must have returned. Null is ignored. In a forked child, only the memory of the handle is
 // freed.
 void c10d_group_free(struct c10d_group *group);
-
-// The version of the library that runs, such as `0.2.0`.
-const char *c10d_version(void);
 
 #ifdef __cplusplus
 }  // extern "C"

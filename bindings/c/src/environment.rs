@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 
 use crate::border::{self, exported};
 use crate::failure::Failure;
-use crate::guard::call;
+use crate::interface::call;
 use crate::status::Status;
 
 fn read(name: &str, number: Option<&mut MaybeUninit<usize>>) -> Status {

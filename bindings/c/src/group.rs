@@ -10,9 +10,8 @@ use crate::border::{self, Buffer, BufferList, CText, DataPointer, NumberArray, V
 use crate::cancel::{self, CancelHandle, Wait};
 use crate::failure::Failure;
 use crate::interface::{Argument, frees, operations};
-use crate::options::Options;
+use crate::options::{Options, explicit_timeout};
 use crate::store::StoreHandle;
-use crate::timeout;
 
 /// All ranks of a job, or some of them. All do the same operations in the same order, one at a time, and each operation
 /// returns when all ranks have taken part. After `C10D_ERROR_MISSING_RANKS` and `C10D_ERROR_INTERRUPTED` the same call
@@ -54,7 +53,7 @@ impl JoinedGroup {
         &self,
         (timeout_ms, cancel): Wait<'_>,
     ) -> Result<(Group, Option<Duration>), Failure> {
-        let timeout = timeout::explicit(timeout_ms)?.unwrap_or(self.group.timeout());
+        let timeout = explicit_timeout(timeout_ms)?.unwrap_or(self.group.timeout());
         let group = self.group.with_cancel(&cancel::of_call(cancel)?);
         Ok((group, timeout))
     }

@@ -3,7 +3,7 @@
 //!
 //! Each exported function is safe Rust: it takes handles as references that may be null, and everything else as
 //! types of `border`, the one file that reads and writes through C's pointers. The macros of `interface`
-//! give the functions their form, and `guard::call` runs their bodies, so that no panic leaves the library.
+//! give the functions their form, and run their bodies so that no panic leaves the library.
 
 #![deny(unsafe_code)]
 
@@ -15,11 +15,7 @@ pub mod status;
 
 pub mod last_error;
 
-pub mod logging;
-
-pub mod timeout;
-
-pub mod memory;
+pub mod library;
 
 pub mod options;
 
@@ -35,9 +31,6 @@ pub mod environment;
 
 pub mod group;
 
-pub mod version;
-
 pub mod border;
 pub mod failure;
-pub mod guard;
 pub mod interface;

@@ -1,5 +1,5 @@
 //! The operations of a store: operations that return at once, operations that wait for other workers, and operations on
-//! ephemeral keys, which only servers of `c10d` have.
+//! ephemeral keys, which only servers of `c10d` have; and the functions that free their results.
 //!
 //! Each operation that waits has a time limit and may be cancelled.
 
@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use c10d_store::{Known, StoreExt, key_to_bytes};
 
-use crate::border::{Buffer, BufferList, BytesArray, Counted, DataPointer, KeyPointer};
+use crate::border::{Buffer, BufferList, BytesArray, Counted, DataPointer, KeyPointer, exported};
 use crate::cancel::CancelHandle;
 use crate::failure::Failure;
-use crate::interface::operations;
+use crate::interface::{self, operations};
+use crate::options::explicit_timeout;
 use crate::store::{StoreHandle, as_strs};
-use crate::timeout;
 
 /// Whether a `c10d_store_compare_set` wrote its value.
 #[repr(C)]
@@ -45,6 +45,25 @@ impl From<Option<bool>> for Swapped {
 /// Whether there is a value, and the value.
 fn found(value: Option<Vec<u8>>) -> (bool, Option<Vec<u8>>) {
     (value.is_some(), value)
+}
+
+exported! {
+    /// Frees a buffer and sets it to zero. Null, a buffer of zeros and a freed buffer are ignored. Do not free a copy
+    /// of a freed buffer.
+    pub extern "C" fn c10d_buffer_free(buffer: Option<&mut Buffer>) {
+        interface::guarded((), || drop(buffer.map(Buffer::take)));
+    }
+
+    /// Frees a list and all its buffers, and sets it to zero. Otherwise as `c10d_buffer_free`.
+    pub extern "C" fn c10d_buffer_list_free(list: Option<&mut BufferList>) {
+        interface::guarded((), || {
+            if let Some(list) = list {
+                for buffer in &mut list.take() {
+                    drop(buffer.take());
+                }
+            }
+        });
+    }
 }
 
 operations! {
@@ -200,7 +219,7 @@ operations! {
     /// `silence_max_ms`, which the server notices within 250 ms; `C10D_FOREVER` is no such end. So call it three times as often.
     /// `kept` is false if keys have ended by silence, or with their connection, since the last call: set them again.
     fn c10d_store_keep_alive(store: Option<&StoreHandle>, silence_max_ms: i64) -> kept: bool = {
-        let Some(silence_max) = timeout::explicit(silence_max_ms)? else {
+        let Some(silence_max) = explicit_timeout(silence_max_ms)? else {
             let text = "silence_max_ms is C10D_DEFAULT, which a store does not have";
             return Err(Failure::invalid_argument(text));
         };

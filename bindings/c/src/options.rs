@@ -1,4 +1,5 @@
-//! Options of stores and servers, set one by one, so that new options need no new functions to open a store.
+//! Options of stores and servers, set one by one, so that new options need no new functions to open a store; and the times
+//! of calls, in milliseconds.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -14,7 +15,15 @@ use crate::cancel::{self, CancelHandle};
 use crate::failure::Failure;
 use crate::interface::{Argument, frees, operations};
 use crate::status::Status;
-use crate::timeout;
+
+/// A time limit: the call waits until it succeeds.
+pub const C10D_FOREVER: i64 = -1;
+
+/// A time limit: the call checks once, without waiting.
+pub const C10D_CHECK_ONCE: i64 = 0;
+
+/// A time limit: the default timeout of the store.
+pub const C10D_DEFAULT: i64 = -2;
 
 /// Options for opening a store, starting a server or joining a group. One thread at a time may use such an object.
 #[derive(Debug, Clone, Default)]
@@ -168,6 +177,32 @@ fn journal_in(path: &str) -> Result<JournalSource, Failure> {
     ))
 }
 
+/// The time limit; the outer `None` is the default.
+#[expect(
+    clippy::option_option,
+    reason = "the inner one is a time limit as everywhere, the outer one whether there is one"
+)]
+pub(crate) fn explicit_timeout(timeout_ms: i64) -> Result<Option<Option<Duration>>, Failure> {
+    match timeout_ms {
+        C10D_DEFAULT => Ok(None),
+        C10D_FOREVER => Ok(Some(None)),
+        _ => match u64::try_from(timeout_ms) {
+            Ok(ms) => Ok(Some(Some(Duration::from_millis(ms)))),
+            Err(_) => Err(Failure::invalid_argument(format!(
+                "a timeout of {timeout_ms} ms: give milliseconds from 0 on, C10D_FOREVER or C10D_DEFAULT"
+            ))),
+        },
+    }
+}
+
+/// The milliseconds that C reads, rounded up.
+pub(crate) fn to_ms(timeout: Option<Duration>) -> i64 {
+    timeout.map_or(C10D_FOREVER, |timeout| {
+        let ms = timeout.as_nanos().div_ceil(1_000_000);
+        i64::try_from(ms).unwrap_or(i64::MAX)
+    })
+}
+
 operations! {
     /// New options with all defaults. Free them with `c10d_options_free`. Functions that take options take null for the
     /// defaults, and keep no reference to them.
@@ -183,7 +218,7 @@ operations! {
     /// The time limit for opening the store or joining the group, and its default timeout. 300 s by default, like in
     /// PyTorch.
     fn c10d_options_set_timeout(options: Option<&mut Options>, timeout_ms: i64) =
-        options.timeout = timeout::explicit(timeout_ms)?;
+        options.timeout = explicit_timeout(timeout_ms)?;
 
     /// The number of workers, at least 1. A master then waits until all workers have opened the store. The last of this
     /// number of closed file stores removes the file. By default workers are not counted.
@@ -246,4 +281,27 @@ operations! {
     /// options.
     fn c10d_options_set_cancel(options: Option<&mut Options>, cancel: Option<&CancelHandle>) =
         options.cancel = cancel.cloned();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn milliseconds_become_limits_and_back() {
+        assert_eq!(explicit_timeout(-2).unwrap(), None);
+        assert_eq!(explicit_timeout(-1).unwrap(), Some(None));
+        assert_eq!(explicit_timeout(0).unwrap(), Some(Some(Duration::ZERO)));
+        let limit = explicit_timeout(1500).unwrap();
+        assert_eq!(limit, Some(Some(Duration::from_millis(1500))));
+        assert!(explicit_timeout(i64::MAX).unwrap().is_some());
+        for refused in [-3, i64::MIN] {
+            let failure = explicit_timeout(refused).unwrap_err();
+            assert!(failure.text.contains(&refused.to_string()), "{failure:?}");
+        }
+        assert_eq!(to_ms(None), C10D_FOREVER);
+        assert_eq!(to_ms(Some(Duration::from_micros(1))), 1);
+        assert_eq!(to_ms(Some(Duration::from_secs(300))), 300_000);
+        assert_eq!(to_ms(Some(Duration::MAX)), i64::MAX);
+    }
 }

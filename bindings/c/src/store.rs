@@ -13,9 +13,8 @@ use crate::border::{self, Buffer, Bytes, CText, Counted, KeyPointer};
 use crate::cancel::{self, Wait};
 use crate::failure::Failure;
 use crate::interface::{Argument, frees, operations};
-use crate::options::Options;
+use crate::options::{Options, explicit_timeout, to_ms};
 use crate::status::Status;
-use crate::timeout;
 
 /// A store of the process that opened it. Any number of threads may use one at a time; a call that waits delays no
 /// other.
@@ -52,7 +51,7 @@ impl OpenStore {
         &self,
         (timeout_ms, cancel): Wait<'_>,
     ) -> Result<(Arc<dyn Store>, Option<Duration>), Failure> {
-        let timeout = timeout::explicit(timeout_ms)?.unwrap_or_else(|| self.store.timeout());
+        let timeout = explicit_timeout(timeout_ms)?.unwrap_or_else(|| self.store.timeout());
         let cancel = cancel::of_call(cancel)?;
         let store = match cancel.is_never() {
             true => Arc::clone(&self.store),
@@ -199,12 +198,12 @@ operations! {
     fn c10d_store_label(store: Option<&StoreHandle>) -> label: Buffer = store.store.label().into_bytes();
 
     /// The default timeout, in milliseconds or `C10D_FOREVER`.
-    fn c10d_store_timeout(store: Option<&StoreHandle>) -> timeout_ms: i64 = timeout::to_ms(store.store.timeout());
+    fn c10d_store_timeout(store: Option<&StoreHandle>) -> timeout_ms: i64 = to_ms(store.store.timeout());
 
     /// Sets the default timeout of later calls: milliseconds, `C10D_CHECK_ONCE` or `C10D_FOREVER`. For a prefix store,
     /// sets the timeout of the store that it wraps.
     fn c10d_store_set_timeout(store: Option<&StoreHandle>, timeout_ms: i64) = {
-        let Some(timeout) = timeout::explicit(timeout_ms)? else {
+        let Some(timeout) = explicit_timeout(timeout_ms)? else {
             let text = "the default timeout cannot be C10D_DEFAULT";
             return Err(Failure::invalid_argument(text));
         };

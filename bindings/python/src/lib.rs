@@ -15,7 +15,6 @@ mod membership;
 mod prefix_store;
 mod rendezvous;
 mod rendezvous_options;
-mod signals;
 mod store;
 mod store_server;
 mod tcp_store;

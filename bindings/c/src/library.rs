@@ -1,13 +1,24 @@
-//! The library's log lines, on standard error.
+//! The library as a whole: its version, and its log lines on standard error.
 
+use std::ffi::{CStr, c_char};
 use std::io::{self, Write};
 use std::sync::OnceLock;
 
 use log::{LevelFilter, Log, Metadata, Record};
 
+use crate::border::exported;
 use crate::failure::Failure;
 use crate::interface::operations;
-use crate::status::Status;
+use crate::status::{Status, c_text};
+
+const VERSION: &CStr = c_text(concat!(env!("CARGO_PKG_VERSION"), "\0"));
+
+exported! {
+    /// The version of the library that runs, such as `0.2.0`.
+    pub extern "C" fn c10d_version() -> *const c_char {
+        VERSION.as_ptr()
+    }
+}
 
 /// A log level: nothing, the default.
 pub const C10D_LOG_NOTHING: i32 = 0;
