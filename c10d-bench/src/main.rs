@@ -2,7 +2,7 @@
 //!
 //! The load generator for stores is one thread, so that on two cores the server has one to itself. It uses only the base
 //! protocol, so a PyTorch server gets the same bytes. Some figures stand beside a *floor*: a simpler way to the same
-//! result, such as a bare TCP echo beside calls, and a server without a journal beside one with it.
+//! result, such as a plain call beside a reference, and a server without a journal beside one with it.
 #![forbid(unsafe_code)]
 
 mod affinity;
@@ -10,7 +10,6 @@ mod child;
 mod failure;
 mod fleet;
 mod goodput;
-mod numbers;
 mod pair;
 mod process;
 mod relay;
@@ -42,12 +41,12 @@ enum BenchCommand {
     RendezvousNodes(rendezvous::RendezvousNodesArgs),
     /// Measures what a relay on each node changes for a store's ranks.
     Relay(relay::RelayBenchArgs),
-    /// Measures calls between two workers, in one process and in two.
+    /// Measures calls between two workers in two processes.
     Rpc(rpc::RpcBenchArgs),
     /// The second process of `rpc`.
     #[command(hide = true)]
-    RpcPeer(rpc::RpcPeerArgs),
-    /// Measures remote references between two workers, in one process and in two.
+    RpcPeer,
+    /// Measures remote references between two workers in two processes.
     Rref(rref::RRefBenchArgs),
     /// Measures how much of its time a training job makes progress while things die.
     Goodput(goodput::GoodputArgs),
@@ -81,7 +80,7 @@ fn run(command: &BenchCommand) -> Result<(), Failure> {
         BenchCommand::RendezvousNodes(args) => rendezvous::serve(args),
         BenchCommand::Relay(args) => relay::run(args),
         BenchCommand::Rpc(args) => rpc::run(args),
-        BenchCommand::RpcPeer(args) => rpc::serve(args),
+        BenchCommand::RpcPeer => rpc::serve(),
         BenchCommand::Rref(args) => rref::run(args),
         BenchCommand::Goodput(args) => goodput::run(args),
         BenchCommand::RrefPeer => rref::serve(),

@@ -1,29 +1,24 @@
-//! The two workers of a benchmark, in one process or in two, and the options of such benchmarks.
+//! The two workers of a benchmark, in two processes, and the options of such benchmarks.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use bytes::Bytes;
-use c10d_store::{HashStore, ServerOptions, Store, TcpStoreServer};
+use c10d_store::{ServerOptions, Store, TcpStoreServer};
 use clap::Args;
-use rpc_agent::{Agent, AgentOptions, Registry, Secret, WorkerInfo};
+use rpc_agent::{Agent, AgentOptions, Registry, WorkerInfo};
 
-use crate::affinity::{Cores, on_server_core};
+use crate::affinity::Cores;
 use crate::child::{ServerChild, announce, end_with_measurement, park};
-use crate::failure::{Context as _, Failure};
-use crate::numbers::{at_least_one, round_seconds};
-use crate::workload::setting::open_store;
+use crate::failure::Failure;
+use crate::workload::setting::{at_least_one, open_store, round_seconds};
 
 /// The timeout of each step: far above every plausible figure.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The most calls that one worker queues for another.
-pub(super) const IN_FLIGHT_MAX: usize = 65_536;
-
-/// The number of concurrent calls or references to which goals apply.
-pub(super) const GOAL_IN_FLIGHT: usize = 64;
+/// The number of concurrent calls or references when throughput is measured.
+pub(super) const IN_FLIGHT: usize = 64;
 
 /// The options of benchmarks of two workers.
 #[derive(Debug, Args)]
@@ -52,22 +47,6 @@ impl PairArgs {
     }
 }
 
-/// The place where the two workers run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
-    OneProcess,
-    TwoProcesses,
-}
-
-impl Place {
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::OneProcess => "in process",
-            Self::TwoProcesses => "two processes",
-        }
-    }
-}
-
 /// One of the two workers.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Role {
@@ -76,7 +55,7 @@ pub(super) struct Role {
 }
 
 /// Serves calls, or owns values.
-pub(super) const SERVER: Role = Role {
+const SERVER: Role = Role {
     name: "server",
     rank: 0,
 };
@@ -90,52 +69,21 @@ const CLIENT: Role = Role {
 #[derive(Debug)]
 pub(super) struct Pair<W> {
     pub(super) client: W,
-    /// Dropped after the client, which would otherwise report a lost worker.
-    pub(super) host: Host<W>,
+    /// The process of the server. Dropped after the client, which would otherwise report a lost worker.
+    pub(super) host: ServerChild,
 }
 
-/// Keeps the server running.
-#[derive(Debug)]
-pub(super) enum Host<W> {
-    Worker(W),
-    Process(ServerChild),
-}
-
-impl<W: Send + 'static> Pair<W> {
-    /// Starts both workers in this process. Threads inherit their core from the thread that starts
-    /// them.
-    pub(super) fn in_process(
+impl<W> Pair<W> {
+    /// Starts the server in a process of this program with this argument, which also serves the store.
+    pub(super) fn start(
         cores: Option<Cores>,
-        start: impl Fn(Role, Arc<dyn Store>) -> Result<W, Failure> + Clone + Send + 'static,
+        argument: &str,
+        start: impl FnOnce(Role, Arc<dyn Store>) -> Result<W, Failure>,
     ) -> Result<Self, Failure> {
-        let store: Arc<dyn Store> = Arc::new(HashStore::new());
-        let (its_start, its_store) = (start.clone(), Arc::clone(&store));
-        // On another thread, as a start returns only when both workers have joined.
-        let starting = on_server_core(cores, || {
-            thread::Builder::new()
-                .name("bench-start".to_owned())
-                .spawn(move || its_start(SERVER, its_store))
-                .context("cannot start a thread")
-        })?;
-        let client = start(CLIENT, store);
-        let panicked = |_| Err(Failure::new("the thread that starts a worker panicked"));
-        let server = starting.join().unwrap_or_else(panicked);
+        let host = ServerChild::start(&[argument.to_owned()], cores)?;
         Ok(Self {
-            client: client?,
-            host: Host::Worker(server?),
-        })
-    }
-
-    /// Starts the server in a separate process with these arguments, which also serves the store.
-    pub(super) fn two_processes(
-        cores: Option<Cores>,
-        arguments: &[String],
-        start: impl Fn(Role, Arc<dyn Store>) -> Result<W, Failure>,
-    ) -> Result<Self, Failure> {
-        let child = ServerChild::start(arguments, cores)?;
-        Ok(Self {
-            client: start(CLIENT, open(child.address())?)?,
-            host: Host::Process(child),
+            client: start(CLIENT, open(host.address())?)?,
+            host,
         })
     }
 }
@@ -153,18 +101,14 @@ pub(super) fn serve<W>(
 
 pub(super) fn start_agent(
     role: Role,
-    secret: Option<&Secret>,
     registry: Registry,
     store: Arc<dyn Store>,
 ) -> Result<Agent, Failure> {
-    let mut options = AgentOptions::new(role.name, role.rank)
+    let options = AgentOptions::new(role.name, role.rank)
         .with_world_size(2)
         .with_host("127.0.0.1")
         .with_timeout(PATIENCE)
         .with_start_timeout(PATIENCE);
-    if let Some(secret) = secret {
-        options = options.with_secret(secret.clone());
-    }
     Ok(Agent::start(options, registry, store)?)
 }
 

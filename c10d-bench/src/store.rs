@@ -8,7 +8,6 @@ use clap::{Args, ValueEnum};
 
 use crate::affinity::Cores;
 use crate::failure::{Context as _, Failure};
-use crate::numbers::{at_least_one, round_seconds};
 use crate::process::{self, Process};
 use crate::report::{Goal, Report, Row};
 use crate::store_server::StoreServer;
@@ -16,7 +15,7 @@ use crate::workload::client::{large_values, ping};
 use crate::workload::durable::durable;
 use crate::workload::etcd::etcd;
 use crate::workload::ranks::ranks;
-use crate::workload::setting::Setting;
+use crate::workload::setting::{Setting, at_least_one, round_seconds};
 use crate::workload::throughput::{Kind, Throughput};
 
 /// Measures a store server from one thread. Without --connect it starts a server, on a separate core.
@@ -55,14 +54,6 @@ pub(crate) struct StoreBenchArgs {
     /// The number of keys that `durable` finds again.
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = at_least_one)]
     reopened_keys: usize,
-
-    /// The length of the values of `set-get`.
-    #[arg(long, value_name = "BYTES", default_value_t = 64)]
-    value_bytes: usize,
-
-    /// How many connections are opened at a time. Keep it well below the server's backlog.
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
-    connect_window: usize,
 
     /// Does not pin the processes to cores.
     #[arg(long)]
@@ -124,7 +115,6 @@ fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
         cores,
         rounds: args.rounds,
         round_time: Duration::from_secs_f64(args.seconds),
-        connect_window: args.connect_window,
     };
     let mut rows = Vec::new();
     for workload in Workload::value_variants() {
@@ -139,11 +129,10 @@ fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
         match workload {
             Workload::Ping => rows.extend(ping(&setting)?),
             Workload::Add => rows.push(alone(&setting, &add_64())?),
-            Workload::SetGet => rows.push(alone(&setting, &set_get_64(args.value_bytes))?),
+            Workload::SetGet => rows.push(alone(&setting, &set_get_64())?),
             Workload::Large => rows.extend(large_values(&setting)?),
             Workload::Durable => {
-                let set_get = set_get_64(args.value_bytes);
-                rows.extend(durable(&setting, &set_get, args.reopened_keys)?);
+                rows.extend(durable(&setting, &set_get_64(), args.reopened_keys)?);
             }
             Workload::Etcd => rows.extend(etcd(&setting)?),
             Workload::Ranks => {
@@ -178,14 +167,13 @@ fn add_64() -> Throughput {
     }
 }
 
-fn set_get_64(value_bytes: usize) -> Throughput {
+fn set_get_64() -> Throughput {
     Throughput {
         name: "set-get".to_owned(),
-        kind: Kind::SetGet { value_bytes },
+        kind: Kind::SetGet,
         connections: 64,
         depth: 16,
-        // The goal was set for values of 64 bytes.
-        goal: (value_bytes == 64).then_some(Goal::AtLeast(1.5e6)),
+        goal: Some(Goal::AtLeast(1.5e6)),
     }
 }
 

@@ -24,6 +24,10 @@ const EVENTS_PER_POLL: usize = 1024;
 /// The size of the server's own buffer.
 const READ_BYTES: usize = 64 << 10;
 
+/// How many connections wait for replies at a time while they are opened. Well below the listener's backlog: the system
+/// retries a connection that exceeds the backlog only after a second.
+const CONNECTING_MAX: usize = 256;
+
 /// Longer than any pause of a healthy server, even while it cancels thousands of waits.
 pub(super) const SILENCE_MAX: Duration = Duration::from_secs(30);
 
@@ -141,12 +145,10 @@ impl Fleet {
 
     /// Opens `count` connections, whose ranks send `greeting`, each in a separate turn. Passes the replies to `check`.
     ///
-    /// At most `window` connections wait for replies at a time. Keep it well below the listener's backlog: the system
-    /// retries a connection that exceeds the backlog only after a second.
+    /// At most [`CONNECTING_MAX`] connections wait for replies at a time.
     pub(super) fn connect(
         &mut self,
         count: usize,
-        window: usize,
         greeting: Ask<'_>,
         mut check: impl FnMut(&[u8]) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
@@ -155,7 +157,7 @@ impl Fleet {
         let mut replies = Vec::new();
         loop {
             let pending = self.links.waiting.div_ceil(ranks_per_link);
-            let more = window.saturating_sub(pending).min(count - opened);
+            let more = CONNECTING_MAX.saturating_sub(pending).min(count - opened);
             for index in opened..opened + more {
                 self.open_link(index)?;
                 for rank in index * ranks_per_link..(index + 1) * ranks_per_link {

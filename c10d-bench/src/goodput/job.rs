@@ -2,7 +2,6 @@
 //! the ranks.
 
 mod nemesis;
-mod parts;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -15,7 +14,6 @@ use std::process::{Child, Command, ExitStatus};
 use c10d_journal::{EtcdDirectory, EtcdOptions};
 use rustix::time::{ClockId, clock_gettime};
 
-use self::parts::{Lasting, Role};
 use super::history::{Launcher, Process as RankProcess, SideHistory};
 use super::hosts::{Hosts, log_file};
 use super::plan::{Abilities, NODES, RANKS};
@@ -24,6 +22,7 @@ use super::scheduler::Scheduler;
 use super::sides::{self, Meeting, Side, Tools};
 use super::training::Training;
 use crate::failure::{Context as _, Failure};
+use crate::process::Process;
 use crate::workload::etcd::{MEMBERS, Site};
 
 /// The port of the rendezvous and of candidates, if they have separate hosts.
@@ -33,6 +32,43 @@ const PORT: u16 = 29_400;
 const RELAY_PORT: u16 = 29_500;
 
 const PREFIX: &str = "c10d/goodput";
+
+/// The role of a supervised process, in the order of the processes' numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Launcher(usize),
+    Relay(usize),
+    Candidate(usize),
+    Etcd(usize),
+}
+
+impl Role {
+    /// The hosts after the nodes have a member of etcd and a candidate each.
+    const fn host(self) -> usize {
+        match self {
+            Self::Launcher(node) | Self::Relay(node) => node,
+            Self::Candidate(number) | Self::Etcd(number) => NODES + number,
+        }
+    }
+
+    fn name(self) -> String {
+        match self {
+            Self::Launcher(node) => format!("launcher-{node}"),
+            Self::Relay(node) => format!("relay-{node}"),
+            Self::Candidate(number) => format!("candidate-{number}"),
+            Self::Etcd(number) => format!("etcd-{number}"),
+        }
+    }
+}
+
+/// The effect of a fault until the fault is over.
+#[derive(Debug, Clone, Copy)]
+enum Lasting {
+    Stopped(Process),
+    LinkDown(usize),
+    LinkSlow(usize),
+    DiskFull,
+}
 
 /// Ends with all its processes when it is dropped.
 pub(super) struct Job {

@@ -34,6 +34,7 @@ use self::plan::plan;
 use self::sides::{Side, Tools};
 use self::training::Training;
 use crate::failure::{Context as _, Failure};
+use crate::report::print;
 
 const TICK: Duration = Duration::from_millis(5);
 
@@ -87,9 +88,6 @@ pub(super) struct GoodputArgs {
     /// Copies the logs of launchers and servers to this folder.
     #[arg(long)]
     logs: Option<PathBuf>,
-    /// Prints one line of JSON for each side.
-    #[arg(long)]
-    json: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -118,7 +116,7 @@ pub(super) fn run(args: &GoodputArgs) -> Result<(), Failure> {
         .iter()
         .map(|side| account::account(side, &mut training))
         .collect();
-    table::print(&history, &accounts, args.json)?;
+    print(&table::markdown(&history, &accounts))?;
     let broken: usize = accounts.iter().map(|it| it.violations.len()).sum();
     measured?;
     match broken {

@@ -1,14 +1,11 @@
-//! Prints accounts: one column of a Markdown table for each side, or JSON.
+//! Shows accounts: a Markdown table with one column for each side.
 
 use std::fmt::Write as _;
-
-use serde_json::json;
 
 use super::account::Account;
 use super::history::{History, Setting, SideHistory};
 use super::plan::Kind;
-use crate::failure::Failure;
-use crate::report::{Goal, Report, Row, Unit, print as print_text, print_line};
+use crate::report::{Goal, Report, Row, Unit};
 
 /// The minimum goodput of the side that has everything, in percent.
 const GOODPUT_MIN: f64 = 97.0;
@@ -19,23 +16,6 @@ const SLOWER_MAX: f64 = 1.1;
 
 /// The most violations that are printed.
 const SHOWN_MAX: usize = 20;
-
-pub(super) fn print(history: &History, accounts: &[Account], as_json: bool) -> Result<(), Failure> {
-    for (side, account) in history.sides.iter().zip(accounts) {
-        if as_json {
-            let mut report = report(&history.setting, side, account).json();
-            report["seed"] = json!(history.setting.seed);
-            report["minutes"] = json!(history.setting.minutes);
-            report["setting"] = json!(history.setting.notes);
-            report["violations"] = json!(account.violations);
-            print_line(report)?;
-        }
-    }
-    match as_json {
-        true => Ok(()),
-        false => print_text(&markdown(history, accounts)),
-    }
-}
 
 /// The figures of a side.
 fn report(setting: &Setting, side: &SideHistory, account: &Account) -> Report {
@@ -125,7 +105,8 @@ fn notes(setting: &Setting, side: &SideHistory, account: &Account) -> Vec<String
     notes
 }
 
-fn markdown(history: &History, accounts: &[Account]) -> String {
+/// Returns a table with a column for each side, and below it their notes and violations.
+pub(super) fn markdown(history: &History, accounts: &[Account]) -> String {
     let sides = history.sides.iter().zip(accounts);
     let reports: Vec<_> = sides
         .map(|(side, account)| report(&history.setting, side, account))

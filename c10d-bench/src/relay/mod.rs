@@ -15,13 +15,12 @@ use clap::{Args, ValueEnum};
 use crate::affinity::Cores;
 use crate::child::ServerChild;
 use crate::failure::Failure;
-use crate::numbers::{at_least_one, at_most, round_seconds};
 use crate::process;
 use crate::report::{Goal, Report, Row, Unit, measure_in_turn, percentiles, repeat};
 use crate::servers::RelayServerArgs;
 use crate::store_server::StoreServer;
 use crate::workload::job::Shape;
-use crate::workload::setting::{Setting, open_store};
+use crate::workload::setting::{Setting, at_least_one, at_most, open_store, round_seconds};
 
 /// Measures what a relay on each node changes. The floor of each figure is the same without relays.
 ///
@@ -55,10 +54,6 @@ pub(crate) struct RelayBenchArgs {
     /// The number of rounds; figures are medians of the rounds.
     #[arg(long, default_value_t = 5, value_parser = at_least_one)]
     rounds: usize,
-
-    /// How many connections are opened at a time. Keep it well below the server's backlog.
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
-    connect_window: usize,
 
     /// All connections to the server use a shared secret.
     #[arg(long)]
@@ -94,7 +89,6 @@ fn measure(args: &RelayBenchArgs) -> Result<Report, Failure> {
         cores: Cores::choose(!args.no_pin, &mut notes),
         rounds: args.rounds,
         round_time: Duration::from_secs_f64(args.seconds),
-        connect_window: args.connect_window,
     };
     let ranks_per_node = args.ranks_per_node;
     let mut shape = |nodes, files_per_node| Shape {

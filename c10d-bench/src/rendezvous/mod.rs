@@ -19,10 +19,10 @@ use self::node::{Job, connections_to};
 pub(super) use self::nodes::{RendezvousNodesArgs, serve};
 use self::processes::Processes;
 use crate::failure::{Context as _, Failure};
-use crate::numbers::at_least_one;
 use crate::process;
 use crate::report::{Samples, aligned, print, print_line};
 use crate::store_server::StoreServer;
+use crate::workload::setting::at_least_one;
 
 /// The most nodes in one process.
 const NODES_PER_PROCESS: usize = 2500;

@@ -12,8 +12,7 @@ use rref::{Functions, RRef, RRefFuture, RRefs, TableSizes};
 
 use crate::affinity::Cores;
 use crate::failure::Failure;
-use crate::pair::check_length;
-use crate::pair::{Host, PATIENCE, Pair, Role, server_of, start_agent};
+use crate::pair::{PATIENCE, Pair, Role, check_length, server_of, start_agent};
 use crate::report::repeat;
 
 /// The function that creates a value equal to its argument.
@@ -44,16 +43,8 @@ struct Worker {
 }
 
 impl WorkerPair {
-    pub(super) fn in_process(cores: Option<Cores>) -> Result<Self, Failure> {
-        Self::new(Pair::in_process(cores, Worker::start)?)
-    }
-
-    pub(super) fn two_processes(cores: Option<Cores>) -> Result<Self, Failure> {
-        let arguments = ["rref-peer".to_owned()];
-        Self::new(Pair::two_processes(cores, &arguments, Worker::start)?)
-    }
-
-    fn new(pair: Pair<Worker>) -> Result<Self, Failure> {
+    pub(super) fn start(cores: Option<Cores>) -> Result<Self, Failure> {
+        let pair = Pair::start(cores, "rref-peer", Worker::start)?;
         Ok(Self {
             server: server_of(&pair.client.agent)?,
             pair,
@@ -61,20 +52,9 @@ impl WorkerPair {
         })
     }
 
-    /// The owner's memory; `None` if it is in this process, or without /proc.
+    /// The owner's memory; `None` without /proc.
     pub(super) fn owner_bytes(&self) -> Option<u64> {
-        match &self.pair.host {
-            Host::Worker(_) => None,
-            Host::Process(child) => child.process().anonymous_bytes(),
-        }
-    }
-
-    /// The number of the owner's values; 0 if it is another process.
-    pub(super) fn owned(&self) -> Result<usize, Failure> {
-        Ok(match &self.pair.host {
-            Host::Worker(worker) => worker.rrefs.sizes()?.owners,
-            Host::Process(_) => 0,
-        })
+        self.pair.host.process().anonymous_bytes()
     }
 
     fn create(&mut self) -> Result<Created, Failure> {
@@ -153,12 +133,12 @@ impl WorkerPair {
         Ok(alive)
     }
 
-    /// Waits until no reference is alive and the owner has freed all values.
+    /// Waits until no reference is alive and the owner has confirmed all deletions.
     pub(super) fn wait_until_freed(&self) -> Result<(), Failure> {
         let began = Instant::now();
         loop {
             let left = self.pair.client.rrefs.sizes()?;
-            if is_empty(&left) && self.owned()? == 0 {
+            if is_empty(&left) {
                 return Ok(());
             }
             let after = began.elapsed();
@@ -204,7 +184,7 @@ impl Worker {
         let mut registry = Registry::new();
         registry.register_bytes(ECHO, |_, payload| Ok(payload))?;
         let rrefs = RRefs::register(&mut registry, functions)?;
-        let agent = start_agent(role, None, registry, store)?;
+        let agent = start_agent(role, registry, store)?;
         rrefs.attach(agent.handle())?;
         Ok(Self { agent, rrefs })
     }

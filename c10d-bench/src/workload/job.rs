@@ -57,7 +57,7 @@ impl Job {
         };
         let mut joined = Vec::with_capacity(shape.ranks());
         let start = Instant::now();
-        fleet.connect(shape.connections, setting.connect_window, join, |reply| {
+        fleet.connect(shape.connections, join, |reply| {
             let (nonce, count) = reply.split_at(requests::HELLO_REPLY.len());
             joined.extend(requests::number(count));
             expect(setting.server, "PING", nonce, requests::HELLO_REPLY).map(drop)

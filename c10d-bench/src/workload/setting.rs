@@ -1,4 +1,4 @@
-//! The setting of a measurement of a workload.
+//! The setting of a measurement of a workload, and the numbers of its options.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -43,8 +43,6 @@ pub(crate) struct Setting {
     pub(crate) rounds: usize,
     /// How long a round lasts, for workloads without a natural end.
     pub(crate) round_time: Duration,
-    /// How many connections are opened at a time.
-    pub(crate) connect_window: usize,
 }
 
 impl Setting {
@@ -56,7 +54,7 @@ impl Setting {
             requests: &[&hello],
             reply_bytes: requests::HELLO_REPLY.len(),
         };
-        fleet.connect(connections, self.connect_window, greeting, |reply| {
+        fleet.connect(connections, greeting, |reply| {
             if reply == requests::HELLO_REPLY {
                 return Ok(());
             }
@@ -64,5 +62,31 @@ impl Setting {
             Err(Failure::wrong_answer(self.server, "PING", detail))
         })?;
         Ok(fleet)
+    }
+}
+
+/// A count of at least 1.
+pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".to_owned()),
+        Ok(number) => Ok(number),
+        Err(error) => Err(format!("{error}")),
+    }
+}
+
+/// A count from 1 to `max`.
+pub(crate) fn at_most(max: usize) -> impl Fn(&str) -> Result<usize, String> + Clone {
+    move |text| match at_least_one(text)? {
+        count if count <= max => Ok(count),
+        _ => Err(format!("must be from 1 to {max}")),
+    }
+}
+
+/// The length of one round, in seconds.
+pub(crate) fn round_seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (0.001..=3600.0).contains(&seconds) => Ok(seconds),
+        Ok(_) => Err("must be from 0.001 to 3600".to_owned()),
+        Err(error) => Err(format!("{error}")),
     }
 }

@@ -6,12 +6,14 @@ use crate::failure::Failure;
 use crate::fleet::{Fleet, Flood};
 use crate::report::{Goal, Row, Unit, measure_in_turn};
 
+const VALUE: [u8; 64] = [b'v'; 64];
+
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Kind {
     /// ADD of 1; each connection has its own key.
     Add,
-    /// SET and GET of the same key, two operations; each connection has its own key.
-    SetGet { value_bytes: usize },
+    /// SET and GET of the same key with [`VALUE`], two operations; each connection has its own key.
+    SetGet,
 }
 
 #[derive(Debug, Clone)]
@@ -37,7 +39,7 @@ impl Throughput {
             .collect();
         let operations_per_unit = match self.kind {
             Kind::Add => 1,
-            Kind::SetGet { .. } => 2,
+            Kind::SetGet => 2,
         };
         let flood = Flood {
             batches: &batches,
@@ -66,7 +68,7 @@ impl Throughput {
     fn key(&self, connection: usize) -> String {
         match self.kind {
             Kind::Add => format!("bench/add/{connection:05}"),
-            Kind::SetGet { .. } => format!("bench/set/{connection:05}"),
+            Kind::SetGet => format!("bench/set/{connection:05}"),
         }
     }
 
@@ -75,10 +77,7 @@ impl Throughput {
         let key = self.key(connection);
         match self.kind {
             Kind::Add => requests::add(&key, 1),
-            Kind::SetGet { value_bytes } => {
-                let value = vec![b'v'; value_bytes];
-                [requests::set(&key, &value), requests::get(&key)].concat()
-            }
+            Kind::SetGet => [requests::set(&key, &VALUE), requests::get(&key)].concat(),
         }
     }
 
@@ -86,7 +85,7 @@ impl Throughput {
     fn reply(&self) -> Vec<u8> {
         match self.kind {
             Kind::Add => vec![1, 0, 0, 0, 0, 0, 0, 0],
-            Kind::SetGet { value_bytes } => requests::blob(&vec![b'v'; value_bytes]),
+            Kind::SetGet => requests::blob(&VALUE),
         }
     }
 

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod goodput;
+mod options;
 mod process;
 mod relay;
 mod rendezvous;

@@ -2,15 +2,11 @@
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
-use std::net::{SocketAddr, TcpStream};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
 
 use c10d_store::TcpStore;
 use serde_json::Value;
-
-/// Far longer than any step takes: ends a test that hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The exit code and the output of a run.
 #[derive(Debug)]
@@ -45,19 +41,7 @@ fn command<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
 }
 
 pub(crate) fn run<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Ended {
-    run_until(arguments, |_| {})
-}
-
-/// A run that `end` may end, given its process id.
-pub(crate) fn run_until<S: AsRef<OsStr>>(
-    arguments: impl IntoIterator<Item = S>,
-    end: impl FnOnce(u32),
-) -> Ended {
-    let mut command = command(arguments);
-    let piped = command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let child = piped.spawn().unwrap();
-    end(child.id());
-    let output = child.wait_with_output().unwrap();
+    let output = command(arguments).output().unwrap();
     Ended {
         code: output.status.code(),
         stdout: output.stdout,
@@ -65,12 +49,55 @@ pub(crate) fn run_until<S: AsRef<OsStr>>(
     }
 }
 
-/// The names of a report's rows.
-pub(crate) fn names(report: &Value) -> Vec<&str> {
-    let rows = report["rows"].as_array().unwrap();
-    rows.iter()
-        .map(|row| row["name"].as_str().unwrap())
-        .collect()
+/// The report of a run with `--json`.
+#[derive(Debug)]
+pub(crate) struct Report(pub(crate) Value);
+
+/// Runs a benchmark, which must succeed without a line on standard error.
+#[track_caller]
+pub(crate) fn report_of<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Report {
+    let ended = run(arguments);
+    assert_eq!(
+        (ended.code, ended.stderr.as_str()),
+        (Some(0), ""),
+        "{ended:?}"
+    );
+    Report(serde_json::from_slice(&ended.stdout).unwrap())
+}
+
+impl Report {
+    pub(crate) fn rows(&self) -> &[Value] {
+        self.0["rows"].as_array().unwrap()
+    }
+
+    /// Asserts the names of the rows, and that the figures of each are in order.
+    #[track_caller]
+    pub(crate) fn assert_rows<S: AsRef<str>>(&self, names: &[S]) {
+        let rows = self.rows().iter();
+        let found: Vec<_> = rows.map(|row| row["name"].as_str().unwrap()).collect();
+        let names: Vec<_> = names.iter().map(AsRef::as_ref).collect();
+        assert_eq!(found, names);
+        for row in self.rows() {
+            let [min, median, max] =
+                ["min", "median", "max"].map(|name| row[name].as_f64().unwrap());
+            assert!(min <= median && median <= max, "{row}");
+        }
+    }
+}
+
+/// The first note of a report whose run had a limit of 200 open files, for itself and its children.
+pub(crate) fn note_with_few_files(arguments: &str) -> String {
+    let program = env!("CARGO_BIN_EXE_c10d-bench");
+    let script = format!("ulimit -n 200 && exec {program} {arguments} --json --no-pin --rounds=1");
+    let limited = Command::new("sh").args(["-c", &script]).output().unwrap();
+    assert!(limited.status.success(), "{limited:?}");
+    let report: Value = serde_json::from_slice(&limited.stdout).unwrap();
+    let notes = report["notes"].as_array().unwrap().iter();
+    let mut notes = notes.map(|note| note.as_str().unwrap());
+    notes
+        .find(|note| note.contains("instead of"))
+        .unwrap()
+        .to_owned()
 }
 
 /// A running server with a known address; killed on drop.
@@ -96,17 +123,6 @@ impl Server {
 
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
-    }
-
-    /// Waits until it exits.
-    pub(crate) fn end(mut self) -> ExitStatus {
-        self.child.wait().unwrap()
-    }
-
-    pub(crate) fn connect(&self) -> TcpStream {
-        let stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream
     }
 
     /// A client of the store at the address.

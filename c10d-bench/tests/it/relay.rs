@@ -1,8 +1,6 @@
 //! `c10d-bench relay`: figures and options.
 
-use serde_json::Value;
-
-use crate::process::{names, run};
+use crate::process::{note_with_few_files, report_of};
 
 #[test]
 fn jobs_with_relays_are_measured_beside_jobs_without() {
@@ -11,14 +9,11 @@ fn jobs_with_relays_are_measured_beside_jobs_without() {
         "--nodes=5",
         "--ranks-per-node=3",
         "--init-nodes=7",
-        "--connect-window=2",
         "--json",
     ];
     let words: Vec<&str> = small.into_iter().chain(jobs).collect();
     for secret in [&[][..], &["--secret"]] {
-        let ended = run(words.iter().chain(secret));
-        assert_eq!(ended.code, Some(0), "{ended:?}");
-        let report: Value = serde_json::from_slice(&ended.stdout).unwrap();
+        let report = report_of(words.iter().chain(secret));
         let on_linux = cfg!(target_os = "linux");
         let expected = [
             ("get p50", true),
@@ -36,8 +31,8 @@ fn jobs_with_relays_are_measured_beside_jobs_without() {
             .into_iter()
             .filter_map(|(name, is_there)| is_there.then_some(name))
             .collect();
-        assert_eq!(names(&report), expected);
-        for row in report["rows"].as_array().unwrap() {
+        report.assert_rows(&expected);
+        for row in report.rows() {
             assert_eq!(row["rounds"].as_array().unwrap().len(), 2, "{row}");
             match row["name"].as_str().unwrap() {
                 "connections" => {
@@ -59,34 +54,6 @@ fn jobs_with_relays_are_measured_beside_jobs_without() {
 
 #[test]
 fn nodes_without_files_for_their_ranks_are_left_out_with_a_note() {
-    let words = ["relay", "--json", "--no-pin", "--rounds=1"];
-    let ranks = ["--only=ranks", "--nodes=1000000000"];
-    // The shell sets a limit of 200 files for itself and its child.
-    let limited = std::process::Command::new("sh")
-        .args([
-            "-c",
-            "ulimit -n 200 && exec \"$0\" \"$@\"",
-            env!("CARGO_BIN_EXE_c10d-bench"),
-        ])
-        .args(words.iter().chain(&ranks))
-        .output()
-        .unwrap();
-    assert!(limited.status.success(), "{limited:?}");
-    let report: Value = serde_json::from_slice(&limited.stdout).unwrap();
-    let note = report["notes"][1].as_str().unwrap();
+    let note = note_with_few_files("relay --only=ranks --nodes=1000000000");
     assert!(note.contains("nodes instead of 1000000000"), "{note}");
-}
-
-#[test]
-fn invalid_options_of_relay_have_exit_code_2() {
-    for words in [
-        &["--nodes=0"][..],
-        &["--ranks-per-node=0"],
-        &["--ranks-per-node=1025"],
-        &["--init-nodes=x"],
-        &["--only=nothing"],
-    ] {
-        let ended = run(["relay"].iter().chain(words));
-        assert_eq!(ended.code, Some(2), "{words:?}");
-    }
 }

@@ -2,19 +2,7 @@
 
 use serde_json::Value;
 
-use crate::process::run;
-
-/// Runs `c10d-bench rendezvous` with these words, and returns its rows.
-fn rendezvous_rows(words: &[&str]) -> Vec<Value> {
-    let ended = run(["rendezvous", "--json"].iter().chain(words));
-    assert_eq!(
-        (ended.code, ended.stderr.as_str()),
-        (Some(0), ""),
-        "{ended:?}"
-    );
-    let report: Value = serde_json::from_slice(&ended.stdout).unwrap();
-    report["rows"].as_array().unwrap().clone()
-}
+use crate::process::{report_of, run};
 
 fn figure(row: &Value, name: &str) -> f64 {
     row[name]
@@ -26,10 +14,11 @@ fn figure(row: &Value, name: &str) -> f64 {
 fn a_rendezvous_of_few_and_of_many_nodes_is_measured() {
     // The larger rendezvous writes with leases, the smaller without; the larger has three processes of nodes.
     let words = ["--nodes=2,12", "--nodes-per-process=4", "--rounds=2"];
-    let rows = rendezvous_rows(&words);
+    let report = report_of(["rendezvous", "--json"].iter().chain(&words));
+    let rows = report.rows();
     let nodes: Vec<_> = rows.iter().map(|row| row["nodes"].as_u64()).collect();
     assert_eq!(nodes, [Some(2), Some(12)]);
-    for row in &rows {
+    for row in rows {
         let figure = |name: &str| figure(row, name);
         assert!(figure("agree_ms_min") > 0.0, "{row}");
         assert!(figure("agree_ms_min") <= figure("agree_ms"), "{row}");
@@ -83,16 +72,4 @@ fn a_rendezvous_that_needs_more_files_than_the_limit_is_refused() {
     // The figures of fewer nodes are not lost.
     let table = String::from_utf8(refused.stdout).unwrap();
     assert_eq!(table.lines().count(), 2, "{table}");
-}
-
-#[test]
-fn invalid_options_of_rendezvous_have_exit_code_2() {
-    for words in [
-        &["--nodes=0"][..],
-        &["--nodes-per-process=0"],
-        &["--rounds=0"],
-    ] {
-        let ended = run(["rendezvous"].iter().chain(words));
-        assert_eq!(ended.code, Some(2), "{words:?}: {ended:?}");
-    }
 }

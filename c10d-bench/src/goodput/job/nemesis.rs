@@ -8,8 +8,7 @@ use rustix::process::Signal;
 
 use super::super::history::FaultRecord;
 use super::super::plan::{Fault, Kind, NODES, RANKS_PER_NODE, Seat};
-use super::Job;
-use super::parts::{Lasting, Role};
+use super::{Job, Lasting, Role};
 use crate::failure::Failure;
 use crate::process::Process;
 
