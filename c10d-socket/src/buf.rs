@@ -568,20 +568,6 @@ mod tests {
     }
 
     #[test]
-    fn shared_bytes_are_dropped_once_sent() {
-        let value = Arc::new(vec![1; 10]);
-        let mut out = SendBuf::new();
-        out.push_shared(Arc::clone(&value), 0);
-        assert_eq!(Arc::strong_count(&value), 2);
-        assert_eq!((out.unsent_bytes(), out.copied_bytes()), (10, 0));
-        assert!(
-            out.flush(&mut Vec::new())
-                .expect("a vector accepts everything")
-        );
-        assert_eq!(Arc::strong_count(&value), 1);
-    }
-
-    #[test]
     fn a_zero_length_write_is_an_error() {
         struct Full;
         impl Write for Full {

@@ -127,24 +127,6 @@ mod tests {
     }
 
     #[test]
-    fn a_check_at_the_announced_time_has_another_result() {
-        let silence = Silence::new(seconds(1), seconds(9)).suspect_after(seconds(4));
-        let mut now = Duration::ZERO;
-        let mut seen = Vec::new();
-        loop {
-            let liveness = silence.check(now);
-            seen.push(liveness);
-            match liveness {
-                Liveness::Alive { until } | Liveness::Suspect { until } => {
-                    now = until.expect("it has a limit");
-                }
-                Liveness::Lost => break,
-            }
-        }
-        assert_eq!(seen.len(), 3);
-    }
-
-    #[test]
     fn a_peer_without_a_limit_is_never_lost() {
         let far = seconds(1 << 40);
         for limit in [None, Some(Duration::MAX)] {

@@ -420,36 +420,3 @@ fn an_interpreter_that_was_overwritten_has_no_threads_or_is_an_error() {
         }
     }
 }
-
-/// cargo test --release -p c10d-stacks -- --ignored --nocapture
-#[test]
-#[ignore = "prints times, which depend on the machine"]
-fn costs() {
-    for release in RELEASES {
-        let Some(program) = installed(release) else {
-            continue;
-        };
-        let (_python, pid) = Python::ready(&program, WAITS);
-        let mut attach = Vec::new();
-        let mut sample = Vec::new();
-        for _ in 0..20 {
-            let started = Instant::now();
-            let mut reader = StackReader::attach(pid).unwrap();
-            attach.push(started.elapsed());
-            for _ in 0..20 {
-                let started = Instant::now();
-                reader.sample().unwrap();
-                sample.push(started.elapsed());
-            }
-        }
-        attach.sort_unstable();
-        sample.sort_unstable();
-        println!(
-            "python{release}: attach {:?} (longest {:?}), sample {:?} (longest {:?})",
-            attach[attach.len() / 2],
-            attach[attach.len() - 1],
-            sample[sample.len() / 2],
-            sample[sample.len() - 1]
-        );
-    }
-}

@@ -68,24 +68,18 @@ fn train(group: &Group) {
 
 #[test]
 fn ranks_exchange_values_over_every_kind_of_store() {
-    with_ranks(4, in_process(), |group| train(&group));
+    for world_size in [1, 4] {
+        with_ranks(world_size, in_process(), |group| {
+            assert_eq!((group.world_size(), group.name()), (world_size, "world"));
+            train(&group);
+        });
+    }
     let server = server();
     with_ranks(4, || client(&server), |group| train(&group));
     let folder = std::env::temp_dir().join(format!("c10d-group-{}", std::process::id()));
     let open = || -> Arc<dyn Store> { Arc::new(FileStore::open(&folder, None).unwrap()) };
     with_ranks(3, open, |group| train(&group));
     let _ = std::fs::remove_file(folder);
-}
-
-#[test]
-fn a_group_of_one_needs_nobody() {
-    with_ranks(1, in_process(), |group| {
-        train(&group);
-        assert_eq!(
-            (group.rank(), group.world_size(), group.name()),
-            (0, 1, "world")
-        );
-    });
 }
 
 #[test]
@@ -349,26 +343,6 @@ fn arguments_that_make_no_sense_are_refused_and_change_nothing() {
         let refused = options().join(in_process()(), rank, world_size);
         assert!(matches!(refused, Err(GroupError::InvalidArgument { .. })));
     }
-}
-
-#[test]
-fn a_group_does_one_thing_at_a_time() {
-    with_ranks(2, in_process(), |group| {
-        if group.rank() == 0 {
-            let missing = group.barrier_timeout(SHORT).unwrap_err();
-            assert!(
-                missing.to_string().contains("rank 1 of 2 is missing"),
-                "{missing}"
-            );
-            let refused = group.all_gather_bytes(b"x").unwrap_err();
-            assert!(matches!(refused, GroupError::OutOfStep { .. }), "{refused}");
-            group.store().set("refused", "").unwrap();
-        } else {
-            group.store().wait(&["refused"]).unwrap();
-        }
-        group.barrier().unwrap();
-        train(&group);
-    });
 }
 
 #[test]
