@@ -2,7 +2,6 @@
 
 import copy
 import math
-import os
 import pickle
 import threading
 import time
@@ -62,12 +61,6 @@ class StoreContract(unittest.TestCase):
         self.assertTrue(store.check([]))
         self.assertIsNone(store.try_get("missing"))
         self.assertEqual(store.try_get("empty"), b"")
-
-    def test_large_values(self) -> None:
-        value = os.urandom(3_000_000)
-        self.store.set("large", value)
-        self.assertEqual(self.store.get("large"), value)
-        self.assertEqual(self.store.multi_get(["large", "large"]), [value, value])
 
     def test_add(self) -> None:
         store = self.store
@@ -141,13 +134,6 @@ class StoreContract(unittest.TestCase):
         store.wait(["one", "two"], timedelta(seconds=60))
         self.assertEqual(store.get("two"), b"2")
         thread.join()
-
-    def test_wait_in_many_threads(self) -> None:
-        store, writer = self.store, self.open()
-        with ThreadPoolExecutor(8) as pool:
-            waiting = [pool.submit(store.get, "shared") for _ in range(8)]
-            writer.set("shared", "for all")
-            self.assertEqual([future.result(60) for future in waiting], [b"for all"] * 8)
 
     def test_timeout(self) -> None:
         store = self.store

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,7 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nodes
 from c10d_rs.__main__ import command
+from servers import free_port
 
 NODES = 2
 PER_NODE = 4
@@ -33,12 +34,7 @@ RESTARTS = ("stopping the workers", "restarting the workers", "does not keep the
 # How a rank exits if the other ranks continued without it: it was silent, or its relay exited.
 ENDS_OF_VICTIMS = ("Evicted", "Unrecoverable")
 
-VARIABLES = {
-    "OMP_NUM_THREADS": "1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "TORCH_CPP_LOG_LEVEL": "ERROR",
-    "PYTHON_EXEC": sys.executable,
-}
+VARIABLES = {**nodes.VARIABLES, "PYTHON_EXEC": sys.executable}
 
 # How much of a file a report has: of a launcher, with the stacks of its ranks.
 TAIL_LINES = {True: 90, False: 6}
@@ -131,7 +127,7 @@ class Job:
         self.launchers: list[subprocess.Popen[str]] = []
         (folder / "ranks").mkdir()
         if kind == "hosted":
-            self.address = f"127.0.0.1:{_free_port()}"
+            self.address = f"127.0.0.1:{free_port()}"
         else:
             self.store, self.address = self._serve("store", "serve", f"--dir={folder / 'store'}", "--port=0")
         if kind == "relays":
@@ -403,10 +399,3 @@ def _is_alive(pid: int) -> bool:
     except OSError:
         return False
     return state != "Z"
-
-
-def _free_port() -> int:
-    with socket.socket() as chosen:
-        chosen.bind(("127.0.0.1", 0))
-        port: int = chosen.getsockname()[1]
-        return port

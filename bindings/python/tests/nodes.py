@@ -1,14 +1,14 @@
-"""Nodes of torchrun, for the tests."""
+"""PyTorch beside the package, and nodes of torchrun, for the tests."""
 
+import functools
 import importlib.util
 import os
-import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import unittest
-from pathlib import Path
+
+from servers import new_folder
 
 # A node that runs for this long is stopped: the tests read its log, which ends with the node.
 LIMIT_SECONDS = 120
@@ -16,12 +16,24 @@ LIMIT_SECONDS = 120
 needs_torch_here = unittest.skipUnless(importlib.util.find_spec("torch"), "PyTorch is not installed beside c10d_rs")
 
 
-def free_port() -> int:
-    """Return a port on which no process listens."""
-    with socket.socket() as chosen:
-        chosen.bind(("127.0.0.1", 0))
-        port: int = chosen.getsockname()[1]
-        return port
+# For processes that use PyTorch.
+VARIABLES = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+
+HAS_RECONFIGURE = "import torch.distributed as dist, sys; sys.exit(not hasattr(dist, '_reconfigure'))"
+
+
+@functools.cache
+def can_reconfigure() -> bool:
+    """Return whether this environment's torch can change a process group."""
+    return subprocess.run([sys.executable, "-c", HAS_RECONFIGURE]).returncode == 0
+
+
+def require_reconfigure() -> None:
+    """Skip the tests if this environment has no torch that can change a process group."""
+    if not importlib.util.find_spec("torch"):
+        raise unittest.SkipTest("needs torch in this environment")
+    if not can_reconfigure():
+        raise unittest.SkipTest("needs PyTorch 2.14 or later")
 
 
 class TorchrunCase(unittest.TestCase):
@@ -30,9 +42,7 @@ class TorchrunCase(unittest.TestCase):
     script = ""
 
     def setUp(self) -> None:
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = new_folder(self)
         self.worker = self.folder / "worker.py"
         self.worker.write_text(self.script)
 

@@ -1,8 +1,9 @@
-"""Servers of PyTorch, and secrets, for the tests."""
+"""Folders, ports, secrets, and servers of PyTorch, for the tests."""
 
 import atexit
 import functools
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,11 +26,24 @@ for line in sys.stdin:
 """
 
 
-def new_secret(test: unittest.TestCase) -> Path:
-    """Return the path of a file with a new secret, which lasts as long as the test."""
+def new_folder(test: unittest.TestCase) -> Path:
+    """Return an empty folder, which lasts as long as the test."""
     folder = tempfile.TemporaryDirectory()
     test.addCleanup(folder.cleanup)
-    path = Path(folder.name) / "secret"
+    return Path(folder.name).resolve()
+
+
+def free_port() -> int:
+    """Return a port on which no process listens."""
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        port: int = chosen.getsockname()[1]
+        return port
+
+
+def new_secret(test: unittest.TestCase) -> Path:
+    """Return the path of a file with a new secret, which lasts as long as the test."""
+    path = new_folder(test) / "secret"
     secret = subprocess.run([sys.executable, "-m", "c10d_rs", "secret", "new"], stdout=subprocess.PIPE, check=True)
     path.touch(0o600)
     path.write_bytes(secret.stdout)

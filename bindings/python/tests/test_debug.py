@@ -4,19 +4,19 @@ import importlib.util
 import json
 import os
 import pty
-import re
 import select
 import shlex
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from c10d_rs.__main__ import command
+from pages import blocks_in
+from servers import free_port, new_folder
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/how-to/debug.md"
 PORT_OF_PAGE = 5678
@@ -32,20 +32,12 @@ HAS_DEBUGPY = importlib.util.find_spec("debugpy") is not None
 
 def block(language: str) -> str:
     """Return the first block in a language."""
-    text: str = re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)[0]
-    return text
+    return blocks_in(PAGE, language)[0]
 
 
 def configurations() -> Dict[str, Dict[str, Any]]:
     """Return the entries of the page's ``launch.json`` by their ``request``."""
     return {entry["request"]: entry for entry in json.loads(block("json"))["configurations"]}
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 def await_debugger(port: int) -> None:
@@ -150,9 +142,7 @@ class Client:
 @unittest.skipUnless(HAS_DEBUGPY, "LEFT OUT: needs debugpy")
 class Debug(unittest.TestCase):
     def setUp(self) -> None:
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.script = str(Path(folder.name, "train.py").resolve())
+        self.script = str(new_folder(self) / "train.py")
         Path(self.script).write_text(SCRIPT)
 
     def start(self, port: int) -> None:
@@ -254,14 +244,13 @@ class Terminal(unittest.TestCase):
         typed = [line.removeprefix(prompt) for line in lines if line.startswith(prompt)]
         shown = [line for line in lines if line.startswith("rank ") or line.startswith("'")]
         self.assertEqual((typed, len(shown)), (["p rank", "c"], 3), lines)
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        Path(folder.name, "train.py").write_text(block("python"))
+        folder = new_folder(self)
+        (folder / "train.py").write_text(block("python"))
         words = shlex.split(lines[0].removeprefix("$ "))
         self.assertEqual(words[0], "c10d")
         child, terminal = pty.fork()
         if child == 0:
-            os.chdir(folder.name)
+            os.chdir(folder)
             os.execv(command(), words)
         screen = ""
         prompts = 0

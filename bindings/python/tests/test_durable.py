@@ -3,14 +3,14 @@
 import os
 import signal
 import subprocess
-import tempfile
 import time
 import unittest
 import urllib.request
 from collections import Counter
 from pathlib import Path
 
-from nodes import LIMIT_SECONDS, TorchrunCase, free_port, needs_torch_here
+from nodes import LIMIT_SECONDS, TorchrunCase, needs_torch_here
+from servers import free_port, new_folder
 
 from c10d_rs.__main__ import command
 
@@ -138,13 +138,11 @@ class Durable(TorchrunCase):
 
     def etcd(self) -> str:
         """Start an etcd of one member, and return its address."""
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
         clients, peers = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
         member = subprocess.Popen(
             [
                 os.environ["C10D_ETCD"],
-                f"--data-dir={folder.name}",
+                f"--data-dir={new_folder(self)}",
                 f"--listen-client-urls={clients}",
                 f"--advertise-client-urls={clients}",
                 f"--listen-peer-urls={peers}",

@@ -1,7 +1,6 @@
 """A forked child neither uses nor closes the stores of its parent."""
 
 import gc
-import multiprocessing
 import os
 import tempfile
 import unittest
@@ -65,26 +64,6 @@ class Fork(unittest.TestCase):
                 self.assertEqual(store.get("k"), b"parent")
             self.assertEqual(client.get("from the child"), b"x")
             self.assertEqual(server.connection_count, 1)
-
-    def test_multiprocessing(self) -> None:
-        with StoreServer() as server:
-            context = multiprocessing.get_context("fork")
-            workers = [context.Process(target=count, args=(server.port,)) for _ in range(3)]
-            for worker in workers:
-                worker.start()
-            store = TCPStore("127.0.0.1", server.port)
-            store.barrier("all", 4)
-            for worker in workers:
-                worker.join(60)
-                self.assertEqual(worker.exitcode, 0)
-            self.assertEqual(store.add("n", 0), 3)
-
-
-def count(port: int) -> None:
-    """Count this worker, and meet the other workers."""
-    store = TCPStore("127.0.0.1", port)
-    store.add("n", 1)
-    store.barrier("all", 4)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,12 @@ import time
 import unittest
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from nemesis_job import Job
+from nodes import require_reconfigure
 from test_nemesis import losses_alone
-from test_survivors import can_reconfigure
 
 PER_NODE = 2
 
@@ -33,12 +32,10 @@ GROWS: dict[str, Any] = {"nodes": 1, "nnodes": "1:3"}
 FULL: dict[str, Any] = {"nodes": 2, "nnodes": "2"}
 
 
-@unittest.skipUnless(find_spec("torch"), "needs torch in this environment")
 class Growth(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
-        if not can_reconfigure():
-            raise unittest.SkipTest("needs PyTorch 2.14 or later")
+        require_reconfigure()
 
     @contextmanager
     def job(self, kind: str, type_: type[Job] = Job, **parameters: Any) -> Iterator[Job]:

@@ -86,13 +86,6 @@ class Interrupt(unittest.TestCase):
         self.assertEqual(store.get("late"), b"x")
         writer.join()
 
-    def test_opening(self) -> None:
-        with socket.socket() as closed:
-            closed.bind(("127.0.0.1", 0))
-            port = closed.getsockname()[1]
-            self.interrupted(lambda: c10d_rs.TCPStore("127.0.0.1", port))
-        self.interrupted(lambda: c10d_rs.TCPStore("127.0.0.1", 0, world_size=2, is_master=True))
-
     def test_requests_to_a_server_that_hangs(self) -> None:
         """A stopped server: the system accepts connections for it and does not answer."""
 

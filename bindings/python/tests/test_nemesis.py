@@ -15,11 +15,10 @@ import tempfile
 import time
 import unittest
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 from nemesis_job import NODES, PER_NODE, WORKERS_MIN, Broken, Job
-from test_survivors import can_reconfigure
+from nodes import require_reconfigure
 
 # Without it two jobs, for CI.
 ACTS = int(os.environ.get("C10D_NEMESIS_ACTS", "8"))
@@ -180,7 +179,6 @@ class Nemesis:
         self.job.kill_launcher(node)
 
 
-@unittest.skipUnless(find_spec("torch"), "needs torch in this environment")
 class Disturbed(unittest.TestCase):
     def test_survivors_go_on(self) -> None:
         disturb(ACTS, ACTS_PER_JOB, lambda kind, folder, chance: Nemesis(Job(kind, folder), chance))
@@ -188,8 +186,7 @@ class Disturbed(unittest.TestCase):
 
 def disturb(acts: int, acts_per_job: int, start: Callable[[str, Path, random.Random], Nemesis]) -> None:
     """Disturb jobs of all kinds, each by its seed, and check them. `start` starts a job of a kind in a folder."""
-    if not can_reconfigure():
-        raise unittest.SkipTest("needs PyTorch 2.14 or later")
+    require_reconfigure()
     seed = int(os.environ.get("SEED", time.time_ns()))
     kills: collections.Counter[str] = collections.Counter()
     for index in range(-(-acts // acts_per_job)):

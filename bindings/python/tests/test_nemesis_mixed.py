@@ -9,9 +9,7 @@ C10D_NEMESIS_MIXED_ACTS is the total number of disturbances, 12 for each job; SE
 import os
 import random
 import signal
-import time
 import unittest
-from importlib.util import find_spec
 
 from nemesis_job import PER_NODE
 from nemesis_mixed import PER_GUEST, MixedJob
@@ -133,7 +131,6 @@ class MixedNemesis(Nemesis):
             self.wait(ARRIVAL_SECONDS)
 
 
-@unittest.skipUnless(find_spec("torch"), "needs torch in this environment")
 class Mixed(unittest.TestCase):
     def test_nodes_of_torchrun_come_and_go(self) -> None:
         disturb(ACTS, ACTS_PER_JOB, lambda kind, folder, chance: MixedNemesis(MixedJob(kind, folder), chance))

@@ -1,23 +1,21 @@
 """The README's programs run as they stand there, in the order in which a reader types them."""
 
 import os
-import re
 import shlex
 import subprocess
 import sys
-import tempfile
 import textwrap
 import unittest
-from importlib.util import find_spec
 from pathlib import Path
 
 from c10d_rs import StoreServer
 from c10d_rs.__main__ import command
-from servers import new_secret
+from nodes import VARIABLES, needs_torch_here, require_reconfigure
+from pages import blocks_in
+from servers import new_folder, new_secret
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 LIMIT_SECONDS = 240
-VARIABLES = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 # Around the line of the process group: temporary objects die at once, and every kind of subgroup has to work.
 BEFORE_GROUP = """
@@ -41,6 +39,11 @@ def check(group):
 for _ in range(2):
     check(dist.new_group([0, 1]))
     gc.collect()
+objects = [None, None]
+dist.all_gather_object(objects, {"rank": rank})
+assert objects == [{"rank": 0}, {"rank": 1}], objects
+dist.broadcast_object_list(objects, src=0)
+dist.monitored_barrier()
 check(init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b")).get_group("b"))
 if hasattr(dist, "split_group"):
     try:
@@ -69,16 +72,9 @@ assert step == steps, step
 """
 
 
-def blocks(language: str) -> list[str]:
-    """Return the README's blocks in a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
-
-
 class Readme(unittest.TestCase):
     def setUp(self) -> None:
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = new_folder(self)
 
     def run_worker(self, line: str, script: str) -> None:
         """Type a line that runs c10d with worker.py."""
@@ -89,19 +85,19 @@ class Readme(unittest.TestCase):
         subprocess.run([command(), *words[1:]], cwd=self.folder, env=environment, check=True, timeout=LIMIT_SECONDS)
 
     def test_stores(self) -> None:
-        stores, _ = blocks("python")
+        stores, _ = blocks_in(README, "python")
         subprocess.run([sys.executable, "-c", stores], check=True, timeout=LIMIT_SECONDS)
 
     def test_groups_under_the_launcher(self) -> None:
-        _, groups = blocks("python")
-        (line,) = (line for line in blocks("sh")[0].splitlines() if line.startswith("c10d run"))
+        _, groups = blocks_in(README, "python")
+        (line,) = (line for line in blocks_in(README, "sh")[0].splitlines() if line.startswith("c10d run"))
         self.run_worker(line, groups)
 
-    @unittest.skipUnless(find_spec("torch"), "needs torch in this environment")
+    @needs_torch_here
     def test_process_groups(self) -> None:
         secret = new_secret(self)
         (self.folder / "job.secret").symlink_to(secret)
-        block, _ = blocks("py")
+        block, _ = blocks_in(README, "py")
         script = BEFORE_GROUP + textwrap.indent(block, "    ") + AFTER_GROUP
         with StoreServer(secret_file=secret) as server:
             ranks = [
@@ -119,12 +115,9 @@ class Readme(unittest.TestCase):
                     rank.kill()
                     rank.wait()
 
-    @unittest.skipUnless(find_spec("torch"), "needs torch in this environment")
     def test_survivors(self) -> None:
-        check = "import torch.distributed as dist, sys; sys.exit(not hasattr(dist, '_reconfigure'))"
-        if subprocess.run([sys.executable, "-c", check]).returncode != 0:
-            self.skipTest("needs PyTorch 2.14 or later")
-        _, block = blocks("py")
+        require_reconfigure()
+        _, block = blocks_in(README, "py")
         script = BEFORE_SURVIVORS + block + AFTER_SURVIVORS
         self.run_worker("c10d run --standalone --nproc-per-node 2 --keep-workers worker.py", script)
 

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 import warnings
@@ -17,7 +16,6 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -40,7 +38,7 @@ from c10d_rs import (
     StoreValueError,
     TCPStore,
 )
-from servers import needs_torch, new_secret, run_torch, torch_has, torch_server
+from servers import free_port, needs_torch, new_folder, new_secret, run_torch, torch_has, torch_server
 
 
 class TestTCPStore(contract.StoreContract):
@@ -129,9 +127,7 @@ class TestTCPStoreWithSecret(TestTCPStore):
 
 class TestStoreInDirectory(TestTCPStore):
     def serve(self) -> int:
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.dir = Path(folder.name) / "store"
+        self.dir = new_folder(self) / "store"
         self.server = StoreServer(dir=self.dir)
         # The test may have replaced it.
         self.addCleanup(lambda: self.server.close())
@@ -229,9 +225,7 @@ class TestFileStore(contract.StoreContract):
     has_queues = False
 
     def setUp(self) -> None:
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.path = Path(folder.name) / "store"
+        self.path = new_folder(self) / "store"
         super().setUp()
 
     def open(self) -> Store:
@@ -258,14 +252,6 @@ class TestFileStore(contract.StoreContract):
             fcntl.flock(file, fcntl.LOCK_UN)
             dropped.result(60)
         self.assertFalse(path.exists())
-
-
-def free_port() -> int:
-    """Return a port on which no process listens."""
-    with socket.socket() as chosen:
-        chosen.bind(("127.0.0.1", 0))
-        port: int = chosen.getsockname()[1]
-        return port
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -498,11 +484,11 @@ class TestOpening(unittest.TestCase):
         self.assertEqual(c10d_rs.__version__, importlib.metadata.version("c10d-rs"))
 
     def test_weak_references(self) -> None:
-        with StoreServer() as server, tempfile.TemporaryDirectory() as folder:
+        with StoreServer() as server:
             base = HashStore()
             objects: list[Any] = [
                 TCPStore("127.0.0.1", server.port),
-                FileStore(Path(folder) / "store"),
+                FileStore(new_folder(self) / "store"),
                 HashStore(),
                 PrefixStore("p", base),
                 base.clone(),

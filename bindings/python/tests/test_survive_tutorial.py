@@ -5,27 +5,26 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import time
 import unittest
-from importlib.util import find_spec
 from pathlib import Path
 
 from c10d_rs.__main__ import command
+from nodes import require_reconfigure
+from pages import blocks
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs/tutorials/survive-a-killed-rank.md"
 # Seconds of a step. In the second run another process has to import torch before the work is done.
 PAUSES = ("0.2", "2", "0.2")
 LIMIT_SECONDS = 240
-HAS_RECONFIGURE = "import torch.distributed as dist, sys; sys.exit(not hasattr(dist, '_reconfigure'))"
 
 
 def runs() -> list[tuple[list[str], str]]:
     """Return the words of each command that starts a job, and the output that the page shows for it."""
-    blocks = re.findall(r"^```(sh|text)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    typed = [block for block in blocks(PAGE) if block[0] in ("sh", "text")]
     found = []
-    for (language, text), (_, output) in zip(blocks, blocks[1:]):
+    for (language, text), (_, output) in zip(typed, typed[1:]):
         if language == "sh" and text.startswith("c10d run"):
             found.append((shlex.split(text), output))
     return found
@@ -41,7 +40,6 @@ def shape(output: str) -> set[str]:
     return {re.sub(r"\d+(?:[-T:.]\d+)*Z?", "N", line.split(";")[0].rstrip()) for line in lines if line.strip()}
 
 
-@unittest.skipUnless(find_spec("torch"), "needs torch in this environment")
 class Tutorial(unittest.TestCase):
     def type(self, words: list[str], pause: str) -> str:
         """Run a command of the page, kill rank 2 in its third step, and return the output."""
@@ -68,8 +66,7 @@ class Tutorial(unittest.TestCase):
         return output + launcher.communicate(timeout=LIMIT_SECONDS)[0]
 
     def test_commands_print_the_lines_of_the_page(self) -> None:
-        if subprocess.run([sys.executable, "-c", HAS_RECONFIGURE]).returncode:
-            raise unittest.SkipTest("survivors need PyTorch 2.14 or later")
+        require_reconfigure()
         found = runs()
         self.assertEqual(len(found), len(PAUSES))
         for (words, shown), pause in zip(found, PAUSES):

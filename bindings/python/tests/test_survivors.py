@@ -6,16 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
 from c10d_rs import StoreServer, TCPStore
 from c10d_rs.__main__ import command
+from nodes import VARIABLES, can_reconfigure, needs_torch_here, require_reconfigure
+from servers import new_folder
 
 # Of a whole test. Torch starts slowly on a busy machine.
 LIMIT_SECONDS = 240
@@ -29,20 +29,10 @@ BYTES_PER_CHANGE = 2000
 TESTS = Path(__file__).resolve().parent
 EXAMPLES = TESTS.parents[2] / "examples" / "survivors"
 
-VARIABLES = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-
-HAS_RECONFIGURE = "import torch.distributed as dist, sys; sys.exit(not hasattr(dist, '_reconfigure'))"
-
-
-def can_reconfigure() -> bool:
-    """Return whether this environment's torch can change a process group."""
-    return subprocess.run([sys.executable, "-c", HAS_RECONFIGURE]).returncode == 0
-
-
 JOIN = "import c10d_rs.torch as ct, c10d_rs as c; s = c.StoreServer(); ct.join(store=c.TCPStore('127.0.0.1', s.port))"
 
 
-@unittest.skipUnless(find_spec("torch"), "needs torch in this environment")
+@needs_torch_here
 class EarlierTorch(unittest.TestCase):
     def test_release_that_cannot_change_a_group_is_refused(self) -> None:
         if can_reconfigure():
@@ -58,10 +48,7 @@ class GroupCase(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        if not find_spec("torch"):
-            raise unittest.SkipTest("needs torch in this environment")
-        if not can_reconfigure():
-            raise unittest.SkipTest("needs PyTorch 2.14 or later")
+        require_reconfigure()
         cls.nursery = subprocess.Popen(
             [sys.executable, str(TESTS / "nursery.py")],
             stdin=subprocess.PIPE,
@@ -206,32 +193,27 @@ class Survivors(GroupCase):
         names = self.wait_for("done", 1)[0]["names"]
         self.assertEqual(sum(name.startswith("pt_gloo_run") for name in names), 16, names)
 
-    def test_losses_are_those_of_an_undisturbed_run(self) -> None:
-        steps = 30
-        self.fork("train_alone", steps=steps)
-        kill = {"1": 7, "0": 13}
-        for rank in range(4):
-            self.fork("train", rank=rank, size=4, steps=steps, kill=kill)
-        done = self.wait_for("done", 2)
+    def check_losses(self, done: list[dict[str, Any]], rel_tol: float, abs_tol: float = 0.0) -> None:
+        """Check that the losses are those of the member that trains alone."""
         alone = self.wait_for("alone", 1)[0]["losses"]
-        self.assertEqual([event["size"] for event in self.of("generation")], [4] * 4 + [3] * 3 + [2] * 2, self.events)
         for event in done:
-            self.assertEqual(len(event["losses"]), steps)
+            self.assertEqual(len(event["losses"]), len(alone), self.events)
             for ours, theirs in zip(event["losses"], alone, strict=True):
-                self.assertTrue(math.isclose(ours, theirs, rel_tol=1e-9), (ours, theirs))
+                self.assertTrue(math.isclose(ours, theirs, rel_tol=rel_tol, abs_tol=abs_tol), (ours, theirs))
+
+    def train_while_two_die(self, steps: int, **boundaries: int) -> None:
+        """Check that a run in which two of four ranks are killed has the losses of an undisturbed run."""
+        self.fork("train_alone", steps=steps)
+        for rank in range(4):
+            self.fork("train", rank=rank, size=4, steps=steps, kill={"1": 7, "0": 13}, **boundaries)
+        self.check_losses(self.wait_for("done", 2), rel_tol=1e-9)
+
+    def test_losses_are_those_of_an_undisturbed_run(self) -> None:
+        self.train_while_two_die(steps=30)
+        self.assertEqual([event["size"] for event in self.of("generation")], [4] * 4 + [3] * 3 + [2] * 2, self.events)
 
     def test_ranks_die_between_boundaries(self) -> None:
-        steps = 60
-        self.fork("train_alone", steps=steps)
-        kill = {"1": 7, "0": 13}
-        for rank in range(4):
-            self.fork("train", rank=rank, size=4, steps=steps, kill=kill, boundary_steps=10)
-        done = self.wait_for("done", 2)
-        alone = self.wait_for("alone", 1)[0]["losses"]
-        for event in done:
-            self.assertEqual(len(event["losses"]), steps, self.events)
-            for ours, theirs in zip(event["losses"], alone, strict=True):
-                self.assertTrue(math.isclose(ours, theirs, rel_tol=1e-9), (ours, theirs))
+        self.train_while_two_die(steps=60, boundary_steps=10)
 
     def test_steps_go_on_while_the_store_is_silent(self) -> None:
         relay, master = self.relay()
@@ -263,11 +245,7 @@ class Survivors(GroupCase):
             self.fork("train", rank=rank, size=3, steps=steps, kill={"0": 9}, **boundaries)
         self.until(lambda _: any(event.get("size") == 2 for event in self.events))
         self.fork("train", rank=None, size=3, steps=steps, **boundaries)
-        done = self.wait_for("done", 3)
-        alone = self.wait_for("alone", 1)[0]["losses"]
-        for event in done:
-            for ours, theirs in zip(event["losses"], alone, strict=True):
-                self.assertTrue(math.isclose(ours, theirs, rel_tol=1e-6, abs_tol=1e-12), (ours, theirs))
+        self.check_losses(self.wait_for("done", 3), rel_tol=1e-6, abs_tol=1e-12)
 
     def test_ddp_object_of_the_programs_own_is_refused_in_the_next_generation(self) -> None:
         for rank in range(3):
@@ -370,15 +348,14 @@ class Survivors(GroupCase):
 
     def run_example(self, name: str, *arguments: str) -> list["subprocess.Popen[str]"]:
         """Start an example with two ranks."""
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
+        folder = new_folder(self)
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.server.port), "WORLD_SIZE": "2"}
         ranks = []
         for rank in range(2):
             process = subprocess.Popen(
                 [sys.executable, str(EXAMPLES / name), *arguments],
                 env={**os.environ, **VARIABLES, **address, "RANK": str(rank)},
-                cwd=folder.name,
+                cwd=folder,
                 stdout=subprocess.PIPE,
                 text=True,
             )
@@ -427,9 +404,7 @@ class Survivors(GroupCase):
 
     def test_worker_whose_relay_dies_ends_without_collecting_its_memory(self) -> None:
         relay, port = self.relay()
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        file = Path(folder.name) / "file"
+        file = new_folder(self) / "file"
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         worker = subprocess.Popen(
             [sys.executable, "-c", "import members, sys; members.end_by_an_exception(sys.argv[1])", str(file)],

@@ -5,12 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
-from pathlib import Path
 
-from nodes import LIMIT_SECONDS, free_port, needs_torch_here
+from nodes import LIMIT_SECONDS, VARIABLES, TorchrunCase, needs_torch_here
+from servers import free_port
 
 import c10d_rs
 from c10d_rs.__main__ import command
@@ -33,13 +32,11 @@ dist.destroy_process_group()
 
 
 @needs_torch_here
-class Torchrun(unittest.TestCase):
+class Torchrun(TorchrunCase):
+    script = WORKER
+
     def setUp(self) -> None:
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-        self.worker = self.folder / "worker.py"
-        self.worker.write_text(WORKER)
+        super().setUp()
         self.endpoint = f"127.0.0.1:{free_port()}"
 
     def start(self, kind: str, nodes: int, fails: bool = False) -> "subprocess.Popen[str]":
@@ -63,7 +60,7 @@ class Torchrun(unittest.TestCase):
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 text=True,
-                env={**os.environ, "PYTHON_EXEC": sys.executable, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+                env={**os.environ, **VARIABLES, "PYTHON_EXEC": sys.executable},
             )
         self.addCleanup(node.wait)
         self.addCleanup(node.kill)

@@ -7,7 +7,8 @@ import subprocess
 import time
 import unittest
 
-from nodes import LIMIT_SECONDS, TorchrunCase, free_port, needs_torch_here
+from nodes import LIMIT_SECONDS, TorchrunCase, needs_torch_here
+from servers import free_port
 
 from c10d_rs.__main__ import command
 
