@@ -4,8 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::effect::Effect;
-use super::machine::Group;
+use super::machine::{Effect, Group};
 use super::roster::Entry;
 use super::state::{Change, GroupState, Passed};
 use crate::attempt::Attempt;

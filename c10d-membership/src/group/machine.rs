@@ -1,15 +1,14 @@
-//! One step of a group.
+//! One step of a group: its inputs and its effects.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::effect::{Effect, Input, Kept, Outcome};
 use super::roster::Roster;
 use super::state::GroupState;
 use crate::attempt::{Attempt, Nonce};
-use crate::event::{EndReason, Event, EventNumber, Leave, Stage};
+use crate::event::{EndReason, Event, EventNumber, Leave, Reason, Stage};
 use crate::identity::MemberKey;
-use crate::message::Reply;
+use crate::message::{Message, Reply};
 use crate::options::GroupOptions;
 use crate::record::Record;
 
@@ -72,7 +71,7 @@ impl Group {
                 Reply::Accepted
             }
             Input::Silent(member) => {
-                self.lose(now, member, crate::event::Reason::Silent, &mut effects);
+                self.lose(now, member, Reason::Silent, &mut effects);
                 Reply::Accepted
             }
             Input::Close => {
@@ -106,7 +105,7 @@ impl Group {
         }
     }
 
-    /// Returns the answer to [`Message::Poll`](crate::Message::Poll), which changes nothing.
+    /// Returns the answer to [`Message::Poll`], which changes nothing.
     pub fn poll(&self, member: MemberKey, after: EventNumber) -> Reply {
         if let Some(reason) = self.roster.evicted(member) {
             return Reply::Evicted(reason);
@@ -280,5 +279,82 @@ impl Group {
 
     pub(super) fn keep(&self, effects: &mut Vec<Effect>) {
         effects.push(Effect::Keep(self.kept()));
+    }
+}
+
+/// An input of a group.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Input {
+    /// A member's request.
+    Message(MemberKey, Message),
+    /// The process has exited, as reported by its launcher.
+    Dead(MemberKey),
+    /// The connection or session of the process has ended, or its lease has expired: the process may still run, but is no longer
+    /// a member.
+    Silent(MemberKey),
+    /// The owner of the group closes it.
+    Close,
+    /// Time has passed: due at [`Group::wake_at`].
+    Tick,
+}
+
+/// The result of a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Outcome {
+    /// The answer to [`Input::Message`]; [`Reply::Accepted`] to the other inputs.
+    pub reply: Reply,
+    /// The effects, which must be carried out in this order, before the reply is sent.
+    pub effects: Vec<Effect>,
+}
+
+/// An effect to carry out. The number of effects does not depend on the number of members, with one exception: there
+/// is one [`Effect::Dismiss`] for each evicted member.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Effect {
+    /// Make this state durable before the effects that follow. It replaces the state kept before, and is for
+    /// [`Group::recover`].
+    Keep(Kept),
+    /// There is a new event: answer the polls that wait, each with a new call of [`Group::poll`].
+    /// Most of them get this event.
+    Announce(EventNumber, Event),
+    /// The process is no longer a member: answer its poll, if one waits.
+    Dismiss(MemberKey, Reason),
+    /// Fail all waits of the store on keys of this attempt, including later waits. The attempt does not commit, or is
+    /// a broken generation, and its members wait in torch's calls for a member that will not arrive.
+    ReleaseWaits(Attempt),
+    /// Delete the keys of all attempts before this one, which has committed.
+    DeleteKeysBefore(Attempt),
+}
+
+/// The state that a service must not lose, so that no attempt repeats and a generation survives a restart.
+///
+/// It is written twice for each change. If a service keeps nothing, use a new [`Nonce`] at each start:
+/// no uuid repeats, and the members form a new group.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Kept {
+    /// The newest attempt. Attempt numbers up to this one are never used again.
+    pub last: Attempt,
+    /// The last generation. It is whole if its attempt is `last`.
+    pub committed: Option<Arc<Record>>,
+    /// The reason why the group ended; `None` while it has not.
+    pub end: Option<EndReason>,
+}
+
+impl Kept {
+    /// Restores the state of an [`Effect::Keep`] from its parts.
+    pub const fn new(
+        last: Attempt,
+        committed: Option<Arc<Record>>,
+        end: Option<EndReason>,
+    ) -> Self {
+        Self {
+            last,
+            committed,
+            end,
+        }
     }
 }

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::effect::Effect;
-use super::machine::Group;
+use super::machine::{Effect, Group};
 use super::roster::Entry;
 use super::state::{GroupState, Passed};
 use crate::attempt::Attempt;

@@ -5,7 +5,6 @@
 
 mod attempts;
 mod depart;
-mod effect;
 mod machine;
 mod messages;
 mod recover;
@@ -14,6 +13,5 @@ mod roster;
 mod settle;
 mod state;
 
-pub use self::effect::{Effect, Input, Kept, Outcome};
-pub use self::machine::Group;
+pub use self::machine::{Effect, Group, Input, Kept, Outcome};
 pub use self::state::{Change, GroupState, Passed};

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::effect::{Effect, Kept};
-use super::machine::Group;
+use super::machine::{Effect, Group, Kept};
 use super::roster::{Entry, Roster};
 use super::state::{GroupState, Passed};
 use crate::event::Cause;

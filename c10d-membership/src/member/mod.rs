@@ -6,7 +6,6 @@
 mod input;
 mod machine;
 mod service;
-mod state;
 
 pub use self::input::{Action, Ending, MemberInput, MemberOptions};
 pub use self::machine::Member;
