@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::outcome::AgentError;
 use crate::failure::Failures;
 use crate::job_end::EndNotice;
-use crate::restart_policy::{FailedWorker, RoundProgress};
-use crate::worker::ExitKind;
+use crate::restart_policy::{FailedWorker, RoundProgress, fatal_error};
+use crate::worker::{ExitKind, WorkerExit};
 
 #[derive(Debug)]
 pub(super) enum Phase {
@@ -138,6 +138,28 @@ pub(super) struct Failure {
     pub(super) has_abandoned: bool,
     pub(super) known: Known,
     pub(super) progress: RoundProgress,
+}
+
+/// The workers that failed, as the policy judges them.
+pub(super) fn failed_workers(failures: Option<&Failures>) -> Vec<FailedWorker> {
+    let failures = failures.map_or(&[][..], Failures::all);
+    let failed = failures.iter().map(|failure| FailedWorker {
+        rank: failure.rank,
+        exit: failure.exit,
+        was_stopped: failure.was_stopped,
+        fatal_error: fatal_error(failure.exit, failure.error_message(), &failure.stderr_tail),
+    });
+    failed.collect()
+}
+
+/// A worker that has just ended, as the policy judges it by its exit alone.
+pub(super) const fn failed_worker(exit: &WorkerExit) -> FailedWorker {
+    FailedWorker {
+        rank: exit.rank,
+        exit: exit.exit,
+        was_stopped: false,
+        fatal_error: None,
+    }
 }
 
 /// A node whose workers have failed at the end of their program. It waits for the end of the other nodes' programs before

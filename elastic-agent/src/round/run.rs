@@ -11,8 +11,10 @@ use super::exit_failure::may_be_at_exit;
 use super::input::{Effect, Effects, Facts, GroupNews, Input, Stop};
 use super::machine::{Round, STOP_GRACE, STUCK_GRACE, log};
 use super::membership::MembersChange;
-use super::phase::{End, First, Known, Phase, Running, Stall, StuckWorkers, Waiting};
-use super::verdict::{failed_worker, used_up};
+use super::phase::{
+    End, First, Known, Phase, Running, Stall, StuckWorkers, Waiting, failed_worker,
+};
+use super::verdict::used_up;
 use crate::job_end::{EndNotice, OwnEnd};
 use crate::worker::WorkerExit;
 

@@ -9,8 +9,7 @@ use log::Level;
 
 use super::input::{Death, Effect, Effects, GroupNews};
 use super::machine::{Replacement, Round, log};
-use super::phase::{End, Running};
-use super::verdict::{failed_worker, failed_workers};
+use super::phase::{End, Running, failed_worker, failed_workers};
 use crate::restart_policy::Decision;
 use crate::worker::WorkerExit;
 

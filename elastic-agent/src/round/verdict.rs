@@ -8,12 +8,11 @@ use log::Level;
 use super::input::{Effect, Effects, Facts, Joins, Stopped};
 use super::machine::{Round, finish, log};
 use super::outcome::{AgentError, AgentOutcome, RoundCause, RoundEnding};
-use super::phase::{End, Failure, First, Known, Phase, Stall};
+use super::phase::{End, Failure, First, Known, Phase, Stall, failed_workers};
 use crate::failure::Failures;
 use crate::job_end::{EndNotice, OwnEnd};
 use crate::progress::ProgressSeen;
-use crate::restart_policy::{Decision, FailedWorker, RestartPolicy, fatal_error};
-use crate::worker::WorkerExit;
+use crate::restart_policy::{Decision, RestartPolicy};
 
 /// The consequence of a failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -284,28 +283,6 @@ pub(super) const fn ending_of(stall: Option<Stall>) -> (RoundEnding, RoundCause)
     match stall {
         None => (RoundEnding::Failed, RoundCause::Failure),
         Some(_) => (RoundEnding::Stuck, RoundCause::Stuck),
-    }
-}
-
-/// The workers that failed, as the policy judges them.
-pub(super) fn failed_workers(failures: Option<&Failures>) -> Vec<FailedWorker> {
-    let failures = failures.map_or(&[][..], Failures::all);
-    let failed = failures.iter().map(|failure| FailedWorker {
-        rank: failure.rank,
-        exit: failure.exit,
-        was_stopped: failure.was_stopped,
-        fatal_error: fatal_error(failure.exit, failure.error_message(), &failure.stderr_tail),
-    });
-    failed.collect()
-}
-
-/// A worker that has just ended, as the policy judges it by its exit alone.
-pub(super) const fn failed_worker(exit: &WorkerExit) -> FailedWorker {
-    FailedWorker {
-        rank: exit.rank,
-        exit: exit.exit,
-        was_stopped: false,
-        fatal_error: None,
     }
 }
 

@@ -11,7 +11,8 @@ use crate::failure::Failures;
 use crate::job_end::{EndNotice, OwnEnd};
 use crate::progress::ProgressSeen;
 use crate::restart_policy::{RestartPolicy, RestartRules};
-use crate::round::verdict::{Verdict, failed_workers, verdict};
+use crate::round::phase::failed_workers;
+use crate::round::verdict::{Verdict, verdict};
 
 struct Row {
     what: &'static str,
