@@ -7,16 +7,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use byteorder::{ByteOrder, LE};
-
-use crate::attempt::Attempt;
 use crate::event::{Cause, EndReason, Event, EventNumber, Leave, Reason};
 use crate::group::Kept;
-use crate::identity::MemberKey;
+use crate::identity::{Attempt, MemberKey};
 use crate::message::{Limit, Message, Reply};
 use crate::options::GroupOptions;
 use crate::record::{Record, Seat};
 use crate::status::{GroupStage, GroupStatus, MemberStatus};
+use byteorder::{ByteOrder, LE};
 
 /// The bytes are not an encoded value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

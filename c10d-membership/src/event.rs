@@ -1,12 +1,10 @@
 //! The events that the service sends to its members.
 
+use crate::identity::{Attempt, MemberKey};
+use crate::record::Record;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
-
-use crate::attempt::Attempt;
-use crate::identity::MemberKey;
-use crate::record::Record;
 
 /// An event that a member must react to. A newer event replaces the older events, so that a member that missed some
 /// needs only the last.

@@ -1,7 +1,6 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
-mod attempt;
 mod client;
 pub mod codec;
 mod event;
@@ -21,11 +20,10 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-pub use attempt::{Attempt, Nonce};
 pub use client::Membership;
 pub use event::{Cause, EndReason, Event, EventNumber, Leave, Reason};
 pub use group::{Change, Effect, Group, GroupState, Input, Kept, Outcome, Passed};
-pub use identity::{Incarnation, MemberId, MemberKey};
+pub use identity::{Attempt, Incarnation, MemberId, MemberKey, Nonce};
 pub use member::{Action, Ending, Member, MemberInput, MemberOptions};
 pub use message::{Limit, Message, Reply};
 pub use options::{GroupOptions, RETURN_TIMEOUT_MAX};

@@ -8,16 +8,14 @@
 //! Other seats are written out, such as all seats of a first list. The members of a node mostly differ by their
 //! numbers only, which are one more than the previous member's, so these members are *counted* from the first one.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-
-use crate::attempt::Attempt;
 use crate::codec::{
     Encode, HANDLE_BYTES_MAX, MEMBERS_MAX, Malformed, NONE, byte_of, put_u32, put_u64, saturated,
     take, u32_of, u64_of,
 };
-use crate::identity::MemberKey;
+use crate::identity::{Attempt, MemberKey};
 use crate::record::{Record, Seat};
+use std::collections::HashMap;
+use std::sync::Arc;
 
 /// Set in the attempt of a list, which has 63 bits.
 const CHANGE: u64 = 1 << 63;

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::attempt::Attempt;
 use crate::event::{EndReason, Event, EventNumber, Reason};
+use crate::identity::Attempt;
 
 /// A request of a member. All requests except polls are answered at once.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

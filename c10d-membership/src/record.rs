@@ -1,9 +1,7 @@
 //! The list of an attempt, with the rank of each member.
 
+use crate::identity::{Attempt, MemberKey};
 use std::sync::Arc;
-
-use crate::attempt::Attempt;
-use crate::identity::MemberKey;
 
 /// The list that the members of an attempt agree on. It is made once, never changed, and shared: a list of 10,000
 /// members exists once, not once for each member.
@@ -84,7 +82,7 @@ fn source(seats: &[Seat]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attempt::Nonce;
+    use crate::identity::Nonce;
 
     /// The ids by rank and the source, of members with id, old rank and step.
     fn ranks(size: usize, members: &[(u64, Option<u32>, u64)]) -> (Vec<u64>, usize) {

@@ -1,11 +1,9 @@
 //! The state of a group, for its owner and for people.
 
+use crate::event::{EndReason, Reason};
+use crate::identity::{Attempt, MemberKey};
 use std::fmt;
 use std::time::Duration;
-
-use crate::attempt::Attempt;
-use crate::event::{EndReason, Reason};
-use crate::identity::MemberKey;
 
 /// The state of a group at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]

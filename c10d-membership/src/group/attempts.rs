@@ -4,12 +4,11 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::machine::{Effect, Group};
 use super::roster::Entry;
 use super::state::{Change, GroupState, Passed};
-use crate::attempt::Attempt;
+use super::{Effect, Group};
 use crate::event::{Cause, EndReason, Reason};
-use crate::identity::MemberKey;
+use crate::identity::{Attempt, MemberKey};
 use crate::record::{Record, Seat};
 
 impl Group {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::machine::{Effect, Group};
 use super::state::GroupState;
+use super::{Effect, Group};
 use crate::event::{Cause, EndReason, Reason};
 use crate::identity::MemberKey;
 

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::machine::{Effect, Group};
 use super::roster::Entry;
 use super::state::{GroupState, Passed};
-use crate::attempt::Attempt;
+use super::{Effect, Group};
 use crate::event::Reason;
-use crate::identity::MemberKey;
+use crate::identity::{Attempt, MemberKey};
 use crate::message::{Limit, Message, Reply};
 
 impl Group {

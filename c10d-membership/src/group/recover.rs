@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::machine::{Effect, Group, Kept};
 use super::roster::{Entry, Roster};
 use super::state::{GroupState, Passed};
+use super::{Effect, Group, Kept};
 use crate::event::Cause;
 use crate::options::{GroupOptions, RETURN_TIMEOUT_MAX};
 

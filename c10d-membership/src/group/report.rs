@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::machine::Group;
+use super::Group;
 use super::state::GroupState;
 use crate::identity::MemberKey;
 use crate::record::Record;

@@ -1,11 +1,9 @@
 //! The members of a group, and those that were evicted.
 
+use crate::event::Reason;
+use crate::identity::{Attempt, Incarnation, MemberId, MemberKey};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-
-use crate::attempt::Attempt;
-use crate::event::Reason;
-use crate::identity::{Incarnation, MemberId, MemberKey};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Entry {

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::machine::{Effect, Group};
 use super::roster::Entry;
 use super::state::{Change, GroupState};
+use super::{Effect, Group};
 use crate::event::{Cause, EndReason, Reason};
 
 impl Group {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::attempt::Attempt;
 use crate::event::{Cause, EndReason};
+use crate::identity::Attempt;
 use crate::record::Record;
 
 /// The state of a group. Times are of the clock that its inputs are given.

@@ -4,8 +4,321 @@
 //! connection, thread, clock or torch: its shell frees blocked calls and runs the steps.
 
 mod input;
-mod machine;
 mod service;
 
+use std::sync::Arc;
+use std::time::Duration;
+
 pub use self::input::{Action, Ending, MemberInput, MemberOptions};
-pub use self::machine::Member;
+use crate::event::EventNumber;
+use crate::identity::{Attempt, MemberKey};
+use crate::message::Message;
+use crate::record::Record;
+
+/// The member of one process: takes it through the generations.
+///
+/// The shell sends each [`Action::Send`], keeps one [`Message::Poll`] of [`poll`](Self::poll) under way, and drops
+/// answers of lost connections.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use c10d_membership::{Action, Member, MemberInput, MemberKey, MemberOptions, Message};
+///
+/// let mut member = Member::new(MemberKey::new(0, 1), MemberOptions::default());
+/// let join = MemberInput::Join { handle: "gloo:0".into(), step: 0 };
+/// let actions = member.step(Duration::ZERO, join);
+/// assert!(matches!(actions[..], [Action::Send(Message::Hello { .. })]));
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Member {
+    key: MemberKey,
+    options: MemberOptions,
+    state: State,
+    handle: Arc<str>,
+    step: u64,
+    /// The number of the last event.
+    seen: EventNumber,
+    /// Whether the process wants to leave, and whether the service has been informed.
+    leave: Option<Noted>,
+}
+
+impl Member {
+    /// Creates the member of a process that has not joined.
+    pub fn new(key: MemberKey, options: MemberOptions) -> Self {
+        Self {
+            key,
+            options,
+            state: State::Outside,
+            handle: "".into(),
+            step: 0,
+            seen: EventNumber::NONE,
+            leave: None,
+        }
+    }
+
+    /// Takes an input, and returns the actions to do. `now` is the time since any fixed moment, and never goes back.
+    pub fn step(&mut self, now: Duration, input: MemberInput) -> Vec<Action> {
+        let before = self.owed();
+        let mut actions = Vec::new();
+        match input {
+            MemberInput::Join { handle, step } => {
+                if self.state == State::Outside {
+                    self.set_place(handle, step);
+                    self.state = State::Waiting { is_known: false };
+                }
+            }
+            MemberInput::Reply(message, reply) => self.reply(&message, reply, &mut actions),
+            MemberInput::Left { handle, step } => {
+                if let State::Leaving { attempt, is_known } = self.state {
+                    self.set_place(handle, step);
+                    self.state = match attempt {
+                        Some(attempt) => State::Ready {
+                            attempt,
+                            is_noted: false,
+                        },
+                        None => State::Waiting { is_known },
+                    };
+                }
+            }
+            MemberInput::Called { is_ok } => {
+                if let State::Calling { record } = &self.state {
+                    self.state = State::Called {
+                        record: Arc::clone(record),
+                        is_ok,
+                        is_noted: false,
+                    };
+                }
+            }
+            MemberInput::Boundary(step) => self.set_doing(Doing::AtBoundary(step)),
+            MemberInput::StepFailed => {
+                self.set_doing(Doing::Asking(now + self.options.verdict_timeout));
+            }
+            MemberInput::ServiceReturned => {
+                if self.wake_at().is_some() {
+                    self.set_doing(Doing::Asking(now + self.options.verdict_timeout));
+                }
+            }
+            MemberInput::Leave => {
+                self.leave.get_or_insert(Noted::No);
+            }
+            MemberInput::Finish => self.set_doing(Doing::Finished(Noted::No)),
+            MemberInput::Tick => {}
+        }
+        self.advance(now, &mut actions);
+        let owed = self.owed();
+        if owed != before
+            && let Some(message) = owed
+        {
+            actions.push(Action::Send(message));
+        }
+        actions
+    }
+
+    /// Returns the message that the service has not answered, if there is one. It may be sent any number of times.
+    pub fn owed(&self) -> Option<Message> {
+        let is_member = !matches!(self.state, State::Outside | State::Over(_));
+        if is_member && self.is_known() && self.leave == Some(Noted::No) {
+            return Some(Message::Leave);
+        }
+        match &self.state {
+            State::Waiting { is_known: false } => Some(Message::Hello {
+                handle: Arc::clone(&self.handle),
+                step: self.step,
+            }),
+            State::Ready {
+                attempt,
+                is_noted: false,
+            } => Some(Message::Ready {
+                attempt: *attempt,
+                handle: Arc::clone(&self.handle),
+                step: self.step,
+            }),
+            State::Called {
+                record,
+                is_ok,
+                is_noted: false,
+            } => Some(Message::Ack {
+                attempt: record.attempt,
+                is_ok: *is_ok,
+            }),
+            State::Inside {
+                record,
+                doing: Doing::AtBoundary(step),
+                ..
+            } => Some(Message::Boundary {
+                generation: record.attempt,
+                step: *step,
+            }),
+            State::Inside {
+                record,
+                doing: Doing::Finished(Noted::No),
+                ..
+            } => Some(Message::finished(record.attempt)),
+            _ => None,
+        }
+    }
+
+    /// Returns the poll to keep under way; `None` if there is nothing to wait for. When it changes, send it instead
+    /// of the previous poll.
+    pub fn poll(&self) -> Option<Message> {
+        let after = self.seen;
+        if let State::Inside {
+            record,
+            doing: Doing::Finished(Noted::Yes),
+            ..
+        } = &self.state
+            && self.leave.is_none()
+        {
+            let generation = record.attempt;
+            return Some(Message::PollFinished { generation, after });
+        }
+        let is_leaving = self.leave.is_some();
+        self.is_known()
+            .then_some(Message::Poll { after, is_leaving })
+    }
+
+    /// Returns when [`MemberInput::Tick`] is due, if nothing happens before.
+    pub fn wake_at(&self) -> Option<Duration> {
+        match self.state {
+            State::Inside {
+                doing: Doing::Asking(until),
+                ..
+            } => Some(until),
+            _ => None,
+        }
+    }
+
+    /// Returns whether the process is in a generation with a change that waits for a step boundary. If a collective
+    /// of each step distributes this value to all members, they need to ask only after the steps in which it is true
+    /// for one of them.
+    pub const fn has_change(&self) -> bool {
+        matches!(
+            self.state,
+            State::Inside {
+                change: Some(_),
+                ..
+            }
+        )
+    }
+
+    /// Returns why the process is no longer a member; `None` if it is, or has not been one.
+    pub const fn ending(&self) -> Option<Ending> {
+        match self.state {
+            State::Over(ending) => Some(ending),
+            _ => None,
+        }
+    }
+
+    const fn is_known(&self) -> bool {
+        match self.state {
+            State::Outside | State::Over(_) => false,
+            State::Waiting { is_known } | State::Leaving { is_known, .. } => is_known,
+            _ => true,
+        }
+    }
+
+    fn set_place(&mut self, handle: Arc<str>, step: u64) {
+        self.handle = handle;
+        self.step = step;
+    }
+
+    fn set_doing(&mut self, new: Doing) {
+        if let State::Inside { doing, .. } = &mut self.state {
+            *doing = new;
+        }
+    }
+
+    /// The transitions that follow from the state alone.
+    fn advance(&mut self, now: Duration, actions: &mut Vec<Action>) {
+        let State::Inside { doing, change, .. } = &mut self.state else {
+            return;
+        };
+        match *doing {
+            Doing::Asking(until) if now >= until => {
+                *doing = Doing::Working;
+                actions.push(Action::StepError);
+            }
+            // No boundary will be asked for: it stops for the change at once.
+            Doing::Finished(Noted::Yes) if change.is_some() => {
+                let attempt = *change;
+                self.leave_mesh(attempt, true, actions);
+            }
+            _ => {}
+        }
+    }
+
+    fn leave_mesh(
+        &mut self,
+        attempt: Option<Attempt>,
+        is_at_boundary: bool,
+        actions: &mut Vec<Action>,
+    ) {
+        self.state = State::Leaving {
+            attempt,
+            is_known: true,
+        };
+        actions.push(Action::LeaveMesh { is_at_boundary });
+    }
+}
+
+/// Whether the member has a mesh, and the event that it waits for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum State {
+    /// It has not joined.
+    Outside,
+    /// It has no mesh, and no attempt has been announced.
+    Waiting {
+        /// Whether the service has its hello.
+        is_known: bool,
+    },
+    /// It has no mesh, and takes part in the attempt.
+    Ready {
+        attempt: Attempt,
+        is_noted: bool,
+    },
+    /// The process leaves its mesh.
+    Leaving {
+        /// The attempt for which it will send that it is ready; `None` until the service has named it.
+        attempt: Option<Attempt>,
+        /// Whether the service has its hello.
+        is_known: bool,
+    },
+    /// The process is in torch's call.
+    Calling {
+        record: Arc<Record>,
+    },
+    /// The call has returned.
+    Called {
+        record: Arc<Record>,
+        is_ok: bool,
+        is_noted: bool,
+    },
+    /// The generation works.
+    Inside {
+        record: Arc<Record>,
+        doing: Doing,
+        /// The attempt for which members stop at a boundary.
+        change: Option<Attempt>,
+    },
+    Over(Ending),
+}
+
+/// The activity of a process in a generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Doing {
+    Working,
+    /// It has asked whether to continue after this step.
+    AtBoundary(u64),
+    /// It has an exception, which is considered its own if the service reports no break until this time.
+    Asking(Duration),
+    /// It has done its last step. [`Noted::Yes`] once the service has recorded that.
+    Finished(Noted),
+}
+
+/// Whether the service has the message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Noted {
+    No,
+    Yes,
+}

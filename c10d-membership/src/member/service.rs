@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::input::{Action, Ending};
-use super::machine::{Doing, Member, Noted, State};
+use super::{Doing, Member, Noted, State};
 use crate::event::{EndReason, Event, EventNumber, Leave};
 use crate::message::{Message, Reply};
 

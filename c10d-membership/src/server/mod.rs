@@ -12,9 +12,9 @@ use c10d_store::groups::{
     ConnId, GroupEffect, GroupRequest as Request, Groups, NotAGroupRequest, RequestKind, Value,
 };
 
-use crate::attempt::Attempt;
 use crate::codec::{Encode, list_of};
 use crate::group::{Effect, Group, Input, Kept};
+use crate::identity::Attempt;
 use crate::message::Reply;
 use crate::request::{GroupReply, GroupRequest, Opening};
 use crate::status::GroupStatus;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use c10d_store::groups::{GroupEffect, Value};
 
-use crate::attempt::Attempt;
+use crate::identity::Attempt;
 use crate::list_change::encode_list;
 use crate::record::Record;
 

@@ -1,14 +1,12 @@
 //! A group that a test drives step by step.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
-
-use crate::attempt::{Attempt, Nonce};
 use crate::event::{Event, EventNumber, Reason};
 use crate::group::{Effect, Group, GroupState, Input, Kept};
-use crate::identity::MemberKey;
+use crate::identity::{Attempt, MemberKey, Nonce};
 use crate::message::{Message, Reply};
 use crate::options::GroupOptions;
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 pub(super) const fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)

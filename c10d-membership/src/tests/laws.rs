@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use super::process::{Life, Mesh};
 use super::world::World;
-use crate::attempt::Attempt;
 use crate::event::{EndReason, Event, Reason};
 use crate::group::{Effect, GroupState};
-use crate::identity::MemberKey;
+use crate::identity::{Attempt, MemberKey};
 use crate::member::{Action, Ending};
 use crate::message::Reply;
 use crate::record::Record;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::driven::{key, seconds};
-use crate::attempt::{Attempt, Nonce};
 use crate::event::{Cause, EndReason, Event, EventNumber, Leave, Reason};
+use crate::identity::{Attempt, Nonce};
 use crate::member::{Action, Ending, Member, MemberInput, MemberOptions};
 use crate::message::{Message, Reply};
 use crate::record::{Record, Seat};

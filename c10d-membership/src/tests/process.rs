@@ -1,13 +1,11 @@
 //! A simulated process with torch in it.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use crate::attempt::Attempt;
-use crate::identity::MemberKey;
+use crate::identity::{Attempt, MemberKey};
 use crate::member::{Action, Ending, Member, MemberInput, MemberOptions};
 use crate::message::{Message, Reply};
 use crate::record::Record;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// The state of the process's mesh.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -1,9 +1,9 @@
 //! A service that is started again: docs/spec/membership.md, KEEP.
 
 use super::driven::{Driven, key};
-use crate::attempt::Nonce;
 use crate::event::{Cause, Event, EventNumber, Leave, Reason};
 use crate::group::{Effect, Group, GroupState, Input};
+use crate::identity::Nonce;
 use crate::message::{Message, Reply};
 use crate::options::RETURN_TIMEOUT_MAX;
 
