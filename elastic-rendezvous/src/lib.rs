@@ -15,11 +15,11 @@ pub use shell::dynamic_rendezvous::{DynamicRendezvous, DynamicRendezvousOptions}
 pub use shell::factory::{C10D_SETTINGS, create_c10d, create_handler, start_warnings};
 pub use shell::group_store::GroupStore;
 pub use shell::handler::{
-    BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo,
+    BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo, end_entry,
+    open_round,
 };
 pub use shell::listener_watch::find_listener;
 pub use shell::marks::MarkBoard;
-pub use shell::round_entry::{end_entry, open_round};
 pub use shell::static_rendezvous::{STATIC_BACKEND, STATIC_TIMEOUT, StaticRendezvous};
 pub use shell::this_host;
 pub use shell::write_lease::WriteLease;

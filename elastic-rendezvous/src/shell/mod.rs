@@ -23,7 +23,6 @@ mod notices;
 pub(crate) mod open_store;
 pub(crate) mod own_host;
 mod reconnection;
-pub(crate) mod round_entry;
 pub(crate) mod static_rendezvous;
 mod stored_state;
 pub mod this_host;

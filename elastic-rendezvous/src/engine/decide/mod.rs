@@ -4,14 +4,14 @@
 
 mod amend;
 mod join;
-mod operations;
 
 use std::time::Duration;
 
 pub(crate) use amend::amend;
 pub(crate) use join::join;
-pub(crate) use operations::{close, exit, keep_alive, leave};
 
+use self::Action::*;
+use self::Rule::*;
 use crate::values::node::NodeId;
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;
@@ -104,6 +104,76 @@ pub(crate) enum Entering {
     Now,
 }
 
+impl Context<'_> {
+    fn is_participant(&self) -> bool {
+        self.state.participants.contains_key(self.me)
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.state.wait_list.contains(self.me)
+    }
+
+    fn is_redundant(&self) -> bool {
+        self.state.redundancy_list.contains(self.me)
+    }
+}
+
+/// The exit table: leaving the current round before joining the next one.
+pub(crate) fn exit(ctx: &Context<'_>) -> Decision {
+    if ctx.is_participant() {
+        if ctx.now > ctx.deadline {
+            return row(E1, ErrorTimeout, "leaving the round timed out");
+        }
+        return row(
+            E2,
+            RemoveFromParticipants,
+            "leaving the round to join the next one",
+        );
+    }
+    row(E3, Finish, "not a participant")
+}
+
+/// The close table.
+pub(crate) fn close(ctx: &Context<'_>) -> Decision {
+    if ctx.state.closed {
+        return row(C1, Finish, "closed");
+    }
+    if ctx.now > ctx.deadline {
+        return row(C2, ErrorTimeout, "closing timed out");
+    }
+    row(C3, MarkClosed, "closing the rendezvous")
+}
+
+/// The keep-alive table.
+pub(crate) fn keep_alive(ctx: &Context<'_>) -> Decision {
+    if ctx.heartbeat_due {
+        if ctx.now > ctx.deadline {
+            return row(K1, ErrorTimeout, "writing a heartbeat timed out");
+        }
+        return row(K2, KeepAlive, "heartbeat due");
+    }
+    // This row also holds for an evicted node: `Membership::is_evicted` reports it.
+    row(K3, Finish, "no heartbeat due")
+}
+
+/// The leave table: leaving for good without closing. Not in PyTorch, whose nodes close the rendezvous for all or disappear.
+pub(crate) fn leave(ctx: &Context<'_>) -> Decision {
+    let is_listed = ctx.is_participant() || ctx.is_waiting() || ctx.is_redundant();
+    if is_listed && ctx.now > ctx.deadline {
+        return row(L1, ErrorTimeout, "leaving timed out");
+    }
+    if ctx.is_participant() {
+        return row(L2, RemoveFromParticipants, "leaving the round");
+    }
+    if ctx.is_waiting() {
+        return row(L3, RemoveFromWaitList, "leaving the wait list");
+    }
+    if ctx.is_redundant() {
+        return row(L4, RemoveFromRedundancyList, "no longer a spare");
+    }
+    row(L5, Finish, "on no list")
+}
+
 /// Whether the ranks of the participants of a complete round are 0, 1, ... without a gap.
 pub(crate) fn has_every_rank(state: &RendezvousState) -> bool {
     let count = state.participants.len();
@@ -118,20 +188,6 @@ pub(crate) fn has_every_rank(state: &RendezvousState) -> bool {
         }
     }
     true
-}
-
-impl Context<'_> {
-    fn is_participant(&self) -> bool {
-        self.state.participants.contains_key(self.me)
-    }
-
-    fn is_waiting(&self) -> bool {
-        self.state.wait_list.contains(self.me)
-    }
-
-    fn is_redundant(&self) -> bool {
-        self.state.redundancy_list.contains(self.me)
-    }
 }
 
 #[cfg(test)]
