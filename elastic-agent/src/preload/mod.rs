@@ -18,8 +18,6 @@ mod options;
 mod packet;
 #[cfg(target_os = "linux")]
 mod process;
-#[cfg(not(target_os = "linux"))]
-mod stub;
 
 #[cfg(target_os = "linux")]
 pub(crate) use self::forks::ForkedWorkers;
@@ -29,3 +27,47 @@ pub(crate) use self::stub::{ForkedWorkers, Preloader};
 pub(crate) use keeper::Preloader;
 pub use options::PreloadOptions;
 pub(crate) use options::{NotForked, WorkerStart};
+
+/// Systems on which no process can be given the orphans of another: workers always start as programs.
+#[cfg(not(target_os = "linux"))]
+mod stub {
+    use std::io;
+
+    use c10d_socket::Cancel;
+    use rustix::process::Pid;
+
+    use super::options::{NotForked, TemplatePlan, WorkerStart};
+
+    /// There are none.
+    #[derive(Debug)]
+    pub(crate) enum ForkedWorkers {}
+
+    impl ForkedWorkers {
+        pub(crate) fn start(self, _: &[WorkerStart<'_>]) -> io::Result<Vec<Pid>> {
+            match self {}
+        }
+    }
+
+    /// Declines to fork.
+    #[derive(Debug)]
+    pub(crate) struct Preloader {
+        is_required: bool,
+    }
+
+    impl Preloader {
+        pub(crate) fn start(plan: TemplatePlan) -> io::Result<Self> {
+            let is_required = plan.preload.is_required;
+            Ok(Self { is_required })
+        }
+
+        pub(crate) const fn is_required(&self) -> bool {
+            self.is_required
+        }
+
+        pub(crate) fn fork_ahead(&mut self) {}
+
+        pub(crate) fn fork(&mut self, _: &Cancel) -> Result<ForkedWorkers, NotForked> {
+            Err(NotForked::Declined("it needs Linux".to_owned()))
+        }
+    }
+}
