@@ -41,6 +41,10 @@ const CLEARING_KEY: &str = "c10d/clearing";
 /// starts its server.
 const GRACE: Duration = Duration::from_secs(3);
 
+/// How much longer a node waits for rank 0 if the server of the earlier address does not answer, because a rank 0 of this
+/// project then replaces it: as long as that may take, which is less than the 60 s of PyTorch's newcomers.
+const REPLACE_GRACE: Duration = PROBE_TIMEOUT.saturating_add(SERVE_TIMEOUT);
+
 /// The pause before another wait, when a busy server accepts no second connection.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
@@ -388,12 +392,8 @@ impl Bootstrap {
         if let Some(before) = before
             && self.own_published.as_ref() != Some(&before.address)
         {
-            // The server listened a moment ago, so a refusal means that it has exited.
-            let credentials = self.credentials_for(&before, round);
-            let options = client_options(credentials.as_ref(), PROBE_TIMEOUT)
-                .with_connect_options(ConnectOptions::default().with_rounds_max(1));
-            match TcpStore::open(before.address.host(), before.address.port(), options) {
-                Ok(_) => return Ok(before),
+            match self.probe(&before, round) {
+                Ok(()) => return Ok(before),
                 Err(error) => log::info!("starting a new workers' store: {}", in_brief(&error)),
             }
         }
@@ -423,8 +423,18 @@ impl Bootstrap {
         Ok(master)
     }
 
+    /// Returns an error if the server of an earlier round no longer answers.
+    fn probe(&self, before: &Master, round: &Round<'_>) -> Result<(), StoreError> {
+        // The server listened a moment ago, so a refusal means that it has exited.
+        let credentials = self.credentials_for(before, round);
+        let options = client_options(credentials.as_ref(), PROBE_TIMEOUT)
+            .with_connect_options(ConnectOptions::default().with_rounds_max(1));
+        TcpStore::open(before.address.host(), before.address.port(), options).map(drop)
+    }
+
     /// Returns the address that rank 0 publishes, or the address of an earlier round if rank 0
-    /// publishes none.
+    /// publishes none. All nodes use the address that is published first, so a node does not publish the address of a lost
+    /// server while rank 0 may replace that server.
     fn find(
         &self,
         round: &Round<'_>,
@@ -432,18 +442,29 @@ impl Bootstrap {
         cancel: &Cancel,
     ) -> Result<Master, NotFound> {
         let deadline = Deadline::after(Instant::now(), timeout);
-        let grace = Deadline::after(Instant::now(), GRACE).min(deadline);
-        match await_published(round, grace, cancel) {
-            Ok(Some(master)) => return Ok(master),
-            Err(error @ NotFound::Interrupted) => return Err(error),
-            // A lasting failure also makes the calls below fail.
-            Ok(None) | Err(NotFound::Missing | NotFound::Failed(_)) => {}
+        let published_within = |grace| {
+            let grace = Deadline::after(Instant::now(), grace).min(deadline);
+            match await_published(round, grace, cancel) {
+                Err(error @ NotFound::Interrupted) => Err(error),
+                // A lasting failure also makes the calls below fail.
+                found => Ok(found.unwrap_or_default()),
+            }
+        };
+        if let Some(master) = published_within(GRACE)? {
+            return Ok(master);
         }
         let before = match &self.master {
             None => round.published_earlier()?,
             master => master.clone(),
         };
         if let Some(before) = before {
+            let is_own = self.own_published.as_ref() == Some(&before.address);
+            if !(is_own || self.shared.is_some())
+                && self.probe(&before, round).is_err()
+                && let Some(master) = published_within(REPLACE_GRACE)?
+            {
+                return Ok(master);
+            }
             log::info!(
                 "rank 0 has not published the workers' store of round {}: using {} of an earlier round",
                 round.number,
@@ -808,7 +829,9 @@ mod tests {
     fn a_node_that_knows_the_address_publishes_it_for_a_rank_0_that_does_not() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
         let (torch, b) = (node("torch"), node("b"));
-        let master = at("host", 1);
+        let server = TcpStore::open("127.0.0.1", 0, TcpStoreOptions::default().with_master(true));
+        let server = server.expect("a server");
+        let master = at("127.0.0.1", server.port());
         round(&store, 0, &torch)
             .publish(&master)
             .expect("to publish");
@@ -831,7 +854,23 @@ mod tests {
         let found = store
             .get("torch.rendezvous.job.1/MASTER_ADDR")
             .expect("an address");
-        assert_eq!(found, b"host");
+        assert_eq!(found, b"127.0.0.1");
+    }
+
+    /// docs/spec/rendezvous.md, BOOT 4. Its host has lost power, so that rank 0 notices late.
+    #[test]
+    fn the_address_of_a_lost_server_is_not_published_while_rank_0_replaces_it() {
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        let (a, b) = (node("a"), node("b"));
+        // No server has this port.
+        let (lost, new) = (at("127.0.0.1", 1), at("new", 2));
+        round(&store, 0, &b).publish(&lost).expect("to publish");
+        std::thread::scope(|scope| {
+            let found = scope.spawn(|| settled(&mut Bootstrap::default(), &round(&store, 1, &a)));
+            std::thread::sleep(GRACE + Duration::from_secs(1));
+            round(&store, 1, &a).publish(&new).expect("to publish");
+            assert_eq!(found.join().expect("an address"), new.address);
+        });
     }
 
     /// docs/spec/rendezvous.md, BOOT 6. The file of a store has its writes in order.
