@@ -1,5 +1,5 @@
 //! The identity of a member, which is a stable id and the process that has it; and the number of an attempt, which is the `uuid`
-//! of torch's `_reconfigure`. Neither is ever used twice.
+//! of torch's `_reconfigure`. A service uses no number twice.
 
 use std::fmt;
 

@@ -862,7 +862,7 @@ mod tests {
     fn the_address_of_a_lost_server_is_not_published_while_rank_0_replaces_it() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
         let (a, b) = (node("a"), node("b"));
-        // No server has this port.
+        // A port without a server.
         let (lost, new) = (at("127.0.0.1", 1), at("new", 2));
         round(&store, 0, &b).publish(&lost).expect("to publish");
         std::thread::scope(|scope| {
