@@ -1,7 +1,9 @@
 //! The last rounds of this node, and the contents of their stores.
 
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
+use c10d_socket::{Cancel, Deadline};
 use c10d_store::in_brief;
 use elastic_rendezvous::{
     NodeId, RendezvousHandler, RendezvousInfo, RoundBoard, end_entry, open_round,
@@ -57,10 +59,17 @@ pub(super) struct Confirmation {
     node: Option<NodeId>,
 }
 
+/// How long a confirmation is repeated while the store does not answer: longer than another server takes to continue the store.
+/// The process that waits for the confirmation may have exited, and otherwise it exits later without it.
+const CONFIRM_TIMEOUT: Duration = Duration::from_secs(5);
+
 impl Confirmation {
-    /// Sends it to the node that hosts the store. A failure is logged.
+    /// Sends it to the node that hosts the store. A failure is logged. Blocks for at most 5 s and one request.
     pub(super) fn send(&self) {
-        if let Err(error) = job_end::confirm(&self.board, self.node.as_ref()) {
+        let deadline = Deadline::after(Instant::now(), CONFIRM_TIMEOUT);
+        let is_late = Cancel::with_check(move || deadline.has_passed(Instant::now()));
+        let board = self.board.with_cancel(&is_late);
+        if let Err(error) = job_end::confirm(&board, self.node.as_ref()) {
             log::debug!("cannot confirm that the end of the job is known: {error}");
         }
     }
@@ -291,10 +300,11 @@ mod tests {
     use std::sync::Arc;
     use std::thread;
 
-    use c10d_socket::{Cancel, HostPort};
+    use c10d_socket::HostPort;
     use c10d_store::{Store, StoreExt, TcpStore, TcpStoreOptions};
     use elastic_rendezvous::{
-        BootstrapInfo, C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, RendezvousSettings,
+        BootstrapInfo, C10dBackend, DynamicRendezvous, DynamicRendezvousOptions,
+        RendezvousParameters, RendezvousSettings, create_handler, parse_config,
     };
 
     use super::*;
@@ -372,6 +382,28 @@ mod tests {
             let most = early.iter().max();
             assert_eq!(late.iter().max(), most, "is_oldest={is_oldest}: {counts:?}");
         }
+    }
+
+    /// The host may exit, or lose power, before this node has stopped its workers.
+    #[test]
+    fn a_host_that_has_exited_gets_no_confirmation_for_long() {
+        let options = TcpStoreOptions::default().with_master(true);
+        let host = TcpStore::open("127.0.0.1", 0, options).unwrap();
+        let endpoint = format!("127.0.0.1:{}", host.port());
+        let config = parse_config("is_host=0").unwrap();
+        let parameters = RendezvousParameters::new("c10d", endpoint, "job", 1, 1).unwrap();
+        let handler = create_handler(&parameters.with_config(config)).unwrap();
+        let board = handler.next_rendezvous().unwrap().board();
+        let node = handler.node_id();
+        let confirmation = Confirmation { board, node };
+        confirmation.send();
+        assert!(!confirmation.board.is_first("c10d/job_end/read").unwrap());
+        drop(host);
+        let began = Instant::now();
+        confirmation.send();
+        let took = began.elapsed();
+        assert!(took < Duration::from_secs(11), "{took:?}");
+        handler.detach();
     }
 
     /// A node that leaves a running round can enter it again, any number of times.
