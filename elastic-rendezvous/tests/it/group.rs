@@ -233,33 +233,6 @@ fn the_nodes_of_a_group_get_ranks_and_join_again() {
     assert_eq!(second[0].bootstrap, first[0].bootstrap);
 }
 
-#[test]
-fn a_node_that_leaves_a_group_is_noticed_and_the_rest_continue() {
-    let server = server();
-    let mut nodes = nodes(&server, &settings(NODES - 1, NODES), NODES);
-    join_all(&nodes);
-    let leaver = nodes.pop().expect("a node");
-    leaver.leave().expect("to leave");
-    let left = [LeftNode::new(leaver.node(), false)];
-    for node in &nodes {
-        eventually("the node has left", || membership(node).left == left);
-        assert!(!membership(node).is_evicted);
-    }
-    let rounds = join_all(&nodes);
-    assert_eq!((rounds[0].round, rounds[0].world_size), (1, NODES - 1));
-    // The node can return.
-    let joining = join(&leaver);
-    for node in &nodes {
-        eventually("the node waits", || {
-            membership(node).waiting == [leaver.node()]
-        });
-    }
-    nodes.push(leaver);
-    let mut all: Vec<Joining> = nodes[..NODES - 1].iter().map(join).collect();
-    all.push(joining);
-    assert_eq!(one_world(all)[0].round, 2);
-}
-
 /// Waits for a node that holds the lease of the group (docs/spec/rendezvous.md, section 10).
 fn holder(store: &dyn Store, nodes: &[Arc<DynamicRendezvous>]) -> usize {
     let keys = store.list_keys().expect("keys");
@@ -301,32 +274,6 @@ fn a_holder_that_leaves_a_group_is_named_by_its_successor() {
 }
 
 #[test]
-fn a_node_of_a_group_that_dies_is_reported_lost() {
-    let server = server();
-    let settings = settings(NODES - 1, NODES).with_keep_alive(Duration::from_secs(1), 5);
-    let mut nodes = nodes(&server, &settings, NODES);
-    let lost: Arc<Mutex<Vec<NodeId>>> = Arc::default();
-    let sink = Arc::clone(&lost);
-    nodes[0].add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
-        if let RendezvousEvent::NodeLost(node) = event {
-            sink.lock().expect("no panic").push(node.node.clone());
-        }
-    }));
-    join_all(&nodes);
-    let dead = nodes.pop().expect("a node");
-    let name = dead.node();
-    drop(dead);
-    for node in &nodes {
-        eventually("the node is lost", || {
-            membership(node).lost.iter().any(|lost| lost.node == name)
-        });
-        assert_eq!(membership(node).departed(), 1);
-    }
-    assert_eq!(*lost.lock().expect("no panic"), [name]);
-    assert_eq!(join_all(&nodes)[0].round, 1);
-}
-
-#[test]
 fn a_close_of_a_group_ends_joins() {
     let server = server();
     let nodes = nodes(&server, &settings(NODES, NODES), NODES);
@@ -344,41 +291,6 @@ fn a_close_of_a_group_ends_joins() {
     for node in &nodes {
         assert!(node.shutdown());
     }
-}
-
-#[test]
-fn the_members_of_a_group_see_that_it_is_closed() {
-    let server = server();
-    let nodes = nodes(&server, &settings(NODES, NODES), NODES);
-    join_all(&nodes);
-    assert!(nodes[NODES - 1].shutdown());
-    for node in &nodes[..NODES - 1] {
-        eventually("the rendezvous is closed", || membership(node).is_closed);
-    }
-    for node in &nodes[..NODES - 1] {
-        assert!(node.shutdown());
-    }
-}
-
-#[test]
-fn an_interrupted_join_leaves_the_group() {
-    let server = server();
-    let nodes = nodes(&server, &settings(NODES, NODES), NODES + 1);
-    let waiting = reports(&nodes[0]);
-    let joining = join(&nodes[0]);
-    let report = waiting.recv_timeout(LONG).expect("to wait");
-    assert_eq!((report.joined, report.missing()), (1, NODES - 1));
-    nodes[0].interrupt();
-    for error in [
-        joining.join().expect("no panic").expect_err("interrupted"),
-        nodes[0].next_rendezvous().expect_err("interrupted"),
-    ] {
-        assert!(
-            matches!(error, RendezvousError::Interrupted { .. }),
-            "{error}"
-        );
-    }
-    join_all(&nodes[1..]);
 }
 
 #[test]

@@ -140,33 +140,6 @@ fn a_newcomer_makes_members_join_again_and_finds_the_same_workers_store() {
 }
 
 #[test]
-fn a_node_that_leaves_is_noticed_at_once() {
-    let (_host, store) = tcp();
-    // Only a full round completes within this test: the last call takes longer.
-    let settings = settings(2, 3).with_last_call_timeout(LONG * 2);
-    let nodes: Vec<_> = (0..3)
-        .map(|_| node_with(&store, settings.clone()))
-        .collect();
-    let joining: Vec<_> = nodes.iter().map(join).collect();
-    for joining in joining {
-        assert_eq!(joined(joining).world_size, 3);
-    }
-    let [a, b, c] = &nodes[..] else {
-        unreachable!("three nodes")
-    };
-    c.leave().expect("to leave");
-    for node in [a, b] {
-        eventually("the node has left", || has_left(node, c));
-        assert_eq!(membership(node).lost, []);
-    }
-    assert!(!membership(a).is_evicted);
-    // All remaining nodes are back, so the last call ends.
-    let (joining_a, joining_b) = (join(a), join(b));
-    assert_eq!(joined(joining_a).world_size, 2);
-    assert_eq!(joined(joining_b).world_size, 2);
-}
-
-#[test]
 fn a_node_that_dies_is_reported_as_lost() {
     let (_host, store) = tcp();
     let settings = settings(2, 2).with_keep_alive(Duration::from_secs(1), 5);
@@ -193,26 +166,6 @@ fn a_node_that_dies_is_reported_as_lost() {
         membership(&a).lost == [lost.clone()]
     });
     assert_eq!(membership(&a).left, []);
-}
-
-/// docs/spec/rendezvous.md, LOOP 5.
-#[test]
-fn a_join_that_times_out_reports_the_joined_nodes_and_undoes_its_writes() {
-    let store: Arc<dyn Store> = Arc::new(HashStore::new());
-    let settings = settings(2, 2).with_join_timeout(Duration::from_millis(50));
-    let alone = node_with(&store, settings);
-    let error = alone.next_rendezvous().expect_err("no other node");
-    let RendezvousError::Timeout { report } = &error else {
-        panic!("{error}");
-    };
-    assert_eq!((report.min_nodes, report.participants.len()), (2, 1));
-    let text = error.to_string();
-    assert!(
-        text.contains("1 of 2 nodes has joined round 0 of run \"job\""),
-        "{text}"
-    );
-    let other = node(&store, 1, 1);
-    assert_eq!(other.next_rendezvous().expect("a round").world_size, 1);
 }
 
 /// docs/spec/rendezvous.md, LOOP 2.
@@ -269,34 +222,6 @@ fn a_call_waits_for_the_join_in_progress() {
     joined(other);
     joined(joining);
     assert!(!calling.join().expect("no panic").expect("an answer"));
-}
-
-#[test]
-fn a_close_ends_joins_and_spares() {
-    let (_host, store) = tcp();
-    let member = node(&store, 1, 1);
-    joined(join(&member));
-    let spare = node(&store, 1, 1);
-    let (sender, waiting) = channel();
-    spare.add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
-        if matches!(event, RendezvousEvent::Waiting(report) if report.spares.len() == 1) {
-            let _ = sender.send(());
-        }
-    }));
-    let joining = join(&spare);
-    waiting.recv_timeout(LONG).expect("to be a spare");
-    assert!(!member.is_closed().expect("an answer"));
-    assert!(member.shutdown());
-    let error = joining.join().expect("no panic").expect_err("closed");
-    assert!(
-        matches!(error, RendezvousError::GracefulExit { .. }),
-        "{error}"
-    );
-    let late = node(&store, 1, 1);
-    let error = late.next_rendezvous().expect_err("closed");
-    assert!(matches!(error, RendezvousError::Closed { .. }), "{error}");
-    let error = member.next_rendezvous().expect_err("shut down");
-    assert!(matches!(error, RendezvousError::ShutDown { .. }), "{error}");
 }
 
 /// docs/spec/rendezvous.md, CODEC 5.
@@ -591,26 +516,6 @@ fn static_host(world_size: usize, timeout: u64) -> (Joining, u16) {
     }
 }
 
-#[test]
-fn a_static_rendezvous_keeps_the_given_ranks() {
-    let (joining, port) = static_host(2, 60);
-    let other = static_node(1, 2, port, 60);
-    let (sender, changes) = channel();
-    other.add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
-        if matches!(event, RendezvousEvent::MembershipChanged) {
-            let _ = sender.send(());
-        }
-    }));
-    let other = other.next_rendezvous().expect("a round");
-    let round = joined(joining);
-    changes.try_recv().expect("an event when all have joined");
-    assert_eq!((round.rank, round.world_size), (0, 2));
-    assert_eq!((other.rank, other.world_size), (1, 2));
-    assert_eq!(round.bootstrap.master.port(), port);
-    round.store.set("key", b"value").expect("set");
-    assert_eq!(other.store.get("key").expect("a value"), b"value");
-}
-
 /// docs/spec/rendezvous.md, STATIC 1 and 2.
 #[test]
 fn a_static_rendezvous_reports_joined_nodes_and_missing_ranks() {
@@ -640,40 +545,6 @@ fn a_static_rendezvous_reports_joined_nodes_and_missing_ranks() {
 }
 
 #[test]
-fn a_silent_peer_on_the_port_is_an_error_within_the_join_timeout() {
-    // The kernel accepts connections into the backlog; no server answers them.
-    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let endpoint = silent.local_addr().expect("an address").to_string();
-    let join_timeout = Duration::from_secs(2);
-    for is_host in ["", ",is_host=0"] {
-        let config = parse_config(&format!("join_timeout=2{is_host}")).expect("settings");
-        let parameters = RendezvousParameters::new("c10d", endpoint.as_str(), "job", 1, 2);
-        let parameters = parameters.expect("parameters").with_config(config);
-        let started = Instant::now();
-        let error = create_handler(&parameters);
-        let error = error.expect_err("no store");
-        let elapsed = started.elapsed();
-        assert!(error.to_string().contains(&endpoint), "{error}");
-        // Not the default timeout of a store call, 60 s.
-        assert!(elapsed < LONG / 2, "{elapsed:?}: {error}");
-        assert!(elapsed >= join_timeout / 2, "{elapsed:?}: {error}");
-    }
-}
-
-#[test]
-fn a_timeout_of_zero_is_refused_when_the_handler_is_created() {
-    let store: Arc<dyn Store> = Arc::new(HashStore::new());
-    let backend = Arc::new(C10dBackend::new(Arc::clone(&store), "job").expect("a backend"));
-    let settings = settings(1, 1).with_join_timeout(Duration::ZERO);
-    let options = DynamicRendezvousOptions::new();
-    let error = DynamicRendezvous::new(backend, store, settings, options).expect_err("refused");
-    assert_eq!(
-        error.to_string(),
-        "the join timeout is 0, it must be positive"
-    );
-}
-
-#[test]
 fn a_watch_checks_once_with_a_timeout_of_zero_and_waits_indefinitely_without_one() {
     let (_host, tcp) = tcp();
     let hash: Arc<dyn Store> = Arc::new(HashStore::new());
@@ -692,28 +563,6 @@ fn a_watch_checks_once_with_a_timeout_of_zero_and_waits_indefinitely_without_one
             waiting.join().expect("no panic").expect("an answer")
         });
         assert!(matches!(changed, Watched::Changed(Some(_))), "{changed:?}");
-    }
-}
-
-#[test]
-fn a_node_that_exits_its_round_first_rejoins_without_a_last_call() {
-    let store: Arc<dyn Store> = Arc::new(HashStore::new());
-    let settings = settings(1, 3).with_last_call_timeout(LONG);
-    // Only this round waits for the last call.
-    let first = settings
-        .clone()
-        .with_last_call_timeout(Duration::from_millis(500));
-    let nodes = [node_with(&store, first), node_with(&store, settings)];
-    let joining = [&nodes[0], &nodes[1]].map(join);
-    for joining in joining {
-        assert_eq!(joined(joining).world_size, 2);
-    }
-    nodes[1].exit_round().expect("to leave the round");
-    eventually("the other node sees it", || has_left(&nodes[0], &nodes[1]));
-    let joining = [&nodes[1], &nodes[0]].map(join);
-    for joining in joining {
-        let round = joined(joining);
-        assert_eq!((round.round, round.world_size), (1, 2));
     }
 }
 

@@ -42,6 +42,7 @@ fn join(
 fn a_peer_that_is_not_a_store_is_an_error_of_each_node_within_its_timeout() {
     let nodes = [
         ("c10d", "join_timeout=2"),
+        ("c10d", "join_timeout=2,is_host=0"),
         ("static", "rank=0,timeout=2"),
         ("static", "rank=1,timeout=2"),
     ];

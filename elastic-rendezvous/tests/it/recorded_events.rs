@@ -272,6 +272,8 @@ fn a_node_completes_a_round_alone_and_closes_before_another_joins() {
     assert!(a.handler.shutdown());
     late.join().expect_err("closed");
     assert_recorded("alone, closed, late", &[("a", &a), ("late", &late)]);
+    let error = a.join().expect_err("shut down");
+    assert!(matches!(error, RendezvousError::ShutDown { .. }), "{error}");
 }
 
 #[test]

@@ -145,22 +145,6 @@ fn min_nodes_complete_the_round_after_the_last_call() {
     });
 }
 
-#[test]
-fn nodes_without_a_place_become_spares() {
-    Seeds::fixed(30).for_each(|seed| {
-        let mut random = fastrand::Rng::with_seed(seed);
-        let count = random.usize(2..=12);
-        let max = random.usize(1..count);
-        let settings = RendezvousSettings::for_test(random.usize(1..=max), max);
-        let (mut world, mut random) = world(seed, settings, count);
-        for node in 0..count {
-            world.command_in(random_millis(&mut random, 0..=60_000), node, Command::Start);
-        }
-        world.run_for(60 * SECOND);
-        settle(&mut world, 120 * SECOND);
-    });
-}
-
 /// docs/spec/rendezvous.md, STATE 2 and 3: invariants of every write.
 #[test]
 fn survivors_of_random_faults_complete_a_round() {

@@ -183,8 +183,13 @@ fn foreign_encodings_of_a_state_are_accepted() {
 #[test]
 fn other_values_are_refused() {
     let mut count = 0;
-    for vector in extra().iter().filter(|vector| vector.verdict == "reject") {
+    for vector in extra().iter().filter(|vector| vector.verdict != "accept") {
         let error = decode(&vector.pickle).expect_err(&vector.name);
+        // PyTorch accepts a node that is created by a call of its class, but never writes one.
+        if vector.verdict == "optional" {
+            let text = error.to_string();
+            assert!(text.contains("what REDUCE calls is a class"), "{text}");
+        }
         assert!(
             error.offset <= vector.pickle.len(),
             "{}: {error}",
@@ -193,20 +198,7 @@ fn other_values_are_refused() {
         assert!(error.to_string().len() < 300, "{}: {error}", vector.name);
         count += 1;
     }
-    assert_eq!(count, 24);
-}
-
-/// PyTorch accepts a node that is created by a call of its class, but never writes one.
-#[test]
-fn a_node_created_by_a_call_is_refused() {
-    let mut count = 0;
-    for vector in extra().iter().filter(|vector| vector.verdict == "optional") {
-        let error = decode(&vector.pickle).expect_err(&vector.name);
-        let text = error.to_string();
-        assert!(text.contains("what REDUCE calls is a class"), "{text}");
-        count += 1;
-    }
-    assert_eq!(count, 1);
+    assert_eq!(count, 25);
 }
 
 #[test]
