@@ -4,23 +4,19 @@ use std::collections::BTreeSet;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use c10d_store::{ServerOptions, Store, StoreExt, TcpStore, TcpStoreServer};
 use elastic_rendezvous::{
     C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, LeftNode, Membership, NodeId,
     RendezvousBackend, RendezvousError, RendezvousEvent, RendezvousHandler, RendezvousInfo,
-    RendezvousSettings, RendezvousState, SetState, StateWatch, Stored, Timestamp, Token,
-    WaitReport,
+    RendezvousSettings, RendezvousState, Timestamp, Token, WaitReport,
     codec::{self, CodecLimits},
 };
 
-/// Much longer than any step of a test takes.
-const LONG: Duration = Duration::from_secs(60);
+use super::nodes::{AlteredBackend, Joining, LONG, eventually, join, membership};
 
 const NODES: usize = 40;
-
-type Joining = thread::JoinHandle<Result<RendezvousInfo, RendezvousError>>;
 
 fn server() -> TcpStoreServer {
     TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a free port")
@@ -30,36 +26,6 @@ fn settings(min_nodes: usize, max_nodes: usize) -> RendezvousSettings {
     RendezvousSettings::new("job", min_nodes, max_nodes)
         .expect("a number of nodes")
         .with_last_call_timeout(Duration::from_secs(5))
-}
-
-/// The backend of a node that writes alone, like PyTorch's.
-#[derive(Debug)]
-struct Outside(C10dBackend);
-
-impl RendezvousBackend for Outside {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn get_state(&self) -> Result<Option<Stored>, RendezvousError> {
-        self.0.get_state()
-    }
-
-    fn set_state(
-        &self,
-        state: &[u8],
-        token: Option<&Token>,
-    ) -> Result<Option<SetState>, RendezvousError> {
-        self.0.set_state(state, token)
-    }
-
-    fn watch(&self) -> Result<Option<Arc<dyn StateWatch>>, RendezvousError> {
-        self.0.watch()
-    }
-
-    fn label(&self) -> String {
-        self.0.label()
-    }
 }
 
 /// A node with a separate connection.
@@ -86,7 +52,11 @@ fn node_and_store(
     let backend: Arc<dyn RendezvousBackend> = if is_in_group {
         Arc::new(backend)
     } else {
-        Arc::new(Outside(backend))
+        // A node that writes alone, like PyTorch's.
+        let watch = backend.watch().expect("an answer");
+        let mut alone = AlteredBackend::new(backend, || None);
+        alone.watch = watch;
+        Arc::new(alone)
     };
     let options = DynamicRendezvousOptions::new().with_local_addr("127.0.0.1");
     let node = DynamicRendezvous::new(backend, Arc::clone(&store), settings.clone(), options);
@@ -101,11 +71,6 @@ fn nodes(
     (0..count)
         .map(|_| node_with(server, settings, true))
         .collect()
-}
-
-fn join(node: &Arc<DynamicRendezvous>) -> Joining {
-    let node = Arc::clone(node);
-    thread::spawn(move || node.next_rendezvous())
 }
 
 /// Joins all nodes, and checks that they are in one round with one rank each.
@@ -129,14 +94,6 @@ fn one_world(joining: Vec<Joining>) -> Vec<RendezvousInfo> {
     rounds
 }
 
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LONG;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "timed out: {what}");
-        thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// Counts the participants in the stored state.
 fn participant_count(server: &TcpStoreServer) -> impl Fn() -> usize {
     let backend = C10dBackend::new(connect(server), "job").expect("a backend");
@@ -147,10 +104,6 @@ fn participant_count(server: &TcpStoreServer) -> impl Fn() -> usize {
         let state = codec::decode(&state.state, &CodecLimits::default());
         state.expect("a state").participants.len()
     }
-}
-
-fn membership(node: &DynamicRendezvous) -> Membership {
-    node.membership().expect("a membership")
 }
 
 fn reports(node: &DynamicRendezvous) -> Receiver<WaitReport> {

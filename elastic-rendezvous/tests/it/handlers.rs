@@ -5,23 +5,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use c10d_socket::Cancel;
 use c10d_store::{FileStore, HashStore, Store, StoreExt, StoreHandle, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::{
     C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, LeftNode, Membership, NotJoining,
-    Part, RendezvousBackend, RendezvousError, RendezvousEvent, RendezvousHandler, RendezvousInfo,
-    RendezvousParameters, RendezvousSettings, RendezvousState, SetState, StateWatch,
-    StaticRendezvous, Stored, Token, Watched, WriteLease, clear_workers_store, codec,
-    create_handler, parse_config,
+    Part, RendezvousBackend, RendezvousError, RendezvousEvent, RendezvousHandler,
+    RendezvousParameters, RendezvousSettings, RendezvousState, StateWatch, StaticRendezvous, Token,
+    Watched, clear_workers_store, codec, create_handler, parse_config,
 };
+
+use super::nodes::{AlteredBackend, Joining, LONG, eventually, join, joined, membership};
 
 /// The queue of the write lease.
 const TURN: &str = "torch.rendezvous.job/turn";
-
-/// Much longer than any step of a test takes.
-const LONG: Duration = Duration::from_secs(60);
 
 fn node_with(store: &Arc<dyn Store>, settings: RendezvousSettings) -> Arc<DynamicRendezvous> {
     let backend = C10dBackend::new(Arc::clone(store), settings.run_id()).expect("a backend");
@@ -47,29 +45,6 @@ fn node(store: &Arc<dyn Store>, min_nodes: usize, max_nodes: usize) -> Arc<Dynam
 
 fn settings(min_nodes: usize, max_nodes: usize) -> RendezvousSettings {
     RendezvousSettings::new("job", min_nodes, max_nodes).expect("a number of nodes")
-}
-
-type Joining = thread::JoinHandle<Result<RendezvousInfo, RendezvousError>>;
-
-fn join(node: &Arc<DynamicRendezvous>) -> Joining {
-    let node = Arc::clone(node);
-    thread::spawn(move || node.next_rendezvous())
-}
-
-fn joined(joining: Joining) -> RendezvousInfo {
-    joining.join().expect("no panic").expect("a round")
-}
-
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LONG;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "timed out: {what}");
-        thread::sleep(Duration::from_millis(1));
-    }
-}
-
-fn membership(node: &DynamicRendezvous) -> Membership {
-    node.membership().expect("a membership")
 }
 
 /// Whether `node` sees that only `other` has left the round for good.
@@ -242,44 +217,6 @@ fn a_value_that_is_not_a_state_is_an_error_and_stays_in_the_store() {
     assert_eq!(store.get("torch.rendezvous.job").expect("a value"), garbage);
 }
 
-/// A backend that cannot read the state once while its node holds the write lease.
-#[derive(Debug)]
-struct FailsUnderFirstLease {
-    backend: C10dBackend,
-    store: Arc<dyn Store>,
-    has_failed: AtomicBool,
-}
-
-impl RendezvousBackend for FailsUnderFirstLease {
-    fn name(&self) -> &str {
-        "fails-under-the-first-lease"
-    }
-
-    fn get_state(&self) -> Result<Option<Stored>, RendezvousError> {
-        let is_held = self.store.queue_len(TURN).expect("a length") == 0;
-        if is_held && !self.has_failed.swap(true, Ordering::AcqRel) {
-            return Err(failure());
-        }
-        self.backend.get_state()
-    }
-
-    fn set_state(
-        &self,
-        state: &[u8],
-        token: Option<&Token>,
-    ) -> Result<Option<SetState>, RendezvousError> {
-        self.backend.set_state(state, token)
-    }
-
-    fn write_lease(&self) -> Result<Option<WriteLease>, RendezvousError> {
-        self.backend.write_lease()
-    }
-
-    fn label(&self) -> String {
-        self.backend.label()
-    }
-}
-
 fn failure() -> RendezvousError {
     RendezvousError::ShutDown {
         run_id: "a store that fails".to_owned(),
@@ -291,11 +228,13 @@ fn failure() -> RendezvousError {
 fn the_write_lease_is_released_when_the_store_fails_under_it() {
     let (_host, store) = tcp();
     let backend = C10dBackend::new(Arc::clone(&store), "job").expect("a backend");
-    let backend = FailsUnderFirstLease {
-        backend,
-        store: Arc::clone(&store),
-        has_failed: AtomicBool::new(false),
-    };
+    // The state cannot be read once while the node holds the lease.
+    let (seen, has_failed) = (Arc::clone(&store), AtomicBool::new(false));
+    let mut backend = AlteredBackend::new(backend, move || {
+        let is_held = seen.queue_len(TURN).expect("a length") == 0;
+        (is_held && !has_failed.swap(true, Ordering::AcqRel)).then(failure)
+    });
+    backend.has_lease = true;
     let settings = settings(1, 3).with_last_call_timeout(Duration::from_millis(100));
     let node = node_with_backend(Arc::new(backend), &store, settings);
     let error = node.next_rendezvous().expect_err("the store has failed");
@@ -330,39 +269,7 @@ fn a_member_whose_state_is_lost_begins_another_round() {
     assert!(matches!(error, RendezvousError::Closed { .. }), "{error}");
 }
 
-/// A backend whose watch always fails at once.
-#[derive(Debug)]
-struct CannotWatch {
-    backend: C10dBackend,
-    waits: Arc<AtomicUsize>,
-}
-
-impl RendezvousBackend for CannotWatch {
-    fn name(&self) -> &str {
-        "cannot-watch"
-    }
-
-    fn get_state(&self) -> Result<Option<Stored>, RendezvousError> {
-        self.backend.get_state()
-    }
-
-    fn set_state(
-        &self,
-        state: &[u8],
-        token: Option<&Token>,
-    ) -> Result<Option<SetState>, RendezvousError> {
-        self.backend.set_state(state, token)
-    }
-
-    fn watch(&self) -> Result<Option<Arc<dyn StateWatch>>, RendezvousError> {
-        Ok(Some(Arc::new(FailingWatch(Arc::clone(&self.waits)))))
-    }
-
-    fn label(&self) -> String {
-        self.backend.label()
-    }
-}
-
+/// A watch that always fails at once.
 #[derive(Debug)]
 struct FailingWatch(Arc<AtomicUsize>);
 
@@ -383,11 +290,10 @@ impl StateWatch for FailingWatch {
 #[test]
 fn after_a_failed_watch_the_state_is_polled() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
-    let waits = Arc::default();
-    let backend = CannotWatch {
-        backend: C10dBackend::new(Arc::clone(&store), "job").expect("a backend"),
-        waits: Arc::clone(&waits),
-    };
+    let waits = Arc::<AtomicUsize>::default();
+    let backend = C10dBackend::new(Arc::clone(&store), "job").expect("a backend");
+    let mut backend = AlteredBackend::new(backend, || None);
+    backend.watch = Some(Arc::new(FailingWatch(Arc::clone(&waits))));
     let settings = settings(2, 2);
     let first = node_with_backend(Arc::new(backend), &store, settings);
     let (sender, waiting) = channel();
@@ -409,57 +315,18 @@ fn after_a_failed_watch_the_state_is_polled() {
     eventually("the node has left", || has_left(&first, &second));
 }
 
-/// A backend whose store does not answer while `is_away` is set.
-#[derive(Debug)]
-struct MayBeAway {
-    backend: C10dBackend,
-    is_away: Arc<AtomicBool>,
-    failures: Arc<AtomicUsize>,
-}
-
-impl MayBeAway {
-    fn check(&self) -> Result<(), RendezvousError> {
-        if self.is_away.load(Ordering::Acquire) {
-            self.failures.fetch_add(1, Ordering::AcqRel);
-            return Err(failure());
-        }
-        Ok(())
-    }
-}
-
-impl RendezvousBackend for MayBeAway {
-    fn name(&self) -> &'static str {
-        "c10d"
-    }
-
-    fn get_state(&self) -> Result<Option<Stored>, RendezvousError> {
-        self.check()?;
-        self.backend.get_state()
-    }
-
-    fn set_state(
-        &self,
-        state: &[u8],
-        token: Option<&Token>,
-    ) -> Result<Option<SetState>, RendezvousError> {
-        self.check()?;
-        self.backend.set_state(state, token)
-    }
-
-    fn label(&self) -> String {
-        self.backend.label()
-    }
-}
-
 #[test]
 fn a_store_that_stays_away_is_reported_once() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let (is_away, failures): (Arc<AtomicBool>, Arc<AtomicUsize>) = Default::default();
-    let backend = MayBeAway {
-        backend: C10dBackend::new(Arc::clone(&store), "job").expect("a backend"),
-        is_away: Arc::clone(&is_away),
-        failures: Arc::clone(&failures),
-    };
+    let backend = C10dBackend::new(Arc::clone(&store), "job").expect("a backend");
+    let (away, counted) = (Arc::clone(&is_away), Arc::clone(&failures));
+    let backend = AlteredBackend::new(backend, move || {
+        away.load(Ordering::Acquire).then(|| {
+            counted.fetch_add(1, Ordering::AcqRel);
+            failure()
+        })
+    });
     let node = node_with_backend(Arc::new(backend), &store, settings(1, 1));
     joined(join(&node));
     let changes = Arc::new(AtomicUsize::new(0));

@@ -1,14 +1,15 @@
 //! The write lease of small jobs (docs/spec/rendezvous.md, section 10.1).
 
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use c10d_store::{HashStore, Store};
 use elastic_rendezvous::{
     C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, RendezvousBackend, RendezvousHandler,
     RendezvousSettings, WriteLease,
 };
+
+use super::nodes::eventually;
 
 const TURN: &str = "torch.rendezvous.job/turn";
 
@@ -71,13 +72,7 @@ fn a_heartbeat_that_meets_no_other_write_needs_no_lease() {
         .expect("a round");
     // This simulates another node that dies with the lease.
     store.queue_pop(TURN).expect("the lease");
-    let (before, deadline) = (
-        traffic.writes_done(),
-        Instant::now() + Duration::from_secs(60),
-    );
-    while traffic.writes_done() < before + 3 {
-        assert!(Instant::now() < deadline, "no heartbeats");
-        thread::sleep(Duration::from_millis(1));
-    }
+    let before = traffic.writes_done();
+    eventually("heartbeats", || traffic.writes_done() >= before + 3);
     assert_eq!(elements(&store), 0, "it has not replaced the lost one");
 }

@@ -4,6 +4,7 @@ mod codec;
 mod group;
 mod handlers;
 mod lease;
+mod nodes;
 mod not_a_store;
 mod outages;
 mod recorded_events;

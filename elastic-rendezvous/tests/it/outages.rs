@@ -14,8 +14,7 @@ use elastic_rendezvous::{
     RendezvousParameters, RendezvousState, codec, create_handler, parse_config,
 };
 
-/// Much longer than any step of a test takes.
-const LONG: Duration = Duration::from_secs(60);
+use super::nodes::{Joining, LONG, eventually};
 
 /// After this time without a heartbeat, the other nodes drop a node.
 const KEEP_ALIVE: Duration = Duration::from_secs(3);
@@ -76,10 +75,7 @@ impl Job {
         joined.collect()
     }
 
-    fn begin_to_join(
-        &self,
-        index: usize,
-    ) -> thread::JoinHandle<Result<RendezvousInfo, RendezvousError>> {
+    fn begin_to_join(&self, index: usize) -> Joining {
         let node = Arc::clone(&self.nodes[index].1);
         thread::spawn(move || node.next_rendezvous())
     }
@@ -127,14 +123,6 @@ impl Drop for Job {
         for (proxy, _) in &self.nodes {
             proxy.mend();
         }
-    }
-}
-
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LONG;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "timed out: {what}");
-        thread::sleep(Duration::from_millis(5));
     }
 }
 

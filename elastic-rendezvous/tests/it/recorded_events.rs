@@ -14,12 +14,11 @@ use elastic_rendezvous::{
 };
 use serde_json::{Value, json};
 
+use super::nodes::{LONG, eventually};
+
 const RECORDING: &str = include_str!("../../testdata/recorded_events.jsonl");
 
 const KEEP_ALIVE: &str = "dynamic_rendezvous.py:DynamicRendezvousHandler._keep_alive";
-
-/// Much longer than any step of a test takes.
-const LONG: Duration = Duration::from_secs(60);
 
 /// Long enough for the writes of a single node.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -127,11 +126,7 @@ fn stored(store: &Arc<dyn Store>) -> Option<Stored> {
 }
 
 fn wait_for_write(store: &Arc<dyn Store>, before: &Option<Stored>) {
-    let deadline = Instant::now() + LONG;
-    while stored(store) == *before {
-        assert!(Instant::now() < deadline, "nothing is written");
-        thread::sleep(Duration::from_millis(1));
-    }
+    eventually("another state", || stored(store) != *before);
 }
 
 impl Node {

@@ -10,8 +10,7 @@ use elastic_rendezvous::{
     clear_workers_store, create_c10d, create_handler, parse_config,
 };
 
-/// A limit that only a hang reaches.
-const LONG: Duration = Duration::from_secs(60);
+use super::nodes::LONG;
 
 fn secret() -> Secret {
     Secret::random().expect("random numbers")
